@@ -19,11 +19,10 @@ from api.app import build_app
 from api.auth import audit
 from api.auth.keys import Keyring, check_exposure, check_keyless
 from api.health import live_samples
-from api.open_files import RESERVED_FILES, allowed_connections
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
-from api.stream.connection_guard import SWEEP_INTERVAL_S, ConnectionGuard
+from api.stream.connection_guard import RESERVED_FILES, SWEEP_INTERVAL_S, ConnectionGuard, allowed_connections
 from api.stream.draining_server import DrainingServer
 from penstock import __version__
 from penstock.config import Config, ConfigError

@@ -10,23 +10,25 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
+from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
 from api.auth.keys import Caller
-from api.openai import errors, job_errors
-from api.openai.errors import ApiError
-from api.openai.json_weight import Weighed, weighed
+from api.openai import errors
+from api.openai.errors import ApiError, Wait
+from api.openai.json_body import Weighed, weighed
 from api.openai.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
-from api.openai.wait import Wait
 from api.services import Services
-from api.wait_limits import OutOfReach, limit_of, out_of_reach
+from api.waits import TRUSTED_FACTOR
 from penstock.engine import ModelCard
 from penstock.loops import ExpectedErrors, retry
 from penstock.text import without_mark
@@ -52,6 +54,67 @@ from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.settings import QuotaSettings
 from telemetry import tracing as names
 from telemetry.tracing import Attributes, is_sampled
+
+# Wait limits: finds out, before anything is queued, that a request cannot start in the time that it allows.
+#
+# A request is refused if no worker would begin it at once, which the store finds out as it would accept it, and if the
+# waits that were measured lately say so: nine of ten jobs with its estimate wait longer than its limit. Without enough
+# measured waits, it is refused if the estimate is more than TRUSTED_FACTOR times the limit and no further worker is on
+# its way. Without a fresh plan, or while the model sleeps (its first job wakes it), the request is accepted.
+
+
+class WaitLimit(NamedTuple):
+    """The time that a request allows until its start."""
+
+    field: str
+    ms: int
+
+
+class OutOfReach(NamedTuple):
+    """A limit within which a job would not start, unless it starts at once, and its expected wait."""
+
+    limit: WaitLimit
+    wait: Wait
+
+
+def limit_of(job: Job) -> WaitLimit | None:
+    """Return the tighter limit of a job; None if it has none. The time to compute the answer is not counted."""
+    if job.max_queue_ms is None and job.deadline_ms is None:
+        return None
+    limits = (("queue.max_queue_ms", job.max_queue_ms), ("queue.deadline_ms", job.deadline_ms))
+    given = [WaitLimit(field, ms) for field, ms in limits if ms is not None]
+    return min(given, key=lambda limit: limit.ms, default=None)
+
+
+def exceeds(wait: Wait | None, limit: WaitLimit, *, settled: bool = False) -> bool:
+    """Whether even the low end of the wait's band is longer than the limit. `settled`: no worker is on its way, so that
+    an estimate without a band can be far too long."""
+    if wait is None:
+        return False
+    if wait.low_ms is not None:
+        return wait.low_ms > limit.ms
+    return settled and wait.eta_ms > TRUSTED_FACTOR * limit.ms
+
+
+async def out_of_reach(services: Services, job: Job) -> OutOfReach | None:
+    """Return the limit that the job exceeds unless it starts at once; None if it may start in time.
+
+    The lane's wait alone refuses nothing, because jobs may have left the lane since, and because a job with a tight
+    limit goes before others: those that would start before it are counted now.
+    """
+    limit, waits = limit_of(job), services.waits
+    if limit is None or not waits.plans.can_judge(job.model):
+        return None
+    settled = waits.has_all_workers(job.model)
+    if not exceeds(waits.wait(job), limit, settled=settled):
+        return None
+    try:
+        waiting = await services.job_reader.expected_place(job, services.cards.get(job.model))
+    except Unavailable:
+        return None  # the put will find out
+    wait = waits.wait(job, waiting)
+    return OutOfReach(limit, wait) if wait is not None and exceeds(wait, limit, settled=settled) else None
+
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +243,7 @@ async def accept(
         card=card,
     )
     if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
-        raise job_errors.from_failure(failure)
+        raise errors.from_failure(failure)
     must_run = bool(asked.queue.do_not_queue)
     quota = services.quotas(caller)
     put = partial(_put, services, job, key, body, quota, must_run=must_run, card=card, refused=refusal,
@@ -333,7 +396,7 @@ async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffe
         await services.relay.follow(buffer, joining=True)
     except Unavailable:
         services.relay.close(buffer)
-        raise job_errors.job_unreadable(job_id) from None
+        raise errors.job_unreadable(job_id) from None
     except BaseException:
         services.relay.close(buffer)
         raise
@@ -358,3 +421,23 @@ def _headers(asked: Request, accepted: Accepted, wait: Wait | None, card: ModelC
     if ignored := ignored_fields(asked, card):
         headers["X-Ignored-Fields"] = ", ".join(ignored)
     return headers
+
+
+MAX_PER_PAGE = 100
+"""Rows on one page of a list; a list of files has its own bound."""
+WHOLE = re.compile(r"([0-9]{1,15})(?:\.0{1,15})?")
+"""With a bound, because int() raises on thousands of digits, and a URL may hold that many."""
+
+
+def whole_number(text: str, param: str, minimum: int, maximum: int) -> int:
+    """Return the value of parameter `param`. Raises ApiError (400)."""
+    match = WHOLE.fullmatch(text)
+    if match is None or not minimum <= int(match[1]) <= maximum:
+        raise errors.invalid_request(f"{param} must be a whole number from {minimum} to {maximum}.", param)
+    return int(match[1])
+
+
+def page_limit(query: QueryParams, default: int, most: int) -> int:
+    """The rows on a page, as `limit` asks. Raises ApiError (400)."""
+    text = query.get("limit")
+    return default if text is None else whole_number(text, "limit", 1, most)

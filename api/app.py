@@ -19,9 +19,8 @@ from api.auth.access import AccessTable
 from api.auth.console import ConsoleAccess
 from api.auth.guard import RequestGuard
 from api.chat import Completions
-from api.content_coding import decoded
 from api.error_answers import error_response
-from api.middleware import Observed
+from api.middleware import Observed, decoded
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openapi import document

@@ -15,17 +15,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from api.admission import caller_of, idempotency_key, read_body, services_of, withdraw
+from api.admission import MAX_PER_PAGE, caller_of, idempotency_key, page_limit, read_body, services_of, withdraw
 from api.auth.keys import Caller
 from api.files import listed
 from api.jobs import as_json
 from api.openai import errors
-from api.openai.batch_lines import so_far
-from api.openai.batch_schemas import WINDOWS, BatchRequest
-from api.openai.json_body import read_object
+from api.openai.batch_lines import WINDOWS, BatchRequest, so_far
+from api.openai.json_body import read_object, validated
 from api.openai.rendering import usage_object
-from api.openai.validation import validated
-from api.query import MAX_PER_PAGE, page_limit
 from api.services import Services
 from streaming.batches.ledger import LineOutcome
 from streaming.batches.store import Batch, BatchCommand, BatchRecord, BatchState, LineFault

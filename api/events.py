@@ -26,8 +26,7 @@ from api.error_answers import counted
 from api.jobs import facts_of, job_headers, own_record, view_of
 from api.openai import cursor
 from api.openai.cursor import Cursor, Place
-from api.openai.errors import ApiError
-from api.openai.job_errors import from_failure
+from api.openai.errors import ApiError, from_failure
 from api.openai.job_events import (
     JobEvent,
     delta_event,
@@ -38,9 +37,9 @@ from api.openai.job_events import (
     started_event,
     terminal_event,
 )
-from api.openai.tool_calls import CallParts
+from api.openai.rendering import CallParts
 from api.services import Services
-from api.stream.messages import stream_url
+from api.stream.writer import stream_url
 from penstock.engine import Failure
 from penstock.loops import ExpectedErrors, retry
 from streaming.errors import NewerMessage, Unavailable, UnknownJob

@@ -10,11 +10,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from api.admission import caller_of, services_of, withdraw
+from api.admission import caller_of, page_limit, services_of, whole_number, withdraw
 from api.jobs import as_json
 from api.openai import errors
-from api.openai.batch_schemas import MAX_EXPIRY_S, MIN_EXPIRY_S
-from api.query import page_limit, whole_number
+from api.openai.batch_lines import MAX_EXPIRY_S, MIN_EXPIRY_S
 from api.services import Services
 from api.uploads import Allowance, Upload, receive
 from streaming.batches.files import StoredFile

@@ -15,15 +15,13 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import Admitted, admit, caller_of, services_of
-from api.openai import errors, job_errors
+from api.admission import MAX_PER_PAGE, Admitted, admit, caller_of, page_limit, services_of
+from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.job_input import input_object
 from api.openai.rendering import Facts, JobView, fingerprint, job_object, to_json
-from api.openai.results import result_in_slices
-from api.query import MAX_PER_PAGE, page_limit
+from api.openai.results import input_object, result_in_slices
 from api.services import Services
-from api.stream.watch import Watched
+from api.stream.writer import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.job import Job, JobState
@@ -227,7 +225,7 @@ async def wait_for_end(request: Request, record: JobRecord, seconds: float) -> J
             ):
                 await buffer.take(left_s)
     except asyncio.CancelledError:  # drain_s is over
-        raise job_errors.wait_cut_off(record.job.id, repeatable=True) from None
+        raise errors.wait_cut_off(record.job.id, repeatable=True) from None
     finally:
         services.relay.close(buffer)
     client.check()

@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from api.auth.access import Access
 from api.openai.answers import INTEGER, NUMBER, STRING, Schema, answer_schemas, any_of, ref, schema
-from api.openai.batch_schemas import BatchRequest
+from api.openai.batch_lines import BatchRequest
 from api.openai.console_answers import console_schemas
 from api.openai.responses.answers import response_schemas
 from api.openai.responses.conversation import ConversationRequest, ConversationUpdate, ItemsRequest
@@ -46,7 +46,7 @@ PLAIN: dict[str, Schema] = {
 
 _ALWAYS = ("x-request-id", "openai-processing-ms")
 _ANYWHERE = (403, 421)
-"""Errors that every route may answer (api/auth/hosts.py, api/auth/origins.py)."""
+"""Errors that every route may answer (api/auth/hosts.py, api/auth/hosts.py)."""
 _SECURITY: dict[Access, list[dict[str, list[str]]]] = {Access.ANYONE: [], Access.METRICS: [{}, {"key": []}]}
 """Security of routes that differ from the document's default."""
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from api import batches, chat, events, files, health, jobs, models, tasks, timing
+from api import batches, chat, durable, events, files, health, jobs, models, tasks, timing
 from api.admin import dead_letters, keys, overview, pools, tenants, webhooks
 from api.admin import jobs as all_jobs
 from api.auth.access import Access, Rule
 from api.console import pages, session
-from api.durable import endpoint as durable
 from api.responses import conversations
 from api.responses import endpoints as responses
 

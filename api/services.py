@@ -13,8 +13,7 @@ from typing import Any
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import model_not_found
 from api.settings import ApiSettings
-from api.waits.estimates import WaitEstimates
-from api.waits.sampler import WaitSampler
+from api.waits import WaitEstimates, WaitSampler
 from penstock.engine import ModelCard
 from penstock.loops import ExpectedErrors, run_periodically, supervise, watch_lag
 from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import click
 
-from api.open_files import RESERVED_FILES, allowed_by
+from api.stream.connection_guard import RESERVED_FILES, allowed_by
 from cli import ports, upstream
 from cli.deployment import Deployment, is_gguf, load_deployment, saved_deployment
 from cli.embedded import find_server

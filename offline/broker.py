@@ -23,7 +23,7 @@ from kombu.message import Message
 from kombu.messaging import Producer
 
 from api.openai.errors import ApiError, model_not_found, too_large_for_store
-from api.openai.json_weight import weighed
+from api.openai.json_body import weighed
 from api.openai.rendering import Facts, JobView, job_object, to_json
 from api.openai.results import result
 from api.openai.schemas import check_choices, parse, to_job

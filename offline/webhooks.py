@@ -31,7 +31,7 @@ from httpcore2 import (
 )
 
 from api.openai.rendering import Facts, JobView, job_object, to_json
-from api.openai.responses.ids import job_of, response_id
+from api.openai.responses.items import job_of, response_id
 from api.openai.responses.object import outcome
 from penstock.config import ConfigError
 from penstock.loops import ExpectedErrors, run_periodically

@@ -7,12 +7,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import services_of
+from api.admission import MAX_PER_PAGE, page_limit, services_of
 from api.auth import audit
 from api.jobs import as_json, view_of
 from api.openai import errors
 from api.openai.rendering import job_object
-from api.query import MAX_PER_PAGE, page_limit
 from streaming.errors import LaneFull, MalformedJob, UnknownJob
 from streaming.jobs.dead_letters import DeadLetter, DeadLetters
 

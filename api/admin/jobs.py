@@ -14,12 +14,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import caller_of, services_of
+from api.admission import caller_of, page_limit, services_of
 from api.auth import audit
 from api.jobs import as_json, cursor_of, filter_of, listed_view, view_of, wait_for_end
 from api.openai import errors
 from api.openai.rendering import job_object
-from api.query import page_limit
 from api.services import Services
 from api.timing import timing_object
 from streaming.errors import UnknownJob

@@ -8,22 +8,317 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from dataclasses import asdict
-from typing import Any
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admin.pools import MAX_ACTIONS, action_object, pool_object, pools_view
-from api.admin.rates import Rates, RateWindow, read
-from api.admin.verdict import Situation, assess
 from api.openai.rendering import to_json
 from api.services import Services
+from penstock.text import counted
 from streaming.errors import Unavailable
 from streaming.fleet.process import Process
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.store.memory import ADMISSION_SHARE
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+
+# Rates: jobs and latencies of the last minute, from two readings of the metrics' counters of this machine.
+#
+# Workers count and report tokens per second themselves, so that those of other machines count too.
+
+
+FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"  # noqa: S105 - the name of a metric
+PER_TOKEN = "gen_ai_server_time_per_output_token_seconds"  # noqa: S105
+JOBS, LAPSED = "penstock_jobs", "penstock_lapsed_workers"
+STREAMS = "penstock_open_streams"
+WINDOW_S, SHORT_WINDOW_S = 60.0, 8.0
+"""Windows of latencies, and of throughput, where readings reach so far back."""
+MAX_READINGS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters of all processes of this machine at one time."""
+
+    at: float
+    first_token: Mapping[float, float] = field(default_factory=dict)
+    """Answers by upper bound (s), cumulative."""
+    per_token: Mapping[float, float] = field(default_factory=dict)
+    ended: Mapping[str, float] = field(default_factory=dict)
+    """Jobs by final state."""
+    lapsed: float = 0
+    """Workers whose lease ran out."""
+    streams: float = 0
+    """Open event streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What came of the newest readings. Times in ms; None: no answer in that window."""
+
+    window_s: float | None
+    """Of the latencies; None: since the processes started."""
+    first_token_ms: tuple[float, float] | None
+    """Median and 95th percentile."""
+    per_token_ms: tuple[float, float] | None
+    ended_per_s: float | None
+    """None until there are two readings."""
+    failed: int
+    """Jobs that failed in the window."""
+    lapsed: int
+    streams: int
+
+
+class RateWindow:
+    """The readings of the last minute. They are taken only while somebody asks."""
+
+    def __init__(self) -> None:
+        self._readings: deque[Reading] = deque(maxlen=MAX_READINGS)
+
+    def add(self, now: Reading) -> Rates:
+        """Keep a reading, and compare it with earlier ones."""
+        long, short = self._base(now, WINDOW_S), self._base(now, SHORT_WINDOW_S)
+        self._readings.append(now)
+        since = long or Reading(0.0)
+        seconds = now.at - short.at if short else None
+        ended, before = sum(now.ended.values()), sum(short.ended.values()) if short else 0
+        return Rates(
+            window_s=now.at - long.at if long else None,
+            first_token_ms=_median_and_95th(now.first_token, since.first_token),
+            per_token_ms=_median_and_95th(now.per_token, since.per_token),
+            ended_per_s=max(0.0, ended - before) / seconds if seconds else None,
+            failed=_grown(now.ended.get("failed", 0), since.ended.get("failed", 0)) if long else 0,
+            lapsed=_grown(now.lapsed, since.lapsed) if long else 0,
+            streams=int(now.streams),
+        )
+
+    def _base(self, now: Reading, window_s: float) -> Reading | None:
+        """Return the oldest reading in the window, or else the newest before it."""
+        if not self._readings:
+            return None
+        times = [each.at for each in self._readings]
+        return self._readings[min(bisect_left(times, now.at - window_s), len(times) - 1)]
+
+
+def read(metrics: Iterable[Metric], at: float) -> Reading:
+    """Take what is needed out of the metrics of all processes."""
+    buckets: dict[str, defaultdict[float, float]] = {name: defaultdict(float) for name in (FIRST_TOKEN, PER_TOKEN)}
+    lapsed = streams = 0.0
+    ended: defaultdict[str, float] = defaultdict(float)
+    for metric in metrics:
+        for sample in metric.samples:
+            if metric.name in buckets and sample.name.endswith("_bucket"):
+                buckets[metric.name][float(sample.labels["le"])] += sample.value
+            elif sample.name == JOBS + "_total":
+                ended[sample.labels["state"]] += sample.value
+            elif sample.name == LAPSED + "_total":
+                lapsed += sample.value
+            elif metric.name == STREAMS:
+                streams += sample.value
+    return Reading(at, buckets[FIRST_TOKEN], buckets[PER_TOKEN], ended, lapsed, streams)
+
+
+def _grown(now: float, before: float) -> int:
+    return max(0, round(now - before))
+
+
+def _median_and_95th(now: Mapping[float, float], before: Mapping[float, float]) -> tuple[float, float] | None:
+    """Percentiles in ms of what was counted between two readings of a histogram; None if nothing was."""
+    grown = [(bound, count - before.get(bound, 0)) for bound, count in sorted(now.items())]
+    if not grown or grown[-1][1] <= 0:
+        return None
+    return 1000 * _quantile(grown, 0.5), 1000 * _quantile(grown, 0.95)
+
+
+def _quantile(cumulative: list[tuple[float, float]], share: float) -> float:
+    """Interpolate within the bucket, as Prometheus' histogram_quantile does; the last bound if it is beyond that."""
+    wanted = share * cumulative[-1][1]
+    below, counted = 0.0, 0.0
+    for bound, count in cumulative:
+        if count >= wanted:
+            if bound == float("inf"):
+                return below
+            return below + (bound - below) * (wanted - counted) / (count - counted) if count > counted else bound
+        below, counted = bound, count
+    return below
+
+
+Flow: TypeAlias = Literal["flowing", "behind", "stopped"]
+Severity: TypeAlias = Literal["error", "warning", "note"]
+
+PATIENCE_S: Mapping[str, float] = {"interactive": 10.0, "standard": 60.0}
+"""Age of the oldest waiting job from which a lane counts as behind. Batch jobs wait for room on purpose."""
+NEARLY_FULL = 0.9
+"""Share of the memory that admission may fill from which a note appears."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceProblem:
+    """One thing that is wrong, its cause, and what to do."""
+
+    severity: Severity
+    title: str
+    cause: str
+    next_step: str
+    page: str = ""
+    """The page of the console that shows it, below /console."""
+    delays: bool = False
+    """Whether jobs wait longer for it than they should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the verdict looks at."""
+
+    pools: Sequence[Mapping[str, Any]]
+    """As GET /admin/pools renders them."""
+    has_leader: bool
+    store_refusal: str
+    """Why the store takes no new work; "" while it does."""
+    memory_share: float | None = None
+    """Share of the store's memory in use that admission may fill; None without a limit."""
+    dead_letters: int = 0
+    lapsed: int = 0
+    """Workers whose lease ran out in the last minute."""
+    failed: int = 0
+    """Jobs that failed in the last minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The state in one word and one sentence, and its problems, the worst first."""
+
+    flow: Flow
+    title: str
+    problems: tuple[ServiceProblem, ...]
+
+
+def assess(now: Situation) -> Verdict:
+    """Decide what is wrong now."""
+    order = ("error", "warning", "note")
+    problems = tuple(sorted(_problems(now), key=lambda problem: order.index(problem.severity)))
+    late = next((problem for problem in problems if problem.delays), None)
+    if late is None:
+        return Verdict("flowing", "Flowing: jobs start as soon as there is room for them.", problems)
+    if late.severity == "error":
+        return Verdict("stopped", f"Stopped: {late.title}.", problems)
+    return Verdict("behind", f"Falling behind: {late.title}.", problems)
+
+
+def _problems(now: Situation) -> Iterator[ServiceProblem]:
+    if now.store_refusal:
+        cause, fix = now.store_refusal, "penstock doctor shows the reason and the fix"
+        yield ServiceProblem("error", "the store takes no new jobs", cause, fix, delays=True)
+    elif now.memory_share is not None and now.memory_share >= NEARLY_FULL:
+        cause = f"{now.memory_share:.0%} of the memory that jobs may use is taken"
+        yield ServiceProblem(
+            "note", "the store is nearly full", cause, "raise maxmemory, or shorten [redis] retention_s"
+        )
+    for pool in now.pools:
+        yield from _of_pool(pool)
+    if not now.has_leader:
+        cause, fix = "no scheduler leads, so nobody changes the number of workers", "penstock ps; start a scheduler"
+        yield ServiceProblem("note", "no scheduler leads", cause, fix)
+    if now.lapsed:
+        title = f"{counted(now.lapsed, 'worker')} lost in the last minute"
+        cause, fix = "a lease ran out; the jobs continue elsewhere", "penstock logs --role worker shows why"
+        yield ServiceProblem("warning", title, cause, fix, "/models")
+    if now.failed:
+        title = f"{counted(now.failed, 'job')} failed in the last minute"
+        yield ServiceProblem("note", title, "see the error of each", "open them", "/jobs?status=failed&tenant=*")
+    if now.dead_letters:
+        title = f"{counted(now.dead_letters, 'dead letter')} to look at"
+        yield ServiceProblem("note", title, "jobs that were given up", "replay or drop them", "/dead-letters")
+
+
+def _of_pool(pool: Mapping[str, Any]) -> Iterator[ServiceProblem]:
+    model, lanes = pool["model"], pool["lanes"]
+    waiting = sum(lane["waiting"] for lane in lanes.values())
+    link = f"/jobs?status=queued&tenant=*&model={quote(model, safe='')}"
+    away = [worker for worker in pool["workers"] if worker["away"] and worker["state"] == "ready"]
+    if away and len(away) == pool["ready"]:
+        yield _without_server(model, max(away, key=lambda worker: float(worker["away_s"])), waiting, link)
+    elif (stalled := pool.get("stalled")) and (waiting or pool["override"] is None):
+        yield _stalled(model, stalled, waiting, link)
+    elif waiting and not pool["ready"]:
+        yield _without_worker(pool, waiting, link)
+    elif not pool["ready"] and (pool["want"] or 0) > 0:
+        cause = f"{counted(pool['want'], 'worker')} wanted, {pool['starting']} starting; a job put now waits for one"
+        fix = "nothing, if it has just started; else penstock logs --role worker"
+        yield ServiceProblem("warning", f"no worker of {model} runs yet", cause, fix, "/models")
+    else:
+        for name, limit_s in PATIENCE_S.items():
+            lane = lanes[name]
+            if lane["waiting"] and lane["oldest_s"] > limit_s:
+                cause = f"the oldest of {counted(lane['waiting'], 'job')} waits {lane['oldest_s']:.0f} s"
+                title = f"lane {name} of {model} is behind"
+                said = f"{cause}; {pool['reason'] or 'no plan yet'}"
+                yield ServiceProblem("warning", title, said, _more(pool), link, delays=True)
+    for worker in pool["workers"]:
+        if worker["cordon"]:
+            title = f"{worker['id']} takes no more jobs"
+            yield ServiceProblem("note", title, worker["cordon"], "it is replaced when its jobs have ended", "/models")
+    if pool["override"] is not None:
+        by, paused = pool["override"]["by"] or "an operator", pool["override"]["paused"]
+        what = "scaling is paused" if paused else f"the number of workers is set to {pool['override']['want']}"
+        yield ServiceProblem("note", f"{model}: {what}", f"by {by}", f"penstock scale resume {model}", "/models")
+
+
+def _without_server(model: str, worker: Mapping[str, Any], waiting: int, link: str) -> ServiceProblem:
+    """That none of a model's servers (engine `upstream`) is there: more workers would change nothing."""
+    servers = worker["away"]
+    one = len(servers) == 1
+    name, verb, it = ("the server", "has", "it") if one else ("all servers", "have", "them")
+    title = f"{name} of {model} {verb} been away for {worker['away_s']:.0f} s: {'; '.join(servers)}"
+    cause = f"{counted(waiting, 'job')} of {model} waiting; jobs are kept until {'it' if one else 'one'} is back"
+    fix = f"start {it}, or correct the address: penstock doctor -v"
+    return ServiceProblem("error", title, cause, fix, link, delays=True)
+
+
+def _stalled(model: str, stalled: Mapping[str, str], waiting: int, link: str) -> ServiceProblem:
+    """That no worker can ever run a model's jobs as things are."""
+    cause, fix = stalled["cause"], stalled["fix"]
+    if waiting:
+        verb = "waits" if waiting == 1 else "wait"
+        title = f"{counted(waiting, 'job')} of {model} {verb} and no worker runs or may start"
+        return ServiceProblem("error", title, cause, fix, link, delays=True)
+    return ServiceProblem("note", f"no worker of {model} may run, so a new job would wait", cause, fix, "/models")
+
+
+def _without_worker(pool: Mapping[str, Any], waiting: int, link: str) -> ServiceProblem:
+    """Why no worker serves a model whose jobs wait."""
+    model, jobs = pool["model"], counted(waiting, "job")
+    if pool["starting"]:
+        phase = next((worker["phase"] for worker in pool["workers"] if worker["phase"]), "it loads the model")
+        left = f"about {pool['wake_s']:.0f} s left" if pool["wake_s"] else phase
+        return ServiceProblem(
+            "warning", f"{jobs} of {model} wait for a worker to start", left, "nothing", link, delays=True
+        )
+    title = f"{jobs} of {model} wait and no worker runs"
+    cause = pool["reason"] or "the scheduler has not decided yet"
+    return ServiceProblem(
+        "error", title, cause, "penstock logs --role worker: does it crash at its start?", link, delays=True
+    )
+
+
+def _more(pool: Mapping[str, Any]) -> str:
+    """How to get more workers."""
+    model = pool["model"]
+    if pool["override"] is not None:
+        return f"penstock scale resume {model}"
+    if pool["want"] is not None and pool["want"] >= pool["max"]:
+        return f"raise max_workers of [models.{model}] (now {pool['max']})"
+    return "more workers are on their way, if the plan wants them"
+
 
 MAX_AGE_S = 0.9
 MAX_POINTS = 150

@@ -16,8 +16,7 @@ from api.auth import audit
 from api.jobs import as_json
 from api.openai import errors
 from api.openai.answers import MAX_OVERRIDE_S
-from api.openai.json_body import read_object
-from api.openai.validation import with_integers
+from api.openai.json_body import read_object, with_integers
 from api.services import Services
 from streaming.fleet.plans import Lead, Noted, Override, Plan, Prospect, stall_of
 from streaming.fleet.process import Process

@@ -7,9 +7,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import services_of
+from api.admission import MAX_PER_PAGE, page_limit, services_of
 from api.jobs import as_json
-from api.query import MAX_PER_PAGE, page_limit
 from streaming.events.outbox import WebhookMessage, Webhooks
 
 

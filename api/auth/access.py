@@ -16,10 +16,16 @@ from starlette.routing import compile_path
 
 CONSOLE = "/console/"
 """Every address below it is the console's page."""
+
+
 CLOSE = 0.85
 """Likeness of a path that is spelt wrongly; 1 is the same."""
+
+
 MAX_MEANT = 256
 """Characters of a path for which the right one is searched."""
+
+
 MAX_EXTRA_WORDS = 4
 
 

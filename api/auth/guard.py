@@ -13,15 +13,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import access_errors, audit
 from api.auth.access import Access, AccessTable, RouteMatch
+from api.auth.access_errors import Refusals
 from api.auth.console import TOKEN_HEADER, ConsoleAccess
-from api.auth.hosts import PROBES, Hosts
+from api.auth.hosts import PROBES, Hosts, Origins
 from api.auth.keys import Caller, Keyring
-from api.auth.origins import Origins
-from api.auth.refusals import Refusals
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.settings import ApiSettings
 from streaming.errors import Unavailable
+
+# Access table: who may call each route. The guard (api/auth/guard.py) refuses every route that is not in it.
+#
+# Its rows are those of api/routes.py. Method and `scope["path"]` alone select the row: no header can change which row
+# applies.
+
 
 PROXIED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
 """Headers that proxies add. A server without keys refuses them: behind a proxy, every request seems local."""

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+from starlette.responses import Response
+from starlette.types import Message, Scope, Send
+
 from api.auth import access_errors
+from api.openai import errors
+from api.settings import ORIGIN
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{0,5})?")
 PROBES = frozenset(("/healthz", "/readyz"))
@@ -80,3 +85,121 @@ def is_loopback_name(name: str) -> bool:
     if bare == LOCALHOST or bare.endswith(".localhost"):
         return NAME.fullmatch(bare) is not None
     return is_loopback(name)
+
+
+# Origin check and CORS: refuses web pages of other origins at a server without keys, and lets listed origins in.
+#
+# Browsers set `Origin` and `Sec-Fetch-Site`, and no page can change them. Other programs send neither and always pass.
+
+
+ANY_ORIGIN = "*"
+CORS_PATH_PREFIX = "/v1/"
+"""CORS applies only to the routes of callers, never to /admin."""
+OWN_SITES = (b"same-origin", b"none")
+"""Allowed values of Sec-Fetch-Site: from a page of this server, and from an address that a user typed."""
+
+EXPOSED = (
+    *("X-Job-Id", "X-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry", "Location"),
+    *("X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields", "X-Served-By", "Preference-Applied"),
+    "openai-processing-ms",
+    *("Stream-Url", "Stream-Next-Offset", "Stream-Up-To-Date", "Stream-Closed", "Stream-Cursor", "ETag"),
+)
+"""Answer headers that a page may read."""
+MAX_REQUEST_HEADERS_BYTES = 2048
+HEADER_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(\s*,\s*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+PREFLIGHT_MAX_AGE_S = 600
+
+
+class Origins:
+    """The origin policy of one server. With keys it refuses no origin: a foreign page has no key to send."""
+
+    def __init__(self, allowed: Iterable[str], *, keyless: bool) -> None:
+        self._allowed = frozenset(origin.encode() for origin in allowed)
+        self._keyless = keyless
+
+    def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse requests that a page of another origin sent to a server without keys. Raises ApiError (403)."""
+        if not self._keyless:
+            return
+        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+        if origin is not None:
+            if self.allows(origin, path):
+                return
+            # The Host was checked before, so a page with the same one is this server's own.
+            if not _is_loopback_origin(origin) and origin.partition(b"://")[2] != headers.get(b"host"):
+                raise _foreign(origin)
+        if site is not None and site not in OWN_SITES and not _is_visit(method, path, headers):
+            raise access_errors.foreign_site(site.decode("latin-1")) if origin is None else _foreign(origin)
+
+    def allows(self, origin: bytes | None, path: str) -> bool:
+        """Whether pages of this origin may request the path and read its answer."""
+        if not self._allowed or origin is None or not path.startswith(CORS_PATH_PREFIX):
+            return False
+        return origin in self._allowed or ANY_ORIGIN.encode() in self._allowed
+
+    def preflight(self, methods: Iterable[str], path: str, headers: Mapping[bytes, bytes]) -> Response | None:
+        """Return the answer to a CORS preflight; None for any other OPTIONS request.
+
+        Args:
+            methods: the methods of the route.
+
+        Raises:
+            ApiError: 403, if the origin is not listed.
+        """
+        origin = headers.get(b"origin")
+        if b"access-control-request-method" not in headers or origin is None or not path.startswith(CORS_PATH_PREFIX):
+            return None
+        if not self.allows(origin, path):
+            raise access_errors.unlisted_origin(origin.decode("latin-1"))
+        asked = headers.get(b"access-control-request-headers", b"")
+        if len(asked) > MAX_REQUEST_HEADERS_BYTES or (asked and not HEADER_NAMES.fullmatch(asked)):
+            return None
+        answer_headers = {
+            "Access-Control-Allow-Methods": ", ".join(sorted(methods)),
+            "Access-Control-Max-Age": str(PREFLIGHT_MAX_AGE_S),
+        }
+        if asked:
+            answer_headers["Access-Control-Allow-Headers"] = asked.decode("latin-1")
+        return Response(status_code=204, headers=answer_headers)
+
+    def with_cors_headers(self, scope: Scope, send: Send) -> Send:
+        """Wrap `send` so that it adds the CORS headers to the answer, where the path and the settings allow origins."""
+        if not self._allowed or not scope["path"].startswith(CORS_PATH_PREFIX):
+            return send
+        origin: bytes | None = scope["state"]["headers"].get(b"origin")
+        added = [(b"vary", b"Origin")]
+        if origin is not None and self.allows(origin, scope["path"]):
+            added += [
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", ", ".join(EXPOSED).encode()),
+            ]
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *added]
+            await send(message)
+
+        return send_marked
+
+
+@lru_cache(maxsize=256)
+def _is_loopback_origin(origin: bytes) -> bool:
+    """Whether a page comes from this machine, on any port; "null" (a sandboxed frame, a file, a redirect) does not."""
+    match = ORIGIN.fullmatch(origin.decode("latin-1"))
+    return match is not None and match["scheme"] in ("http", "https") and is_loopback_name(match["host"])
+
+
+def _foreign(origin: bytes) -> errors.ApiError:
+    text = origin.decode("latin-1")
+    return access_errors.foreign_origin(text, can_be_listed=ORIGIN.fullmatch(text) is not None)
+
+
+def _is_visit(method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a user followed a link to "/" or to a page of the console: it changes nothing, and the linking page
+    cannot read the answer. The same request from a frame is refused."""
+    return (
+        method in ("GET", "HEAD")
+        and (path in ("/", "/console") or path.startswith("/console/"))
+        and headers.get(b"sec-fetch-mode") == b"navigate"
+        and headers.get(b"sec-fetch-dest") == b"document"
+    )

@@ -10,15 +10,15 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from pydantic import Field
 
 from api.openai.errors import ApiError, invalid_request, model_not_found
-from api.openai.generation import reasoning_of, sampling_of
-from api.openai.json_body import FINITE, non_finite_field
-from api.openai.json_weight import nested_beyond
-from api.openai.passed_fields import passed_fields, passed_parts
+from api.openai.fields import Metadata, StrictBody
+from api.openai.generation import passed_fields, passed_parts, reasoning_of, sampling_of
+from api.openai.json_body import FINITE, nested_beyond, non_finite_field
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
 from api.openai.results import result
@@ -314,3 +314,31 @@ def so_far(batch_id: str, folder: Path, outcome: LineOutcome) -> Iterator[bytes]
     except FileNotFoundError:
         return
     yield from blocks(output_lines(batch_id, folder, plan, ledger, outcome))
+
+
+WINDOWS: Mapping[str, int | None] = {"15m": 15 * 60_000, "1h": 3_600_000, "24h": 24 * 3_600_000, "none": None}
+"""Deadline of each completion window, in milliseconds from creation; None: no deadline."""
+
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400
+"""Bounds of a file's retention."""
+
+
+class OutputExpiry(StrictBody):
+    """When the output and error files expire."""
+
+    anchor: Literal["created_at"] = Field(description="The files' creation.")
+    seconds: Annotated[int, Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S, description="From then on.")]
+
+
+class BatchRequest(StrictBody):
+    """The body of POST /v1/batches."""
+
+    input_file_id: str = Field(description="A file of yours with purpose `batch`.")
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"] = Field(
+        description="The `url` of every line."
+    )
+    completion_window: Literal["15m", "1h", "24h", "none"] | None = Field(
+        default="24h", description="From creation to the last line; none: as long as it takes."
+    )
+    metadata: Metadata | None = Field(None, description="Your own labels; the batch shows them.")
+    output_expires_after: OutputExpiry | None = Field(None, description="Null: [files] retention_s.")

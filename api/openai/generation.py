@@ -2,16 +2,144 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from api.openai.fields import LogitBias
-from api.openai.queued_request import QueuedRequest
-from penstock.engine import ModelCard, Sampling
+from api.openai.errors import invalid_request
+from api.openai.fields import OTHERS_PRIORITY, PASSABLE, LogitBias, Metadata, QueueOptions, StrictBody
+from penstock.engine import ModelCard, Sampling, Task
 from penstock.tools import Tools
-from streaming.jobs.job import Chat
+from streaming.jobs.job import Chat, Prompt, ResponseForm, TaskForm, has_extras, without_extras
+from streaming.order import Priority
+
+TIERS = {
+    "default": Priority.STANDARD,
+    "flex": Priority.BATCH,
+    "scale": Priority.INTERACTIVE,
+    "priority": Priority.INTERACTIVE,
+    "fast": Priority.INTERACTIVE,
+}
+"""The lane of each `service_tier`; `auto` means the endpoint's default."""
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class QueuedRequest(StrictBody, ABC):
+    """A request that becomes one job."""
+
+    LANE: ClassVar[Priority] = Priority.INTERACTIVE
+    ON_DISCONNECT: ClassVar[str] = "cancel"
+
+    model: Annotated[str, Field(min_length=1, max_length=128, description="A name from `GET /v1/models`.")]
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
+        None,
+        description="OpenAI's word for the lane: default is standard, flex is batch, the last three are interactive.",
+    )
+    metadata: Metadata | None = Field(None, description="Your own labels; the job shows them.")
+    user: Annotated[str, Field(max_length=256)] | None = Field(None, description="Kept with the job.")
+    queue: QueueOptions = Field(QueueOptions(), description="Penstock's own options.")
+
+    @field_validator("queue", mode="before", json_schema_input_type=QueueOptions | None)
+    @classmethod
+    def _queue_or_null(cls, value: Any) -> Any:
+        return QueueOptions() if value is None else value
+
+    @property
+    def default_lane(self) -> Priority:
+        return self.LANE
+
+    @property
+    def default_on_disconnect(self) -> str:
+        return self.ON_DISCONNECT
+
+    @property
+    def lane(self) -> Priority:
+        """Return the requested lane; `queue.priority` overrides `service_tier`."""
+        if self.queue.priority:
+            return Priority(self.queue.priority)
+        return TIERS.get(self.service_tier or "auto", self.default_lane)
+
+    @property
+    def on_disconnect(self) -> str:
+        """What happens to the job when its reader disconnects."""
+        return self.queue.on_disconnect or self.default_on_disconnect
+
+    @property
+    def known_to_servers(self) -> dict[str, Any]:
+        """Fields that are read here and that a model's server may know too, by their names there. The tier is none
+        of them if `queue` names a lane: it then says nothing."""
+        tier = None if self.queue.priority else self.service_tier
+        return {"user": self.user, "metadata": self.metadata or None, "service_tier": tier}
+
+    @property
+    @abstractmethod
+    def prompt_asked(self) -> Prompt: ...
+
+    @property
+    @abstractmethod
+    def sampling(self) -> Sampling: ...
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is a stream."""
+        return False
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much the model shall reason; None: as much as it does by itself."""
+        return None
+
+    @property
+    def tools_asked(self) -> Tools | None:
+        """The functions that the answer may call. Raises ApiError (400)."""
+        return None
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return 1
+
+    @property
+    def prompts(self) -> int:
+        """Number of prompts."""
+        return 1
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream of chunks ends with the token counts."""
+        return False
+
+    @property
+    def response_form(self) -> ResponseForm | None:
+        """What the Responses API shows of the request; None for the other endpoints."""
+        return None
+
+    @property
+    def version_read(self) -> int | None:
+        """The version of the conversation whose turn the request is, as it was read; None if it is no turn of one."""
+        return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether each text begins with its prompt."""
+        return False
+
+    @property
+    def task_asked(self) -> Task | None:
+        """What it asks for instead of generated texts."""
+        return None
+
+    def task_for(self, card: ModelCard | None) -> Task | None:
+        """What a model is asked for instead of generated texts. `card`: the model's, if one is known."""
+        return self.task_asked
+
+    @property
+    def task_form(self) -> TaskForm:
+        """What the answer to a task shows."""
+        return TaskForm()
 
 
 class GenerationRequest(QueuedRequest):
@@ -78,3 +206,186 @@ def sampling_of(request: QueuedRequest, tools: Tools | None) -> Sampling:
     if tools is None or not tools.forced or sampling.json_schema is None:
         return sampling
     return msgspec.structs.replace(sampling, json_schema=None)
+
+
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "suffix": ("",),
+    "best_of": (),
+    "webhook": (),
+}
+"""Known fields that are not supported, each with its neutral values, which are accepted (like null)."""
+
+CHAT_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "reasoning_effort": ("none",),
+}
+"""Fields of a chat that have no place in a completion, with their neutral values."""
+
+COMPLETION_ONLY: Mapping[str, tuple[Any, ...]] = {"echo": (False,)}
+"""Fields of a completion that have no place in a chat, with their neutral values."""
+
+REMEDIES: Mapping[str, str] = {
+    "functions": "Use tools, its newer name.",
+    "function_call": "Use tool_choice, its newer name.",
+    "suffix": "Put it into the prompt, between the fill-in-the-middle tokens of the model, if it has any.",
+    "echo": "Put the last message in front of the answer yourself; completions have it.",
+    "best_of": "Ask for n answers and choose among them.",
+    "webhook": "Use queue.webhook, which names a webhook of the settings.",
+}
+"""What to do instead of using a field; for all others, leave it out."""
+
+_AS_SCHEMA = "Use response_format with type 'json_schema' and "
+
+CONSTRAINTS: Mapping[str, str] = {
+    "guided_json": _AS_SCHEMA + "the schema in json_schema.schema.",
+    "guided_regex": _AS_SCHEMA + 'the schema {"type": "string", "pattern": ...}.',
+    "guided_choice": _AS_SCHEMA + 'the schema {"enum": [...]}.',
+    "guided_grammar": _AS_SCHEMA + "a schema instead of a grammar.",
+    "structured_outputs": _AS_SCHEMA + "the schema in json_schema.schema.",
+    "structural_tag": _AS_SCHEMA + "a schema instead of tags.",
+    "json_schema": _AS_SCHEMA + "the schema in json_schema.schema.",
+    "regex": _AS_SCHEMA + 'the schema {"type": "string", "pattern": ...}.',
+    "grammar": _AS_SCHEMA + "a schema instead of a grammar.",
+    "ebnf": _AS_SCHEMA + "a schema instead of a grammar.",
+}
+"""Fields by which other servers constrain the output, with the supported alternative. Null is accepted."""
+
+
+_QUEUE_FIELDS = frozenset(QueueOptions.model_fields)
+_LOOKED_AT = frozenset({*UNSUPPORTED, *CHAT_ONLY, *COMPLETION_ONLY, *CONSTRAINTS, *_QUEUE_FIELDS})
+
+
+def refuse_fields(fields: Mapping[str, Any], *, chat: bool) -> None:
+    """Refuse the known fields of a chat (`chat`) or completion that nothing here honours. Raises ApiError (400)."""
+    if _LOOKED_AT.isdisjoint(fields):
+        return
+    unsupported = {**UNSUPPORTED, **(COMPLETION_ONLY if chat else CHAT_ONLY)}
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name in CONSTRAINTS:
+            raise invalid_request(f"{name} is not supported here. {CONSTRAINTS[name]}", name)
+        if name in _QUEUE_FIELDS and value != OTHERS_PRIORITY:
+            raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
+        if name not in unsupported:
+            continue
+        neutral = (fields.get("n") or 1,) if name == "best_of" else unsupported[name]
+        if value not in neutral:
+            raise invalid_request(f"{name} is not supported here. {REMEDIES.get(name, 'Leave it out.')}", name)
+
+
+# Passed fields: what of a request goes on to the server of its model, which may know fields that nobody here reads.
+#
+# An engine without the capability `passes_fields` gets nothing of it, nor does a model whose card is not known yet:
+# X-Ignored-Fields then names the fields.
+
+
+ALL = "*"
+"""In a card's `withheld`: every field."""
+OURS = frozenset(
+    {
+        *UNSUPPORTED,
+        *(CHAT_ONLY.keys() - {"reasoning_effort"}),
+        *COMPLETION_ONLY,
+        *CONSTRAINTS,
+        # what Penstock decides: which answer is continued and how, what is streamed and counted, and in which order
+        *(
+            "model",
+            "models",
+            "fallbacks",
+            "endpoint",
+            "queue",
+            "messages",
+            "prompt",
+            "input",
+            "stream",
+            "stream_options",
+        ),
+        *("n", "best_of", "stop", "background", "priority", "rid", "request_id", "client_metadata"),
+        *("continue_final_message", "add_generation_prompt", "add_special_tokens", "input_ids", "prompt_embeds"),
+        *("prompt_token_ids", "return_token_ids", "return_tokens_as_token_ids", "return_tokens", "return_progress"),
+        *("n_predict", "max_new_tokens", "verbose", "detokenize", "return_hidden_states"),
+        # what reaches other tenants' data, other machines, or the server itself
+        *("cache_salt", "cache_prompt", "id_slot", "slot_id", "session_id", "session_params", "keep_alive"),
+        *("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank"),
+        *("custom_logit_processor", "lora_path", "api_key", "api_base", "api_version", "base_url", "headers"),
+        *("extra_headers", "user_config", "extra_body", "extra_query", "extra_key", "routed_dp_rank"),
+        *("disaggregated_params", "ec_transfer_params", "logits_processors", "lora_request", "lora", "options"),
+        *("mm_processor_kwargs", "media_io_kwargs", "model_list", "custom_llm_provider", "deployment_id"),
+        *("organization", "data_sources", "cache", "guardrails", "num_retries", "timeout", "preset", "provider"),
+        *("plugins", "previous_response_id", "conversation_id", "use_beam_search"),
+        # what would mean something else where an answer is continued
+        *("truncate_prompt_tokens", "t_max_predict_ms"),
+    }
+)
+"""Fields that are never passed on."""
+
+
+OF_GATEWAYS = ("aws_", "azure_", "vertex_", "litellm_")
+"""How fields begin with which a gateway is told where to send a request, and as whom."""
+
+
+def passes(name: str, card: ModelCard | None) -> bool:
+    """Whether a field of a request is passed on. `card`: of the model; None: not known."""
+    if card is None or not card.capabilities.passes_fields or not PASSABLE.fullmatch(name):
+        return False
+    if name in OURS or name.startswith(OF_GATEWAYS):
+        return False
+    return {name, ALL}.isdisjoint(card.withheld)
+
+
+def passed_fields(request: QueuedRequest, card: ModelCard | None) -> dict[str, Any]:
+    """Return the fields of a request that its job has for the model's server. Raises ApiError (400)."""
+    if card is None or not card.capabilities.passes_fields:
+        return {}
+    found = {**(request.model_extra or {}), **request.known_to_servers}
+    found = {name: value for name, value in found.items() if value is not None and passes(name, card)}
+    _check(found)
+    return found
+
+
+def passed_parts(prompt: Prompt, tools: Tools | None, card: ModelCard | None) -> tuple[Prompt, Tools | None]:
+    """Return prompt and tools with those further fields of messages, calls and tools that are passed on. Raises
+    ApiError (400)."""
+    if not has_extras(prompt, tools):
+        return prompt, tools
+    if card is None or not card.capabilities.passes_fields or ALL in card.withheld:
+        return without_extras(prompt, tools)
+    _check({"messages": prompt, "tools": tools})
+    return prompt, tools
+
+
+def _check(fields: Mapping[str, Any]) -> None:
+    """Raises ApiError (400) for a number that the log cannot hold."""
+    for name, value in fields.items():
+        try:
+            msgspec.msgpack.encode(value)
+        except OverflowError:
+            raise invalid_request(f"{name} must hold numbers of at most 64 bits.", name) from None
+
+
+class EndFields(StrictBody):
+    """Two fields that say the same: that the model may not end the text before its limit."""
+
+    ignore_eos: bool | None = Field(
+        None, description="Go on to the token limit. Refused if the engine cannot, and with an output format or tools."
+    )
+    min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = Field(
+        None, description="Must be 0, or the token limit: then it says the same as ignore_eos."
+    )
+
+    @property
+    def to_the_limit(self) -> bool:
+        return bool(self.ignore_eos or self.min_tokens)
+
+    def check_end(self, limit: int | None, schema: dict[str, Any] | None) -> None:
+        """Refuse an end that no engine here can give. Raises ApiError (400)."""
+        if self.min_tokens and self.min_tokens != limit:
+            raise invalid_request("min_tokens must be 0, or equal the token limit. Leave it out.", "min_tokens")
+        if self.to_the_limit and schema is not None:
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            message = f"{name} cannot be combined with a response_format, whose JSON has its own end."
+            raise invalid_request(message, name)

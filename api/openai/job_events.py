@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 from api.openai import cursor
 from api.openai.cursor import Cursor
-from api.openai.logprobs import chat_logprobs
-from api.openai.rendering import Facts, JobView, job_object, to_json
-from api.openai.tool_calls import event_data
-from api.openai.wait import wait_fields
+from api.openai.errors import wait_fields
+from api.openai.rendering import Facts, JobView, chat_logprobs, event_data, job_object, to_json
 from penstock.tools import AnswerPart
 from streaming.fleet.process import without_host
 from streaming.jobs.codec import Delta

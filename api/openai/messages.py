@@ -2,15 +2,308 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, Tag, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
-from api.openai.fields import MAX_MESSAGES, StrictBody, by_shape, refusal, shape
-from api.openai.other_parts import TextPart, words_of
-from api.openai.tool_fields import MAX_TOOLS, CalledFunction, MessageCall
+from api.openai.errors import invalid_request
+from api.openai.fields import MAX_MESSAGES, ClosedBody, SchemaObject, StrictBody, by_shape, refusal, shape
 from penstock.engine import ChatTurn
-from penstock.tools import ToolCall
+from penstock.tools import Tool, ToolCall, Tools
+
+_IMAGES = "images are not supported here: describe the image"
+_FILES = "files are not supported here: send the file's text"
+_AUDIO = "audio is not supported here: send its transcript"
+_VIDEOS = "videos are not supported here: describe the video"
+
+OTHER_PARTS = {
+    "image_url": _IMAGES,
+    "image": _IMAGES,
+    "input_image": _IMAGES,
+    "file": _FILES,
+    "input_file": _FILES,
+    "input_audio": _AUDIO,
+    "audio": _AUDIO,
+    "audio_url": _AUDIO,
+    "video_url": _VIDEOS,
+    "video": _VIDEOS,
+}
+"""Kinds of other APIs, and of this one's newer models, with the begin of the remedy."""
+
+
+def refuse_others(kind: Any, text_kind: str) -> Any:
+    """Return the `type` of a part. Raises the field's refusal for a kind that no engine here takes.
+
+    Args:
+        text_kind: the kind of part that holds the text instead.
+    """
+    if isinstance(kind, str) and kind in OTHER_PARTS:
+        raise refusal(f"is {kind!r}, but {OTHER_PARTS[kind]} in a part of type {text_kind!r}")
+    return kind
+
+
+class TextPart(StrictBody):
+    """One part of a message's content."""
+
+    PASSED = True
+    TEXT_KIND: ClassVar[str] = "text"
+
+    type: Literal["text", "input_text", "output_text", "refusal"] = Field(
+        description="Images, files, audio and videos are refused."
+    )
+    text: str | None = Field(
+        None,
+        validate_default=True,
+        description="Parts are joined without anything between them. Required, except in a part of type `refusal`.",
+    )
+    refusal: str | None = Field(None, description="The text of a part of type `refusal`.")
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _only_text(cls, kind: Any) -> Any:
+        return refuse_others(kind, cls.TEXT_KIND)
+
+    @field_validator("text")
+    @classmethod
+    def _has_text(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if text is None and info.data.get("type", "refusal") != "refusal":
+            raise refusal("is required")
+        return text
+
+    @property
+    def words(self) -> str:
+        return (self.refusal if self.type == "refusal" else self.text) or ""
+
+
+def words_of(content: str | Sequence[TextPart] | None) -> str:
+    """The text of a content."""
+    return content if isinstance(content, str) else "".join([part.words for part in content or ()])
+
+
+MAX_TOOLS = 128
+MAX_NAME = 128
+_NAME = r"^[a-zA-Z0-9_.-]+$"
+
+
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise refusal("must be a schema of type 'object'")
+    return schema
+
+
+Parameters: TypeAlias = Annotated[SchemaObject, AfterValidator(_of_object)]
+FunctionName: TypeAlias = Annotated[str, Field(pattern=_NAME, min_length=1, max_length=MAX_NAME)]
+
+
+class Function(StrictBody):
+    """A function that the model may call."""
+
+    PASSED = True
+
+    name: FunctionName = Field(description="Letters, digits, `_`, `-` and `.`; at most 128 characters.")
+    description: Annotated[str, Field(max_length=16_384)] | None = Field(
+        None, description="What it does, for the model."
+    )
+    parameters: Parameters | None = Field(None, description="JSON schema of its arguments, an object; at most 512 KiB.")
+    strict: bool | None = Field(None, description="Whether calls are checked against the schema.")
+
+
+def _only_functions(kind: Any) -> Any:
+    if kind != "function":
+        raise refusal("must be 'function': other kinds of tools do not run here; offer a function and run it yourself")
+    return kind
+
+
+class HostedTool(StrictBody):
+    """A tool that OpenAI's servers run, such as `web_search`. It is dropped and named in X-Ignored-Fields."""
+
+    type: Annotated[str, Field(max_length=64)] = Field(
+        description="Any kind but `function`.", json_schema_extra={"not": {"const": "function"}}
+    )
+
+
+def tool_shape(value: Any) -> str:
+    """Tell a function from a tool of another kind."""
+    kind = value.get("type", "function") if isinstance(value, Mapping) else "function"
+    return "<hosted>" if isinstance(kind, str) and kind != "function" else "<function>"
+
+
+def _functions(tools: Any) -> Any:
+    """The allowed functions among tools of all kinds; if there are none, the first tool's kind is refused."""
+    found = [each for each in tools if tool_shape(each) == "<function>"] if isinstance(tools, list) else tools
+    return found or tools
+
+
+OnlyFunctions = BeforeValidator(_functions)
+
+
+FunctionKind: TypeAlias = Annotated[Literal["function"], BeforeValidator(_only_functions)]
+
+
+def extras_of(part: StrictBody, function: StrictBody) -> dict[str, Any]:
+    """The unknown fields of a tool or a call, with those of its function."""
+    inner = function.further
+    return part.further | ({"function": inner} if inner else {})
+
+
+class ChatTool(StrictBody):
+    """A tool of a chat."""
+
+    PASSED = True
+
+    type: FunctionKind = Field(description="Only functions: the client runs them.")
+    function: Function = Field(description="The function.")
+
+    @property
+    def tool(self) -> Tool:
+        function = self.function
+        strict = bool(function.strict)
+        return Tool(function.name, function.description or "", function.parameters, strict, extras_of(self, function))
+
+
+class NamedFunction(StrictBody):
+    """The name of a function."""
+
+    name: FunctionName
+
+
+class NamedChoice(ClosedBody):
+    """The function that must be called."""
+
+    type: FunctionKind
+    function: NamedFunction
+
+
+class AllowedTools(ClosedBody):
+    """Some of the tools, and whether one must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True), OnlyFunctions]
+
+
+class AllowedChoice(ClosedBody):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def choice_shape(value: Any) -> str:
+    """Tell which form a `tool_choice` has."""
+    if isinstance(value, Mapping):
+        return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
+    return "<word>"
+
+
+ToolChoice: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[NamedChoice, Tag("<named>")]
+    | Annotated[AllowedChoice, Tag("<allowed>")],
+    Discriminator(choice_shape),
+]
+
+
+class CalledFunction(StrictBody):
+    """The function of a call, and its arguments."""
+
+    PASSED = True
+
+    name: FunctionName = Field(description="The function that was called.")
+    arguments: str = Field(description="JSON, as the model wrote it.")
+
+
+class MessageCall(StrictBody):
+    """A call in an assistant's message."""
+
+    PASSED = True
+
+    id: Annotated[str, Field(min_length=1, max_length=128)] = Field(description="The `tool_call_id` of its result.")
+    type: FunctionKind = Field("function", description="May be left out.")
+    function: CalledFunction = Field(description="The function, and the arguments of the call.")
+
+    @property
+    def call(self) -> ToolCall:
+        extras = extras_of(self, self.function)
+        extras.pop("index", None)  # of a chunk
+        return ToolCall(self.id, self.function.name, self.function.arguments, extras)
+
+
+def check_different(names: Sequence[str]) -> None:
+    """Raises a refusal of the field if two functions have one name."""
+    if len(set(names)) < len(names):
+        raise refusal("must have different names")
+
+
+AnyChatTool: TypeAlias = Annotated[
+    Annotated[ChatTool, Tag("<function>")] | Annotated[HostedTool, Tag("<hosted>")], Discriminator(tool_shape)
+]
+ChatTools: TypeAlias = Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class ToolFields(StrictBody):
+    """The fields of a chat that offer tools."""
+
+    tools: ChatTools | None = Field(
+        None,
+        description="Functions that the model may call. Refused if it knows none. Other tools are ignored.",
+    )
+    tool_choice: ToolChoice | None = Field(
+        None,
+        description="`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some.",
+    )
+    parallel_tool_calls: bool | None = Field(None, description="False: at most one call in an answer.")
+
+    @field_validator("tools")
+    @classmethod
+    def _different(cls, tools: list[AnyChatTool] | None) -> list[AnyChatTool] | None:
+        check_different([tool.function.name for tool in tools or () if isinstance(tool, ChatTool)])
+        return tools
+
+    @property
+    def tools_asked(self) -> Tools | None:
+        """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
+        offered = tuple([tool.tool for tool in self.tools or () if isinstance(tool, ChatTool)])
+        parallel = self.parallel_tool_calls is not False
+        match self.tool_choice:
+            case NamedChoice(function=NamedFunction(name=name)):
+                return chosen(offered, "required", [name], named=True, parallel=parallel)
+            case AllowedChoice(allowed_tools=allowed):
+                names = [each.function.name for each in allowed.tools]
+                return chosen(offered, allowed.mode, names, parallel=parallel)
+            case word:
+                return chosen(offered, word, parallel=parallel)
+
+
+def chosen(
+    offered: tuple[Tool, ...],
+    mode: Literal["none", "auto", "required"] | None,
+    names: Sequence[str] = (),
+    *,
+    parallel: bool,
+    named: bool = False,
+) -> Tools | None:
+    """The tools of a request after its choice.
+
+    Args:
+        names: the functions that it chooses among; none: all of them.
+        named: the choice is of one function, and the others are still shown to the model.
+
+    Raises ApiError (400) for a choice of a function that is not there.
+    """
+    if mode == "none" or (mode in (None, "auto") and not offered):
+        return None
+    if not offered:
+        message = "tool_choice needs tools: give the functions to choose from. Tools of other kinds do not run here."
+        raise invalid_request(message, "tool_choice")
+    if not {tool.name for tool in offered}.issuperset(names):
+        raise invalid_request("tool_choice names a function that is not in tools.", "tool_choice")
+    if named:
+        return Tools(offered=offered, choice="required", named=names[0], parallel=parallel)
+    some = tuple([tool for tool in offered if not names or tool.name in names])
+    return Tools(offered=some, choice="auto" if mode is None else mode, parallel=parallel)
+
 
 _ROLES = {"developer": "system", "function": "tool"}
 

@@ -7,28 +7,164 @@ U+2028, U+2029), so an event is always one line.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from api.openai import cursor
 from api.openai.cursor import Cursor
-from api.openai.job_errors import from_terminal
-from api.openai.logprobs import characters, chat_logprobs, text_logprobs
-from api.openai.tool_calls import message_of, plain_message
-from api.openai.wait import Wait, wait_fields
-from penstock.engine import Logprob, ModelCard
+from api.openai.errors import Wait, from_terminal, wait_fields
+from penstock.engine import Logprob, ModelCard, token_bytes
 from penstock.extras import Extras, merged
 from penstock.loops import ROWS_PER_SLICE, Sliced, at_once
+from penstock.tools import REASONED, SAID, AnswerPart, CallReader, read_answer
 from streaming.fleet.process import without_host
 from streaming.jobs.codec import Delta, Terminal, Usage
 from streaming.jobs.job import Chat, Endpoint, Job, JobState, PastAttempt
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
+
+LOWEST_LOGPROB = -9999.0
+"""Replaces minus infinity, which JSON cannot express; OpenAI uses the same value."""
+
+
+def chat_logprobs(logprobs: Iterable[Logprob]) -> dict[str, Any]:
+    return {"content": token_logprobs(logprobs), "refusal": None}
+
+
+def token_logprobs(logprobs: Iterable[Logprob]) -> list[dict[str, Any]]:
+    """Render one object per token, as chats and responses have them."""
+    return [
+        {**_token(each.token, each.logprob), "top_logprobs": [_token(token, value) for token, value in each.top]}
+        for each in logprobs
+    ]
+
+
+def _token(token: str, logprob: float) -> dict[str, Any]:
+    """Render a token. Its bytes are null if the engine gave only U+FFFD for a part of a character."""
+    data = None if "\ufffd" in token else list(token_bytes(token))
+    return {"token": token, "logprob": max(logprob, LOWEST_LOGPROB), "bytes": data}
+
+
+def characters(logprobs: Iterable[Logprob]) -> int:
+    """Characters that begin in these tokens."""
+    return sum([_begun(each.token) for each in logprobs])
+
+
+def _begun(token: str) -> int:
+    return sum([each & 0xC0 != 0x80 for each in token_bytes(token)]) if token.startswith("bytes:") else len(token)
+
+
+def text_logprobs(logprobs: Iterable[Logprob], offset: int) -> dict[str, Any]:
+    """Render the columns; `offset` is the number of characters of this choice before these tokens."""
+    columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for each in logprobs:
+        columns["tokens"].append(each.token)
+        columns["token_logprobs"].append(max(each.logprob, LOWEST_LOGPROB))
+        columns["top_logprobs"].append({token: max(value, LOWEST_LOGPROB) for token, value in each.top})
+        columns["text_offset"].append(offset)
+        offset += _begun(each.token)
+    return columns
+
+
+# Tool calls and reasoning of answers, as OpenAI objects: in whole answers, chunks of a stream and a job's events.
+#
+# A call has the id that the model's server gave it, which some servers want back. Else its id follows from the job,
+# the choice and the call's number, so that every replay of every process has the same.
+
+
+def call_id(job_id: str, choice: int, number: int, extras: Extras) -> str:
+    """Return the id of a call of a choice; both are counted from 0. `extras`: of the call."""
+    made = "call_" + hashlib.sha256(f"{job_id}/{choice}/{number}".encode()).hexdigest()[:24]
+    return str(extras.get("id") or made)
+
+
+def further(extras: Extras) -> Extras:
+    """The extras of a call that are fields beside its function."""
+    return {name: value for name, value in extras.items() if name not in ("id", "function")}
+
+
+def message_of(job_id: str, choice: int, texts: Iterable[str], extras: Extras) -> dict[str, Any]:
+    """Render an answer's message, given its text in pieces, and its extras."""
+    said, calls, reasoned = read_answer(texts)
+    message = plain_message(said, extras)
+    if reasoned:
+        message["reasoning_content"] = reasoned
+    if calls:
+        message["content"] = said or None
+        message["tool_calls"] = []
+    for number, call in enumerate(calls):
+        own = extras.get("calls", {}).get(str(number), {})
+        function = {**own.get("function", {}), "name": call.name, "arguments": call.arguments}
+        found = {"id": call_id(job_id, choice, number, own), "type": "function", "function": function}
+        message["tool_calls"].append({**further(own), **found})
+    return message
+
+
+def plain_message(text: str, extras: Extras) -> dict[str, Any]:
+    """Render the message of an answer without calls. One that refuses has no content."""
+    fields = extras.get("delta", {})
+    content = None if fields.get("refusal") and not text else text
+    return {"role": "assistant", "content": content, "refusal": None, **fields}
+
+
+def call_delta(job_id: str, choice: int, part: AnswerPart) -> dict[str, Any]:
+    """Render a part of a call: its id, type and name only once, since clients join what they get."""
+    shown: dict[str, Any] = {"index": part.call, **further(part.extras)}
+    function = {**part.extras.get("function", {}), "arguments": part.text}
+    if part.name is None:
+        return shown | {"function": function}
+    named = {"id": call_id(job_id, choice, part.call, part.extras), "type": "function"}
+    return shown | named | {"function": {"name": part.name, **function}}
+
+
+class CallParts:
+    """Reads the deltas of one job whose answers may hold calls, from its first delta on."""
+
+    def __init__(self) -> None:
+        self._readers: defaultdict[int, CallReader] = defaultdict(CallReader)
+        """By choice."""
+        self._early: dict[int, Extras] = {}
+        """By choice: extras of calls that have not begun yet."""
+
+    def of(self, delta: Delta) -> list[AnswerPart]:
+        reader = self._readers[delta.index]
+        parts = reader.feed(delta.text)
+        calls = {**self._early.pop(delta.index, {}), **delta.extras.get("calls", {})} if self._has(delta) else {}
+        if not calls:
+            return parts
+        parts = [part._replace(extras=calls.pop(str(part.call), {})) for part in parts]
+        begun = [number for number in calls if int(number) < reader.calls]
+        parts += [AnswerPart(int(number), None, "", calls.pop(number)) for number in begun]
+        if calls:
+            self._early[delta.index] = calls
+        return parts
+
+    def _has(self, delta: Delta) -> bool:
+        return bool(delta.extras) or delta.index in self._early
+
+
+def event_data(job_id: str, choice: int, parts: Iterable[AnswerPart]) -> dict[str, Any]:
+    """Render the fields of a delta's event: its text, and its parts of calls and of reasoning."""
+    said, reasoned, calls = "", "", list[dict[str, Any]]()
+    for part in parts:
+        if part.call == REASONED:
+            reasoned += part.text
+        elif part.call < 0:
+            said += part.text
+        else:
+            calls.append(call_delta(job_id, choice, part))
+    data: dict[str, Any] = {"text": said}
+    if reasoned:
+        data["reasoning"] = reasoned
+    return data | {"tool_calls": calls} if calls else data
+
 
 DONE = b"data: [DONE]\n\n"
 NO_EXTRAS: Extras = {}
@@ -411,3 +547,43 @@ def _attempt(attempt: PastAttempt) -> dict[str, Any]:
 
 def _seconds(ms: int) -> float | None:
     return ms / 1000 if ms else None
+
+
+class CallChunkRenderer(ChunkRenderer):
+    """Renders the stream of a chat whose text is read in parts."""
+
+    def __init__(self, facts: Facts, *, include_usage: bool = False) -> None:
+        super().__init__(facts, include_usage=include_usage)
+        self._parts = CallParts()
+
+    def delta(self, delta: Delta) -> bytes:
+        if delta.served_by:
+            self._servers[delta.index] = delta.served_by
+        parts = self._parts.of(delta)
+        further = self._extras(replace(delta, text="", logprobs=())) if delta.extras else b""
+        if not self._logprobs:
+            return b"".join([self._part(delta, part) for part in parts]) + further
+        rest = [self._part(delta, part) for part in parts[:-1]]
+        last = parts[-1] if parts else AnswerPart(SAID, None, "")
+        return b"".join([*rest, self._part(delta, last, delta.logprobs), further])
+
+    @property
+    def plain(self) -> None:
+        """None: what a text means depends on those before it."""
+        return None
+
+    def _part(self, delta: Delta, part: AnswerPart, logprobs: tuple[Logprob, ...] = ()) -> bytes:
+        """Render a part of a delta; its last one has the log-probabilities of all of it."""
+        index = delta.index
+        if part.call == SAID:
+            return super().delta(replace(delta, text=part.text, logprobs=logprobs, served_by="", extras={}))
+        first = self._prefix[index] is not self._later[index]
+        self._prefix[index] = self._later[index]
+        said: dict[str, Any] = {"role": "assistant", "content": None} if first else {}
+        if part.call == REASONED:
+            said["reasoning_content"] = part.text
+        else:
+            said["tool_calls"] = [call_delta(self._facts.job, index, part)]
+        shown = chat_logprobs(logprobs) if logprobs else None
+        choice = {"index": index, "delta": said, "logprobs": shown, "finish_reason": None}
+        return self._head + to_json(choice) + self._tail_of(index)

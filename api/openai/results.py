@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.openai.job_errors import from_terminal
+from api.openai.errors import from_terminal
 from api.openai.rendering import Facts, completion_in_slices
-from api.openai.responses.answer_items import given_up
-from api.openai.responses.object import ResponseFacts, ended_response
+from api.openai.responses.items import sent_items
+from api.openai.responses.object import ResponseFacts, ended_response, given_up
 from api.openai.tasks.answers import task_answer_in_slices
+from penstock.engine import Sampling, Task
 from penstock.loops import Sliced, at_once
-from streaming.jobs.job import JobState
+from penstock.tools import Tools
+from streaming.jobs.job import Chat, Inputs, Job, JobState, ResponseForm, Text, Tokens
 from streaming.jobs.records import JobRecord
 
 
@@ -33,3 +35,136 @@ def result_in_slices(facts: Facts, record: JobRecord) -> Sliced[dict[str, Any]]:
 def result(record: JobRecord) -> dict[str, Any]:
     """Like `result_in_slices`, at once."""
     return at_once(result_in_slices(Facts.of(record.job, record.created_ms), record))
+
+
+SAME = (
+    *("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty"),
+    *("top_k", "min_p", "repetition_penalty"),
+)
+"""Fields of a request that a job keeps under the same name."""
+NEWER_LIMIT = "max_completion_tokens"
+
+
+def input_object(job: Job) -> dict[str, Any]:
+    """Render a job's request. Fields without effect, and those left at their defaults, are not kept."""
+    if job.response is not None:
+        return _response_input(job, job.response)
+    if job.task is not None:
+        return _task_input(job, job.task) | _kept(job) | _passed(job)
+    sampling, prompt = job.sampling, job.prompt
+    chat = isinstance(prompt, Chat)
+    found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model}
+    match prompt:
+        case Chat(turns):
+            found["messages"] = [turn.shown for turn in turns]
+        case Text(texts):
+            found["prompt"] = list(texts) if len(texts) > 1 else texts[0]
+        case Tokens(ids):
+            found["prompt"] = [list(each) for each in ids]
+        case Inputs():
+            pass
+    found |= {name: value for name in SAME if (value := getattr(sampling, name)) is not None} | _further_sampling(
+        sampling
+    )
+    if sampling.n > 1:
+        found["n"] = sampling.n
+    if sampling.stop:
+        found["stop"] = list(sampling.stop)
+    if sampling.logprobs is not None:
+        found |= {"logprobs": True, "top_logprobs": sampling.logprobs} if chat else {"logprobs": sampling.logprobs}
+    if sampling.json_schema is not None:
+        found["response_format"] = _response_format(sampling.json_schema, job.passed.get("response_format", {}))
+    if job.reasoning not in ("", "default"):
+        found["reasoning_effort"] = job.reasoning
+    if job.echo:
+        found["echo"] = True
+    found |= _tools(job.tools) | _kept(job) | _passed(job)
+    return {name: value for name, value in found.items() if name != "max_tokens" or NEWER_LIMIT not in found}
+
+
+def _passed(job: Job) -> dict[str, Any]:
+    """Render the fields that the job has for its model's server. Those of a schema are in the format."""
+    return {name: value for name, value in job.passed.items() if name not in ("response_format", "metadata")}
+
+
+def _task_input(job: Job, task: Task) -> dict[str, Any]:
+    """Render a request with a task."""
+    found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model}
+    form = job.task_form
+    match job.prompt:
+        case Chat(turns):
+            found["messages"] = [turn.shown for turn in turns]
+        case Text(texts):
+            found["prompt"] = texts[0]
+        case Tokens(ids):
+            found["tokens"] = list(ids[0])
+        case Inputs(groups) if task.kind == "embed":
+            found["input"] = [each if isinstance(each, str) else list(each) for group in groups for each in group]
+        case Inputs(groups):
+            found["query"] = groups[0][0]
+            found["documents"] = [each for group in groups for each in group[1:]]
+    options = {
+        "dimensions": task.dimensions,
+        "encoding_format": "base64" if form.base64 else None,
+        "top_n": form.top_n,
+        "return_documents": form.documents or None,
+        "add_special_tokens": None if task.special_tokens else False,
+        "add_generation_prompt": None if task.generation_prompt else False,
+    }
+    return found | {name: value for name, value in options.items() if value is not None}
+
+
+def _further_sampling(sampling: Sampling) -> dict[str, Any]:
+    biases = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    found: dict[str, Any] = {"logit_bias": biases} if biases else {}
+    return found | ({"ignore_eos": True} if sampling.ignore_eos else {})
+
+
+def _tools(tools: Tools | None) -> dict[str, Any]:
+    if tools is None:
+        return {}
+    named = {"type": "function", "function": {"name": tools.named}} if tools.named else tools.choice
+    found: dict[str, Any] = {"tools": [tool.shown for tool in tools.offered], "tool_choice": named}
+    return found if tools.parallel else found | {"parallel_tool_calls": False}
+
+
+def _kept(job: Job) -> dict[str, Any]:
+    """Render what every endpoint takes beside prompt and sampling."""
+    user = {} if job.user is None else {"user": job.user}
+    queue = {"priority": job.priority.value, "deadline_ms": job.deadline_ms, "max_queue_ms": job.max_queue_ms}
+    return user | {"queue": {name: value for name, value in queue.items() if value is not None}}
+
+
+def _response_input(job: Job, form: ResponseForm) -> dict[str, Any]:
+    """Render the request of a response, with the turns of the responses that it continues."""
+    turns = job.prompt.turns if isinstance(job.prompt, Chat) else ()
+    found: dict[str, Any] = {"endpoint": "/v1/responses", "model": job.model}
+    if form.instructed:
+        found["instructions"] = turns[0].content
+    found["input"] = [item for turn in turns[1 if form.instructed else 0 :] for item in sent_items(turn)]
+    sampling = job.sampling
+    names = {name: name for name in SAME if name != "max_tokens"} | {"max_tokens": "max_output_tokens"}
+    found |= {shown: value for name, shown in names.items() if (value := getattr(sampling, name)) is not None}
+    found |= _further_sampling(sampling)
+    if job.reasoning not in ("", "default"):
+        found["reasoning"] = {"effort": job.reasoning}
+    if form.tools:
+        found |= {"tools": form.tools, "tool_choice": form.tool_choice}
+    if form.tools and not form.parallel_tool_calls:
+        found["parallel_tool_calls"] = False
+    if form.format:
+        found["text"] = {"format": form.format}
+    if sampling.logprobs is not None:
+        found |= {"include": ["message.output_text.logprobs"], "top_logprobs": form.top_logprobs}
+    if form.background:
+        found["background"] = True
+    if not form.store:
+        found["store"] = False
+    in_place = ("reasoning_effort", "verbosity")
+    return found | _kept(job) | {name: value for name, value in _passed(job).items() if name not in in_place}
+
+
+def _response_format(schema: dict[str, Any], named: dict[str, Any]) -> dict[str, Any]:
+    if not schema:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "schema", **named, "schema": schema}}

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from api.openai.end_fields import EndFields
 from api.openai.errors import invalid_request
 from api.openai.fields import (
     MAX_MESSAGES,
@@ -27,12 +26,24 @@ from api.openai.fields import (
     named_format,
     refusal,
 )
-from api.openai.generation import GenerationRequest, reasoning_of, sampling_of
-from api.openai.json_body import read_object
-from api.openai.messages import ChatMessage
-from api.openai.passed_fields import ALL, passed_fields, passed_parts, passes
-from api.openai.queued_request import TIERS, Effort
-from api.openai.refused_fields import COMPLETION_ONLY, CONSTRAINTS, UNSUPPORTED, refuse_fields
+from api.openai.generation import (
+    ALL,
+    COMPLETION_ONLY,
+    CONSTRAINTS,
+    TIERS,
+    UNSUPPORTED,
+    Effort,
+    EndFields,
+    GenerationRequest,
+    passed_fields,
+    passed_parts,
+    passes,
+    reasoning_of,
+    refuse_fields,
+    sampling_of,
+)
+from api.openai.json_body import read_object, validated
+from api.openai.messages import ChatMessage, HostedTool, ToolFields
 from api.openai.responses.items import HostedItem
 from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest, refuse_unsupported
@@ -46,8 +57,6 @@ from api.openai.tasks.request import (
     TokenizeRequest,
     refuse_misplaced,
 )
-from api.openai.tool_fields import HostedTool, ToolFields
-from api.openai.validation import validated
 from penstock.engine import MAX_LOGPROBS, ModelCard, Sampling
 from streaming.jobs.job import Chat, Job, Text, Tokens, job_class
 from streaming.jobs.job import Prompt as JobPrompt

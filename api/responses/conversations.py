@@ -10,11 +10,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import caller_of, idempotency_key, read_body, services_of
+from api.admission import MAX_PER_PAGE, caller_of, idempotency_key, page_limit, read_body, services_of
 from api.jobs import as_json
 from api.openai import errors
 from api.openai.fields import MAX_MESSAGES
-from api.openai.json_body import read_object
+from api.openai.json_body import Body, read_object, validated
 from api.openai.rendering import to_json
 from api.openai.responses.conversation import (
     ConversationRequest,
@@ -24,10 +24,8 @@ from api.openai.responses.conversation import (
     item_list,
     new_items,
 )
-from api.openai.validation import Body, validated
-from api.query import MAX_PER_PAGE, page_limit
 from api.responses.endpoints import check_include
-from api.responses.turns import MAX_READS, current
+from api.responses.stored import MAX_READS, current
 from streaming.errors import ConversationChanged, QuotaExceeded, UnknownConversation
 from streaming.ids import joined
 from streaming.jobs.conversations import Conversation, ConversationItem

@@ -9,26 +9,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.admission import Admitted, accept, caller_of, idempotency_key, read_request, services_of
+from api.admission import (
+    MAX_PER_PAGE,
+    Admitted,
+    accept,
+    caller_of,
+    idempotency_key,
+    page_limit,
+    read_request,
+    services_of,
+    whole_number,
+)
 from api.auth.keys import Caller
 from api.jobs import as_json, job_headers, wait_for_end
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.responses.answer_items import given_up
 from api.openai.responses.events import START
-from api.openai.responses.ids import job_of, response_id
-from api.openai.responses.object import RUNNING, ended_response
+from api.openai.responses.items import job_of, response_id
+from api.openai.responses.object import RUNNING, ended_response, given_up
 from api.openai.responses.request import INCLUDED, Context, InputFields, ResponseRequest
 from api.openai.schemas import Kind
-from api.query import MAX_PER_PAGE, page_limit, whole_number
-from api.responses.facts import facts_of as stored_facts
-from api.responses.facts import form_of, own_items
-from api.responses.follower import Follower
-from api.responses.replies import ResponseStream, StoredStream, TokenCount, WholeResponse, facts_of
-from api.responses.stored import context_of, find
-from api.responses.turns import add_turn
+from api.responses.replies import Follower, ResponseStream, StoredStream, TokenCount, WholeResponse, facts_of
+from api.responses.stored import add_turn, context_of, find, form_of, own_items
+from api.responses.stored import facts_of as stored_facts
 from api.services import Services
-from api.stream.messages import stream_url
+from api.stream.writer import stream_url
 from streaming.jobs.records import JobRecord
 
 MAX_NUMBER = 10**15 - 1

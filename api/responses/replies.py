@@ -4,31 +4,269 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import logging
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from typing import TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from api.admission import Admitted
-from api.openai.errors import ApiError
-from api.openai.job_errors import from_terminal
+from api.openai.errors import ApiError, from_failure, from_terminal, stream_reset
 from api.openai.rendering import to_json
-from api.openai.responses.answer_items import given_up
-from api.openai.responses.call_events import sequence_of
-from api.openai.responses.object import ResponseFacts, ended_response
+from api.openai.responses.events import sequence_of
+from api.openai.responses.object import ResponseFacts, ended_response, given_up
 from api.openai.tasks.answers import count_of
-from api.responses.follower import Follower
-from api.responses.turns import add_turn
+from api.responses.stored import add_turn
+from api.responses.stored import facts_of as stored_facts
 from api.services import Services
-from api.stream.flow import NumberedFlow
-from api.stream.messages import STREAM_HEADERS, body_message, start_message
-from api.stream.paced_writer import ClientGone, PacedWriter
+from api.stream.connection import Connection
 from api.stream.reply import Renderer, StreamReply, WholeReply
-from api.stream.watch import Watched
-from streaming.errors import Unavailable, UnknownJob
-from streaming.jobs.codec import Delta, Terminal
+from api.stream.writer import (
+    PING,
+    STREAM_HEADERS,
+    ClientGone,
+    NumberedFlow,
+    PacedWriter,
+    Watched,
+    body_message,
+    start_message,
+)
+from penstock.loops import ExpectedErrors, retry
+from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
+from streaming.jobs.codec import Delta, Run, Terminal, decode_draft
 from streaming.jobs.job import JobState
+from streaming.jobs.records import NEWER, JobRecord
+from streaming.jobs.relay import GONE
+from streaming.jobs.reorder_buffer import ReorderBuffer
+
+# Follower: reads the event sequence of a response from the store for one reader, from any event on, to its end.
+#
+# The bytes are those that the first reader got. If the engine starts the text again meanwhile, the follower renders
+# the text that was given up, too, from the job's record.
+
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ROWS_PER_WRITE = 200
+"""Deltas rendered and written before the event loop runs other tasks: a few milliseconds."""
+START_INTERVAL_S = 0.5
+"""Interval between looks whether a worker has started a waiting response."""
+STORE_RETRY_DELAY_S = 0.5
+
+
+class _Unmeasured:
+    """Takes the times of tokens and forgets them: the first reader's tokens are measured, not those of a replay."""
+
+    def observe_equal(self, total: float, n: int) -> None: ...
+
+
+UNMEASURED = _Unmeasured()
+
+
+class _Restarted(Exception):
+    """Raised when the text was given up: what was rendered is rendered again, with the record as it now stands."""
+
+
+class _HistoryLost(Exception):
+    """Raised when the store no longer has events that the reader has."""
+
+
+class Follower:
+    """Renders the events after number `after` for one reader.
+
+    Args:
+        live: events up to `after` were rendered here for the same reader, so the store must still have them.
+        measure: gets the deltas as they arrive.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        record: JobRecord,
+        after: int,
+        *,
+        live: bool = False,
+        measure: Callable[[Sequence[Delta]], None] = lambda rows: None,
+    ) -> None:
+        self._services, self._record, self._measure = services, record, measure
+        self._live = live
+        self._sequence = sequence_of(stored_facts(record), after)
+        self._buffer: ReorderBuffer | None = None
+        self._gone = False
+        self._connection: Connection | None = None
+        self._unwritten = b""
+        """Rendered bytes that the fast path could not write, because the connection was congested."""
+        self._written_s = 0.0
+        """Monotonic time of the last bytes."""
+        self.ended: Terminal | None = None
+        """How the response ended, once the last event was rendered."""
+
+    def hang_up(self) -> None:
+        """Note that the reader has disconnected."""
+        self._gone = True
+        if self._buffer is not None:
+            self._buffer.hang_up()
+
+    async def events(self, connection: Connection | None = None) -> AsyncGenerator[bytes, None]:
+        """Yield the rest of the sequence, and comments while nothing happens; the caller writes each before it asks for
+        more. Tokens that come in order may be written to `connection` at once. Raises ClientGone."""
+        self._connection = None if self._record.job.constrained else connection
+        try:
+            while True:
+                try:
+                    async with aclosing(self._from_start()) as rendered:
+                        async for data in rendered:
+                            yield data
+                    return
+                except _Restarted:
+                    self._live = True
+                    self._sequence = sequence_of(stored_facts(self._record), self._sequence.has)
+        except _HistoryLost:
+            self._services.metrics.stream_resets.inc()
+            yield self._sequence.fail(stream_reset(self._record.job.id))
+        except UnknownJob:
+            yield self._sequence.fail(from_failure(GONE))
+        except (NewerMessage, DecodeError):
+            yield self._sequence.fail(from_failure(NEWER))
+
+    async def _from_start(self) -> AsyncGenerator[bytes, None]:
+        """Render the whole sequence; what the reader has is counted and not yielded."""
+        sequence, record, had = self._sequence, self._record, self._sequence.has
+        yield sequence.opening() + (sequence.running() if record.state is JobState.RUNNING else b"")
+        for draft in map(decode_draft, record.drafts):
+            async for data in self._rendered(draft.rows):
+                yield data
+            yield sequence.begin_again()
+        if self._live and record.drafts and sequence.number - 1 < had:
+            raise _HistoryLost  # the draft lacks what the reader has of it
+        async with aclosing(self._text()) as rendered:
+            async for data in rendered:
+                yield data
+
+    async def _text(self) -> AsyncGenerator[bytes, None]:
+        """Render the deltas of the present text and the end."""
+        services, job_id = self._services, self._record.job.id
+        self._buffer = buffer = services.relay.open(job_id)
+        buffer.accepted = True
+        try:
+            await self._patiently(lambda: services.relay.follow(buffer))
+            self._written_s, runs = time.monotonic(), {logged.run for logged in self._record.runs}
+            while True:
+                rows, terminal = await self._take(buffer)
+                self._check_reader()
+                if self._unwritten:
+                    data, self._unwritten = self._unwritten, b""
+                    yield data
+                if buffer.rewound:
+                    await self._check_drafts()
+                    raise _HistoryLost
+                if not runs.issuperset(self._authors(buffer, rows, terminal)):
+                    runs |= await self._check_drafts()
+                if rows:
+                    self._measure(rows)
+                    self._written_s = time.monotonic()
+                async for data in self._rendered(rows):
+                    yield data
+                if terminal is not None:
+                    yield self._end(terminal)
+                    return
+                data = b"" if rows else await self._look()
+                if data or time.monotonic() - self._written_s >= services.settings.keep_alive_s:
+                    yield data or PING
+                    self._written_s = time.monotonic()
+        finally:
+            services.relay.close(buffer)
+
+    async def _take(self, buffer: ReorderBuffer) -> tuple[Sequence[Delta], Terminal | None]:
+        """Wait for deltas that are to be rendered, or the end; write those that come in order at once, if possible."""
+        connection, around = self._connection, self._sequence.plain
+        if connection is None or around is None:
+            return await buffer.take(self._patience_s(buffer))
+        taken: list[tuple[Sequence[Delta], Terminal | None]] = []
+
+        def leave(rows: list[Delta], terminal: Terminal | None) -> bool:
+            taken.append((rows, terminal))
+            return False
+
+        flow = NumberedFlow(UNMEASURED, self._sequence)
+        flow.start(connection, *around)
+        try:
+            async with asyncio.timeout(self._services.settings.keep_alive_s):
+                await buffer.attach_sink(leave, flow.write)
+        except TimeoutError:
+            pass
+        finally:
+            connection.carry(None)
+        self._unwritten, self._written_s = flow.unwritten, max(self._written_s, flow.last)
+        return taken[0] if taken else ((), None)
+
+    def _patience_s(self, buffer: ReorderBuffer) -> float:
+        waiting = self._record.state is JobState.QUEUED and not buffer.seq
+        keep_alive_s = self._services.settings.keep_alive_s
+        return min(START_INTERVAL_S, keep_alive_s) if waiting else keep_alive_s
+
+    async def _look(self) -> bytes:
+        """Render that a worker has started the response, if one has."""
+        if self._record.state is not JobState.QUEUED:
+            return b""
+        found = await self._patiently(lambda: self._services.job_reader.again(self._record))
+        if found.state is JobState.RUNNING:
+            await self._check_drafts()
+            return self._sequence.running()
+        return b""
+
+    @staticmethod
+    def _authors(buffer: ReorderBuffer, rows: Sequence[Delta], terminal: Terminal | None) -> set[Run]:
+        """Return the runs that wrote these deltas, and with the end all that wrote the text."""
+        found = {buffer.author(row.seq) for row in rows}
+        sections = terminal.sections if terminal is not None else ()
+        return {run for run in found if run is not None} | {section.run for section in sections}
+
+    async def _check_drafts(self) -> set[Run]:
+        """Read the record again; return the runs that it names. Raises _Restarted if another text was given up."""
+        job_id, known = self._record.job.id, len(self._record.drafts)
+        self._record = await self._patiently(lambda: self._services.job_reader.outline(job_id))
+        if len(self._record.drafts) > known:
+            raise _Restarted
+        return {logged.run for logged in self._record.runs}
+
+    async def _rendered(self, rows: Sequence[Delta]) -> AsyncGenerator[bytes, None]:
+        """Render deltas in parts, so that a long list does not block the event loop."""
+        for first in range(0, len(rows), ROWS_PER_WRITE):
+            part = rows[first : first + ROWS_PER_WRITE]
+            if len(part) < ROWS_PER_WRITE:
+                data = self._sequence.deltas(part)
+            else:
+                async with self._services.store_client.turns:
+                    data = self._sequence.deltas(part)
+            if data:
+                yield data
+            self._check_reader()
+
+    def _end(self, terminal: Terminal) -> bytes:
+        """Render the end. Raises NewerMessage if this process cannot read it, UnknownJob if the store lost the job."""
+        if terminal.failure is GONE:
+            raise UnknownJob(self._record.job.id)
+        if terminal.failure is NEWER:
+            raise NewerMessage(b"")
+        self.ended = terminal
+        return self._sequence.end(terminal)
+
+    def _check_reader(self) -> None:
+        if self._gone:
+            raise ClientGone
+
+    async def _patiently(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Return what `read` returns, once the store answers: the response has begun and can no longer be refused."""
+        expected = ExpectedErrors(Unavailable, log.debug, "a reader of a response waits for the store: %s")
+        return await retry(read, expected, itertools.repeat(STORE_RETRY_DELAY_S))
+
 
 FORGET_AFTER_S = 60
 """How long the job of a response that is not stored is kept after its answer, for a retry with its idempotency key."""

@@ -5,27 +5,128 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 
 from api.auth.keys import Caller
 from api.openai import errors
-from api.openai.errors import ApiError
+from api.openai.errors import ApiError, from_failure
 from api.openai.fields import MAX_MESSAGES
-from api.openai.job_errors import from_failure
-from api.openai.responses import ids
-from api.openai.responses.answer_items import answer_turn, given_up, items_of
+from api.openai.rendering import to_json
 from api.openai.responses.conversation import turns_of
-from api.openai.responses.object import outcome
+from api.openai.responses.items import input_items, item_of, job_of
+from api.openai.responses.object import ResponseFacts, answer_turn, ended_response, given_up, items_of, outcome
 from api.openai.responses.request import Context, InputFields, ResponseRequest
-from api.responses.facts import form_of, own_turns
-from api.responses.turns import current
 from api.services import Services
 from penstock.engine import ChatTurn
-from streaming.errors import DecodeError, UnknownJob
+from streaming.errors import ConversationChanged, DecodeError, Unavailable, UnknownConversation, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import encode
-from streaming.jobs.conversations import Conversation
-from streaming.jobs.job import Chat
-from streaming.jobs.records import JobRecord
+from streaming.jobs.conversations import Conversation, ConversationItem
+from streaming.jobs.job import Chat, ResponseForm
+from streaming.jobs.records import NEWER, JobRecord
+
+
+def form_of(record: JobRecord) -> ResponseForm:
+    return record.job.response or ResponseForm()
+
+
+def facts_of(record: JobRecord) -> ResponseFacts:
+    return ResponseFacts(record.job, record.created_ms)
+
+
+def own_turns(record: JobRecord) -> tuple[ChatTurn, ...]:
+    """Return the turns of a response's own input."""
+    turns = record.job.prompt.turns if isinstance(record.job.prompt, Chat) else ()
+    return turns[len(turns) - form_of(record).own_turns :]
+
+
+def own_items(record: JobRecord) -> list[dict[str, object]]:
+    """Render the items of a response's own input, oldest first."""
+    return input_items(record.job.id, own_turns(record), form_of(record).developer)
+
+
+# Turns of conversations: adds the items of a response that has ended to its conversation, exactly once.
+#
+# Nobody has to be there when a response ends. Whoever reads the conversation next adds the items, which follow from
+# the response's job; of several at once, the store takes the change of one. A reader that cannot add them, because
+# the store is full, sees them nevertheless. The job is kept at least as long as the conversation, unless it is
+# forgotten early: that adds its items first.
+
+
+MAX_READS = 8
+"""Readers that end the same turn at once read again; more changes than this at once are refused."""
+
+
+async def current(services: Services, tenant: str, conversation_id: str, *, kept: bool = False) -> Conversation:
+    """Read a conversation with the items of each response that has ended. `kept`: only as the store keeps it.
+
+    Raises ApiError (404, 500, 503), Unavailable.
+    """
+    for _ in range(MAX_READS):
+        try:
+            conversation = await services.conversations.read(conversation_id, tenant)
+        except UnknownConversation:
+            raise errors.conversation_not_found() from None
+        except DecodeError:
+            raise errors.conversation_unreadable() from None
+        if not conversation.turn or (items := await _ended(services, conversation)) is None:
+            return conversation
+        try:
+            await services.conversations.end_turn(conversation, items)
+        except (ConversationChanged, UnknownConversation):
+            continue
+        except Unavailable:  # the store is full: the next reader that finds room adds the same items
+            if kept:
+                raise
+            return msgspec.structs.replace(conversation, turn="", items=(*conversation.items, *items))
+    raise errors.conversation_locked()
+
+
+async def _ended(services: Services, conversation: Conversation) -> list[ConversationItem] | None:
+    """Return what the conversation's turn adds if its response has ended; None if it has not."""
+    try:
+        record = await services.job_reader.outline(conversation.turn, conversation.tenant)
+    except UnknownJob:  # the store was emptied of it by hand
+        return []
+    return await _items(services, record) if record.state.final else None
+
+
+async def _items(services: Services, record: JobRecord) -> list[ConversationItem]:
+    """Return what a response that has ended adds: its input and its answer, or nothing if it has none. Raises ApiError
+    (503, 500) if its record cannot be read here."""
+    if record.newer or (record.completed and record.is_newer_body):
+        raise from_failure(NEWER)
+    if not record.completed:
+        return []
+    if record.fault:
+        raise errors.conversation_unreadable()
+    record = await services.job_reader.with_rows(record)
+    terminal, job = record.terminal, record.job
+    assert terminal is not None
+    work = ended_response(facts_of(record), terminal, terminal.rows, given_up(job, record.drafts))
+    answer = (await services.store_client.turns.run(work, len(terminal.rows)))["output"]
+    items = [_stored(item, "") for item in own_items(record)]
+    return items + [_stored(_without_logprobs(item), job.id) for item in answer]
+
+
+def _stored(item: dict[str, Any], answer: str) -> ConversationItem:
+    return ConversationItem(item["id"], msgspec.Raw(to_json(item)), answer)
+
+
+def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    parts = [part | {"logprobs": []} if "logprobs" in part else part for part in item.get("content", ())]
+    return item | {"content": parts} if parts else item
+
+
+async def add_turn(services: Services, tenant: str, conversation_id: str) -> None:
+    """Add the items of a response that is to be forgotten. Raises ApiError (500, 503), Unavailable."""
+    try:
+        await current(services, tenant, conversation_id, kept=True)
+    except errors.ApiError as error:
+        if error.status != 404:
+            raise
 
 
 async def find(services: Services, tenant: str, response_id: str) -> JobRecord | None:
@@ -33,7 +134,7 @@ async def find(services: Services, tenant: str, response_id: str) -> JobRecord |
 
     Raises ApiError (500, 503) if its record cannot be read here, Unavailable.
     """
-    return await _record(services, tenant, ids.job_of(response_id))
+    return await _record(services, tenant, job_of(response_id))
 
 
 async def _record(services: Services, tenant: str, job_id: str) -> JobRecord | None:
@@ -122,7 +223,7 @@ async def _referenced(services: Services, caller: Caller, asked: InputFields, le
 
 
 async def _item(services: Services, caller: Caller, item_id: str) -> ChatTurn | None:
-    named = ids.item_of(item_id)
+    named = item_of(item_id)
     record = await _record(services, caller.tenant, named[0]) if named else None
     if named is None or record is None:
         return None

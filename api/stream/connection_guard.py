@@ -8,14 +8,113 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import resource
 from collections.abc import Callable
-from typing import Protocol
+from http import HTTPStatus
+from typing import Generic, Protocol, TypeVar
 
 from api.auth.hosts import is_loopback
-from api.openai.errors import ApiError
+from api.error_answers import error_body
+from api.openai.errors import ApiError, retry_after
 from api.settings import ApiSettings
-from api.stream import connection_errors
-from api.stream.deadlines import DeadlineQueue
+
+# Deadline queue: tracks one timeout for many connections, at one dictionary operation each.
+#
+# All items of a queue have the same timeout, so they expire in the order in which they entered, and a sweep reads only
+# the expired ones. That is cheaper than a timer of the event loop for each connection.
+
+
+Item = TypeVar("Item")
+
+
+class DeadlineQueue(Generic[Item]):
+    """Items that expire `timeout_s` after they entered.
+
+    Args:
+        timeout_s: how long an item may stay.
+        on_expired: called by `sweep` with each item that stayed longer; the item has left the queue by then.
+    """
+
+    __slots__ = ("_entered", "_on_expired", "timeout_s")
+
+    def __init__(self, timeout_s: float, on_expired: Callable[[Item], None]) -> None:
+        self.timeout_s = timeout_s
+        self._on_expired = on_expired
+        self._entered: dict[Item, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._entered)
+
+    def enter(self, item: Item, now_s: float) -> None:
+        """Start the item's timeout. An item that is in the queue must leave it first."""
+        self._entered[item] = now_s
+
+    def leave(self, item: Item) -> None:
+        """End the item's timeout. Idempotent."""
+        self._entered.pop(item, None)
+
+    def sweep(self, now_s: float, at_most: int) -> int:
+        """Expire up to `at_most` items whose timeout has passed; returns how many expired."""
+        last_s = now_s - self.timeout_s
+        expired: list[Item] = []
+        for item, entered_s in self._entered.items():
+            if entered_s > last_s or len(expired) == at_most:
+                break
+            expired.append(item)
+        for item in expired:
+            del self._entered[item]
+        for item in expired:
+            self._on_expired(item)
+        return len(expired)
+
+
+CONNECTION_RETRY_S = 5
+"""Retry-After for a client that was refused a connection."""
+
+
+def invalid_http(reason: str) -> ApiError:
+    return ApiError(400, "invalid_http", f"The request is not valid HTTP: {reason}.")
+
+
+def headers_too_large(max_bytes: int, max_fields: int) -> ApiError:
+    message = (
+        f"The request line and header fields have more than {max_bytes} bytes or {max_fields} fields "
+        "([api] max_header_bytes, max_headers). Large cookies of other local sites are a common cause; send fewer."
+    )
+    return ApiError(431, "headers_too_large", message)
+
+
+def request_timeout(what: str, setting: str) -> ApiError:
+    """`what` did not arrive in the time that a setting of [api] gives it."""
+    message = f"The request's {what} did not arrive in time ([api] {setting}). Nothing was accepted."
+    return ApiError(408, "request_timeout", message)
+
+
+def too_many_connections(most: int) -> ApiError:
+    message = f"This server has the {most} connections it takes in all ([api] max_connections). Try later."
+    return _no_connection(message)
+
+
+def too_many_connections_of_a_client(most: int) -> ApiError:
+    message = (
+        f"Your address has the {most} connections that this server takes from one ([api] max_connections_per_client). "
+        "Close some; if it is a proxy's, add it to [api] trusted_proxies."
+    )
+    return _no_connection(message)
+
+
+def _no_connection(message: str) -> ApiError:
+    return ApiError(503, "too_many_connections", message, headers=retry_after(CONNECTION_RETRY_S))
+
+
+def answer_of(error: ApiError, count: Callable[[str], object]) -> bytes:
+    """A whole HTTP answer, the last one of its connection, which `count` counts."""
+    body = error_body(error, count)
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | error.headers).items())
+    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{lines}\r\n"
+    return head.encode("latin-1") + body
+
 
 LINGER_TIMEOUT_S = 5.0
 """How long a refused client may keep sending (its bytes are dropped), so that it can read the refusal."""
@@ -102,8 +201,8 @@ class ConnectionGuard:
         """Return the error for a connection beyond a limit; it names the limit and its setting."""
         most = self.settings.max_connections
         if len(self._admitted) >= most:
-            return connection_errors.too_many_connections(most)
-        return connection_errors.too_many_connections_of_a_client(self.settings.max_connections_per_client)
+            return too_many_connections(most)
+        return too_many_connections_of_a_client(self.settings.max_connections_per_client)
 
     def admit_probe(self, connection: GuardedConnection) -> bool:
         """Let a health probe beyond the limits be answered, safe from eviction. False if MAX_SURPLUS probes are being
@@ -151,3 +250,27 @@ class ConnectionGuard:
         if any(client in network for network in self._trusted):
             return ""
         return str(ipaddress.ip_network((client, CLIENT_BITS), strict=False) if client.version == 6 else client)
+
+
+RESERVED_FILES = 2 * MAX_SURPLUS + 256
+"""Open files besides the counted connections: refused connections, Redis, logs, uploads."""
+
+
+def allowed_connections(wanted: int) -> int:
+    """Return how many connections this process may have open, at most `wanted`.
+
+    Raises the soft limit as far as needed and as the hard limit allows.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + RESERVED_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if limit > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return allowed_by(max(limit, soft), wanted)
+
+
+def allowed_by(limit: int, wanted: int) -> int:
+    """Return how many connections fit into a limit of `limit` open files, at most `wanted`."""
+    return max(1, min(wanted, limit - RESERVED_FILES))

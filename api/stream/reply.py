@@ -18,22 +18,105 @@ from starlette.types import Receive, Scope, Send
 
 from api.admission import Admitted
 from api.error_answers import error_body, error_event
-from api.openai import errors, job_errors
-from api.openai.call_chunks import CallChunkRenderer
+from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.rendering import ChunkRenderer, Facts, completion_in_slices, fingerprint, to_json
+from api.openai.rendering import CallChunkRenderer, ChunkRenderer, Facts, completion_in_slices, fingerprint, to_json
 from api.services import Services
 from api.stream.connection import Connection
-from api.stream.delivery import Delivery
-from api.stream.flow import TokenFlow
-from api.stream.messages import PING, STREAM_HEADERS, body_message, served_by_header, start_message, stream_url
-from api.stream.paced_writer import ClientGone, PacedWriter
-from api.stream.watch import Watched
+from api.stream.writer import (
+    PING,
+    STREAM_HEADERS,
+    ClientGone,
+    PacedWriter,
+    TokenFlow,
+    Watched,
+    body_message,
+    served_by_header,
+    start_message,
+    stream_url,
+)
 from streaming.errors import StreamingError, UnknownJob
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import CancelledBy, JobState, operation_of
+from streaming.jobs.records import Delivered
 from streaming.jobs.reorder_buffer import Flow
-from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
+from telemetry.latency import EGRESS_FIRST, PARTS, end_to_end, inter_token_latency, time_to_first_token
+from telemetry.metrics import Metrics
+from telemetry.records.schema import DeliveryRecord
+from telemetry.tracing import FIRST_SENT, current
+
+
+class Delivery:
+    """The four timestamps of one reply, each set by a call at its moment; `note` adds them to the job's timing."""
+
+    __slots__ = ("_first_received", "_first_sent", "_last_received", "_last_sent")
+
+    def __init__(self) -> None:
+        self._first_received = self._first_sent = self._last_received = self._last_sent = 0.0
+
+    def first_got(self) -> None:
+        """The first token arrived."""
+        self._first_received = time.monotonic()
+
+    def first_sent(self) -> None:
+        """The first token was written to the connection. Idempotent."""
+        self._first_sent = self._first_sent or time.monotonic()
+
+    def last_got(self) -> None:
+        """The job's end arrived."""
+        self._last_received = time.monotonic()
+
+    def last_sent(self) -> None:
+        """The end of the answer was written to the connection."""
+        self._last_sent = time.monotonic()
+
+    def note(self, services: Services, admitted: Admitted, end: Terminal | None) -> None:
+        """Record the timestamps, for the job's timing, in its trace, in the metrics and on the local disk, unless
+        another request created the job (same idempotency key). `end`: of the job, if this process has it."""
+        if admitted.accepted.joined or not (self._first_received or self._last_received):
+            return
+        clock, partition, whole = services.clock, admitted.partition, not admitted.request.streams
+        delivered = Delivered(
+            first_got=0 if whole else clock.at(self._first_received, partition),
+            first_sent=0 if whole else clock.at(self._first_sent, partition),
+            last_got=clock.at(self._last_received, partition),
+            last_sent=clock.at(self._last_sent, partition),
+            clock_us=clock.error_us(partition),
+            whole=whole,
+        )
+        services.deliveries.note(admitted.job.id, delivered)
+        services.records.write(_record(admitted.job.id, services.name, delivered))
+        self._mark_trace()
+        if end is not None and end.state is JobState.COMPLETED:
+            count_parts(services.metrics, admitted.job.model, delivered, end)
+
+    def _mark_trace(self) -> None:
+        """Add the moment of the first token to the span of the request, if its trace is recorded."""
+        span = current()
+        if span is not None and span.recorded and self._first_sent:
+            span.add_event(FIRST_SENT, time.time_ns() - int((time.monotonic() - self._first_sent) * 1e9))
+
+
+def count_parts(metrics: Metrics, model: str, delivered: Delivered, end: Terminal) -> None:
+    """Count how long the answer of a completed job was on its way from the engine to the client."""
+    ways = ((PARTS[-1], end.last_ms, delivered.last_sent), (EGRESS_FIRST, end.first_ms, delivered.first_sent))
+    for part, made_ms, sent_us in ways:
+        if made_ms and sent_us:
+            metrics.parts.labels(model, part.name).observe(max(0, sent_us - 1000 * made_ms) / 1_000_000)
+
+
+def _record(job_id: str, process: str, delivered: Delivered) -> DeliveryRecord:
+    return DeliveryRecord(
+        id=job_id,
+        by=process,
+        first_got_us=delivered.first_got,
+        first_sent_us=delivered.first_sent,
+        last_got_us=delivered.last_got,
+        last_sent_us=delivered.last_sent,
+        clock_us=delivered.clock_us,
+        whole=delivered.whole,
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +169,7 @@ class Reply:
         except asyncio.CancelledError:  # drain_s is over; no client has left, so the job goes on
             if "status" in scope["state"]:
                 raise
-            cut_off = job_errors.wait_cut_off(self._buffer.job_id, repeatable=self._admitted.keyed)
+            cut_off = errors.wait_cut_off(self._buffer.job_id, repeatable=self._admitted.keyed)
             await self._send_error(send, cut_off)
         finally:
             self._services.relay.close(self._buffer)
@@ -118,7 +201,7 @@ class Reply:
         """Raise what ends an answer before its job's end: lost history or a disconnect."""
         if self._buffer.rewound:
             self._services.metrics.stream_resets.inc()
-            error = job_errors.resume_impossible if self._job.constrained else job_errors.stream_reset
+            error = errors.resume_impossible if self._job.constrained else errors.stream_reset
             raise error(self._buffer.job_id)
         if self._buffer.hung_up:
             raise ClientGone
@@ -249,7 +332,7 @@ class StreamReply(Reply):
         if terminal is None or rows or terminal.state is JobState.COMPLETED:
             return self._render(rows, terminal) or PING
         self._delivery.last_got()
-        await self._send_error(send, job_errors.from_terminal(terminal))
+        await self._send_error(send, errors.from_terminal(terminal))
         self._delivery.last_sent()
         return None
 
@@ -362,7 +445,7 @@ class WholeReply(Reply):
         while terminal is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                timeout = job_errors.wait_timeout(self._buffer.job_id, self._services.settings.wait_s)
+                timeout = errors.wait_timeout(self._buffer.job_id, self._services.settings.wait_s)
                 await self._send_error(send, timeout)
                 return
             taken, terminal = await self._take(left)

@@ -18,16 +18,15 @@ from matrices import Fields
 from pydantic import ValidationError
 
 from api.admission import read_body
-from api.open_files import RESERVED_FILES
-from api.openai import json_weight
-from api.openai.batch_schemas import BatchRequest
+from api.openai import json_body
+from api.openai.batch_lines import BatchRequest
 from api.openai.errors import ApiError
 from api.openai.fields import StrictBody
-from api.openai.json_body import read_object
-from api.openai.json_weight import MAX_JSON_WEIGHT, Weighed, check_weight, is_heavy, nested_beyond, weighed
+from api.openai.json_body import MAX_JSON_WEIGHT, Weighed, check_weight, is_heavy, nested_beyond, read_object, weighed
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest, parse
 from api.openapi import document
 from api.settings import ApiSettings
+from api.stream.connection_guard import RESERVED_FILES
 from offline.broker import Intake, Rejected
 from streaming.events.outbox import EventSubscriptions
 from streaming.events.settings import EventSettings
@@ -98,7 +97,7 @@ def test_nothing_is_parsed_that_was_not_weighed(what: str, monkeypatch: pytest.M
         with pytest.raises(ApiError) as refused:
             read(HEAVY[what])
         assert refused.value.code == "body_too_complex"
-    monkeypatch.setattr(json_weight, "_weigh", None)
+    monkeypatch.setattr(json_body, "_weigh", None)
     assert read_object(Weighed(HEAVY[what])).keys() >= {"model"}
 
 
@@ -121,7 +120,7 @@ async def test_weighing_lets_others_work() -> None:
     beside = asyncio.create_task(other())
     await weighed(body_of(user="x" * 2_000_000))
     beside.cancel()
-    assert turns >= 2_000_000 // json_weight.SLICE_BYTES
+    assert turns >= 2_000_000 // json_body.SLICE_BYTES
 
 
 def weight(value: Any) -> int:
@@ -145,18 +144,18 @@ def test_the_weight_is_that_of_what_is_no_text(value: Any, size: int, ascii_only
     """However the slices fall, and whatever strings hold."""
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     found = weight(value) + body.count(b"\\") // 4
-    limit, slices = json_weight.MAX_JSON_WEIGHT, json_weight.SLICE_BYTES
+    limit, slices = json_body.MAX_JSON_WEIGHT, json_body.SLICE_BYTES
     try:
-        json_weight.SLICE_BYTES = size
+        json_body.SLICE_BYTES = size
         for most in (found, found - 1):
-            json_weight.MAX_JSON_WEIGHT = most
+            json_body.MAX_JSON_WEIGHT = most
             try:
                 check_weight(body)
                 assert most == found
             except ApiError:
                 assert most < found
     finally:
-        json_weight.MAX_JSON_WEIGHT, json_weight.SLICE_BYTES = limit, slices
+        json_body.MAX_JSON_WEIGHT, json_body.SLICE_BYTES = limit, slices
 
 
 def depth(value: Any) -> int:
@@ -169,13 +168,13 @@ def depth(value: Any) -> int:
 def test_how_deep_it_is_nested_is_known_before_it_is_parsed(value: Any, size: int, stride: int) -> None:
     """However slices and strides fall, and whatever strings hold."""
     body, found = json.dumps(value, ensure_ascii=False).encode(), depth(value)
-    slices, together = json_weight.SLICE_BYTES, json_weight.STRIDE
+    slices, together = json_body.SLICE_BYTES, json_body.STRIDE
     try:
-        json_weight.SLICE_BYTES, json_weight.STRIDE = size, stride
+        json_body.SLICE_BYTES, json_body.STRIDE = size, stride
         assert not nested_beyond(body, found)
         assert not found or nested_beyond(body, found - 1)
     finally:
-        json_weight.SLICE_BYTES, json_weight.STRIDE = slices, together
+        json_body.SLICE_BYTES, json_body.STRIDE = slices, together
 
 
 async def test_a_message_that_says_nothing_of_more_is_the_last() -> None:
@@ -191,7 +190,7 @@ async def test_a_message_that_says_nothing_of_more_is_the_last() -> None:
 
 def test_short_bodies_are_not_weighed() -> None:
     """They cannot be too heavy, whatever they hold."""
-    short = b"[" * (MAX_JSON_WEIGHT // json_weight.CONTAINER_WEIGHT)
+    short = b"[" * (MAX_JSON_WEIGHT // json_body.CONTAINER_WEIGHT)
     assert not is_heavy(short) and is_heavy(short + b"[")
 
 

@@ -15,7 +15,7 @@ from backports import zstd
 from house import ADMIN_TOKEN, House
 from starlette.requests import Request
 
-from api.content_coding import SLICE_BYTES, decoded
+from api.middleware import SLICE_BYTES, decoded
 from api.openai.errors import ApiError
 
 pytestmark = pytest.mark.slow

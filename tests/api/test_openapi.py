@@ -17,13 +17,12 @@ from starlette.datastructures import QueryParams
 from api import batches, files, jobs
 from api.admin import dead_letters as admin
 from api.admin import webhooks
+from api.admission import MAX_PER_PAGE, page_limit
 from api.app import ROUTES
 from api.openai.cursor import Cursor
-from api.openai.errors import ApiError
+from api.openai.errors import ApiError, Wait
 from api.openai.rendering import Facts, JobView, completion, job_object
-from api.openai.wait import Wait
 from api.openapi import CURSOR, ERRORS, HEADERS
-from api.query import MAX_PER_PAGE, page_limit
 from penstock.engine import Failure
 from streaming.batches.files import StoredFile
 from streaming.batches.store import Batch, BatchProgress, BatchRecord, BatchState, LineFault

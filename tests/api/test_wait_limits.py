@@ -11,9 +11,9 @@ from flow import until
 from httpx2 import Response
 from msgspec.structs import replace
 
-from api.openai.wait import Wait
-from api.wait_limits import WaitLimit, exceeds, limit_of
-from api.waits.calibration import MIN_ERRORS, EstimateSource, Prediction
+from api.admission import WaitLimit, exceeds, limit_of
+from api.openai.errors import Wait
+from api.waits import MIN_ERRORS, EstimateSource, Prediction
 from streaming.jobs.job import Job, Text
 from streaming.jobs.lease import Lease
 from streaming.order import Priority

@@ -18,8 +18,8 @@ from docker_files import DOCKER, ROOT, SECTIONS, SLACK_S
 from house import House, eventually, redis_process
 from redis import Redis
 
-from api.open_files import RESERVED_FILES
 from api.settings import ApiSettings
+from api.stream.connection_guard import RESERVED_FILES
 from cli.settings import UpSettings
 from offline.settings import OfflineSettings
 from penstock.config import load

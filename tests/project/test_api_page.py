@@ -13,7 +13,7 @@ from commands import ROOT, commands, curl, served_by
 from house import House
 
 from api.openai.fields import QueueOptions
-from api.openai.refused_fields import CHAT_ONLY, COMPLETION_ONLY, CONSTRAINTS, UNSUPPORTED
+from api.openai.generation import CHAT_ONLY, COMPLETION_ONLY, CONSTRAINTS, UNSUPPORTED
 from api.openai.responses.request import UNSUPPORTED as OF_RESPONSES
 from api.openapi import document
 from api.routes import ROUTES

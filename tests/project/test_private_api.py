@@ -51,7 +51,7 @@ class Private:
 UVICORN, REDIS, PROMETHEUS = "uvicorn", "redis", "prometheus-client"
 PINNED = {UVICORN: "0.54.0", REDIS: "8.1.0", PROMETHEUS: "0.26.0"}
 HTTP = "uvicorn.protocols.http.httptools_impl"
-BOUNDED, CONNECTION = "api/stream/bounded_protocol.py", "api/stream/connection.py"
+BOUNDED, CONNECTION = "api/stream/connection.py", "api/stream/connection.py"
 TOPOLOGY = "streaming/redis/topology.py"
 METRICS, BUFFERED = "telemetry/metrics.py", "telemetry/metrics.py"
 

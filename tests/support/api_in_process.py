@@ -17,12 +17,12 @@ import uvicorn
 
 from api.app import build_app
 from api.auth.keys import Keyring
-from api.openai.wait import Wait
+from api.openai.errors import Wait
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import ConnectionGuard
-from api.waits.calibration import MIN_ERRORS, EstimateSource, Prediction
+from api.waits import MIN_ERRORS, EstimateSource, Prediction
 from streaming.batches.file_store import FilesSettings
 from streaming.fleet.plans import Plan, Prospect
 from streaming.fleet.processes import this_process

@@ -50,7 +50,7 @@ def test_the_drawn_walk_is_the_one_that_a_chat_takes(empty_house: House, tmp_pat
     api, worker, job = Trace(traces["api"]), Trace(traces["workers"]), headers["x-job-id"]
     connection = "streaming/redis/connection.py"
     way_in = [
-        *api.first("api/stream/bounded_protocol.py", ""),
+        *api.first("api/stream/connection.py", ""),
         *api.first("penstock/loops.py", job),
         *api.first(connection, job, "penstock/loops.py")[1:],
         "streaming/lua/put.lua",
@@ -58,7 +58,7 @@ def test_the_drawn_walk_is_the_one_that_a_chat_takes(empty_house: House, tmp_pat
     way_out = [
         *worker.first(connection, "penstock:api:", "workers/engines/"),
         "streaming/lua/append.lua",
-        *api.first("api/stream/flow.py", "Delta"),
+        *api.first("api/stream/writer.py", "Delta"),
     ]
     for title, way in (("From the socket to the lane", way_in), ("From the engine to the socket", way_out)):
         assert drawn(title) == way

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from api.openai.job_errors import from_terminal
+from api.openai.errors import from_terminal
 from penstock.loops import Sliced
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import Inputs, Job, JobState

@@ -9,8 +9,8 @@ from pydantic import Field, Tag, ValidationInfo, field_validator
 
 from api.openai.errors import invalid_request
 from api.openai.fields import MAX_MESSAGES, OTHERS_PRIORITY, QueueOptions, StrictBody, by_shape, refusal, shape
+from api.openai.generation import QueuedRequest
 from api.openai.messages import ChatMessage
-from api.openai.queued_request import QueuedRequest
 from penstock.engine import Input, Sampling, Task
 from streaming.jobs.job import Chat, Inputs, Prompt, TaskForm, Text, Tokens
 from streaming.order import Priority

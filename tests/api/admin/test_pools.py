@@ -15,7 +15,7 @@ from house import ADMIN_TOKEN, House, eventually, redis_process
 from openapi_document import SCHEMAS, conforms
 
 from api.services import PLANS_INTERVAL_S
-from api.waits.estimates import STALE_S, PlanReader
+from api.waits import STALE_S, PlanReader
 from cli.__main__ import main
 from cli.client import Client
 from streaming.batches.file_store import FileStore

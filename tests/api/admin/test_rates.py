@@ -6,7 +6,7 @@ from math import inf
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from api.admin.rates import FIRST_TOKEN, RateWindow, Reading, read
+from api.admin.overview import FIRST_TOKEN, RateWindow, Reading, read
 
 HALF = {0.1: 0.0, 0.2: 50.0, 0.4: 100.0, inf: 100.0}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.admin.verdict import Situation, assess
+from api.admin.overview import Situation, assess
 
 
 def pool(**change: Any) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 from api.app import ROUTES, guarded
 from api.auth import access_errors
 from api.auth.access import Access, AccessTable
+from api.auth.access_errors import MAX_LOGGED, Refusals
 from api.auth.keys import Keyring
-from api.auth.refusals import MAX_LOGGED, Refusals
 from api.middleware import Observed
 from api.openai import errors
 from api.routes import RULES

@@ -13,7 +13,7 @@ import openai
 import pytest
 from house import ADMIN_TOKEN, House, eventually, free_port, serving
 
-from api.auth.origins import EXPOSED
+from api.auth.hosts import EXPOSED
 from api.openapi import HEADERS
 from api.routes import RULES
 from api.settings import ApiSettings
@@ -144,7 +144,7 @@ def test_the_log_says_why_a_page_is_refused(empty_house: House) -> None:
     """Once for each origin and host, with path and fix: a browser tells a page of a CORS or network error only."""
 
     def told(text: str) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in empty_house.log("api").splitlines() if '"api.auth.refusals"' in line]
+        lines = [json.loads(line) for line in empty_house.log("api").splitlines() if '"api.auth.access_errors"' in line]
         return [line for line in lines if text in line["message"]]
 
     empty_house.start_api()

@@ -13,8 +13,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api.app import guarded
 from api.auth import audit
+from api.auth.hosts import Origins
 from api.auth.keys import Keyring
-from api.auth.origins import Origins
 from api.openai.errors import ApiError
 from api.services import Services
 from api.settings import ApiSettings, KeySettings

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.durable import offsets
-from api.durable.offsets import FIRST_INTERVAL_S, INTERVAL_S, MAX_JITTER_S, StreamOffset, live_cursor
+from api import durable
+from api.durable import FIRST_INTERVAL_S, INTERVAL_S, MAX_JITTER_S, StreamOffset, live_cursor
 from api.openai.cursor import CUT_SHORT, Cursor
 from api.openai.errors import ApiError
 from streaming.jobs.codec import Run
@@ -34,7 +34,7 @@ def test_offsets_compare_as_their_positions(
 def test_an_offset_leads_back_to_its_cursor() -> None:
     run, other = Run("150ef93e4aab", 3), Run("150ef93e4aab", 4)
     for cursor in (Cursor(1, 0), Cursor(7, 12, str(run)), Cursor(2, CUT_SHORT, str(other))):
-        assert offsets.read(str(StreamOffset.of(cursor))).cursor([run, other]) == cursor
+        assert durable.read(str(StreamOffset.of(cursor))).cursor([run, other]) == cursor
     unknown = StreamOffset.of(Cursor(1, 5, str(run))).cursor([other])
     assert unknown.run not in ("", "-", str(run), str(other)), "never taken for the events before any run"
 
@@ -42,7 +42,7 @@ def test_an_offset_leads_back_to_its_cursor() -> None:
 @pytest.mark.parametrize("text", ["", "0", "-2", "1:2:abc", "now ", "9" * 300, f"{1:015d}_{2:015d}_{'G' * 12}"])
 def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(ApiError) as refused:
-        offsets.read(text)
+        durable.read(text)
     assert (refused.value.status, refused.value.param) == (400, "offset")
 
 

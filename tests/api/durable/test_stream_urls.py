@@ -11,7 +11,7 @@ import pytest
 from api_in_process import api_in_process
 from house import House
 
-from api.durable.offsets import StreamOffset
+from api.durable import StreamOffset
 from api.openai import cursor
 from api.settings import KeySettings
 from streaming.redis.client import RedisClient

@@ -17,7 +17,7 @@ from api_in_process import api_in_process
 from hand import LEASE_MS, Hand, lapse
 from house import House, redis_process
 
-from api.durable import endpoint
+from api import durable
 from bench.ports import free_port
 from streaming.ids import new_job_id
 from streaming.jobs.reader import JobReader
@@ -440,8 +440,8 @@ async def test_a_live_reader_of_a_job_that_is_lost_is_not_told_an_end(door: Door
 
 async def test_live_reads_end_after_a_while(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long-poll without news is a 204, and events end so that their reader comes back: neither is an end."""
-    monkeypatch.setattr(endpoint, "LONG_POLL_S", 0.1)
-    monkeypatch.setattr(endpoint, "SSE_S", 0.1)
+    monkeypatch.setattr(durable, "LONG_POLL_S", 0.1)
+    monkeypatch.setattr(durable, "SSE_S", 0.1)
     async with api_in_process(RedisClient.open(RedisSettings(url=redis_url))) as api:
         accepted = await api.post("/v1/jobs", BODY)
         path = f"/v1/jobs/{accepted.json()['id']}/stream"

@@ -15,10 +15,9 @@ from msgspec.structs import replace
 from redis import Redis
 
 from api.auth import access_errors
-from api.openai import errors, job_errors
-from api.openai.errors import ApiError
-from api.openai.wait import Wait
-from api.stream import connection_errors
+from api.openai import errors
+from api.openai.errors import ApiError, Wait
+from api.stream import connection_guard
 from penstock.engine import ChatTurn, Failure, Task, TaskKind
 from streaming.errors import QuotaExceeded
 from streaming.jobs.codec import Terminal
@@ -35,12 +34,12 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "invalid_request": (errors.invalid_request("n must be at most 8.", "n"), 400, "invalid_request_error"),
     "too_large_for_store": (errors.too_large_for_store(JOB, 9 << 20, 8 << 20), 400, "too_large_for_store"),
     "body_too_complex": (errors.body_too_complex(131_072), 400, "body_too_complex"),
-    "invalid_http": (connection_errors.invalid_http("no version"), 400, "invalid_http"),
-    "headers_too_large": (connection_errors.headers_too_large(16_384, 100), 431, "headers_too_large"),
-    "request_timeout": (connection_errors.request_timeout("body", "body_timeout_s"), 408, "request_timeout"),
-    "too_many_connections": (connection_errors.too_many_connections(20_000), 503, "too_many_connections"),
+    "invalid_http": (connection_guard.invalid_http("no version"), 400, "invalid_http"),
+    "headers_too_large": (connection_guard.headers_too_large(16_384, 100), 431, "headers_too_large"),
+    "request_timeout": (connection_guard.request_timeout("body", "body_timeout_s"), 408, "request_timeout"),
+    "too_many_connections": (connection_guard.too_many_connections(20_000), 503, "too_many_connections"),
     "too_many_connections_of_a_client": (
-        connection_errors.too_many_connections_of_a_client(9),
+        connection_guard.too_many_connections_of_a_client(9),
         503,
         "too_many_connections",
     ),
@@ -75,8 +74,8 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "unknown_route": (errors.unknown_route(), 404, "not_found"),
     "method_not_allowed": (errors.method_not_allowed(["POST", "GET"]), 405, "method_not_allowed"),
     "upload_stalled": (errors.upload_stalled(30), 408, "upload_stalled"),
-    "deadline_exceeded": (job_errors.deadline_exceeded(), 408, "deadline_exceeded"),
-    "job_cancelled": (job_errors.job_cancelled(), 409, "job_cancelled"),
+    "deadline_exceeded": (errors.deadline_exceeded(), 408, "deadline_exceeded"),
+    "job_cancelled": (errors.job_cancelled(), 409, "job_cancelled"),
     "batch_not_commanded": (errors.batch_not_commanded("pause", "failed"), 409, "batch_not_steerable"),
     "nothing_to_replay": (errors.nothing_to_replay("j1", "no map"), 409, "malformed_job"),
     "result_expired": (errors.result_expired("j1"), 410, "result_expired"),
@@ -93,8 +92,8 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     ),
     "quota_exceeded": (errors.quota_exceeded(QuotaExceeded("jobs", 9, 9)), 429, "quota_exceeded"),
     "internal_error": (errors.internal_error("r1"), 500, "internal_error"),
-    "stream_reset": (job_errors.stream_reset("j1"), 500, "stream_reset"),
-    "resume_impossible": (job_errors.resume_impossible("j1"), 500, "resume_impossible"),
+    "stream_reset": (errors.stream_reset("j1"), 500, "stream_reset"),
+    "resume_impossible": (errors.resume_impossible("j1"), 500, "resume_impossible"),
     "no_capacity": (errors.no_capacity(2.5), 503, "no_capacity"),
     "store_full": (errors.store_full("its memory is full"), 503, "no_capacity"),
     "unsupported_coding": (errors.unsupported_coding(["gzip"]), 415, "unsupported_content_encoding"),
@@ -105,9 +104,9 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "not_accepted": (errors.not_accepted(), 503, "store_unavailable"),
     "put_cut_off": (errors.put_cut_off(), 503, "draining"),
     "acceptance_unknown": (errors.acceptance_unknown(), 503, "store_unavailable"),
-    "job_unreadable": (job_errors.job_unreadable("j1"), 503, "store_unavailable"),
-    "wait_timeout": (job_errors.wait_timeout("j1", 600.0), 504, "wait_timeout"),
-    "wait_cut_off": (job_errors.wait_cut_off("j1", repeatable=False), 503, "draining"),
+    "job_unreadable": (errors.job_unreadable("j1"), 503, "store_unavailable"),
+    "wait_timeout": (errors.wait_timeout("j1", 600.0), 504, "wait_timeout"),
+    "wait_cut_off": (errors.wait_cut_off("j1", repeatable=False), 503, "draining"),
 }
 NOT_TO_BE_RETRIED = {
     "deadline_exceeded", "job_cancelled", "batch_not_commanded", "nothing_to_replay",
@@ -120,7 +119,7 @@ def test_every_error_is_in_the_table() -> None:
     """A new one is held to the same rules."""
     made = {
         name
-        for module in (errors, job_errors, access_errors, connection_errors)
+        for module in (errors, access_errors, connection_guard)
         for name, make in vars(module).items()
         if inspect.isfunction(make) and make.__annotations__.get("return") == "ApiError" and not name.startswith("_")
     }
@@ -142,11 +141,11 @@ def test_every_error_has_the_one_shape(name: str) -> None:
 @pytest.mark.parametrize(
     ("error", "settings"),
     [
-        (connection_errors.headers_too_large(16_384, 100), "[api] max_header_bytes, max_headers"),
+        (connection_guard.headers_too_large(16_384, 100), "[api] max_header_bytes, max_headers"),
         (errors.payload_too_large(1024), "[api] body_limit"),
-        (connection_errors.request_timeout("body", "body_timeout_s"), "[api] body_timeout_s"),
-        (connection_errors.too_many_connections(9), "[api] max_connections)"),
-        (connection_errors.too_many_connections_of_a_client(9), "[api] max_connections_per_client"),
+        (connection_guard.request_timeout("body", "body_timeout_s"), "[api] body_timeout_s"),
+        (connection_guard.too_many_connections(9), "[api] max_connections)"),
+        (connection_guard.too_many_connections_of_a_client(9), "[api] max_connections_per_client"),
     ],
 )
 def test_errors_of_limits_name_their_setting(error: ApiError, settings: str) -> None:
@@ -206,7 +205,7 @@ def test_retry_after_stays_within_what_libraries_accept(seconds: float, whole: s
 
 def test_a_failure_keeps_its_code_status_and_param() -> None:
     """A worker's refusal reaches the client as it was said."""
-    error = job_errors.from_failure(Failure("context_length_exceeded", "Too long.", 400, "messages"))
+    error = errors.from_failure(Failure("context_length_exceeded", "Too long.", 400, "messages"))
     assert (error.status, error.code, error.message, error.param) == (
         400,
         "context_length_exceeded",
@@ -219,7 +218,7 @@ def test_a_failure_keeps_its_code_status_and_param() -> None:
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_a_failed_job_is_not_retried_by_libraries(status: int) -> None:
     """The queue has done its attempts; a library must not start over."""
-    assert job_errors.from_failure(Failure("poison", "Crashed three workers.", status)).headers == errors.FINAL
+    assert errors.from_failure(Failure("poison", "Crashed three workers.", status)).headers == errors.FINAL
 
 
 @pytest.mark.parametrize(
@@ -234,7 +233,7 @@ def test_a_failed_job_is_not_retried_by_libraries(status: int) -> None:
 )
 def test_each_unhappy_end_has_its_error(terminal: Terminal, status: int, code: str) -> None:
     """Every final state but completed maps to one answer."""
-    error = job_errors.from_terminal(terminal)
+    error = errors.from_terminal(terminal)
     assert (error.status, error.code) == (status, code)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from api.openai.job_input import input_object
-from api.openai.json_weight import weighed
+from api.openai.json_body import weighed
+from api.openai.results import input_object
 from api.openai.schemas import parse, to_job
 from streaming.jobs.job import Job
 from streaming.order import Priority

@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from api.error_answers import error_event
 from api.openai import errors
 from api.openai.cursor import Cursor
-from api.openai.errors import ApiError
+from api.openai.errors import ApiError, Wait
 from api.openai.job_events import (
     delta_event,
     position_event,
@@ -28,7 +28,6 @@ from api.openai.job_events import (
     terminal_event,
 )
 from api.openai.rendering import DONE, ChunkRenderer, Facts, JobView, completion, fingerprint, job_object
-from api.openai.wait import Wait
 from penstock.engine import Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling
 from streaming.jobs.codec import Delta, Terminal, Usage
 from streaming.jobs.job import Chat, Job, JobState, Text

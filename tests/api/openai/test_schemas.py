@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from api.openai.errors import ApiError
 from api.openai.fields import QueueOptions
-from api.openai.job_input import input_object
+from api.openai.results import input_object
 from api.openai.schemas import MODELS, ChatJobRequest, Kind, Request, clamp, ignored_fields, parse, to_job
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
 from penstock.tools import Tool, ToolCall, Tools

@@ -19,15 +19,12 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from api import open_files
 from api.settings import ApiSettings
-from api.stream import bounded_protocol
+from api.stream import connection, connection_guard
 from api.stream import connection as connection_module
 from api.stream import connection_guard as guard_module
-from api.stream.bounded_protocol import MAX_PIPELINED
-from api.stream.connection import Connection
-from api.stream.connection_guard import ConnectionGuard, GuardedConnection
-from api.stream.deadlines import DeadlineQueue
+from api.stream.connection import MAX_PIPELINED, Connection
+from api.stream.connection_guard import ConnectionGuard, DeadlineQueue, GuardedConnection
 
 pytestmark = pytest.mark.slow
 
@@ -396,7 +393,7 @@ async def test_a_body_nobody_reads_does_not_cost_the_client_its_answer() -> None
 
 async def test_a_body_without_end_that_nobody_reads_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is given before its end, which no header announces; then so much of it is read, and no more."""
-    monkeypatch.setattr(bounded_protocol, "MAX_UNREAD_BYTES", 1000)
+    monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 1000)
     head = b"POST /early HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with opened(body_timeout_s=600) as door, client(door, head) as it:
         assert (await it.answer())[0] == 200
@@ -812,15 +809,18 @@ def test_the_limit_on_open_files_is_raised_as_far_as_it_may_be(monkeypatch: pyte
     limits = [(1024, 100_000)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
-    assert open_files.allowed_connections(20_000) == 20_000
-    assert limits[-1] == (20_000 + open_files.RESERVED_FILES, 100_000)
-    assert open_files.allowed_connections(10_000) == 10_000 and len(limits) == 2
+    assert connection_guard.allowed_connections(20_000) == 20_000
+    assert limits[-1] == (20_000 + connection_guard.RESERVED_FILES, 100_000)
+    assert connection_guard.allowed_connections(10_000) == 10_000 and len(limits) == 2
     limits[:] = [(1024, 4096)]
-    assert open_files.allowed_connections(20_000) == 4096 - open_files.RESERVED_FILES and limits[-1] == (4096, 4096)
+    assert connection_guard.allowed_connections(20_000) == 4096 - connection_guard.RESERVED_FILES and limits[-1] == (
+        4096,
+        4096,
+    )
     limits[:] = [(1024, resource.RLIM_INFINITY)]
-    assert open_files.allowed_connections(20_000) == 20_000
+    assert connection_guard.allowed_connections(20_000) == 20_000
     limits[:] = [(64, 64)]
-    assert open_files.allowed_connections(20_000) == 1
+    assert connection_guard.allowed_connections(20_000) == 1
 
 
 @pytest.mark.parametrize("words", ["proxy.example", "10.0.0.1/8", "10.0.0.0/8;::1"])

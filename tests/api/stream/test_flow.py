@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from api.openai.rendering import ChunkRenderer, Facts
 from api.stream.connection import Connection
-from api.stream.flow import TokenFlow
+from api.stream.writer import TokenFlow
 from streaming.jobs.codec import Delta
 from streaming.order import Priority
 from telemetry.metrics import Metrics

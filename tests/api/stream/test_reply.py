@@ -16,8 +16,8 @@ from prometheus_client.samples import Sample
 from starlette.types import Message, Receive
 
 from api.admission import Admitted
+from api.openai.errors import Wait
 from api.openai.schemas import parse, to_job
-from api.openai.wait import Wait
 from api.services import Services
 from api.settings import ApiSettings
 from api.stream.reply import PING, Reply, StreamReply, WholeReply

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from api.stream.transport import AnswerTransport
+from api.stream.connection import AnswerTransport
 
 
 class Wire:

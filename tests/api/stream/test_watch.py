@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
-from api.stream.watch import Watched
+from api.stream.writer import Watched
 from penstock.loops import Sliced
 
 

@@ -8,11 +8,21 @@ from collections import deque
 import pytest
 from msgspec.structs import replace
 
-from api.openai.wait import Wait, wait_fields
-from api.waits import calibration, estimates
-from api.waits.calibration import MAX_ERRORS, MIN_ERRORS, WINDOW_S, EstimateSource, Prediction, WaitErrors
-from api.waits.estimates import DEFAULT_RETRY_S, FRESH_S, FULL_LANE_SHARE, WaitEstimates
-from api.waits.shown import MAX_SHOWN, ShownWaits
+from api.openai.errors import Wait, wait_fields
+from api.waits import (
+    DEFAULT_RETRY_S,
+    FRESH_S,
+    FULL_LANE_SHARE,
+    LEARNED_S,
+    MAX_ERRORS,
+    MAX_SHOWN,
+    MIN_ERRORS,
+    EstimateSource,
+    Prediction,
+    ShownWaits,
+    WaitErrors,
+    WaitEstimates,
+)
 from streaming.fleet.plans import Plan, Prospect
 from streaming.jobs.job import Job, Text
 from streaming.order import Priority
@@ -35,8 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(calibration, "time", clock)
-    monkeypatch.setattr(estimates, "time", clock)
+    monkeypatch.setattr("api.waits.time", clock)
     return clock
 
 
@@ -102,7 +111,7 @@ def test_there_is_no_band_without_enough_errors_of_the_same_source(clock: Clock)
     learn(errors, STANDARD, 21.0, 1)
     wait = errors.wait(asked)
     assert wait.eta_ms == wait.low_ms == 21_000 and wait.high_ms is not None
-    clock.now += WINDOW_S + 1
+    clock.now += LEARNED_S + 1
     assert errors.wait(asked) == Wait(10_000)
     learn(errors, STANDARD, 10.0, 1)
     assert errors.wait(asked) == Wait(10_000), "the old ones are gone"

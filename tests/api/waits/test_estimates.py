@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from api.waits import estimates
-from api.waits.estimates import WINDOW_S, CompletionRate, WaitEstimates
-from api.waits.readiness import STALE_S, WorkerReadiness
+from api.waits import RATE_WINDOW_S, STALE_S, CompletionRate, WaitEstimates, WorkerReadiness
 from streaming.fleet.plans import Plan, Prospect
 from streaming.fleet.process import Process
 from streaming.fleet.processes import this_process
@@ -28,7 +26,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(estimates, "time", clock)
+    monkeypatch.setattr("api.waits.time", clock)
     return clock
 
 
@@ -37,7 +35,7 @@ def test_only_jobs_that_ended_lately_count(clock: Clock) -> None:
     rate = CompletionRate()
     for _ in range(7):
         rate.ended("m")
-    clock.now += WINDOW_S + 1
+    clock.now += RATE_WINDOW_S + 1
     assert rate.eta_ms("m", 0) is None and rate.eta_ms("m", 100) is None
     rate.ended("m")
     clock.now += 10
@@ -90,7 +88,7 @@ def test_a_worker_whose_servers_are_away_begins_nothing() -> None:
 
 def test_old_reports_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("api.waits.readiness.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("api.waits.time.monotonic", lambda: now[0])
     readiness = WorkerReadiness()
     readiness.learn([])
     now[0] += STALE_S + 1
@@ -111,7 +109,7 @@ def test_a_start_that_takes_too_long_is_expected_no_more(monkeypatch: pytest.Mon
     """A plan names a whole cold start while it has ordered none, as with a worker that crashes at each start. An order
     begins the time anew."""
     now = [100.0]
-    monkeypatch.setattr("api.waits.estimates.time.monotonic", lambda: now[0])  # of all modules: it is the module's own
+    monkeypatch.setattr("api.waits.time.monotonic", lambda: now[0])  # of all modules: it is the module's own
 
     def expected(want: int) -> bool:
         at_ms = int(1000 * now[0])

@@ -9,10 +9,17 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from api.openai.wait import Wait
-from api.waits import calibration, sampler
-from api.waits.calibration import MIN_ERRORS, EstimateSource, Prediction, WaitErrors
-from api.waits.sampler import MAX_WATCHED, MeasuredWait, WaitSampler, measured_wait
+from api.openai.errors import Wait
+from api.waits import (
+    MAX_WATCHED,
+    MIN_ERRORS,
+    EstimateSource,
+    MeasuredWait,
+    Prediction,
+    WaitErrors,
+    WaitSampler,
+    measured_wait,
+)
 from streaming.ids import new_job_id
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import Lease
@@ -52,8 +59,7 @@ class Records:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(sampler, "time", clock)
-    monkeypatch.setattr(calibration, "time", clock)
+    monkeypatch.setattr("api.waits.time", clock)
     return clock
 
 

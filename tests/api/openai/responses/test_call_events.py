@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from api.openai.responses.answer_items import answer_output, answer_turn, given_up, items_of
-from api.openai.responses.call_events import CallEventSequence, sequence_of
-from api.openai.responses.events import EventSequence
-from api.openai.responses.object import ResponseFacts, ended_response
+from api.openai.responses.events import CallEventSequence, EventSequence, sequence_of
+from api.openai.responses.object import ResponseFacts, answer_output, answer_turn, ended_response, given_up, items_of
 from penstock.engine import ChatTurn
 from penstock.loops import at_once
 from penstock.tools import Tool, Tools, opened

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from api.openai.errors import internal_error
 from api.openai.responses.events import EventSequence
 from api.openai.responses.object import ResponseFacts, outcome
-from api.stream.flow import NumberedFlow
+from api.stream.writer import NumberedFlow
 from penstock.engine import ChatTurn, Failure, Logprob, Sampling
 from streaming.jobs.codec import Delta, Terminal, Usage
 from streaming.jobs.job import Chat, Job, JobState, ResponseForm

@@ -1,0 +1,424 @@
+"""GET and HEAD /v1/jobs/{id}/stream: a job's messages by the protocol Durable Streams."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.admission import services_of, whole_number
+from api.events import LogBroken, event_stream, job_log
+from api.jobs import facts_of, job_headers, own_record, view_of
+from api.openai import cursor, errors
+from api.openai.cursor import NO_RUN, Cursor, Place
+from api.openai.errors import from_failure, invalid_request
+from api.openai.job_events import JobEvent, delta_event, reset_event, terminal_event
+from api.openai.rendering import CallParts, to_json
+from api.services import Services
+from api.stream.writer import Watched
+from penstock.loops import Sliced
+from streaming.errors import NewerMessage
+from streaming.jobs.codec import Delta, Run, Section, author
+from streaming.jobs.history import NOTHING
+from streaming.jobs.job import JobState
+from streaming.jobs.records import NEWER, JobRecord, was_cut_short
+
+# Stream offsets: positions in a job's event log for the Durable Streams protocol, and the cursors of its live reads.
+#
+# An offset is the cursor of the last message before it (api/openai/cursor.py) with a fixed width, so that offsets of
+# one stream compare as their positions do: first the epoch, then the number. Opaque to clients.
+
+
+BEGINNING, TAIL = "-1", "now"
+"""The protocol's own offsets: before the first retained message, and after the last one."""
+INTERVAL_S = 20
+"""Seconds for which a live read has the same cursor, so that a cache may answer several readers at once."""
+FIRST_INTERVAL_S = 1_728_432_000
+"""Unix time of cursor 0, 2024-10-09: the protocol counts from there."""
+MAX_JITTER_S = 3600
+
+_SYNTAX = re.compile(r"([0-9]{15})_([0-9]{15})_([0-9a-f]{12})")
+_NO_RUN_DIGEST = "0" * 12
+_UNKNOWN_RUN = "?"
+"""Stands for a run that the job's record does not name."""
+
+
+class StreamOffset(NamedTuple):
+    """A position: after the event with this number. `run` is a digest of the run that wrote the event."""
+
+    epoch: int
+    number: int
+    run: str
+
+    def __str__(self) -> str:
+        return f"{self.epoch:015d}_{self.number:015d}_{self.run}"
+
+    @classmethod
+    def of(cls, cursor: Cursor) -> StreamOffset:
+        """Return the position after the event of this cursor."""
+        return cls(cursor.epoch, cursor.number, _digest(cursor.run))
+
+    def cursor(self, runs: Iterable[Run]) -> Cursor:
+        """Return the cursor of the event before this position. `runs`: those of the job's record; a cursor whose run is
+        not among them has none that the log knows."""
+        names = [NO_RUN, *(str(run) for run in runs)]
+        run = next((name for name in names if _digest(name) == self.run), _UNKNOWN_RUN)
+        return Cursor(self.epoch, self.number, run)
+
+
+def read(text: str) -> StreamOffset:
+    """Parse a client's offset. Raises ApiError (400)."""
+    match = _SYNTAX.fullmatch(text)
+    if match is None:
+        raise invalid_request("offset must be a Stream-Next-Offset as it was received, -1 or now.", "offset")
+    return StreamOffset(int(match[1]), int(match[2]), match[3])
+
+
+def live_cursor(seen: int | None, now_s: float | None = None) -> int:
+    """Return the cursor of a live read: the number of the present interval, but always more than the client's last one,
+    so that no cache can answer a reader for ever with the same bytes. `now_s`: Unix time."""
+    current = int(((time.time() if now_s is None else now_s) - FIRST_INTERVAL_S) // INTERVAL_S)
+    if seen is None or seen < current:
+        return current
+    return seen + max(1, random.randint(1, MAX_JITTER_S) // INTERVAL_S)  # noqa: S311 - jitter
+
+
+def _digest(run: str) -> str:
+    return _NO_RUN_DIGEST if run == NO_RUN else hashlib.sha256(run.encode()).hexdigest()[:12]
+
+
+# Pages of a job's stream: reads the messages after an offset from the store, as it stands, without waiting.
+#
+# The messages are the job's events as /v1/jobs/{id}/events has them, without those whose bytes would not be the same
+# in every replay: `queued`, `queue.position` and `interrupted` tell the present state, `started` the name of a
+# worker.
+
+
+MAX_MESSAGES = 1_000
+"""Messages on a page."""
+MESSAGES_PER_SLICE = 200
+"""Messages rendered before the event loop runs other tasks: a few milliseconds."""
+LEFT_OUT = frozenset(("queued", "queue.position", "started", "interrupted"))
+
+
+class Page(NamedTuple):
+    """The messages after a position."""
+
+    record: JobRecord
+    messages: Sequence[bytes]
+    next: Cursor
+    """The position after them."""
+    up_to_date: bool
+    """There are no more yet."""
+    closed: bool = False
+    """There will never be more."""
+
+
+def message(event: JobEvent) -> bytes:
+    """Encode an event of the log as one message of the stream."""
+    return to_json({"event": event.name, "id": str(event.id), "data": event.data})
+
+
+async def page_after(services: Services, record: JobRecord, offset: StreamOffset | None) -> Page:
+    """Read the messages after `offset`; None: from the first one that is kept. If the job is in a later epoch, a reset
+    and the messages of that one.
+
+    Raises ApiError (410 if the log has no such offset; an offset may be forged, so a read never begins an epoch; 503),
+    UnknownJob, Unavailable.
+    """
+    log = await _StoredLog.read(services, record)
+    if offset is None:
+        return await log.page(Place(), Cursor(log.record.epoch, cursor.START))
+    if offset.epoch > log.record.epoch:
+        raise errors.offset_gone()
+    seen = offset.cursor(log.runs)
+    place = log.place(seen)
+    if place is not None:
+        return await log.page(place, seen)
+    if seen.epoch == log.record.epoch:
+        raise errors.offset_gone()
+    reset = reset_event(log.record.epoch)
+    return await log.page(Place(), Cursor(log.record.epoch, cursor.START), [message(reset)])
+
+
+async def tail(services: Services, record: JobRecord) -> Page:
+    """Read the position after the last message, without the messages. Raises as `page_after`."""
+    log = await _StoredLog.read(services, record)
+    return Page(log.record, (), log.last, up_to_date=True, closed=log.record.state.final)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredLog:
+    """What the store has of a job's log at one moment: its record, its deltas from the first on, and their authors."""
+
+    services: Services
+    record: JobRecord
+    rows: Sequence[Delta] = ()
+    sections: Sequence[Section] = ()
+
+    @classmethod
+    async def read(cls, services: Services, record: JobRecord) -> _StoredLog:
+        """Read the log. The record is read again after the workers' logs, which may be trimmed once the job has ended
+        or another worker has it. Raises ApiError (503), UnknownJob, Unavailable."""
+        reader, job_id = services.job_reader, record.job.id
+        while record.terminal is None:
+            try:
+                history = (await reader.history(job_id, record.runs)).intact if record.runs else NOTHING
+            except NewerMessage:
+                raise from_failure(NEWER) from None
+            known, record = record, await reader.outline(job_id)
+            if record.terminal is None and record.epoch == known.epoch and _runs(record) == _runs(known):
+                return cls(services, record, history.rows, history.sections)
+        if record.newer or was_cut_short(record):  # its tokens could not be read
+            raise from_failure(NEWER)
+        if record.rowless:
+            record = await reader.ended(job_id)
+        assert record.terminal is not None
+        return cls(services, record, record.terminal.rows, record.terminal.sections)
+
+    @property
+    def runs(self) -> list[Run]:
+        return _runs(self.record)
+
+    @property
+    def last(self) -> Cursor:
+        """The cursor of the last message."""
+        if self.record.terminal is not None:
+            return cursor.end(self.record.epoch, self.runs, self.record.terminal)
+        return self._cursor(self.rows[-1]) if self.rows else Cursor(self.record.epoch, cursor.START)
+
+    def place(self, seen: Cursor) -> Place | None:
+        """Return the position after a cursor; None if the log does not have the messages up to it."""
+        place = cursor.resume(seen, self.record)
+        if place is None or place.over or not place.runs:
+            return place
+        if not 0 < place.after <= len(self.rows):
+            return None
+        return place if author(self.sections, place.after) == place.runs[-1] else None
+
+    async def page(self, place: Place, seen: Cursor, before: Sequence[bytes] = ()) -> Page:
+        """Render the messages after `place`, which is the position after `seen`, behind those of `before`."""
+        first = len(self.rows) if place.over else min(place.after, len(self.rows))
+        end_of_page = min(first + MAX_MESSAGES, len(self.rows))
+        work, size = self._rendered(first, end_of_page), end_of_page if self.record.job.parted else end_of_page - first
+        found = [*before, *await self.services.store_client.turns.run(work, size)]
+        last = self._cursor(self.rows[end_of_page - 1]) if end_of_page > first else seen
+        all_rows = end_of_page == len(self.rows)
+        closed = self.record.state.final and all_rows
+        if closed and not place.over:
+            end = terminal_event(await view_of(self.services, self.record))
+            assert end.id is not None
+            found, last = [*found, message(end)], end.id
+        return Page(self.record, found, last, up_to_date=all_rows, closed=closed)
+
+    def _rendered(self, first: int, end: int) -> Sliced[list[bytes]]:
+        """Render the deltas at these places. Those before them are read, too, where calls may have begun in them."""
+        facts, found = facts_of(self.services, self.record), list[bytes]()
+        parts = CallParts() if self.record.job.parted else None
+        for place in range(0 if parts is not None else first, end):
+            row = self.rows[place]
+            called = parts.of(row) if parts is not None else None
+            if place >= first:
+                found.append(message(delta_event(facts, self._cursor(row), row, called)))
+            if place % MESSAGES_PER_SLICE == 0:
+                yield
+        return found
+
+    def _cursor(self, row: Delta) -> Cursor:
+        """Return the cursor of a delta. Raises ApiError (410) if the record does not name the run that wrote it."""
+        run, runs = author(self.sections, row.seq), self.runs
+        if run is None or run not in runs:
+            raise errors.offset_gone()
+        return cursor.delta(self.record.epoch, runs.index(run) + 1, row.seq, run)
+
+
+def _runs(record: JobRecord) -> list[Run]:
+    return [logged.run for logged in record.runs]
+
+
+# GET and HEAD /v1/jobs/{id}/stream: a job's messages by the read path of the Durable Streams protocol.
+#
+# A read returns what there is after an offset. With `live=long-poll` it waits for more, and with `live=sse` it
+# streams.
+
+
+LONG_POLL_S = 20.0
+"""Time that a long-poll waits for a message; less than the time that clients wait for an answer."""
+SSE_S = 60.0
+"""Time after which the server ends a stream of events, and its reader comes back with its last offset."""
+MAX_CURSOR = 10**12
+
+_SAFETY = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
+_REVALIDATED = {"Cache-Control": "private, no-cache"}
+"""A browser may keep a page, and asks with its ETag before it uses it: the job may be gone meanwhile."""
+_UNCACHED = {"Cache-Control": "no-store"}
+_MEDIA_TYPE = "application/json"
+_ENDS = frozenset(("error", *(state.value for state in JobState if state.final)))
+"""Names of the last message of a stream."""
+
+
+class _Read(NamedTuple):
+    """What a client asks for."""
+
+    offset: StreamOffset | None
+    text: str
+    """The offset as the client sent it."""
+    live: str
+    cursor: int | None
+
+
+async def stream(request: Request) -> Response:
+    """Read the messages of a job. Raises ApiError (400, 404, 410, 503)."""
+    services, asked = services_of(request), _parsed(request)
+    record = await own_record(request)
+    if request.method == "HEAD":
+        page = await tail(services, record)
+        return Response(headers=_headers(page) | _UNCACHED, media_type=_MEDIA_TYPE)
+    at_tail = asked.text == TAIL
+    page = await (tail(services, record) if at_tail else page_after(services, record, asked.offset))
+    if asked.live == "sse":
+        return _sse_response(services, page, asked)
+    if not asked.live:
+        return _catch_up(request, page, asked.text)
+    if not page.messages and not page.closed:
+        page = await _next_page(request, services, page)
+    headers = _headers(page) | _UNCACHED
+    if not page.closed:
+        headers["Stream-Cursor"] = str(live_cursor(asked.cursor))
+    return _json(page.messages, headers) if page.messages else Response(status_code=204, headers=headers)
+
+
+def _parsed(request: Request) -> _Read:
+    """Raises ApiError (400)."""
+    query = request.query_params
+    for name in ("offset", "live", "cursor"):
+        if len(query.getlist(name)) > 1:
+            raise errors.invalid_request(f"{name} must be there once.", name)
+    text, live, cursor = query.get("offset"), query.get("live"), query.get("cursor")
+    if live not in (None, "long-poll", "sse"):
+        raise errors.invalid_request("live must be long-poll or sse, or left out.", "live")
+    if live and text is None:
+        raise errors.invalid_request("live needs an offset: -1 for the beginning, now for the end.", "offset")
+    sentinel = text in (None, BEGINNING, TAIL)
+    offset = None if sentinel else read(text or "")
+    number = whole_number(cursor, "cursor", 0, MAX_CURSOR) if cursor is not None else None
+    return _Read(offset, text or BEGINNING, live or "", number)
+
+
+def _headers(page: Page) -> dict[str, str]:
+    """Return the headers that tell a reader where it is."""
+    headers = {"Stream-Next-Offset": str(StreamOffset.of(page.next)), **job_headers(page.record), **_SAFETY}
+    if page.up_to_date:
+        headers["Stream-Up-To-Date"] = "true"
+    if page.closed:
+        headers["Stream-Closed"] = "true"
+    return headers
+
+
+def _catch_up(request: Request, page: Page, start: str) -> Response:
+    if start == TAIL:
+        return _json((), _headers(page) | _UNCACHED)
+    # Of two pages with the same bounds, one may be the last so far and the other not.
+    state = ":closed" if page.closed else ":tail" if page.up_to_date else ""
+    tag = f'"{page.record.job.id}:{start}:{StreamOffset.of(page.next)}{state}"'
+    headers = _headers(page) | _REVALIDATED | {"ETag": tag}
+    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    return Response(status_code=304, headers=headers) if tag in known else _json(page.messages, headers)
+
+
+def _json(messages: Sequence[bytes], headers: dict[str, str]) -> Response:
+    return Response(b"[" + b",".join(messages) + b"]", headers=headers, media_type=_MEDIA_TYPE)
+
+
+class _MessageBatch(NamedTuple):
+    """Messages that came together, while their reader waited."""
+
+    messages: Sequence[bytes]
+    next: Cursor
+    closed: bool
+
+    @property
+    def full(self) -> bool:
+        """More may have come at the same time."""
+        return len(self.messages) >= MESSAGES_PER_SLICE
+
+
+async def _batches(services: Services, record: JobRecord, seen: Cursor) -> AsyncGenerator[_MessageBatch, None]:
+    """Yield the messages after a position as they come, to the end of the stream, or until it cannot be read here: the
+    reader comes back and is told why."""
+    try:
+        async for events in job_log(services, record, seen, shown=True):
+            if (batch := _batch(events)) is not None:
+                yield batch
+    except LogBroken:
+        return
+
+
+def _batch(events: Iterable[JobEvent]) -> _MessageBatch | None:
+    kept = [(event, event.id) for event in events if event.id is not None and event.name not in LEFT_OUT]
+    if not kept:
+        return None
+    event, last = kept[-1]
+    return _MessageBatch([message(each) for each, _ in kept], last, event.name in _ENDS)
+
+
+async def _next_page(request: Request, services: Services, page: Page) -> Page:
+    """Wait for the next messages; return the page as it is if none come in time, or the client has left."""
+    try:
+        async with asyncio.timeout(LONG_POLL_S) as limit:
+
+            def stop() -> None:
+                if not limit.expired():
+                    limit.reschedule(asyncio.get_running_loop().time())
+
+            with Watched(request.scope, request.receive, stop):
+                async with aclosing(_batches(services, page.record, page.next)) as batches:
+                    async for batch in batches:
+                        return Page(page.record, batch.messages, batch.next, not batch.full, batch.closed)
+    except TimeoutError:
+        pass
+    return page
+
+
+def _sse_response(services: Services, page: Page, asked: _Read) -> EventSourceResponse:
+    headers = _REVALIDATED | _SAFETY | job_headers(page.record) | {"Content-Type": "text/event-stream"}
+    return event_stream(services, _events(services, page, asked.cursor), headers, ServerSentEvent(comment="ping"))
+
+
+async def _events(services: Services, page: Page, seen: int | None) -> AsyncIterator[bytes]:
+    """Yield what there is and then what comes, each with a `control` event behind it."""
+    cursor = live_cursor(seen)
+    yield _encoded(page.messages, page.next, cursor, up_to_date=page.up_to_date, closed=page.closed)
+    if page.closed:
+        return
+    limit_s = asyncio.get_running_loop().time() + SSE_S
+    async with aclosing(_batches(services, page.record, page.next)) as batches:
+        while True:
+            try:
+                async with asyncio.timeout_at(limit_s):
+                    batch = await anext(batches)
+            except (TimeoutError, StopAsyncIteration):
+                return
+            yield _encoded(batch.messages, batch.next, cursor, up_to_date=not batch.full, closed=batch.closed)
+
+
+def _encoded(messages: Sequence[bytes], after: Cursor, cursor: int, *, up_to_date: bool, closed: bool) -> bytes:
+    control: dict[str, str | bool] = {"streamNextOffset": str(StreamOffset.of(after))}
+    if not closed:
+        control["streamCursor"] = str(cursor)
+    if up_to_date or closed:
+        control["upToDate"] = True
+    if closed:
+        control["streamClosed"] = True
+    data = b"event: data\ndata:[%b]\n\n" % b",".join(messages) if messages else b""
+    return data + b"event: control\ndata:%b\n\n" % to_json(control)

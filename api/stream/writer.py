@@ -1,0 +1,256 @@
+"""Writers of streamed answers: the constant bytes, each token's way to the socket, and slow or gone readers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
+
+from api.openai.rendering import encode_json, on_one_line
+from api.openai.responses.events import EventSequence
+from api.stream.connection import CHUNK_END, Connection, chunk_head
+from penstock.loops import Sliced
+from streaming.jobs.codec import Delta
+
+PING = b": ping\n"
+"""An SSE comment. It ends with one newline only: a blank line would dispatch an event, on which some clients crash."""
+
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+def stream_url(job_id: str) -> dict[str, str]:
+    """Return the header of a streamed answer that says where anybody with its caller's key can read and resume it."""
+    return {"Stream-Url": f"/v1/jobs/{job_id}/stream"}
+
+
+def served_by_header(models: Iterable[str]) -> dict[str, str]:
+    """Return the header of an answer that names the models that gave its choices, in their order."""
+    return {"X-Served-By": ", ".join(dict.fromkeys(models))}
+
+
+def start_message(status: int, headers: dict[str, str]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": Headers(headers).raw}
+
+
+def body_message(data: bytes, *, more: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+MAX_SEND_TIMEOUT_FACTOR = 1.2
+"""A stalled reader is disconnected up to this factor later than its timeout, at random: readers that stalled together
+are then not all disconnected in one iteration of the event loop, which would delay every other stream."""
+
+
+class ClientGone(Exception):
+    """Raised inside an answer when its client has disconnected."""
+
+
+class PacedWriter:
+    """Writer of one answer. `stalled`: the reader took no byte for too long and is disconnected."""
+
+    def __init__(self, send: Send, connection: Connection | None, timeout_s: float) -> None:
+        self._send, self._connection, self._timeout_s = send, connection, timeout_s
+        self.stalled = False
+
+    async def write(self, data: bytes, *, more: bool) -> None:
+        """Write once the reader takes it. Raises ClientGone."""
+        task = asyncio.current_task()
+        timeout_s = self._timeout_s * random.uniform(1.0, MAX_SEND_TIMEOUT_FACTOR)  # noqa: S311 - jitter
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._on_stalled, task)
+        try:
+            await self._send(body_message(data, more=more))
+        except asyncio.CancelledError:
+            if not self.stalled:
+                raise
+            self.cut_off()
+            raise ClientGone from None
+        finally:
+            timer.cancel()
+
+    def cut_off(self) -> None:
+        """Disconnect the reader in the middle of the answer, so that it cannot take what it has for the whole."""
+        if self._connection is not None:
+            self._connection.cut_off()
+
+    def _on_stalled(self, task: asyncio.Task[object] | None) -> None:
+        self.stalled = True
+        if task is not None:
+            task.cancel()
+
+
+T = TypeVar("T")
+
+
+class Watched:
+    """Context manager that calls `on_lost` when the client disconnects, or has done so before.
+
+    The request's body must have been read, or be of no interest.
+    """
+
+    __slots__ = ("_connection", "_on_lost", "_receive", "_task", "lost")
+
+    def __init__(self, scope: Scope, receive: Receive, on_lost: Callable[[], None] | None = None) -> None:
+        self._connection: Connection | None = scope["state"].get("connection")
+        self._receive, self._on_lost = receive, on_lost
+        self._task: asyncio.Task[None] | None = None
+        self.lost = False
+        """The client has disconnected."""
+
+    def __enter__(self) -> Watched:
+        if self._connection is not None:
+            self._connection.watch(self._set_lost)
+        else:
+            self._task = asyncio.create_task(self._wait())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.watch(None)
+        elif self._task is not None:
+            self._task.cancel()
+
+    def check(self) -> None:
+        """Raise ClientDisconnect if the client has disconnected."""
+        if self.lost:
+            raise ClientDisconnect
+
+    def while_there(self, work: Sliced[T]) -> Sliced[T]:
+        """Run sliced work, and abort it when the client disconnects. Raises ClientDisconnect."""
+        while True:
+            self.check()
+            try:
+                next(work)
+            except StopIteration as done:
+                value: T = done.value
+                return value
+            yield
+
+    def _set_lost(self) -> None:
+        self.lost = True
+        if self._on_lost is not None:
+            self._on_lost()
+
+    async def _wait(self) -> None:
+        """Wait for the ASGI disconnect message, under a server other than ours."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._set_lost()
+
+
+# Token fast path: writes each token of an open stream from the relay's frame straight to its connection.
+#
+# With many streams, the memory that a token touches has left the CPU cache since the stream's previous token, and
+# loading it costs as much as the work. So this state is one small object; the Reply handles everything rare.
+
+
+Renderer: TypeAlias = Callable[[Delta], bytes]
+
+
+class TokenTimes(Protocol):
+    """Takes the times between tokens."""
+
+    def observe_equal(self, total: float, n: int) -> None:
+        """Add `n` equal times of `total` seconds together."""
+        ...
+
+
+class TokenFlow:
+    """Token writer of a stream with one choice and without log-probabilities, after its first token."""
+
+    __slots__ = ("_after", "_around", "_before", "_render", "_transport", "histogram", "last", "paused", "unwritten")
+
+    def __init__(self, histogram: TokenTimes) -> None:
+        self.histogram = histogram
+        self.last = 0.0
+        """Monotonic time of the last tokens; 0: none yet."""
+        self.unwritten = b""
+        """Rendered bytes that could not be written."""
+        self.paused = False
+        """The connection's write buffer is full."""
+
+    def start(self, connection: Connection, before: bytes, after: bytes, render: Renderer | None = None) -> None:
+        """Start writing to a connection; `before` and `after` are the constant JSON around each delta's text, and
+        `render` renders a delta that has extras; None: there are none."""
+        self._render = render
+        self._transport: asyncio.Transport = connection.transport
+        self._before, self._after = before, after + CHUNK_END
+        self._around = len(before) + len(after)
+        self.paused = connection.carry(self)
+
+    def write(self, row: Delta, now: float) -> bool:
+        """Write a delta that arrived at `now`; called for every token. False: it is in `unwritten` instead."""
+        self.histogram.observe_equal(now - self.last, row.n or 1)  # as `inter_token_latency` has it
+        self.last = now
+        if row.extras and self._render is not None:
+            return self._write_rendered(self._render(row))
+        content = row.text
+        if not content:
+            return True
+        text = encode_json(content)
+        if not text.isascii():
+            text = on_one_line(text)
+        if self.paused:
+            self.unwritten = self._before + text + self._after[: -len(CHUNK_END)]
+            return False
+        head = chunk_head(self._around + len(text))
+        transport = self._transport
+        if not transport.is_closing():  # drop tokens of a disconnected client
+            transport.write(b"".join((head, self._before, text, self._after)))
+        return True
+
+    def _write_rendered(self, data: bytes) -> bool:
+        if self.paused:
+            self.unwritten = data
+            return False
+        if data and not self._transport.is_closing():
+            self._transport.write(b"".join((chunk_head(len(data)), data, CHUNK_END)))
+        return True
+
+
+class NumberedFlow(TokenFlow):
+    """The same for a response, whose events are numbered and whose text its last events repeat."""
+
+    __slots__ = ("_end", "_sequence")
+
+    def __init__(self, histogram: TokenTimes, sequence: EventSequence) -> None:
+        super().__init__(histogram)
+        self._sequence = sequence
+
+    def start(self, connection: Connection, before: bytes, after: bytes, render: Renderer | None = None) -> None:
+        """Start writing; `after` has %d where the number of the event goes."""
+        super().start(connection, before, b"", render)
+        self._around, self._end = len(before) - len(CHUNK_END), after + CHUNK_END
+
+    def write(self, row: Delta, now: float) -> bool:
+        self.histogram.observe_equal(now - self.last, row.n or 1)
+        self.last = now
+        if row.extras:
+            return self._write_rendered(self._sequence.delta(row))
+        content = row.text
+        if not content:
+            return True
+        text = encode_json(content)
+        if not text.isascii():
+            text = on_one_line(text)
+        sequence = self._sequence
+        number = sequence.number
+        sequence.number = number + 1
+        sequence.text += text[1:-1]
+        end, before = self._end % number, self._before
+        if self.paused:
+            self.unwritten = before + text + end[: -len(CHUNK_END)]
+            return False
+        head = chunk_head(self._around + len(text) + len(end))
+        transport = self._transport
+        if not transport.is_closing():
+            transport.write(b"".join((head, before, text, end)))
+        return True

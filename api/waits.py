@@ -1,0 +1,523 @@
+"""Waits: how long a waiting job is expected to wait, how well past estimates held, and what clients were told."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from api.openai.errors import Wait
+from penstock.loops import ExpectedErrors, run_periodically
+from streaming.errors import Unavailable
+from streaming.fleet.plans import Plan, Stall
+from streaming.fleet.process import Process
+from streaming.jobs.job import Job, JobState
+from streaming.jobs.reader import JobReader
+from streaming.jobs.records import JobRecord
+from streaming.order import HIGHER, Priority
+
+# Wait calibration: compares predicted with measured waits, and turns a prediction into an estimate with a band.
+#
+# Waits are compared as ratios, r(a, b) = (a + 1 s) / (b + 1 s): the second makes the ratio defined for a prediction of
+# zero, and keeps a few milliseconds from counting as a large error. The median of the latest r(measured, predicted)
+# corrects the next prediction. The 10 % and 90 % quantiles of r(measured, told) are its band: they are of what clients
+# were told, so a correction that lags behind a changing load widens the band.
+#
+# A job that expires in the queue gives a bound: it would have waited longer. A bound takes part as in the estimator
+# of Kaplan and Meier (1958): its share goes to the waits above it. Where too many are bounds for a quantile, the
+# prediction is trusted within TRUSTED_FACTOR, and the largest bound is one.
+
+
+LEARNED_S = 900.0
+"""Older errors are forgotten."""
+MAX_ERRORS = 128
+"""Errors kept for each source."""
+LATEST = 16
+"""Of these, the ones that correct a prediction: few, to follow a changing load."""
+MIN_ERRORS = 20
+"""With fewer errors there is no band: two of them lie outside it on average."""
+OFFSET_S = 1.0
+TRUSTED_FACTOR = 10
+"""A wait that no measured one contradicts is at least the predicted one divided by this. The plan is made of the
+mean size of jobs and the mean pace of slots; allowing each to be wrong by three, it is wrong by about ten."""
+LOW, HIGH = 0.1, 0.9
+
+Estimator: TypeAlias = Literal["plan", "rate"]
+"""The scheduler's plan, or this process's completion rate."""
+
+
+class EstimateSource(NamedTuple):
+    """What a prediction is about and how it was made: errors are comparable only within one source."""
+
+    model: str
+    lane: Priority
+    estimator: Estimator
+    limited: bool = False
+    """Of jobs with a time limit, which the order of the queue may prefer."""
+
+    @classmethod
+    def of(cls, job: Job, estimator: Estimator) -> EstimateSource:
+        limited = job.max_queue_ms is not None or job.deadline_ms is not None
+        return cls(job.model, job.priority, estimator, limited)
+
+
+class Prediction(NamedTuple):
+    """A wait as an estimator predicts it, not corrected."""
+
+    source: EstimateSource
+    seconds: float
+
+
+class _Factors(NamedTuple):
+    """What a prediction is multiplied by, and then its ends."""
+
+    middle: float
+    low: float | None = None
+    high: float | None = None
+
+
+class _Error(NamedTuple):
+    """How one prediction held."""
+
+    learned: float
+    of_predicted: float
+    """The measured wait over the predicted one."""
+    of_told: float
+    bound: bool
+    """It ended in the queue: both ratios would be larger."""
+
+
+class _Errors:
+    """The latest errors of one source."""
+
+    def __init__(self) -> None:
+        self._kept: deque[_Error] = deque(maxlen=MAX_ERRORS)
+        self._factors = _Factors(1.0)
+
+    def add(self, error: _Error) -> None:
+        self._kept.append(error)
+        while self._kept[0].learned < error.learned - LEARNED_S:
+            self._kept.popleft()
+        latest = sorted((each.of_predicted, each.bound) for each in list(self._kept)[-LATEST:])
+        middle = _quantile(latest, 0.5)
+        if middle is None:
+            middle = max(1.0, latest[-1][0])
+        if len(self._kept) < MIN_ERRORS:
+            self._factors = _Factors(middle)
+            return
+        ordered = sorted((each.of_told, each.bound) for each in self._kept)
+        low, high = _quantile(ordered, LOW), _quantile(ordered, HIGH)
+        if low is None:
+            low = max(1 / TRUSTED_FACTOR, ordered[-1][0])
+        self._factors = _Factors(middle, low, high)
+
+    def factors(self, now: float) -> _Factors:
+        """Those that hold now; without errors lately, none is known."""
+        return self._factors if self._kept and self._kept[-1].learned >= now - LEARNED_S else _Factors(1.0)
+
+
+class WaitErrors:
+    """The recent errors of each source, in one process; bounded by models times lanes times four."""
+
+    def __init__(self) -> None:
+        self._errors: defaultdict[EstimateSource, _Errors] = defaultdict(_Errors)
+
+    def learn(self, prediction: Prediction, told: Wait, waited_s: float, *, bound: bool = False) -> None:
+        """Add a measured wait, and what its client was told. `bound`: the job would have waited longer."""
+        of_predicted = (waited_s + OFFSET_S) / (prediction.seconds + OFFSET_S)
+        of_told = (waited_s + OFFSET_S) / (told.eta_ms / 1000 + OFFSET_S)
+        self._errors[prediction.source].add(_Error(time.monotonic(), of_predicted, of_told, bound))
+
+    def wait(self, prediction: Prediction) -> Wait:
+        """Correct a prediction, with its band if enough errors are known."""
+        middle, low, high = self._errors[prediction.source].factors(time.monotonic())
+        eta_s = _scaled(prediction.seconds, middle)
+        if low is None:
+            return Wait(int(1000 * eta_s))
+        low_s = _scaled(eta_s, low)
+        if high is None:
+            return Wait(int(1000 * max(eta_s, low_s)), int(1000 * low_s))
+        high_s = _scaled(eta_s, high)
+        return Wait(int(1000 * min(max(eta_s, low_s), high_s)), int(1000 * low_s), int(1000 * high_s))
+
+
+def _scaled(seconds: float, factor: float) -> float:
+    return max(0.0, (seconds + OFFSET_S) * factor - OFFSET_S)
+
+
+def _quantile(ordered: list[tuple[float, bool]], share: float) -> float | None:
+    """The quantile of sorted ratios and whether they are bounds, interpolated; None if too many are bounds."""
+    if not any(bound for _, bound in ordered):
+        place = share * (len(ordered) - 1)
+        below = int(place)
+        above = min(below + 1, len(ordered) - 1)
+        return ordered[below][0] + (place - below) * (ordered[above][0] - ordered[below][0])
+    longer = 1.0
+    for place, (ratio, bound) in enumerate(ordered):
+        longer *= 1.0 if bound else 1 - 1 / (len(ordered) - place)
+        if longer <= 1 - share + 1e-9:
+            return ratio
+    return None
+
+
+STALE_S = 10.0
+"""A plan or a report of a worker that is older than this is ignored."""
+WAITING = "waiting for its server"
+"""A worker that is ready, none of whose servers are there."""
+NO_WORKERS: Mapping[str, int] = Counter()
+NO_STALLS: Mapping[str, Stall] = {}
+
+
+class WorkerReadiness:
+    """Answers from the workers' reports."""
+
+    def __init__(self) -> None:
+        self._states: Mapping[str, Counter[str]] = {}
+        """How many workers of each model are in each state."""
+        self._stalls: Mapping[str, Stall] = NO_STALLS
+        self._read = -math.inf
+        self._ready: dict[str, float] = {}
+        """When a worker of each model was last seen ready, else when this process first looked; monotonic time."""
+
+    def learn(self, workers: Iterable[Process], stalls: Mapping[str, Stall] = NO_STALLS) -> None:
+        """Store the reports of all workers, and which models are stalled."""
+        states: dict[str, Counter[str]] = {}
+        for worker in workers:
+            state = WAITING if worker.away and worker.state == "ready" else worker.state
+            states.setdefault(worker.model, Counter())[state] += 1
+        self._states, self._stalls, self._read = states, stalls, time.monotonic()
+        self._ready |= {model: self._read for model, found in states.items() if "ready" in found}
+
+    def missing_s(self, model: str) -> float:
+        """For how many seconds no worker of this model has been ready, as far as this process knows."""
+        now = time.monotonic()
+        return now - self._ready.setdefault(model, now)
+
+    def ready(self, model: str) -> int:
+        """How many workers of the model are ready; 0 if that is not known."""
+        return self._states.get(model, NO_WORKERS)["ready"] if time.monotonic() - self._read <= STALE_S else 0
+
+    @property
+    def stalled(self) -> dict[str, str]:
+        """By model, why no worker may run its jobs; of stalled models only."""
+        fresh = time.monotonic() - self._read <= STALE_S
+        return {model: stall.cause for model, stall in self._stalls.items()} if fresh else {}
+
+    def problem(self, model: str) -> str:
+        """Why no worker can claim a job of this model now; "" if one can, or if it is not known."""
+        states = self._states.get(model, NO_WORKERS)
+        if time.monotonic() - self._read > STALE_S:
+            return ""
+        if stall := self._stalls.get(model):
+            return f"no worker may run it: {stall.cause}"
+        if "ready" in states:
+            return ""
+        found = ", ".join(f"one is {state}" for state in sorted(states)) or "none is running"
+        return f"no worker is ready: {found}"
+
+
+MAX_SHOWN = 10_000
+"""Jobs remembered; the one not shown for longest is forgotten first."""
+
+
+class ShownWaits:
+    """The estimate that each waiting job was last shown with, in one process."""
+
+    def __init__(self) -> None:
+        self._shown: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """By job: its `eta_ms`, and the jobs that were ahead of it."""
+
+    def settle(self, job_id: str, wait: Wait, ahead: int) -> Wait:
+        """Return the wait to show: at most the last one, unless more jobs are ahead of the job than then.
+
+        The upper end of the band is not held down: it shows if the job starts later than it was told.
+
+        Args:
+            ahead: Jobs of its own lane and of higher ones that are to start before it.
+        """
+        shown = self._shown.pop(job_id, None)
+        eta_ms = wait.eta_ms if shown is None or ahead > shown[1] else min(wait.eta_ms, shown[0])
+        self._shown[job_id] = (eta_ms, ahead)
+        if len(self._shown) > MAX_SHOWN:
+            self._shown.popitem(last=False)
+        return Wait(eta_ms, None if wait.low_ms is None else min(wait.low_ms, eta_ms), wait.high_ms)
+
+
+# Wait-time estimates: when a waiting job will start, by the scheduler's plan or, without a scheduler, by the
+# completion rate of this process, corrected by the errors of past estimates.
+
+
+FRESH_S = 3.0
+"""No request is refused by a plan older than this."""
+DEFAULT_RETRY_S = 5.0
+"""Asked of a client if no wait is known."""
+FULL_LANE_SHARE = 10
+"""A full lane is worth a retry once one job in so many of it has started."""
+RATE_WINDOW_S = 60.0
+MAX_ENDS = 4096
+
+
+class PlanReader:
+    """Answers from the plans that this process read last."""
+
+    def __init__(self) -> None:
+        self._plans: Mapping[str, Plan] = {}
+        self._ages: dict[str, float] = {}
+        self._ordered: dict[str, float] = {}
+        """When this process saw last that a model should have more workers, in monotonic time."""
+        self._read = time.monotonic()
+
+    def learn(self, plans: Mapping[str, Plan], now_ms: int) -> None:
+        """Store the plans, read at `now_ms` of Redis time."""
+        before, self._plans, self._read = self._plans, plans, time.monotonic()
+        for model, plan in plans.items():
+            if model not in before or plan.want > before[model].want:
+                self._ordered[model] = self._read
+        self._ages = {model: max(0, now_ms - plan.at_ms) / 1000 for model, plan in plans.items()}
+
+    def eta_ms(self, model: str, lane: Priority, before: int | None) -> int | None:
+        """Return the milliseconds until a job with `before` others ahead of it in its lane starts; None: unknown.
+
+        The plan holds the wait at the lane's end when it was made (`before` None: this one); each job more or less
+        since then adds or removes the plan's time per job. A job never starts before the first worker is ready.
+        """
+        plan, age = self._plans.get(model), self._age(model)
+        prospect = plan.lanes.get(lane) if plan is not None else None
+        if plan is None or prospect is None or prospect.wait_s is None or age > STALE_S:
+            return None
+        wake_s = self.wake_s(model)
+        more = 0 if before is None else before - prospect.waiting
+        behind_s = prospect.wait_s - plan.wake_s + more * prospect.each_s
+        return int(1000 * (wake_s + max(0.0, behind_s)))
+
+    def wake_s(self, model: str) -> float:
+        """Return the seconds until the model's first worker is ready; 0 if one is, or was expected by now."""
+        plan = self._plans.get(model)
+        if plan is None:
+            return 0.0
+        # With zero workers wanted, this job causes the cold start, which has not begun; draining workers do not help.
+        return max(0.0, plan.wake_s - self._age(model)) if plan.want else max(plan.wake_s, plan.cold_start_s)
+
+    def expects_start(self, model: str, missing_s: float) -> bool:
+        """Whether the model's first worker is still expected: not if it has not become ready within a cold start.
+
+        Args:
+            missing_s: seconds for which no worker of the model has been ready.
+        """
+        plan, wake_s = self._plans.get(model), self.wake_s(model)
+        if plan is None or not plan.want:
+            return wake_s > 0
+        waited_s = min(missing_s, time.monotonic() - self._ordered[model])
+        return wake_s > 0 and waited_s <= max(plan.wake_s, plan.cold_start_s)
+
+    def knows(self, model: str) -> bool:
+        """Whether a scheduler has published a fresh plan for this model, even one without an estimate."""
+        return self._age(model) <= STALE_S
+
+    def can_judge(self, model: str) -> bool:
+        """Whether a plan is fresh, and workers are there or wanted. While the model sleeps, its first job wakes it."""
+        plan = self._plans.get(model)
+        return plan is not None and plan.want > 0 and self._age(model) <= FRESH_S
+
+    def wanted(self, model: str) -> int:
+        """How many workers the model should have; 0 without a plan."""
+        plan = self._plans.get(model)
+        return 0 if plan is None else plan.want
+
+    def above(self, model: str, lane: Priority) -> int:
+        """Return the jobs that waited in higher lanes when the plan was made."""
+        plan = self._plans.get(model)
+        lanes = {} if plan is None else plan.lanes
+        return sum([lanes[higher].waiting for higher in HIGHER[lane] if higher in lanes])
+
+    def _age(self, model: str) -> float:
+        """Return the seconds since the plan was made; infinite without one."""
+        return self._ages.get(model, math.inf) + time.monotonic() - self._read
+
+
+class CompletionRate:
+    """Counts ended jobs by model, over the last RATE_WINDOW_S seconds."""
+
+    def __init__(self) -> None:
+        self._ends: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_ENDS))
+
+    def ended(self, model: str) -> None:
+        """Count a job that ended now."""
+        self._ends[model].append(time.monotonic())
+
+    def eta_ms(self, model: str, position: int) -> int | None:
+        """Return the milliseconds until `position` more jobs have ended at the present rate; None if it is unknown."""
+        ends, now = self._ends[model], time.monotonic()
+        while ends and ends[0] < now - RATE_WINDOW_S:
+            ends.popleft()
+        if len(ends) < 2:
+            return None
+        per_second = len(ends) / max(now - ends[0], 0.001)
+        return int(1000 * (position + 1) / per_second)
+
+
+class WaitEstimates:
+    """What this process tells its clients about waits. `partitions`: those of the store."""
+
+    def __init__(self, partitions: int = 1) -> None:
+        self.plans, self.completions = PlanReader(), CompletionRate()
+        self.errors, self.shown, self.readiness = WaitErrors(), ShownWaits(), WorkerReadiness()
+        self._partitions = partitions
+
+    def predict(self, job: Job, before: int | None) -> Prediction | None:
+        """Return the uncorrected wait of a job with `before` others ahead of it in its lane; None: unknown, also if no
+        worker is ready and none is expected to be.
+
+        Args:
+            before: Of all partitions; None: all jobs of the lane.
+        """
+        estimator: Estimator = "plan" if self.plans.knows(job.model) else "rate"
+        if self.readiness.problem(job.model):
+            missing_s = self.readiness.missing_s(job.model)
+            if estimator == "rate" or not self.plans.expects_start(job.model, missing_s):
+                return None
+        if estimator == "plan":
+            eta_ms = self.plans.eta_ms(job.model, job.priority, before)
+        else:
+            eta_ms = self.completions.eta_ms(job.model, before or 0)
+        return None if eta_ms is None else Prediction(EstimateSource.of(job, estimator), eta_ms / 1000)
+
+    def predict_at(self, job: Job, position: int) -> Prediction | None:
+        """The same by a position in one partition: workers take from all of them alike."""
+        return self.predict(job, position * self._partitions)
+
+    def wait(self, job: Job, before: int | None = None) -> Wait | None:
+        """Return the corrected wait of a job that is put now, with its band if that is known."""
+        prediction = self.predict(job, before)
+        return None if prediction is None else self.errors.wait(prediction)
+
+    def wait_of(self, job: Job, position: int) -> Wait | None:
+        """Return the wait to show for a waiting job: it rises only if more jobs are ahead of it than before."""
+        prediction = self.predict_at(job, position)
+        return None if prediction is None else self.shown_wait(job, position, prediction)
+
+    def shown_wait(self, job: Job, position: int, prediction: Prediction) -> Wait:
+        """The same for a prediction made just now, for that position."""
+        ahead = position + self.plans.above(job.model, job.priority)
+        return self.shown.settle(job.id, self.errors.wait(prediction), ahead)
+
+    def has_all_workers(self, model: str) -> bool:
+        """Whether no worker is on its way that could shorten a wait: the plan counts those that are ready."""
+        return self.readiness.ready(model) >= self.plans.wanted(model)
+
+    def retry_s(self, job: Job, position: int | None = None) -> float:
+        """Return when to try again: once a job put now would start or, with the `position` of the last job of a full
+        lane, once part of the lane has started."""
+        before = None if position is None else position * self._partitions // FULL_LANE_SHARE
+        wait = self.wait(job, before)
+        return DEFAULT_RETRY_S if wait is None else wait.eta_ms / 1000
+
+
+# Wait sampler: measures how long a sample of the jobs that this process accepted waited, to calibrate the estimates.
+#
+# It reads the record of a sampled job until the job has started. The record holds when the first worker claimed it,
+# so a late look costs no accuracy. For each source it takes at most one job a second and watches MAX_WATCHED at once.
+
+
+log = logging.getLogger(__name__)
+
+MAX_WATCHED = 32
+"""Waiting jobs watched for each source."""
+SAMPLE_INTERVAL_S = 1.0
+"""Least time between two sampled jobs of one source, and between two looks."""
+RECHECK_SHARE = 0.1
+"""A job that still waits is looked at again after this share of its age."""
+CLOCK_SLACK_S = 1.0
+"""A wait that is longer by more than this than the job has been watched is not one: its record is corrupt, or the
+store's clock was set."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    prediction: Prediction
+    told: Wait
+    since: float
+    look_at: float
+
+
+class WaitSampler:
+    """Watches sampled jobs and teaches their waits to `errors`."""
+
+    def __init__(self, reader: JobReader, errors: WaitErrors) -> None:
+        self._reader, self._errors = reader, errors
+        self._watched: dict[str, _Watched] = {}
+        self._counts: Counter[EstimateSource] = Counter()
+        self._sampled_at: dict[EstimateSource, float] = {}
+
+    def note(self, job_id: str, prediction: Prediction, told: Wait, limit_ms: int | None = None) -> None:
+        """Consider a job for the sample; it was accepted just now, and its client was told this wait. `limit_ms`: it
+        expires then."""
+        now, source = time.monotonic(), prediction.source
+        if now - self._sampled_at.get(source, float("-inf")) < SAMPLE_INTERVAL_S or self._counts[source] >= MAX_WATCHED:
+            return
+        self._sampled_at[source] = now
+        ends_s = prediction.seconds if limit_ms is None else min(prediction.seconds, limit_ms / 1000)
+        self.watch(job_id, prediction, told, now + max(SAMPLE_INTERVAL_S, ends_s))
+
+    def watch(self, job_id: str, prediction: Prediction, told: Wait, look_at: float) -> None:
+        """Look at a job from then on (monotonic time) until it has started."""
+        if job_id not in self._watched:
+            self._counts[prediction.source] += 1
+        self._watched[job_id] = _Watched(prediction, told, time.monotonic(), look_at)
+
+    @property
+    def watched(self) -> int:
+        """Jobs watched."""
+        return len(self._watched)
+
+    def due(self, now: float) -> list[str]:
+        """The jobs to look at."""
+        return [job_id for job_id, watched in self._watched.items() if watched.look_at <= now]
+
+    async def keep_measuring(self) -> None:
+        """Look at the watched jobs for ever."""
+        expected = ExpectedErrors(Unavailable, log.debug, "waits are not measured: %s")
+        await run_periodically(self.look, SAMPLE_INTERVAL_S, expected)
+
+    async def look(self) -> None:
+        """Read the jobs that are due, and learn from those that have started. Raises Unavailable."""
+        now = time.monotonic()
+        due = self.due(now)
+        records = await self._reader.records(due, bodies=False, resultless=due) if due else []
+        for job_id, record in zip(due, records, strict=True):
+            watched = self._watched[job_id]
+            measured = None if record is None else measured_wait(record, watched.prediction.seconds)
+            if measured is not None:
+                if measured.seconds <= now - watched.since + CLOCK_SLACK_S:
+                    self._errors.learn(watched.prediction, watched.told, measured.seconds, bound=measured.bound)
+            elif record is not None and not record.state.final:
+                watched.look_at = now + max(SAMPLE_INTERVAL_S, RECHECK_SHARE * (now - watched.since))
+                continue
+            del self._watched[job_id]
+            self._counts[watched.prediction.source] -= 1
+
+
+class MeasuredWait(NamedTuple):
+    """How long a job waited."""
+
+    seconds: float
+    bound: bool = False
+    """It would have waited longer."""
+
+
+def measured_wait(record: JobRecord, predicted_s: float) -> MeasuredWait | None:
+    """Return how long a job waited; None while it waits.
+
+    A job that ended in the queue would have waited longer still. If it expired, or waited for longer than predicted,
+    its wait is a bound; else it says nothing (None): its client cancelled it early.
+    """
+    if record.started_ms:
+        return MeasuredWait(max(0, record.started_ms - record.created_ms) / 1000)
+    waited_s = max(0, record.done_ms - record.created_ms) / 1000
+    if record.state is JobState.EXPIRED or (record.state.final and waited_s > predicted_s):
+        return MeasuredWait(waited_s, bound=True)
+    return None
