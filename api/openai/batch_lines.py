@@ -16,9 +16,9 @@ import msgspec
 from pydantic import Field
 
 from api.openai.errors import ApiError, invalid_request, model_not_found
-from api.openai.fields import Metadata, StrictBody
+from api.openai.fields import FINITE, Metadata, StrictBody
 from api.openai.generation import passed_fields, passed_parts, reasoning_of, sampling_of
-from api.openai.json_body import FINITE, nested_beyond, non_finite_field
+from api.openai.json_body import nested_beyond, non_finite_field
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
 from api.openai.results import result

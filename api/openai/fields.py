@@ -6,6 +6,7 @@ Types are strict and sizes bounded. An error text here begins with a verb, becau
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -121,6 +122,27 @@ class ClosedBody(StrictBody):
             return fields
         first = next(name for name in fields if name not in known)
         return {name: fields[name] for name in (*known, first) if name in fields}
+
+
+FINITE = "must be a finite number: JSON has no NaN and no Infinity"
+MAX_PATH = 128
+"""Characters of a path in a message."""
+
+
+def non_finite(value: Any, path: str = "") -> str:
+    """Return the path of the first number in `value` that is NaN or Infinity, as `1e999` is; "" if there is none."""
+    layer = [(path, value)]
+    while layer:
+        inner: list[tuple[str, Any]] = []
+        for at, each in layer:
+            if isinstance(each, float) and not math.isfinite(each):
+                return at[:MAX_PATH]
+            if isinstance(each, list | tuple):
+                inner += [(f"{at}[{number}]", item) for number, item in enumerate(each)]
+            elif isinstance(each, dict):
+                inner += [(f"{at}.{name}" if at else name, item) for name, item in each.items()]
+        layer = inner
+    return ""
 
 
 def depth(value: Any) -> int:

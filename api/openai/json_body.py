@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from api.openai import errors
 from api.openai.errors import ApiError, invalid_request
-from api.openai.fields import QueueOptions, depth
+from api.openai.fields import FINITE, QueueOptions, depth, non_finite
 from penstock.config import nearest
 from penstock.text import fault_of, without_mark
 
@@ -141,8 +140,6 @@ def _weight(outside: bytes) -> int:
 
 MAX_DEPTH = 128
 """Levels of nested JSON: a schema of ten levels of objects, in lists of alternatives, has some 60."""
-MAX_PATH = 128
-FINITE = "must be a finite number: JSON has no NaN and no Infinity"
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -166,20 +163,9 @@ def read_object(body: bytes) -> dict[str, Any]:
 def non_finite_field(body: bytes) -> str:
     """Return the path of the first field that is NaN or Infinity; "" if there is none, or if more is wrong."""
     try:
-        layer = [("", pydantic_core.from_json(without_mark(body)))]
+        return non_finite(pydantic_core.from_json(without_mark(body)))
     except ValueError:
         return ""
-    while layer:
-        inner = []
-        for path, value in layer:
-            if isinstance(value, float) and not math.isfinite(value):
-                return path[:MAX_PATH]
-            if isinstance(value, list):
-                inner += [(f"{path}[{at}]", each) for at, each in enumerate(value)]
-            elif isinstance(value, dict):
-                inner += [(f"{path}.{name}" if path else name, each) for name, each in value.items()]
-        layer = inner
-    return ""
 
 
 # Validation messages: turns a pydantic error into one sentence that names the field and what was expected.
