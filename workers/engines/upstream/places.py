@@ -58,6 +58,8 @@ class Breaker:
         self._delay_s = self._lasting_delay_s = MIN_OPEN_S
         self._probe_at = 0.0
         self._probing = False
+        self.in_doubt = False
+        """Whether it is open only until a probe says if the server is there."""
 
     @property
     def closed(self) -> bool:
@@ -67,34 +69,46 @@ class Breaker:
     def succeed(self) -> None:
         """An answer was completed."""
         self._forget()
-        self.reason, self._probing = "", False
+        self.reason, self._probing, self.in_doubt = "", False, False
         self._delay_s = self._lasting_delay_s = MIN_OPEN_S
 
     def half_open(self) -> None:
         """A probe found the server there."""
-        if not self.closed:
+        if not self.closed and not self.in_doubt:
             self._failures = MAX_FAILURES - 1
-        self.reason, self._probing, self._lasting_delay_s = "", False, MIN_OPEN_S
+        self.reason, self._probing, self.in_doubt, self._lasting_delay_s = "", False, False, MIN_OPEN_S
 
     def fail(
-        self, reason: str, now: float, *, request: str = "", down: bool = False, answered_at: float = -math.inf
+        self,
+        reason: str,
+        now: float,
+        *,
+        request: str = "",
+        down: bool = False,
+        cut: bool = False,
+        answered_at: float = -math.inf,
     ) -> None:
         """A request failed by the server's fault.
 
         Args:
             request: its name, the same each time it is sent; "": it has none, and counts each time.
             down: the server took no connection.
+            cut: the connection ended, as also those to a proxy end whose server is gone. Once may be chance; if it
+                happens to the same request again, a probe decides before anything else is sent.
             answered_at: when another request last got a token.
         """
         if answered_at > min(self._failing_since, now - ANSWERS_S):
             self._forget()
         self._failing_since = self._failing_since if self._failures else now
-        if request not in self._failed:
+        again = request in self._failed
+        if not again:
             self._failures += 1
             self._failed |= {request} - {""}
         if self.closed and (down or self._failures >= MAX_FAILURES):
             self.reason, self._probe_at = reason, now + self._delay_s
             self._delay_s = min(2 * self._delay_s, MAX_OPEN_S)
+        elif self.closed and cut and again:
+            self.reason, self._probe_at, self.in_doubt = reason, now, True
 
     def _forget(self) -> None:
         self._failures, self._failed = 0, set()
@@ -105,7 +119,7 @@ class Breaker:
         if lasting:
             self._lasting_delay_s = min(2 * self._lasting_delay_s, MAX_OPEN_S)
             delay_s = max(delay_s, self._lasting_delay_s)
-        self.reason, self._probe_at, self._probing = reason, now + delay_s, False
+        self.reason, self._probe_at, self._probing, self.in_doubt = reason, now + delay_s, False, False
 
     def may_probe(self, now: float) -> bool:
         """Whether a probe is due; if so, it counts as begun, and `half_open` or `fail_probe` must follow."""
@@ -432,7 +446,7 @@ class ServerEndpoint:
         if facts.assumed and before is not None:  # its API process has just started
             facts = before
         self.facts = facts
-        if before is None or before.slots != facts.slots or not self.breaker.closed:
+        if before is None or before.slots != facts.slots or not (self.breaker.closed or self.breaker.in_doubt):
             self.budget.reset(facts.slots or self._settings.slots)
         self.breaker.half_open()
 
@@ -444,11 +458,20 @@ class ServerEndpoint:
         log.exception("%s: a probe cannot read what it says", self.url, exc_info=error)
         return ProbeFailed(f"its pages cannot be read ({type(error).__name__})")
 
-    def fail(self, reason: str, *, request: str = "", down: bool = False, answered_at: float = -math.inf) -> None:
+    def fail(
+        self,
+        reason: str,
+        *,
+        request: str = "",
+        down: bool = False,
+        cut: bool = False,
+        answered_at: float = -math.inf,
+    ) -> None:
         """A request failed by this server's fault. As in Breaker.fail."""
         was_closed = self.breaker.closed
-        self.breaker.fail(reason, time.monotonic(), request=request, down=down, answered_at=answered_at)
-        if was_closed and not self.breaker.closed:
+        now = time.monotonic()
+        self.breaker.fail(reason, now, request=request, down=down, cut=cut, answered_at=answered_at)
+        if was_closed and not self.breaker.closed and not self.breaker.in_doubt:
             log.warning("%s gets no requests until it is back: %s", self.url, reason)
 
     async def read_gauges(self, now: float) -> None:

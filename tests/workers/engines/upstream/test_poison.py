@@ -112,6 +112,28 @@ async def test_a_server_that_takes_no_connection_costs_a_request_nothing() -> No
     assert answer.failure is None and answer.text == "".join(ANSWER[:5])
 
 
+async def test_a_server_that_is_gone_behind_its_proxy_is_waited_for() -> None:
+    """The proxy takes each connection and closes it."""
+    fake, taken = FakeUpstream("vllm"), 0
+
+    def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal taken
+        taken += 1
+        writer.close()
+
+    async with bench(fake) as desk:
+        await fake.stop()
+        proxy = await asyncio.start_server(close, "127.0.0.1", fake.port)
+        asking = asyncio.create_task(desk.ask(HELLO, max_tokens=5))
+        while taken <= MAX_BREAKS and not asking.done():
+            await asyncio.sleep(0.01)
+        proxy.close()
+        await proxy.wait_closed()
+        await fake.start()
+        answer = await asyncio.wait_for(asking, 15)
+    assert answer.failure is None and answer.text == "".join(ANSWER[:5])
+
+
 def test_counts_are_of_texts_that_wait() -> None:
     texts = BrokenTexts()
     texts.keep("a", BreakCounts(3))

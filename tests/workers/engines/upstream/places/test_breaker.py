@@ -84,6 +84,23 @@ def test_requests_of_before_that_fail_during_a_probe_do_not_end_it() -> None:
     assert breaker.closed
 
 
+def test_a_request_that_is_cut_again_waits_for_a_probe() -> None:
+    """A proxy takes connections for a server that is gone. One that is there is left in no worse standing."""
+    breaker = Breaker()
+    breaker.fail("cut", 0.0, request="a", cut=True)
+    assert breaker.closed
+    breaker.fail("cut", 0.1, request="a", cut=True)
+    assert not breaker.closed and breaker.may_probe(0.1)
+    breaker.half_open()
+    assert breaker.closed
+    breaker.fail("500", 0.2, request="b")
+    assert breaker.closed, "a half-open one would open"
+    breaker.fail("cut", 0.3, request="a", cut=True)
+    assert breaker.may_probe(0.3)
+    breaker.fail_probe("no answer", 0.4)
+    assert not breaker.closed and not breaker.in_doubt
+
+
 def test_failures_while_the_server_answers_others_do_not_open_it() -> None:
     """Neither before it has opened nor half-open; failures after its last token do."""
     breaker = Breaker()
