@@ -30,6 +30,9 @@ SHORT = (ChatTurn("user", "What is the capital of France?"),)
 STORY = (ChatTurn("user", "Tell me a long story about a river."),)
 
 
+ANY: dict[str, Any] = {"type": "object", "additionalProperties": False}
+
+
 class Desk:
     """Sends requests to an engine and collects what comes back."""
 
@@ -209,6 +212,33 @@ async def test_a_schema_whose_grammar_is_dropped_after_its_first_token_is_refuse
     assert (failure.status, failure.param) == (400, "response_format")
     fewer = schema | {"properties": dict(list(properties.items())[:100])}
     assert (await desk.ask(STORY, max_tokens=5, json_schema=fewer, **GREEDY)).failure is None
+
+
+def chained(link: Callable[[dict[str, str]], dict[str, Any]], length: int) -> dict[str, Any]:
+    defs = {f"d{at}": link({"$ref": f"#/$defs/d{at + 1}"}) for at in range(length)}
+    return ANY | {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": defs | {f"d{length}": {"const": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "refused"),
+    [
+        ({"type": "array", "items": {"const": 1}, "minItems": 1, "maxItems": 10**9}, ""),
+        ({"type": "string", "maxLength": 10**18}, ""),
+        (chained(lambda each: each, 5000), ""),
+        (chained(lambda each: {"allOf": [each]}, 99), ""),
+        (chained(lambda each: ANY | {"properties": {"x": each}}, 490), ""),
+        (chained(lambda each: {"type": "array", "items": each}, 5000), "levels of schemas"),
+        (
+            ANY | {"properties": {"a": {"enum": []}}, "required": ["a"]},
+            "It may be `enum` or `false` at #/properties/a.",
+        ),
+        (ANY | {"properties": {"a": {"pattern": "a$b"}}, "required": ["a"]}, "It may be `pattern` at #/properties/a."),
+    ],
+)
+async def test_a_huge_schema_holds_up_nobody(desk: Desk, schema: dict[str, Any], refused: str) -> None:
+    """Counts and chains that would take llama.cpp minutes, or its stack; a refusal names the keyword."""
+    answer = await desk.ask(STORY, max_tokens=9, json_schema=schema, **GREEDY)
+    assert refused in failed(answer).message if refused else answer.failure is None
 
 
 @pytest.mark.parametrize("count", [0, 3])
@@ -601,7 +631,6 @@ async def test_a_forced_call_is_held_to_its_function(desk: Desk, named: str) -> 
         assert arguments["silent"] in (True, False)
 
 
-ANY = {"type": "object", "additionalProperties": False}
 PHONE = {"type": "string", "format": "phone", "maxLength": 3, "pattern": "^(?!b)"}
 POINTING: dict[str, dict[str, Any]] = {
     "a place": ANY | {"properties": {"a": {"anyOf": [{"const": "x1"}]}, "b": {"$ref": "#/properties/a/anyOf/0"}}},
