@@ -402,12 +402,21 @@ class LlamacppEngine:
                 raise RuntimeError("a chunk was not understood") from errors[0]
             if generation.gap is None or generation.cancelled:
                 break
-            self._push(generation.fill(self._held_tokens(generation, generation.gap, slot, reuse=reuse)))
+            self._fill(generation, slot, reuse=reuse)
             if generation.done:
                 break
+        for piece in generation.late():
+            if generation.gap is not None:
+                self._fill(generation, slot, reuse=reuse)
+            elif piece.n or piece.text:
+                self._push(piece)
         if not generation.done:
             self._broken = "llama.cpp ended a request without a result"
             generation.fail(engine_error(self._broken))
+
+    def _fill(self, generation: Generation, slot: Slot, *, reuse: bool) -> None:
+        if generation.gap is not None:
+            self._push(generation.fill(self._held_tokens(generation, generation.gap, slot, reuse=reuse)))
 
     def _held_tokens(self, generation: Generation, gap: Gap, slot: Slot, *, reuse: bool) -> list[tuple[int, Row]]:
         """The tokens of a gap before its last one, with their rows; [] if they cannot be told.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -192,6 +192,11 @@ class Generation:
         self.gap: Gap | None = None
         """Tokens that llama.cpp has generated without a row of log-probabilities for each: it is stopped until the
         engine has found them (`fill`)."""
+        self._put_off: list[tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None
+        """What came since a gap in JSON, whose grammar could not go on behind a stop; None: gaps are filled at once."""
+        if request.sampling.json_schema is not None and request.sampling.logprobs is not None:
+            self._put_off = []
+        self._restarts = self._put_off is None
         self._written: list[str | int] = []
         """What this attempt has generated, if a gap may come: llama.cpp continues behind it."""
         self._before_gap = 0
@@ -352,13 +357,24 @@ class Generation:
         text, finish = choice["text"], choice["finish_reason"] or ""
         # A token without text ends the generation and is not part of the answer.
         rows = self._rows(choice) if text else []
-        asked = self._request.sampling.logprobs is not None and self.schema is None
-        if asked and text and count > 1 and len(rows) == 1:
+        asked = self._request.sampling.logprobs is not None
+        parted = asked and text and count > 1 and len(rows) == 1
+        if self._put_off is not None and (parted or self._put_off):
+            self._put_off.append((choice, verbose))
+            return Piece(self.id)
+        if parted:
             self.gap = Gap(text, count, rows[0], tuple(verbose["tokens"]))
             return Piece(self.id)
         if asked:
             self._written += verbose["tokens"]
         return self._passed(text, rows, tuple(verbose["tokens"]), count, finish)
+
+    def late(self) -> Iterator[Piece]:
+        """The pieces of what was put off, once llama.cpp has ended. The engine fills the gap that one may leave."""
+        chunks, self._put_off = self._put_off or (), None
+        for choice, verbose in chunks:
+            if not self.done:
+                yield self._tokens(choice, verbose)
 
     def fill(self, held: Sequence[tuple[int, Row]]) -> Piece:
         """The piece of the gap, with ids and rows of the tokens before its last one; none: they were not found."""
@@ -370,7 +386,8 @@ class Generation:
             rows[-1] = {**gap.row, "bytes": gap.row["bytes"][before:]}
         self._written += ids if held else [gap.text]
         piece = self._passed(gap.text, rows, ids, gap.tokens, "")
-        self._before_gap = self.generated
+        if self._restarts:
+            self._before_gap = self.generated
         if not self.done and self.remaining is not None and self.generated >= self.remaining:
             self._finish = "length"
         return piece

@@ -273,6 +273,19 @@ async def test_a_token_within_a_character_has_a_row(desk: Desk, sampling: dict[s
     assert [token for token, _ in again.logprobs[0].top] == [token for token, _ in parts[0].top]
 
 
+@pytest.mark.parametrize("sampling", [{}, {"stop": ("🎉🎉",)}, {"max_tokens": 14}])
+async def test_a_token_within_a_character_of_json_has_a_row(desk: Desk, sampling: dict[str, Any]) -> None:
+    """Its grammar is not begun again in the middle: the rows come with the end, and the text is as without them."""
+    schema = ANY | {"properties": {"a": {"const": "é 🎉🎉 日本 x"}, "b": {"enum": ["🎉"]}}, "required": ["a", "b"]}
+    sampling = {"max_tokens": 60, "json_schema": schema, **GREEDY, **sampling}
+    plain = await desk.ask(EMOJI, **sampling)
+    answer = await desk.ask(EMOJI, logprobs=2, **sampling)
+    assert (answer.text, answer.finish, answer.n) == (plain.text, plain.finish, plain.n)
+    assert any(row.token.startswith("bytes:") for row in answer.logprobs) or "stop" in sampling
+    assert b"".join(token_bytes(row.token) for row in answer.logprobs) == answer.text.encode()
+    assert 0 <= answer.n - len(answer.logprobs) < 4 and all(len(row.top) == 2 for row in answer.logprobs)
+
+
 async def test_a_seed_repeats_a_text(desk: Desk) -> None:
     """Alone in the engine, the same seed gives the same text; negative and large seeds are taken too."""
     for seed in (7, -1, 2**63):
