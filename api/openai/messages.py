@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, Tag, ValidationInfo, field_validator
+from pydantic import Field, Tag, ValidationInfo, field_validator, model_validator
 
 from api.openai.fields import MAX_MESSAGES, StrictBody, by_shape, refusal, shape
 from api.openai.other_parts import TextPart, words_of
@@ -39,6 +39,17 @@ class ChatMessage(StrictBody):
         None, description="The call whose result a message of `tool` holds."
     )
     function_call: CalledFunction | None = Field(None, description="A call by its older name: use `tool_calls`.")
+
+    @model_validator(mode="after")
+    def _of_function(self) -> ChatMessage:
+        name = (self.model_extra or {}).get("name")
+        if self.role == "function" and not (isinstance(name, str) and name):
+            raise refusal("needs the `name` of the function whose result it is")
+        return self
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        return ("name",) if self.role == "function" else ()
 
     @field_validator("content")
     @classmethod

@@ -69,6 +69,11 @@ class TextPart(StrictBody):
         return text
 
     @property
+    def ignored(self) -> list[str]:
+        other = "text" if self.type == "refusal" else "refusal"
+        return [other] if getattr(self, other) else []
+
+    @property
     def words(self) -> str:
         return (self.refusal if self.type == "refusal" else self.text) or ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -41,15 +42,26 @@ class Function(StrictBody):
 
 
 def _only_functions(kind: Any) -> Any:
+    if not isinstance(kind, str):
+        raise refusal("must be 'function', or another kind of tool by its name")
     if kind != "function":
         raise refusal("must be 'function': other kinds of tools do not run here; offer a function and run it yourself")
+    return kind
+
+
+_HOSTED_KIND = r"^[a-z][a-z0-9_.-]{0,63}$"
+
+
+def _hosted(kind: Any) -> Any:
+    if not isinstance(kind, str) or not re.fullmatch(_HOSTED_KIND, kind):
+        raise refusal("must be 'function', or another kind of tool by its name in small letters")
     return kind
 
 
 class HostedTool(StrictBody):
     """A tool that OpenAI's servers run, such as `web_search`. It is dropped and named in X-Ignored-Fields."""
 
-    type: Annotated[str, Field(max_length=64)] = Field(
+    type: Annotated[str, BeforeValidator(_hosted), Field(pattern=_HOSTED_KIND)] = Field(
         description="Any kind but `function`.", json_schema_extra={"not": {"const": "function"}}
     )
 
@@ -222,7 +234,7 @@ def chosen(
 
     Raises ApiError (400) for a choice of a function that is not there.
     """
-    if mode == "none" or (mode in (None, "auto") and not offered):
+    if mode == "none" or (mode in (None, "auto") and not offered and not names):
         return None
     if not offered:
         message = "tool_choice needs tools: give the functions to choose from. Tools of other kinds do not run here."

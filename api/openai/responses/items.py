@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
-from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, refusal
+from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, by_shape, refusal, shape
 from api.openai.other_parts import TextPart, words_of
 from api.openai.responses.ids import CALL, MESSAGE, OUTPUT, input_item_id
 from api.openai.tool_fields import FunctionName
@@ -34,11 +34,7 @@ class Part(TextPart):
     TEXT_KIND = "input_text"
 
 
-def _shape(value: Any) -> str:
-    return "<str>" if isinstance(value, str) else "<list>"
-
-
-TEXT_OR_LIST = Discriminator(_shape)
+TEXT_OR_LIST = by_shape(shape, "a string or a list")
 """Tells which form a field has that takes a text or a list."""
 PartList: TypeAlias = Annotated[list[Part], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 Content: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[PartList, Tag("<list>")], TEXT_OR_LIST]
@@ -144,7 +140,8 @@ def _check_kind(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind is None or (isinstance(kind, str) and (kind in _KINDS or _HOSTED.fullmatch(kind))):
         return value
-    raise refusal("must have the type 'message', 'function_call', 'function_call_output' or 'item_reference'")
+    kinds = ", ".join(map(repr, _KINDS))
+    raise refusal(f"must have the type {kinds}, or that of a tool's item, such as 'web_search_call'")
 
 
 def _kind(value: Any) -> str:
