@@ -40,6 +40,15 @@ PartList: TypeAlias = Annotated[list[Part], Field(max_length=MAX_MESSAGES, fail_
 Content: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[PartList, Tag("<list>")], TEXT_OR_LIST]
 
 
+def _is_refusal(content: Any) -> bool:
+    return isinstance(content, list) and all(part.type == "refusal" for part in content)
+
+
+def refused_extras(text: str) -> dict[str, Any]:
+    """The extras of a turn that is nothing but a refusal: so a model's server gets it, and an item shows it."""
+    return {"content": None, "refusal": text}
+
+
 class Message(StrictBody):
     """An input item: one turn of a conversation, in the short or in the long form."""
 
@@ -69,8 +78,11 @@ class Message(StrictBody):
     @property
     def turn(self) -> ChatTurn:
         """Return the message as engines take it: text only, and `developer` as `system`, which chat templates know."""
-        text = words_of(self.content) or (self.role == "assistant" and self.refusal) or ""
-        return ChatTurn("system" if self.role == "developer" else self.role, text)
+        said, refused = words_of(self.content), ""
+        if self.role == "assistant" and (not said or _is_refusal(self.content)):
+            refused = said or self.refusal or ""
+        extras = refused_extras(refused) if refused else {}
+        return ChatTurn("system" if self.role == "developer" else self.role, said or refused, extras=extras)
 
 
 class FunctionCall(StrictBody):
@@ -188,6 +200,7 @@ def shown_turn(item_id: str, turn: ChatTurn, *, developer: bool = False) -> dict
         made = {"id": item_id, "type": "function_call_output", "status": "completed"}
         return made | {"call_id": turn.call_id, "output": turn.content}
     part = output_text(turn.content) if turn.role == "assistant" else {"type": "input_text", "text": turn.content}
+    part = refusal_part(turn.content) if "refusal" in turn.extras else part
     role = "developer" if developer else turn.role
     return {"id": item_id, "type": "message", "status": "completed", "role": role, "content": [part]}
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from api.openai.errors import ApiError
 from api.openai.fields import QueueOptions
 from api.openai.job_input import input_object
+from api.openai.responses.items import shown_turn
 from api.openai.schemas import MODELS, ChatJobRequest, Kind, Request, clamp, ignored_fields, parse, to_job
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
 from penstock.tools import Tool, ToolCall, Tools
@@ -600,7 +601,9 @@ def test_a_refusal_is_what_the_assistant_said(kind: Any, message: dict[str, Any]
 @pytest.mark.parametrize("kind", ["response", "count"])
 def test_a_refusal_is_an_item_of_the_input(kind: Any, message: dict[str, Any]) -> None:
     body = {"model": "m", "input": [{"type": "message", "role": "assistant", **message}]}
-    assert parse(kind, json.dumps(body).encode()).prompt_asked.turns[-1].content == "No."  # type: ignore[union-attr]
+    turn = parse(kind, json.dumps(body).encode()).prompt_asked.turns[-1]  # type: ignore[union-attr]
+    assert turn.content == "No." and turn.shown == {"role": "assistant", "content": None, "refusal": "No."}
+    assert shown_turn("msg_1", turn)["content"] == [REFUSAL]
 
 
 WRONG: tuple[Any, ...] = (
