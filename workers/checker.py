@@ -22,6 +22,7 @@ from streaming.jobs.job import JobState
 from workers.attempt import Attempt
 from workers.engines.calls import of_tool
 from workers.engines.constraint import unchecked, unusable, violated
+from workers.engines.schema import UnusableSchemaError, plain
 from workers.held_jobs import HeldJobs
 
 PROGRAM = Path(__file__).resolve().with_name("json_check.py")
@@ -86,7 +87,11 @@ class Checker:
             texts: none: only check that the schema can be used.
         Returns: why the job must fail, or None.
         """
-        request = json.dumps({"schema": schema or {"type": "object"}, "texts": texts}).encode()
+        try:
+            read = await asyncio.to_thread(plain, schema or {"type": "object"})
+        except UnusableSchemaError as error:
+            return unusable(str(error))
+        request = json.dumps({"schema": read, "texts": texts}).encode()
         async with self._lock:
             if self._exhausting.has(schema):
                 return unchecked()

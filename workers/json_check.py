@@ -3,8 +3,9 @@
 Schema and text come from users, and a small schema can take a validator hours or exhaust its stack. So a check runs
 in this process, which has a limit of CPU time per check and a limit of memory. It imports nothing of Penstock.
 
-Messages on stdin and stdout: four bytes of length, big-endian, then JSON. A request is {"schema", "texts"}; the answer
-is {"violation": why a text does not follow the schema, "" if all do} or {"unusable": why the schema cannot be checked}.
+Messages on stdin and stdout: four bytes of length, big-endian, then JSON. A request is {"schema", "texts"}, with the
+plain form of a schema (workers/engines/schema.py); the answer is {"violation": why a text does not follow the schema,
+"" if all do} or {"unusable": why the schema cannot be checked}.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jsonschema_rs
@@ -28,7 +30,7 @@ MAX_REGEX_BYTES = 1 << 20
 MAX_BACKTRACKS = 100_000
 
 MAX_QUOTED = 300
-"""Characters of a validator's message that an answer quotes."""
+"""Characters of what is said of a schema, which may have long names."""
 
 
 def main() -> None:
@@ -48,8 +50,6 @@ def main() -> None:
 
 def check(schema: Any, texts: list[str]) -> dict[str, str]:
     """The answer to one request."""
-    if (circle := _circle(schema)) is not None:
-        return {"unusable": f"the reference {circle[:MAX_QUOTED]!r} leads back to itself"}
     limits = {"size_limit": MAX_REGEX_BYTES, "dfa_size_limit": MAX_REGEX_BYTES}
     try:
         validator = _validator(schema, jsonschema_rs.RegexOptions(**limits))
@@ -57,37 +57,30 @@ def check(schema: Any, texts: list[str]) -> dict[str, str]:
         try:  # with look-around and back-references, whose matching may take exponential time
             validator = _validator(schema, jsonschema_rs.FancyRegexOptions(backtrack_limit=MAX_BACKTRACKS, **limits))
         except ValueError as error:
-            return {"unusable": _short(error)}
+            return {"unusable": f"{_pointer(schema, getattr(error, 'instance_path', ()))} is not valid"[:MAX_QUOTED]}
     for text in texts:
         try:
             validator.validate(json.loads(text, parse_constant=_no_constant))
         except jsonschema_rs.ValidationError as error:
-            path = "".join(f"[{part!r}]" for part in error.instance_path)
-            return {"violation": f"at {path or 'its root'}: {error.message[:MAX_QUOTED]}"}
-        except ValueError as error:  # not JSON, or nothing that the validator can hold
-            return {"violation": _short(error)}
+            return {"violation": _violation(schema, error)}
+        except ValueError:  # nothing that the validator can hold, either
+            return {"violation": "it is not JSON"}
         except RecursionError:
             return {"violation": "it is nested too deeply"}
     return {"violation": ""}
 
 
-def _circle(schema: Any) -> str | None:
-    """A reference to a definition that is nothing but references back to it; None if there is none. The validator takes
-    it for a schema of any value."""
-    known = {
-        f"#/{section}/{name}": value
-        for section in ("$defs", "definitions")
-        if isinstance(schema, dict) and isinstance(named := schema.get(section), dict)
-        for name, value in named.items()
-    }
-    for first in known:
-        at, seen = first, set[str]()
-        while isinstance(value := known.get(at), dict) and isinstance(value.get("$ref"), str):
-            if at in seen:
-                return first
-            seen.add(at)
-            at = value["$ref"]
-    return None
+def _pointer(schema: Any, path: Sequence[Any]) -> str:
+    """The place of a keyword as the client wrote it. `path`: in the plain schema."""
+    at, steps = "#", [str(step) for step in path]
+    if steps[:1] == ["$defs"]:
+        at, steps = schema["$defs"][steps[1]]["$comment"], steps[2:]
+    return at + "".join([f"/{step.replace('~', '~0').replace('/', '~1')}" for step in steps])
+
+
+def _violation(schema: Any, error: Any) -> str:
+    path = "".join(f"[{part!r}]" for part in error.instance_path)
+    return f"at {path or 'its root'}, {_pointer(schema, error.schema_path)} of the schema is not kept"[:MAX_QUOTED]
 
 
 def _validator(schema: Any, patterns: Any) -> Any:
@@ -102,10 +95,6 @@ def _validator(schema: Any, patterns: Any) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
-
-
-def _short(error: Exception) -> str:
-    return str(error).partition("\n")[0][:MAX_QUOTED]
 
 
 if __name__ == "__main__":

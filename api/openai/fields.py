@@ -104,6 +104,11 @@ class StrictBody(BaseModel):
         return {name: value for name, value in found if value not in (None, "", [], {}) and PASSABLE.fullmatch(name)}
 
     @property
+    def used(self) -> tuple[str, ...]:
+        """Names of unknown fields of it that have an effect."""
+        return ()
+
+    @property
     def ignored(self) -> list[str]:
         """Known fields of it that have a valid value without effect."""
         return []

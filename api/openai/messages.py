@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from api.openai.errors import invalid_request
 from api.openai.fields import MAX_MESSAGES, ClosedBody, SchemaObject, StrictBody, by_shape, refusal, shape
@@ -72,6 +82,11 @@ class TextPart(StrictBody):
         return text
 
     @property
+    def ignored(self) -> list[str]:
+        other = "text" if self.type == "refusal" else "refusal"
+        return [other] if getattr(self, other) else []
+
+    @property
     def words(self) -> str:
         return (self.refusal if self.type == "refusal" else self.text) or ""
 
@@ -111,15 +126,26 @@ class Function(StrictBody):
 
 
 def _only_functions(kind: Any) -> Any:
+    if not isinstance(kind, str):
+        raise refusal("must be 'function', or another kind of tool by its name")
     if kind != "function":
         raise refusal("must be 'function': other kinds of tools do not run here; offer a function and run it yourself")
+    return kind
+
+
+_HOSTED_KIND = r"^[a-z][a-z0-9_.-]{0,63}$"
+
+
+def _hosted(kind: Any) -> Any:
+    if not isinstance(kind, str) or not re.fullmatch(_HOSTED_KIND, kind):
+        raise refusal("must be 'function', or another kind of tool by its name in small letters")
     return kind
 
 
 class HostedTool(StrictBody):
     """A tool that OpenAI's servers run, such as `web_search`. It is dropped and named in X-Ignored-Fields."""
 
-    type: Annotated[str, Field(max_length=64)] = Field(
+    type: Annotated[str, BeforeValidator(_hosted), Field(pattern=_HOSTED_KIND)] = Field(
         description="Any kind but `function`.", json_schema_extra={"not": {"const": "function"}}
     )
 
@@ -292,7 +318,7 @@ def chosen(
 
     Raises ApiError (400) for a choice of a function that is not there.
     """
-    if mode == "none" or (mode in (None, "auto") and not offered):
+    if mode == "none" or (mode in (None, "auto") and not offered and not names):
         return None
     if not offered:
         message = "tool_choice needs tools: give the functions to choose from. Tools of other kinds do not run here."
@@ -332,6 +358,17 @@ class ChatMessage(StrictBody):
         None, description="The call whose result a message of `tool` holds."
     )
     function_call: CalledFunction | None = Field(None, description="A call by its older name: use `tool_calls`.")
+
+    @model_validator(mode="after")
+    def _of_function(self) -> ChatMessage:
+        name = (self.model_extra or {}).get("name")
+        if self.role == "function" and not (isinstance(name, str) and name):
+            raise refusal("needs the `name` of the function whose result it is")
+        return self
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        return ("name",) if self.role == "function" else ()
 
     @field_validator("content")
     @classmethod

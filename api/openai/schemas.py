@@ -413,7 +413,8 @@ def _extras(part: StrictBody, path: str, passing: ModelCard | None) -> Iterator[
         return
     if part.model_extra and not (passing is not None and part.PASSED and ALL not in passing.withheld):
         top = passing if not path else None
-        yield from (path + name for name in part.model_extra if top is None or not passes(name, top))
+        extras = [name for name in part.model_extra if name not in part.used]
+        yield from (path + name for name in extras if top is None or not passes(name, top))
     yield from (path + name for name in part.ignored if name != "verbosity" or not passes(name, passing))
     sent = part.model_fields_set
     for name, value in vars(part).items():  # in the order of the class

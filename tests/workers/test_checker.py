@@ -93,6 +93,24 @@ async def test_a_text_is_held_against_its_schema(
     assert code(await checker.failure(schema, [text])) == expected
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "message"),
+    [
+        ({"properties": {"a/b": {"type": "strng"}}}, "1", "#/properties/a~1b/type is not valid"),
+        ({"$ref": "#/x", "x": {"allOf": [{"required": ["a", "a"]}]}}, "1", "#/x/allOf/0/required is not valid"),
+        ({"pattern": "["}, "1", "#/pattern is not valid"),
+        ({"$ref": "#"}, "1", "`$ref` at # leads back to itself"),
+        ({"properties": {"a": {"$ref": "#/x"}}, "x": {"contains": False}}, '{"a": [1]}', "['a'], #/x/contains of the"),
+        ({"if": {"const": 1}, "then": {"const": 2}}, "1", "at its root, #/then/const of the schema is not kept"),
+        ({"dependentRequired": {"a": ["b"]}}, '{"a": 1}', "at its root, #/dependentRequired of the schema is not kept"),
+    ],
+)
+async def test_a_failure_names_the_keyword(checker: Checker, schema: dict[str, Any], text: str, message: str) -> None:
+    """As its client wrote it, whether the schema cannot be used or the answer does not follow it."""
+    failure = await checker.failure(schema, [text])
+    assert failure is not None and message in failure.message
+
+
 async def test_a_schema_fetches_nothing(checker: Checker, tmp_path: Path) -> None:
     """References to schemas that are there, on a server that listens and in a file, are refused without a look."""
     hits: list[bytes] = []

@@ -135,7 +135,9 @@ class RowGate:
             data = token_bytes(row.token)
             if len(data) > self._shown:
                 if last and self._shown > 0:
-                    passed.append(replace(row, token=token_text(data[: self._shown])))
+                    cut = token_text(data[: self._shown])
+                    top = tuple((cut if token == row.token else token, each) for token, each in row.top)
+                    passed.append(replace(row, token=cut, top=top))
                 break
             self._shown -= len(data)
             passed.append(self._waiting.popleft())

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from api.openai.fields import Metadata, StrictBody, refusal
 from api.openai.rendering import to_json
-from api.openai.responses.items import Item, ItemReference, Message, kind_of, reasoned_turn, shown_turn
+from api.openai.responses.items import Item, ItemReference, Message, kind_of, reasoned_turn, refused_extras, shown_turn
 from penstock.engine import ChatTurn
 from penstock.loops import Sliced
 from penstock.tools import ToolCall
@@ -24,7 +24,14 @@ ITEMS_PER_SLICE = 100
 
 
 class _KeptPart(msgspec.Struct):
-    text: str
+    text: str | None = None
+    refusal: str = ""
+
+    def __post_init__(self) -> None:
+        if self.text is None:
+            if not self.refusal:
+                raise ValueError("it has no text")
+            self.text = ""
 
 
 class _KeptMessage(msgspec.Struct, tag="message"):
@@ -122,6 +129,8 @@ def turns_of(items: Sequence[ConversationItem]) -> Sliced[tuple[ChatTurn, ...]]:
         turn = _turn(item)
         if item.answer and item.answer == answer:
             before = found.pop()
+            if before.content and turn.content:  # then it is not only a refusal
+                before, turn = (msgspec.structs.replace(each, extras=_unrefused(each)) for each in (before, turn))
             turn = ChatTurn("assistant", before.content + turn.content, before.calls + turn.calls,
                             extras=before.extras | turn.extras)  # fmt: skip
         found.append(turn)
@@ -129,6 +138,10 @@ def turns_of(items: Sequence[ConversationItem]) -> Sliced[tuple[ChatTurn, ...]]:
         if not number % ITEMS_PER_SLICE:
             yield
     return tuple(found)
+
+
+def _unrefused(turn: ChatTurn) -> dict[str, Any]:
+    return {} if "refusal" in turn.extras else turn.extras
 
 
 def _turn(item: ConversationItem) -> ChatTurn:
@@ -142,7 +155,9 @@ def _turn(item: ConversationItem) -> ChatTurn:
             case _KeptOutput(call_id, output):
                 return ChatTurn("tool", output, call_id=call_id)
             case _KeptMessage(role, content):
-                return ChatTurn("system" if role == "developer" else role, "".join([part.text for part in content]))
+                text, refused = ("".join([getattr(part, field) for part in content]) for field in ("text", "refusal"))
+                extras = refused_extras(refused) if refused and not text else {}
+                return ChatTurn("system" if role == "developer" else role, text + refused, extras=extras)
             case kept:
                 return reasoned_turn("".join([part.text for part in kept.content]))
     except msgspec.DecodeError as error:

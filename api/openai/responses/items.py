@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
-from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, refusal
+from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, by_shape, refusal, shape
 from api.openai.messages import FunctionName, TextPart, words_of
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
@@ -62,14 +62,19 @@ class Part(TextPart):
     TEXT_KIND = "input_text"
 
 
-def _shape(value: Any) -> str:
-    return "<str>" if isinstance(value, str) else "<list>"
-
-
-TEXT_OR_LIST = Discriminator(_shape)
+TEXT_OR_LIST = by_shape(shape, "a string or a list")
 """Tells which form a field has that takes a text or a list."""
 PartList: TypeAlias = Annotated[list[Part], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 Content: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[PartList, Tag("<list>")], TEXT_OR_LIST]
+
+
+def _is_refusal(content: Any) -> bool:
+    return isinstance(content, list) and all(part.type == "refusal" for part in content)
+
+
+def refused_extras(text: str) -> dict[str, Any]:
+    """The extras of a turn that is nothing but a refusal: so a model's server gets it, and an item shows it."""
+    return {"content": None, "refusal": text}
 
 
 class Message(StrictBody):
@@ -101,8 +106,11 @@ class Message(StrictBody):
     @property
     def turn(self) -> ChatTurn:
         """Return the message as engines take it: text only, and `developer` as `system`, which chat templates know."""
-        text = words_of(self.content) or (self.role == "assistant" and self.refusal) or ""
-        return ChatTurn("system" if self.role == "developer" else self.role, text)
+        said, refused = words_of(self.content), ""
+        if self.role == "assistant" and (not said or _is_refusal(self.content)):
+            refused = said or self.refusal or ""
+        extras = refused_extras(refused) if refused else {}
+        return ChatTurn("system" if self.role == "developer" else self.role, said or refused, extras=extras)
 
 
 class FunctionCall(StrictBody):
@@ -172,7 +180,8 @@ def _check_kind(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind is None or (isinstance(kind, str) and (kind in _KINDS or _HOSTED.fullmatch(kind))):
         return value
-    raise refusal("must have the type 'message', 'function_call', 'function_call_output' or 'item_reference'")
+    kinds = ", ".join(map(repr, _KINDS))
+    raise refusal(f"must have the type {kinds}, or that of a tool's item, such as 'web_search_call'")
 
 
 def _kind(value: Any) -> str:
@@ -219,6 +228,7 @@ def shown_turn(item_id: str, turn: ChatTurn, *, developer: bool = False) -> dict
         made = {"id": item_id, "type": "function_call_output", "status": "completed"}
         return made | {"call_id": turn.call_id, "output": turn.content}
     part = output_text(turn.content) if turn.role == "assistant" else {"type": "input_text", "text": turn.content}
+    part = refusal_part(turn.content) if "refusal" in turn.extras else part
     role = "developer" if developer else turn.role
     return {"id": item_id, "type": "message", "status": "completed", "role": role, "content": [part]}
 

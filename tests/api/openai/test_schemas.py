@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from api.openai.errors import ApiError
 from api.openai.fields import QueueOptions
+from api.openai.responses.items import shown_turn
 from api.openai.results import input_object
 from api.openai.schemas import MODELS, ChatJobRequest, Kind, Request, clamp, ignored_fields, parse, to_job
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
@@ -494,6 +495,60 @@ def test_a_tool_that_does_not_run_here_is_named_and_dropped(kind: str) -> None:
     assert tools is not None and [tool.name for tool in tools.offered] == ["f"]
 
 
+@pytest.mark.parametrize("kind", ["", "Function", "web search", "x" * 65, "Größe", None, 5])
+def test_a_kind_of_tool_that_cannot_be_named_is_refused(kind: Any) -> None:
+    """It may be a function, misspelt."""
+    function = {"name": "f", "parameters": {"type": "object"}}
+    chats, flat = {"type": kind, "function": function}, {"type": kind, **function}
+    bodies: tuple[Any, ...] = (
+        ("chat", {"messages": MESSAGES, "tools": [chats]}),
+        ("response", {"input": "x", "tools": [flat]}),
+    )
+    for of, fields in bodies:
+        error = refused(of, {"model": "m", **fields})
+        assert error.param == "tools[0].type" and "must be 'function', or another kind" in error.message
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_choice_of_an_unknown_function_beside_hosted_tools_is_refused(mode: str) -> None:
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    fields = {"model": "m", "messages": MESSAGES, "tools": [{"type": "web_search"}], "tool_choice": choice}
+    assert refused("chat", fields).param == "tool_choice"
+
+
+def test_the_text_that_a_part_does_not_have_is_named() -> None:
+    parts = [{"type": "refusal", "text": "lost?"}, {"type": "text", "text": "a", "refusal": "x"}]
+    asked = chat(messages=[{"role": "assistant", "content": parts}])
+    assert {f"messages[].content[].{name}" for name in ("text", "refusal")} == {*ignored_fields(asked)}
+    kept = [{"type": "refusal", "refusal": "No."}, {"type": "text", "text": "a", "refusal": None}]
+    assert ignored_fields(chat(messages=[{"role": "assistant", "content": kept}])) == []
+
+
+def test_the_result_of_a_function_by_its_older_role_needs_its_name() -> None:
+    said = {"role": "function", "content": "x"}
+    error = refused("chat", {"model": "m", "messages": [*MESSAGES, said]})
+    assert error.param == f"messages[{len(MESSAGES)}]" and "needs the `name`" in error.message
+    named = chat(messages=[*MESSAGES, said | {"name": "f"}])
+    assert ignored_fields(named) == [] and named.prompt_asked.turns[-1].call_id == "f"  # type: ignore[union-attr]
+    assert ignored_fields(chat(messages=[{"role": "user", "content": "x", "name": "f"}])) == ["messages[].name"]
+
+
+@pytest.mark.parametrize("item", [
+    {"type": "function_call_output", "call_id": "c", "output": None},
+    {"type": "function_call_output", "call_id": "c", "output": {}},
+    {"role": "user", "content": 5},
+])  # fmt: skip
+def test_a_text_or_a_list_is_said_to_be_either(item: dict[str, Any]) -> None:
+    assert "must be a string or a list" in refused("response", {"model": "m", "input": [item]}).message
+
+
+def test_the_kinds_of_items_that_are_taken_are_named() -> None:
+    message = refused("response", {"model": "m", "input": [{"type": "Bogus"}]}).message
+    for kind in ("'message'", "'reasoning'", "'function_call_output'", "'web_search_call'"):
+        assert kind in message
+
+
 def test_what_a_response_cannot_have_is_named() -> None:
     items = [
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}},
@@ -546,7 +601,9 @@ def test_a_refusal_is_what_the_assistant_said(kind: Any, message: dict[str, Any]
 @pytest.mark.parametrize("kind", ["response", "count"])
 def test_a_refusal_is_an_item_of_the_input(kind: Any, message: dict[str, Any]) -> None:
     body = {"model": "m", "input": [{"type": "message", "role": "assistant", **message}]}
-    assert parse(kind, json.dumps(body).encode()).prompt_asked.turns[-1].content == "No."  # type: ignore[union-attr]
+    turn = parse(kind, json.dumps(body).encode()).prompt_asked.turns[-1]  # type: ignore[union-attr]
+    assert turn.content == "No." and turn.shown == {"role": "assistant", "content": None, "refusal": "No."}
+    assert shown_turn("msg_1", turn)["content"] == [REFUSAL]
 
 
 WRONG: tuple[Any, ...] = (

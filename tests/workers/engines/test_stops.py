@@ -82,6 +82,10 @@ def test_tokens_behind_the_cut_show_no_logprobs() -> None:
     gate = TokenGate(["END"])
     first = gate.feed(Piece("r", "a E", (1,), 1, logprobs=(Logprob("a E", -1.0),)))
     last = gate.feed(Piece("r", "ND b", (2,), 1, logprobs=(Logprob("ND b", -2.0),)))
+    cut = TokenGate(["🎉"]).feed(
+        Piece("r", " 🎉", (1,), 1, logprobs=(Logprob(" 🎉", -1.0, ((" 🎉", -1.0), ("a", -2.0))),))
+    )
+    assert cut.logprobs == (Logprob(" ", -1.0, ((" ", -1.0), ("a", -2.0))),)
     assert (first.text, first.n) == ("", 0)
     assert (last.text, last.n, last.ids) == ("a ", 2, (1, 2))
     assert [row.token for row in last.logprobs] == ["a "]

@@ -42,6 +42,7 @@ from workers.engines.llamacpp.request import Gap, Generation, Row, engine_error,
 from workers.engines.llamacpp.settings import LlamacppSettings, card_of
 from workers.engines.llamacpp.tasks import LlamacppTasks
 from workers.engines.llamacpp.weights import fetch
+from workers.engines.schema import UnusableSchemaError
 from workers.engines.text import joined, length, shared_length
 
 if TYPE_CHECKING:
@@ -137,11 +138,6 @@ STOP_TIMEOUT_S = 5.0
 
 TRIAL_TOKENS = 3
 """Tokens generated to test whether a schema constrains the output."""
-
-UNUSABLE_SCHEMA = (
-    "llama.cpp cannot hold its output to this JSON schema: each `$ref` must lead to a place in it, each `type` and "
-    "`pattern` must be valid, and one object may have some 100 optional properties. Correct or simplify it."
-)
 
 HELD_ALTERNATIVES = 200
 """Alternatives among which a token within a character is looked for first, before the whole vocabulary."""
@@ -375,8 +371,13 @@ class LlamacppEngine:
 
     def _generate(self, generation: Generation, slot: Slot) -> None:
         """Run the request; blocks until it has ended. Raises what the library or the callback raised."""
-        if generation.schema is not None and not self._is_enforced(generation.schema, slot):
-            generation.fail(invalid(UNUSABLE_SCHEMA, generation.schema_field))
+        try:
+            enforced = generation.schema is None or self._is_enforced(generation.schema, slot)
+            problem = "" if enforced else generation.unusable
+        except UnusableSchemaError as error:
+            problem = f"this JSON schema cannot be used: {error}. Correct or simplify it."
+        if problem:
+            generation.fail(invalid(problem, generation.schema_field))
             return
         errors: list[Exception] = []
         reuse = slot.begin(generation) and not self._settings.embeddings  # a vector's text may be in any slot
@@ -401,12 +402,21 @@ class LlamacppEngine:
                 raise RuntimeError("a chunk was not understood") from errors[0]
             if generation.gap is None or generation.cancelled:
                 break
-            self._push(generation.fill(self._held_tokens(generation, generation.gap, slot, reuse=reuse)))
+            self._fill(generation, slot, reuse=reuse)
             if generation.done:
                 break
+        for piece in generation.late():
+            if generation.gap is not None:
+                self._fill(generation, slot, reuse=reuse)
+            elif piece.n or piece.text:
+                self._push(piece)
         if not generation.done:
             self._broken = "llama.cpp ended a request without a result"
             generation.fail(engine_error(self._broken))
+
+    def _fill(self, generation: Generation, slot: Slot, *, reuse: bool) -> None:
+        if generation.gap is not None:
+            self._push(generation.fill(self._held_tokens(generation, generation.gap, slot, reuse=reuse)))
 
     def _held_tokens(self, generation: Generation, gap: Gap, slot: Slot, *, reuse: bool) -> list[tuple[int, Row]]:
         """The tokens of a gap before its last one, with their rows; [] if they cannot be told.

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from penstock.engine import ChatTurn, EngineTimes, Failure, Logprob, Piece, Request, token_text
@@ -16,6 +17,7 @@ from penstock.tools import Tools
 from workers.engines.calls import NamedWriter, ObjectWriter, TagWriter
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.reasoning import ReasoningMarker
+from workers.engines.schema import mapped, places, plain
 from workers.engines.text import TokenGate, joined
 
 # Tool calls on llama.cpp: the schema that forces a call, what a prompt says of it, and who reads it out of the text.
@@ -23,6 +25,11 @@ from workers.engines.text import TokenGate, joined
 # A forced call is held to a JSON schema of our own: the arguments of the one function, or an object with the name and
 # the arguments of one of several. A model that may choose marks its calls with tags, if its template teaches it to.
 
+
+UNUSABLE_SCHEMA = (
+    "llama.cpp cannot hold its output to this JSON schema: each `type` and `pattern` must be valid, some value must "
+    "follow it, and one object may have some 100 optional properties. Correct or simplify it."
+)
 
 BEGIN_TAG = "<tool_call>"
 OTHER_FORM = "<function="
@@ -50,54 +57,81 @@ def writer_of(tools: Tools | None) -> CallWriter | None:
 
 
 def forced_schema(tools: Tools) -> dict[str, Any] | None:
-    """The schema of the text of a forced call; None: the model may choose."""
+    """The plain schema of the text of a forced call; None: the model may choose. Raises UnusableSchemaError."""
     if not tools.forced:
         return None
     if len(tools.callable) == 1:
-        return tools.callable[0].schema
-    schemas = [tool.schema for tool in tools.callable]
-    documents = {str(number): _document(schemas[:number], schema) for number, schema in enumerate(schemas)}
-    calls = [
-        _call_schema(tool.name, each["$id"]) for tool, each in zip(tools.callable, documents.values(), strict=True)
-    ]
-    return {"anyOf": calls, "$defs": documents}
+        return plain(tools.callable[0].schema)
+    calls, defs = [], dict[str, Any]()
+    for tool in tools.callable:
+        arguments = plain(tool.schema, len(defs))
+        defs |= arguments.pop("$defs", {})
+        calls.append(_call_schema(tool.name, arguments))
+    return {"anyOf": calls, "$defs": defs}
 
 
-def _document(before: Sequence[Mapping[str, Any]], schema: dict[str, Any]) -> dict[str, Any]:
-    """A function's schema as a document of its own within another one, by an `$id`: so its local references keep their
-    meaning. `before`: those of the functions before it, of which none may have the same."""
-    named = schema.get("$id")
-    if isinstance(named, str) and named not in [each.get("$id") for each in before]:
-        return schema
-    return schema | {"$id": f"https://penstock.invalid/{len(before)}"}
-
-
-def _call_schema(name: str, arguments: str) -> dict[str, Any]:
-    """The schema of a call of this function. `arguments`: the `$id` of their schema."""
+def _call_schema(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": {"$ref": arguments}},
+        "properties": {"name": {"const": name}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-_LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")
+_UNHELD = re.compile(r"\(\?<?[=!]|\\[1-9bB]|\\k<")
+"""Look-around, back-references and bounds of words, which no grammar can hold."""
+
+MAX_COUNT = 1000
+"""Items and characters that a grammar counts; and items of all arrays together a hundred times as many. llama.cpp
+writes each of them out."""
+
+_COUNTS = ("Items", "Length", "Properties")
+_BOUNDS = (*((f"min{each}", f"max{each}") for each in _COUNTS), ("minimum", "maximum"))
 
 
-def as_grammar(schema: Any, *, root: bool = True) -> Any:
-    """A schema as llama.cpp's grammar takes it: it holds what it knows of it, and the finished answer is checked
-    against all of it. Patterns with look-around or back-references are left out: no grammar can hold them."""
-    if isinstance(schema, list):
-        return [as_grammar(each, root=False) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    kept = {
-        name: value if name in ("const", "enum") else as_grammar(value, root=False)
-        for name, value in schema.items()
-        if not (name == "pattern" and isinstance(value, str) and _LOOK_AROUND.search(value))
-    }
-    return kept | {"x-guidance": {"lenient": True}} if root else kept
+def as_grammar(schema: dict[str, Any]) -> dict[str, Any]:
+    """A plain schema as llama.cpp's grammar takes it: it holds what it knows of it, and the finished answer is checked
+    against all of it. Patterns and counts that no grammar can hold are left out."""
+    arrays = json.dumps(schema).count('Items"')
+    limit = min(MAX_COUNT, 100 * MAX_COUNT // max(1, arrays))
+    return {**mapped(schema, lambda each: _held(each, limit)), "x-guidance": {"lenient": True}}
+
+
+def _held(schema: dict[str, Any], limit: int) -> dict[str, Any]:
+    if isinstance(pattern := schema.get("pattern"), str) and _UNHELD.search(pattern):
+        del schema["pattern"]
+    if isinstance(named := schema.get("patternProperties"), Mapping):
+        schema["patternProperties"] = {name: each for name, each in named.items() if not _UNHELD.search(name)}
+    for counted in _COUNTS:
+        if _number(schema.get(f"min{counted}")) > limit:
+            schema[f"min{counted}"] = limit
+        if _number(schema.get(f"max{counted}")) > limit:
+            del schema[f"max{counted}"]
+    return schema
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, int | float) else 0
+
+
+def doubts(schema: dict[str, Any]) -> list[str]:
+    """What in a plain schema may be the reason why llama.cpp cannot hold its output to it, the likeliest first."""
+    empty, unread = list[str](), list[str]()
+    for at, each in places(schema):
+        if each is False and at.rpartition("/")[0].endswith("/properties"):
+            empty.append(f"`false` at {at}")
+        if not isinstance(each, Mapping):
+            continue
+        if each.get("enum") == []:
+            empty.append(f"`enum` or `false` at {at}")
+        empty += [
+            f"`{least}` at {at}"
+            for least, most in _BOUNDS
+            if most in each and _number(each.get(least)) > _number(each[most])
+        ]
+        unread += [f"`{name}` at {at}" for name in ("pattern", "multipleOf", "patternProperties") if name in each]
+    return [*empty, *unread]
 
 
 def instruction(tools: Tools) -> str:
@@ -158,6 +192,11 @@ class Generation:
         self.gap: Gap | None = None
         """Tokens that llama.cpp has generated without a row of log-probabilities for each: it is stopped until the
         engine has found them (`fill`)."""
+        self._put_off: list[tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None
+        """What came since a gap in JSON, whose grammar could not go on behind a stop; None: gaps are filled at once."""
+        if request.sampling.json_schema is not None and request.sampling.logprobs is not None:
+            self._put_off = []
+        self._restarts = self._put_off is None
         self._written: list[str | int] = []
         """What this attempt has generated, if a gap may come: llama.cpp continues behind it."""
         self._before_gap = 0
@@ -177,13 +216,23 @@ class Generation:
         limit = self._request.sampling.max_tokens
         return None if limit is None else max(0, limit - self._request.past_tokens)
 
-    @property
+    @cached_property
     def schema(self) -> dict[str, Any] | None:
-        """The JSON schema that the text must follow, as llama.cpp understands it."""
-        schema = self._request.sampling.json_schema
+        """The JSON schema that the text must follow, as llama.cpp understands it. Raises UnusableSchemaError."""
         if self._request.tools is not None:
             schema = forced_schema(self._request.tools)
-        return None if schema is None else as_grammar(schema or {"type": "object"})
+        else:
+            asked = self._request.sampling.json_schema
+            schema = None if asked is None else plain(asked or {"type": "object"})
+        return None if schema is None else as_grammar(schema)
+
+    @property
+    def unusable(self) -> str:
+        """Why llama.cpp cannot hold its output to the schema."""
+        tools, asked = self._request.tools, self._request.sampling.json_schema
+        schemas = [asked or {}] if tools is None else [tool.schema for tool in tools.callable]
+        found = [doubt for each in schemas for doubt in doubts(plain(each))][:3]
+        return f"{UNUSABLE_SCHEMA} It may be {', or '.join(found)}." if found else UNUSABLE_SCHEMA
 
     @property
     def schema_field(self) -> str:
@@ -308,13 +357,24 @@ class Generation:
         text, finish = choice["text"], choice["finish_reason"] or ""
         # A token without text ends the generation and is not part of the answer.
         rows = self._rows(choice) if text else []
-        asked = self._request.sampling.logprobs is not None and self.schema is None
-        if asked and text and count > 1 and len(rows) == 1:
+        asked = self._request.sampling.logprobs is not None
+        parted = asked and text and count > 1 and len(rows) == 1
+        if self._put_off is not None and (parted or self._put_off):
+            self._put_off.append((choice, verbose))
+            return Piece(self.id)
+        if parted:
             self.gap = Gap(text, count, rows[0], tuple(verbose["tokens"]))
             return Piece(self.id)
         if asked:
             self._written += verbose["tokens"]
         return self._passed(text, rows, tuple(verbose["tokens"]), count, finish)
+
+    def late(self) -> Iterator[Piece]:
+        """The pieces of what was put off, once llama.cpp has ended. The engine fills the gap that one may leave."""
+        chunks, self._put_off = self._put_off or (), None
+        for choice, verbose in chunks:
+            if not self.done:
+                yield self._tokens(choice, verbose)
 
     def fill(self, held: Sequence[tuple[int, Row]]) -> Piece:
         """The piece of the gap, with ids and rows of the tokens before its last one; none: they were not found."""
@@ -326,7 +386,8 @@ class Generation:
             rows[-1] = {**gap.row, "bytes": gap.row["bytes"][before:]}
         self._written += ids if held else [gap.text]
         piece = self._passed(gap.text, rows, ids, gap.tokens, "")
-        self._before_gap = self.generated
+        if self._restarts:
+            self._before_gap = self.generated
         if not self.done and self.remaining is not None and self.generated >= self.remaining:
             self._finish = "length"
         return piece

@@ -14,6 +14,7 @@ from streaming.errors import DecodeError
 from streaming.jobs.conversations import ConversationItem
 
 CALL = ChatTurn("assistant", "", (ToolCall("call_1", "f", "{}"),))
+REFUSED = ChatTurn("assistant", "No.", extras={"content": None, "refusal": "No."})
 OUTPUT = ChatTurn("tool", "42", call_id="call_1")
 
 
@@ -30,6 +31,9 @@ def test_items_are_turns_and_those_of_one_answer_are_one() -> None:
         stored(OUTPUT),
         stored(ChatTurn("assistant", "It is 42."), "job_2"),
         stored(ChatTurn("assistant", "Really."), "job_3"),
+        stored(REFUSED),
+        stored(ChatTurn("assistant", "Well. "), "job_4"),
+        stored(REFUSED, "job_4"),
     ]
     assert at_once(turns_of(items)) == (
         ChatTurn("system", "Be brief."),
@@ -38,6 +42,8 @@ def test_items_are_turns_and_those_of_one_answer_are_one() -> None:
         OUTPUT,
         ChatTurn("assistant", "It is 42."),
         ChatTurn("assistant", "Really."),
+        REFUSED,
+        ChatTurn("assistant", "Well. No."),
     )
 
 

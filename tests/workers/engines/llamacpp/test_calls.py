@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,8 @@ from penstock.engine import ChatTurn
 from penstock.tools import Tool, ToolCall, Tools
 from workers.engines.llamacpp.gguf import Gguf
 from workers.engines.llamacpp.prompt import ChatTemplate, Prompts
-from workers.engines.llamacpp.request import forced_schema, instruction, writer_of
+from workers.engines.llamacpp.request import as_grammar, doubts, forced_schema, instruction, writer_of
+from workers.engines.schema import plain
 
 HERMES = """{% if tools %}tools:{% for tool in tools %}{{ tool | tojson }};{% endfor %}{% endif %}
 {%- for m in messages %}[{{ m.role }}]{{ m.content }}
@@ -98,23 +100,49 @@ def test_a_control_token_in_a_tool_or_a_call_is_plain_text(template: str) -> Non
 
 
 def test_one_function_s_call_is_its_arguments_and_several_have_names() -> None:
-    """The schema of each function is a document of its own, in which its references lead where they did."""
+    """References of each function lead where they did, whatever documents the functions say that they are."""
     assert forced_schema(Tools(offered=(F,))) is None
-    assert forced_schema(Tools(offered=(F, G), choice="required", named="f")) == F.parameters
-    other = Tool(
-        "h", "", {"type": "object", "properties": {"x": {"$ref": "#/definitions/X"}}, "definitions": {"X": {}}}
-    )
-    schema: Any = forced_schema(Tools(offered=(F, other), choice="required"))
-    assert [each["properties"]["name"]["const"] for each in schema["anyOf"]] == ["f", "h"]
-    refs = [each["properties"]["arguments"]["$ref"] for each in schema["anyOf"]]
-    found = {each["$id"]: each for each in schema["$defs"].values()}
-    assert [found[ref] for ref in refs] == [
-        tool.schema | {"$id": ref} for tool, ref in zip((F, other), refs, strict=True)
-    ]
-    same = Tool("i", "", {"$id": "https://a.example/x"})
-    both: Any = forced_schema(Tools(offered=(same, same), choice="required"))
-    ids = [each["$id"] for each in both["$defs"].values()]
-    assert len(set(ids)) == 2 and ids[0] == "https://a.example/x"
+    assert forced_schema(Tools(offered=(F, G), choice="required", named="f")) == plain(F.schema)
+    same = {"$id": "https://a.example/x", "properties": {"x": {"$ref": "https://a.example/x#/definitions/X"}}}
+    tools = [Tool(f"f{at}", "", same | {"definitions": {"X": {"const": at}}}) for at in range(2)]
+    schema: Any = forced_schema(Tools(offered=(*tools,), choice="required"))
+    assert [each["properties"]["name"]["const"] for each in schema["anyOf"]] == ["f0", "f1"]
+    for at, call in enumerate(schema["anyOf"]):
+        reference = call["properties"]["arguments"]["properties"]["x"]["$ref"]
+        assert schema["$defs"][reference.removeprefix("#/$defs/")]["const"] == at
+    assert "$id" not in json.dumps(schema)
+
+
+@pytest.mark.parametrize("counted", ["Items", "Length", "Properties"])
+def test_a_grammar_counts_to_a_thousand(counted: str) -> None:
+    """llama.cpp writes each item out: what has a greater limit has none in the grammar. Many arrays share a budget."""
+    least, most = f"min{counted}", f"max{counted}"
+    held = as_grammar({"properties": {"a": {least: 2_000_000, most: 10**18}, most: {least: 1, most: 1000}}})
+    assert held["properties"] == {"a": {least: 1000}, most: {least: 1, most: 1000}}
+    array = {"type": "array", "items": {"const": 1}, "maxItems": 1000}
+    many = as_grammar({"properties": {f"p{at}": dict(array) for at in range(1000)}})
+    assert not any("maxItems" in each for each in many["properties"].values())
+
+
+def test_what_no_grammar_holds_is_left_to_the_check() -> None:
+    schema = {"patternProperties": {"^(?=a)": {}, "^b": {}}, "properties": {"pattern": {"pattern": r"\bfoo\b"}}}
+    held = as_grammar(schema)
+    assert held == {"patternProperties": {"^b": {}}, "properties": {"pattern": {}}, "x-guidance": {"lenient": True}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"properties": {"a": {"$ref": "#/$defs/T"}}, "$defs": {"T": False}}, "`enum` or `false` at #/$defs/T"),
+        ({"properties": {"a": {"enum": []}}}, "`enum` or `false` at #/properties/a"),
+        ({"properties": {"a": False}}, "`false` at #/properties/a"),
+        ({"properties": {"a": {"minimum": 3, "maximum": 1}}}, "`minimum` at #/properties/a"),
+        ({"items": {"minLength": 3, "maxLength": 1}}, "`minLength` at #/items"),
+        ({"properties": {"a": {"pattern": "a$b"}}, "additionalProperties": False}, "`pattern` at #/properties/a"),
+    ],
+)
+def test_what_llama_cpp_may_stumble_over_is_named(schema: dict[str, Any], named: str) -> None:
+    assert doubts(plain(schema)) == [named]
 
 
 def test_each_choice_has_its_writer() -> None:

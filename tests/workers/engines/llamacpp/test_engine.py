@@ -30,6 +30,9 @@ SHORT = (ChatTurn("user", "What is the capital of France?"),)
 STORY = (ChatTurn("user", "Tell me a long story about a river."),)
 
 
+ANY: dict[str, Any] = {"type": "object", "additionalProperties": False}
+
+
 class Desk:
     """Sends requests to an engine and collects what comes back."""
 
@@ -211,6 +214,33 @@ async def test_a_schema_whose_grammar_is_dropped_after_its_first_token_is_refuse
     assert (await desk.ask(STORY, max_tokens=5, json_schema=fewer, **GREEDY)).failure is None
 
 
+def chained(link: Callable[[dict[str, str]], dict[str, Any]], length: int) -> dict[str, Any]:
+    defs = {f"d{at}": link({"$ref": f"#/$defs/d{at + 1}"}) for at in range(length)}
+    return ANY | {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": defs | {f"d{length}": {"const": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "refused"),
+    [
+        ({"type": "array", "items": {"const": 1}, "minItems": 1, "maxItems": 10**9}, ""),
+        ({"type": "string", "maxLength": 10**18}, ""),
+        (chained(lambda each: each, 5000), ""),
+        (chained(lambda each: {"allOf": [each]}, 99), ""),
+        (chained(lambda each: ANY | {"properties": {"x": each}}, 490), ""),
+        (chained(lambda each: {"type": "array", "items": each}, 5000), "levels of schemas"),
+        (
+            ANY | {"properties": {"a": {"enum": []}}, "required": ["a"]},
+            "It may be `enum` or `false` at #/properties/a.",
+        ),
+        (ANY | {"properties": {"a": {"pattern": "a$b"}}, "required": ["a"]}, "It may be `pattern` at #/properties/a."),
+    ],
+)
+async def test_a_huge_schema_holds_up_nobody(desk: Desk, schema: dict[str, Any], refused: str) -> None:
+    """Counts and chains that would take llama.cpp minutes, or its stack; a refusal names the keyword."""
+    answer = await desk.ask(STORY, max_tokens=9, json_schema=schema, **GREEDY)
+    assert refused in failed(answer).message if refused else answer.failure is None
+
+
 @pytest.mark.parametrize("count", [0, 3])
 async def test_logprobs_come_with_each_token(desk: Desk, count: int) -> None:
     """One row per token, as many alternatives as asked, and their texts make up the text."""
@@ -241,6 +271,19 @@ async def test_a_token_within_a_character_has_a_row(desk: Desk, sampling: dict[s
     past = [(before, answer.ids[:at], at)] if at else []
     again = await desk.ask(EMOJI, past, max_tokens=at + 3, logprobs=2, **sampling)
     assert [token for token, _ in again.logprobs[0].top] == [token for token, _ in parts[0].top]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"stop": ("🎉🎉",)}, {"max_tokens": 14}])
+async def test_a_token_within_a_character_of_json_has_a_row(desk: Desk, sampling: dict[str, Any]) -> None:
+    """Its grammar is not begun again in the middle: the rows come with the end, and the text is as without them."""
+    schema = ANY | {"properties": {"a": {"const": "é 🎉🎉 日本 x"}, "b": {"enum": ["🎉"]}}, "required": ["a", "b"]}
+    sampling = {"max_tokens": 60, "json_schema": schema, **GREEDY, **sampling}
+    plain = await desk.ask(EMOJI, **sampling)
+    answer = await desk.ask(EMOJI, logprobs=2, **sampling)
+    assert (answer.text, answer.finish, answer.n) == (plain.text, plain.finish, plain.n)
+    assert any(row.token.startswith("bytes:") for row in answer.logprobs) or "stop" in sampling
+    assert b"".join(token_bytes(row.token) for row in answer.logprobs) == answer.text.encode()
+    assert 0 <= answer.n - len(answer.logprobs) < 4 and all(len(row.top) == 2 for row in answer.logprobs)
 
 
 async def test_a_seed_repeats_a_text(desk: Desk) -> None:
@@ -601,7 +644,6 @@ async def test_a_forced_call_is_held_to_its_function(desk: Desk, named: str) -> 
         assert arguments["silent"] in (True, False)
 
 
-ANY = {"type": "object", "additionalProperties": False}
 PHONE = {"type": "string", "format": "phone", "maxLength": 3, "pattern": "^(?!b)"}
 POINTING: dict[str, dict[str, Any]] = {
     "a place": ANY | {"properties": {"a": {"anyOf": [{"const": "x1"}]}, "b": {"$ref": "#/properties/a/anyOf/0"}}},

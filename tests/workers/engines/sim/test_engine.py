@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -336,3 +337,19 @@ async def test_one_tool_and_two_have_the_same_references(start: Start, name: str
         assert call.name == "f" and check(schema, [call.arguments]) == {"violation": ""}
         found.append(call.arguments)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("properties", [["x", "y"], ["x"]])
+async def test_a_schema_of_too_many_values_holds_up_nobody(start: Start, properties: list[str]) -> None:
+    """References that double the arguments with each level, or lead round for ever."""
+    levels = 25 if len(properties) > 1 else 1
+    defs: dict[str, Any] = {f"d{at}": OBJECT | {
+        "properties": {name: {"$ref": f"#/$defs/d{(at + 1) % levels}"} for name in properties}, "required": properties,
+    } for at in range(levels)} | {f"d{levels}": {"type": "string"}}  # fmt: skip
+    schema = OBJECT | {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": defs}
+    bench, began = await start(), time.process_time()
+    tools = Tools(offered=(Tool("f", "", schema),), choice="required")
+    bench.engine.submit(Request("r", (ChatTurn("user", "hi"),), Sampling(), tools=tools))
+    ended = await bench.until_ended("r")
+    assert [call.arguments for call in read_answer([piece.text for piece in ended["r"]]).calls] == ["{}"]
+    assert time.process_time() - began < 2
