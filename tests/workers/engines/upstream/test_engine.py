@@ -22,6 +22,7 @@ from penstock.tools import REASONING, TEXT
 from streaming.jobs.job import Chat, Job, Text, Tokens, unsupported
 from streaming.order import Priority
 from telemetry.process import start_tracing
+from workers.engines.upstream import server
 from workers.engines.upstream.generation import MAX_EXCESS_TOKENS
 from workers.engines.upstream.http import MAX_LINE_BYTES, MAX_REPLY_BYTES
 from workers.engines.upstream.server import ServerFacts, ServerProbe
@@ -65,9 +66,7 @@ async def test_the_card_says_what_the_server_can_do(kind: str) -> None:
 
 def test_what_a_server_lacks_is_refused_at_the_door() -> None:
     """Raw prompts of a server that takes conversations alone."""
-    from workers.engines.upstream.server import kinds  # noqa: PLC0415 - beside what it is for
-
-    can = kinds.of("openai").capabilities()
+    can = server.of("openai").capabilities()
     for prompt, refused in ((Text(("a",)), True), (Tokens(((1,),)), True), (Chat(HELLO), False)):
         job = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=prompt)
         assert bool(unsupported(job, can)) == refused
