@@ -17,7 +17,7 @@ from pydantic import Field
 
 from api.openai.errors import ApiError, invalid_request, model_not_found
 from api.openai.fields import FINITE, Metadata, StrictBody
-from api.openai.generation import passed_fields, passed_parts, reasoning_of, sampling_of
+from api.openai.generation import UNKNOWN, passed_fields, passed_parts, reasoning_of, sampling_of
 from api.openai.json_body import nested_beyond, non_finite_field
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
@@ -155,7 +155,9 @@ def traits(request: Request, card: ModelCard | None) -> Traits:
     deterministic = sampling.temperature == 0 or sampling.seed is not None
     task = request.task_asked and (request.task_asked, request.task_form)
     rest = _form_of(request), request.tools_asked, task, reasoning_of(request, card), request.echoes
-    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, *rest, passed_fields(request, card)))
+    asked = msgspec.msgpack.encode(
+        (request.model, job_prompt, sampling, *rest, passed_fields(request, card or UNKNOWN))
+    )
     digest = hashlib.sha256(asked).digest()[:16] if deterministic else b""
     head = f"{request.model}\0{text}"
     groups = tuple(_hash(head[:size]) for size in PREFIX_SIZES)
@@ -195,8 +197,8 @@ def job_of(
     """
     own = request.queue.deadline_ms
     deadlines = [each for each in (own, left_ms) if each is not None]
-    prompt, tools = passed_parts(request.prompt_asked, request.tools_asked, card)
-    sampling, passed = sampling_of(request, tools), passed_fields(request, card)
+    prompt, tools = passed_parts(request.prompt_asked, request.tools_asked, card or UNKNOWN)
+    sampling, passed = sampling_of(request, tools), passed_fields(request, card or UNKNOWN)
     passed.pop("service_tier", None)
     reasoning, task = reasoning_of(request, card), request.task_asked
     return job_class(prompt, tools, sampling, reasoning, task, echo=request.echoes, passed=passed)(

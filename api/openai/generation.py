@@ -20,7 +20,7 @@ from api.openai.fields import (
     StrictBody,
     non_finite,
 )
-from penstock.engine import ModelCard, Sampling, Task
+from penstock.engine import Capabilities, ModelCard, Sampling, Task
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Prompt, ResponseForm, TaskForm, has_extras, without_extras
 from streaming.order import Priority
@@ -335,6 +335,13 @@ OURS = frozenset(
 
 OF_GATEWAYS = ("aws_", "azure_", "vertex_", "litellm_")
 """How fields begin with which a gateway is told where to send a request, and as whom."""
+
+
+UNKNOWN = ModelCard(
+    name="", engine="", context=0, max_output=0, capabilities=Capabilities(passes_fields=True), created=0
+)
+"""The card of a model that no worker has loaded yet, for lines of a batch, whose answers have no X-Ignored-Fields. A
+worker leaves out what its engine does not take."""
 
 
 def passes(name: str, card: ModelCard | None) -> bool:

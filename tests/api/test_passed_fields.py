@@ -1,0 +1,159 @@
+"""Fields that only a model's server reads, where they could get lost: with a worker, in a batch, between versions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from api_in_process import LocalApi, api_in_process
+from batching import begin, client, content, ended
+from fake_upstream import MODEL, FakeUpstream, serving
+from house import House, eventually, redis_process
+from sim_worker import recorder, until
+from upstream_bench import FAST
+from upstream_worker import StartUpstream, start_upstream
+
+from streaming.fleet.settings import ModelSettings
+from streaming.jobs import codec
+from streaming.jobs.job import EchoJob, ExtendedJob, Job, TaskJob, ToolJob
+from streaming.redis.client import RedisClient
+from workers.engines.upstream.settings import UpstreamSettings
+
+__all__ = ["recorder", "start_upstream"]  # fixtures
+
+pytestmark = pytest.mark.slow
+
+FURTHER = {"top_a": 0.3, "chat_template_kwargs": {"mode": "brief"}, "guided": [{"a": None}]}
+ASKED = {
+    "model": "sim",
+    "messages": [{"role": "user", "content": "hi", "cache_control": {"type": "ephemeral"}}],
+    "max_tokens": 40,
+    **FURTHER,
+}
+
+
+def settings_of(upstream: FakeUpstream) -> UpstreamSettings:
+    return UpstreamSettings(**FAST, urls=(upstream.url,), name=MODEL)  # type: ignore[arg-type]
+
+
+async def submitted(api: LocalApi, body: dict[str, Any]) -> str:
+    return str((await api.post("/v1/jobs", body)).json()["id"])
+
+
+async def shown(api: LocalApi, job: str, **query: int) -> Any:
+    return (await api.client.get(f"/v1/jobs/{job}", params=query)).json()
+
+
+def same(sent: dict[str, Any]) -> dict[str, Any]:
+    """What of a body are passed fields."""
+    return {name: value for name, value in sent.items() if name in FURTHER}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama-server", "ollama", "other"])
+async def test_a_worker_that_takes_over_sends_them_again(
+    wire: RedisClient, start_upstream: StartUpstream, kind: str
+) -> None:
+    """After a kill in the middle of the answer, whether the text is continued or begun anew."""
+    upstream = FakeUpstream(kind, step_s=0.05)
+    async with serving(upstream), api_in_process(RedisClient.open(wire.settings)) as api:
+        first = await start_upstream(settings_of(upstream), model="sim")
+        api.services.models = {"sim": ModelSettings(engine="upstream")}
+        await api.services.fleet.publish_card(first.worker._card)
+        api.services.cards = await api.services.fleet.cards()
+        job = await submitted(api, ASKED)
+        await until(lambda: _begun(first))
+        first.task.cancel()
+        for each in first.engine._live.values():  # type: ignore[attr-defined]
+            each.task.cancel()
+        await start_upstream(settings_of(upstream), model="sim")
+        done = await shown(api, job, wait=30)
+        assert (done["status"], done["attempts"]) == ("completed", 2), done
+    before, *after = upstream.sent
+    assert after and same(before.body) == FURTHER
+    assert [same(each.body) for each in after] == [FURTHER] * len(after)
+    turns = [each.body["messages"][0] for each in upstream.sent if "messages" in each.body]
+    assert all(turn["cache_control"] == {"type": "ephemeral"} for turn in turns)
+
+
+async def _begun(running: Any) -> bool:
+    return any(attempt.seq > 3 for attempt in running.worker._attempts.values())
+
+
+OLDER = Job | ToolJob | ExtendedJob | TaskJob | EchoJob
+"""What a worker of the version before passed fields reads."""
+
+
+async def test_an_older_worker_leaves_jobs_with_them_to_a_newer_one(
+    wire: RedisClient, start_upstream: StartUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs all others, also those with mere hints; a newer one then runs the rest as it was asked."""
+    upstream = FakeUpstream("vllm")
+    async with serving(upstream), api_in_process(RedisClient.open(wire.settings)) as api:
+        older = await start_upstream(settings_of(upstream), model="sim")
+        api.services.models = {"sim": ModelSettings(engine="upstream")}
+        await api.services.fleet.publish_card(older.worker._card)
+        api.services.cards = await api.services.fleet.cards()
+        with monkeypatch.context() as patch:
+            patch.setattr(codec, "_JOB", msgspec.msgpack.Decoder(OLDER))
+            patch.setattr(codec, "JOB_VERSION", 5)
+            plain = {name: value for name, value in ASKED.items() if name not in FURTHER}
+            hinted = plain | {"messages": [{"role": "user", "content": "hi"}], "prompt_cache_key": "a", "user": "u"}
+            jobs = [await submitted(api, body) for body in (ASKED, hinted)]
+            await until(lambda: _completed(wire, jobs[1]))
+            assert (await wire.redis.hget(_record(jobs[0]), "state")) == b"queued"  # type: ignore[misc]
+            older.stop.set()
+            await older.task
+        await start_upstream(settings_of(upstream), model="sim")
+        done = await shown(api, jobs[0], wait=30)
+        assert done["status"] == "completed", done
+    assert [same(each.body) for each in upstream.sent] == [{}, FURTHER]
+
+
+def _record(job: str) -> str:
+    return f"penstock:{{{int(job[4:6], 16)}}}:job:{job}"
+
+
+async def _completed(wire: RedisClient, job: str) -> bool:
+    return bool(await wire.redis.hget(_record(job), "state") == b"completed")  # type: ignore[misc]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[str]:
+    with redis_process(tmp_path, None, "--appendonly", "yes") as url:
+        yield url
+
+
+async def test_lines_of_a_batch_have_them(tmp_path: Path, store: str) -> None:
+    """And lines that differ in nothing else are no duplicates, also if no worker has loaded the model yet."""
+    upstream = FakeUpstream("vllm")
+    async with serving(upstream):
+        text = f'[models.sim]\nengine = "upstream"\noptions.urls = ["{upstream.url}"]\noptions.name = "{MODEL}"\n'
+        (tmp_path / "penstock.toml").write_text(text, encoding="utf-8")
+        house = House(store, tmp_path)
+        try:
+            await asyncio.to_thread(_batch, house)
+        finally:
+            await asyncio.to_thread(house.close)
+    assert sorted((each.body["top_a"], each.body["messages"][0]["x"]) for each in upstream.sent) == [(1, 7), (2, 7)]
+
+
+def _batch(house: House) -> None:
+    house.start("offline")
+    house.start_api()
+    turn = {"role": "user", "content": "hi", "x": 7}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions",
+         "body": {"model": "sim", "messages": [turn], "max_tokens": 3, "temperature": 0, "top_a": number}}
+        for number in (1, 2)
+    ]  # fmt: skip
+    openai = client(house)
+    batch = begin(openai, lines)
+    eventually(lambda: openai.batches.retrieve(batch.id).status == "in_progress")
+    house.start("workers")
+    done = ended(openai, batch)
+    assert done.status == "completed" and len(content(openai, done.output_file_id)) == 2, json.loads(done.to_json())
