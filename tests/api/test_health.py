@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from api_in_process import LocalApi, api_in_process
+from house import ADMIN_TOKEN, eventually, serving
+from redis import Redis
 
 from api.health import live_samples
 from penstock.engine import ChatTurn
+from streaming.fleet.process import HEARTBEAT_TIMEOUT_S
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.jobs.settings import TenantSettings, class_of
+from streaming.keys import fleet_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import LANE_CLASS_OLDEST
@@ -63,3 +71,35 @@ async def test_what_a_ready_worker_can_do_is_known(local: LocalApi, path: str) -
     await local.client.get(path)
     assert local.services.cards["sim"].capabilities.repetition_penalty
     assert (await local.client.get("/v1/models/sim")).json()["capabilities"]["tools"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_counts_no_more_once_its_heartbeat_lapses(tmp_path: Path) -> None:
+    """Neither at /readyz nor in the console, nor for a job that waits. Going on, it finds its lease taken, and ends."""
+    with serving(tmp_path, "workers") as house, Redis.from_url(house.redis_url) as store:
+
+        def overview() -> Any:
+            return json.loads(house.request("GET", "/admin/overview", headers=admin)[2])
+
+        admin = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+        eventually(lambda: len(overview()["pools"][0]["workers"]) == overview()["pools"][0]["ready"] == 1)
+        worker = house._processes[0]
+        worker.send_signal(signal.SIGSTOP)
+        try:
+            (key,) = store.keys(fleet_key("proc", "worker:*"))
+            assert 0 < store.pttl(key) <= 1000 * HEARTBEAT_TIMEOUT_S
+            store.pexpire(key, 100)  # instead of ten seconds
+            eventually(lambda: house.get("/readyz")[0] == 503)
+            body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+            job = f"/v1/jobs/{json.loads(house.post('/v1/jobs', body)[2])['id']}"
+            eventually(lambda: "no worker may run it" in json.loads(house.get(job)[1])["queue_reason"])
+            pool = eventually(lambda: (pool := overview()["pools"][0])["workers"] == [] and pool)
+            assert pool["ready"] == 0 and "worker" not in {process["role"] for process in overview()["processes"]}
+            assert "sim" in json.loads(house.get("/readyz")[1])["stalled"]
+            eventually(lambda: b"dead" in [store.hget(key, "state") for key in store.scan_iter("*:worker:*")])
+        finally:
+            worker.send_signal(signal.SIGCONT)
+        worker.wait(30)
+        eventually(lambda: house.get("/readyz")[0] == 503)
+        house.start("workers")
+        assert json.loads(house.get(f"{job}?wait=30")[1])["status"] == "completed"
