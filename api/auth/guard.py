@@ -22,11 +22,6 @@ from api.openai.errors import ApiError
 from api.settings import ApiSettings
 from streaming.errors import Unavailable
 
-# Access table: who may call each route. The guard (api/auth/guard.py) refuses every route that is not in it.
-#
-# Its rows are those of api/routes.py. Method and `scope["path"]` alone select the row: no header can change which row
-# applies.
-
 
 PROXIED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
 """Headers that proxies add. A server without keys refuses them: behind a proxy, every request seems local."""

@@ -15,6 +15,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from api.admission import Admitted
+from api.events import ROWS_PER_WRITE, STORE_RETRY_DELAY_S
 from api.openai.errors import ApiError, from_failure, from_terminal, stream_reset
 from api.openai.rendering import to_json
 from api.openai.responses.events import sequence_of
@@ -53,11 +54,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ROWS_PER_WRITE = 200
-"""Deltas rendered and written before the event loop runs other tasks: a few milliseconds."""
 START_INTERVAL_S = 0.5
 """Interval between looks whether a worker has started a waiting response."""
-STORE_RETRY_DELAY_S = 0.5
 
 
 class _Unmeasured:

@@ -27,7 +27,7 @@ from workers.engines.llamacpp.request import BEGIN_TAG, OTHER_FORM, answer_begin
 from workers.engines.reasoning import BEGIN, EFFORT_NAMES, END, as_written
 from workers.engines.text import ControlTokens
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 PROBE = Tool("probe", "A function.")
 """Shown to a template, to find out whether it knows tools."""
@@ -311,7 +311,7 @@ class Prompts:
         try:
             return ChatTemplate(file.chat_template, bos=bos[1] if bos else "", eos=eos[1] if eos else "")
         except TemplateBroken as error:
-            _log.warning("%s: chats are refused, raw prompts are served", error)
+            log.warning("%s: chats are refused, raw prompts are served", error)
             return None
 
 
@@ -319,8 +319,6 @@ class Prompts:
 #
 # The library itself has no call for that. The engine counts only when it must know before a slot takes the prompt.
 
-
-log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 """For the whole reply. Counting takes up to 7 s per megabyte (of digits, measured on one core), in a thread of

@@ -513,7 +513,6 @@ def _salt(tenant: str, secret: str) -> str:
 
 
 # Fallback rules: which model's servers get a request, of the model that was asked for and those it may fall back to.
-# Pure.
 #
 # An answer stays with the model that gave its first token: two models never write one text. Before that, a request
 # goes to a fallback while no server of its own model can be used, or after they have broken it twice. An error by the
