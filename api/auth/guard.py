@@ -22,7 +22,6 @@ from api.openai.errors import ApiError
 from api.settings import ApiSettings
 from streaming.errors import Unavailable
 
-
 PROXIED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
 """Headers that proxies add. A server without keys refuses them: behind a proxy, every request seems local."""
 
