@@ -27,7 +27,7 @@ from penstock.engine import ModelCard
 from penstock.text import fault_of
 from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
 from streaming.batches.store import Batch
-from streaming.jobs.job import Chat, Inputs, Job, JobState, Prompt, ResponseForm, Text, Tokens, job_class
+from streaming.jobs.job import HINTS, Chat, Inputs, Job, JobState, Prompt, ResponseForm, Text, Tokens, job_class
 from streaming.jobs.places import weight_of
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
@@ -155,9 +155,8 @@ def traits(request: Request, card: ModelCard | None) -> Traits:
     deterministic = sampling.temperature == 0 or sampling.seed is not None
     task = request.task_asked and (request.task_asked, request.task_form)
     rest = _form_of(request), request.tools_asked, task, reasoning_of(request, card), request.echoes
-    asked = msgspec.msgpack.encode(
-        (request.model, job_prompt, sampling, *rest, passed_fields(request, card or UNKNOWN))
-    )
+    passed = {name: each for name, each in passed_fields(request, card or UNKNOWN).items() if name not in HINTS}
+    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, *rest, passed))
     digest = hashlib.sha256(asked).digest()[:16] if deterministic else b""
     head = f"{request.model}\0{text}"
     groups = tuple(_hash(head[:size]) for size in PREFIX_SIZES)
