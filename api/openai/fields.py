@@ -5,7 +5,6 @@ Types are strict and sizes bounded. An error text here begins with a verb, becau
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -136,7 +135,7 @@ MAX_PATH = 128
 
 def non_finite(value: Any, path: str = "") -> str:
     """Return the path of the first number in `value` that is NaN or Infinity, as `1e999` is; "" if there is none."""
-    layer = [(path, value)]
+    layer = [] if _all_finite(value) else [(path, value)]
     while layer:
         inner: list[tuple[str, Any]] = []
         for at, each in layer:
@@ -148,6 +147,24 @@ def non_finite(value: Any, path: str = "") -> str:
                 inner += [(f"{at}.{name}" if at else name, item) for name, item in each.items()]
         layer = inner
     return ""
+
+
+_HOLDERS = frozenset({dict, list})
+_OTHERS = _HOLDERS | {float}
+"""Types of what is no text, whole number, truth value or null."""
+
+
+def _all_finite(value: Any) -> bool:
+    """Every body is asked, and nearly all are: so without the paths."""
+    inner: list[Any] = [[value]]
+    while inner:
+        each = inner.pop()
+        values = each.values() if type(each) is dict else each
+        if not _OTHERS.isdisjoint(map(type, values)):
+            inner += [item for item in values if type(item) in _HOLDERS]
+            if not all(math.isfinite(item) for item in values if type(item) is float):
+                return False
+    return True
 
 
 def depth(value: Any) -> int:
@@ -206,9 +223,8 @@ Prompt: TypeAlias = Annotated[
 def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
     try:
         size = len(msgspec.msgpack.encode(schema))
-        json.dumps(schema, allow_nan=False)
-    except (OverflowError, ValueError):  # 1e999 parses as infinity, which JSON cannot express
-        raise refusal("must hold finite numbers of at most 64 bits") from None
+    except OverflowError:
+        raise refusal("must hold numbers of at most 64 bits") from None
     if size > MAX_SCHEMA_BYTES:
         raise refusal(f"must be at most {MAX_SCHEMA_BYTES} bytes")
     return schema

@@ -11,14 +11,12 @@ from pydantic import Field, field_validator
 
 from api.openai.errors import invalid_request
 from api.openai.fields import (
-    FINITE,
     OTHERS_PRIORITY,
     PASSABLE,
     LogitBias,
     Metadata,
     QueueOptions,
     StrictBody,
-    non_finite,
 )
 from penstock.engine import Capabilities, ModelCard, Sampling, Task
 from penstock.tools import Tools
@@ -375,10 +373,8 @@ def passed_parts(prompt: Prompt, tools: Tools | None, card: ModelCard | None) ->
 
 
 def _check(fields: Mapping[str, Any]) -> None:
-    """Raises ApiError (400) for a number that JSON or the log cannot hold."""
+    """Raises ApiError (400) for a number that the log cannot hold."""
     for name, value in fields.items():
-        if path := non_finite(msgspec.to_builtins(value), name):
-            raise invalid_request(f"{path} {FINITE}.", path)
         try:
             msgspec.msgpack.encode(value)
         except OverflowError:

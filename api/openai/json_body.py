@@ -146,13 +146,12 @@ def read_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object of bounded weight and depth. Raises ApiError (400)."""
     check_weight(body)
     try:
-        fields = pydantic_core.from_json(without_mark(body), allow_inf_nan=False)
+        fields = pydantic_core.from_json(without_mark(body))
     except ValueError as error:  # its text says what was expected, at which line and column
-        if fault := fault_of(body):
-            raise invalid_request(f"The body is not valid JSON: it is {fault}.") from None
-        if field := non_finite_field(body):
-            raise invalid_request(f"{field} {FINITE}.", field) from None
-        raise invalid_request(f"The body is not valid JSON: {error}.") from None
+        fault = fault_of(body)
+        raise invalid_request(f"The body is not valid JSON: {f'it is {fault}' if fault else error}.") from None
+    if field := non_finite(fields):
+        raise invalid_request(f"{field} {FINITE}.", field)
     if not isinstance(fields, dict):
         raise invalid_request("The body must be a JSON object.")
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH and depth(fields) > MAX_DEPTH:  # cheap check first
