@@ -29,7 +29,6 @@ PACKAGES = (
     "planner",
     "streaming",
     "telemetry",
-    "runtime",
     "cli",
     "bench",
 )

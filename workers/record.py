@@ -56,7 +56,6 @@ class RequestRecords:
             model=self._model,
             by=self._process,
             code=end.failure.code if end.failure else "",
-            cancelled_by=end.cancelled_by,
         )
 
     def ended_by_script(self, record: JobRecord) -> None:
@@ -92,6 +91,7 @@ def record_of(attempt: Attempt, end: Terminal, ended_us: int, model: str, proces
         tenant=job.tenant,
         by=process,
         code=end.failure.code if end.failure else "",
+        cancelled_by=end.cancelled_by,
         received_us=job.received_us,
         accepted_us=claim.accepted_us,
         started_us=claim.started_us or claim.claimed_us,

@@ -145,7 +145,7 @@ def _hosted(kind: Any) -> Any:
 class HostedTool(StrictBody):
     """A tool that OpenAI's servers run, such as `web_search`. It is dropped and named in X-Ignored-Fields."""
 
-    type: Annotated[str, BeforeValidator(_hosted), Field(pattern=_HOSTED_KIND)] = Field(
+    type: Annotated[str, BeforeValidator(_hosted), Field(pattern=_HOSTED_KIND, max_length=64)] = Field(
         description="Any kind but `function`.", json_schema_extra={"not": {"const": "function"}}
     )
 

@@ -32,7 +32,7 @@ from bench.stats import median_interval
 from bench.trials import Strayed, check_origins, copy_tree
 
 ROLES = ("api", "workers", "streaming", "telemetry", "runtime", "penstock")
-"""Packages that the processes of a measured deployment import; older trees lack the last two."""
+"""Packages that the processes of a measured deployment import; a tree may lack some."""
 
 
 @dataclass(frozen=True, slots=True)

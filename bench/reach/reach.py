@@ -24,7 +24,7 @@ from bench.reach.contexts import TIMES, TimesFile, passed
 from bench.trials import environment
 from streaming.redis.scripts import assemble
 
-ROOMS = ("api", "workers", "scheduler", "offline", "streaming", "runtime")
+ROOMS = ("api", "workers", "scheduler", "offline", "streaming")
 DATA, TOLD = ".coverage", "times.json"
 CHECKSUM = "tests/streaming/store/test_identity.py::test_every_change_of_the_store_raises_its_format"
 """It fails at every change of what scripts read and write, right or wrong: it notices no mistake."""

@@ -25,7 +25,7 @@ import penstock
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-BUNDLED = ("api", "workers", "scheduler", "offline", "planner", "streaming", "telemetry", "runtime", "cli", "bench")
+BUNDLED = ("api", "workers", "scheduler", "offline", "planner", "streaming", "telemetry", "cli", "bench")
 
 
 class Installation:

@@ -20,7 +20,6 @@ NAMES = [
     "planner",
     "streaming",
     "telemetry",
-    "runtime",
     "cli",
     "bench",
 ]

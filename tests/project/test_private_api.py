@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("penstock", "api", "workers", "scheduler", "offline", "planner", "streaming", "telemetry", "runtime", "cli")
+PRODUCT = ("penstock", "api", "workers", "scheduler", "offline", "planner", "streaming", "telemetry", "cli")
 
 
 @dataclass(frozen=True, slots=True)
