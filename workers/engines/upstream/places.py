@@ -93,8 +93,8 @@ class Breaker:
         Args:
             request: its name, the same each time it is sent; "": it has none, and counts each time.
             down: the server took no connection.
-            cut: the connection ended, as also those to a proxy end whose server is gone. Once may be chance; if it
-                happens to the same request again, a probe decides before anything else is sent.
+            cut: the connection ended without a token, as those to a proxy end whose server is gone. Once may be
+                chance; if it happens to the same request again, a probe decides before anything else is sent.
             answered_at: when another request last got a token.
         """
         if answered_at > min(self._failing_since, now - ANSWERS_S):

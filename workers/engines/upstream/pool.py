@@ -206,7 +206,7 @@ class ServerPool:
             if not outcome.malformed:
                 answered_at = self.exchange.answered_at(endpoint.url)
                 name = generation.request.text_id or generation.id
-                cut = not (outcome.status or outcome.stalled or outcome.bare)
+                cut = not (outcome.status or outcome.stalled or outcome.bare or generation.received)
                 endpoint.fail(outcome.reason, request=name, down=not outcome.sent, cut=cut, answered_at=answered_at)
         elif outcome.end is End.FAILED:  # by the request's own fault, so the server is well
             endpoint.breaker.succeed()
