@@ -283,7 +283,9 @@ async def test_a_token_within_a_character_of_json_has_a_row(desk: Desk, sampling
     assert (answer.text, answer.finish, answer.n) == (plain.text, plain.finish, plain.n)
     assert any(row.token.startswith("bytes:") for row in answer.logprobs) or "stop" in sampling
     assert b"".join(token_bytes(row.token) for row in answer.logprobs) == answer.text.encode()
-    assert 0 <= answer.n - len(answer.logprobs) < 4 and all(len(row.top) == 2 for row in answer.logprobs)
+    cut = answer.n - len(answer.logprobs)
+    assert 0 <= cut and (cut < 4 or answer.finish == "length"), "a character that the limit cut has no rows"
+    assert all(len(row.top) == 2 for row in answer.logprobs)
 
 
 async def test_a_seed_repeats_a_text(desk: Desk) -> None:
