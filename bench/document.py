@@ -1,10 +1,8 @@
 """`python -m bench.document`: writes the tables of the docs from bench/results and the source, between their marks.
 
-A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- faults: chaos -->` for
-a chaos run, `<!-- cost: gateway -->` for the short table of the README, `<!-- goals: page -->` for all goals of the
-page's tables, `<!-- goals: batch -->` for those of one run, `<!-- entrypoints: chats -->` for requests as other servers
-answer them, and the marks of bench/reference.py for the tables of docs/metrics.md. Behind stands `<!-- end -->`. What
-is between is never typed.
+A page says `<!-- cost: gateway -->` for the short table of the README, `<!-- entrypoints: chats -->` for requests that
+other servers answer otherwise, and the marks of bench/reference.py for the tables of docs/metrics.md. Behind stands
+`<!-- end -->`. What is between is never typed.
 """
 
 from __future__ import annotations
@@ -12,37 +10,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from bench import reference, report
-from bench.chaos import report as chaos
 from bench.conformance import entrypoints
 
-PAGES_OF_DOCS = (
-    "guarantees",
-    "batches",
-    "api",
-    "metrics",
-    "records",
-    "traces",
-    "clients",
-    "planning",
-)
-
-PAGES = (
-    Path("README.md"),
-    *(Path("docs", f"{name}.md") for name in PAGES_OF_DOCS),
-)
-
-OF_RESULTS = ("results", "plot", "faults", "cost")
-"""Kinds of marks whose name is that of a file of results."""
-KINDS = "|".join((*OF_RESULTS, "goals", "entrypoints", *reference.WRITERS))
+PAGES = (Path("README.md"), Path("docs/clients.md"), Path("docs/metrics.md"))
+KINDS = "|".join(("cost", "entrypoints", *reference.WRITERS))
 MARKED = re.compile(rf"(<!-- ({KINDS}): ([A-Za-z0-9/-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-SHOWN = re.compile(r"<!-- results: ([a-z0-9-]+) -->")
 
 RIVALS = {
     "penstock": "Penstock",
@@ -53,52 +29,20 @@ RIVALS = {
 }
 """As the README names them."""
 
-VERDICTS: tuple[report.Verdict, ...] = ("missed", "undecided", "reached")
 
-
-def filled(page: str, results: Path, plots: Path) -> str:
+def filled(page: str, results: Path) -> str:
     """The page with every marked part written anew. Raises OSError, msgspec.ValidationError for a broken result."""
-    shown = [results / f"{name}.json" for name in SHOWN.findall(page)]
 
     def part(found: re.Match[str]) -> str:
         if found[2] == "entrypoints":
             text = entrypoints.as_table(found[3])
-        elif found[2] in reference.WRITERS:
-            text = reference.WRITERS[found[2]](found[3])
-        elif found[2] != "goals":
-            text = _part(found[2], found[3], results, plots)
-        elif found[3] == "page":
-            text = _goals([report.load(path) for path in shown if path.exists()])
+        elif found[2] == "cost":
+            text = _cost(report.load(results / f"{found[3]}.json"))
         else:
-            only = report.load(results / f"{found[3]}.json")
-            text = f"{_goals([only])}\n\n{report.source(only)}"
+            text = reference.WRITERS[found[2]](found[3])
         return f"{found[1]}{text}\n{found[4]}"
 
     return MARKED.sub(part, page)
-
-
-def _part(kind: str, name: str, results: Path, plots: Path) -> str:
-    path = plots / f"{name}.png" if kind == "plot" else results / f"{name}.json"
-    if path.exists() and kind == "plot":
-        return f"[![{name}]({plots.name}/{name}.png)]({plots.name}/{name}.svg)"
-    if not path.exists():
-        return f"Not measured yet: `penstock bench {name.partition('-')[0]}`."
-    if kind == "faults":
-        return chaos.as_markdown(msgspec.json.decode(path.read_bytes()))
-    return WRITERS[kind](report.load(path))
-
-
-def _goals(found: Sequence[report.Report]) -> str:
-    """Every goal of these runs, the missed ones first. What must simply be so, such as no error, is no goal."""
-    goals = [(each, ratio) for each in found for ratio in each.ratios if ratio.verdict and ratio.at_most != 0]
-    goals.sort(key=lambda goal: VERDICTS.index(goal[1].verdict))
-    counts = Counter(ratio.verdict for _, ratio in goals)
-    lines = [", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS) + ":", ""]
-    lines += ["| run | figure | measured | goal | |", "| --- | --- | ---: | --- | --- |"]
-    for each, ratio in goals:
-        verdict = f"**{ratio.verdict}**" if ratio.verdict == "missed" else ratio.verdict
-        lines.append(f"| {each.name} | {ratio.what} | {ratio.figure} | {ratio.goal} | {verdict} |")
-    return "\n".join(lines)
 
 
 def _cost(found: report.Report) -> str:
@@ -119,12 +63,6 @@ def _cost(found: report.Report) -> str:
     return f"{table}\n\nMeasured on {found.date}; {tree}."
 
 
-WRITERS: Mapping[str, Callable[[report.Report], str]] = {
-    "results": report.as_markdown,
-    "cost": _cost,
-}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 if --check found that the page is behind."""
     parser = argparse.ArgumentParser(prog="python -m bench.document", description=__doc__)
@@ -135,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     behind = False
     for page in args.page or PAGES:
         before = page.read_text(encoding="utf-8")
-        after = filled(before, args.results, page.parent / "plots")
+        after = filled(before, args.results)
         behind |= after != before
         if not args.check:
             page.write_text(after, encoding="utf-8")

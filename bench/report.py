@@ -343,35 +343,6 @@ def _ratios(ratios: tuple[Ratio, ...]) -> Table:
     return view
 
 
-def as_markdown(report: Report) -> str:
-    """For the docs: the same, as Markdown."""
-    sides = ["---:" if is_number(report, column) else "---" for column in report.columns]
-    lines = [_line([column.title for column in report.columns]), _line(sides)]
-    lines += [_line([cell(row.get(c.key), c.digits) for c in report.columns]) for row in report.rows]
-    if report.ratios:
-        lines += ["", _line(["ratio", "measured", "goal", ""]), _line(["---", "---:", "---", "---"])]
-        words = {"missed": "**missed**"}
-        lines += [_line([r.what, r.figure, r.goal, words.get(r.verdict, r.verdict)]) for r in report.ratios]
-    for each in report.told:
-        lines += ["", each]
-    return "\n".join([*lines, "", source(report)])
-
-
-def source(report: Report) -> str:
-    """Where the figures of a page come from."""
-    where = f"{measured(report)}, {report.cores} cores, Python {report.python}"
-    return f"`{report.command}`, {where}: [figures](../bench/results/{report.name}.json)."
-
-
-def measured(report: Report) -> str:
-    """The day of a run, and the commit where the file names it."""
-    return f"{report.date}, commit {report.commit}" if report.commit else report.date
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
-
-
 def cell(value: Any, digits: int) -> str:
     """A figure as it is shown."""
     match value:

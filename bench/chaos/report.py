@@ -16,7 +16,6 @@ from bench.stats import percentile
 MAX_SHOWN = 12
 MACHINE = ("cores", "python", "busy")
 """What a play ran on: a row may be repeated on another machine than that of its run."""
-UNKNOWN = {"date": "", **dict.fromkeys(MACHINE)}
 COUNTS = ("trials", "missed", "lost", "doubled", "spliced", "wrong_ends", "wrong_answers")
 
 
@@ -42,27 +41,6 @@ def table(outcomes: Sequence[RowOutcome], seconds: float) -> Table:
     return view
 
 
-def as_markdown(found: Mapping[str, Any]) -> str:
-    """The table of a run that was written with `as_json`."""
-    repeated = [fault["id"] for fault in found["faults"] if fault.get("wrong_before") and fault["passed"]]
-    again = f" {', '.join(repeated)} failed at first and passed when repeated." if repeated else ""
-    verdict = "NOT ALL PASSED" if not found["passed"] else "NOT ALL PASSED AT ONCE" if repeated else "every one passed"
-    beside = f" beside {found['busy']} busy loops" if found.get("busy") else ""
-    machine = f"{found['cores']} cores{beside}, Python {found['python']}"
-    lines = [
-        f"Run of {found['date']}, {machine}: {len(found['faults'])} rows in {found['seconds']} s, {verdict}.{again} "
-        "No effect: trials whose fault did nothing and that were made again.",
-        "",
-        "| row | fault | trials | no effect | lost | doubled | spliced | wrong ends | wrong answers | "
-        "refused / unanswered / broken | stall p50 / p99 ms | also measured |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for fault in found["faults"]:
-        plays = [{**fault, **UNKNOWN, "passed": False, **earlier} for earlier in _failures_before(fault)]
-        lines += [_line(play, _elsewhere(play, found)) for play in (*plays, fault)]
-    return "\n".join(lines)
-
-
 def _failures_before(fault: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What a row that was repeated had shown before, oldest first: failures, and plays that passed before one."""
     if "before" in fault:
@@ -71,28 +49,6 @@ def _failures_before(fault: Mapping[str, Any]) -> list[dict[str, Any]]:
     unknown = dict.fromkeys((*COUNTS, "refused", "unanswered", "broken"), "-")
     why: dict[str, Any] = {"measured": {}, "stall_p50_ms": None, "wrong": fault.get("wrong_before")}
     return [unknown | why] if fault.get("wrong_before") else []
-
-
-def _elsewhere(play: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """The machine of a play, where it is known to be another one than that of the run."""
-    machine = {name: play.get(name) for name in MACHINE}
-    if None in machine.values() or all(found.get(name, 0) == value for name, value in machine.items()):
-        return ""
-    beside = f" beside {machine['busy']} busy loops" if machine["busy"] else ""
-    return f"on {machine['cores']} cores{beside}, Python {machine['python']}"
-
-
-def _line(fault: Mapping[str, Any], where: str) -> str:
-    failed = not fault["passed"]
-    stall = "-" if fault["stall_p50_ms"] is None else f"{fault['stall_p50_ms']} / {fault['stall_p99_ms']}"
-    also = ", ".join(f"{name} {value}" for name, value in fault["measured"].items())
-    wrong = map(str, fault["wrong"][:2]) if failed else ()
-    also = "; ".join([*filter(None, [where, also]), *wrong]).replace("|", "/")
-    counts = " | ".join(str(fault.get(name, "-")) for name in COUNTS)
-    answers = " / ".join(str(fault.get(name, "-")) for name in ("refused", "unanswered", "broken"))
-    verdict = f" **failed** {fault.get('date', '')}".rstrip() if failed else ""
-    what = f"{fault['title']}: {fault['injected']}"
-    return f"| {fault['id']}{verdict} | {what} | {counts} | {answers} | {stall} | {also} |"
 
 
 def what_failed(outcome: RowOutcome) -> str:

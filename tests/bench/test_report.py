@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from bench.program import ProgramRun
-from bench.report import Column, Ratio, Report, as_json, as_markdown, commit, load, table
+from bench.report import Column, Ratio, Report, as_json, commit, load, table
 
 REPORT = Report(
     name="example",
@@ -45,17 +45,6 @@ def test_the_table_shows_figures_ratios_and_notes() -> None:
     text = caught.get()
     for word in ("An [example]", "12,346", "1.50", "ours / theirs", "5.25", "reached", "MISSED", "One core each."):
         assert word in text
-
-
-def test_markdown_aligns_figures_and_escapes_bars() -> None:
-    lines = as_markdown(REPORT).splitlines()
-    assert lines[:4] == [
-        "| system | tokens/s | TTFT p50, ms |",
-        "| --- | ---: | ---: |",
-        "| ours | 12,346 | 1.50 |",
-        "| a/b | 7 | - |",
-    ]
-    assert "| the rest | 0.50 | at most 0.3 | **missed** |" in lines
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
@@ -111,7 +100,7 @@ def test_a_run_that_is_repeated_shows_what_the_runs_before_gave(tmp_path: Path) 
         f"{kept.date}: case 4.0",
         f"{kept.date}: case 3.2",
     )
-    assert f"Before, {kept.date}: case 4.0" in as_markdown(kept)
+    assert f"Before, {kept.date}: case 4.0" in kept.told
     told.tell(REPORT, tmp_path / "example.json")  # some other systems
     for value in range(6):
         told.tell(run(float(value)), tmp_path / "example.json")
@@ -171,12 +160,12 @@ def test_a_figure_beyond_its_rounds_is_no_median_of_them() -> None:
 
 
 def test_what_is_undecided_is_said_to_be_so() -> None:
-    """In the table, in the docs and in the file; it is neither reached nor does it fail the program."""
+    """In the table and in the file; it is neither reached nor does it fail the program."""
     ratio = Ratio(what="this / base", value=1.0, at_most=1.03, interval=(0.9, 1.1))
     found = msgspec.structs.replace(REPORT, ratios=(ratio,))
     with (console := Console(width=120)).capture() as caught:
         console.print(table(found))
-    for shown in (caught.get(), as_markdown(found), as_json(found).decode()):
+    for shown in (caught.get(), as_json(found).decode()):
         assert "undecided" in shown and "reached" not in shown
     assert not found.missed and REPORT.missed
     assert msgspec.structs.replace(ratio, interval=(1.1, 1.2)).verdict == "missed"
