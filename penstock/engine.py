@@ -299,7 +299,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     """Set in the last piece, if the engine measures them."""
     served_by: str = ""
     """Set in the first piece of an answer that another model gives than the one asked for: that model's name."""
-    extras: Extras = {}
+    extras: Extras | None = None
     """What the model's server says beside it (penstock/extras.py)."""
 
     @property

@@ -289,7 +289,7 @@ class Worker:
                 if attempt.unnamed:
                     self._name(attempt)
                 step = writers[attempt.partition].step
-                step.tokens[attempt.servers.get(index, "")] += piece.n
+                step.tokens[attempt.servers.get(index, "") if attempt.servers else ""] += piece.n
                 rows = step.rows
                 for address in attempt.addresses:
                     rows[address].append(delta)

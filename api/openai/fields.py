@@ -149,20 +149,22 @@ def non_finite(value: Any, path: str = "") -> str:
     return ""
 
 
-_HOLDERS = frozenset({dict, list})
-_OTHERS = _HOLDERS | {float}
+LONG_LIST = 64
+_OF_NOTE = frozenset({dict, list, float})
 """Types of what is no text, whole number, truth value or null."""
 
 
 def _all_finite(value: Any) -> bool:
     """Every body is asked, and nearly all are: so without the paths."""
-    inner: list[Any] = [[value]]
-    while inner:
-        each = inner.pop()
-        values = each.values() if type(each) is dict else each
-        if not _OTHERS.isdisjoint(map(type, values)):
-            inner += [item for item in values if type(item) in _HOLDERS]
-            if not all(math.isfinite(item) for item in values if type(item) is float):
+    holders: list[Any] = [[value]]
+    for each in holders:  # it grows meanwhile
+        if len(each) > LONG_LIST and type(each) is list and _OF_NOTE.isdisjoint(map(type, each)):
+            continue
+        for item in each.values() if type(each) is dict else each:
+            kind = type(item)
+            if kind is dict or kind is list:
+                holders.append(item)
+            elif kind is float and not math.isfinite(item):
                 return False
     return True
 

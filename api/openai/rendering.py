@@ -136,7 +136,9 @@ class CallParts:
     def of(self, delta: Delta) -> list[AnswerPart]:
         reader = self._readers[delta.index]
         parts = reader.feed(delta.text)
-        calls = {**self._early.pop(delta.index, {}), **delta.extras.get("calls", {})} if self._has(delta) else {}
+        calls = self._early.pop(delta.index, {}) if self._early else {}
+        if delta.extras:
+            calls = {**calls, **delta.extras.get("calls", {})}
         if not calls:
             return parts
         parts = [part._replace(extras=calls.pop(str(part.call), {})) for part in parts]
@@ -145,9 +147,6 @@ class CallParts:
         if calls:
             self._early[delta.index] = calls
         return parts
-
-    def _has(self, delta: Delta) -> bool:
-        return bool(delta.extras) or delta.index in self._early
 
 
 def event_data(job_id: str, choice: int, parts: Iterable[AnswerPart]) -> dict[str, Any]:
@@ -377,7 +376,7 @@ class ChunkRenderer:
 
     def _extras(self, delta: Delta) -> bytes:
         """Render a delta with what its server says beside it; b"" if nothing of that has a place in a stream."""
-        extras, index = delta.extras, delta.index
+        extras, index = delta.extras or NO_EXTRAS, delta.index
         fields = extras.get("delta", NO_EXTRAS) if self._facts.chat else NO_EXTRAS
         of_choice, of_chunk = extras.get("choice", NO_EXTRAS), extras.get("chunk", NO_EXTRAS)
         if not (delta.text or delta.logprobs or fields or of_choice or of_chunk):

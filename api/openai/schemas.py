@@ -388,6 +388,11 @@ def clamp(lane: Priority, ceiling: Priority) -> Priority:
     return lane if lane.rank >= ceiling.rank else ceiling
 
 
+_KNOWN = frozenset({"messages[].refusal", *UNSUPPORTED, *COMPLETION_ONLY, *CONSTRAINTS})
+_KNOWN_OF_RESPONSES = frozenset({"messages[].refusal", *RESPONSE_UNSUPPORTED, *COMPLETION_ONLY, *CONSTRAINTS})
+"""Fields that are refused where they have a value, so that none of them is ignored."""
+
+
 def ignored_fields(request: Request, card: ModelCard | None = None) -> list[str]:
     """Return the names of ignored fields that fit into a header: the first MAX_IGNORED, unusual names left out.
 
@@ -395,12 +400,11 @@ def ignored_fields(request: Request, card: ModelCard | None = None) -> list[str]
     """
     passing = card if card is not None and card.capabilities.passes_fields else None
     names: dict[str, None] = {}  # an ordered set
-    known = {"messages[].refusal", *(RESPONSE_UNSUPPORTED if isinstance(request, InputFields) else UNSUPPORTED)}
-    known |= COMPLETION_ONLY.keys()
-    if (request.model_extra or {}).get("modalities") == ["text"]:
-        known.add("modalities")
+    known = _KNOWN_OF_RESPONSES if isinstance(request, InputFields) else _KNOWN
     for name in islice(_extras(request, "", passing), MAX_EXTRAS):
-        if name not in known and name not in CONSTRAINTS and _HEADER_WORD.fullmatch(name):
+        if name == "modalities" and (request.model_extra or {}).get(name) == ["text"]:
+            continue
+        if name not in known and _HEADER_WORD.fullmatch(name):
             names[name] = None
         if len(names) == MAX_IGNORED:
             break
@@ -408,14 +412,16 @@ def ignored_fields(request: Request, card: ModelCard | None = None) -> list[str]
 
 
 def _extras(part: StrictBody, path: str, passing: ModelCard | None) -> Iterator[str]:
-    if isinstance(part, HostedTool | HostedItem):
+    if isinstance(part, (HostedTool, HostedItem)):  # a union is made anew at each call
         yield f"{path}{part.type}"
         return
     if part.model_extra and not (passing is not None and part.PASSED and ALL not in passing.withheld):
         top = passing if not path else None
         extras = [name for name in part.model_extra if name not in part.used]
         yield from (path + name for name in extras if top is None or not passes(name, top))
-    yield from (path + name for name in part.ignored if name != "verbosity" or not passes(name, passing))
+    for name in part.ignored:
+        if name != "verbosity" or not passes(name, passing):
+            yield path + name
     sent = part.model_fields_set
     for name, value in vars(part).items():  # in the order of the class
         if type(value) in _PLAIN or name not in sent:

@@ -160,7 +160,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens of the choice's prompt, and how many of them were cached; only in the first delta of a choice."""
     served_by: str = ""
     """The model that gave the choice, if it is another one than asked for; only in the first delta of the choice."""
-    extras: Extras = {}
+    extras: Extras | None = None
     """As in penstock.engine.Piece."""
 
 

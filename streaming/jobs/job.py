@@ -182,7 +182,9 @@ def preview_of(prompt: Prompt) -> str:
     match prompt:
         case Chat(turns):
             last = turns[-1] if turns else None
-            asked = next((turn for turn in reversed(turns) if turn.role == "user" and turn.content), last)
+            asked = last
+            if last is not None and (last.role != "user" or not last.content):
+                asked = next((turn for turn in reversed(turns) if turn.role == "user" and turn.content), last)
             text = asked.content if asked is not None else ""
             mark = f"[{last.role}] " if last is not None and last.role != "user" else ""
         case Text(texts):
