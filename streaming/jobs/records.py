@@ -393,14 +393,19 @@ def expired_in_queue(queue_deadline_ms: int, deadline_ms: int, attempt: int) -> 
     )
 
 
+_CANCELLERS = {each.value.encode(): each.value for each in CancelledBy}
+_ENDPOINTS = {each.value: each for each in Endpoint}
+"""Searched in an enumeration, they cost a worker 2 % of its time at each beat."""
+
+
 def canceller(data: bytes | None) -> str:
     """Who cancelled a job, by the field `cancel` of its record; "" if that is of a version with other words for it."""
-    return next((each.value for each in CancelledBy if each.value.encode() == data), "")
+    return _CANCELLERS.get(data, "") if data else ""
 
 
 def _endpoint(letter: str, otherwise: Endpoint) -> Endpoint:
     """The endpoint of a record's letter; `otherwise` if it has none, or one that a newer version wrote."""
-    return next((each for each in Endpoint if each == letter), otherwise)
+    return _ENDPOINTS.get(letter, otherwise)
 
 
 def _drafts(raw: Mapping[str, bytes]) -> tuple[bytes, ...]:
