@@ -30,6 +30,7 @@ from streaming.redis.settings import RedisSettings
 pytestmark = pytest.mark.slow
 
 JOB_WAIT_S = 60.0
+SHAPE_WAIT_S = 90.0
 NOTHING_LOST = {"not accepted": 0, "failed": 0, "cut": 0, "broken promises": 0}
 TWO = {
     "min_workers": 0,
@@ -59,7 +60,7 @@ def jobs_of(workers: list[Process]) -> dict[str, int]:
 
 async def test_new_jobs_go_where_the_load_belongs(tmp_path: Path) -> None:
     """From nothing to the wide shape; over the threshold to the narrow one, and the wide worker goes; back again. One
-    switch each way, and every answer is whole."""
+    switch each way, and every answer is whole. Each of the five workers begins as a process, beside all other tests."""
     async with ElasticTestbed(tmp_path / "testbed", TWO, QUICK) as testbed:
         crowd = Crowd(tmp_path, testbed.port, tokens=40)
 
@@ -70,7 +71,7 @@ async def test_new_jobs_go_where_the_load_belongs(tmp_path: Path) -> None:
 
         for clients, shape in ((2, "wide"), (14, "narrow"), (2, "wide")):
             crowd.size(clients)
-            await until(lambda shape=shape: all_with(shape), JOB_WAIT_S)  # type: ignore[misc]
+            await until(lambda shape=shape: all_with(shape), SHAPE_WAIT_S)  # type: ignore[misc]
 
             async def busy() -> bool:
                 return any(worker.running for worker in await testbed.fleet.processes("worker"))

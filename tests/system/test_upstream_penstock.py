@@ -134,7 +134,7 @@ async def test_a_cancelled_job_is_cancelled_there(
         (theirs,) = await asyncio.to_thread(jobs_of, house)
         return bool(theirs["status"] == "cancelled")
 
-    await until(cancelled, seconds=10)
+    await until(cancelled)
 
 
 async def test_a_job_that_is_cancelled_before_its_first_token_is_cancelled_there(
@@ -149,7 +149,7 @@ async def test_a_job_that_is_cancelled_before_its_first_token_is_cancelled_there
             found = await asyncio.to_thread(jobs_of, house)
             return [each["status"] == "cancelled" for each in found] == [cancelled]
 
-        await until(partial(there, cancelled=False), seconds=10)
+        await until(partial(there, cancelled=False))
         await Queue(wire).cancel(job.id)
         assert (await ended(wire, job.id)).state is JobState.CANCELLED
-        await until(partial(there, cancelled=True), seconds=5)
+        await until(partial(there, cancelled=True))

@@ -180,9 +180,10 @@ async def test_a_history_that_cannot_be_read_is_replaced(
 async def test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_as_it_needs(
     wire: RedisClient, start: Start
 ) -> None:
-    """Seven lines of 50 tokens fill the cache, and beside 250 tokens of prompt that run for longer only one fits."""
+    """Seven lines of 50 tokens fill the cache, and beside 250 tokens of prompt that run for longer only one fits.
+    The engine counts each prompt as it was estimated, so that it does not matter how many it has counted."""
     queue = Queue(wire)
-    lines = [a_job(queue, f"line {number}", 50, priority=Priority.BATCH) for number in range(7)]
+    lines = [a_job(queue, f"line no {number}", 50, priority=Priority.BATCH) for number in range(7)]
     for job in lines:
         await queue.put(job)
     running = await start(msgspec.structs.replace(FULL, step_ms=40), WorkerSettings(drain_s=20))
@@ -192,7 +193,7 @@ async def test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_a
     record = await ended(wire, chat.id)
     assert (record.state, text_of(record)) == (JobState.COMPLETED, expected("chat" * 250, 60))
     records = [await ended(wire, job.id) for job in lines]
-    assert [text_of(each) for each in records] == [expected(f"line {number}", 50) for number in range(7)]
+    assert [text_of(each) for each in records] == [expected(f"line no {number}", 50) for number in range(7)]
     preempted = [attempt for each in records for attempt in each.attempts if attempt.outcome == "preempted"]
     assert len(preempted) == 6
 

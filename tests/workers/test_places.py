@@ -235,7 +235,7 @@ async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: R
     flood = [*(many(queue, 8, 4, tenant="flood") for _ in range(2)), a_job(queue, tenant="flood")]
     for job in flood:
         await queue.put(job)
-    await until(_true(lambda: len(engine.live) == 4), seconds=5)
+    await until(_true(lambda: len(engine.live) == 4))
     engine.end(small)
 
     async def few_run() -> bool:
@@ -269,9 +269,9 @@ async def test_a_share_of_the_slots_is_by_weight(wire: RedisClient, start: Start
     engine.end(small)
     for _ in range(6):
         await queue.put(a_job(queue, tenant="heavy"))
-    await until(_true(lambda: len(engine.live) == 4), seconds=5)
+    await until(_true(lambda: len(engine.live) == 4))
     engine.end()
-    await until(_true(lambda: len(engine.live) == 4), seconds=5)
+    await until(_true(lambda: len(engine.live) == 4))
 
     async def is_over() -> bool:
         if engine.live:
