@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
+import msgspec
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -248,6 +249,16 @@ class MessageCall(StrictBody):
     id: Annotated[str, Field(min_length=1, max_length=128)] = Field(description="The `tool_call_id` of its result.")
     type: FunctionKind = Field("function", description="May be left out.")
     function: CalledFunction = Field(description="The function, and the arguments of the call.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_custom_tool(cls, fields: Any) -> Any:
+        """The history of another server may have calls of custom tools: a model here reads them as of a function."""
+        if not isinstance(fields, dict) or fields.get("type") != "custom" or not isinstance(fields.get("custom"), dict):
+            return fields
+        name, text = fields["custom"].get("name"), fields["custom"].get("input")
+        function = {"name": name, "arguments": msgspec.json.encode({"input": text}).decode()}
+        return {key: each for key, each in fields.items() if key not in ("type", "custom")} | {"function": function}
 
     @property
     def call(self) -> ToolCall:

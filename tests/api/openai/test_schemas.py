@@ -770,6 +770,15 @@ def test_tools_become_the_job_s() -> None:
     assert job_of(chat(tools=[TOOL], tool_choice="none")).tools is None
 
 
+def test_a_call_of_a_custom_tool_in_a_history_is_read_as_of_a_function() -> None:
+    """Its text is the one argument; what is wrong with it is told as of any other call."""
+    call = {"id": "c1", "type": "custom", "custom": {"name": "sql", "input": 'select "a"'}}
+    turns = job_of(chat(messages=[{"role": "assistant", "tool_calls": [call]}])).prompt
+    assert turns == Chat((ChatTurn("assistant", "", (ToolCall("c1", "sql", '{"input":"select \\"a\\""}'),)),))
+    with pytest.raises(ApiError, match="name"):
+        chat(messages=[{"role": "assistant", "tool_calls": [{**call, "custom": {"input": "x"}}]}])
+
+
 @pytest.mark.parametrize("kind", ["chat", "completion", "job"])
 @pytest.mark.parametrize(
     "name",
