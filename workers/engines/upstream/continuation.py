@@ -503,12 +503,12 @@ def summary(facts: ServerFacts) -> str:
     if facts.slots:
         parts.append(f"runs {counted(facts.slots, 'request')} at once")
     parts.append(f"continues chats by {_way(facts, [ChatTurn('user', 'a')])}")
-    parts.append(f"texts by {_way(facts, 'a')}" if facts.text else "takes no raw texts")
+    parts.append(f"texts by {_way(facts, 'a')}" if facts.text_prompts else "takes no raw texts")
     if facts.reattach:
         parts.append("goes on with answers whose reader is lost")
-    if facts.embeds:
+    if facts.embed:
         parts.append("makes vectors")
-    if facts.ranks:
+    if facts.rerank:
         parts.append("ranks documents")
     if lacks := _lacks(facts):
         parts.append(f"no {', no '.join(lacks)}")
@@ -525,7 +525,7 @@ def _lacks(facts: ServerFacts) -> list[str]:
     lacks = {
         "JSON schemas": not facts.json_schema,
         "log-probabilities": facts.logprobs < 0,
-        "prompts of token ids": not facts.token_prompts and facts.text,
+        "prompts of token ids": not facts.token_prompts and facts.text_prompts,
         "penalties": not facts.penalties,
     }
     return [name for name, lacking in lacks.items() if lacking]

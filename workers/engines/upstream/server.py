@@ -34,8 +34,8 @@ Reattach = Literal["", "stream", "key"]
 DEFAULT_CONTEXT = 8192
 
 
-class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one server."""
+class ServerFacts(Capabilities, frozen=True, kw_only=True):
+    """What is known of one server: what its model can do, and how it is asked."""
 
     kind: str = "other"
     version: str = ""
@@ -47,10 +47,6 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Number of its tokens; 0: not known."""
     slots: int = 0
     """Requests that it runs at once; 0: not known."""
-    text: bool = True
-    """Whether it takes raw prompts (/completions)."""
-    token_prompts: bool = False
-    """Whether /completions takes token ids, and leaves them as they are."""
     token_ids: bool = False
     """Whether the stream of /completions tells the ids of its tokens."""
     chat_token_ids: bool = False
@@ -71,20 +67,11 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether penalties also count the tokens of the prompt, and so those of an earlier attempt."""
     repetition_span: bool = False
     """Whether repetition_penalty also counts the tokens of the prompt."""
-    top_k: bool = False
     all_tokens: int = 0
     """The value of top_k that turns it off."""
-    min_p: bool = False
-    repetition_penalty: bool = False
-    logit_bias: bool = False
-    ignore_eos: bool = False
-    reasoning: bool = False
-    """Whether its answers are expected to hold reasoning, which is shown then."""
-    reasoning_effort: bool = False
     hides_reasoning: bool = False
     """Whether the settings say that reasoning is not shown."""
     logprobs: int = -1
-    json_schema: bool = False
     usage: bool = True
     """Whether it knows stream_options.include_usage."""
     running_usage: bool = False
@@ -100,21 +87,11 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     salted: bool = False
     """Whether requests tell apart whose cached prompts they may reuse (cache_salt)."""
     tools: bool = True
-    """Whether chats may offer tools."""
-    tools_with_schema: bool = False
-    """Whether a chat that offers tools may also have a response_format, which then holds its text alone."""
     forced_tools: bool = True
-    """Whether it forces a call where that is asked for."""
     named_tools: bool = True
     """Whether it forces a call of a named function, although others are offered too."""
-    embeds: bool = False
-    """Whether it makes vectors, as a try has shown."""
     embedding_size: int = 0
     """Numbers of a vector; 0: not known."""
-    embedding_dimensions: bool = False
-    """Whether the length of vectors can be chosen, if its model allows that."""
-    ranks: bool = False
-    """Whether it ranks documents, as a try has shown."""
     detokenizes: bool = False
     """Whether /detokenize turns ids into a text."""
     completion_limit: bool = False
@@ -126,30 +103,19 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
         return self.chat_ids == "template"
 
     def capabilities(self) -> Capabilities:
+        """What follows for requests."""
+        ids = self.tokenizes and self.detokenizes
         return Capabilities(
-            chat=True,
-            text_prompts=self.text,
-            logprobs=self.logprobs,
-            json_schema=self.json_schema,
-            penalties=self.penalties,
-            token_prompts=self.token_prompts,
-            tools=self.tools,
-            forced_tools=self.tools and self.forced_tools,
-            tools_with_schema=self.tools and self.tools_with_schema and self.json_schema,
-            reattaches=bool(self.reattach),
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias=self.logit_bias,
-            ignore_eos=self.ignore_eos,
-            reasoning=self.reasoning,
-            reasoning_effort=self.reasoning_effort,
-            passes_fields=True,
-            embed=self.embeds,
-            embedding_dimensions=self.embeds and self.embedding_dimensions,
-            rerank=self.ranks,
-            tokenize=self.tokenizes and self.detokenizes,
-            tokenize_chats=self.tokenizes and self.detokenizes and bool(self.chat_ids),
+            **{name: getattr(self, name) for name in Capabilities.__struct_fields__}
+            | {
+                "forced_tools": self.tools and self.forced_tools,
+                "tools_with_schema": self.tools and self.tools_with_schema and self.json_schema,
+                "reattaches": bool(self.reattach),
+                "passes_fields": True,
+                "embedding_dimensions": self.embed and self.embedding_dimensions,
+                "tokenize": ids,
+                "tokenize_chats": ids and bool(self.chat_ids),
+            }
         )
 
 
@@ -228,10 +194,10 @@ KINDS: dict[str, ServerFacts] = {
     ),
     "tgi": ServerFacts(logprobs=-1, json_schema=False),
     "ollama": ServerFacts(prefill="trailing", json_schema=True, forced_tools=False, reasoning_effort=True),
-    "mistral": ServerFacts(text=False, prefill="prefix", json_schema=True, strict=True, reasoning_effort=True),
-    "deepseek": ServerFacts(text=False, prefill="prefix", logprobs=MAX_LOGPROBS, reasoning_effort=True),
+    "mistral": ServerFacts(text_prompts=False, prefill="prefix", json_schema=True, strict=True, reasoning_effort=True),
+    "deepseek": ServerFacts(text_prompts=False, prefill="prefix", logprobs=MAX_LOGPROBS, reasoning_effort=True),
     "openai": ServerFacts(
-        text=False,
+        text_prompts=False,
         logprobs=MAX_LOGPROBS,
         json_schema=True,
         strict=True,
@@ -263,29 +229,9 @@ def of_card(facts: ServerFacts, card: object) -> ServerFacts:
         can = msgspec.convert(card, Capabilities)
     except msgspec.ValidationError:
         return msgspec.structs.replace(facts, assumed=True)
-    return msgspec.structs.replace(
-        facts,
-        text=can.text_prompts,
-        token_prompts=can.token_prompts,
-        tokenizes=can.tokenize,
-        detokenizes=can.tokenize,
-        penalties=can.penalties,
-        top_k=can.top_k,
-        min_p=can.min_p,
-        repetition_penalty=can.repetition_penalty,
-        logit_bias=can.logit_bias,
-        ignore_eos=can.ignore_eos,
-        reasoning=can.reasoning,
-        reasoning_effort=can.reasoning_effort,
-        logprobs=can.logprobs,
-        json_schema=can.json_schema,
-        tools=can.tools or can.forced_tools,
-        forced_tools=can.forced_tools,
-        tools_with_schema=can.tools_with_schema,
-        embeds=can.embed,
-        embedding_dimensions=can.embedding_dimensions,
-        ranks=can.rerank,
-    )
+    ours = {"chat": True, "tools": can.tools or can.forced_tools, "json_resume": False, "tool_resume": False}
+    same = msgspec.structs.asdict(can) | ours
+    return msgspec.structs.replace(facts, **same, tokenizes=can.tokenize, detokenizes=can.tokenize)
 
 
 def of(kind: str, **known: object) -> ServerFacts:
@@ -408,7 +354,7 @@ class ServerProbe:
         """The facts, with what a try shows of vectors and rankings. Hosted servers, which bill it, are judged by the
         model's name."""
         if facts.kind in HOSTED:
-            return msgspec.structs.replace(facts, embeds=EMBEDDING_NAME in facts.model.lower())
+            return msgspec.structs.replace(facts, embed=EMBEDDING_NAME in facts.model.lower())
         if facts.kind == "penstock":  # a try would be a job, and wake workers
             return facts
         made = await self._tried("/embeddings", {"model": facts.model, "input": "a"})
@@ -417,9 +363,9 @@ class ServerProbe:
         ranked = await self._tried("/rerank", {"model": facts.model, "query": "a", "documents": ["b"]})
         return msgspec.structs.replace(
             facts,
-            embeds=isinstance(first, list) and bool(first),
+            embed=isinstance(first, list) and bool(first),
             embedding_size=len(first) if isinstance(first, list) else 0,
-            ranks=isinstance(ranked.get("results"), list),
+            rerank=isinstance(ranked.get("results"), list),
         )
 
     async def _tried(self, path: str, body: dict[str, Any]) -> Mapping[str, Any]:

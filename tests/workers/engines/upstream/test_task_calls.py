@@ -123,7 +123,7 @@ async def test_servers_with_vectors_of_different_lengths_make_none_together() ->
 
 
 def test_a_server_that_comes_with_vectors_of_another_length_does_not_stand_in() -> None:
-    known, other = (ServerFacts(kind="vllm", model="m", embeds=True, embedding_size=size) for size in (3, 2))
+    known, other = (ServerFacts(kind="vllm", model="m", embed=True, embedding_size=size) for size in (3, 2))
     card = card_of("m", UpstreamSettings(urls=("http://localhost:1/v1",)), [known])
     assert card.capabilities.embed and not lacking(card, known)
     assert lacking(card, other) == "its vectors have 2 numbers, and the others' have 3"
