@@ -158,10 +158,12 @@ class LineHandler(logging.StreamHandler[TextIO]):
         where there is more."""
         with self.lock or contextlib.nullcontext():
             lines, self._lines = self._lines, []
+            if not lines:
+                super().flush()  # at the end of a process its stream may be closed, which `logging.shutdown` expects
+                return
             text = "".join(lines)
-            whole = text.isascii() and len(text) <= select.PIPE_BUF
             try:
-                for each in filter(None, (text,) if whole else lines):
+                for each in (text,) if text.isascii() and len(text) <= select.PIPE_BUF else lines:
                     self.stream.write(each)
                 super().flush()
             except Exception:  # noqa: BLE001 - a log that cannot be written ends no work, as in logging.Handler

@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -220,6 +221,17 @@ async def test_no_write_is_longer_than_a_pipe_keeps_whole() -> None:
     await asyncio.sleep(0)
     assert [json.loads(line)["number"] for line in "".join(written).splitlines()] == list(range(200))
     assert all(len(text) <= select.PIPE_BUF and text.endswith("\n") for text in written)
+
+
+def test_the_end_of_a_process_says_nothing_of_a_log_that_is_closed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with (tmp_path / "up.log").open("w") as stream:
+        setup("up", "info", stream)
+        EventLog("x").write("last")
+    with pytest.raises(ValueError, match="closed"):  # which `logging.shutdown` passes over
+        logging.getLogger().handlers[0].flush()
+    assert capsys.readouterr().err == "" and "last" in (tmp_path / "up.log").read_text()
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), BrokenPipeError(), ValueError("closed file")])
