@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from api.admission import Admitted
-from api.events import ROWS_PER_WRITE, STORE_RETRY_DELAY_S
+from api.events import ROWS_PER_WRITE, patiently
 from api.openai.errors import ApiError, from_failure, from_terminal, stream_reset
 from api.openai.rendering import to_json
 from api.openai.responses.events import sequence_of
@@ -36,7 +33,6 @@ from api.stream.writer import (
     body_message,
     start_message,
 )
-from penstock.loops import ExpectedErrors, retry
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.jobs.codec import Delta, Run, Terminal, decode_draft
 from streaming.jobs.job import JobState
@@ -49,10 +45,6 @@ from streaming.jobs.reorder_buffer import ReorderBuffer
 # The bytes are those that the first reader got. If the engine starts the text again meanwhile, the follower renders
 # the text that was given up, too, from the job's record.
 
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 START_INTERVAL_S = 0.5
 """Interval between looks whether a worker has started a waiting response."""
@@ -153,7 +145,7 @@ class Follower:
         self._buffer = buffer = services.relay.open(job_id)
         buffer.accepted = True
         try:
-            await self._patiently(lambda: services.relay.follow(buffer))
+            await patiently(lambda: services.relay.follow(buffer))
             self._written_s, runs = time.monotonic(), {logged.run for logged in self._record.runs}
             while True:
                 rows, terminal = await self._take(buffer)
@@ -213,7 +205,7 @@ class Follower:
         """Render that a worker has started the response, if one has."""
         if self._record.state is not JobState.QUEUED:
             return b""
-        found = await self._patiently(lambda: self._services.job_reader.again(self._record))
+        found = await patiently(lambda: self._services.job_reader.again(self._record))
         if found.state is JobState.RUNNING:
             await self._check_drafts()
             return self._sequence.running()
@@ -229,7 +221,7 @@ class Follower:
     async def _check_drafts(self) -> set[Run]:
         """Read the record again; return the runs that it names. Raises _Restarted if another text was given up."""
         job_id, known = self._record.job.id, len(self._record.drafts)
-        self._record = await self._patiently(lambda: self._services.job_reader.outline(job_id))
+        self._record = await patiently(lambda: self._services.job_reader.outline(job_id))
         if len(self._record.drafts) > known:
             raise _Restarted
         return {logged.run for logged in self._record.runs}
@@ -259,11 +251,6 @@ class Follower:
     def _check_reader(self) -> None:
         if self._gone:
             raise ClientGone
-
-    async def _patiently(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Return what `read` returns, once the store answers: the response has begun and can no longer be refused."""
-        expected = ExpectedErrors(Unavailable, log.debug, "a reader of a response waits for the store: %s")
-        return await retry(read, expected, itertools.repeat(STORE_RETRY_DELAY_S))
 
 
 FORGET_AFTER_S = 60
