@@ -52,13 +52,13 @@ async def a_line(proxy: Proxy) -> AsyncIterator[Line]:
 
 async def say(line: Line, word: bytes) -> bytes:
     line[1].write(word)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return await line[0].read(100)
 
 
 async def rest_of(line: Line) -> bytes:
     """What still comes before the connection ends."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         try:
             return await line[0].read()
         except ConnectionError:

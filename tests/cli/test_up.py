@@ -397,7 +397,7 @@ def test_killed_up_leaves_no_process(start: Any) -> None:
     pids = up.pids()
     up.process.kill()
     up.end()
-    eventually(lambda: not any(map(alive, pids.values())), seconds=5)
+    eventually(lambda: not any(map(alive, pids.values())))
     assert up.run("ps").returncode == 3
     assert start().ready().pids().keys() == pids.keys()
 

@@ -529,7 +529,7 @@ async def test_a_job_expires_at_the_earlier_of_its_two_times(wire: RedisClient) 
         await reaper.sweep()
         return all([(await JobReader(wire).record(job.id)).state is JobState.EXPIRED for job in jobs])
 
-    await until(all_expired, 10)
+    await until(all_expired)
     assert [await limit_passed(wire, job.id) for job in jobs] == ["queue.deadline_ms", "queue.max_queue_ms"]
 
 

@@ -156,7 +156,7 @@ async def _a_lost_one(node: ClusterNode, redis_url: str) -> AbstractConnection:
         lost._writer.write(b"PING\r\n")
         return lost._writer.transport.is_closing()
 
-    await until(noticed, 10)
+    await until(noticed)
     return lost
 
 
@@ -195,7 +195,7 @@ async def test_a_lost_connection_fails_what_is_under_way_and_the_next_is_new(
     with Redis.from_url(redis_url) as client:
         for _ in range(3):
             waiting = asyncio.create_task(line.run([("INCR", "count"), ("BLPOP", "nothing", 0)]))
-            await until(lambda: any(other["cmd"] == "blpop" for other in client.client_list()), 10)
+            await until(lambda: any(other["cmd"] == "blpop" for other in client.client_list()))
             client.client_kill_filter(_type="normal", skipme=True)
             with pytest.raises(RedisConnectionError):
                 await waiting
@@ -224,7 +224,7 @@ async def test_a_lost_connection_is_given_back_before_the_next_is_taken(redis_ur
         for _ in range(3):
             assert await line.run([("PING",)]) == [b"PONG"]
             client.client_kill_filter(_type="normal", skipme=True)
-            await until(lambda: line._talk is not None and line._talk.over, 10)
+            await until(lambda: line._talk is not None and line._talk.over)
     assert await line.run([("PING",)]) == [b"PONG"]
     await line.close()
     assert most == 1 and not out

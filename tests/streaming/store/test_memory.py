@@ -439,7 +439,7 @@ async def test_a_store_that_refuses_writes_costs_no_job_an_attempt(
     name, value = refusing.split()
     for _ in range(4):
         before = list(done)
-        await until(lambda b=before: all(now > then for now, then in zip(done, b, strict=True)), 5)  # type: ignore[misc]
+        await until(lambda b=before: all(now > then for now, then in zip(done, b, strict=True)))  # type: ignore[misc]
         client.config_set(name, value)
         await asyncio.sleep(1.5)
         client.config_set(name, 0)

@@ -160,7 +160,7 @@ async def test_a_cancelled_task_ends_at_once(desk: TaskDesk) -> None:
         desk.engine.cancel(request.id)
         desk.engine.cancel(request.id)
     for each in waiting:
-        assert (await asyncio.wait_for(each.get(), 5)).finish == "cancelled"
+        assert (await asyncio.wait_for(each.get(), 30)).finish == "cancelled"
     assert len(await desk.vectors("x")) == 1
     assert all(each.empty() for each in waiting)
 
