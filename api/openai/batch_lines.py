@@ -196,7 +196,8 @@ def job_of(
     """
     own = request.queue.deadline_ms
     deadlines = [each for each in (own, left_ms) if each is not None]
-    prompt, tools = passed_parts(request.prompt_asked, request.tools_asked, card or UNKNOWN)
+    shown = isinstance(request, ResponseRequest)
+    prompt, tools = passed_parts(request.prompt_asked, request.tools_asked, card or UNKNOWN, shown=shown)
     sampling, passed = sampling_of(request, tools), passed_fields(request, card or UNKNOWN)
     passed.pop("service_tier", None)
     reasoning, task = reasoning_of(request, card), request.task_asked

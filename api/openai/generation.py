@@ -361,15 +361,29 @@ def passed_fields(request: QueuedRequest, card: ModelCard | None) -> dict[str, A
     return found
 
 
-def passed_parts(prompt: Prompt, tools: Tools | None, card: ModelCard | None) -> tuple[Prompt, Tools | None]:
-    """Return prompt and tools with those further fields of messages, calls and tools that are passed on. Raises
-    ApiError (400)."""
+def passed_parts(
+    prompt: Prompt, tools: Tools | None, card: ModelCard | None, *, shown: bool = False
+) -> tuple[Prompt, Tools | None]:
+    """Return prompt and tools with those further fields of messages, calls and tools that are passed on. `shown`: its
+    turns are shown as items again, where a refusal is one. Raises ApiError (400)."""
     if not has_extras(prompt, tools):
         return prompt, tools
     if card is None or not card.capabilities.passes_fields or ALL in card.withheld:
-        return without_extras(prompt, tools)
+        bare, tools = without_extras(prompt, tools)
+        return _with_refusals(bare, prompt) if shown else bare, tools
     _check({"messages": prompt, "tools": tools})
     return prompt, tools
+
+
+def _with_refusals(bare: Prompt, prompt: Prompt) -> Prompt:
+    """The bare turns of a prompt, where those that are a refusal say so."""
+    if not isinstance(bare, Chat) or not isinstance(prompt, Chat):
+        return bare
+    marked = [
+        msgspec.structs.replace(turn, extras=full.extras) if "refusal" in full.extras else turn
+        for turn, full in zip(bare.turns, prompt.turns, strict=True)
+    ]
+    return Chat(tuple(marked))
 
 
 def _check(fields: Mapping[str, Any]) -> None:

@@ -349,7 +349,8 @@ def to_job(
 
     `card`: of its model, if one is known. Raises ApiError (400) for fields that cannot be passed on.
     """
-    queue, (prompt, tools) = request.queue, passed_parts(request.prompt_asked, request.tools_asked, card)
+    queue, shown = request.queue, isinstance(request, InputFields)
+    prompt, tools = passed_parts(request.prompt_asked, request.tools_asked, card, shown=shown)
     sampling, passed = sampling_of(request, tools), passed_fields(request, card)
     if request.service_tier in TIERS and clamp(TIERS[request.service_tier], ceiling) is not TIERS[request.service_tier]:
         passed.pop("service_tier", None)  # a tier above the key's lanes is not bought elsewhere

@@ -271,6 +271,18 @@ def test_what_a_request_refers_to_counts_each_time(tmp_path: Path) -> None:
         assert refused.value.param == "previous_response_id" and last.previous_response_id is not None
 
 
+def test_an_earlier_refusal_is_shown_as_one(client: OpenAI) -> None:
+    """Also where the engine reads its text alone."""
+    said: Any = {"role": "assistant", "type": "message", "content": [{"type": "refusal", "refusal": "No."}]}
+    items: Any = [{"role": "user", "content": "a"}, said, {"role": "user", "content": "b"}]
+    made = client.responses.create(model="sim", input=items, max_output_tokens=2)
+    assert made.status in ("completed", "incomplete")
+    shown = [item.content[0] for item in client.responses.input_items.list(made.id, order="asc")]  # type: ignore[union-attr]
+    assert [part.type for part in shown] == ["input_text", "refusal", "input_text"]
+    after = client.responses.create(model="sim", input="c", previous_response_id=made.id, max_output_tokens=2)
+    assert after.usage is not None and made.usage is not None and after.usage.input_tokens > made.usage.input_tokens
+
+
 def test_input_items_are_listed_in_pages(client: OpenAI) -> None:
     first = client.responses.create(model="sim", input="zero", max_output_tokens=1)
     items: Any = [{"role": "user", "content": f"turn {number}"} for number in range(5)]
