@@ -55,16 +55,16 @@ from streaming.jobs.settings import QuotaSettings
 from telemetry import tracing as names
 from telemetry.tracing import Attributes, is_sampled
 
-# Wait limits: finds out, before anything is queued, that a request cannot start in the time that it allows.
-#
-# A request is refused if no worker would begin it at once, which the store finds out as it would accept it, and if the
-# waits that were measured lately say so: nine of ten jobs with its estimate wait longer than its limit. Without enough
-# measured waits, it is refused if the estimate is more than TRUSTED_FACTOR times the limit and no further worker is on
-# its way. Without a fresh plan, or while the model sleeps (its first job wakes it), the request is accepted.
-
 
 class WaitLimit(NamedTuple):
-    """The time that a request allows until its start."""
+    """The time that a request allows until its start.
+
+    A request is refused if no worker would begin it at once, which the store finds out as it would accept it, and if
+    the waits that were measured lately say so: nine of ten jobs with its estimate wait longer than its limit. Without
+    enough measured waits, it is refused if the estimate is more than TRUSTED_FACTOR times the limit and no further
+    worker is on its way. Without a fresh plan, or while the model sleeps (its first job wakes it), the request is
+    accepted.
+    """
 
     field: str
     ms: int

@@ -33,12 +33,6 @@ from streaming.jobs.history import NOTHING
 from streaming.jobs.job import JobState
 from streaming.jobs.records import NEWER, JobRecord, was_cut_short
 
-# Stream offsets: positions in a job's event log for the Durable Streams protocol, and the cursors of its live reads.
-#
-# An offset is the cursor of the last message before it (api/openai/cursor.py) with a fixed width, so that offsets of
-# one stream compare as their positions do: first the epoch, then the number. Opaque to clients.
-
-
 BEGINNING, TAIL = "-1", "now"
 """The protocol's own offsets: before the first retained message, and after the last one."""
 INTERVAL_S = 20
@@ -54,7 +48,11 @@ _UNKNOWN_RUN = "?"
 
 
 class StreamOffset(NamedTuple):
-    """A position: after the event with this number. `run` is a digest of the run that wrote the event."""
+    """A position: after the event with this number. `run` is a digest of the run that wrote the event.
+
+    It is the cursor of the message before it (api/openai/cursor.py) with a fixed width, so that offsets of one stream
+    compare as their positions do: first the epoch, then the number. Opaque to clients.
+    """
 
     epoch: int
     number: int
@@ -97,13 +95,6 @@ def _digest(run: str) -> str:
     return _NO_RUN_DIGEST if run == NO_RUN else hashlib.sha256(run.encode()).hexdigest()[:12]
 
 
-# Pages of a job's stream: reads the messages after an offset from the store, as it stands, without waiting.
-#
-# The messages are the job's events as /v1/jobs/{id}/events has them, without those whose bytes would not be the same
-# in every replay: `queued`, `queue.position` and `interrupted` tell the present state, `started` the name of a
-# worker.
-
-
 MAX_MESSAGES = 1_000
 """Messages on a page."""
 MESSAGES_PER_SLICE = 200
@@ -112,7 +103,11 @@ LEFT_OUT = frozenset(("queued", "queue.position", "started", "interrupted"))
 
 
 class Page(NamedTuple):
-    """The messages after a position."""
+    """The messages after a position.
+
+    They are the job's events as /v1/jobs/{id}/events has them, without those whose bytes would not be the same in every
+    replay: `queued`, `queue.position` and `interrupted` tell the present state, `started` the name of a worker.
+    """
 
     record: JobRecord
     messages: Sequence[bytes]
@@ -244,12 +239,6 @@ class _StoredLog:
 
 def _runs(record: JobRecord) -> list[Run]:
     return [logged.run for logged in record.runs]
-
-
-# GET and HEAD /v1/jobs/{id}/stream: a job's messages by the read path of the Durable Streams protocol.
-#
-# A read returns what there is after an offset. With `live=long-poll` it waits for more, and with `live=sse` it
-# streams.
 
 
 LONG_POLL_S = 20.0

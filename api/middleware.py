@@ -188,12 +188,6 @@ def _request_id(given: str) -> str:
     return given if given and REQUEST_ID.fullmatch(given) else f"req_{random.getrandbits(96):024x}"
 
 
-# Content codings: decodes the bodies of requests that have a Content-Encoding, slice by slice.
-#
-# A slice bounds the memory and the time that a small body may cost which decodes to a large one. Readers of a body
-# count the decoded bytes against their own limit, and stop.
-
-
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
@@ -213,7 +207,11 @@ MAX_WINDOW_LOG = 23
 
 
 def decoded(scope: Scope, receive: Receive) -> Receive:
-    """Return what receives the body of a request without its content codings. It raises ApiError (400, 415)."""
+    """Return what receives the body of a request without its content codings. It raises ApiError (400, 415).
+
+    It decodes slice by slice: that bounds the memory and the time that a small body may cost which decodes to a large
+    one. Readers of a body count the decoded bytes against their own limit, and stop.
+    """
     return _Decoder(scope, receive) if b"content-encoding" in scope["state"]["headers"] else receive
 
 

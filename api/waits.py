@@ -20,8 +20,6 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.order import HIGHER, Priority
 
-# Wait calibration: compares predicted with measured waits, and turns a prediction into an estimate with a band.
-#
 # Waits are compared as ratios, r(a, b) = (a + 1 s) / (b + 1 s): the second makes the ratio defined for a prediction of
 # zero, and keeps a few milliseconds from counting as a large error. The median of the latest r(measured, predicted)
 # corrects the next prediction. The 10 % and 90 % quantiles of r(measured, told) are its band: they are of what clients
@@ -247,10 +245,6 @@ class ShownWaits:
         return Wait(eta_ms, None if wait.low_ms is None else min(wait.low_ms, eta_ms), wait.high_ms)
 
 
-# Wait-time estimates: when a waiting job will start, by the scheduler's plan or, without a scheduler, by the
-# completion rate of this process, corrected by the errors of past estimates.
-
-
 FRESH_S = 3.0
 """No request is refused by a plan older than this."""
 DEFAULT_RETRY_S = 5.0
@@ -417,12 +411,6 @@ class WaitEstimates:
         return DEFAULT_RETRY_S if wait is None else wait.eta_ms / 1000
 
 
-# Wait sampler: measures how long a sample of the jobs that this process accepted waited, to calibrate the estimates.
-#
-# It reads the record of a sampled job until the job has started. The record holds when the first worker claimed it,
-# so a late look costs no accuracy. For each source it takes at most one job a second and watches MAX_WATCHED at once.
-
-
 log = logging.getLogger(__name__)
 
 MAX_WATCHED = 32
@@ -445,7 +433,11 @@ class _Watched:
 
 
 class WaitSampler:
-    """Watches sampled jobs and teaches their waits to `errors`."""
+    """Watches sampled jobs and teaches their waits to `errors`.
+
+    It reads the record of a sampled job until the job has started. The record holds when the first worker claimed it,
+    so a late look costs no accuracy. For each source it takes at most one job a second and watches MAX_WATCHED at once.
+    """
 
     def __init__(self, reader: JobReader, errors: WaitErrors) -> None:
         self._reader, self._errors = reader, errors

@@ -42,8 +42,6 @@ from cli.progress import ProgressLine
 from penstock.files import replacing, write_file
 from penstock.text import counted, fault_of, read_text
 
-# Batch input converter: turns JSON lines, a CSV table or a folder of texts into the request lines of a batch.
-#
 # It streams, so the size of the input does not matter, and it contacts no server.
 
 
@@ -194,8 +192,6 @@ def _wrong(source: Path, what: str) -> Problem:
     return Problem(f"{source}: {what}", exit_code=USAGE, code="usage")
 
 
-# Batch runner of the CLI: uploads a batch, waits for it, downloads its results, and resumes an interrupted run.
-#
 # A small state file beside the output records the progress before each step that must not be repeated.
 
 

@@ -1,4 +1,4 @@
-"""Help pages of commands: each ends with its examples (cli/help_text.py)."""
+"""Help pages of commands: each ends with its examples."""
 
 from __future__ import annotations
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from streaming.jobs.records import JobRecord
 
 
-# Deaths by job: how often in a row the workers of this machine have died running the same job.
-#
 # A worker that completes a job begins anew: it does not die of each one. A job that kills its workers is given up
 # after `redis.max_attempts` of them; this counts what happens before, and on this machine alone.
 

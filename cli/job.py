@@ -302,8 +302,6 @@ def _note(event: StreamEvent, say: Callable[[str], object]) -> None:
             say(interruption(event) or begun)
 
 
-# `penstock jobs watch`: what happens to one job, a line for each change, until it has ended.
-#
 # It asks for the job's record twice a second. The tokens come from the job's events, which another thread reads: a
 # record has no count while the job runs.
 

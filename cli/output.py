@@ -21,9 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TextIO
 
-# Tables for a terminal: short ids, times relative to now, states in colour, and no line wider than the terminal.
-#
-# A pipe gets none of this: whole ids, RFC 3339 times and plain columns (cli/output.py).
+# A terminal gets short ids, relative times, colours and lines of its width; a pipe gets none of this.
 
 
 TEXTS = ("reason", "message", "last_error", "override", "by", "value", "what_it_is", "next_attempt_at", "url", "prompt")
@@ -286,8 +284,6 @@ def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
     return [line.replace(JOINED, " ") for line in lines] or [""]
 
 
-# Stream wrapper: writes a text that comes in pieces to a terminal, and ends its lines between words.
-#
 # A word is held back until its end is there. Colours and control characters are the business of the caller.
 
 

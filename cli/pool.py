@@ -125,9 +125,6 @@ async def _round(pools: Sequence[PoolSupervisor], plans: Plans, by: str) -> str:
     return ""
 
 
-# Lease release: ends the lease of each worker process of this machine that has exited, so that its jobs need not wait
-# until it lapses.
-#
 # It knows a lease only from the lifeline of the process that held it, and acts only once that process has exited: the
 # lease of a stopped (SIGSTOP) worker, of a successor or of another machine's worker is never touched. If Redis does
 # not answer, the lease lapses as it would without this.

@@ -29,8 +29,6 @@ from penstock.process import ENV, LIFE
 from streaming.fleet.settings import Resources
 from streaming.ids import new_life
 
-# Resource limits of one worker process: CPU affinity, memory and nice level.
-#
 # The supervisor sets them right after it has started the process, with system calls that need no privileges. Shares
 # of a CPU and limits of the page cache need containers.
 

@@ -333,13 +333,6 @@ class Intake:
             raise Rejected("No worker is free, and the message says not to queue (queue.do_not_queue).") from None
 
 
-# Broker consumer: takes messages from a broker's queue, turns each into a job, and acknowledges it only after that.
-#
-# It runs in a thread of its own because broker clients block; the event loop accepts the job while the thread waits. A
-# message that can never be a job, or that crashed its consumer several times, goes to the queue `<name>.rejected` with
-# the reason. While the store has no room, messages stay unacknowledged at the broker (backpressure).
-
-
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S, RETRY_DELAY_S = 1.0, 0.5
@@ -347,7 +340,12 @@ REASON_HEADER = "x-penstock-reason"
 
 
 class Consumer:
-    """One per process. Call `start` and `stop` from the event loop's thread."""
+    """One per process. Call `start` and `stop` from the event loop's thread.
+
+    It runs in a thread of its own because broker clients block; the event loop accepts the job while the thread waits.
+    A message that can never be a job, or that crashed its consumer several times, goes to the queue `<name>.rejected`
+    with the reason. While the store has no room, messages stay unacknowledged at the broker (backpressure).
+    """
 
     def __init__(self, intake: Intake, settings: EventSettings, metrics: Metrics) -> None:
         self._intake, self._settings, self._metrics = intake, settings, metrics

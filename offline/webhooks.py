@@ -148,8 +148,6 @@ def _encoded(data: dict[str, Any]) -> str:
     return to_json(data).decode()
 
 
-# Guard against server-side request forgery: webhooks connect only to public or explicitly allowed addresses.
-#
 # Each connection resolves the host name once, checks every address, and connects to a checked address itself, so a
 # second look-up (DNS rebinding) cannot lead elsewhere. TLS still verifies the certificate against the name.
 
@@ -223,12 +221,6 @@ class GuardedBackend(AsyncNetworkBackend):
         except (OSError, UnicodeError) as error:
             raise ConnectError(f"{host} cannot be looked up: {error}") from error
         return list(dict.fromkeys(str(row[4][0]) for row in found))
-
-
-# Webhook dispatcher: fans events from the outbox out to their endpoints, and retries each delivery with backoff.
-#
-# It polls Redis, where due messages and their leases are, and needs no Celery task. Each endpoint has its own limit of
-# concurrent attempts, so a slow endpoint delays no other.
 
 
 log = logging.getLogger(__name__)
@@ -316,7 +308,11 @@ def _tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
 
 
 class WebhookDispatcher:
-    """Delivers webhooks; one per process, and any number of processes share the work."""
+    """Delivers webhooks; one per process, and any number of processes share the work.
+
+    It polls Redis, where due messages and their leases are, and needs no Celery task. Each endpoint has its own limit
+    of concurrent attempts, so a slow endpoint delays no other.
+    """
 
     def __init__(
         self,

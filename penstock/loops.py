@@ -151,8 +151,6 @@ async def watch_lag() -> NoReturn:
             log.warning("the event loop was held up for %.1f s", late)
 
 
-# Cooperative scheduler: splits long computations on the event loop into slices, so that other tasks run in between.
-#
 # A thread would not help: one call of a codec holds the interpreter lock until it returns.
 
 
@@ -208,12 +206,6 @@ class Turns:
                     return value
 
 
-# Call batcher: coalesces concurrent requests of many tasks into rounds, one call per round.
-#
-# A request made during a round waits for the next one. For work that costs nearly the same for many items as for one,
-# such as reading a log or sending calls to Redis.
-
-
 Answer = TypeVar("Answer")
 
 StartNow: TypeAlias = Callable[[Sequence[T], Callable[[Sequence[Any] | None], None]], bool]
@@ -224,6 +216,9 @@ the items must go with the next round."""
 class Rounds(Generic[T, Answer]):
     """Calls `work` with the items of one round. Work returns an answer for each item, or an exception for its caller
     alone; an exception that it raises goes to the callers of all items.
+
+    A request made during a round waits for the next one. For work that costs nearly the same for many items as for one,
+    such as reading a log or sending calls to Redis.
 
     Args:
         max_items: in one round.

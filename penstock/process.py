@@ -22,13 +22,6 @@ import msgspec
 
 from penstock.config import FILE, Config, ConfigError, load
 
-# Lifeline: the socket over which a process reports its state to its supervisor, and which ends it when that dies.
-#
-# The supervisor passes each child one end of a socket pair (its number in PENSTOCK_LIFELINE). The child writes its
-# state as JSON lines. When the supervisor dies, the socket closes and the child exits at once, so no orphan is left.
-# Without a supervisor there is no socket and every method does nothing.
-
-
 ENV = "PENSTOCK_LIFELINE"
 LIFE = "PENSTOCK_LIFE"
 """Variable with the random id under which a process registers itself in the store: its supervisor chooses it, because
@@ -36,7 +29,12 @@ machines may have the same name, and their processes the same pids."""
 
 
 class Lifeline:
-    """The child's end. A process's `__main__` creates one."""
+    """The child's end. A process's `__main__` creates one.
+
+    The supervisor passes each child one end of a socket pair (its number in PENSTOCK_LIFELINE). The child writes its
+    state as JSON lines. When the supervisor dies, the socket closes and the child exits at once, so no orphan is left.
+    Without a supervisor there is no socket and every method does nothing.
+    """
 
     def __init__(self, fd: int | None) -> None:
         self._socket = socket.socket(fileno=fd) if fd is not None else None
@@ -84,12 +82,6 @@ class Lifeline:
             while self._socket.recv(64):
                 pass
         os._exit(70)
-
-
-# Process main: what every Penstock process does around its own work.
-#
-# It exits with what the work returns, 0 after SIGTERM or SIGINT; with 1 if it cannot start and 2 if its settings
-# cannot be used. The reason goes to stderr and to the supervisor.
 
 
 class StartError(Exception):

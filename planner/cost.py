@@ -143,12 +143,6 @@ def cost_advice(found: Sequence[DeviceCost], currency: str = "") -> str:
     return f"Beside the price of an hour of {slow.device.name}, {ratios}: so many times more tokens it yields."
 
 
-# Replica grid: throughput of fixed layouts of the same GPUs by concurrent requests (ScaleLLM, experiment 4).
-#
-# Few GPUs in a replica read all weights in each replica; many GPUs read them once, and talk more. Which is better
-# depends on how many requests run at once.
-
-
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROUNDS = 4
 """Requests for each that runs at once."""
@@ -171,7 +165,11 @@ def layouts(gpus: int, experts: int) -> list[ParallelPlan]:
 
 
 def grid(given: SearchInput, concurrencies: Sequence[int] = CONCURRENCIES) -> list[GridRow]:
-    """All layouts that fit. Raises PlanError if none does."""
+    """All layouts that fit. Raises PlanError if none does.
+
+    Few GPUs in a replica read all weights in each replica; many GPUs read them once, and talk more. Which is better
+    depends on how many requests run at once.
+    """
     found = []
     for plan in layouts(given.gpus, given.model.experts):
         try:

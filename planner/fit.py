@@ -1,7 +1,7 @@
 """Fitting: coefficients of step times from measured times, by least squares of relative errors, none below zero.
 
 After DistServe: a prefill takes a + b sum(n) + c sum(n^2) seconds, a decode step a + b sum(ctx) + c B, in two regimes
-that meet near a batch of 95. The terms of both are fitted together (planner/fit.py), for requests share steps.
+that meet near a batch of 95. The terms of both are fitted together, for requests share steps.
 """
 
 from __future__ import annotations
@@ -167,18 +167,16 @@ class FittedTimes:
         return decode + a + b * prefilled + c * float(prefilled**2 if squares is None else squares)
 
 
-# Calibration: the step times of an engine from the requests that it has served. Pure.
-#
 # What is known of a request is when it arrived and began, and when its first and its last token came. A decode of n
 # tokens has n - 1 steps, which it shares with the other texts of its worker, so for each request
 #
 #     last - first  = sum over its steps of (a + b * tokens in the cache + c * texts) + the prefills of others in them
 #     first - begun = the same of the steps that compute its prompt, + their prefill, + a delay that holds up no step
 #
-# where a prefill of n tokens adds d + e n + f n^2 to its step. All coefficients are fitted together
-# (planner/fit.py). Steps that give one token alone are a case of their own: their time is that of the texts that
-# had their worker to themselves, and what others spent alone is left out of the first equation. The second is taken
-# of prompts that were computed alone: those that overlap share steps in a way that no time tells.
+# where a prefill of n tokens adds d + e n + f n^2 to its step. All coefficients are fitted together. Steps
+# that give one token alone are a case of their own: their time is that of the texts that had their worker to
+# themselves, and what others spent alone is left out of the first equation. The second is taken of prompts that were
+# computed alone: those that overlap share steps in a way that no time tells.
 
 
 MIN_REQUESTS = 40

@@ -344,12 +344,6 @@ def slo_of(ttft_ms: float, tpot_ms: float, share: float) -> LatencySlo:
     return replace(LatencySlo(), ttft_s=ttft_ms / 1e3, tpot_s=tpot_ms / 1e3, share=share)
 
 
-# Workload: lengths of prompts and answers under a name, or from a file of the user's own.
-#
-# A file is a CSV with the columns `prompt` and `answer`, a CSV in BurstGPT's columns, or a `.jsonl` in APEX's form; of
-# the last two, failed requests are left out.
-
-
 MAX_ROWS = 100_000
 """Rows that are read of a file."""
 COLUMNS = ("prompt", "answer")
@@ -378,7 +372,11 @@ def _named(name: str, prompt: int, answer: int, source: str, requests: int = 0) 
 
 
 def workload(name: str) -> Workload:
-    """A named workload, or the lengths in a file. Raises PlanError."""
+    """A named workload, or the lengths in a file. Raises PlanError.
+
+    A file is a CSV with the columns `prompt` and `answer`, a CSV in BurstGPT's columns, or a `.jsonl` in APEX's form;
+    of the last two, failed requests are left out.
+    """
     found = workloads().get(name.lower())
     if found is not None:
         return found

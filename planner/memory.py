@@ -154,9 +154,8 @@ def _count(tp: int, device: Accelerator) -> str:
     return device.name if tp == 1 else f"{tp} x {device.name}"
 
 
-# Offloading: attention on devices with cheap memory (Lamina), or weights streamed from a disk (TPI-LLM).
-#
-# No serving engine that Penstock knows runs these; a plan says whether it would be worth it.
+# No serving engine that Penstock knows runs attention on devices with cheap memory (Lamina), or streams weights from a
+# disk (TPI-LLM); a plan says whether it would be worth it.
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
 from planner.load import DENSE, HALF, KvReads, Precision
 
-# Mixture of experts: how many experts a step reads, how often a prefill does, and when arithmetic becomes the limit.
-#
 # After MoE-Lens (distinct experts, saturation) and layered prefill (reload factor).
 
 
@@ -241,8 +239,6 @@ def roofline_advice(given: RooflineInput, context: float, step: Roofline, ridge:
     return said + "."
 
 
-# Communication between devices: time of a collective by its size, the number of devices and their links.
-#
 # Sizes are bytes, `bytes_s` is one direction of a link, `hop_s` the latency of one step. TPI-LLM's observation, that
 # latency and not bandwidth decides at the edge, is the cross-over of the two all-reduces: a star is faster from a
 # latency of bytes (n / BW_hub - (n-1) / (n BW)) / (n-2) on.

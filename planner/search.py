@@ -20,25 +20,23 @@ from planner.roofline import all_reduce_s, all_to_all_s, distinct_experts, send_
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
 
-# Parallelism plan: how a model is spread over GPUs, what each of them holds, and what a step of a replica takes.
-#
-# After APEX: `dp` replicas of `pp` stages of `tp` GPUs. A stage has its share of the layers, a GPU its share of each
-# of them. With attention-dp the GPUs of a stage share the experts (or the feed-forward network), but each attends to
-# its own requests with all heads. Of the `tp` GPUs of a stage, `ep` have different experts, and `tp / ep` share each
-# expert.
-#
-# A step is the roofline of each GPU and its communication: two all-reduces of a layer, after attention and after the
-# feed-forward network; with experts in several places two all-to-alls instead of the second; and a send between
-# stages.
-
-
 WORKSPACE_BYTES = float(1 << 30)
 """APEX: memory that a GPU needs besides weights and cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelPlan:
-    """One way to use dp * pp * tp GPUs."""
+    """One way to use dp * pp * tp GPUs.
+
+    After APEX: `dp` replicas of `pp` stages of `tp` GPUs. A stage has its share of the layers, a GPU its share of each
+    of them. With attention-dp the GPUs of a stage share the experts (or the feed-forward network), but each attends to
+    its own requests with all heads. Of the `tp` GPUs of a stage, `ep` have different experts, and `tp / ep` share each
+    expert.
+
+    A step is the roofline of each GPU and its communication: two all-reduces of a layer, after attention and after the
+    feed-forward network; with experts in several places two all-to-alls instead of the second; and a send between
+    stages.
+    """
 
     dp: int = 1
     pp: int = 1
@@ -229,10 +227,9 @@ def largest_batch(replica: ReplicaModel, tokens: float, cap: int) -> int:
     return min(cap, math.floor(replica.kv_tokens / tokens))
 
 
-# Serving model: runs requests through the replicas of a plan, iteration by iteration, and notes their latencies.
-#
-# The loop is APEX's: running texts get a token each, the youngest are evicted when the cache overflows and return
-# before others, and texts are taken first come first served while cache, prefill tokens and batch allow.
+# The loop that serves requests is APEX's: running texts get a token each, the youngest are evicted when the cache
+# overflows and return before others, and texts are taken first come first served while cache, prefill tokens and batch
+# allow.
 
 
 MAX_BATCH = 256

@@ -38,13 +38,6 @@ class GpuSource(Protocol):
         """The readings now; of a GPU that tells nothing, there is none."""
 
 
-# Readings of NVIDIA GPUs from a DCGM exporter: the text that it shows to Prometheus, read from a configured address.
-#
-# Clusters have such an exporter on every machine, also where a worker's container does not have the driver's library.
-# DCGM marks what it does not know by numbers that no GPU can have; they count as absent, as does an exporter that does
-# not answer.
-
-
 log = logging.getLogger(__name__)
 
 INTERVAL_S, TIMEOUT_S = 5.0, 3.0
@@ -82,7 +75,12 @@ def readings_of(text: str) -> dict[str, GpuReading]:
 
 
 class DcgmReadings:
-    """Asks an exporter again and again, in a thread of its own. Its readings are at most MAX_AGE_S old."""
+    """Asks an exporter again and again, in a thread of its own. Its readings are at most MAX_AGE_S old.
+
+    Clusters have such an exporter on every machine, also where a worker's container does not have the driver's library.
+    DCGM marks what it does not know by numbers that no GPU can have; they count as absent, as does an exporter that
+    does not answer.
+    """
 
     def __init__(self, url: str, *, interval_s: float = INTERVAL_S) -> None:
         """`url`: http://HOST:PORT/metrics of the exporter of this machine."""
@@ -132,12 +130,6 @@ class DcgmReadings:
             connection.close()
 
 
-# Readings of NVIDIA GPUs by NVML: energy, power and memory of each GPU of this machine, and how busy it is.
-#
-# NVML is the driver's library, so nothing needs to be installed. A machine without it, and a GPU that does not tell,
-# give nothing: never 0.
-
-
 LIBRARY = "libnvidia-ml.so.1"
 UUID_BYTES = 96
 MJ_PER_J, MW_PER_W = 1000, 1000
@@ -160,7 +152,11 @@ class _Memory(ctypes.Structure):
 
 
 class GpuReadings:
-    """Reads them. Made once per process, where starting may take a second."""
+    """Reads them. Made once per process, where starting may take a second.
+
+    NVML is the driver's library, so nothing needs to be installed. A machine without it, and a GPU that does not tell,
+    give nothing: never 0.
+    """
 
     def __init__(self, library: Any) -> None:
         """`library`: NVML, as ctypes loads it. Raises OSError if it cannot be started."""

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 
-# Buffered metrics for the hot path: counts in plain attributes, which `flush` adds to the metrics library's metrics.
-#
-# An observation costs 0.2 us here; in the library 1.1 us, or 2.7 us with a label look-up and a shared folder. Each
+# A buffered observation costs 0.2 us; in the library 1.1 us, or 2.7 us with a label look-up and a shared folder. Each
 # count only grows and has one writer, the event loop; `flush` may run in any thread.
 
 

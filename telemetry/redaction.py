@@ -16,11 +16,6 @@ from typing import Any
 
 import msgspec
 
-# Secret-name classifier: decides from the name of a value, in a text or in a mapping, whether the value is a secret.
-#
-# It splits a name into words, however they are joined: `aws_secret_access_key`, `clientSecret`, `X-Auth-Token`.
-
-
 MAX_NAME_CHARS = 64
 """Characters of a name that are examined, from its end."""
 

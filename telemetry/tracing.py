@@ -1,6 +1,6 @@
 """Distributed tracing: the spans of one trace per request, and the W3C context that carries it between processes.
 
-If a collector is configured, OpenTelemetry sends it the spans of a share of the requests (telemetry/tracing.py).
+If a collector is configured, OpenTelemetry sends it the spans of a share of the requests.
 Otherwise nothing is recorded or sent, but every request still has a trace id, which links the log lines of all
 processes about it. This module knows neither HTTP nor jobs: it converts plain `traceparent` dicts into spans and back.
 """
@@ -205,10 +205,7 @@ def sibling(carrier: Mapping[str, str], span_id: str) -> dict[str, str]:
     return {TRACEPARENT: f"00-{trace_id}-{span_id}-{'01' if is_sampled(carrier) else '00'}"} if trace_id else {}
 
 
-# Recorded spans: the spans of sampled traces, which a thread of OpenTelemetry's SDK sends to a collector in batches.
-#
-# `start_tracing` imports this where a collector is configured, and nothing else does: the SDK takes 60 ms to import. A
-# trace is sampled as a whole, where it enters the deployment; its context carries the decision to every other process.
+# A trace is sampled as a whole, where it enters the deployment; its context carries the decision to other processes.
 #
 # A span holds what it was given, and becomes one of the SDK's when it ends. The SDK's own spans take a lock and copy
 # and check every attribute at each change, which costs as much as all the rest of a span.
@@ -404,9 +401,8 @@ class SpanSender:
         )
 
 
-# Names of span attributes: OpenTelemetry's semantic conventions, and Penstock's own where these have none.
-#
-# The GenAI conventions are still in development: names may change with a later version of them, and then change here.
+# OpenTelemetry's GenAI conventions are still in development: names may change with a later version of them, and then
+# change here.
 
 
 OPERATION = "gen_ai.operation.name"
@@ -456,10 +452,8 @@ EVENT_TYPE = "penstock.event.type"
 TRY = "penstock.webhook.attempt"
 
 
-# Operation names: what a request computes, in the words of the GenAI conventions, alike in spans and metrics.
-#
-# The conventions know `chat` (which a request of the Responses API is too), `text_completion` and `embeddings`. They
-# have no name for the other tasks, and allow one of one's own.
+# The GenAI conventions know `chat` (which a request of the Responses API is too), `text_completion` and `embeddings`.
+# They have no name for the other tasks, and allow one of one's own.
 
 
 CHAT, TEXT_COMPLETION = "chat", "text_completion"

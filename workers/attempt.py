@@ -124,17 +124,15 @@ def samples(job: Job) -> Iterator[Request]:
         )
 
 
-# Past of a job's texts: what earlier runs logged of each choice, which run began it, and the prompt in front of it.
-#
-# A prompt that is echoed is part of the first delta of its choice. No engine sees it: it would continue it.
-
-
 PastRows = list[tuple[str, Sequence[int], int]]
 """As in penstock.engine.Request.past."""
 
 
 def echoes_left(job: Job, rows: Sequence[Delta]) -> dict[int, str]:
-    """The prompts that are still to be shown in front of their texts, by the index of the choice."""
+    """The prompts that are still to be shown in front of their texts, by the index of the choice.
+
+    A prompt that is echoed is part of the first delta of its choice. No engine sees it: it would continue it.
+    """
     begun = {row.index for row in rows} if job.echo else ()
     return {index: _prompt(job, index) for index in range(job.choices) if index not in begun} if job.echo else {}
 

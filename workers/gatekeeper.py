@@ -294,8 +294,6 @@ class LengthKeeper:
             self._written = written
 
 
-# Bounds of an engine's output: fails a job alone if the engine gave a value for it that cannot be stored.
-#
 # msgpack holds integers of 64 bits and text of valid Unicode, the store's scripts count in doubles. Output beyond that
 # would otherwise stay in the worker's writer, and no later job of the partition would ever end.
 

@@ -141,14 +141,6 @@ class ControlListener:
                 self._claimer.hold(for_ms)
 
 
-# Detector of abandoned reply addresses: those of API processes that are gone, to which the worker stops sending.
-#
-# Every address of a job costs a copy of its rows in the log. The worker drops an address only after several checks in
-# a row, on every Redis server, found no subscriber; they are far enough apart for a process that lost its connection
-# to reconnect. A process that reconnects later reads what it missed from the log, sees that its address was dropped,
-# and follows the job again.
-
-
 CHECK_INTERVAL_S = 5.0
 MAX_SILENT_CHECKS = 3
 """Checks in a row without a subscriber after which an address counts as abandoned: 10 to 15 s."""
@@ -177,7 +169,13 @@ def in_use(addresses: Iterable[Iterable[str]], silent: str) -> list[str]:
 
 
 class ListenerWatch:
-    """Drops reply addresses of held jobs that have no subscriber any more."""
+    """Drops reply addresses of held jobs that have no subscriber any more.
+
+    Every address of a job costs a copy of its rows in the log. The worker drops an address only after several checks in
+    a row, on every Redis server, found no subscriber; they are far enough apart for a process that lost its connection
+    to reconnect. A process that reconnects later reads what it missed from the log, sees that its address was dropped,
+    and follows the job again.
+    """
 
     def __init__(self, client: RedisClient, lease: Lease, held: HeldJobs, lose: Callable[[int], None]) -> None:
         """

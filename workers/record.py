@@ -27,14 +27,13 @@ from workers.attempt import Attempt
 from workers.gate import GateReason
 from workers.writer import StepWrite
 
-# Request records of a worker: one for each job whose end the store has taken from it.
-#
-# A record is built when the job is over, and written once the store has its end: a job that another worker ends, or
-# that a script has ended before, gets its record there.
-
 
 class RequestRecords:
-    """One per worker process."""
+    """One per worker process.
+
+    A record is built when the job is over, and written once the store has its end: a job that another worker ends, or
+    that a script has ended before, gets its record there.
+    """
 
     def __init__(self, model: str, sink: RecordSink = NO_RECORDS, process: str = "") -> None:
         """`process`: the worker's name in `penstock ps`."""
@@ -117,14 +116,6 @@ def record_of(attempt: Attempt, end: Terminal, ended_us: int, model: str, proces
     )
 
 
-# Attempt traces: the spans of each attempt at a job, in the trace of the request that put it into the queue.
-#
-# An attempt has up to four spans: `queue`, from the acceptance (or from the end of the attempt before) to the claim;
-# the attempt itself, from the claim until the store has its end, named as the GenAI conventions ask; in it `engine`,
-# from the hand-over to the last token; and `finish`, the write of its end. The span of an attempt links to that of
-# the attempt before it, whichever worker had that one (streaming/jobs/reaper.py).
-
-
 @dataclass(slots=True)
 class _Open:
     """What is open of one attempt."""
@@ -145,7 +136,13 @@ class CallTracer(Protocol):
 
 
 class AttemptTraces:
-    """One per worker process. Jobs whose trace is not sampled cost one look at their context."""
+    """One per worker process. Jobs whose trace is not sampled cost one look at their context.
+
+    An attempt has up to four spans: `queue`, from the acceptance (or from the end of the attempt before) to the claim;
+    the attempt itself, from the claim until the store has its end, named as the GenAI conventions ask; in it `engine`,
+    from the hand-over to the last token; and `finish`, the write of its end. The span of an attempt links to that of
+    the attempt before it, whichever worker had that one (streaming/jobs/reaper.py).
+    """
 
     def __init__(self, tracing: Tracing, worker: str = "") -> None:
         """`worker`: its name in `penstock ps`."""

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 
-# Rates: jobs and latencies of the last minute, from two readings of the metrics' counters of this machine.
-#
-# Workers count and report tokens per second themselves, so that those of other machines count too.
+# Jobs and latencies are of this machine alone. Workers count and report tokens per second themselves, so that those of
+# other machines count too.
 
 
 FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"  # noqa: S105 - the name of a metric

@@ -87,8 +87,6 @@ def is_loopback_name(name: str) -> bool:
     return is_loopback(name)
 
 
-# Origin check and CORS: refuses web pages of other origins at a server without keys, and lets listed origins in.
-#
 # Browsers set `Origin` and `Sec-Fetch-Site`, and no page can change them. Other programs send neither and always pass.
 
 

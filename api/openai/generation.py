@@ -284,12 +284,6 @@ def refuse_fields(fields: Mapping[str, Any], *, chat: bool) -> None:
             raise invalid_request(f"{name} is not supported here. {REMEDIES.get(name, 'Leave it out.')}", name)
 
 
-# Passed fields: what of a request goes on to the server of its model, which may know fields that nobody here reads.
-#
-# An engine without the capability `passes_fields` gets nothing of it, nor does a model whose card is not known yet:
-# X-Ignored-Fields then names the fields.
-
-
 ALL = "*"
 """In a card's `withheld`: every field."""
 OURS = frozenset(
@@ -343,7 +337,11 @@ worker leaves out what its engine does not take."""
 
 
 def passes(name: str, card: ModelCard | None) -> bool:
-    """Whether a field of a request is passed on. `card`: of the model; None: not known."""
+    """Whether a field of a request is passed on. `card`: of the model; None: not known.
+
+    An engine without the capability `passes_fields` gets nothing that nobody here reads, nor does a model whose card is
+    not known yet: X-Ignored-Fields then names the fields.
+    """
     if card is None or not card.capabilities.passes_fields or not PASSABLE.fullmatch(name):
         return False
     if name in OURS or name.startswith(OF_GATEWAYS):

@@ -16,15 +16,11 @@ from api.openai.fields import FINITE, QueueOptions, depth, non_finite
 from penstock.config import nearest
 from penstock.text import fault_of, without_mark
 
-# JSON cost check: estimates how long parsing a body would block the event loop, and refuses too costly bodies.
-#
 # The parser holds the GIL, so a thread would not help: a 2 MB body of nothing but `[]` blocked all streams for 200 ms.
-# The cost depends on the number of values, not of bytes. Measured with
-# pydantic-core 2.50 on one core, parsing and checking took about 80 ns for each unit of the weights below, so that
-# MAX_JSON_WEIGHT units are about 10 ms. The weight is counted in slices, with other tasks in between.
-#
-# Every parser calls `check_weight`, so that no body is parsed unchecked (api/openai/json_body.py, read_object). Code
-# that receives a body on the event loop calls `weighed` first, which counts it in slices, once.
+# The cost depends on the number of values, not of bytes. Measured with pydantic-core 2.50 on one core, parsing and
+# checking took about 80 ns for each unit of the weights below, so that MAX_JSON_WEIGHT units are about 10 ms. Every
+# parser calls `check_weight`, so that no body is parsed unchecked. Code that receives a body on the event loop calls
+# `weighed` first, which counts it in slices, once.
 
 
 MAX_JSON_WEIGHT = 131_072
@@ -167,11 +163,6 @@ def non_finite_field(body: bytes) -> str:
         return ""
 
 
-# Validation messages: turns a pydantic error into one sentence that names the field and what was expected.
-#
-# It never quotes the value, which may be a prompt.
-
-
 _WORDS = {
     "missing": "is required",
     "string_type": "must be a string",
@@ -230,7 +221,10 @@ def with_integers(value: Any) -> Any:
 
 
 def explained(error: ValidationError) -> ApiError:
-    """Return the first error as a 400 with the path of the field."""
+    """Return the first error as a 400 with the path of the field.
+
+    It never quotes the value, which may be a prompt.
+    """
     first = error.errors(include_input=False, include_url=False)[0]
     *above, last = loc = first["loc"]
     pattern = _WORDS.get(first["type"], "has a value of the wrong kind")

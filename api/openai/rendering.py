@@ -73,14 +73,12 @@ def text_logprobs(logprobs: Iterable[Logprob], offset: int) -> dict[str, Any]:
     return columns
 
 
-# Tool calls and reasoning of answers, as OpenAI objects: in whole answers, chunks of a stream and a job's events.
-#
-# A call has the id that the model's server gave it, which some servers want back. Else its id follows from the job,
-# the choice and the call's number, so that every replay of every process has the same.
-
-
 def call_id(job_id: str, choice: int, number: int, extras: Extras) -> str:
-    """Return the id of a call of a choice; both are counted from 0. `extras`: of the call."""
+    """Return the id of a call of a choice; both are counted from 0. `extras`: of the call.
+
+    A call has the id that the model's server gave it, which some servers want back. Else its id follows from the job,
+    the choice and the call's number, so that every replay of every process has the same.
+    """
     made = "call_" + hashlib.sha256(f"{job_id}/{choice}/{number}".encode()).hexdigest()[:24]
     return str(extras.get("id") or made)
 

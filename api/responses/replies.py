@@ -40,11 +40,6 @@ from streaming.jobs.records import NEWER, JobRecord
 from streaming.jobs.relay import GONE
 from streaming.jobs.reorder_buffer import ReorderBuffer
 
-# Follower: reads the event sequence of a response from the store for one reader, from any event on, to its end.
-#
-# The bytes are those that the first reader got. If the engine starts the text again meanwhile, the follower renders
-# the text that was given up, too, from the job's record.
-
 
 START_INTERVAL_S = 0.5
 """Interval between looks whether a worker has started a waiting response."""
@@ -69,6 +64,9 @@ class _HistoryLost(Exception):
 
 class Follower:
     """Renders the events after number `after` for one reader.
+
+    The bytes are those that the first reader got. If the engine starts the text again meanwhile, the follower renders
+    the text that was given up, too, from the job's record.
 
     Args:
         live: events up to `after` were rendered here for the same reader, so the store must still have them.

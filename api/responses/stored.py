@@ -47,14 +47,6 @@ def own_items(record: JobRecord) -> list[dict[str, object]]:
     return input_items(record.job.id, own_turns(record), form_of(record).developer)
 
 
-# Turns of conversations: adds the items of a response that has ended to its conversation, exactly once.
-#
-# Nobody has to be there when a response ends. Whoever reads the conversation next adds the items, which follow from
-# the response's job; of several at once, the store takes the change of one. A reader that cannot add them, because
-# the store is full, sees them nevertheless. The job is kept at least as long as the conversation, unless it is
-# forgotten early: that adds its items first.
-
-
 MAX_READS = 8
 """Readers that end the same turn at once read again; more changes than this at once are refused."""
 
@@ -63,6 +55,11 @@ async def current(services: Services, tenant: str, conversation_id: str, *, kept
     """Read a conversation with the items of each response that has ended. `kept`: only as the store keeps it.
 
     Raises ApiError (404, 500, 503), Unavailable.
+
+    Nobody has to be there when a response ends. Whoever reads the conversation next adds the items, which follow from
+    the response's job; of several at once, the store takes the change of one. A reader that cannot add them, because
+    the store is full, sees them nevertheless. The job is kept at least as long as the conversation, unless it is
+    forgotten early: that adds its items first.
     """
     for _ in range(MAX_READS):
         try:

@@ -85,12 +85,6 @@ class AnswerTransport:
         return self._transport.is_closing()
 
 
-# HTTP protocol with limits: bounds what a client may send, and how slowly, before it is authenticated.
-#
-# The limits hold for the bytes and fields of a head (request line and headers), for pipelined requests, and for the
-# framing of chunked bodies. uvicorn's protocol and its parser (httptools) have no such limits.
-
-
 MAX_PIPELINED = 8
 """Requests on one connection that may wait for the answers to earlier ones."""
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
@@ -109,6 +103,9 @@ class BoundedProtocol(HttpToolsProtocol):
     A connection is before the first byte of a request, in its head, or in its body. While the client has to send
     something, the connection is in one of the guard's deadline queues. While a complete request is being answered, it
     is in none, so no deadline ends an open stream or a long wait.
+
+    The limits hold for the bytes and fields of a head (request line and headers), for pipelined requests, and for the
+    framing of chunked bodies. uvicorn's protocol and its parser (httptools) have no such limits.
     """
 
     _on_lost: Callable[[], None] | None = None

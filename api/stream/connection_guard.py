@@ -18,17 +18,14 @@ from api.error_answers import error_body
 from api.openai.errors import ApiError, retry_after
 from api.settings import ApiSettings
 
-# Deadline queue: tracks one timeout for many connections, at one dictionary operation each.
-#
-# All items of a queue have the same timeout, so they expire in the order in which they entered, and a sweep reads only
-# the expired ones. That is cheaper than a timer of the event loop for each connection.
-
-
 Item = TypeVar("Item")
 
 
 class DeadlineQueue(Generic[Item]):
     """Items that expire `timeout_s` after they entered.
+
+    All items of a queue have the same timeout, so they expire in the order in which they entered, and a sweep reads
+    only the expired ones. That is cheaper than a timer of the event loop for each connection.
 
     Args:
         timeout_s: how long an item may stay.

@@ -146,12 +146,6 @@ class Watched:
         self._set_lost()
 
 
-# Token fast path: writes each token of an open stream from the relay's frame straight to its connection.
-#
-# With many streams, the memory that a token touches has left the CPU cache since the stream's previous token, and
-# loading it costs as much as the work. So this state is one small object; the Reply handles everything rare.
-
-
 Renderer: TypeAlias = Callable[[Delta], bytes]
 
 
@@ -164,7 +158,11 @@ class TokenTimes(Protocol):
 
 
 class TokenFlow:
-    """Token writer of a stream with one choice and without log-probabilities, after its first token."""
+    """Token writer of a stream with one choice and without log-probabilities, after its first token.
+
+    With many streams, the memory that a token touches has left the CPU cache since the stream's previous token, and
+    loading it costs as much as the work. So this state is one small object; the Reply handles everything rare.
+    """
 
     __slots__ = ("_after", "_around", "_before", "_render", "_transport", "histogram", "last", "paused", "unwritten")
 

@@ -134,18 +134,16 @@ class BatchRunner:
         await run_periodically(self.tidy, every_s, expected)
 
 
-# Due notifier: sends one Celery message for each batch that is due, and repeats it when no worker took the batch.
-#
-# It sends the first message as well as the ones that replace what Celery lost.
-
-
 POLL_INTERVAL_S = 0.5
 MAX_BATCHES = 100
 """Batches of one round."""
 
 
 class DueNotifier:
-    """Any number of processes may run one: each due notice goes to one of them."""
+    """Any number of processes may run one: each due notice goes to one of them.
+
+    It sends one Celery message for each batch that is due, and repeats it when no worker took the batch.
+    """
 
     def __init__(self, batches: Batches, app: Celery, metrics: Metrics) -> None:
         self._batches, self._app, self._metrics = batches, app, metrics

@@ -21,12 +21,6 @@ from scheduler.policy.snapshot import LaneLoad, Snapshot
 from streaming.fleet.process import Process, Served
 from streaming.order import Priority
 
-# Worker of a simulated pool: it starts, takes texts, drains and goes, and reports itself as a real one does. Pure.
-#
-# Steps in which every text only gets its token are taken at once (`ModelEngine.leap`), up to the first end. If a text
-# comes before that, the leap ends with the step under way.
-
-
 REPORT_INTERVAL_S = 2.0
 """A worker says how it is doing this often; in between the scheduler knows what it said last."""
 
@@ -62,7 +56,11 @@ class Leap:
 
 @dataclass(slots=True, eq=False)
 class PoolWorker:
-    """One worker of a pool. `inner`: what takes texts from the queue, and its engine."""
+    """One worker of a pool. `inner`: what takes texts from the queue, and its engine.
+
+    Steps in which every text only gets its token are taken at once (`ModelEngine.leap`), up to the first end. If a text
+    comes before that, the leap ends with the step under way.
+    """
 
     id: str
     inner: ModelWorker

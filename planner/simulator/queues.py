@@ -219,10 +219,8 @@ class PenstockQueue:
             lane.served[text.tenant] = max(lane.served.get(text.tenant, 0), lane.time) + change
 
 
-# Workers of the simulator: what stands between the queue and one engine. Pure.
-#
-# `ModelWorker` gives the engine whatever an admission rule lets through. `PenstockWorker` decides with the code of the
-# product: the gate, the latency predictor of co-location, and the choice of victims.
+# Decisions are made by the code of the product: the gate, the latency predictor of co-location, and the choice of
+# victims.
 
 
 NOT_BATCH = tuple(lane for lane in LANES if lane is not Priority.BATCH)
@@ -381,18 +379,16 @@ class PenstockWorker(ModelWorker):
         ]
 
 
-# Simulator: one queue and its engines in virtual time, step by step of each engine. Arrivals in, records out. Pure.
-#
-# Every decision is made by the code of the product (`planner/simulator/queues.py`, `planner/simulator/queues.py`) or
-# by a rule that stands beside it. The records are the texts themselves. The same texts give the same records.
-
-
 OnStep = Callable[[float, ModelWorker, ModelStep], None]
 """Called with the time at the end of a step, the worker and the step."""
 
 
 class Simulation:
-    """One run. `workers` take from `queue`; texts whose deadline has passed are given up wherever they are."""
+    """One run. `workers` take from `queue`; texts whose deadline has passed are given up wherever they are.
+
+    Every decision is made by the code of the product or by a rule that stands beside it. The records are the texts
+    themselves. The same texts give the same records.
+    """
 
     def __init__(self, queue: TextQueue, workers: Sequence[ModelWorker], on_step: OnStep | None = None) -> None:
         self._queue, self._workers, self._on_step = queue, workers, on_step

@@ -15,13 +15,6 @@ from typing import TypeAlias
 from scheduler.policy.snapshot import LaneLoad, ScalingLimits, Snapshot
 from streaming.fleet.process import Process, Served
 
-# Burst estimator: how far the number of concurrent jobs may rise above its last peak within one cold start.
-#
-# A worker ordered now is ready one cold start later. Jobs that may not wait so long are begun in time only if the pool
-# already has room for all that arrive until then: the last peak of concurrent jobs times the growth on top of such a
-# peak that recent history shows.
-
-
 BUCKET_S = 5.0
 """Time resolution of peaks."""
 HISTORY_S = 3 * 3600.0
@@ -59,7 +52,12 @@ def highest(peaks: Peaks) -> float:
 
 @dataclass(frozen=True, slots=True)
 class BurstConfig:
-    """Parameters of the estimator."""
+    """Parameters of the estimator.
+
+    A worker ordered now is ready one cold start later. Jobs that may not wait so long are begun in time only if the
+    pool already has room for all that arrive until then: the last peak of concurrent jobs times the growth on top of
+    such a peak that recent history shows.
+    """
 
     horizon_s: float
     """Length of a window: room is needed for the jobs that arrive within this time."""
@@ -408,8 +406,6 @@ def _learned(snapshot: Snapshot, known: int | None) -> int | None:
     return None if known is None else max(known, seen)
 
 
-# Queue-time forecast: the time until waiting jobs are begun by a given number of workers, and the workers needed.
-#
 # The work ahead of a job is what waits in its lane and in higher ones, in tokens; while it waits, new jobs of higher
 # lanes overtake it. With n workers of c slots, each slot computing p tokens a second,
 #

@@ -80,8 +80,6 @@ class Snapshot:
         return sum(worker.state == "starting" for worker in self.workers)
 
 
-# Shape router: chooses by load which of a model's pools takes new jobs; pools differ in GPUs per replica (shape).
-#
 # Few replicas over many GPUs each serve few concurrent jobs best, many small replicas serve many. After ScaleLLM's
 # router, whose threshold is 64 jobs although its own measurements cross at 16 and at 128: here the threshold is
 # computed from measurements of the very pools.
@@ -236,11 +234,9 @@ class ScalingLimits:
         return min(max(self.min, workers), self.ceiling)
 
 
-# GPU packing: how many replicas of a small model share one GPU, and each one's memory budget in absolute numbers.
-#
 # The numbers are absolute, because a share of the free memory would give most to the replica that starts first. The
 # formulas follow the paper SLM-Pareto. TensorRT-LLM takes a budget as `KvCacheConfig.max_tokens` or
-# `max_gpu_total_bytes`. The planner uses this module; no decision of the scheduler does yet.
+# `max_gpu_total_bytes`. Only the planner uses them; no decision of the scheduler does yet.
 
 
 USABLE = 0.9

@@ -72,12 +72,6 @@ def describe(plan: Plan) -> str:
     return f"{' and '.join(sizes)}{taken}{cordoned}"
 
 
-# Scale-down policy of a pool of pods: chooses which members leave, and when a drained one is removed. Pure.
-#
-# A chosen member claims no more jobs, finishes those it has, and only then is removed. Members that are not ready are
-# chosen first, because the cluster's controllers would remove them first too.
-
-
 @dataclass(frozen=True, slots=True)
 class Member:
     """One pod."""
@@ -94,7 +88,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class LeavingStep:
-    """The next step of a scale-down."""
+    """The next step of a scale-down.
+
+    A chosen member claims no more jobs, finishes those it has, and only then is removed. Members that are not ready are
+    chosen first, because the cluster's controllers would remove them first too.
+    """
 
     leaving: tuple[str, ...]
     """Chosen members that still exist."""

@@ -168,12 +168,6 @@ class Redeliveries(ClientUser):
         return partition_key(digest.digest()[0] % self._client.settings.partitions, "redelivery", digest.hexdigest())
 
 
-# Webhook message store: queues the messages of each endpoint and records their delivery attempts.
-#
-# A process takes a message for one attempt under a lease; if the process is lost, the message is due again after the
-# lease. Nothing here knows HTTP, secrets or when to give up.
-
-
 State: TypeAlias = Literal["pending", "delivered", "failed"]
 
 FIELDS = (
@@ -226,7 +220,11 @@ class WebhookMessage:
 
 
 class Webhooks(ClientUser):
-    """Messages in the store. Every method raises Unavailable."""
+    """Messages in the store. Every method raises Unavailable.
+
+    A process takes a message for one attempt under a lease; if the process is lost, the message is due again after the
+    lease. Nothing here knows HTTP, secrets or when to give up.
+    """
 
     async def dispatch(self, event: Event, endpoints: Sequence[str], data: str = "") -> None:
         """Create a message with this data for each endpoint (of a request's own one with its URL, as in Event.webhook),

@@ -49,12 +49,6 @@ async def read_hash(client: RedisClient, name: str, kind: type[T]) -> dict[str, 
     return entries({key.decode(errors="replace"): value for key, value in raw.items()}, kind)
 
 
-# Leader election: one scheduler leads at a time, each new leader under a greater epoch.
-#
-# A leader that was suspended does not know that another was elected meanwhile. So the store checks the epoch (a
-# fencing token) of everything a leader publishes and of everything a pool does for it.
-
-
 @dataclass(frozen=True, slots=True)
 class Lead:
     """The current leader and its epoch. `holder` is "" while there is none."""
@@ -64,7 +58,11 @@ class Lead:
 
 
 class Leadership(ClientUser):
-    """Election calls. Every method raises Unavailable."""
+    """Election calls. Every method raises Unavailable.
+
+    A leader that was suspended does not know that another was elected meanwhile. So the store checks the epoch (a
+    fencing token) of everything a leader publishes and of everything a pool does for it.
+    """
 
     async def claim(self, holder: str, keep_ms: int) -> Lead:
         """Acquire or renew the lead for `keep_ms`; returns the current leader."""
@@ -271,11 +269,6 @@ def _text(value: msgspec.Struct) -> str:
     return msgspec.json.encode(value).decode()
 
 
-# Manual overrides of the scheduler: an operator fixes a model's number of workers, or pauses its scaling.
-#
-# A model has at most one override, until it is ended or expires. All times are Redis time.
-
-
 class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A fixed number of workers; without `want`, scaling is paused."""
 
@@ -292,7 +285,10 @@ class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Overrides(ClientUser):
-    """Overrides in the store. Every method raises Unavailable."""
+    """Overrides in the store. Every method raises Unavailable.
+
+    A model has at most one override, until it is ended or expires. All times are Redis time.
+    """
 
     async def put(self, model: str, want: int | None, by: str, hold_ms: int | None = None) -> Override:
         """Write a model's override, in place of an earlier one: `want` workers, or a pause of scaling if that is None.

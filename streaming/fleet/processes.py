@@ -150,13 +150,6 @@ class LengthStore(ClientUser):
         return bool(await self._client.call("lengths", FLEET_SLOT, model, version, lengths, KEPT_S))
 
 
-# Sessions of the console: who logged in to it, and the links that open a session once.
-#
-# A browser or a terminal holds the secret; the store holds only its digest, so nobody can log in with what they read
-# there. What the store says is not trusted either: the record carries a seal that only the holder of the key can have
-# made (api/auth/keys.py).
-
-
 LINK_S = 3600
 """Seconds for which a link can be opened: long enough to read what `up` printed, or to forward a port."""
 SESSION_S = 12 * 3600
@@ -173,7 +166,12 @@ class ConsoleLogin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsoleSessions(ClientUser):
-    """Sessions and links in the store. Every method raises Unavailable."""
+    """Sessions and links in the store. Every method raises Unavailable.
+
+    A browser or a terminal holds the secret; the store holds only its digest, so nobody can log in with what they read
+    there. What the store says is not trusted either: the record carries a seal that only the holder of the key can have
+    made (api/auth/keys.py).
+    """
 
     async def begin(self, secret: str, login: ConsoleLogin) -> None:
         """Keep a session for SESSION_S."""

@@ -78,11 +78,6 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, tag="h"):
 Control: TypeAlias = Wake | Cancel | Follow | Cordon | Hold
 
 
-# Frames: the tokens that a worker logs and sends to an API process, one frame per engine step.
-#
-# A frame holds deltas, and each delta names the run that wrote it. Terminal records hold the same deltas.
-
-
 MAX_ROWS_PER_FRAME = 1000
 """Deltas that are logged again in one frame, by a checkpoint or in a parked log: a reader decodes it in a few
 milliseconds."""
@@ -197,13 +192,11 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """Openings of runs, by the numbers that name the runs in this and later frames of the worker."""
 
 
-# Draft: the text of a response that was given up, because the engine that took its job over had to start again.
-#
-# Readers of the response have seen it, so its deltas stay in the job's record: every later replay shows them, too.
-
-
 class Draft(msgspec.Struct, frozen=True, array_like=True, tag="g"):
-    """The deltas of one text that was given up, as far as the log has them without a gap."""
+    """The deltas of one text that was given up, as far as the log has them without a gap.
+
+    Readers of the response have seen it, so its deltas stay in the job's record: every later replay shows them, too.
+    """
 
     rows: tuple[Delta, ...]
 

@@ -15,14 +15,13 @@ from penstock.tools import Tools
 from streaming.order import Priority
 from telemetry.tracing import operation_name
 
-# Response form: what a job of the Responses API keeps of its request beside prompt and sampling.
-#
-# Every process renders the same response object and the same events from it, from the log and from the terminal
-# record.
-
 
 class ResponseForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Part of a job's body; the rules for changing a message hold for its fields."""
+    """Part of a job's body; the rules for changing a message hold for its fields.
+
+    Every process renders the same response object and the same events from it, from the log and from the terminal
+    record.
+    """
 
     background: bool = False
     """The client does not wait: the job outlives every connection."""
@@ -396,12 +395,6 @@ def operation_of(job: Job) -> str:
     return operation_name(job.task.kind if job.task is not None else None, is_chat=isinstance(job.prompt, Chat))
 
 
-# Capability check: compares a job's options with its engine's capabilities; the refusal names the request field.
-#
-# The API checks a job before it accepts it, and the worker again before it runs it: the model's engine may have
-# changed.
-
-
 NEUTRAL = {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "logit_bias": {}, "ignore_eos": False}
 """Further fields of sampling, each with the value that asks an engine without it for nothing."""
 
@@ -415,7 +408,11 @@ IN_RESPONSES = {"messages": "input", "response_format": "text.format", "logprobs
 
 def unsupported(job: Job, capabilities: Capabilities, embedding_size: int = 0) -> Failure | None:
     """Return a failure for the first option of the job that the engine does not support, or None. `embedding_size`: of
-    its model's card; 0: unknown."""
+    its model's card; 0: unknown.
+
+    The API checks a job before it accepts it, and the worker again before it runs it: the model's engine may have
+    changed.
+    """
     if job.task is not None:
         return _task(job, job.task, capabilities) or _vectors(job, job.task, embedding_size)
     return (

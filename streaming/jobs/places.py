@@ -25,8 +25,6 @@ from streaming.keys import kind_of, parse_lane, partition_key
 from streaming.order import COUNTER_SCALE, Priority, patience_ms, units
 from streaming.redis.client import Call, RedisClient
 
-# Work estimate: the most tokens that a request may generate, and the most bytes that it may still write. Pure.
-#
 # One unit of work is one token of one choice. The store's memory reservation (`streaming/store/memory.py`) and the
 # token quotas of batches use it, and a worker's share of its KV cache uses the same limit of an answer, so that no
 # form of a request (prompt lists, n, no max_tokens) is cheaper in one of them. Quotas also count prompts, once for

@@ -204,12 +204,6 @@ async def fail_malformed(client: RedisClient, job_id: str, error: Exception) -> 
     return int(await client.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))
 
 
-# Job list: reads pages of a tenant's jobs without their bodies and answers.
-#
-# A page reads a bounded number of jobs, in a few rounds of one call per partition. So it may be short, or empty, if
-# few jobs are in the requested state; it always has a cursor for the next page, if there is one.
-
-
 FIELDS = (
     *(b"state", b"lane", b"attempt", b"created", b"claimed", b"started", b"done", b"keep", b"reason", b"summary"),
     *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel", b"preview"),
@@ -243,7 +237,11 @@ ANY = JobFilter()
 @dataclass(frozen=True, slots=True)
 class JobPage:
     """Jobs, newest first, without bodies and rows, and the place behind which the next page begins; None: that is
-    all."""
+    all.
+
+    A page reads a bounded number of jobs, in a few rounds of one call per partition. So it may be short, or empty, if
+    few jobs are in the requested state; it always has a cursor for the next page, if there is one.
+    """
 
     jobs: list[JobRecord]
     behind: Place | None

@@ -24,8 +24,6 @@ from telemetry import tracing as names
 from telemetry.metrics import Metrics
 from telemetry.tracing import NO_TRACING, Attributes, Tracing, derived_id, is_sampled, sibling
 
-# Attempts in traces: ids and attributes of the spans of attempts, and the spans that no worker could write.
-#
 # The span of an attempt has an id that follows from the job and from the time of its claim. So the next attempt, at
 # another worker, links to it; and when a worker was killed before it could send that span, the process that sees the
 # end of the job writes it from the job's record.

@@ -111,12 +111,6 @@ def _ms(text: str) -> int:
         return 0
 
 
-# Delivery times: buffers the times at which answers were sent, and writes them in batches to the jobs' records.
-#
-# Only `GET /v1/jobs/{id}/timing` shows them. If one is lost, with its process or while the store is unavailable, it is
-# missing there; nothing else uses it.
-
-
 log = logging.getLogger(__name__)
 
 WRITE_INTERVAL_S = 0.25
@@ -147,7 +141,11 @@ def decode_delivered(data: bytes) -> Delivered:
 
 
 class Deliveries:
-    """Delivery times of one API process that are not written yet."""
+    """Delivery times of one API process that are not written yet.
+
+    Only `GET /v1/jobs/{id}/timing` shows them. If one is lost, with its process or while the store is unavailable, it
+    is missing there; nothing else uses it.
+    """
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
@@ -541,13 +539,6 @@ def parse_runs(text: str) -> tuple[LoggedRun, ...]:
     return runs
 
 
-# Salvage: builds the terminal record of a job that a script ended after a worker had begun it, from its logs.
-#
-# Scripts cannot decode tokens, so a job that they end (given up, cancelled or expired after its worker was lost) has
-# none in its record at first. Any process that reads the record, or sweeps, stores them there; its logs are kept
-# until then.
-
-
 MAX_CHOICES = 1024
 """The most that a request may ask for."""
 
@@ -560,7 +551,12 @@ def was_cut_short(record: JobRecord) -> bool:
 
 def salvaged(record: JobRecord, history: History) -> Terminal:
     """Build the terminal record of a job that was cut short, as a worker would have written it. If the store has lost
-    deltas in the middle, those before them count."""
+    deltas in the middle, those before them count.
+
+    Scripts cannot decode tokens, so a job that they end (given up, cancelled or expired after its worker was lost) has
+    none in its record at first. Any process that reads the record, or sweeps, stores them there; its logs are kept
+    until then.
+    """
     assert record.terminal is not None
     job, history = record.job, history.intact
     finishes = [""] * (job.choices if not record.fault else 0)

@@ -513,12 +513,6 @@ def _behind(item: tuple[str, int], after: tuple[int, str], *, newest_first: bool
     return place < after if newest_first else place > after
 
 
-# Script batcher: coalesces concurrent calls of one script into one command per partition.
-#
-# A command of its own costs the client some 140 us and the server a loop iteration; a call in a batch costs a tenth of
-# it. A single call is sent at once; calls that arrive while a batch is under way form the next one.
-
-
 EAGER_CALLS = 8
 """So many waiting calls are sent in the middle of a loop iteration."""
 MAX_BATCHED_CALLS = 64
@@ -527,7 +521,11 @@ MAX_BATCHED_CALLS = 64
 
 class ScriptBatcher:
     """Batcher of one script. The script must be idempotent: a failed batch may be sent again. Its calls run in any
-    order."""
+    order.
+
+    A command of its own costs the client some 140 us and the server a loop iteration; a call in a batch costs a tenth
+    of it. A single call is sent at once; calls that arrive while a batch is under way form the next one.
+    """
 
     def __init__(self, client: RedisClient, script: str) -> None:
         self._client, self._script = client, script

@@ -221,19 +221,17 @@ def refusal(text: str) -> ResponseError:
     return ResponseError(text) if kind is None else kind(words, status_code=code)
 
 
-# Subscription to one pub/sub channel, over a connection of its own.
-#
-# redis-py opens the connection; this protocol then takes over its transport, as in `connection.py`, because redis-py
-# wakes a task for each message, which raises the cost of a token measurably. The protocol sends PING at intervals,
-# since a subscriber that only reads would never notice that its connection is dead.
-
-
 PING_INTERVAL_S = 10.0
 """Between two PINGs, and the timeout of their answer."""
 
 
 class Subscription(asyncio.Protocol):
-    """Buffers messages until the caller takes them one by one with `message`, or passes them to a callback (`pour`)."""
+    """Buffers messages until the caller takes them one by one with `message`, or passes them to a callback (`pour`).
+
+    redis-py opens the connection; this protocol then takes over its transport, because redis-py wakes a task for each
+    message, which raises the cost of a token measurably. The protocol sends PING at intervals, since a subscriber that
+    only reads would never notice that its connection is dead.
+    """
 
     def __init__(self, connection: AbstractConnection, channel: str) -> None:
         self._loop = asyncio.get_running_loop()

@@ -20,8 +20,6 @@ from streaming.redis.client import RedisClient
 from streaming.redis.settings import Durability
 from streaming.store.identity import RECOVERY_TIMEOUT_S, Identity, check_identity, enter_store, identify, read_identity
 
-# Durability check: compares a Redis server's configuration with the required level, and names each fix.
-#
 # Each level: what a lost Redis process, a power cut, and a lost host cost; what it needs.
 # D0: all is lost; all is lost; all is lost; nothing.
 # D1: nothing is lost; the last second; down until it is back; append-only file, fsync everysec.

@@ -15,19 +15,17 @@ import msgspec
 
 from telemetry.records.schema import DECODER, VERSION, DeliveryRecord, Record, RequestRecord, SampleRecord
 
-# Folder of records: names of its files, and the limits of their age and of their total size.
-#
-# Each process writes files of its own, so no file has two writers. A name tells when its file was begun, by which role
-# and by which process: `20261124T182259.123-worker-4711.jsonl`.
-
-
 _NAME = re.compile(r"([0-9]{8}T[0-9]{6})\.([0-9]{3})-([a-z]+)-([0-9]+)(?:-[0-9]+)?\.jsonl")
 MODE = 0o600
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """One file of the folder. Times are Unix seconds."""
+    """One file of the folder. Times are Unix seconds.
+
+    Each process writes files of its own, so no file has two writers. A name tells when its file was begun, by which
+    role and by which process: `20261124T182259.123-worker-4711.jsonl`.
+    """
 
     path: Path
     began: float

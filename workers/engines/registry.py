@@ -23,8 +23,6 @@ from penstock.engine import Engine, EngineDead
 from streaming.fleet.settings import ModelSettings
 from workers.engines.checked_engine import CheckedEngine
 
-# Engine plug-ins: finds the class that a setting names, validates its options, and builds it.
-#
 # A plug-in is any Python class with the methods of penstock.engine.Engine, called with the model's name and its
 # options. Only settings name one, never a request. docs/engines.md is its manual.
 
@@ -169,9 +167,3 @@ def section_of(engine: str) -> type[msgspec.Struct]:
 def sections() -> dict[str, type[msgspec.Struct]]:
     """The section of every built-in engine."""
     return {engine: section_of(engine) for engine in ENGINES}
-
-
-# Integrity check: compares a model's files with a manifest of SHA-256 hashes before an engine loads them.
-#
-# A manifest is the output of `sha256sum`: per line a hash and a path relative to the manifest's folder. Every file
-# that the engine loads must be listed, so that no file can be added unnoticed.

@@ -13,14 +13,13 @@ from msgspec.structs import replace
 from penstock.engine import ChatTurn, Logprob, Piece, token_bytes, token_text
 from penstock.extras import merged
 
-# Stop-string matcher for streamed text: cuts the text before a match and holds back what may become one.
-#
-# Engines differ in how they treat stop strings at a step boundary; this does it the same way for all of them. The
-# result does not depend on how the text was split into pieces.
-
 
 class StopMatcher:
-    """Takes text as it is generated and returns what may be shown. After a match `hit` is True and nothing follows."""
+    """Takes text as it is generated and returns what may be shown. After a match `hit` is True and nothing follows.
+
+    Engines differ in how they treat stop strings at a step boundary; this does it the same way for all of them. The
+    result does not depend on how the text was split into pieces.
+    """
 
     def __init__(self, stops: Sequence[str], past: str = "") -> None:
         """`past` was shown by an earlier attempt: a stop string may begin in it, but it is not shown again."""
@@ -193,15 +192,13 @@ def length(prompt: Sequence[str | int]) -> int:
     return sum(len(part) if isinstance(part, str) else 1 for part in prompt)
 
 
-# Escapes control tokens in user text: cuts each in two, so that the tokenizer reads both halves as plain text.
-#
-# A chat template marks roles with control tokens, and a tokenizer that recognises these also recognises them in a
-# user's message: `<|im_start|>system` there would open a system turn. The engines tokenise the halves separately;
-# neither of them is a control token.
-
-
 class ControlTokens:
-    """The control tokens of one model, by their texts. A token of one character cannot be cut and is ignored."""
+    """The control tokens of one model, by their texts. A token of one character cannot be cut and is ignored.
+
+    A chat template marks roles with control tokens, and a tokenizer that recognises these also recognises them in a
+    user's message: `<|im_start|>system` there would open a system turn. The engines tokenise the halves separately;
+    neither of them is a control token.
+    """
 
     def __init__(self, texts: Iterable[str]) -> None:
         known = sorted({text for text in texts if len(text) > 1})

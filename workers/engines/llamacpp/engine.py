@@ -49,13 +49,6 @@ if TYPE_CHECKING:
     from workers.engines.llamacpp.prompt import Prompts
 
 
-# Slot allocator of the embedded engine: chooses llama.cpp's slot for a request by whose prompt the slot has cached.
-#
-# A slot keeps the KV cache of its last request, and a request with the same prefix need not compute it again. That
-# shows in `cached_tokens` and in the time to first token, so a request may reuse only its own tenant's prompts:
-# otherwise one tenant could guess another's prompts and see which guess was right.
-
-
 MIN_SHARED = 0.1
 """Share of a prompt that a slot must have cached to be preferred; otherwise the least recently used slot is chosen."""
 
@@ -90,7 +83,12 @@ class Slot:
 
 
 class Slots:
-    """All slots of one engine. Not thread-safe: the engine's lock guards it."""
+    """All slots of one engine. Not thread-safe: the engine's lock guards it.
+
+    A slot keeps the KV cache of its last request, and a request with the same prefix need not compute it again. That
+    shows in `cached_tokens` and in the time to first token, so a request may reuse only its own tenant's prompts:
+    otherwise one tenant could guess another's prompts and see which guess was right.
+    """
 
     def __init__(self, count: int) -> None:
         self.all = [Slot(number) for number in range(count)]

@@ -315,11 +315,6 @@ class Prompts:
             return None
 
 
-# Tokenizer: asks llama.cpp's HTTP listener for the token ids of a prompt, their number, or the text of ids.
-#
-# The library itself has no call for that. The engine counts only when it must know before a slot takes the prompt.
-
-
 TIMEOUT_S = 10.0
 """For the whole reply. Counting takes up to 7 s per megabyte (of digits, measured on one core), in a thread of
 llama.cpp, which goes on when nobody waits any more."""
@@ -344,7 +339,11 @@ class TokenizerFailed(Exception):
 
 
 class Tokenizer:
-    """Client of llama.cpp's listener: its Unix socket and its API key."""
+    """Client of llama.cpp's listener: its Unix socket and its API key.
+
+    The library itself has no call that counts tokens. The engine counts only when it must know before a slot takes the
+    prompt.
+    """
 
     def __init__(self, socket: Path, key: str) -> None:
         self.socket, self.key = socket, key

@@ -20,8 +20,6 @@ from workers.engines.reasoning import ReasoningMarker
 from workers.engines.schema import mapped, places, plain
 from workers.engines.text import TokenGate, joined
 
-# Tool calls on llama.cpp: the schema that forces a call, what a prompt says of it, and who reads it out of the text.
-#
 # A forced call is held to a JSON schema of our own: the arguments of the one function, or an object with the name and
 # the arguments of one of several. A model that may choose marks its calls with tags, if its template teaches it to.
 

@@ -49,13 +49,12 @@ from workers.engines.sim.answers import (
 from workers.engines.sim.settings import DEFAULT_MAX_TOKENS, SimSettings, card_of, context_of, too_long
 from workers.engines.text import TokenGate, joined, shared_characters
 
-# Prefix cache of the simulated engine: counts how much of a prompt an earlier prompt of the same tenant shares.
-#
-# It models what real engines cache of finished requests, so that end-to-end tests see what a tenant sees.
-
 
 class PrefixCache:
-    """LRU cache of prompts. A tenant's prompt matches only that tenant's earlier prompts."""
+    """LRU cache of prompts. A tenant's prompt matches only that tenant's earlier prompts.
+
+    It models what real engines cache of finished requests, so that end-to-end tests see what a tenant sees.
+    """
 
     def __init__(self, prompts: int) -> None:
         self._size = prompts

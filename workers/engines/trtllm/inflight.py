@@ -21,12 +21,6 @@ from workers.engines.text import RowGate
 from workers.engines.trtllm import text as trtllm_sampling
 from workers.engines.trtllm.text import Codec, TextStream
 
-# TensorRT-LLM's statistics: reads its iteration statistics, request timestamps, KV cache capacity and health check.
-#
-# Reading statistics removes them from the engine and may block, so one thread reads them and the event loop never
-# does. These interfaces are new: each may be missing, and nothing else depends on them.
-
-
 log = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 0.05
@@ -46,7 +40,11 @@ SHOWN = {
 
 
 class StatsReader:
-    """Reads statistics in a thread and keeps the latest in `latest`. For display only: the engine may drop some."""
+    """Reads statistics in a thread and keeps the latest in `latest`. For display only: the engine may drop some.
+
+    Reading statistics removes them from the engine and may block, so one thread reads them and the event loop never
+    does. These interfaces are new: each may be missing, and nothing else depends on them.
+    """
 
     def __init__(self, read: Callable[..., Any]) -> None:
         self.latest: Mapping[str, Any] = {}

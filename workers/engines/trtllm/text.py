@@ -192,11 +192,6 @@ class TextStream:
         return self._stops.feed(text) + self._stops.flush()
 
 
-# Sampling parameters for TensorRT-LLM: checks those of a request, and builds the arguments of its `SamplingParams`.
-#
-# Pure. It refuses inputs on which the engine would fail every running request.
-
-
 UNLIKELY = -9999.0
 """Replaces a missing log-probability; finite, because JSON has no infinity."""
 

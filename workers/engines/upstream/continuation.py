@@ -19,12 +19,6 @@ from penstock.tools import Tools
 from streaming.jobs.job import HINTS
 from workers.engines.upstream.server import DEFAULT_CONTEXT, ServerFacts
 
-# Continuation ladder: how a server continues an answer that another attempt began, best way first. Pure.
-#
-# JSON, calls of tools, reasoning, and penalties that count only new tokens are never continued in the middle: a replay
-# that is compared with what was shown goes on, or the job begins again.
-
-
 Row = tuple[str, Sequence[int], int]
 """Text, known token ids, and count of tokens, of what was generated."""
 
@@ -64,6 +58,9 @@ class Continuation:
 
 def choose(facts: ServerFacts, request: Request, rows: Sequence[Row], tried: Collection[Rung] = ()) -> Continuation:
     """How this server continues `request` after `rows`, all of its answer so far.
+
+    JSON, calls of tools, reasoning, and penalties that count only new tokens are never continued in the middle: a
+    replay that is compared with what was shown goes on, or the job begins again.
 
     Args:
         tried: rungs that the server has refused for this request.
@@ -353,17 +350,15 @@ def _extras(facts: ServerFacts, request: Request, *, prompted: bool, cache_promp
     return body
 
 
-# Break counts: remembers how often servers have broken each text that the engine gave back to the queue.
-#
-# A request that breaks servers would otherwise begin anew after each return, for ever.
-
-
 MAX_KNOWN = 4096
 
 
 @dataclass(slots=True)
 class BreakCounts:
-    """Of one text."""
+    """Of one text.
+
+    A request that breaks servers would otherwise begin anew after each return, for ever.
+    """
 
     breaks: int = 0
     """How often a server failed it since its last progress. Servers that took no connection do not count."""
@@ -399,11 +394,9 @@ class BrokenTexts:
         return counts
 
 
-# Reattachment: how a generation that goes on without its reader is named at a server, found, read again and stopped.
-#
-# A server gives such a generation again from its beginning, and what was logged of it is swallowed. So nothing of the
-# server's needs to be logged: the name is made from the request. llama-server keeps the bytes of a reply under the
-# name of its X-Conversation-Id; a Penstock gives the job of an idempotency key. Pure.
+# A server gives a generation that goes on without its reader again from its beginning, and what was logged of it is
+# swallowed. So nothing of the server's needs to be logged: the name is made from the request. llama-server keeps the
+# bytes of a reply under the name of its X-Conversation-Id; a Penstock gives the job of an idempotency key.
 
 
 BY_NAME = "DELETE"

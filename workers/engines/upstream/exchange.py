@@ -512,13 +512,6 @@ def _salt(tenant: str, secret: str) -> str:
     return hmac.digest(secret.encode() or b"penstock", tenant.encode(), "sha256").hex()
 
 
-# Fallback rules: which model's servers get a request, of the model that was asked for and those it may fall back to.
-#
-# An answer stays with the model that gave its first token: two models never write one text. Before that, a request
-# goes to a fallback while no server of its own model can be used, or after they have broken it twice. An error by the
-# request's own fault, and a content filter, lead to no fallback.
-
-
 MAX_BREAKS_BEFORE = 2
 """A request that a model's servers break so often before its first token goes to the next model."""
 
@@ -548,6 +541,10 @@ class PoolChoice:
 
 def choose(request: Request, pools: Sequence[PoolState], patience_s: float, began: str | None) -> PoolChoice:
     """Choose the servers that get a request.
+
+    An answer stays with the model that gave its first token: two models never write one text. Before that, a request
+    goes to a fallback while no server of its own model can be used, or after they have broken it twice. An error by the
+    request's own fault, and a content filter, lead to no fallback.
 
     Args:
         pools: of the model that was asked for, then of its fallbacks in their order.

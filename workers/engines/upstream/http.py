@@ -105,13 +105,6 @@ def _words(said: Any, kind: Any) -> str:
     return plain(text)
 
 
-# Splitter of server-sent events: cuts what one read brought into the data of whole events, by WHATWG's rules. Pure.
-#
-# Lines end with LF, CRLF or CR; a byte order mark, comments, other fields and events without data are dropped. Two
-# rules are looser, because servers break them: the end of a stream ends its last event, and a complete object or
-# `[DONE]` is an event of its own although no blank line separates it from the next one.
-
-
 MAX_LINE_BYTES = 1 << 20
 """A line or an event beyond this is refused: a server that never ends it must not fill the worker's memory."""
 BOM = b"\xef\xbb\xbf"
@@ -125,7 +118,12 @@ class LineTooLongError(Exception):
 
 
 class EventSplitter:
-    """One stream's splitter."""
+    """One stream's splitter.
+
+    Lines end with LF, CRLF or CR, by WHATWG's rules; a byte order mark, comments, other fields and events without data
+    are dropped. Two rules are looser, because servers break them: the end of a stream ends its last event, and a
+    complete object or `[DONE]` is an event of its own although no blank line separates it from the next one.
+    """
 
     __slots__ = ("_began", "_data", "_rest", "_returned", "_skips")
 
@@ -183,8 +181,6 @@ class EventSplitter:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-# HTTP/1.1 connection to a server: carries one request at a time, and pushes the reply into a sink.
-#
 # Bodies are pushed into a sink as they are read, in the protocol's own callback: a streamed chunk wakes no task, and
 # what one read brings is handled at once. The parser is httptools, which the API's server needs anyway.
 

@@ -22,18 +22,6 @@ from workers.engines.upstream.proxy import proxy_for
 from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe, gauges
 from workers.engines.upstream.settings import UpstreamSettings
 
-# Circuit breaker of one server: no requests while it is down, and one probe at a time to see whether it is back. Pure.
-#
-# It opens at once when no connection can be opened, and otherwise after failures of MAX_FAILURES requests in a row.
-# While the server does not answer probes, one is due about every second: each costs it one connection, and its return
-# is seen soon. If a probe succeeds, the breaker is half-open: requests are sent, and the first that fails opens it
-# again, for twice as long each time until an answer is completed. So a server that answers probes and fails requests
-# is left alone.
-#
-# One request counts once, however often it fails, and failures while the server gives tokens to other requests are not
-# in a row: they may be the requests' own fault, and bad requests must not keep a server from the others.
-
-
 MAX_FAILURES = 3
 MIN_OPEN_S, MAX_OPEN_S = 0.5, 15.0
 ANSWERS_S = 1.0
@@ -43,7 +31,17 @@ PROBE_INTERVAL_S = 1.0
 
 
 class Breaker:
-    """`now` in monotonic seconds throughout."""
+    """`now` in monotonic seconds throughout.
+
+    It opens at once when no connection can be opened, and otherwise after failures of MAX_FAILURES requests in a row.
+    While the server does not answer probes, one is due about every second: each costs it one connection, and its return
+    is seen soon. If a probe succeeds, the breaker is half-open: requests are sent, and the first that fails opens it
+    again, for twice as long each time until an answer is completed. So a server that answers probes and fails requests
+    is left alone.
+
+    One request counts once, however often it fails, and failures while the server gives tokens to other requests are
+    not in a row: they may be the requests' own fault, and bad requests must not keep a server from the others.
+    """
 
     def __init__(self, draw: Callable[[], float] = random.random) -> None:
         """`draw`: a random number from 0 to 1."""
@@ -129,14 +127,6 @@ class Breaker:
         return True
 
 
-# In-flight budget of one server: how many requests this worker may have there at once. Pure.
-#
-# Requests that wait inside a server are ordered by it, not by our lanes. So the budget grows while the server
-# computes all that it has, and shrinks when requests wait in it, when its KV cache fills up, or when it refuses one.
-# A new server with gauges is tried with twice as many each time they say that none waits, until one does (TCP's slow
-# start).
-
-
 START = 16
 """Of a server that does not say how many requests it runs."""
 START_FACTOR = 2.0
@@ -148,7 +138,13 @@ CUT_INTERVAL_S = 1.0
 
 
 class InFlightBudget:
-    """The budget of one server; `now` is in monotonic seconds."""
+    """The budget of one server; `now` is in monotonic seconds.
+
+    Requests that wait inside a server are ordered by it, not by our lanes. So the budget grows while the server
+    computes all that it has, and shrinks when requests wait in it, when its KV cache fills up, or when it refuses one.
+    A new server with gauges is tried with twice as many each time they say that none waits, until one does (TCP's slow
+    start).
+    """
 
     def __init__(self, cap: int, slots: int = 0) -> None:
         """
@@ -211,9 +207,7 @@ class InFlightBudget:
             self._limit, self._cut_at = max(1.0, min(self._limit, self._most) * factor), now
 
 
-# Rate limits of hosted servers, per API key: reads their headers, and paces requests so that none is refused. Pure.
-#
-# Each key has a bucket of requests and one of tokens, filled at the limit per minute and corrected by each reply. A
+# Each API key has a bucket of requests and one of tokens, filled at the limit per minute and corrected by each reply. A
 # request reserves its prompt and its longest answer, and gives back what it did not use.
 
 

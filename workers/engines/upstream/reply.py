@@ -269,8 +269,6 @@ def _of_mapping(top: Any, most: int) -> tuple[tuple[str, float], ...]:
     return tuple(best[:most])
 
 
-# Stream end rules: what completes an answer, what is continued, and what fails for good. Pure.
-#
 # An answer is complete only by a finish reason that does not say that the server was interrupted; a word that nobody
 # knows completes it too, because the next reply would end with the same word. `[DONE]` proves nothing, because vLLM
 # and SGLang send it after errors too, and its absence after a finish reason is harmless.

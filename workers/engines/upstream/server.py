@@ -21,8 +21,6 @@ from workers.engines.upstream.http import (
 )
 from workers.engines.upstream.settings import UpstreamSettings
 
-# Server kinds: what each kind of OpenAI-compatible server can do, before its own answers correct it. Pure.
-#
 # Sources: the servers' sources and documents, as of vLLM 0.32, SGLang 0.5.23, llama.cpp b11434, TensorRT-LLM 1.3,
 # text-generation-inference 3 and the hosted APIs in November 2026.
 
@@ -276,12 +274,6 @@ def _common(known: Sequence[ServerFacts]) -> Capabilities:
     return Capabilities(**least | {"embed": least["embed"] and len(sizes) <= 1})
 
 
-# Probe: asks a server what it is and what it can do, before it gets requests and after it was away.
-#
-# It generates nothing, but has it make one vector and rank one document. What a server cannot be asked comes from its
-# kind (kinds.py).
-
-
 TIMEOUT_S = 10.0
 HOSTED = ("openai", "mistral", "deepseek")
 LOOKUP = "/streams/lookup"
@@ -307,7 +299,11 @@ class ProbeFailed(Exception):
 
 
 class ServerProbe:
-    """Probe of one server."""
+    """Probe of one server.
+
+    It generates nothing, but has the server make one vector and rank one document. What a server cannot be asked comes
+    from its kind.
+    """
 
     def __init__(self, client: UpstreamClient, settings: UpstreamSettings, model: str, key: str) -> None:
         """`model`: its name here. `key`: an API key, or ""."""
