@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
+from urllib.parse import unquote
 
 import msgspec
 
@@ -149,12 +150,23 @@ NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_LIFE", "PENSTOCK_API_KEY", "PENST
 
 UNKNOWN = "no such setting"
 
+SECRET_OPTION = re.compile(r"[?&][^=&#\s]{0,64}(?:password|secret|token|key|sig|signature)=([^&#\s]+)")
+"""An option of a URL that lets in whoever has it."""
+
 BOUND = re.compile(r"Expected `(?:int|float)` (>=|>|<=|<) (\S+)$")
 """What msgspec says of a number that is too small or too large."""
 BOUND_WORDS = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"}
 
 MISTAKE = "mistake"
 """Key in the `extra` of a setting's msgspec.Meta: the error message for an invalid value."""
+
+HIDE = "hide"
+"""Key in the `extra` of a setting's msgspec.Meta: no log shows the value."""
+Secret: TypeAlias = Annotated[str, msgspec.Meta(extra={HIDE: True})]
+
+MIN_SECRET_CHARS = 8
+hidden: list[str] = []
+"""The secrets in the settings that this process has read, the longest first: no log shows them."""
 
 EngineName: TypeAlias = Annotated[
     str,
@@ -273,8 +285,9 @@ def build(kind: type[S], values: Any, where: str) -> S:
         try:
             built[key] = msgspec.convert(_listed(value, hints[key]), hints[key], strict=False, dec_hook=_path)
         except msgspec.ValidationError as error:
-            problem = _mistake(hints[key]) or _bound(str(error)) or f"expected {describe(hints[key])}: {error}"
+            problem = _extra(hints[key], MISTAKE) or _bound(str(error)) or f"expected {describe(hints[key])}: {error}"
             raise ConfigError(f"{where}.{key}", problem) from None
+        hide(_secrets_of(built[key], hints[key]))
     try:
         return kind(**built)
     except (TypeError, ValueError) as error:  # a required key is missing, or __post_init__ refuses the values
@@ -284,12 +297,27 @@ def build(kind: type[S], values: Any, where: str) -> S:
         raise ConfigError(where, str(error)) from None
 
 
-def _mistake(hint: Any) -> str:
-    """The setting's own error message for an invalid value; "" if it has none."""
-    for meta in getattr(hint, "__metadata__", ()):
-        if isinstance(meta, msgspec.Meta) and meta.extra and MISTAKE in meta.extra:
-            return str(meta.extra[MISTAKE])
-    return ""
+def hide(secrets: Iterable[str]) -> None:
+    """Keep secrets out of the logs and spans of this process. One of fewer than MIN_SECRET_CHARS characters is hidden
+    only where its form tells: logs that lack an ordinary word say nothing."""
+    hidden[:] = sorted({*hidden, *(each for each in secrets if len(each) >= MIN_SECRET_CHARS)}, key=len, reverse=True)
+
+
+def _secrets_of(value: Any, hint: Any) -> Iterator[str]:
+    """The secrets in a setting: all of a secret one, and of a URL its password and those of its options."""
+    for text in value if isinstance(value, tuple) else (value,):
+        if isinstance(text, str):
+            if _extra(hint, HIDE):
+                yield text
+            login, at, _ = text.partition("://")[2].rpartition("@")
+            for secret in (login.partition(":")[2] if at else "", *SECRET_OPTION.findall(text)):
+                yield from (secret, unquote(secret))
+
+
+def _extra(hint: Any, key: str) -> Any:
+    """What a setting's msgspec.Meta has under this key; "" if nothing."""
+    metas = (meta for meta in getattr(hint, "__metadata__", ()) if isinstance(meta, msgspec.Meta) and meta.extra)
+    return next((meta.extra[key] for meta in metas if meta.extra and key in meta.extra), "")
 
 
 def _bound(message: str) -> str:

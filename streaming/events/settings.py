@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from penstock.config import Secret
 from streaming.ids import check_tenant
 from streaming.order import Priority
 
@@ -27,8 +28,8 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One row of [webhooks.<name>]: an endpoint that receives the final events of one tenant's jobs, batches and
     responses."""
 
-    url: str
-    secret: str
+    url: Secret
+    secret: Secret
     """whsec_ and 24 to 64 random bytes in base64; the receiver needs the same."""
     tenant: str = "local"
     """The tenant; `local` is every caller of a server without keys."""

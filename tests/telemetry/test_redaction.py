@@ -1,4 +1,4 @@
-"""Secrets are known by their shape or their name, in logs, spans and what ends a process; nothing else is."""
+"""Configured secrets, and well-known forms of others, are hidden in logs, spans and what ends a process."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from otlp_collector import Collector, attributes_of, collector
 
-from streaming.events.settings import WebhookSettings
+from offline.settings import OfflineSettings
+from penstock.config import Config, hidden
+from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.ids import new_deployment_id, new_file_id, new_job_id
+from streaming.redis.settings import RedisSettings
 from telemetry.process import start_tracing
 from telemetry.redaction import HIDDEN, clean, redact
+from workers.engines.upstream.places import keys_of
+from workers.engines.upstream.settings import UpstreamSettings
 
 pytestmark = pytest.mark.slow
 
@@ -31,41 +38,14 @@ __all__ = ["collector"]
 # Put together here, so that no scanner takes this file for one that holds secrets.
 BODY = "aB3" * 12
 LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
-PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{BODY}\n{BODY}\n-----END RSA PRIVATE KEY-----"
-JWT = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (b'{"alg":"HS256"}', b'{"sub":"me"}'))
-JWT += "." + BODY
-
-SHAPES = [
+KEYS = [
     "sk-" + "proj-" + BODY,
     "sk-" + "ant-api03-" + BODY,
-    "hf_" + BODY,
-    "ghp_" + BODY,
-    "gho_" + BODY,
-    "github_pat_" + BODY,
-    "glpat-" + BODY,
-    "AKIA" + "QWERTYUIOPASDFGH",
-    "ASIA" + "QWERTYUIOPASDFGH",
-    "AIza" + "Sy" + BODY,
-    "xoxb-" + "1234567890-" + BODY,
-    "xoxp-" + BODY,
+    "psk-" + BODY,
     "whsec_" + base64.b64encode(b"x" * 24).decode(),
-    "nvapi-" + BODY,
-    "gsk_" + BODY,
-    "ya29." + BODY,
-    "sk_live_" + BODY,
-    "rk_test_" + BODY,
-    "xai-" + BODY,
-    JWT,
-    PEM,
 ]
 
 NAMED = [
-    ("AUTH {}", "plain"),
-    ("AUTH default {}", "plain"),
-    ("*3\r\n$4\r\nAUTH\r\n$7\r\ndefault\r\n$9\r\n{}\r\n", "plain"),
-    ("requirepass {}", "plain"),
-    ("CONFIG SET masterauth {}", "plain"),
-    ("ACL SETUSER worker on >{} ~*", "plain"),
     ("redis://worker:{}@db:6379/0", "plain"),
     ("GET /v1/jobs?token={}&limit=5", "plain"),
     ("access_token={}", "plain"),
@@ -79,11 +59,8 @@ NAMED = [
     ('{{"api_key": "{}"}}', "two words"),
     ('said {{\\"password\\": \\"{}\\"}}', "plain"),
     ("[(b'x-api-key', b'{}')]", "plain"),
-    ("[('Idempotency-Key', '{}')]", "plain"),
-    ("Idempotency-Key: {}", "plain"),
     ("Authorization: Bearer {}", "plain"),
     ("client_secret = {}", "plain"),
-    ("passphrase: {}", "plain"),
     ("Authorization: Token {}", "plain"),
     ("authorization: ApiKey {}", "two words"),
     ("Proxy-Authorization: Negotiate {}", "plain"),
@@ -91,52 +68,76 @@ NAMED = [
     ('Authorization: Digest username="me", response="{}", opaque="x"', "plain"),
     ("Authorization: something new {}", "two words"),
     ("[(b'authorization', b'Token {}')]", "plain"),
-    ("aws_secret_access_key={}", "plain"),
-    ("AWS_SECRET_ACCESS_KEY: '{}'", "two words"),
     ('{{"clientSecret":"{}"}}', "two words"),
     ('{{"accessToken": "{}"}}', "two words"),
-    ('{{\\"secretAccessKey\\": \\"{}\\"}}', "plain"),
-    ("encryption_key={}", "plain"),
-    ("encryptionKey={}", "plain"),
-    ("signing-key: {}", "plain"),
-    ("AccountKey={};EndpointSuffix=x", "plain"),
     ("API key: {}", "plain"),
     ("environ['SOME_API_KEY'] = '{}'", "two words"),
-    ("credential={}", "plain"),
-    ("Credentials: {}", "plain"),
-    ("pass={}", "plain"),
-    ("db_pass: {}", "plain"),
     ("dbpassword={}", "plain"),
-    ("REDISCLI_AUTH={}", "plain"),
-    ("mysql --password {} --user me", "plain"),
-    ("x --api-key '{}'", "two words"),
-    ("--token={}", "plain"),
     ("['--password', '{}']", "two words"),
-    ("token: {}", "plain"),
-    ("Bearer: {}", "plain"),
     ("X-Auth-Token: {}", "plain"),
     ('password: "a \\" {}"', "two words"),
-    ("user worker on >{} ~* +@all", "plain"),
-    ("user worker reset off #00 >first >{}", "plain"),
-    ("auth {}", "plain"),
-    ("auth default {}", "plain"),
-    ("db> Auth {}", "plain"),
-    ("sent auth me {} and more", "plain"),
-    ("hello 3 auth u {}", "plain"),
-    ("HELLO 3 AUTH u {} SETNAME x", "plain"),
-    ("*2\r\n$4\r\nauth\r\n$9\r\n{}\r\n", "plain"),
-    ("https://a.example/blob?sv=2024&sig={}&se=1", "signature"),
-    ("https://a.example/o?X-Amz-Signature={}&x=1", "signature"),
-    ("https://hooks.slack.com/services/T000/B000/{}", "plain"),
-    ("https://discord.com/api/webhooks/1234/{}", "plain"),
     ("amqp://user:a/{}@broker:5672//", "plain"),
 ]
 
-KINDS = {"plain": "hunter2-0x", "two words": "correct horse", "signature": "hunter2%2B" + "0x" * 12}
+KINDS = {"plain": "hunter2-0x", "two words": "correct horse"}
 
 
-@pytest.mark.parametrize("secret", SHAPES)
-def test_secrets_of_these_shapes_are_hidden(secret: str) -> None:
+@pytest.fixture
+def own_secrets() -> Iterator[None]:
+    """What a test reads is forgotten after it."""
+    before = hidden[:]
+    yield
+    hidden[:] = before
+
+
+SECRET = "correct/horse battery"
+SETTINGS: list[tuple[str, type[msgspec.Struct], dict[str, object]]] = [
+    ("redis", RedisSettings, {"url": f"redis://worker:{quote(SECRET, safe='')}@db:6379/0"}),
+    ("redis", RedisSettings, {"url": f"redis+sentinel://a:1,b:2/main?sentinel_password={quote(SECRET, safe='')}"}),
+    ("offline", OfflineSettings, {"broker_url": f"amqp://user:{quote(SECRET, safe='')}@broker:5672//"}),
+    ("events", EventSettings, {"take_url": f"redis://:{quote(SECRET, safe='')}@broker"}),
+]
+
+
+@pytest.mark.usefixtures("own_secrets")
+@pytest.mark.parametrize(("section", "kind", "values"), SETTINGS)
+def test_no_log_shows_a_configured_password(
+    section: str, kind: type[msgspec.Struct], values: dict[str, object]
+) -> None:
+    """Wherever it stands, with its escapes or without them."""
+    Config({section: values}).section(section, kind)
+    for shown in (SECRET, quote(SECRET, safe="")):
+        assert (
+            redact(f"the server said: AUTH default {shown} is wrong")
+            == f"the server said: AUTH default {HIDDEN} is wrong"
+        )
+        assert clean({"said": [shown]}) == {"said": [HIDDEN]}
+
+
+@pytest.mark.usefixtures("own_secrets")
+def test_no_log_shows_the_secret_or_the_address_of_a_webhook() -> None:
+    """Chat services take messages from whoever knows the address."""
+    hook = {"url": "https://hooks.example/services/T0/B0/x7x7?token=abcdefgh", "secret": KEYS[-1]}
+    Config({"webhooks": {"hook": hook}}).table("webhooks", WebhookSettings)
+    assert redact(f"POST {hook['url']}: refused") == f"POST {HIDDEN}: refused"
+    assert redact(f"GET /other?x=abcdefgh, {KEYS[-1]}") == f"GET /other?x={HIDDEN}, {HIDDEN}"
+
+
+@pytest.mark.usefixtures("own_secrets")
+def test_no_log_shows_the_key_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "no-form-at-all")
+    keys_of(UpstreamSettings(urls=("http://a",), key_env=("SOME_KEY",)), "models.m")
+    assert redact("the server said no-form-at-all") == f"the server said {HIDDEN}"
+
+
+@pytest.mark.usefixtures("own_secrets")
+def test_a_short_password_hides_no_ordinary_words() -> None:
+    Config({"redis": {"url": "redis://:worker@db"}}).section("redis", RedisSettings)
+    assert redact("worker-1 cannot reach redis://:worker@db") == f"worker-1 cannot reach redis://:{HIDDEN}@db"
+
+
+@pytest.mark.parametrize("secret", KEYS)
+def test_keys_are_hidden(secret: str) -> None:
     """Wherever they stand: in a sentence, quoted, in a URL, in a query, behind a name, beside each other."""
     inner = BODY[-12:] if BODY in secret else secret[-12:]
     around = ("refused {} today", '"{}"', "https://h/{}/x", "?a={}&b=1", "{0},{0}")
@@ -192,7 +193,7 @@ def test_words_behind_ordinary_names_stay(name: str, form: str, word: str) -> No
     assert redact(form.format(name, word)) == form.format(name, word)
 
 
-WORDS = ["secret", "password", "credential", "apiKey", "signing_key", "access-token", "http_auth", "db_pass"]
+WORDS = ["secret", "password", "apiKey", "access-token"]
 MORE = st.lists(st.sampled_from(["aws", "Client", "MY", "x", "redis"]), max_size=3)
 
 
@@ -221,7 +222,7 @@ def test_what_penstock_logs_stays_readable() -> None:
 
 def test_values_of_any_kind_are_searched() -> None:
     """Bytes, sets, records of settings and of others, by the names of their fields."""
-    endpoint = WebhookSettings(url="https://a.example/", secret=SHAPES[12])
+    endpoint = WebhookSettings(url="https://a.example/", secret=KEYS[-1])
 
     @dataclasses.dataclass
     class Login:
@@ -229,9 +230,9 @@ def test_values_of_any_kind_are_searched() -> None:
         password: str
         note: bytes
 
-    value = {"a": {"b": [b"Bearer hunter2-0x"]}, "s": {"ghp_" + BODY}, "e": endpoint, "l": Login("me", "x y", b"fine")}
+    value = {"a": {"b": [b"Bearer hunter2-0x"]}, "s": {"psk-" + BODY}, "e": endpoint, "l": Login("me", "x y", b"fine")}
     shown = clean(value)
-    assert shown["a"] == {"b": [f"Bearer {HIDDEN}"]} and shown["s"] == [f"ghp_{HIDDEN}"]
+    assert shown["a"] == {"b": [f"Bearer {HIDDEN}"]} and shown["s"] == [f"psk-{HIDDEN}"]
     assert shown["e"]["secret"] == HIDDEN and shown["e"]["url"] == "https://a.example/"
     assert shown["l"] == {"user": "me", "password": HIDDEN, "note": "fine"}
     assert clean({"token": "x", "Set-Cookie": "y", "tokens": 5, "total_tokens": 6, "x-admin-token": "z"}) == {
@@ -240,11 +241,9 @@ def test_values_of_any_kind_are_searched() -> None:
 
 
 HOSTILE: list[Callable[[int], str]] = [
-    lambda n: "a." * n,
     lambda n: "://a:" * n,
     lambda n: "://" + "a" * n,
-    lambda n: "eyJ" * n,
-    lambda n: "eyJaaaaaaaa." * n,
+    lambda n: "://a:" + "b/" * n,
     lambda n: "sk-" * n,
     lambda n: "sk-a" * n,
     lambda n: "password" + " " * n,
@@ -253,39 +252,17 @@ HOSTILE: list[Callable[[int], str]] = [
     lambda n: "cookie:" * n,
     lambda n: "token" * n,
     lambda n: "a-token" * n,
-    lambda n: "a_" * n,
-    lambda n: "AUTH $1 " * n,
-    lambda n: "AUTH " + "\\r\\n" * n,
-    lambda n: "-----BEGIN PRIVATE KEY-----" * n,
-    lambda n: "-----BEGIN " * n,
-    lambda n: "-" * n,
     lambda n: "bearer " * n,
-    lambda n: "acl setuser " * n,
     lambda n: "\\" * n,
     lambda n: "password" + "\\" * n,
     lambda n: ("password" + "\\" * 50) * (n // 20),
-    lambda n: "a_key=" * n,
+    lambda n: "api_key=" * n,
     lambda n: "k" * n + "_key: " + "v" * n,
-    lambda n: "token: " * n,
-    lambda n: "a,'" * n + "key",
-    lambda n: "key" + "a\\" * n,
-    lambda n: "--password " * n,
-    lambda n: "--" + "a-" * n + "key",
+    lambda n: "secret,'" * n,
     lambda n: "authorization:" * n,
     lambda n: 'authorization:="' * n,
     lambda n: "authorization: " + "\\" * n,
     lambda n: "authorization: Token " + "a" * n,
-    lambda n: "auth a " * n,
-    lambda n: "auth " + "a" * n,
-    lambda n: "auth " + "a1 " * n,
-    lambda n: "hello 3 auth " * n,
-    lambda n: "user a on " * n + " >",
-    lambda n: "user " * n + " >",
-    lambda n: "user a on" + " >" * n,
-    lambda n: "sig=" * n,
-    lambda n: "token:" * n,
-    lambda n: "https://hooks.slack.com/" * n,
-    lambda n: "key=" + "AbC" * n + "=1",
 ]
 
 
@@ -308,7 +285,7 @@ def test_no_text_is_slow_to_redact(make: Callable[[int], str]) -> None:
 def test_spans_are_redacted(collector: Collector) -> None:
     """Attributes, the status and the exception with its traceback."""
     tracing = start_tracing("api", collector.url)
-    secret = SHAPES[0]
+    secret = KEYS[0]
     span = tracing.enter("work", attributes={"at.start": secret, "password": "hunter2-0x", "said": f"token={secret}"})
     try:
         raise ConnectionError(f"cannot reach redis://:hunter2-0x@db with {secret}")

@@ -16,7 +16,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TypeAlias
 
-from penstock.config import ConfigError
+from penstock.config import ConfigError, hide
 from workers.engines.upstream.http import ServerAddress, UpstreamClient, without
 from workers.engines.upstream.proxy import proxy_for
 from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe, gauges
@@ -632,5 +632,6 @@ def keys_of(settings: UpstreamSettings, where: str) -> list[UpstreamKey]:
             raise ConfigError(f"{where}.key_env", f"the variable {name} is not set", "export it where workers start")
         if not secret.isascii() or not secret.isprintable():
             raise ConfigError(f"{where}.key_env", f"the variable {name} holds no API key", "keys are printable ASCII")
+        hide([secret])
         keys.append(UpstreamKey(name, secret))
     return keys
