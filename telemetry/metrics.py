@@ -17,12 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from telemetry.catalogue import CATALOGUE
+from telemetry.catalogue import CATALOGUE, MetricSpec
 
-if TYPE_CHECKING:
-    from prometheus_client import Counter, Gauge, Histogram, Metric
-if TYPE_CHECKING:
-    from prometheus_client import Metric
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
@@ -184,34 +180,20 @@ class LabelledHistogram(_LabelledMetric[BufferedHistogram]):
 
 
 @dataclass(frozen=True, slots=True)
-class LiveGauge:
-    """A gauge whose samples are computed at each scrape."""
-
-    name: str
-    help: str
-    labels: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class GaugeSample:
-    """One value of a live gauge, with its label values in the gauge's order."""
+    """One value of a gauge that is computed at each scrape, with its label values in the gauge's order."""
 
-    gauge: LiveGauge
+    gauge: MetricSpec
     labels: tuple[str, ...]
     value: float
 
 
-def _gauge(name: str) -> LiveGauge:
-    spec = CATALOGUE[name]
-    return LiveGauge(name, spec.meaning, spec.labels)
-
-
-LANE_WAITING = _gauge("penstock_lane_waiting")
-LANE_RUNNING = _gauge("penstock_lane_running")
-LANE_OLDEST = _gauge("penstock_lane_oldest_seconds")
-LANE_CLASS_OLDEST = _gauge("penstock_lane_class_oldest_seconds")
-BATCHES_UNFINISHED = _gauge("penstock_batches_unfinished")
-BATCH_TOKENS = _gauge("penstock_batch_enqueued_tokens")
+LANE_WAITING = CATALOGUE["penstock_lane_waiting"]
+LANE_RUNNING = CATALOGUE["penstock_lane_running"]
+LANE_OLDEST = CATALOGUE["penstock_lane_oldest_seconds"]
+LANE_CLASS_OLDEST = CATALOGUE["penstock_lane_class_oldest_seconds"]
+BATCHES_UNFINISHED = CATALOGUE["penstock_batches_unfinished"]
+BATCH_TOKENS = CATALOGUE["penstock_batch_enqueued_tokens"]
 
 
 class MetricsPage:
@@ -224,12 +206,11 @@ class MetricsPage:
 def families(samples: Iterable[GaugeSample]) -> Iterable[Metric]:
     from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - see the module's docstring
 
-    families: dict[LiveGauge, GaugeMetricFamily] = {}
+    families: dict[str, GaugeMetricFamily] = {}
     for sample in samples:
-        gauge = sample.gauge
-        if gauge not in families:
-            families[gauge] = GaugeMetricFamily(gauge.name, gauge.help, labels=gauge.labels)
-        families[gauge].add_metric(sample.labels, sample.value)
+        spec = sample.gauge
+        family = families.setdefault(spec.name, GaugeMetricFamily(spec.name, spec.meaning, labels=spec.labels))
+        family.add_metric(sample.labels, sample.value)
     return families.values()
 
 

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streaming.fleet.process import Role
 from telemetry import metrics
-from telemetry.catalogue import CATALOGUE, GROUPS, LABELS
-from telemetry.metrics import BufferedGauge, LabelledCounter, LabelledHistogram, LiveGauge, Metrics
+from telemetry.catalogue import CATALOGUE, GROUPS, LABELS, MetricSpec
+from telemetry.metrics import BufferedGauge, LabelledCounter, LabelledHistogram, Metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 UNITS = {"s": "_seconds", "J": "_joules", "1": "_ratio"}
@@ -27,7 +27,7 @@ def exported() -> dict[str, tuple[str, tuple[str, ...]]]:
         metric = value.instrument if isinstance(value, LabelledCounter | BufferedGauge | LabelledHistogram) else value
         if kind := getattr(metric, "_type", ""):
             found[metric._name + ("_total" if kind == "counter" else "")] = (kind, tuple(metric._labelnames))
-    live = [value for value in vars(metrics).values() if isinstance(value, LiveGauge)]
+    live = [value for value in vars(metrics).values() if isinstance(value, MetricSpec)]
     return found | {gauge.name: ("gauge", gauge.labels) for gauge in live}
 
 
