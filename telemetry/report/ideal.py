@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -66,15 +66,15 @@ class ModelRunTime(msgspec.Struct, frozen=True, kw_only=True):
         return self.observed - self.denoised
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Point:
-    worker: str
     prompt: int
     output: int
     begin: int
     end: int
     accepted: int
     beside: int = 0
+    """Others that the same worker ran at some time of this one."""
 
     @property
     def spent_ms(self) -> float:
@@ -105,33 +105,17 @@ def fit(points: Sequence[tuple[int, int, float]]) -> RunTime:
 
 def run_times(requests: Sequence[ReportedRequest]) -> list[ModelRunTime]:
     """Run times of every model that has enough requests: completed in one attempt, with one text."""
-    by_model: defaultdict[str, list[_Point]] = defaultdict(list)
+    models: defaultdict[str, defaultdict[str, list[_Point]]] = defaultdict(lambda: defaultdict(list))
     for each in requests:
         record = each.record
         begin = record.scheduled_us or record.released_us
         usable = each.completed and record.attempts == 1 and record.choices == 1 and record.completion_tokens > 0
         if usable and begin and record.last_us > begin:
-            prompt = max(0, record.prompt_tokens - record.cached_tokens)
-            by_model[record.model].append(
-                _Point(record.by, prompt, record.completion_tokens, begin, record.last_us, record.accepted_us)
-            )
-    return [_of_model(model, _with_beside(points)) for model, points in by_model.items() if len(points) >= MIN_POINTS]
-
-
-def _with_beside(points: Sequence[_Point]) -> list[_Point]:
-    """The points with the number of others that the same worker ran at some time of theirs."""
-    by_worker: defaultdict[str, list[_Point]] = defaultdict(list)
-    for point in points:
-        by_worker[point.worker].append(point)
-    found = []
-    for each in by_worker.values():
-        begins, ends = sorted(point.begin for point in each), sorted(point.end for point in each)
-        for point in each:
-            beside = bisect_left(begins, point.end) - bisect_right(ends, point.begin) - 1
-            found.append(
-                _Point(point.worker, point.prompt, point.output, point.begin, point.end, point.accepted, beside)
-            )
-    return found
+            prompt, accepted = max(0, record.prompt_tokens - record.cached_tokens), record.accepted_us or begin
+            point = _Point(prompt, record.completion_tokens, begin, record.last_us, accepted)
+            models[record.model][record.by].append(point)
+    enough = {name: own for name, own in models.items() if sum(map(len, own.values())) >= MIN_POINTS}
+    return [_of_model(name, own) for name, own in enough.items()]
 
 
 def _calibrating(points: Sequence[_Point]) -> list[_Point]:
@@ -143,36 +127,35 @@ def _calibrating(points: Sequence[_Point]) -> list[_Point]:
     return ordered[: max(MIN_POINTS, int(LEAST_SHARED * len(ordered)))]
 
 
-def _fitted(points: Sequence[_Point]) -> RunTime:
-    return fit([(point.prompt, point.output, point.spent_ms) for point in points])
+def _of_model(model: str, workers: Mapping[str, Sequence[_Point]]) -> ModelRunTime:
+    for own in workers.values():
+        begins, ends = sorted(point.begin for point in own), sorted(point.end for point in own)
+        for point in own:
+            point.beside = bisect_left(begins, point.end) - bisect_right(ends, point.begin) - 1
+    points = [point for own in workers.values() for point in own]
+    used = {name: _calibrating(own) for name, own in workers.items() if len(own) >= MIN_POINTS}
+    used = used or {"": _calibrating(points)}
+    fits = {name: fit([(point.prompt, point.output, point.spent_ms) for point in own]) for name, own in used.items()}
 
-
-def _of_model(model: str, points: Sequence[_Point]) -> ModelRunTime:
-    by_worker: defaultdict[str, list[_Point]] = defaultdict(list)
-    for point in points:
-        by_worker[point.worker].append(point)
-    used = {name: _calibrating(each) for name, each in by_worker.items() if len(each) >= MIN_POINTS}
-    if not used:
-        used = {"": _calibrating(points)}
-    fits = {name: _fitted(each) for name, each in used.items()}
-
-    def mean_of(run_time: RunTime) -> float:
+    def mean(run_time: RunTime) -> float:
         return sum(run_time.of(point.prompt, point.output) for point in points) / len(points)
 
-    fastest = min(fits, key=lambda name: mean_of(fits[name]))
-    own = [fits.get(point.worker, fits[fastest]).of(point.prompt, point.output) for point in points]
-    observed = sum(point.end - (point.accepted or point.begin) for point in points) / len(points) / 1000
-    waiting = sum(point.begin - (point.accepted or point.begin) for point in points) / len(points) / 1000
-    denoised = sum(own) / len(points)
+    fastest = min(fits, key=lambda name: mean(fits[name]))
+    alone = [
+        fits.get(name, fits[fastest]).of(point.prompt, point.output) for name, own in workers.items() for point in own
+    ]
+    observed = sum(point.end - point.accepted for point in points) / len(points) / 1000
+    waiting = sum(point.begin - point.accepted for point in points) / len(points) / 1000
+    denoised = sum(alone) / len(points)
     return ModelRunTime(
         model=model,
         requests=len(points),
         fitted=sum(map(len, used.values())),
-        beside=max(point.beside for each in used.values() for point in each),
+        beside=max(point.beside for own in used.values() for point in own),
         run_time=fits[fastest],
         fastest=fastest,
         observed=observed,
-        idealized=mean_of(fits[fastest]),
+        idealized=mean(fits[fastest]),
         denoised=denoised,
         waiting=waiting,
         sharing=observed - waiting - denoised,

@@ -9,10 +9,9 @@ from pathlib import Path
 import msgspec
 
 from telemetry.records.reader import OnRead, Skipped, read_records
-from telemetry.report.advice import advise, verdict
 from telemetry.report.energy import energy_of
 from telemetry.report.figures import Figures, figures_of, percentile
-from telemetry.report.finding import Advice
+from telemetry.report.finding import Advice, advise, verdict
 from telemetry.report.ideal import ModelRunTime, run_times
 from telemetry.report.requests import Evidence, ReportedRequest, evidence_of
 

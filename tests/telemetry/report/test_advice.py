@@ -11,9 +11,8 @@ from pytest import approx
 from recorded import delivery, request, sample
 
 from telemetry.records.schema import REFUSED, Record, RequestRecord
-from telemetry.report.advice import advise, verdict
 from telemetry.report.figures import figures_of
-from telemetry.report.finding import Advice
+from telemetry.report.finding import Advice, advise, verdict
 from telemetry.report.ideal import fit, run_times
 from telemetry.report.requests import ReportedRequest, evidence_of
 

@@ -9,9 +9,8 @@ from msgspec.structs import replace
 from recorded import delivery, request, sample
 
 from telemetry.records.schema import Record, RequestRecord
-from telemetry.report.advice import advise, verdict
 from telemetry.report.figures import figures_of
-from telemetry.report.finding import Advice
+from telemetry.report.finding import Advice, advise, verdict
 from telemetry.report.requests import evidence_of
 
 
