@@ -10,7 +10,7 @@ from telemetry.metrics import GaugeSample, Metrics
 from telemetry.records.schema import RecordSettings
 from telemetry.records.writer import NO_RECORDS, RecordSink, RecordWriter
 from telemetry.settings import TelemetrySettings
-from telemetry.tracing import MissingExporterError, Tracing
+from telemetry.tracing import MissingExporterError, SpanSender, Tracing
 
 
 class Telemetry:
@@ -63,8 +63,4 @@ def start_tracing(service: str, endpoint: str, ratio: float = 1.0) -> Tracing:
 
     Raises MissingExporterError.
     """
-    if not endpoint:
-        return Tracing()
-    from telemetry.tracing import RecordedTracing  # noqa: PLC0415 - most processes record nothing
-
-    return RecordedTracing(service, endpoint, ratio)
+    return Tracing(SpanSender(service, endpoint) if endpoint else None, ratio)

@@ -120,10 +120,17 @@ class Active:
 
 
 class Tracing:
-    """Creates spans that record nothing; `start_tracing` (telemetry/process.py) makes the one instance of a process."""
+    """Creates spans, in any thread; `start_tracing` (telemetry/process.py) makes the one instance of a process.
 
-    recording = False
-    """Whether spans can reach a collector."""
+    A trace is sampled as a whole, where it enters the deployment; its context carries the decision to other processes.
+    """
+
+    def __init__(self, sender: SpanSender | None = None, ratio: float = 1.0) -> None:
+        """`sender`: of recorded spans; None: nothing is recorded. `ratio`: share of the traces that begin here which
+        are."""
+        self._sender, self._ratio = sender, ratio
+        self.recording = sender is not None
+        """Whether spans can reach a collector."""
 
     def enter(
         self,
@@ -142,7 +149,14 @@ class Tracing:
             incoming: the caller's context as `extract` gave it.
             links: contexts of spans in other traces that led to this one.
         """
-        return self.span(name, incoming, kind, attributes=attributes, links=links)
+        if self._sender is None:
+            return Span(dict(incoming) if incoming else new_context())
+        carried = extract(incoming) if incoming else {}
+        # Not by the trace id: a client chooses it.
+        if random.random() >= self._ratio:  # noqa: S311 - a sample, not a secret
+            state = {TRACESTATE: carried[TRACESTATE]} if TRACESTATE in carried else {}
+            return Span(new_context(trace_id_of(carried)) | state)
+        return RecordedSpan(self._sender, name, carried, kind, None, attributes, links)
 
     def span(
         self,
@@ -162,10 +176,18 @@ class Tracing:
             links: contexts of other spans that it refers to.
             span_id: 16 hex digits; for a span that other processes refer to before they know it (`derived_id`).
         """
-        return Span(dict(parent) if parent else new_context())
+        if self._sender is None or not parent or not is_sampled(parent):
+            return Span(dict(parent) if parent else new_context())
+        return RecordedSpan(self._sender, name, extract(parent), kind, start_ns, attributes, links, span_id)
 
     def close(self) -> None:
         """Send the recorded spans and stop; bounded in time."""
+        if self._sender is None:
+            return
+        # The SDK waits up to 30 s for a collector that is down; a draining process must not.
+        sending = threading.Thread(target=self._sender.close, name="last spans", daemon=True)
+        sending.start()
+        sending.join(CLOSE_TIMEOUT_S)
 
 
 NO_TRACING = Tracing()
@@ -205,12 +227,6 @@ def sibling(carrier: Mapping[str, str], span_id: str) -> dict[str, str]:
     return {TRACEPARENT: f"00-{trace_id}-{span_id}-{'01' if is_sampled(carrier) else '00'}"} if trace_id else {}
 
 
-# A trace is sampled as a whole, where it enters the deployment; its context carries the decision to other processes.
-#
-# A span holds what it was given, and becomes one of the SDK's when it ends. The SDK's own spans take a lock and copy
-# and check every attribute at each change, which costs as much as all the rest of a span.
-
-
 EXPORT_TIMEOUT_S = 5
 """For one batch including retries; a batch that the collector has not accepted by then is dropped."""
 CLOSE_TIMEOUT_S = 3.0
@@ -218,7 +234,11 @@ CLOSE_TIMEOUT_S = 3.0
 
 
 class RecordedSpan(Span):
-    """A span that is sent to the collector when it has ended. Its fields are for the sender."""
+    """A span that is sent to the collector when it has ended. Its fields are for the sender.
+
+    It becomes one of the SDK's only when it ends. The SDK's own spans take a lock and copy and check every attribute at
+    each change, which costs as much as all the rest of a span.
+    """
 
     __slots__ = ("attributes", "ended", "events", "kind", "links", "name", "parent", "sender", "start_ns")
 
@@ -282,52 +302,6 @@ def _exception(error: BaseException) -> dict[str, str]:
     }
 
 
-class RecordedTracing(Tracing):
-    """Records the spans of sampled traces; in any thread."""
-
-    recording = True
-
-    def __init__(self, service: str, endpoint: str, ratio: float = 1.0) -> None:
-        """Raises MissingExporterError."""
-        self._ratio = ratio
-        self._sender = SpanSender(service, endpoint)
-
-    def enter(
-        self,
-        name: str,
-        incoming: Mapping[str, str] | None = None,
-        kind: Kind = "server",
-        attributes: Attributes | None = None,
-        links: Sequence[Mapping[str, str]] = (),
-    ) -> Span:
-        carried = extract(incoming) if incoming else {}
-        # Not by the trace id: a client chooses it.
-        if random.random() >= self._ratio:  # noqa: S311 - a sample, not a secret
-            state = {TRACESTATE: carried[TRACESTATE]} if TRACESTATE in carried else {}
-            return Span(new_context(trace_id_of(carried)) | state)
-        return RecordedSpan(self._sender, name, carried, kind, None, attributes, links)
-
-    def span(
-        self,
-        name: str,
-        parent: Mapping[str, str] | None = None,
-        kind: Kind = "internal",
-        start_ns: int | None = None,
-        attributes: Attributes | None = None,
-        links: Sequence[Mapping[str, str]] = (),
-        span_id: str = "",
-    ) -> Span:
-        if not parent or not is_sampled(parent):
-            return super().span(name, parent)
-        return RecordedSpan(self._sender, name, extract(parent), kind, start_ns, attributes, links, span_id)
-
-    def close(self) -> None:
-        # The SDK waits up to 30 s for a collector that is down; a draining process must not.
-        sending = threading.Thread(target=self._sender.close, name="last spans", daemon=True)
-        sending.start()
-        sending.join(CLOSE_TIMEOUT_S)
-
-
 class SpanSender:
     """Makes the SDK's spans of those that have ended, and gives them to its thread that sends batches."""
 
@@ -340,7 +314,7 @@ class SpanSender:
                 f"telemetry.otlp_endpoint is set to {endpoint!r}, but the OTLP exporter is not installed: "
                 "run pip install 'penstock[otlp]', or unset it"
             ) from error
-        from opentelemetry import trace  # noqa: PLC0415 - see the module's docstring
+        from opentelemetry import trace  # noqa: PLC0415 - the SDK takes 60 ms to import
         from opentelemetry.sdk import trace as sdk  # noqa: PLC0415 - as above
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
