@@ -184,27 +184,20 @@ class GpuReadings:
                 found[uuid] = used.value / MJ_PER_J
         return found
 
-    def busy(self) -> dict[str, float]:
-        """For which share of the driver's last sample period, up to a second, each GPU ran a kernel; as `joules`."""
-        found = {}
-        for uuid, device in self._devices.items():
-            rates = _Rates()
-            if self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates)) == 0:
-                found[uuid] = rates.gpu / 100
-        return found
-
     def read(self) -> dict[str, GpuReading]:
         """Everything that the driver tells of each GPU, by its UUID."""
-        joules, busy = self.joules(), self.busy()
+        joules = self.joules()
         tell_memory = getattr(self._library, "nvmlDeviceGetMemoryInfo_v2", None)  # drivers since 2022
         found = {}
         for uuid, device in self._devices.items():
-            milliwatts, memory = ctypes.c_uint(), _Memory(version=ctypes.sizeof(_Memory) | 2 << 24)
+            rates, milliwatts = _Rates(), ctypes.c_uint()
+            memory = _Memory(version=ctypes.sizeof(_Memory) | 2 << 24)
+            tells_busy = self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates)) == 0
             tells_power = self._library.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts)) == 0
             tells_memory = tell_memory is not None and tell_memory(device, ctypes.byref(memory)) == 0
             reading = GpuReading(
                 joules.get(uuid),
-                busy.get(uuid),
+                rates.gpu / 100 if tells_busy else None,
                 milliwatts.value / MW_PER_W if tells_power else None,
                 float(memory.used) if tells_memory else None,
             )

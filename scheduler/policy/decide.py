@@ -84,8 +84,6 @@ class PoolPlan:
     wake_s: float = 0.0
     """Seconds until the first worker is ready; 0 if one is."""
     cold_start_s: float = 0.0
-    cost: float = 0.0
-    """Cost of the wanted workers for an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +267,6 @@ def _plan(
         _outlook(snapshot, limits, demand, len(snapshot.ready) or want, wake_s),
         wake_s,
         demand.cold_s(limits),
-        want * limits.cost,
     )
 
 

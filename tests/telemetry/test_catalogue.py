@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from streaming.fleet.process import Role
 from telemetry import metrics
 from telemetry.catalogue import CATALOGUE, GROUPS, LABELS, MetricSpec
-from telemetry.metrics import BufferedGauge, LabelledCounter, LabelledHistogram, Metrics
+from telemetry.metrics import Labelled, Metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 UNITS = {"s": "_seconds", "J": "_joules", "1": "_ratio"}
@@ -24,7 +24,7 @@ def exported() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Type and labels of what `Metrics` and the live gauges show, by name."""
     found = {}
     for value in vars(Metrics.start("", "api")).values():
-        metric = value.instrument if isinstance(value, LabelledCounter | BufferedGauge | LabelledHistogram) else value
+        metric = value.instrument if isinstance(value, Labelled) else value
         if kind := getattr(metric, "_type", ""):
             found[metric._name + ("_total" if kind == "counter" else "")] = (kind, tuple(metric._labelnames))
     live = [value for value in vars(metrics).values() if isinstance(value, MetricSpec)]

@@ -90,8 +90,8 @@ def test_each_gpu_by_its_uuid() -> None:
 def test_a_gpu_that_does_not_tell_is_left_out() -> None:
     """Of the share of time in which it is busy, too; 0 is a reading."""
     readings = GpuReadings(FakeNvml(1, None, 3))
-    readings._library.rates = (80, None, 0)
-    assert readings.busy() == {"GPU-1": 0.8, "GPU-3": 0.0}
+    readings._library.rates, readings._library.watts, readings._library.used = (80, None, 0), (None,) * 3, (None,) * 3
+    assert {name: each.busy for name, each in readings.read().items()} == {"GPU-1": 0.8, "GPU-3": 0.0}
 
 
 def test_a_driver_that_does_not_start_is_an_error() -> None:
