@@ -50,6 +50,7 @@ from telemetry.tracing import NO_TRACING, Attributes, Tracing, extract
 CONTENT_TYPE = "application/cloudevents+json"
 SHOWN = ("model", "priority", "metadata")
 """Fields of the job object that never change."""
+BEFORE_THE_END = ("job.accepted", "job.started")
 
 
 def cloud_event(event: Event, record: JobRecord | None, source: str, *, results: bool) -> bytes:
@@ -57,8 +58,9 @@ def cloud_event(event: Event, record: JobRecord | None, source: str, *, results:
     data: dict[str, Any] = {"id": event.subject, "tenant": event.tenant}
     if record is not None:
         view = JobView.of(record, Facts.of(record.job, record.created_ms))
-        shown = job_object(view, _result(record) if results else None)
-        data |= shown if _over(event) else {name: shown[name] for name in SHOWN}
+        told = result(record) if results and record.terminal is not None and record.completed else None
+        shown = job_object(view, told)
+        data |= {name: shown[name] for name in SHOWN} if event.type in BEFORE_THE_END else shown
     return to_json(
         {
             "specversion": "1.0",
@@ -71,17 +73,6 @@ def cloud_event(event: Event, record: JobRecord | None, source: str, *, results:
             "data": data,
         }
     )
-
-
-def _over(event: Event) -> bool:
-    return event.type not in ("job.accepted", "job.started")
-
-
-def _result(record: JobRecord) -> dict[str, Any] | None:
-    """Return the answer of a completed job, else None."""
-    if record.terminal is None or not record.completed:
-        return None
-    return result(record)
 
 
 SOCKET_TIMEOUT_S = 10.0

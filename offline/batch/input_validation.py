@@ -66,7 +66,7 @@ def validate_input(
         OSError: the file cannot be read.
         ValidationInterrupted: `should_continue` returned False.
     """
-    found, names, grouping = ValidatedInput(), _CustomIds(), _PrefixOrder()
+    found, names, grouping = ValidatedInput(), dict[bytes, int](), _PrefixOrder()
     with source.open("rb") as file:
         for number, offset, data in lines_of(file, terms.max_line_bytes):
             if number % STOP_CHECK_LINES == 0 and not should_continue():
@@ -91,12 +91,14 @@ def validate_input(
     return found
 
 
-def _parsed(data: bytes, number: int, terms: Terms, names: _CustomIds) -> Envelope:
-    """Parse a line and check its size and custom_id. Raises BadLine."""
+def _parsed(data: bytes, number: int, terms: Terms, names: dict[bytes, int]) -> Envelope:
+    """Parse a line and check its size and custom_id. `names`: by the digest of each custom_id, the line that used it
+    first. Raises BadLine."""
     if len(data) > terms.max_line_bytes:
         raise BadLine("line_too_long", f"This line has more than {terms.max_line_bytes} bytes.")
     line = envelope(data, terms.endpoint)
-    if earlier := names.first_use(line.custom_id, number):
+    digest = hashlib.blake2b(line.custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
+    if (earlier := names.setdefault(digest, number)) != number:
         raise BadLine("duplicate_custom_id", f"Line {earlier} has the same custom_id.", "custom_id")
     return line
 
@@ -117,19 +119,6 @@ def _add(
         grouping.add(place, seen.groups)
         found.plan.tokens[place] = seen.tokens
         found.tokens += seen.tokens
-
-
-class _CustomIds:
-    """Remembers which line used each custom_id first."""
-
-    def __init__(self) -> None:
-        self._lines: dict[bytes, int] = {}
-
-    def first_use(self, name: str, number: int) -> int:
-        """Return the number of the earlier line that has this custom_id, or 0."""
-        digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()
-        earlier = self._lines.setdefault(digest, number)
-        return earlier if earlier != number else 0
 
 
 class _PrefixOrder:

@@ -151,28 +151,22 @@ def _follow(
     need = max(needs, key=lambda need: need.workers)
     have, want = limits.clamp(state.want), limits.clamp(_whole(need.workers))
     if want > have:
-        return _plan(snapshot, limits, _with_holdoff(state, now), want, need.why, now)
+        if state.fell:
+            state = replace(state, fell=False, no_small_step_until=now + SMALL_STEP_HOLDOFF_S)
+        return _plan(snapshot, limits, state, want, need.why, now)
     if have != state.want:
         return _plan(snapshot, limits, state, have, f"the limits are {limits.min} to {limits.ceiling}", now)
     lately = max(highest(state.needs), *(need.kept for need in needs)) if need.workers else 0.0
     fewer = limits.clamp(_whole(lately))
     if fewer >= have:
         return _plan(snapshot, limits, state, have, _why_stay(snapshot, limits, have, need), now)
-    if fewer and _small(have, fewer) and now < state.no_small_step_until:
+    small = have - fewer <= max(1, have * SMALL_STEP_SHARE)
+    if fewer and small and now < state.no_small_step_until:
         left = state.no_small_step_until - now
         why = f"{fewer} would do, but as few were too few before: not for {left:.0f} s ({need.why})"
         return _plan(snapshot, limits, state, have, why, now)
     why = f"{fewer} were enough for {keep_s(state.demand, limits):.0f} s ({need.why})"
     return _plan(snapshot, limits, replace(state, fell=True), fewer, why, now)
-
-
-def _with_holdoff(state: PolicyState, now: float) -> PolicyState:
-    """Start the hold-off of small steps if the pool shrank before this rise."""
-    return replace(state, fell=False, no_small_step_until=now + SMALL_STEP_HOLDOFF_S) if state.fell else state
-
-
-def _small(have: int, fewer: int) -> bool:
-    return have - fewer <= max(1, have * SMALL_STEP_SHARE)
 
 
 def _whole(workers: float) -> int:
