@@ -195,7 +195,6 @@ class Metrics:
         self._count_requests()
         self._count_jobs()
         self._count_batches()
-        self._count_events()
         self._watch_workers()
         self._count_records()
         for each in self._buffered:
@@ -230,14 +229,11 @@ class Metrics:
         self.deadline_misses = self._counter("penstock_deadline_misses_total")
 
     def _count_batches(self) -> None:
-        """Batches, counted by the offline processes."""
+        """Batches and events, counted by the offline processes."""
         self.batches = self._counter("penstock_batches_total")
         self.batch_lines = self._counter("penstock_batch_lines_total")
         self.batch_turns = self._counter("penstock_batch_turns_total")
         self.batch_due_notices = self._counter("penstock_batch_due_notices_total")
-
-    def _count_events(self) -> None:
-        """Events, counted by the offline processes."""
         self.webhooks = self._counter("penstock_webhook_attempts_total")
         self.events = self._counter("penstock_events_published_total")
         self.taken = self._counter("penstock_events_taken_total")

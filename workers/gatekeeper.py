@@ -1,4 +1,4 @@
-"""Gatekeeper: applies the gate (workers/gate) to one worker's engine, and learns from what the engine does.
+"""Gatekeeper: applies the gate (workers/gate.py) to one worker's engine, and learns from what the engine does.
 
 It follows the texts that the engine runs, says which may begin and how many jobs may be claimed, and notes how long
 answers become and how long steps take.

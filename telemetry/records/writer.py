@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from telemetry.records.reader import create, trim
 from telemetry.records.schema import ENCODER, Record, RecordSettings
@@ -31,29 +31,19 @@ Loss: TypeAlias = Literal["full", "disk"]
 """Why records were lost: the buffer was full, or the disk refused them."""
 
 
-class RecordSink(Protocol):
-    """Takes records; RecordWriter, or NO_RECORDS where none are kept."""
+class RecordSink:
+    """Takes records; by itself it keeps none."""
 
-    written: int
-    dropped: int
+    written = dropped = 0
 
     def write(self, record: Record) -> None:
         """Keep a record. Never blocks and never raises."""
 
 
-class NoRecords:
-    """Keeps nothing."""
-
-    written = dropped = 0
-
-    def write(self, record: Record) -> None:
-        """Drop the record."""
+NO_RECORDS = RecordSink()
 
 
-NO_RECORDS = NoRecords()
-
-
-class RecordWriter:
+class RecordWriter(RecordSink):
     """Writes the records of one process. `write` is for one thread, that of the event loop."""
 
     def __init__(
