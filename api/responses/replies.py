@@ -40,7 +40,6 @@ from streaming.jobs.records import NEWER, JobRecord
 from streaming.jobs.relay import GONE
 from streaming.jobs.reorder_buffer import ReorderBuffer
 
-
 START_INTERVAL_S = 0.5
 """Interval between looks whether a worker has started a waiting response."""
 
