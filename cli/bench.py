@@ -12,11 +12,10 @@ from cli.output import emit
 
 PROGRAMS = {
     "gateway": "Penstock and other gateways in front of the same simulated engine.",
-    "table1": "TTFT and TBT by concurrency, of any OpenAI-compatible server.",
+    "table1": "TTFT and TBT of any OpenAI-compatible server, by concurrency, or of a trace: who was in time.",
     "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
-    "gpu": "Small models on a GPU: throughput and energy by batch size, copies, decode bound, Penstock in front.",
-    "order": "Order, gate and co-location of batches beside other rules, simulated and on real processes.",
-    "replay": "A bursty trace against a live endpoint: TTFT, queue time, who was in time.",
+    "gpu": "An engine on a GPU by itself and behind Penstock: throughput, first tokens, a killed worker.",
+    "order": "The order and the gate beside other rules, simulated.",
     "elastic": "Pools of real processes that grow, sleep, wake and change their leader.",
     "recovery": "Kill a worker or an API process under load: how long readers wait, who stands still.",
     "conformance": "Conformance suites of others, from folders of yours, against real processes.",

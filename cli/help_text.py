@@ -205,11 +205,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "penstock bench table1": (
         "penstock bench table1 --quick",
         "penstock bench table1 --base-url http://127.0.0.1:8000/v1 --c 1,8,64",
+        "penstock bench table1 --base-url http://127.0.0.1:8000/v1 --rate 4 --seconds 30",
     ),
     "penstock bench jobs": ("penstock bench jobs --rounds 1 --seconds 2",),
-    "penstock bench gpu": ("penstock bench gpu --seconds 3", "penstock bench gpu --part served"),
+    "penstock bench gpu": ("penstock bench gpu --quick",),
     "penstock bench order": ("penstock bench order --part gate --quick",),
-    "penstock bench replay": ("penstock bench replay --base-url http://127.0.0.1:8000/v1 --rate 4 --seconds 30",),
     "penstock bench elastic": ("penstock bench elastic --short",),
     "penstock bench recovery": ("penstock bench recovery --quick",),
     "penstock bench conformance": ("penstock bench conformance --suite ~/suites/durable-streams",),

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bench.conformance.llama_cases import LLAMA_CASES
-
-DURABLE, RESPONSES, LLAMA = "Durable Streams", "Open Responses", "llama.cpp server"
+DURABLE, RESPONSES = "Durable Streams", "Open Responses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +33,14 @@ EXPECTED: tuple[ExpectedFailure, ...] = (
     ExpectedFailure(RESPONSES, r"^image-input$", "no images: 400 that names the part"),
     ExpectedFailure(RESPONSES, r"^compact", "no /v1/responses/compact: 405"),
     ExpectedFailure(RESPONSES, r"^websocket", "no WebSockets: a stream, which can be resumed"),
-    *(ExpectedFailure(LLAMA, rf"^{pattern}", reason) for pattern, reason in LLAMA_CASES),
 )
 """In order: the first one that matches counts."""
 
 
-def expected(suite: str, case: str) -> ExpectedFailure | None:
-    """Return the row that says why a case is not passed; None if it should be."""
-    return next((each for each in EXPECTED if each.suite == suite and re.search(each.pattern, case)), None)
-
-
 def reason_of(suite: str, case: str) -> str:
     """Return why a case is not passed; "" if it should be."""
-    found = expected(suite, case)
-    return found.reason if found else ""
-
-
-def unneeded(suite: str, not_passed: Iterable[str]) -> list[str]:
-    """Return the patterns of a suite that excuse none of these cases."""
-    needed = {expected(suite, case) for case in not_passed}
-    return [each.pattern for each in EXPECTED if each.suite == suite and each not in needed]
+    reasons = (each.reason for each in EXPECTED if each.suite == suite and re.search(each.pattern, case))
+    return next(reasons, "")
 
 
 def all_but_expected(suite: str) -> str:

@@ -8,20 +8,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-from bench.conformance.exceptions import DURABLE, LLAMA, RESPONSES, all_but_expected, reason_of
-from bench.conformance.llama_cases import KEYED_PORT, PORT, TOOLS_PORT
+from bench.conformance.exceptions import DURABLE, RESPONSES, all_but_expected, reason_of
 
 DURABLE_PACKAGE = Path("node_modules/@durable-streams/server-conformance-tests")
 OPEN_RESPONSES_PROGRAM = Path("bin/compliance-test.ts")
-LLAMA_TESTS = Path("tools/server/tests")
-LLAMA_FILE = "unit/test_compat_oai_responses.py"
 TIMEOUT_S = 1800.0
 CASE_TIMEOUT_MS = 90_000
 
@@ -33,23 +28,10 @@ class SuiteMissing(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaPorts:
-    """Ports of the servers that stand in for those that llama.cpp's tests start."""
-
-    real: int
-    """A real model that writes and makes vectors."""
-    keyed: int
-    """With an API key."""
-    tools: int
-    """A model that knows tools and ranks."""
-
-
-@dataclass(frozen=True, slots=True)
 class CaseVerdict:
     """What a suite says of one case."""
 
     suite: str
-    group: str
     case: str
     status: str
     """PASSED, FAILED or SKIPPED."""
@@ -66,11 +48,10 @@ def suite_of(folder: Path) -> str:
     for suite, place in (
         (DURABLE, DURABLE_PACKAGE / "dist" / "index.js"),
         (RESPONSES, OPEN_RESPONSES_PROGRAM),
-        (LLAMA, LLAMA_TESTS / LLAMA_FILE),
     ):
         if (folder / place).exists():
             return suite
-    raise SuiteMissing(f"{folder} holds none of: {DURABLE_PACKAGE}, {OPEN_RESPONSES_PROGRAM}, {LLAMA_TESTS}")
+    raise SuiteMissing(f"{folder} holds none of: {DURABLE_PACKAGE}, {OPEN_RESPONSES_PROGRAM}")
 
 
 def version_of(suite: str, folder: Path) -> str:
@@ -82,29 +63,28 @@ def version_of(suite: str, folder: Path) -> str:
     return found.stdout.strip() or "unknown"
 
 
-def run_durable(suite: Path, url: str, folder: Path, only: str = "") -> list[CaseVerdict]:
+def run_durable(suite: Path, url: str, folder: Path) -> list[CaseVerdict]:
     """Run the suite of the Durable Streams protocol, without the cases that are not passed for a reason, of which many
-    would wait for their time limit. `only`: a pattern of names. Raises SuiteMissing."""
+    would wait for their time limit. Raises SuiteMissing."""
     index, report = (suite / DURABLE_PACKAGE / "dist" / "index.js").resolve(), folder / "report.json"
     test = f"import {{ runConformanceTests }} from {json.dumps(str(index))}\n"
     (folder / "suite.test.mjs").write_text(
         test + "runConformanceTests({ baseUrl: process.env.CONFORMANCE_TEST_URL })\n"
     )
     words = [str((suite / "node_modules/.bin/vitest").resolve()), "run", "--root", str(folder), "--reporter=json"]
-    words += [f"--outputFile={report}", f"--testTimeout={CASE_TIMEOUT_MS}", "-t", only or all_but_expected(DURABLE)]
+    words += [f"--outputFile={report}", f"--testTimeout={CASE_TIMEOUT_MS}", "-t", all_but_expected(DURABLE)]
     _run(words, folder, {"CONFORMANCE_TEST_URL": url})
     if not report.exists():
         raise SuiteMissing("the suite has written no report: see its log")
     results = json.loads(report.read_text())["testResults"]
     found = [_of_vitest(each) for result in results for each in result["assertionResults"]]
-    return [each for each in found if each.status != SKIPPED or (each.reason and not only)]
+    return [each for each in found if each.status != SKIPPED or each.reason]
 
 
 def _of_vitest(found: Mapping[str, Any]) -> CaseVerdict:
-    group, *_ = [each for each in found["ancestorTitles"] if each] or [""]
     message = (found["failureMessages"] or [""])[0].partition("\n")[0]
     status = found["status"] if found["status"] in (PASSED, FAILED) else SKIPPED
-    return CaseVerdict(DURABLE, group, found["fullName"], status, message)
+    return CaseVerdict(DURABLE, found["fullName"], status, message)
 
 
 def run_open_responses(suite: Path, url: str, model: str, folder: Path) -> list[CaseVerdict]:
@@ -119,32 +99,9 @@ def run_open_responses(suite: Path, url: str, model: str, folder: Path) -> list[
     except (ValueError, KeyError):
         raise SuiteMissing("the suite has written no results: see its log") from None
     return [
-        CaseVerdict(RESPONSES, "HTTP", each["id"], each["status"], "; ".join(map(str, each.get("errors") or ())))
+        CaseVerdict(RESPONSES, each["id"], each["status"], "; ".join(map(str, each.get("errors") or ())))
         for each in results
     ]
-
-
-def run_llama(suite: Path, ports: LlamaPorts, folder: Path, only: str = "") -> list[CaseVerdict]:
-    """Run the tests of llama.cpp's server that its own CI runs, by the Python of `.venv` in the checkout if it has one.
-    `only`: words of names, as pytest's -k has them. Raises SuiteMissing."""
-    report, own = folder / "report.xml", suite / ".venv" / "bin" / "python"
-    words = [str(own.absolute()) if own.exists() else sys.executable, "-m", "pytest", "unit", f"--junitxml={report}"]
-    words += ["-p", "bench.conformance.llama_plugin", "-p", "no:cacheprovider", "-m", "not slow", "-k", only]
-    environ = {"DEBUG_EXTERNAL": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    environ |= {PORT: str(ports.real), KEYED_PORT: str(ports.keyed), TOOLS_PORT: str(ports.tools)}
-    _run(words, folder, environ, cwd=suite / LLAMA_TESTS)
-    if not report.exists():
-        raise SuiteMissing("the tests have written no report: see their log")
-    return list(_of_junit(ElementTree.parse(report).iter("testcase")))  # noqa: S314 - our own pytest wrote it
-
-
-def _of_junit(cases: Iterable[ElementTree.Element]) -> Iterable[CaseVerdict]:
-    for case in cases:
-        fault = next((each for each in case if each.tag in ("failure", "error")), None)
-        status = SKIPPED if case.find("skipped") is not None else FAILED if fault is not None else PASSED
-        message = (fault.get("message") or "").partition("\n")[0] if fault is not None else ""
-        group = case.get("classname", "").rpartition(".")[2]
-        yield CaseVerdict(LLAMA, group, f"{group}::{case.get('name', '')}", status, message)
 
 
 def _run(words: list[str], folder: Path, environ: Mapping[str, str], cwd: Path | None = None) -> bytes:

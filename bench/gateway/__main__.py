@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import program, report
-from bench.gateway import base, idle, sweep
+from bench.gateway import base, sweep
 from bench.gateway.sweep import GatewayOptions
 from bench.gateway.systems import chosen, systems
 from bench.load.plan import LoadFailed
@@ -28,7 +28,6 @@ QUICK_SYSTEMS = ("floor", "penstock", "plain", "litellm", "router", "dynamo")
 RIVALS = ("floor", "penstock", "router", "dynamo")
 KNOWN = ", ".join(system.name for system in systems())
 IN_FRONT = ("floor", "penstock", "penstock-upstream", "router", "dynamo", "litellm")
-BURST_SYSTEMS = ("floor", "penstock", "plain", "router", "dynamo")
 
 
 def _run(run: ProgramRun) -> int:
@@ -37,37 +36,27 @@ def _run(run: ProgramRun) -> int:
     args, options = run.args, _options(run.args)
     names = args.systems or (QUICK_SYSTEMS if args.quick else ())
     program.check_names("system", names, [system.name for system in systems()])
-    found = chosen(names)
-    if args.all or not (args.rivals or args.upstream or args.burst or args.idle):
-        told = sweep.compare(sweep.NAME, found, options, run.command, run.console)
-        run.tell(told, args.out / told.file, None if args.quick else sweep.draw)
-    if args.all or args.rivals:
-        few = [system for system in found if args.systems or system.name in RIVALS]
-        told = sweep.compare(sweep.RIVALS, few, _of_rivals(args, options), run.command, run.console)
-        run.tell(told, args.out / told.file)
-    if args.all or args.upstream:
-        few = [system for system in found if args.systems or system.name in IN_FRONT]
-        lowest_and_highest = tuple(sorted({options.levels[0], options.levels[-1]}))
-        alike = replace(_of_rivals(args, options), levels=lowest_and_highest)
-        told = sweep.compare(sweep.IN_FRONT, few, alike, run.command, run.console)
-        run.tell(told, args.out / told.file)
-    if args.all or args.burst:
-        few = [system for system in found if args.systems or system.name in BURST_SYSTEMS]
-        told = sweep.compare(sweep.BURST, few, options, run.command, run.console)
-        run.tell(told, args.out / told.file)
-    if args.all or args.idle:
-        told = idle.idle(options, run.command, run.console)
-        run.tell(told, args.out / told.file)
+    rivals = _of_rivals(args, options)
+    ends = replace(rivals, levels=tuple(sorted({options.levels[0], options.levels[-1]})))
+    modes = (
+        (sweep.NAME, args.all or not (args.rivals or args.upstream), None, options),
+        (sweep.RIVALS, args.all or args.rivals, RIVALS, rivals),
+        (sweep.IN_FRONT, args.all or args.upstream, IN_FRONT, ends),
+    )
+    for name, is_wanted, few, those in modes:
+        if is_wanted:
+            found = [system for system in chosen(names) if args.systems or few is None or system.name in few]
+            told = sweep.compare(name, found, those, run.command, run.console)
+            run.tell(told, args.out / told.file, sweep.draw if name == sweep.NAME and not args.quick else None)
     return 0
 
 
 def _compare(run: ProgramRun) -> int:
     """1 if a bound is missed."""
     args = run.args
-    if args.systems or args.all or args.rivals or args.upstream or args.burst or args.idle:
+    if args.systems or args.all or args.rivals or args.upstream:
         raise WrongArguments(
-            "--base compares two trees and nothing else: leave out --systems, --rivals, --upstream, --burst, --idle "
-            "and --all"
+            "--base compares two trees and nothing else: leave out --systems, --rivals, --upstream and --all"
         )
     if args.rounds and args.rounds < base.MIN_ROUNDS and not args.quick:
         raise WrongArguments(
@@ -88,8 +77,6 @@ def _options(args: argparse.Namespace) -> GatewayOptions:
         step_ms=args.step_ms,
         prefill_ms=args.prefill_ms,
         limit_s=args.limit or (15.0 if args.quick else 60.0),
-        bursts=5 if args.quick else 20,
-        idle_streams=args.idle or (1000 if args.quick else 10_000),
     )
 
 
@@ -133,9 +120,7 @@ main = BenchProgram("penstock bench gateway", __doc__, _run, Died, LoadFailed, O
     Option("--limit", type=float, help="seconds in which a measurement may begin requests (default 60)"),
     Option("--rivals", action="store_true", help="floor, Penstock, router and Dynamo at the highest c, in nine rounds"),
     Option("--upstream", action="store_true", help="the same at the lowest and highest c, also in front of a server"),
-    Option("--burst", action="store_true", help="64 requests at once, 5 ms steps: only their TTFT"),
-    Option("--idle", type=count, metavar="N", help="N open streams that wait: only their memory and CPU"),
-    Option("--all", action="store_true", help="the sweep, the rivals, upstream, the burst and 10,000 idle streams"),
+    Option("--all", action="store_true", help="the sweep, the rivals and upstream"),
     Option("--base", metavar="REF", help="this tree against that of a git commit, in nine rounds: CPU per token"),
     Option("--bound", type=float, help="of --base: the most this/base may be (the goal gateway.base)"),
     Option("--out", type=Path, default=report.RESULTS, help="folder of the JSON files"),

@@ -16,11 +16,6 @@ COLUMNS = columns("""
     cpu_ms_per_request: ms/req .2; memory_mib: MiB .0; errors: errors; parts: CPU us/token of each process
 """)
 
-BURST_COLUMNS = columns("""
-    system: system; streams: c; requests: requests; ttft_p50_ms: TTFT p50 ms .2; ttft_p99_ms: p99 .2;
-    ttft_max_ms: max .2; itl_p50_ms: ITL p50 ms .2; itl_p99_ms: p99 .2; cpu_us_per_token: CPU us/tok; errors: errors
-""")
-
 Row = dict[str, Any]
 How = Callable[[float | None, float | None], float | None]
 """Two figures into one; None if one of them is not there."""
@@ -136,22 +131,6 @@ class Goals:
             *self._shares(),
             Ratio.none("Penstock's errors", self._errors()),
         ]
-
-    def of_burst(self) -> list[Ratio]:
-        """TTFT against the floor's and Dynamo's."""
-        if PENSTOCK not in self._asked:
-            return []
-        ratios = []
-        for level in self._levels:
-            for key, name in (("ttft_p50_ms", "p50"), ("ttft_p99_ms", "p99")):
-                of_ours = f"c={level} at once: Penstock's TTFT {name}"
-                if FLOOR in self._asked:
-                    what, goal = f"{of_ours} - the floor's, ms", f"gateway.burst_ttft_{name}"
-                    ratios.append(self._compared(what, _less, FLOOR, level, key, goal))
-                if DYNAMO in self._asked:
-                    what, goal = f"{of_ours} / Dynamo's", "gateway.burst_dynamo"
-                    ratios.append(self._compared(what, over, DYNAMO, level, key, goal))
-        return ratios
 
     def of_upstream(self) -> list[Ratio]:
         """What it costs to stand in front of a server that runs already. The goals are for the highest level."""

@@ -1,4 +1,4 @@
-"""Comparisons of gateways: every system at every concurrency in a closed loop, and all streams at once in bursts."""
+"""Comparisons of gateways: every system at every concurrency in a closed loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bench import plots
 from bench.environments import Failures
-from bench.gateway.figures import BURST_COLUMNS, COLUMNS, FLOOR, PENSTOCK, Goals, Row, rows
+from bench.gateway.figures import COLUMNS, FLOOR, PENSTOCK, Goals, Row, rows
 from bench.gateway.systems import GatewaySystem, ServingGateway
 from bench.load.plan import LoadFailed, LoadPlan, StreamReading, measure
 from bench.load.scripted import ClockError, clock_error
@@ -38,34 +38,15 @@ class GatewayOptions:
     prefill_ms: float
     limit_s: float
     """For one measurement to begin its requests; what runs then may take as long again."""
-    burst_streams: int = 64
-    burst_ms: float = 5.0
-    """Step and prefill of the burst."""
-    bursts: int = 20
-    """In each round."""
-    burst_tokens: int = 32
-    idle_streams: int = 10_000
-    idle_rest_s: float = 20.0
-    """How long they are watched doing nothing."""
-    idle_keep_alive_s: float = 10.0
-    """The default of [api] keep_alive_s."""
 
     @property
     def engine(self) -> SimSettings:
         """A slot for every stream, so that nothing queues."""
         return SimSettings(step_ms=self.step_ms, prefill_ms=self.prefill_ms, slots=max(256, *self.levels))
 
-    @property
-    def burst_engine(self) -> SimSettings:
-        return SimSettings(step_ms=self.burst_ms, prefill_ms=self.burst_ms, slots=max(256, self.burst_streams))
-
     def plan(self, serving: ServingGateway, streams: int) -> LoadPlan:
         """So many streams in a closed loop."""
         return serving.plan(streams, self.requests_per_stream, self.tokens, self.limit_s)
-
-    def burst_plan(self, serving: ServingGateway, streams: int) -> LoadPlan:
-        """So many streams at once, again and again."""
-        return serving.plan(streams, self.bursts, self.burst_tokens, self.limit_s, together=True)
 
     def minutes(self, systems: int) -> int:
         """About how long a sweep takes, if every system keeps up with the engine."""
@@ -118,9 +99,8 @@ def play(
     played.take_turns(systems, rounds, stage, load, Died, LoadFailed)
 
 
-NAME, RIVALS, BURST, IN_FRONT = "gateway", "gateway-rivals", "gateway-burst", "gateway-upstream"
-"""The whole comparison; only the systems that the goals speak of, in many rounds; all streams at once; systems in front
-of a server that runs already."""
+NAME, RIVALS, IN_FRONT = "gateway", "gateway-rivals", "gateway-upstream"
+"""The whole comparison; the systems of the goals alone, in many rounds; systems in front of a server."""
 VARIANT = "penstock-"
 COST = "CPU microseconds per token, all processes"
 
@@ -129,39 +109,29 @@ def compare(
     name: str, systems: Sequence[GatewaySystem], options: GatewayOptions, command: str, console: Console
 ) -> Report:
     """Raises LoadFailed, Died: without a clock nothing can be said."""
-    at_once, played, names = name == BURST, GatewayReadings(), [system.name for system in systems]
-    levels = (options.burst_streams,) if at_once else options.levels
-    total = options.rounds * len(systems) * len(levels)
-    if not at_once:
-        console.print(f"{total} measurements, about {options.minutes(len(systems))} minutes")
+    played, names = GatewayReadings(), [system.name for system in systems]
+    total = options.rounds * len(systems) * len(options.levels)
+    console.print(f"{total} measurements, about {options.minutes(len(systems))} minutes")
     with Testbed(console, "preparing", total) as stage:
         ready = played.prepared(systems, stage.say)
         stage.say("checking the clock")
         with Processes(stage.folder) as processes:
             clock = clock_error(processes)
-        plan, engine = (options.burst_plan, options.burst_engine) if at_once else (options.plan, options.engine)
-        play(ready, options.rounds, levels, plan, engine, stage, played)
+        play(ready, options.rounds, options.levels, options.plan, options.engine, stage, played)
         if played.failed:
             stage.keep()
     found = rows(played.readings, names)
-    goals, title = Goals(found, names), f"Gateways before one simulated engine: {options.step_ms:g} ms steps"
-    at_c = f"{options.burst_streams} requests at once, {options.burst_ms:g} ms steps and prefill"
+    goals = Goals(found, names)
     return Report(
         name=options.name(name),
-        title=at_c if at_once else f"{title}, {options.tokens} tokens a request",
+        title=f"Gateways before one simulated engine: {options.step_ms:g} ms steps, {options.tokens} tokens a request",
         command=command,
         settings=msgspec.to_builtins(options) | {"systems": {system.name: system.title for system in systems}},
-        columns=BURST_COLUMNS if at_once else COLUMNS,
+        columns=COLUMNS,
         rows=found,
-        ratios=(*_judged(name, goals, options), clock_ratio(clock)),
+        ratios=(*(goals.of_upstream() if name == IN_FRONT else goals.of_sweep(options.step_ms)), clock_ratio(clock)),
         notes=(*notes(systems, played, found), clock_note(clock)),
     )
-
-
-def _judged(name: str, goals: Goals, options: GatewayOptions) -> list[Ratio]:
-    if name == IN_FRONT:
-        return goals.of_upstream()
-    return goals.of_burst() if name == BURST else goals.of_sweep(options.step_ms)
 
 
 def clock_ratio(clock: ClockError) -> Ratio:

@@ -38,11 +38,11 @@ class ServingGateway:
         """All its processes by name."""
         return {name: pid for group in self.groups for name, pid in group.pids().items()}
 
-    def plan(self, streams: int, each: int, tokens: int, limit_s: float, *, together: bool = False) -> LoadPlan:
+    def plan(self, streams: int, each: int, tokens: int, limit_s: float) -> LoadPlan:
         """The load of so many streams with `each` requests."""
         return LoadPlan(
             port=self.port, model=self.model, headers=dict(self.headers), streams=streams, requests=streams * each,
-            tokens=tokens, limit_s=limit_s, watch=self.watch, together=together,
+            tokens=tokens, limit_s=limit_s, watch=self.watch,
         )  # fmt: skip
 
     def check(self) -> None:

@@ -12,7 +12,6 @@ from itertools import pairwise
 
 import msgspec
 
-from bench.gpu.loads import Unanswered
 from bench.gpu.upstream import UpstreamPenstock
 from bench.load.prompts import PromptSource
 from bench.load.streams import BodyParser, StreamedAnswer
@@ -26,6 +25,10 @@ KILLED_AT = 1 / 3
 """Of the tokens of the slowest stream."""
 TIMEOUT_S = 60.0
 UNFINISHED = f"no end {TIMEOUT_S:.0f} s after the kill"
+
+
+class Unanswered(RuntimeError):
+    """Requests of a load were not answered."""
 
 
 class KilledStreams(msgspec.Struct, frozen=True, kw_only=True):

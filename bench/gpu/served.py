@@ -1,45 +1,51 @@
-"""Penstock in front of a GPU engine: closed loops direct and through it in turn, energy, and a killed worker."""
+"""Penstock in front of a GPU engine: closed loops direct and through it in turn, a killed worker, and the figures."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from random import Random
+from statistics import fmean, median
 from typing import Any
 
 import msgspec
 
-from bench.energy import Counters, counters_of, used
-from bench.gpu.killed import STREAMS, KilledStreams, killed_streams
-from bench.gpu.loads import ClosedLoad, Unanswered, as_rows, length_mix, served_text
-from bench.gpu.tuned import tuned_frontier
+from bench import plots
+from bench.gpu.killed import STREAMS, KilledStreams, Unanswered, killed_streams
 from bench.gpu.upstream import NAME as PENSTOCK
-from bench.gpu.upstream import SAMPLE_S, UpstreamPenstock
+from bench.gpu.upstream import UpstreamPenstock
 from bench.load.prompts import PromptSource
 from bench.processes import Processes
 from bench.program import Testbed
-from bench.report import write
+from bench.report import Ratio, Report, columns
+from bench.stats import quantile
 from bench.table1.client import ConcurrencyLevel, TargetServer, closed_loop
 from planner.load import RequestLengths
-from planner.search import quantile
-from telemetry.gpu import GpuReadings
 
 DIRECT = "direct"
+WAYS = (DIRECT, PENSTOCK)
 TURNS = (DIRECT, PENSTOCK, PENSTOCK, DIRECT)
-"""A drift of the machine that is steady over four turns cancels out; both of Penstock's lie in one window of energy."""
+"""A drift of the machine that is steady over four turns cancels out."""
 FIELDS = {"temperature": 0}
 START_TIMEOUT_S, REQUEST_TIMEOUT_S = 240.0, 120.0
-RECORDS_S = 3.0
-"""Until the records of a load are on the disk."""
+MIX_SIZE = 60
+COLUMNS = columns("""
+    clients: at once; way: way; tokens_s: tok/s .0; share: of direct .3;
+    ttft_p50_ms: TTFT p50, ms .1; ttft_p90_ms: p90 .1; added_ms: added, p50 .1;
+    itl_p50_ms: ITL p50, ms .2; itl_p99_ms: p99 .2;
+    penstock_us: CPU us/token, Penstock .1; engine_us: engine .1
+""")
 
 
 class ServedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is served, and how it is loaded."""
 
     model: str = "opt-1.3b"
+    checked: str = "opt-125m"
+    """Whose logits are held against one pass in float32."""
     device: str = "cuda"
     slots: int = 64
     context: int = 1024
@@ -53,89 +59,58 @@ class ServedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of a load at least."""
     killed_tokens: int = 600
     """Of each answer whose worker is killed."""
-    tune: tuple[str, ...] = ("--requests", "32", "--repeats", "1", "--budget", "90s")
 
     @property
     def lengths(self) -> RequestLengths:
         """Of the requests of a load."""
-        return length_mix(self.prompts, self.answers)
+        random = Random(7)  # noqa: S311 - a workload
+        mix = tuple((random.randint(*self.prompts), random.randint(*self.answers)) for _ in range(MIX_SIZE))
+        prompt, answer = (round(fmean(each)) for each in zip(*mix, strict=True))
+        return RequestLengths(prompt, answer, mix)
 
 
 QUICK = ServedOptions(
-    model="tiny", device="cpu", slots=8, levels=(1, 2, 4, 8), prompts=(16, 48), answers=(8, 24), rounds=4, least=24,
-    killed_tokens=60, tune=("--requests", "8", "--repeats", "1", "--budget", "5m"),
+    model="tiny", checked="tiny", device="cpu", slots=8, levels=(1, 2, 4, 8), prompts=(16, 48), answers=(8, 24),
+    rounds=4, least=24, killed_tokens=60,
 )  # fmt: skip
 
 
-class LevelCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one closed loop cost, beside its requests."""
+class ServedLevel(msgspec.Struct, frozen=True, kw_only=True):
+    """What one closed loop yielded and cost."""
 
+    way: str
     clients: int
+    requests: int
     tokens: int
-    seconds: float
-    itl_p50_s: float
-    itl_p99_s: float
+    tokens_s: float
+    ttft_p50_ms: float
+    """Of the requests that followed another one of their client: at the begin all clients ask at once, which is no
+    state of the load."""
+    ttft_p90_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
     """Between two pieces of an answer; those that come together have none between them."""
     penstock_cpu_s: float
     """Of all its processes, in the direct turns too: what it takes with nothing to do."""
     engine_cpu_s: float
     client_cpu: float
     """Share of a core that the load generator took."""
-    joules: float | None
-    """By NVML; None: the driver tells none."""
 
 
-class ServedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """All levels once, one way."""
-
-    way: str
-    requests: list[list[float]]
-    """As `as_rows` of bench/frontier has them."""
-    costs: list[LevelCosts]
+Turn = Sequence[ServedLevel]
+"""All levels once, one way."""
 
 
-class EnergyReadings(msgspec.Struct, frozen=True, kw_only=True):
-    """Joules of one window around both turns through Penstock, as three readers have them."""
-
-    seconds: float
-    tokens: int
-    nvml_j: float | None
-    metric_j: float | None
-    """By penstock_gpu_energy_joules."""
-    report_j: float | None
-    report_j_token: float | None
-    """By `penstock report`."""
-
-
-class ServedMeasurement(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a run has measured."""
-
-    device: str
-    options: ServedOptions
-    logits_off_by: float
-    turns: list[ServedTurn]
-    energy: EnergyReadings
-    tuned: dict[str, Any]
-    """What `penstock tune frontier` said of Penstock."""
-    killed: KilledStreams
-
-
-def measured(options: ServedOptions, device: str, off_by: float, stage: Testbed, raw: Path) -> ServedMeasurement:
-    """`raw` is a file for what is measured so far: time on a GPU is scarce, and what fails later must not cost it.
-
-    Raises Died, NotAServer, Unanswered, CalledProcessError, TimeoutError.
-    """
+def measured(options: ServedOptions, stage: Testbed) -> tuple[list[Turn], KilledStreams]:
+    """Raises Died, NotAServer, Unanswered, TimeoutError."""
     stage.say("starting the engine")
     with (
         _engine(options, "graphs", stage) as (engine, direct),
         UpstreamPenstock(stage.room("penstock"), _url(direct), options.model, options.slots) as penstock,
     ):
-        turns, energy = _turns(_Loads(options, engine, direct, penstock, stage))
-        write(raw, {"device": device, "options": options, "turns": turns, "energy": energy})
-        stage.say("penstock tune frontier")
-        words = (*options.tune, "--max", str(options.levels[-1]))
-        tuned = tuned_frontier(penstock.target, options.lengths, stage.folder, words)
-        stage.done()
+        loads = _Loads(options, engine, direct, penstock, stage)
+        loads.warm_up()
+        turns = [loads.turn(way, number) for way, number in zip(TURNS, (1, 1, 2, 2), strict=True)]
     stage.say("starting the engine again, in one size of steps")
     with (
         _engine(options, "exact", stage) as (_, direct),
@@ -144,14 +119,12 @@ def measured(options: ServedOptions, device: str, off_by: float, stage: Testbed,
         stage.say("killing the worker")
         killed = killed_streams(direct, penstock, options.killed_tokens, min(STREAMS, options.slots))
         stage.done()
-    return ServedMeasurement(
-        device=device, options=options, logits_off_by=off_by, turns=turns, energy=energy, tuned=tuned, killed=killed
-    )
+    return turns, killed
 
 
 def measurements(options: ServedOptions) -> int:
     """How many steps of progress `measured` makes."""
-    return len(TURNS) * len(options.levels) + 2
+    return len(TURNS) * len(options.levels) + 1
 
 
 @contextmanager
@@ -178,89 +151,149 @@ class _Loads:
         penstock: UpstreamPenstock,
         stage: Testbed,
     ) -> None:
-        self.options, self.penstock, self._engine, self._stage = options, penstock, engine, stage
+        self.options, self._penstock, self._engine, self._stage = options, penstock, engine, stage
         self._servers = {DIRECT: direct, PENSTOCK: penstock.target}
-        self.gpus = GpuReadings.open()
-
-    def joules(self) -> Counters:
-        return self.gpus.joules() if self.gpus is not None else {}
 
     def warm_up(self) -> None:
         """All clients once, each way. Raises Unanswered."""
         most = self.options.levels[-1]
-        for way in self._servers:
+        for way in WAYS:
             self._load(way, most, self._source(way, 0).bodies(most, FIELDS))
 
-    def turn(self, way: str, number: int) -> ServedTurn:
+    def turn(self, way: str, number: int) -> Turn:
         """All levels once; turns of one number have the same prompts. Raises Unanswered."""
-        source, loads, costs = self._source(way, number), [], []
+        source, found = self._source(way, number), []
         for clients in self.options.levels:
             self._stage.say(f"{way}: {clients} at once")
             bodies = source.bodies(max(self.options.least, self.options.rounds * clients), FIELDS)
-            before = self.joules(), self.penstock.cpu_s(), sum(self._engine.cpu_s().values())
+            before = self._cpu_s()
             level = self._load(way, clients, bodies)
-            after = self.joules(), self.penstock.cpu_s(), sum(self._engine.cpu_s().values())
-            cpu = (after[1] - before[1], after[2] - before[2])
-            costs.append(_costs(level, cpu, used(before[0], after[0])))
-            texts = sorted(level.answers, key=lambda answer: answer.sent)
-            loads.append(ClosedLoad(clients, [served_text(each) for each in texts]))
+            penstock_s, engine_s = (later - early for early, later in zip(before, self._cpu_s(), strict=True))
+            found.append(served_level(way, level, penstock_s, engine_s))
             self._stage.done()
-        return ServedTurn(way=way, requests=as_rows(loads), costs=costs)
+        return found
+
+    def _cpu_s(self) -> tuple[float, float]:
+        return self._penstock.cpu_s(), sum(self._engine.cpu_s().values())
 
     def _source(self, way: str, number: int) -> PromptSource:
         return PromptSource(self._servers[way], self.options.lengths, seed=number, chats=False)
 
     def _load(self, way: str, clients: int, bodies: Sequence[bytes]) -> ConcurrencyLevel:
-        server = self._servers[way]
-        level = asyncio.run(closed_loop(server, clients, bodies, REQUEST_TIMEOUT_S, lambda: None))
+        level = asyncio.run(closed_loop(self._servers[way], clients, bodies, REQUEST_TIMEOUT_S, lambda: None))
         if faults := {answer.fault for answer in level.answers if answer.fault}:
             raise Unanswered(f"{way}, {clients} at once: {', '.join(sorted(faults))}")
         return level
 
 
-def _costs(level: ConcurrencyLevel, cpu_s: tuple[float, float], joules: float | None) -> LevelCosts:
-    gaps = sorted(after - before for answer in level.answers for before, after in pairwise(answer.times))
-    return LevelCosts(
+def served_level(way: str, level: ConcurrencyLevel, penstock_cpu_s: float, engine_cpu_s: float) -> ServedLevel:
+    """The figures of one load."""
+    answers = sorted(level.answers, key=lambda answer: answer.sent)
+    gaps = sorted(after - before for answer in answers for before, after in pairwise(answer.times))
+    ttfts = sorted(answer.ttft for answer in answers[level.streams :])
+    tokens = sum(answer.tokens for answer in answers)
+    return ServedLevel(
+        way=way,
         clients=level.streams,
-        tokens=sum(answer.tokens for answer in level.answers),
-        seconds=level.seconds,
-        itl_p50_s=quantile(gaps, 0.5),
-        itl_p99_s=quantile(gaps, 0.99),
-        penstock_cpu_s=cpu_s[0],
-        engine_cpu_s=cpu_s[1],
-        client_cpu=level.own_cpu,
-        joules=joules,
-    )
-
-
-def _turns(loads: _Loads) -> tuple[list[ServedTurn], EnergyReadings]:
-    """All turns, and the energy of those through Penstock."""
-    loads.warm_up()
-    found = [loads.turn(TURNS[0], 1)]
-    begin = _reading(loads)
-    found += [loads.turn(way, number) for number, way in enumerate(TURNS[1:3], 1)]
-    end = _reading(loads)
-    found.append(loads.turn(TURNS[3], 2))
-    tokens = sum(each.tokens for turn in found if turn.way == PENSTOCK for each in turn.costs)
-    time.sleep(max(0.0, RECORDS_S + end[0] - time.time()))
-    # The reading that was waited for is some hundredths of a second older than the moment that it was seen.
-    usage = loads.penstock.report(begin[0] - SAMPLE_S / 2, end[0])["figures"]["usage"]
-    report = usage["energy"] or {}
-    return found, EnergyReadings(
-        seconds=end[0] - begin[0],
+        requests=len(answers),
         tokens=tokens,
-        nvml_j=used(begin[1], end[1]),
-        metric_j=used(begin[2], end[2]),
-        report_j=report.get("joules"),
-        report_j_token=report.get("joules_per_token"),
+        tokens_s=tokens / (max(answer.times[-1] for answer in answers) - answers[0].sent),
+        ttft_p50_ms=1e3 * quantile(ttfts, 0.5),
+        ttft_p90_ms=1e3 * quantile(ttfts, 0.9),
+        itl_p50_ms=1e3 * quantile(gaps, 0.5),
+        itl_p99_ms=1e3 * quantile(gaps, 0.99),
+        penstock_cpu_s=penstock_cpu_s,
+        engine_cpu_s=engine_cpu_s,
+        client_cpu=level.own_cpu,
     )
 
 
-def _reading(loads: _Loads) -> tuple[float, Counters, Counters]:
-    """The moment at which Penstock's counters have just been read anew, in Unix seconds; NVML's then, and its own."""
-    target, until = loads.penstock.target, time.monotonic() + 5 * SAMPLE_S
-    first = found = counters_of(target)
-    while first and found == first and time.monotonic() < until:
-        time.sleep(0.02)
-        found = counters_of(target)
-    return time.time(), loads.joules(), found
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def _at(turns: Sequence[Turn], way: str, clients: int) -> list[ServedLevel]:
+    return [level for turn in turns for level in turn if (level.way, level.clients) == (way, clients)]
+
+
+def _pairs(turns: Sequence[Turn], clients: int) -> list[tuple[ServedLevel, ServedLevel]]:
+    """Direct and through Penstock, of the turns with the same prompts."""
+    return list(zip(*(_at(turns, way, clients) for way in WAYS), strict=True))
+
+
+def shares(turns: Sequence[Turn], clients: int) -> list[float]:
+    """Tokens per second through Penstock over direct, in each pair of turns."""
+    return [through.tokens_s / direct.tokens_s for direct, through in _pairs(turns, clients)]
+
+
+def added_ms(turns: Sequence[Turn], clients: int) -> list[float]:
+    """What Penstock adds to the median time to the first token, in each pair of turns."""
+    return [through.ttft_p50_ms - direct.ttft_p50_ms for direct, through in _pairs(turns, clients)]
+
+
+def rows(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """One for each level and way, each figure the median of the turns."""
+    return [_row(turns, level.clients, way) for level in turns[0] for way in WAYS]
+
+
+def _row(turns: Sequence[Turn], clients: int, way: str) -> dict[str, Any]:
+    levels = _at(turns, way, clients)
+    tokens = sum(level.tokens for level in levels)
+    keys = ("tokens_s", "ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "itl_p99_ms")
+    row = {"clients": clients, "way": way, "requests": sum(level.requests for level in levels)}
+    row |= {key: median(getattr(level, key) for level in levels) for key in keys}
+    row["engine_us"] = 1e6 * sum(level.engine_cpu_s for level in levels) / tokens
+    if way == PENSTOCK:
+        row |= {"share": median(shares(turns, clients)), "added_ms": median(added_ms(turns, clients))}
+        row["penstock_us"] = 1e6 * sum(level.penstock_cpu_s for level in levels) / tokens
+    return row
+
+
+def ratios(turns: Sequence[Turn], killed: KilledStreams) -> list[Ratio]:
+    """Throughput, time to the first token, the kill."""
+    levels = [level.clients for level in turns[0]]
+    most, least = levels[-1], min(levels, key=lambda clients: median(shares(turns, clients)))
+    slowest = max(levels, key=lambda clients: median(added_ms(turns, clients)))
+    what, kill = "TTFT p50 through Penstock - direct, ms", f"{killed.streams} streams whose worker is killed"
+    share = f"c={most}: tokens per second through Penstock / direct"
+    return [
+        Ratio.held(None, share, median(shares(turns, most)), digits=3),
+        Ratio.held(None, "the same at its worst level", median(shares(turns, least)), digits=3),
+        Ratio.held("gateway.upstream_ttft", f"{what}, at its worst level", median(added_ms(turns, slowest))),
+        Ratio.held(None, f"{what}, c=1", median(added_ms(turns, 1))),
+        Ratio.none(f"{kill}: had ended before, or no worker was started again", killed.unmet),
+        Ratio.none(f"{kill}: broken, or with another number of tokens", len(killed.wrong)),
+        Ratio.none(f"{kill}: texts other than the direct ones", killed.differ),
+        Ratio.none("direct texts of few streams at once, other than of all at once", killed.direct_differ),
+        Ratio(what=f"{kill}: the longest silence, p50, s", value=median(killed.silences_s)),
+    ]
+
+
+def notes(options: ServedOptions, turns: Sequence[Turn], killed: KilledStreams) -> list[str]:
+    """What the table does not say."""
+    return [
+        f"`direct` is the engine's own server: a step loop in PyTorch with random weights in the shape of "
+        f"{options.model}, {options.slots} slots, batching in flight; `penstock` is `penstock up --upstream` in front "
+        "of it, with the durable log. Each way had two turns: direct, penstock, penstock, direct. The first request of "
+        "each client counts for throughput alone.",
+        f"The load generator used at most {100 * max(each.client_cpu for turn in turns for each in turn):.0f} % of one "
+        "core.",
+        f"Killed: with answers of {killed.tokens} tokens, when each had brought {min(killed.killed_at)} to "
+        f"{max(killed.killed_at)}; the worker was started again {killed.restarts} time(s). The engine computed all "
+        "steps in one size for this part, so that equal requests have equal answers."
+        + "".join(f" Wrong: {each}." for each in killed.wrong[:3]),
+    ]
+
+
+def draw(found: Report, folder: Path) -> list[Path]:
+    """Throughput and TTFT over concurrency, both ways."""
+    written = []
+    for key, title, unit in (
+        ("tokens_s", "Throughput", "tokens/s"),
+        ("ttft_p50_ms", "Time to the first token, p50", "ms"),
+    ):
+        series = {way: [(row["clients"], row[key]) for row in found.rows if row["way"] == way] for way in WAYS}
+        written += plots.lines(
+            folder / f"gpu-served-{key.partition('_')[0]}", f"{title} over concurrency", series,
+            x=plots.Axis(title="requests at once", log=True), y=plots.Axis(title=unit),
+        )  # fmt: skip
+    return written

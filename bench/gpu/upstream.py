@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from bench.processes import Processes
 from bench.table1.client import TargetServer
 
 WORKER, NAME = "worker-1", "penstock"
-SAMPLE_S = 1.0
-"""Between two readings of the GPUs, which are 10 s by itself: a load of seconds has to hold some."""
 
 
 class UpstreamPenstock:
@@ -26,9 +22,7 @@ class UpstreamPenstock:
 
     def __init__(self, folder: Path, url: str, model: str, slots: int) -> None:
         self._url, self.model, self._data = url, model, folder / "data"
-        self._processes = Processes(
-            folder, own_environ() | variables({"records.sample_s": SAMPLE_S, "upstream.slots": slots})
-        )
+        self._processes = Processes(folder, own_environ() | variables({"upstream.slots": slots}))
 
     def __enter__(self) -> UpstreamPenstock:
         try:
@@ -59,15 +53,6 @@ class UpstreamPenstock:
     def restarts(self) -> int:
         """Of its worker."""
         return int(self._worker()["restarts"])
-
-    def report(self, begin_s: float, end_s: float) -> dict[str, Any]:
-        """What `penstock report` says of this time, in Unix seconds. Raises CalledProcessError."""
-        moments = (datetime.fromtimestamp(each, UTC).isoformat() for each in (begin_s, end_s))
-        window = [word for pair in zip(("--from", "--to"), moments, strict=True) for word in pair]
-        words = [sys.executable, "-P", "-m", "cli", "report", *window, "--data-dir", str(self._data), "--json"]
-        done = subprocess.run(words, cwd=self._processes.folder, env=self._processes.environ, capture_output=True,
-                              check=True)  # fmt: skip
-        return dict(json.loads(done.stdout))
 
     def _state(self) -> dict[str, Any]:
         """What `up` tells of itself. Raises FileNotFoundError."""

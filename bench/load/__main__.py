@@ -42,7 +42,8 @@ class LoadRun:
             with _undisturbed():
                 before, own, began = cpu_of(plan.watch), time.process_time(), time.monotonic()
                 self._until = began + plan.limit_s
-                await self._ask_all()
+                left = iter(range(plan.requests))
+                await self._bounded([self._ask_on(stream, left) for stream in self._streams])
                 # Requests that never ended would make the rate of the others look worse than it was.
                 seconds = max((at for answer in self._answers for at, _ in answer.arrivals[-1:]), default=began) - began
                 own_share = (time.process_time() - own) / (time.monotonic() - began)
@@ -60,16 +61,6 @@ class LoadRun:
         self._until = time.monotonic() + self._plan.limit_s
         await self._bounded([self._ask(stream, self._plan.warmup_tokens) for stream in self._streams])
         self._answers.clear()
-
-    async def _ask_all(self) -> None:
-        plan = self._plan
-        if not plan.together:
-            left = iter(range(plan.requests))
-            await self._bounded([self._ask_on(stream, left) for stream in self._streams])
-            return
-        for _ in range(plan.requests // plan.streams):
-            if time.monotonic() < self._until:
-                await self._bounded([self._ask(stream, plan.tokens) for stream in self._streams])
 
     async def _ask_on(self, stream: Stream, left: Iterator[int]) -> None:
         for _ in left:

@@ -21,8 +21,6 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     warmup_tokens: int = 16
     """Each stream asks once for so many before anything is measured."""
-    together: bool = False
-    """Rounds of one request per stream, all sent at once; the next round begins when all are answered."""
     limit_s: float = 60.0
     """No request begins later than this; what runs then may take as long again."""
     watch: dict[str, int] = {}

@@ -6,12 +6,7 @@ The same seeds give the same figures on every machine, except the time of a deci
 
 Part `deadlines`: the same engine behind the order of the product, by arrival, and by strict priority; deadlines met at
 70 to 110 % load. Part `replay`: a bursty trace of three tenants beside a batch; requests in time under four orders.
-
-Part `tenants`: how long a light tenant waits alone and beside one that floods its lane, simulated and on processes.
-
-Part `eta`: on real processes, what waiting jobs are told beside how long they waited.
-
-Part `colocation`: on real processes, chats alone and beside a backlog of lane batch.
+Part `tenants`: how long a light tenant waits alone and beside one that floods its lane.
 
 Exits 1 if a goal is missed.
 """
@@ -21,23 +16,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bench import report
-from bench.order import colocation, deadlines, eta, gate, replay, tenants
-from bench.program import CACHE, OUT, PLOTS, BenchProgram, Option, ProgramRun
+from bench.order import deadlines, gate, replay, tenants
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun
 
 PARTS: Mapping[str, Callable[[ProgramRun], report.Report]] = {
     "gate": gate.measured,
     "deadlines": deadlines.measured,
     "replay": replay.measured,
     "tenants": tenants.measured,
-    "eta": eta.measured,
-    "colocation": colocation.measured,
 }
 """Each shows its table and keeps its figures."""
 
 
 def _run(run: ProgramRun) -> int:
-    parts = [run.args.part] if run.args.part else list(PARTS)
-    found = [PARTS[part](run) for part in parts]
+    found = [PARTS[part](run) for part in ([run.args.part] if run.args.part else PARTS)]
     return int(any(each.missed for each in found))
 
 
@@ -47,7 +39,6 @@ main = BenchProgram("penstock bench order", __doc__, _run).taking(
     Option("--jobs", type=int, default=report.cores(), help="processes (default: one for each core)"),
     OUT,
     PLOTS,
-    CACHE,
 )
 
 if __name__ == "__main__":

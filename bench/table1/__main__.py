@@ -1,5 +1,6 @@
-"""`python -m bench.table1`: TTFT and TBT by concurrency, of any OpenAI-compatible server, as in the paper's Table 1.
+"""`python -m bench.table1`: TTFT and TBT of any OpenAI-compatible server, by concurrency, as in the paper's Table 1.
 
+With --rate or --trace, an open loop instead: requests leave at their times, and each class is held against its target.
 Without --base-url it is a Penstock started for it, with a simulated engine. PENSTOCK_API_KEY is sent as a bearer token.
 """
 
@@ -15,22 +16,13 @@ from typing import Any
 
 import uvloop
 
-from bench import plots, report
 from bench.processes import Died
-from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed, counts
+from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed, counts
 from bench.report import columns
 from bench.stats import quantile
-from bench.table1.client import (
-    ConcurrencyLevel,
-    DatasetEntry,
-    NotAServer,
-    Protocol,
-    endless,
-    level,
-    made_up,
-    read,
-    servers,
-)
+from bench.table1 import open_loop
+from bench.table1.client import ConcurrencyLevel, NotAServer, Protocol, level, made_up, servers
+from planner.simulator.trace import Malformed, Trace, TraceRow, WorkloadShape, cut, requests
 
 TIMEOUT = "Timeout"
 
@@ -65,16 +57,18 @@ def row(server: str, level: ConcurrencyLevel) -> dict[str, Any]:
     }
 
 
-NAME = "table1"
 STEP_MS, PREFILL_MS = 15.0, 25.0
 OWN = {"sim.step_ms": STEP_MS, "sim.prefill_ms": PREFILL_MS}
 QUICK = Protocol(levels=(1, 8, 64), requests_per_stream=2, tokens=64)
 
 
 def _run(run: ProgramRun) -> int:
+    return _open(run) if run.args.rate or run.args.trace else _closed(run)
+
+
+def _closed(run: ProgramRun) -> int:
     args = run.args
     protocol = _protocol(args)
-    entries = read(args.dataset) if args.dataset else None
     total = sum(protocol.levels) * protocol.requests_per_stream * max(1, len(args.base_url))
     rows = []
     with (
@@ -85,25 +79,20 @@ def _run(run: ProgramRun) -> int:
         for streams in protocol.levels:
             for server in found:
                 stage.say(f"{server.name}, c={streams}")
-                seen = runner.run(level(server, streams, protocol, _prompts(entries), stage.done))
-                rows.append(row(server.name, seen))
-    told = run.result(
-        NAME,
-        f"Table 1: {protocol.requests_per_stream}c requests, up to {protocol.tokens} tokens each",
-        COLUMNS,
-        sorted(rows, key=lambda each: str(each["server"])),
-        notes=_notes(rows, protocol),
-        **asdict(protocol),
-        prompts=str(args.dataset.name) if args.dataset else "made up, of OpenOrca's shape",
-        engine=None if args.base_url else f"sim, {STEP_MS:g} ms steps, {PREFILL_MS:g} ms prefill",
+                rows.append(row(server.name, runner.run(level(server, streams, protocol, made_up(), stage.done))))
+    run.keep(
+        run.result(
+            "table1",
+            f"Table 1: {protocol.requests_per_stream}c requests, up to {protocol.tokens} tokens each",
+            COLUMNS,
+            sorted(rows, key=lambda each: str(each["server"])),
+            notes=_notes(rows, protocol),
+            **asdict(protocol),
+            prompts="made up, of OpenOrca's shape",
+            engine=None if args.base_url else f"sim, {STEP_MS:g} ms steps, {PREFILL_MS:g} ms prefill",
+        )
     )
-    run.keep(told, draw)
     return 0
-
-
-def _prompts(entries: list[DatasetEntry] | None) -> Iterator[DatasetEntry]:
-    """The same ones for every server and level."""
-    return endless(entries) if entries else made_up()
 
 
 def _protocol(args: argparse.Namespace) -> Protocol:
@@ -126,35 +115,70 @@ def _notes(rows: Sequence[dict[str, object]], protocol: Protocol) -> tuple[str, 
     return (*said, f"The load generator used at most {100 * most:.0f} % of one core.")
 
 
-def draw(found: report.Report, folder: Path) -> list[Path]:
-    """TTFT and TBT over concurrency; the files written."""
-    x = plots.Axis(title="concurrent requests", log=True)
-    drawn = []
-    for key, title in (("ttft_ms", "Time to first token"), ("tbt_ms", "Time between tokens")):
-        names = dict.fromkeys(str(each["server"]) for each in found.rows)
-        curves = {
-            name: [(each["streams"], _figure(each[key])) for each in found.rows if each["server"] == name]
-            for name in names
-        }
-        drawn += plots.lines(folder / f"table1-{key[:4]}", title, curves, x=x, y=plots.Axis(title="ms, mean"))
-    return drawn
+# --- open loop --------------------------------------------------------------------------------------------------------
+
+CV, LONGEST = 1.5, 4096
+"""Coefficient of variation of the gaps of made-up requests; tokens of prompt and answer, at most."""
 
 
-def _figure(value: object) -> float | None:
-    return value if isinstance(value, float) else None
+def _open(run: ProgramRun) -> int:
+    args = run.args
+    trace = Trace(args.trace) if args.trace else None
+    load = workload(trace, args.rate, args.speed, args.seconds)
+    if not load:
+        raise Malformed(f"{args.trace or 'the workload'}: no request in that time")
+    with (
+        Testbed(run.console, "starting", len(load)) as stage,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        servers(args.base_url, args.model, stage.folder, OWN) as (server, *_),
+    ):
+        stage.say(f"asking {server.name}")
+        bounds = open_loop.ReplayLimits(limit_s=args.seconds, timeout_s=args.timeout)
+        asked = runner.run(open_loop.replay(server, load, bounds, stage.done, lanes=not args.plain))
+        found = open_loop.rows(asked, open_loop.queue_times(server, asked))
+    title = f"{len(asked)} requests in {load[-1].at:.0f} s, an open loop"
+    settings = {name: getattr(args, name) for name in ("rate", "speed", "seconds")}
+    late = [open_loop.lateness(asked)]
+    run.keep(run.result("replay", title, open_loop.COLUMNS, found, late, _open_notes(found, trace), **settings))
+    return 0 if any(each["asked"] > each["failed"] for each in found) else 1
 
 
-main = BenchProgram("penstock bench table1", __doc__, _run, NotAServer, Died, OSError, ValueError).taking(
+def workload(trace: Trace | None, rate: float, speed: float, seconds: float) -> list[TraceRow]:
+    """What leaves within the time there is, at its times."""
+    end = seconds * speed
+    source = trace if trace else requests(WorkloadShape(rate=rate, cv=CV), 1, end)
+    return sorted(cut(source, begin=0.0, end=end, scale=speed, longest=LONGEST), key=lambda request: request.at)
+
+
+def _open_notes(found: Sequence[dict[str, object]], trace: Trace | None) -> Iterator[str]:
+    by_queue = any(each["queue_p50_ms"] is not None for each in found)
+    yield f"In time: {'begun' if by_queue else 'first token'} within the class's target; what failed was not."
+    if trace and trace.failed:
+        yield f"{trace.failed} rows of the trace had failed when it was recorded: they are not sent."
+    yield from (f"{each['lane']}: {each['faults']}" for each in found if each["faults"])
+
+
+def _positive(word: str) -> float:
+    value = float(word)
+    if value <= 0:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return value
+
+
+main = BenchProgram("penstock bench table1", __doc__, _run, NotAServer, Malformed, Died, OSError, ValueError).taking(
     Option("--base-url", action="append", default=[], help="e.g. http://127.0.0.1:8000/v1; may be repeated"),
     Option("--model", help="name of the model (default: the first one the server names)"),
     Option("--c", type=counts, help="concurrencies (default 1,2,4,8,16,32,64)"),
-    Option("--timeout", type=float, default=60.0, help="seconds for one request (default 60)"),
+    Option("--timeout", type=_positive, default=60.0, help="seconds for one request (default 60)"),
     Option("--requests-per-stream", type=int, help="in a closed loop (default 20)"),
     Option("--tokens", type=int, help="most tokens of an answer (default 512)"),
-    Option("--dataset", type=Path, help="JSONL with system_prompt and question (default: made-up prompts)"),
     Option("--quick", action="store_true", help="c = 1, 8, 64, two requests a stream, 64 tokens"),
+    Option("--rate", type=_positive, help="open loop: made-up requests a second"),
+    Option("--trace", type=Path, help="open loop: CSV with the columns of BurstGPT"),
+    Option("--speed", type=_positive, default=1.0, help="of the open loop: times as fast as the trace (default 1)"),
+    Option("--seconds", type=_positive, default=60.0, help="of the open loop: no request leaves later (default 60)"),
+    Option("--plain", action="store_true", help="of the open loop: no classes, for servers that refuse `queue`"),
     OUT,
-    PLOTS,
 )
 
 if __name__ == "__main__":

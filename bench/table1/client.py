@@ -1,7 +1,7 @@
 """Closed loop against an OpenAI-compatible server: c streams, 20 requests each, a minute for every request.
 
 Nothing is parsed while time counts: bytes are stamped as they come and taken apart afterwards. Prompts are of the shape
-of OpenOrca's: a system prompt and a question, from a file of that form or made up; then only the lengths mean anything.
+of OpenOrca's, a system prompt and a question, and made up: only their lengths mean anything.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TYPICAL_WORDS, SPREAD, MAX_WORDS = 90, 0.9, 900
 """Of a made-up question: median, sigma of the logarithm, limit."""
 
 
-class DatasetEntry(msgspec.Struct, frozen=True):
-    """One line of the dataset; other fields are not looked at."""
+class MadeUpPrompt(msgspec.Struct, frozen=True):
+    """A question, mostly behind a system prompt."""
 
     question: str
     system_prompt: str = ""
@@ -56,26 +56,12 @@ class DatasetEntry(msgspec.Struct, frozen=True):
         return [*system, {"role": "user", "content": self.question}]
 
 
-def read(path: Path) -> list[DatasetEntry]:
-    """A JSONL file of {system_prompt, question, response}. Raises OSError, ValueError with the line's number."""
-    entries = []
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                entries.append(msgspec.json.decode(line, type=DatasetEntry))
-            except msgspec.DecodeError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
-    if not entries:
-        raise ValueError(f"{path} is empty")
-    return entries
-
-
-def made_up(seed: int = 1) -> Iterator[DatasetEntry]:
+def made_up(seed: int = 1) -> Iterator[MadeUpPrompt]:
     """The same ones for the same seed, without end."""
     draw = random.Random(seed)  # noqa: S311 - draws words
     while True:
         count = min(MAX_WORDS, max(4, round(draw.lognormvariate(0, SPREAD) * TYPICAL_WORDS)))
-        yield DatasetEntry(" ".join(draw.choices(WORDS, k=count)) + "?", draw.choice(SYSTEM))
+        yield MadeUpPrompt(" ".join(draw.choices(WORDS, k=count)) + "?", draw.choice(SYSTEM))
 
 
 GET_TIMEOUT_S = 30.0
@@ -297,7 +283,7 @@ class ConcurrencyLevel:
 
 
 async def level(
-    server: TargetServer, streams: int, protocol: Protocol, prompts: Iterator[DatasetEntry], done: Callable[[], None]
+    server: TargetServer, streams: int, protocol: Protocol, prompts: Iterator[MadeUpPrompt], done: Callable[[], None]
 ) -> ConcurrencyLevel:
     """The paper's requests, asked as `closed_loop` says."""
     entries = itertools.islice(prompts, streams * protocol.requests_per_stream)
@@ -349,9 +335,3 @@ async def ask(line: HttpConnection, request: bytes, tokens: int, timeout_s: floa
         return StreamedAnswer(tokens, begun, fault=TIMEOUT)
     except OSError as error:
         return StreamedAnswer(tokens, begun, fault=f"{NO_CONNECTION}: {error}")
-
-
-def endless(entries: Sequence[DatasetEntry]) -> Iterator[DatasetEntry]:
-    """Again from the beginning when all were asked."""
-    while True:
-        yield from entries

@@ -159,7 +159,7 @@ def test_the_exit_code_is_the_verdict(tmp_path: Path, monkeypatch: pytest.Monkey
     ("words", "said"),
     [
         (["--base", "HEAD", "--rounds", "8"], "judged by 9 rounds or more"),
-        (["--base", "HEAD", "--burst"], "--base compares two trees and nothing else"),
+        (["--base", "HEAD", "--rivals"], "--base compares two trees and nothing else"),
     ],
 )
 def test_what_cannot_be_judged_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

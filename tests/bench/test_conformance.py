@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from bench.conformance.__main__ import command_of, failures_of, main, notes_of, rows_of, unneeded_of
+from bench.conformance.__main__ import failures_of, main, notes_of, row_of
 from bench.conformance.adapter import serving_streams
-from bench.conformance.exceptions import DURABLE, EXPECTED, LLAMA, RESPONSES, all_but_expected, reason_of, unneeded
+from bench.conformance.exceptions import DURABLE, EXPECTED, RESPONSES, all_but_expected, reason_of
 from bench.conformance.stream_writer import LEASE_MS, MODEL
 from bench.conformance.suites import (
     DURABLE_PACKAGE,
@@ -145,11 +145,10 @@ def test_the_report_of_vitest_is_read(tmp_path: Path) -> None:
     room.mkdir()
     assert suite_of(tmp_path) == DURABLE
     assert run_durable(tmp_path, "http://x", room) == [
-        CaseVerdict(DURABLE, "Caching", "Caching a", PASSED),
-        CaseVerdict(DURABLE, "Caching", "Caching b", FAILED, "wrong"),
-        CaseVerdict(DURABLE, "Caching", "Fork - Reading a", SKIPPED),
+        CaseVerdict(DURABLE, "Caching a", PASSED),
+        CaseVerdict(DURABLE, "Caching b", FAILED, "wrong"),
+        CaseVerdict(DURABLE, "Fork - Reading a", SKIPPED),
     ]
-    assert len(run_durable(tmp_path, "http://x", room, "Caching")) == 2
     assert (room / "url").read_text() == "http://x\n" and "runConformanceTests" in (room / "suite.test.mjs").read_text()
 
 
@@ -181,42 +180,23 @@ def test_a_suite_that_says_nothing_is_an_error(tmp_path: Path) -> None:
         run_open_responses(tmp_path, "http://x", "m", tmp_path)
 
 
-def test_verdicts_are_counted_by_group() -> None:
+def test_verdicts_are_counted() -> None:
     """A case that is not passed counts as failed unless there is a reason for it."""
     verdicts = [
-        CaseVerdict(DURABLE, "Reads", "Reads one", PASSED),
-        CaseVerdict(DURABLE, "Reads", "Reads two", FAILED, "wrong"),
-        CaseVerdict(DURABLE, "Fork - Reading", "Fork - Reading one", FAILED),
-        CaseVerdict(DURABLE, "Fork - Reading", "Fork - Reading two", PASSED),
+        CaseVerdict(DURABLE, "Reads one", PASSED),
+        CaseVerdict(DURABLE, "Reads two", FAILED, "wrong"),
+        CaseVerdict(DURABLE, "Fork - Reading one", FAILED),
+        CaseVerdict(DURABLE, "Fork - Reading two", PASSED),
     ]
-    rows = rows_of("1.0", verdicts)
-    assert [(row["group"], row["cases"], row["passed"], row["excepted"], row["failed"]) for row in rows] == [
-        ("Reads", 2, 1, 0, 1),
-        ("Fork - Reading", 2, 1, 1, 0),
-    ]
+    row = row_of("1.0", verdicts)
+    assert [row[key] for key in ("suite", "cases", "passed", "excepted", "failed")] == [DURABLE, 4, 2, 1, 1]
     notes, failures = notes_of(verdicts), failures_of(verdicts)
     assert failures == [f"{DURABLE}: Reads two: failed: wrong"] and "forks" in notes[0] and len(notes) == 1
-
-
-def test_the_kept_command_names_no_folder() -> None:
-    assert command_of(2) == "penstock bench conformance --suite FOLDER --suite FOLDER"
-
-
-def test_an_exception_that_no_case_needs_is_told() -> None:
-    """One that only a passed case matches is not needed; of several that match a case, the first is."""
-    verdicts = [
-        CaseVerdict(RESPONSES, "HTTP", "image-input", FAILED),
-        CaseVerdict(RESPONSES, "HTTP", "compact-response", PASSED),
-        CaseVerdict(RESPONSES, "HTTP", "websocket-response", SKIPPED),
-    ]
-    assert unneeded_of(verdicts) == [f"{RESPONSES}: no case needs the exception ^compact."]
-    assert r"body dedup" in unneeded(DURABLE, ["Producer body dedup"])
 
 
 def test_each_exception_has_a_reason_and_excuses_not_everything() -> None:
     assert all(each.reason for each in EXPECTED)
     assert [each.pattern for each in EXPECTED if re.search(each.pattern, "") or re.search(each.pattern, "a case")] == []
-    assert reason_of(LLAMA, "test_lora::test_lora[0]") and not reason_of(LLAMA, "test_basic::test_server_start_simple")
     assert not reason_of(DURABLE, "Read Operations should read empty stream") and not reason_of(RESPONSES, "basic")
     others = re.compile(all_but_expected(DURABLE))
     for case in (

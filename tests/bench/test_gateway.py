@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -19,13 +18,12 @@ from rich.console import Console
 from bench import program
 from bench.environments import CACHE, PINS, Absent, Environment, Say
 from bench.gateway.__main__ import main
-from bench.gateway.figures import COLUMNS, Goals, rows
-from bench.gateway.idle import allow_files, idle
-from bench.gateway.sweep import GatewayOptions, GatewayReadings, draw, notes, play
+from bench.gateway.figures import Goals, rows
+from bench.gateway.sweep import GatewayReadings, notes, play
 from bench.gateway.systems import ServingGateway
 from bench.load.plan import LoadPlan, StreamReading
 from bench.load.scripted import ClockError
-from bench.report import Report, load
+from bench.report import load
 from bench.stats import Spread
 from workers.engines.sim.settings import SimSettings
 
@@ -81,7 +79,7 @@ def test_a_level_without_any_answer_has_no_times() -> None:
 
 def judged(found: list[dict[str, object]], *asked: str) -> dict[str, tuple[float | None, str]]:
     goals = Goals(found, asked)
-    return {ratio.what: (ratio.value, ratio.verdict) for ratio in (*goals.of_sweep(15.0), *goals.of_burst())}
+    return {ratio.what: (ratio.value, ratio.verdict) for ratio in goals.of_sweep(15.0)}
 
 
 def test_goals_compare_with_the_others_of_the_same_run() -> None:
@@ -103,7 +101,6 @@ def test_goals_compare_with_the_others_of_the_same_run() -> None:
     assert worst == pytest.approx(100 * 100 / 2100) and verdict == "missed"
     growth, flat = found["Penstock's share, growth from c=64 to 256, points"]
     assert growth == pytest.approx(100 * 100 / 2100 - 100 * 20 / 2020) and flat == "missed"
-    assert found["c=64 at once: Penstock's TTFT p50 - the floor's, ms"] == (pytest.approx(5), "reached")
     assert found["Penstock's errors"] == (0, "reached")
 
 
@@ -141,21 +138,6 @@ def test_the_price_of_fsync_always_is_held_against_that_of_every_second() -> Non
     found = judged(rows(readings, names), *names)
     assert found["c=16: CPU per token with fsync always / every second"] == (pytest.approx(1.15), "missed")
     assert not any(what.startswith("c=1: CPU") for what in found)
-
-
-def test_first_tokens_of_a_burst_are_compared_round_by_round() -> None:
-    """So that a round in which everybody is late weighs no more than another."""
-    readings = {
-        ("floor", 64): [reading(5, ttft=10), reading(5, ttft=60), reading(5, ttft=11)],
-        ("penstock", 64): [reading(5, ttft=15), reading(5, ttft=66), reading(5, ttft=31)],
-        ("dynamo", 64): [reading(5, ttft=30), reading(5, ttft=88), reading(5, ttft=31)],
-    }
-    names = list(dict.fromkeys(name for name, _ in readings))
-    found = {ratio.what: ratio for ratio in Goals(rows(readings, names), names).of_burst()}
-    behind = found["c=64 at once: Penstock's TTFT p50 - the floor's, ms"]
-    assert behind.rounds == (5, 6, 20) and behind.value == 6 and behind.verdict == "reached"
-    beside = found["c=64 at once: Penstock's TTFT p99 / Dynamo's"]
-    assert beside.rounds == pytest.approx((0.5, 0.75, 1)) and beside.value == pytest.approx(0.75)
 
 
 def test_a_goal_whose_rival_failed_is_not_reached_and_one_nobody_asked_for_is_not_shown() -> None:
@@ -284,64 +266,6 @@ def test_a_path_in_front_of_a_server_on_a_small_scale(tmp_path: Path, monkeypatc
         (name, streams, 0) for name in ("floor", "penstock-upstream") for streams in (2, 40)
     ]
     assert {part.split()[0] for part in report.rows[-1]["parts"].split(", ")} > {"engine", "worker-1", "api-1", "redis"}
-
-
-def test_rivals_meet_at_the_highest_level_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.gateway.sweep.clock_error", lambda _: ClockError(ttft=0.0, itl=0.0, itl_p99=0.0))
-    words = ["--quick", "--rivals", "--rounds", "2", "--systems", "floor", *SMALL, "--levels", "1,3"]
-    assert main([*words, "--out", str(tmp_path)]) == 0
-    report = load(tmp_path / "gateway-rivals-quick.json")
-    assert [(row["system"], row["streams"], row["rounds"]) for row in report.rows] == [("floor", 3, 2)]
-    assert not (tmp_path / "gateway-quick.json").exists()
-
-
-def test_curves_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    readings = {(name, c): [reading(4)] for name in ("floor", "penstock", "penstock-d0", "dynamo") for c in (1, 64)}
-    found = rows(readings, ["floor", "penstock", "penstock-d0", "dynamo"])
-    report = Report(name="gateway", title="t", command="c", columns=COLUMNS, rows=found)
-    drawn = draw(report, tmp_path)
-    assert {path.name for path in drawn if path.stat().st_size > 1000} == {
-        f"gateway-{what}.{kind}" for what in ("cpu", "ttft", "durability") for kind in ("png", "svg")
-    }
-    shown = [name for name in ("cpu", "durability") if "penstock-d0" in (tmp_path / f"gateway-{name}.svg").read_text()]
-    assert shown == ["durability"]
-
-
-def test_a_burst_on_a_small_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock is looked at in the whole of it."""
-    monkeypatch.setattr("bench.gateway.sweep.clock_error", lambda _: ClockError(ttft=0.0, itl=0.0, itl_p99=0.0))
-    assert main(["--quick", "--burst", "--systems", "floor", "--out", str(tmp_path)]) == 0
-    row = load(tmp_path / "gateway-burst-quick.json").rows[0]
-    assert (row["system"], row["streams"], row["requests"], row["errors"]) == ("floor", 64, 320, 0)
-
-
-def test_idle_streams_on_a_small_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPEN_FOR_S", "GONE_FOR_S", "POLL_INTERVAL_S"):
-        monkeypatch.setattr(f"bench.gateway.idle.{name}", 0.1)
-    options = GatewayOptions(
-        quick=True,
-        levels=(1,),
-        rounds=1,
-        requests_per_stream=1,
-        tokens=8,
-        step_ms=2,
-        prefill_ms=2,
-        limit_s=5,
-        idle_streams=20,
-        idle_rest_s=0.5,
-        idle_keep_alive_s=0.5,
-    )
-    report = idle(options, "penstock bench gateway --idle 20", Console(quiet=True))
-    api = report.rows[0]
-    assert (api["process"], api["streams"]) == ("api-1", 20) and api["after_mib"] > 10 and api["cpu_pct"] > 0
-    assert report.ratios[0].verdict == "reached"
-
-
-def test_more_streams_than_files_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1000))
-    with pytest.raises(OSError, match=r"allows 1000 open files .* and 9000 are needed.*--idle 800"):
-        allow_files(9000)
 
 
 def test_an_unknown_system_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:

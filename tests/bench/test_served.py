@@ -1,4 +1,4 @@
-"""`bench gpu --part served`: the server's slots and words, what its readers have, and the figures of a measurement."""
+"""`bench gpu`: the server's slots and words, what its readers have, and the figures of a measurement."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from random import Random
 import msgspec
 import pytest
 
-from bench.gpu import served_figures
-from bench.gpu.__main__ import main, told_served
+from bench.gpu.__main__ import main
 from bench.gpu.killed import KilledStreams, heard_text, killed_streams
-from bench.gpu.loads import ClosedLoad, PredictedLoad, as_rows, of_rows
-from bench.gpu.served import DIRECT, TURNS, EnergyReadings, LevelCosts, ServedMeasurement, ServedOptions, ServedTurn
-from bench.gpu.served_figures import ServedFigures, nearest
+from bench.gpu.served import DIRECT, TURNS, ServedLevel, ratios, rows, served_level
 from bench.gpu.server import EXACT_ROWS, PROMPT_ROWS, row_counts, serve, shape_of
 from bench.gpu.slots import SlotTable, SlotText
 from bench.gpu.upstream import NAME as PENSTOCK
@@ -29,18 +26,7 @@ from bench.gpu.words import text_of, tokens_of
 from bench.http import fetch
 from bench.load.streams import StreamedAnswer
 from bench.ports import free_port
-from bench.program import OUT, PLOTS, BenchProgram
-from bench.table1.client import TargetServer, seen
-from planner.fit import (
-    FIGURES,
-    DecodeRegime,
-    EngineFit,
-    FittedTimes,
-    LoadFigures,
-    ServedLimits,
-    ServedText,
-    predicted_clients,
-)
+from bench.table1.client import ConcurrencyLevel, TargetServer, TimedAnswer, seen
 
 pytestmark = pytest.mark.slow
 
@@ -235,143 +221,62 @@ def test_a_text_whose_worker_is_killed_is_the_direct_one(tmp_path: Path) -> None
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
-REGIME = DecodeRegime(0.002, 0.0, 0.00002)
-KNOWN = EngineFit(FittedTimes((0.001, 0.00001, 0.0), REGIME, REGIME), ServedLimits(64, 65_536, 512), 0.0, 0.0, 0)
-OPTIONS = ServedOptions(levels=(1, 2, 4, 8, 16), slots=64)
+LEVELS = (1, 16)
+KILLED = KilledStreams(
+    streams=16, tokens=600, differ=0, direct_differ=0, wrong=[], restarts=1, killed_at=[200] * 16,
+    silences_s=[1.5] * 16,
+)  # fmt: skip
 
 
-def turn(way: str, number: int) -> ServedTurn:
-    """As an engine of known step times would serve it. Half of the way lies before the engine, half behind it."""
-    random, loads, costs, begin_s = Random(number), [], [], 0.0
-    path_s = 0.0025 if way == PENSTOCK else 0.0005
-    fit = EngineFit(KNOWN.times, KNOWN.limits, 0.0, path_s, 0)
-    for clients in OPTIONS.levels:
-        lengths = [(random.randint(128, 384), random.randint(64, 192)) for _ in range(max(20, 6 * clients))]
-        texts = sorted(predicted_clients(fit, clients, lengths), key=lambda each: each.arrived_s)
-        served = []
-        for text in texts:
-            assert text.first_s is not None and text.ended_s is not None
-            sent_s, first_s, last_s = (
-                begin_s + at + path_s / 2 for at in (text.arrived_s - path_s, text.first_s, text.ended_s)
-            )
-            served.append(ServedText("engine", sent_s, sent_s, first_s, last_s, first_s, text.prompt, text.output))
-        begin_s = max(text.last_s for text in served) + 1.0
-        loads.append(ClosedLoad(clients, served))
-        tokens = sum(text.answer for text in served)
-        costs.append(
-            LevelCosts(
-                clients=clients, tokens=tokens, seconds=2.0, itl_p50_s=0.002, itl_p99_s=0.004,
-                penstock_cpu_s=30e-6 * tokens, engine_cpu_s=10e-6 * tokens, client_cpu=0.1, joules=0.05 * tokens,
-            )
-        )  # fmt: skip
-    return ServedTurn(way=way, requests=as_rows(loads), costs=costs)
+def load(way: str, clients: int, slower: float) -> ServedLevel:
+    """Two requests of each client, of 11 tokens each; what Penstock is in front of comes 2 ms later."""
+    path_s = 0.002 if way == PENSTOCK else 0.0
+    answers = []
+    for number in range(2 * clients):
+        first = 5.0 * (number >= clients) + path_s + 0.01 * slower
+        sent = 5.0 * (number >= clients)
+        answers.append(TimedAnswer(sent, [first + 0.1 * slower * piece for piece in range(11)], 11))
+    tokens = 22 * clients
+    return served_level(way, ConcurrencyLevel(clients, len(answers), answers, 6.0, 0.1), 30e-6 * tokens, 1e-5 * tokens)
 
 
-def measurement() -> ServedMeasurement:
-    killed = KilledStreams(
-        streams=16, tokens=600, differ=0, direct_differ=0, wrong=[], restarts=1, killed_at=[200] * 16,
-        silences_s=[1.5] * 16,
-    )  # fmt: skip
-    turns = [turn(way, number) for way, number in zip(TURNS, (1, 1, 2, 2), strict=True)]
-    tokens = sum(each.tokens for one in turns[1:3] for each in one.costs)
-    energy = EnergyReadings(seconds=30.0, tokens=tokens, nvml_j=0.05 * tokens, metric_j=0.0505 * tokens,
-                            report_j=0.05 * tokens, report_j_token=0.049)  # fmt: skip
-    tuned = {"knee": {"concurrency": 16}}
-    return ServedMeasurement(device="a GPU", options=OPTIONS, logits_off_by=0.01, turns=turns, energy=energy,
-                             tuned=tuned, killed=killed)  # fmt: skip
+TURNS_SEEN = [[load(way, clients, 1.0 + 0.1 * (way == PENSTOCK)) for clients in LEVELS] for way in TURNS]
 
 
 def test_figures_are_those_of_the_requests() -> None:
-    figures = ServedFigures(measurement())
-    rows = {(row["clients"], row["way"]): row for row in figures.rows()}
-    assert len(rows) == 2 * len(OPTIONS.levels)
-    through, direct = rows[16, PENSTOCK], rows[16, DIRECT]
-    assert 0.8 < through["share"] < 1 and direct["share"] is None
-    assert rows[1, PENSTOCK]["added_ms"] == pytest.approx(2.0, abs=0.2)
-    assert through["penstock_us"] == pytest.approx(30.0) and direct["penstock_us"] is None
-    assert (through["role"], rows[2, DIRECT]["role"]) == ("fitted", "held out")
-    held = {ratio.what: ratio for ratio in figures.ratios()}
+    found = {(row["clients"], row["way"]): row for row in rows(TURNS_SEEN)}
+    assert len(found) == 2 * len(LEVELS)
+    through, direct = found[16, PENSTOCK], found[16, DIRECT]
+    assert 0.9 < through["share"] < 1 and "share" not in direct and "penstock_us" not in direct
+    assert direct["ttft_p50_ms"] == pytest.approx(10.0) and through["added_ms"] == pytest.approx(3.0)
+    assert direct["itl_p50_ms"] == pytest.approx(100.0) and through["penstock_us"] == pytest.approx(30.0)
+    held = {ratio.what: ratio for ratio in ratios(TURNS_SEEN, KILLED)}
     added = held["TTFT p50 through Penstock - direct, ms, at its worst level"]
-    assert added.value == pytest.approx(max(row["added_ms"] for row in rows.values() if row["way"] == PENSTOCK))
-    assert (added.at_most, added.verdict) == (5, "reached")
-    share = held["the same at its worst level"].value
-    assert share == pytest.approx(min(row["share"] for row in rows.values() if row["way"] == PENSTOCK))
-    assert held["J/token of the turns through Penstock, by NVML"].value == pytest.approx(0.05)
-    assert held["joules by penstock_gpu_energy_joules / by NVML"].value == pytest.approx(1.01)
-    assert held["J/token by `penstock report` / by NVML"].value == pytest.approx(0.98)
-    assert held["direct: throughput of the held-out loads, median error, %"].verdict == "reached"
-    line = held["direct: throughput of the held-out loads, a line between the fitted ones, %"]
-    assert min(line.rounds) > 0.5, "no engine yields a power of its clients"
+    assert added.value == pytest.approx(3.0) and (added.at_most, added.verdict) == (5, "reached")
+    least = min(through["share"], found[1, PENSTOCK]["share"])
+    assert held["the same at its worst level"].value == pytest.approx(least)
     assert not [ratio for ratio in held.values() if ratio.at_most == 0 and ratio.verdict != "reached"]
-    assert "front of it" in figures.notes()[0]
 
 
-def test_the_fit_is_chosen_by_the_loads_that_it_was_fitted_to() -> None:
-    """A server whose texts begin while a step is under way is known as one."""
-    fit, found = nearest(of_rows(turn(DIRECT, 1).requests), OPTIONS)
-    assert fit.limits.by_slot and max(map(abs, (_error(each) for each in found))) < 0.15
+def test_the_first_request_of_a_client_counts_for_no_first_token() -> None:
+    answers = [TimedAnswer(0.0, [3.0, 4.0], 2), TimedAnswer(5.0, [5.01, 5.02], 2)]
+    level = served_level(DIRECT, ConcurrencyLevel(1, 2, answers, 6.0, 0.1), 0.0, 0.0)
+    assert level.ttft_p50_ms == pytest.approx(10.0) and level.tokens_s == pytest.approx(4 / 5.02)
 
 
-@pytest.mark.parametrize("better", [True, False])
-def test_a_fit_that_is_nearer_to_what_is_held_out_is_not_chosen_for_it(
-    better: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One is exact where it was fitted and far off elsewhere, the other a little off and exact elsewhere."""
-
-    def said(loads: Sequence[ClosedLoad], limits: ServedLimits) -> tuple[EngineFit, list[PredictedLoad]]:
-        off = (1.0, 3.0) if limits.by_slot == better else (1.1, 1.0)
-        fit = EngineFit(KNOWN.times, limits, 0.0, 0.0, 0)
-        return fit, [PredictedLoad(load, number % 2 == 1, _times(load.figures, off[number % 2]))
-                     for number, load in enumerate(loads)]  # fmt: skip
-
-    monkeypatch.setattr(served_figures, "predictions", said)
-    assert nearest(of_rows(turn(DIRECT, 1).requests), OPTIONS)[0].limits.by_slot == better
-
-
-def _times(figures: LoadFigures, factor: float) -> LoadFigures:
-    return LoadFigures(*(factor * getattr(figures, key) for key in FIGURES))
-
-
-def _error(each: PredictedLoad) -> float:
-    return each.predicted.ttft_p50_s / each.load.figures.ttft_p50_s - 1
-
-
-def test_a_text_that_differs_is_a_missed_goal_and_absent_energy_is_no_figure() -> None:
-    whole = measurement()
-    killed = msgspec.structs.replace(whole.killed, differ=2, wrong=["no end"] * 5)
-    energy = msgspec.structs.replace(whole.energy, nvml_j=None, metric_j=None)
-    figures = ServedFigures(msgspec.structs.replace(whole, killed=killed, energy=energy))
-    missed = [ratio.what for ratio in figures.ratios() if ratio.at_most == 0 and ratio.verdict == "missed"]
-    assert len(missed) == 2 and not any("J/token" in ratio.what for ratio in figures.ratios())
-    assert [ratio.value for ratio in figures.ratios() if "broken" in ratio.what] == [5]
-    assert " ".join(figures.notes()).count("Wrong: no end.") == 3
-    assert not any("counter of the driver" in note for note in figures.notes())
+def test_a_text_that_differs_is_a_missed_goal() -> None:
+    killed = msgspec.structs.replace(KILLED, differ=2, wrong=["no end"] * 5)
+    missed = {ratio.what: ratio.value for ratio in ratios(TURNS_SEEN, killed) if ratio.verdict == "missed"}
+    assert len(missed) == 2 and set(missed.values()) == {2, 5}
 
 
 def test_a_kill_that_kills_nothing_is_a_missed_goal() -> None:
     """No worker was started again, or the streams had ended: that none of them broke says nothing."""
-    whole = measurement()
     for changes, unmet in (({"restarts": 0}, 16), ({"killed_at": [*[200] * 13, 600, 600, 601]}, 3)):
-        killed = msgspec.structs.replace(whole.killed, **changes)
-        ratios = ServedFigures(msgspec.structs.replace(whole, killed=killed)).ratios()
-        assert [ratio.value for ratio in ratios if ratio.verdict == "missed"] == [unmet]
+        killed = msgspec.structs.replace(KILLED, **changes)
+        assert [ratio.value for ratio in ratios(TURNS_SEEN, killed) if ratio.verdict == "missed"] == [unmet]
 
 
-def test_a_kept_run_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the requests in its file, without a GPU."""
-    words = ["--out", str(tmp_path), "--plots", str(tmp_path)]
-    first = BenchProgram("penstock bench gpu", "", lambda run: told_served(run, measurement())).taking(OUT, PLOTS)(
-        words
-    )
-    kept = (tmp_path / "gpu-served.json").read_bytes()
-    assert main(["--part", "served", "--again", str(tmp_path), *words]) == first
-    assert main(["--part", "served", "--again", str(tmp_path), *words]) == first
-    again = json.loads((tmp_path / "gpu-served.json").read_bytes())
-    assert again == json.loads(kept), "and it is no further run"
-    assert not (tmp_path / "gpu-served-raw.json").exists()
-    assert "throughput of the held-out" in capsys.readouterr().out
-
-
-def test_quick_is_for_this_part_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--quick"]) == 2
-    assert "--part served" in capsys.readouterr().out
+def test_without_a_gpu_it_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 1
+    assert "error: " in capsys.readouterr().out

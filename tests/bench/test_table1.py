@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +14,12 @@ from bench.table1.__main__ import TIMEOUT, row
 from bench.table1.client import (
     MAX_WORDS,
     ConcurrencyLevel,
-    DatasetEntry,
     NotAServer,
     Protocol,
     TargetServer,
     TimedAnswer,
     level,
     made_up,
-    read,
     seen,
 )
 from bench.table1.client import TIMEOUT as TOO_LATE
@@ -157,13 +154,3 @@ def test_made_up_prompts_are_the_same_for_the_same_seed() -> None:
     first, again = (list(itertools.islice(made_up(), 200)) for _ in range(2))
     lengths = sorted(len(entry.question.split()) for entry in first)
     assert first == again and 60 < lengths[100] < 130 and lengths[-1] <= MAX_WORDS
-
-
-def test_a_dataset_is_read_line_by_line(tmp_path: Path) -> None:
-    path = tmp_path / "orca.jsonl"
-    path.write_text('{"system_prompt":"s","question":"q","response":"r"}\n{"question":"p"}\n')
-    assert read(path) == [DatasetEntry("q", "s"), DatasetEntry("p", "")]
-    assert [len(entry.messages) for entry in read(path)] == [2, 1]
-    path.write_text('{"question":"q"}\n{"answer":"q"}\n')
-    with pytest.raises(ValueError, match="line 2"):
-        read(path)

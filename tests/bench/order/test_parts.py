@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.order import colocation, deadlines, replay, tenants
+from bench.order import deadlines, replay, tenants
 from bench.order.__main__ import main
 from bench.order.contenders import CONTENDERS, FIFO, LANES, OURS
 from bench.report import load
@@ -44,27 +44,5 @@ def test_goodput_is_held_against_each_other_order_that_has_some() -> None:
 
 
 def test_the_wait_of_the_light_tenant_is_judged_at_each_number_of_slots() -> None:
-    rows = [
-        {"where": where, "slots": slots, "rule": OURS, "ratio": ratio}
-        for where, slots, ratio in (("simulator", 16, 9.0), ("simulator", 256, 1.9), ("processes", 256, 2.1))
-    ]
-    assert [ratio.verdict for ratio in tenants.goals(rows)] == ["missed", "reached", "missed"]
-
-
-def test_chats_beside_a_backlog_may_wait_for_one_step_more() -> None:
-    row = {"ttft_alone": 30.0, "itl_alone": 16.0, "filled": 89.0, "differ": 1, "preempted": 0}
-    found = [row | {"ttft_beside": 48.0, "itl_beside": 33.0}]
-    assert [ratio.verdict for ratio in colocation.goals(found)] == ["reached", "missed", "missed", "missed", "missed"]
-
-
-def test_chats_that_were_disturbed_while_alone_do_not_make_the_ratio_smaller() -> None:
-    row = {"itl_alone": 16.0, "itl_beside": 16.0, "filled": 95.0, "differ": 0, "preempted": 1}
-    rounds = [row | {"ttft_alone": alone, "ttft_beside": 60.0} for alone in (100.0, 40.0, 100.0)]
-    (ratio, *_) = colocation.goals(rounds)
-    assert (ratio.value, ratio.verdict) == (45.0 / 40.0, "missed")
-
-
-def test_tokens_within_a_span_count_each_attempt_by_its_share() -> None:
-    """Half of the first attempt lies in the span, and all of the second."""
-    log = [{"started_at": 0.0, "ended_at": 4.0, "tokens": 40}, {"started_at": 5.0, "ended_at": 6.0, "tokens": 10}]
-    assert colocation.tokens_within([{"attempt_log": log}], 2.0, 7.0) == pytest.approx(30 / 5)
+    rows = [{"slots": slots, "rule": OURS, "ratio": ratio} for slots, ratio in ((16, 9.0), (256, 1.9))]
+    assert [ratio.verdict for ratio in tenants.goals(rows)] == ["missed", "reached"]

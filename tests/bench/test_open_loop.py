@@ -1,4 +1,4 @@
-"""The replay: requests leave on time and with the lengths they should, and each class is judged by its own target."""
+"""The open loop: requests leave on time with the lengths they should, and each class has a target of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from bench.load.streams import StreamedAnswer
-from bench.replay.__main__ import ReplayedRequest, ReplayLimits, lateness, main, replay, rows, workload
+from bench.table1.__main__ import main, workload
 from bench.table1.client import TargetServer
+from bench.table1.open_loop import ReplayedRequest, ReplayLimits, lateness, replay, rows
 from planner.simulator.trace import COLUMNS, Trace, TraceRow
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -102,25 +103,25 @@ def test_leaving_late_is_told() -> None:
 
 
 def test_a_trace_is_cut_to_the_time_there_is(tmp_path: Path) -> None:
-    """At ten times its speed, from second 100 on, for three seconds."""
+    """At ten times its speed, for three seconds."""
     path = tmp_path / "t.csv"
-    lines = [f"{at},ChatGPT,5000,6,0,Conversation log" for at in (0, 100, 120, 131)]
+    lines = [f"{at},ChatGPT,5000,6,0,Conversation log" for at in (0, 20, 31)]
     path.write_text("\n".join([",".join(COLUMNS), *lines, ""]))
-    args = main.parser.parse_args(["--begin", "100", "--speed", "10", "--seconds", "3", "--longest", "1000"])
-    assert [(each.at, each.prompt) for each in workload(args, Trace(path))] == [(0.0, 994), (2.0, 994)]
-    assert workload(args, None) == workload(args, None) != []
+    assert [(each.at, each.prompt) for each in workload(Trace(path), 0.0, 10.0, 3.0)] == [(0.0, 4090), (2.0, 4090)]
+    assert workload(None, 2.0, 1.0, 60.0) == workload(None, 2.0, 1.0, 60.0) != []
 
 
-@pytest.mark.parametrize("words", [["--trace", "/nowhere.csv"], ["--base-url", "nonsense"]])
+@pytest.mark.parametrize("words", [["--trace", "/nowhere.csv"], ["--rate", "1", "--base-url", "nonsense"]])
 def test_what_cannot_be_read_is_said(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 1
     assert "error: " in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_against_penstock_the_queue_is_told_by_the_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_against_penstock_the_queue_is_told_by_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own, with a simulated engine: both classes are answered, in time."""
-    assert main(["--seconds", "1", "--rate", "18", "--longest", "60", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr("bench.table1.__main__.LONGEST", 60)
+    assert main(["--seconds", "1", "--rate", "18", "--out", str(tmp_path)]) == 0
     found = msgspec.json.decode((tmp_path / "replay.json").read_bytes())
     assert {row["lane"] for row in found["rows"]} == {"interactive", "standard"}
     assert all(row["failed"] == 0 and row["queue_p50_ms"] is not None for row in found["rows"])
