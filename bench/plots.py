@@ -1,4 +1,4 @@
-"""Curves and stacked bars, each as PNG and as SVG, in one look: units on the axes, colours everybody can tell apart.
+"""Curves and bars, each as PNG and as SVG, in one look: units on the axes, colours everybody can tell apart.
 
 Needs matplotlib (`pip install 'penstock[bench]'`). Without it `missing` says so; tables and JSON are made all the same.
 """
@@ -21,7 +21,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's, which people with any kind of colour vision can tell apart; darkest pairs first."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", (0, (5, 2)), "-.", ":", (0, (3, 1, 1, 1)), "--")
-HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
 """Nothing is told by colour alone."""
 
 STYLE: Mapping[str, Any] = {
@@ -40,7 +39,6 @@ STYLE: Mapping[str, Any] = {
     "lines.linewidth": 1.8,
     "lines.markersize": 5.5,
     "legend.frameon": False,
-    "hatch.linewidth": 0.5,
     "svg.hashsalt": "penstock",
     "svg.fonttype": "none",
 }
@@ -69,11 +67,9 @@ def lines(
     *,
     x: Axis,
     y: Axis,
-    levels: Mapping[str, float] | None = None,
     marked: bool = True,
 ) -> list[Path]:
-    """A curve for each series, with its measured points if they are `marked`; `levels` are horizontal lines (a goal, a
-    floor).
+    """A curve for each series, with its measured points if they are `marked`.
 
     Returns the files written: none without matplotlib.
     """
@@ -88,8 +84,6 @@ def lines(
                 {"marker": MARKERS[number % len(MARKERS)]} if marked else {"linestyle": DASHES[number % len(DASHES)]}
             )
             axes.plot([at for at, _ in known], [value for _, value in known], label=name, **look)
-        for name, level in (levels or {}).items():
-            axes.axhline(level, color="#555555", linewidth=1.1, linestyle=(0, (4, 3)), label=name)
         _axes(axes, title, x, y, sorted({at for points in series.values() for at, _ in points}))
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
         written = _save(figure, stem)
@@ -97,25 +91,15 @@ def lines(
         return written
 
 
-def bars(
-    stem: Path, title: str, at: Sequence[object], parts: Mapping[str, Sequence[float]], *, x: Axis, y: Axis
-) -> list[Path]:
-    """A bar for each place of `at`, its parts stacked in their order from the bottom. Returns the files written."""
+def bars(stem: Path, title: str, heights: Mapping[str, float], y: Axis) -> list[Path]:
+    """A bar for each name. Returns the files written."""
     if missing():
         return []
     with _style() as pyplot:
         figure, axes = pyplot.subplots()
-        below = [0.0] * len(at)
-        for number, (name, heights) in enumerate(parts.items()):
-            look = {"color": COLOURS[number % len(COLOURS)], "hatch": HATCHES[number % len(HATCHES)]}
-            axes.bar(range(len(at)), heights, bottom=below, width=0.68, label=name, edgecolor="white", **look)
-            below = [bottom + height for bottom, height in zip(below, heights, strict=True)]
-        _axes(axes, title, x, y, ())
-        axes.set_xticks(range(len(at)), [str(place) for place in at])
+        axes.bar(list(heights), list(heights.values()), width=0.68, color=COLOURS[0])
+        _axes(axes, title, Axis(title=""), y, ())
         axes.grid(visible=False, axis="x")
-        handles, names = axes.get_legend_handles_labels()
-        # In the order in which they lie on each other.
-        axes.legend(handles[::-1], names[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5))
         written = _save(figure, stem)
         pyplot.close(figure)  # pyplot keeps every open figure
         return written

@@ -80,32 +80,21 @@ class ProgramRun:
         )
 
     def keep(
-        self,
-        found: report.Report,
-        draw: Callable[[report.Report, Path], list[Path]] | None = None,
-        *,
-        again: report.Report | None = None,
+        self, found: report.Report, draw: Callable[[report.Report, Path], list[Path]] | None = None
     ) -> report.Report:
-        """Tell it and keep it in the folder of --out; a quick run draws nothing. `again`: the run whose measurement it
-        judges anew; then nothing was measured."""
-        is_quick = getattr(self.args, "quick", False)
-        self.tell(found, self.args.out / found.file, None if is_quick else draw, again=again)
+        """Tell it and keep it in the folder of --out; a quick run draws nothing."""
+        self.tell(found, self.args.out / found.file, None if getattr(self.args, "quick", False) else draw)
         return found
 
     def tell(
-        self,
-        found: report.Report,
-        path: Path | None,
-        draw: Callable[[report.Report, Path], list[Path]] | None = None,
-        *,
-        again: report.Report | None = None,
+        self, found: report.Report, path: Path | None, draw: Callable[[report.Report, Path], list[Path]] | None = None
     ) -> int:
         """The table; the JSON file, if there is a path; the plots, if `draw` makes some in the folder of --plots. What
         the file held before is kept beside each figure: a run that is repeated hides none. The file names the
         commit. Returns 1 for a missed goal, else 0."""
-        found = found.measured_in(again) if again else msgspec.structs.replace(found, commit=report.commit())
+        found = msgspec.structs.replace(found, commit=report.commit())
         if path and path.exists():
-            found = self._after(path, found, again=again is not None)
+            found = self._after(path, found)
         self.console.print(report.table(found))
         if path:
             self.console.print(f"figures: {found.save(path)}")
@@ -114,9 +103,9 @@ class ProgramRun:
             self.console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
         return int(found.missed)
 
-    def _after(self, path: Path, found: report.Report, *, again: bool) -> report.Report:
+    def _after(self, path: Path, found: report.Report) -> report.Report:
         try:
-            return found.after(report.load(path), again=again)
+            return found.after(report.load(path))
         except msgspec.DecodeError as error:
             aside = path.replace(path.with_suffix(".unreadable"))
             self.console.print(f"{path} cannot be read ({error}); it is kept as {aside}")

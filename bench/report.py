@@ -209,7 +209,7 @@ class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
     python: str = msgspec.field(default_factory=platform.python_version)
 
 
-class Report(MachineInfo, frozen=True, kw_only=True):
+class Report(MachineInfo, frozen=True, kw_only=True, omit_defaults=True):
     """What one run of a program found."""
 
     commit: str = ""
@@ -220,9 +220,10 @@ class Report(MachineInfo, frozen=True, kw_only=True):
     command: str
     """Repeats the run."""
     settings: dict[str, Any] = {}
-    columns: tuple[Column, ...]
+    columns: tuple[Column, ...] = ()
+    """Of the table; the file has none."""
     rows: list[dict[str, Any]]
-    """Plain figures and words; may hold more than the columns show."""
+    """Plain figures and words; of those that no column shows the file has none."""
     ratios: tuple[Ratio, ...] = ()
     absent: tuple[Ratio, ...] = ()
     """Those of earlier runs that this one did not measure; not shown."""
@@ -249,17 +250,9 @@ class Report(MachineInfo, frozen=True, kw_only=True):
         the table and the file say so."""
         return any(ratio.verdict == "missed" for ratio in self.ratios)
 
-    def measured_in(self, other: Report) -> Report:
-        """The same, with the day, the machine, the tree and the command of the run that has measured what this one
-        judges anew."""
-        return msgspec.structs.replace(
-            self, date=other.date, cores=other.cores, python=other.python, commit=other.commit, command=other.command
-        )
-
-    def after(self, other: Report, *, again: bool = False) -> Report:
+    def after(self, other: Report) -> Report:
         """The same, and beside each judged figure what it was in that run and in the runs before it. A count of what
-        must not be says so from the first run on in which it was not 0. What failed in the runs before stays told.
-        `again`: both judge the same measurement, so that a figure that stays the same is no further one."""
+        must not be says so from the first run on in which it was not 0. What failed in the runs before stays told."""
         known = {
             each.what: each
             for each in (*other.absent, *other.ratios)
@@ -268,20 +261,26 @@ class Report(MachineInfo, frozen=True, kw_only=True):
 
         def grown(ratio: Ratio) -> Ratio:
             old = known.pop(ratio.what, None)
-            if old is None:
-                return ratio
-            is_same = again and old.value == ratio.value
-            return msgspec.structs.replace(ratio, earlier=old.earlier if is_same else (*old.earlier, old.value))
+            return ratio if old is None else msgspec.structs.replace(ratio, earlier=(*old.earlier, old.value))
 
         ratios = tuple(map(grown, self.ratios))
-        before = other.failures_before
-        if not again:
-            before += tuple(f"{other.date}: {each}" for each in other.failures)
+        before = (*other.failures_before, *(f"{other.date}: {each}" for each in other.failures))
         return msgspec.structs.replace(self, ratios=ratios, absent=tuple(known.values()), failures_before=before)
+
+    @property
+    def small(self) -> Report:
+        """What the file keeps: of each row the figures that the table shows, and of rounds the least and the most."""
+        shown = {column.key for column in self.columns}
+        rows = [{key: value for key, value in row.items() if key in shown and value is not None} for row in self.rows]
+        ratios = tuple(
+            msgspec.structs.replace(each, rounds=(min(each.rounds), max(each.rounds))) if each.rounds else each
+            for each in self.ratios
+        )
+        return msgspec.structs.replace(self, columns=(), rows=rows, ratios=ratios)
 
     def save(self, path: Path) -> Path:
         """Write the JSON file; returns where."""
-        return write(path, self)
+        return write(path, self.small)
 
 
 def write(path: Path, document: Any) -> Path:

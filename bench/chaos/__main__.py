@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from bench import program
-from bench.chaos.report import as_document, failed_in, merged, table, what_failed
+from bench.chaos.report import as_document, failed_in, merged, small, table, what_failed
 from bench.chaos.rows import ROWS
 from bench.chaos.stage import FaultRow, play_all
 from bench.program import BenchProgram, Option, ProgramRun, WrongArguments, count
@@ -49,7 +49,8 @@ def _run(run: ProgramRun) -> int:
     run.console.print(table(outcomes, seconds))
     found = as_document(outcomes, seconds, args.busy)
     if not args.short:
-        write(out, found if before is None else merged(before, found, whole=not (args.rows or args.again)))
+        whole = not (args.rows or args.again)
+        write(out, small(found if before is None else merged(before, found, whole=whole)))
     for outcome in outcomes:
         if outcome.passed:
             shutil.rmtree(outcome.folder)

@@ -41,16 +41,6 @@ def table(outcomes: Sequence[RowOutcome], seconds: float) -> Table:
     return view
 
 
-def _failures_before(fault: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a row that was repeated had shown before, oldest first: failures, and plays that passed before one."""
-    if "before" in fault:
-        return list(fault["before"])
-    # A run of an older form kept only the reasons of a failure.
-    unknown = dict.fromkeys((*COUNTS, "refused", "unanswered", "broken"), "-")
-    why: dict[str, Any] = {"measured": {}, "stall_p50_ms": None, "wrong": fault.get("wrong_before")}
-    return [unknown | why] if fault.get("wrong_before") else []
-
-
 def what_failed(outcome: RowOutcome) -> str:
     """Why, and where the history and logs are."""
     reasons = [*outcome.wrong, *(str(violation) for violation in outcome.violations)]
@@ -91,29 +81,45 @@ def failed_in(found: Mapping[str, Any]) -> list[str]:
     return [fault["id"] for fault in found["faults"] if not fault["passed"]]
 
 
+def small(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file keeps: of each row its title and what is not 0, empty, or the same as of the whole run."""
+
+    def is_kept(name: str, value: Any) -> bool:
+        if name in MACHINE:
+            return name not in found or value != found[name]
+        return name == "passed" or (name != "injected" and value not in (0, None, [], {}))
+
+    def kept(fault: Mapping[str, Any]) -> dict[str, Any]:
+        before = [kept(play) for play in fault.get("before", ())]
+        return {name: value for name, value in {**fault, "before": before}.items() if is_kept(name, value)}
+
+    return {**found, "faults": [kept(fault) for fault in found["faults"]]}
+
+
 def merged(before: Mapping[str, Any], found: Mapping[str, Any], *, whole: bool = False) -> dict[str, Any]:
     """A whole run that takes another's place, or some rows that were repeated in it. No row loses a failure that it
     ever showed."""
-    rows = {fault["id"]: fault for fault in found["faults"]}
-    old = {fault["id"]: fault for fault in before["faults"]}
+    rows, old = _rows(found), _rows(before)
     seconds = found["seconds"] + (0 if whole else before["seconds"])
     order = [*rows] if whole else [*old, *(row for row in rows if row not in old)]
-    faults = [_following(old.get(row), rows.get(row), before["date"], whole) for row in order]
+    faults = [_following(old.get(row), rows.get(row)) for row in order]
     passed = all(fault["passed"] for fault in faults)
     return {**(found if whole else before), "seconds": seconds, "passed": passed, "faults": faults}
 
 
-def _following(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, day: str, whole: bool) -> dict[str, Any]:
-    """A row as it was played last, with everything that it showed when it failed before; a row of an older file has no
-    day of its own but that of its run."""
+def _rows(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By id, each with the day and the machine of its run where it has none of its own."""
+    machine = {name: run[name] for name in ("date", *MACHINE) if name in run}
+    return {fault["id"]: {**machine, **fault} for fault in run["faults"]}
+
+
+def _following(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A row as it was played last, with everything that it showed when it failed before, oldest first."""
     if old is None or new is None:
         return dict(new or old or {})
-    failures = _failures_before(old)
-    if not old["passed"]:
-        play = {name: value for name, value in old.items() if name not in ("before", "wrong_before")}
-        failures.append({"date": day, **play})
-    wrong = None if whole else old.get("wrong_before") if old["passed"] else old["wrong"]
-    return {**new, **({"wrong_before": wrong} if wrong else {}), **({"before": failures} if failures else {})}
+    failed = [] if old["passed"] else [{name: value for name, value in old.items() if name != "before"}]
+    failures = [*old.get("before", ()), *failed]
+    return {**new, **({"before": failures} if failures else {})}
 
 
 def _figures(outcome: RowOutcome) -> dict[str, Any]:

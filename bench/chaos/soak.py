@@ -22,7 +22,7 @@ from bench.chaos.asks import ANY, TENANTS, Ask, Budget
 from bench.chaos.bounds import bound
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.processes import RedisServer, becomes
-from bench.chaos.report import as_document, table, what_failed
+from bench.chaos.report import as_document, small, table, what_failed
 from bench.chaos.rows.operations import is_at_work
 from bench.chaos.stage import FaultRow, FaultTestbed, play_row
 from bench.processes import memory_mib
@@ -174,7 +174,7 @@ def _run(run: ProgramRun) -> int:
     folder = Path(tempfile.mkdtemp(prefix="penstock-soak-"))
     outcome = asyncio.run(play_row(soak(run.args.minutes), folder))
     run.console.print(table([outcome], outcome.seconds))
-    write(run.args.out, as_document([outcome], outcome.seconds))
+    write(run.args.out, small(as_document([outcome], outcome.seconds)))
     run.console.print(", ".join(f"{name}: {value}" for name, value in outcome.figures.items()))
     if outcome.passed:
         shutil.rmtree(folder)

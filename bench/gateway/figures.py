@@ -11,7 +11,7 @@ from bench.report import Ratio, columns
 from bench.stats import known_median, over
 
 COLUMNS = columns("""
-    system: system; streams: c; tokens_per_s: tok/s .0; ttft_p50_ms: TTFT p50; ttft_p99_ms: p99 ms;
+    system: system; streams: c; requests: requests; tokens_per_s: tok/s .0; ttft_p50_ms: TTFT p50; ttft_p99_ms: p99 ms;
     itl_p50_ms: ITL p50; itl_p99_ms: p99 ms; stall_ms: stall ms .0; share_pct: share % .1; cpu_us_per_token: us/tok;
     cpu_ms_per_request: ms/req .2; memory_mib: MiB .0; errors: errors; parts: CPU us/token of each process
 """)

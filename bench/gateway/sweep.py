@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bench import plots
 from bench.environments import Failures
-from bench.gateway.figures import COLUMNS, FLOOR, PENSTOCK, Goals, Row, rows
+from bench.gateway.figures import COLUMNS, Goals, Row, rows
 from bench.gateway.systems import GatewaySystem, ServingGateway
 from bench.load.plan import LoadFailed, LoadPlan, StreamReading, measure
 from bench.load.scripted import ClockError, clock_error
@@ -162,15 +162,12 @@ def notes(systems: Sequence[GatewaySystem], played: GatewayReadings, found: Sequ
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Cost and first-token time over concurrency, and the cost of Penstock's own variants; the files written."""
+    """Cost and first-token time over concurrency; the files written."""
     names = list(dict.fromkeys(row["system"] for row in report.rows))
     others = [name for name in names if not name.startswith(VARIANT)]
-    own = [name for name in names if name == FLOOR or name.startswith(PENSTOCK)]
-    cost, wait = "cpu_us_per_token", "ttft_p99_ms"
     return [
-        *_lines(report, folder / "gateway-cpu", "What a token costs", others, cost, COST),
-        *_lines(report, folder / "gateway-ttft", "Slowest first tokens", others, wait, "TTFT p99, ms"),
-        *_lines(report, folder / "gateway-durability", "What durability costs", own, cost, COST),
+        *_lines(report, folder / "gateway-cpu", "What a token costs", others, "cpu_us_per_token", COST),
+        *_lines(report, folder / "gateway-ttft", "Slowest first tokens", others, "ttft_p99_ms", "TTFT p99, ms"),
     ]
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
-from bench.gpu.served import COLUMNS, QUICK, ServedOptions, draw, measured, measurements, notes, ratios, rows
-from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed
+from bench.gpu.served import COLUMNS, QUICK, ServedOptions, measured, measurements, notes, ratios, rows
+from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
 
 WRONG = 0.05
 """Beyond this the step loop does not compute what it should, and its times say nothing."""
@@ -48,12 +48,12 @@ def _run(run: ProgramRun) -> int:
         logits_off_by=round(error, 5),
         **msgspec.to_builtins(options),
     )
-    return int(run.keep(found, draw).missed)
+    return int(run.keep(found).missed)
 
 
 main = BenchProgram(
     "penstock bench gpu", __doc__, _run, WrongResult, ImportError, RuntimeError, OSError, ValueError
-).taking(Option("--quick", action="store_true", help="a tiny model on the CPU, 1 to 8 at once"), OUT, PLOTS)
+).taking(Option("--quick", action="store_true", help="a tiny model on the CPU, 1 to 8 at once"), OUT)
 
 if __name__ == "__main__":
     main.exit()

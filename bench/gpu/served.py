@@ -6,21 +6,19 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 from statistics import fmean, median
 from typing import Any
 
 import msgspec
 
-from bench import plots
 from bench.gpu.killed import STREAMS, KilledStreams, Unanswered, killed_streams
 from bench.gpu.upstream import NAME as PENSTOCK
 from bench.gpu.upstream import UpstreamPenstock
 from bench.load.prompts import PromptSource
 from bench.processes import Processes
 from bench.program import Testbed
-from bench.report import Ratio, Report, columns
+from bench.report import Ratio, columns
 from bench.stats import quantile
 from bench.table1.client import ConcurrencyLevel, TargetServer, closed_loop
 from planner.load import RequestLengths
@@ -282,18 +280,3 @@ def notes(options: ServedOptions, turns: Sequence[Turn], killed: KilledStreams) 
         "steps in one size for this part, so that equal requests have equal answers."
         + "".join(f" Wrong: {each}." for each in killed.wrong[:3]),
     ]
-
-
-def draw(found: Report, folder: Path) -> list[Path]:
-    """Throughput and TTFT over concurrency, both ways."""
-    written = []
-    for key, title, unit in (
-        ("tokens_s", "Throughput", "tokens/s"),
-        ("ttft_p50_ms", "Time to the first token, p50", "ms"),
-    ):
-        series = {way: [(row["clients"], row[key]) for row in found.rows if row["way"] == way] for way in WAYS}
-        written += plots.lines(
-            folder / f"gpu-served-{key.partition('_')[0]}", f"{title} over concurrency", series,
-            x=plots.Axis(title="requests at once", log=True), y=plots.Axis(title=unit),
-        )  # fmt: skip
-    return written

@@ -227,18 +227,10 @@ def _notes(chosen: Sequence[JobsSystem], played: JobsReadings, found: Sequence[d
 
 
 def draw(found: report.Report, folder: Path) -> list[Path]:
-    """CPU per job, the callers' share and the rest; the files written."""
-    names = [row["system"].replace("-", "\n") for row in found.rows]
-    client = [row["client_ms_per_job"] or 0.0 for row in found.rows]
-    rest = [(row["cpu_ms_per_job"] or 0.0) - own for row, own in zip(found.rows, client, strict=True)]
-    y = plots.Axis(title="CPU ms per job")
-    parts = {"workers, Redis, API": rest, "callers": client}
-    drawn = plots.bars(folder / "jobs-cpu", "What a one-token job costs", names, parts, x=plots.Axis(title=""), y=y)
-    rates = {"jobs per second": [row["jobs_per_s"] or 0.0 for row in found.rows]}
-    y = plots.Axis(title="jobs per second")
-    return drawn + plots.bars(
-        folder / "jobs-rate", "One-token jobs, from enqueuing to result", names, rates, x=plots.Axis(title=""), y=y
-    )
+    """Jobs per second; the files written."""
+    rates = {row["system"].replace("-", "\n"): row["jobs_per_s"] or 0.0 for row in found.rows}
+    title = "One-token jobs, from enqueuing to result"
+    return plots.bars(folder / "jobs-rate", title, rates, plots.Axis(title="jobs per second"))
 
 
 main = BenchProgram("penstock bench jobs", __doc__, _run, Died, OSError).taking(

@@ -30,7 +30,8 @@ def _plays() -> list[dict[str, Any]]:
     """Every play of a row that is published, also those that failed; not those of an older form, which lack counts."""
     files = [msgspec.json.decode((RESULTS / name).read_bytes()) for name in ("chaos.json", "chaos-busy.json")]
     rows = list(itertools.chain.from_iterable(found["faults"] for found in files))
-    plays = [{**row, **play} for row in rows for play in ({}, *row.get("before", ()))]
+    plays = [{"id": row["id"], "trials": 0, "refused": 0, "broken": 0} | play for row in rows
+             for play in (row, *row.get("before", ()))]  # fmt: skip
     return [play for play in plays if isinstance(play["refused"], int) and play["trials"]]
 
 

@@ -47,38 +47,15 @@ def test_the_table_shows_figures_ratios_and_notes() -> None:
         assert word in text
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    path = REPORT.save(tmp_path / "results" / "example.json")
-    assert load(path) == REPORT
-    assert load(path).cores >= 1 and len(load(path).date) == 10
-
-
-def test_a_run_that_is_judged_again_is_no_further_run(tmp_path: Path) -> None:
-    """A figure that stays the same is not shown twice; one that is judged otherwise hides none."""
-
-    def run(value: float) -> Report:
-        return msgspec.structs.replace(REPORT, ratios=(Ratio(what="the cost", value=value, at_most=3),))
-
-    told = ProgramRun(argparse.Namespace(out=tmp_path, plots=tmp_path), "bench", Console(file=StringIO(), width=200))
-    for value, again in ((4.0, False), (4.0, True), (4.0, True), (3.2, True), (3.2, False)):
-        told.keep(run(value), again=load(tmp_path / REPORT.file) if again else None)
-    assert load(tmp_path / REPORT.file).ratios[0].earlier == (4.0, 3.2)
-
-
-def test_a_run_that_is_judged_again_keeps_when_and_on_what_it_was_measured(tmp_path: Path) -> None:
-    """The tree that judges it has measured nothing."""
-    measured = msgspec.structs.replace(
-        REPORT, date="2020-02-29", cores=96, python="3.1", commit="0123456789ab", command="penstock bench one"
-    )
-    told = ProgramRun(argparse.Namespace(out=tmp_path, plots=tmp_path), "another", Console(file=StringIO(), width=200))
-    told.keep(REPORT, again=measured)
-    assert measured_in(load(tmp_path / REPORT.file)) == measured_in(measured)
-    told.keep(REPORT)
-    assert measured_in(load(tmp_path / REPORT.file)) == measured_in(msgspec.structs.replace(REPORT, commit=commit()))
-
-
-def measured_in(found: Report) -> tuple[object, ...]:
-    return found.date, found.cores, found.python, found.commit, found.command
+def test_the_file_keeps_what_the_table_shows(tmp_path: Path) -> None:
+    rows = [*REPORT.rows, {"system": "b", "tokens": 1, "tokens_of_rounds": [1.0, 2.0], "ttft": None}]
+    ratio = Ratio(what="a", value=2.0, at_most=3, rounds=(1.0, 2.0, 4.0))
+    found = msgspec.structs.replace(REPORT, rows=rows, ratios=(*REPORT.ratios, ratio))
+    kept = load(found.save(tmp_path / "results" / "example.json"))
+    assert kept.rows == [REPORT.rows[0], {"system": "a|b", "tokens": 7}, {"system": "b", "tokens": 1}]
+    assert kept.ratios[:2] == REPORT.ratios and kept.ratios[2].figure == ratio.figure
+    assert (kept.columns, kept.settings, kept.notes) == ((), REPORT.settings, REPORT.notes)
+    assert kept.cores >= 1 and len(kept.date) == 10
 
 
 def test_a_run_that_is_repeated_shows_what_the_runs_before_gave(tmp_path: Path) -> None:
