@@ -39,7 +39,7 @@ def _run(run: ProgramRun) -> int:
         rows,
         goals,
         (
-            "Simulated engine: 8 slots a worker, a wide one 16; 20 ms a step. Times include starting a Python process.",
+            "Simulated engine: 8 slots a worker; 20 ms a step. Times include starting a Python process.",
             "step runs with scheduler.cover = 0: by default workers are kept ready for rushes like one just seen.",
         ),
         **asdict(size),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import random
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ import msgspec
 
 from bench.chaos.http import fetch
 from bench.chaos.processes import becomes, until
-from bench.elastic.testbed import MODEL, WAIT_TIMEOUT_S, Crowd, ElasticTestbed, stale, stop
+from bench.elastic.testbed import MODEL, WAIT_TIMEOUT_S, Crowd, ElasticTestbed, stale
 from bench.report import Ratio
 from streaming.jobs.reader import JobReader
 
@@ -173,33 +171,6 @@ async def failover(folder: Path, size: ElasticSize) -> Shown:
     return shown
 
 
-async def rivals(folder: Path, size: ElasticSize) -> Shown:
-    """The leader is stopped in the middle of its work, another leads, and it goes on."""
-    shown, rng = Shown(), random.Random(5)  # noqa: S311 - when to stop, not a secret
-    async with ElasticTestbed(folder / "testbed", {"min_workers": 1, "max_workers": 3}, _quick(size)) as testbed:
-        testbed.start_scheduler("scheduler-2")
-        await until(lambda: _schedulers(testbed, 2), WAIT_TIMEOUT_S)
-        restless = asyncio.create_task(_never_at_rest(testbed))
-        for _ in range(size.trials):
-            lead, pid = await testbed.leader()
-            await asyncio.sleep(rng.uniform(0.2, 0.2 + TICK_S))
-            go_on = stop(pid)
-            try:
-                await testbed.leader(after=lead.epoch)
-                await asyncio.sleep(rng.uniform(0.0, TICK_S))
-            finally:
-                go_on()
-            await asyncio.sleep(2 * TICK_S)
-        restless.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await restless
-        actions = await testbed.actions()
-        shown.add("two leaders: changes of leader", len({noted.epoch for noted in actions}) - 1)
-        shown.add("two leaders: actions", len(actions))
-        shown.judge("two leaders: stale actions", len(stale(actions)), 0, "")
-    return shown
-
-
 async def straggler(folder: Path, size: ElasticSize) -> Shown:
     """Three workers under a steady crowd; one becomes five times slower."""
     shown = Shown()
@@ -234,46 +205,12 @@ async def straggler(folder: Path, size: ElasticSize) -> Shown:
     return shown
 
 
-async def shapes(folder: Path, size: ElasticSize) -> Shown:
-    """One wide worker or some narrow ones; the clients become many, step by step, and few again."""
-    shown = Shown()
-    model = {
-        "min_workers": 0,
-        "max_workers": size.most // 2,
-        "shapes.wide.upto": size.crowd // 2,
-        "shapes.wide.max_workers": 1,
-        "shapes.wide.options.slots": 16,
-        "shapes.narrow.options.slots": 8,
-    }
-    settings = {**SIM, "sim.load_ms": size.load_ms, "scheduler.idle_s": size.idle_s, "scheduler.cover": 0}
-    async with ElasticTestbed(folder / "testbed", model, settings) as testbed:
-        crowd = Crowd(folder, testbed.port, tokens=50)
-        ways = {"up": ("narrow", range(1, size.crowd + 1, 2)), "down": ("wide", range(size.crowd - 1, 0, -2))}
-        crowd.size(1)
-        await until(lambda: _takes(testbed, "wide"), WAIT_TIMEOUT_S)
-        for way, (shape, levels) in ways.items():
-            began = await testbed.now_s()
-            for clients in levels:
-                crowd.size(clients)
-                await asyncio.sleep(size.hold_s)
-            await until(lambda shape=shape: _takes(testbed, shape), WAIT_TIMEOUT_S)  # type: ignore[misc]
-            switches = [noted for noted in await testbed.actions(began, "switch") if "," not in noted.action.shape]
-            shown.judge(f"shapes: switches on the way {way}", len(switches), 2, "")
-            drained = await becomes(lambda shape=shape: _only(testbed, shape), SHRINK_TIMEOUT_S)  # type: ignore[misc]
-            shown.add(f"shapes: only {shape} workers left", float(drained))
-        await crowd.go()
-        shown.judge_clients(await crowd.judged())
-    return shown
-
-
 Show: TypeAlias = Callable[[Path, ElasticSize], Coroutine[Any, Any, Shown]]
 SHOWS: dict[str, Show] = {
     "step": step,
     "wake": wake,
     "failover": failover,
-    "rivals": rivals,
     "straggler": straggler,
-    "shapes": shapes,
 }
 
 
@@ -315,22 +252,5 @@ async def _eta_ms(testbed: ElasticTestbed, job: str) -> int | None:
     return eta
 
 
-async def _takes(testbed: ElasticTestbed, shape: str) -> bool:
-    """Whether new jobs go there alone."""
-    plan = await testbed.plan()
-    return plan is not None and plan.takes == (shape,)
-
-
-async def _only(testbed: ElasticTestbed, shape: str) -> bool:
-    return {worker.shape for worker in await testbed.fleet.processes("worker")} == {shape}
-
-
 async def _schedulers(testbed: ElasticTestbed, number: int) -> bool:
     return len(await testbed.fleet.processes("scheduler")) == number
-
-
-async def _never_at_rest(testbed: ElasticTestbed) -> None:
-    """Something to be decided and done, all the time."""
-    for number in range(10**9):
-        await testbed.overrides.put(MODEL, 1 + number % 3, "show")
-        await asyncio.sleep(0.15)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +73,6 @@ class ElasticTestbed:
         """Redis time."""
         return await self.wire.now_ms() / 1000
 
-    @property
-    def records(self) -> Path:
-        """Where its processes keep their records."""
-        return self._data / "records"
-
-    def worker_processes(self) -> list[str]:
-        """Ids of the workers whose process is there, also of those that start or stop."""
-        return [each["id"] for each in self._state()["processes"] if each["role"] == "worker" and each["pid"]]
-
     async def workers(self, state: str = "ready") -> list[Process]:
         return [process for process in await self.fleet.processes("worker") if process.state == state]
 
@@ -133,12 +122,6 @@ class ElasticTestbed:
 
         await until(leads, seconds)
         return found[0], int(found[0].holder.rpartition(":")[2])
-
-
-def stop(pid: int) -> Callable[[], None]:
-    """SIGSTOP; what is returned lets it go on."""
-    os.kill(pid, signal.SIGSTOP)
-    return lambda: os.kill(pid, signal.SIGCONT)
 
 
 def stale(actions: list[Noted]) -> list[Action]:

@@ -24,7 +24,7 @@ from bench.report import goals
 
 LEVELS = (1, 4, 16, 64, 128, 256)
 QUICK_LEVELS = (1, 64, 256)
-QUICK_SYSTEMS = ("floor", "penstock", "plain", "litellm", "router", "dynamo")
+QUICK_SYSTEMS = ("floor", "penstock", "litellm", "router", "dynamo")
 RIVALS = ("floor", "penstock", "router", "dynamo")
 KNOWN = ", ".join(system.name for system in systems())
 IN_FRONT = ("floor", "penstock", "penstock-upstream", "router", "dynamo", "litellm")

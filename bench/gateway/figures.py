@@ -24,7 +24,7 @@ Readings = Mapping[tuple[str, int], Sequence[StreamReading]]
 OF_ROUNDS = "_of_rounds"
 """Behind a figure's key: the same in each round alone."""
 
-FLOOR, PENSTOCK, ROUTER, DYNAMO, PLAIN = "floor", "penstock", "router", "dynamo", "plain"
+FLOOR, PENSTOCK, ROUTER, DYNAMO = "floor", "penstock", "router", "dynamo"
 ALWAYS, UPSTREAM = "penstock-d2", "penstock-upstream"
 """Systems the goals speak of."""
 ENGINE = "engine"
@@ -125,7 +125,6 @@ class Goals:
             *self._cost(DYNAMO, "Dynamo's", top, "gateway.dynamo_cpu"),
             *(ratio for level in self._levels for ratio in self._against_router(level)),
             *self._cost(FLOOR, "the floor's", top, "gateway.floor_cpu"),
-            *self._cost(PLAIN, "FastAPI's with one PUBLISH per token", top, None),
             *(ratio for level in self._levels if level in SYNC_LEVELS for ratio in self._syncs(level)),
             *self._steadiness(step_ms),
             *self._shares(),
@@ -216,12 +215,10 @@ class Goals:
                 _most([self._at(PENSTOCK, level, "share_pct") for level in high]),
             )
         ]
-        for name, words, goal in ((PENSTOCK, "Penstock's", "gateway.share_growth"), (PLAIN, "FastAPI's", None)):
-            if len(high) > 1 and name in self._asked:
-                low, top = (self._at(name, level, "share_pct") for level in (high[0], high[-1]))
-                value = None if low is None or top is None else top - low
-                what = f"{words} share, growth from c={high[0]} to {high[-1]}, points"
-                ratios.append(Ratio.held(goal, what, value))
+        if len(high) > 1 and PENSTOCK in self._asked:
+            low, top = (self._at(PENSTOCK, level, "share_pct") for level in (high[0], high[-1]))
+            what = f"Penstock's share, growth from c={high[0]} to {high[-1]}, points"
+            ratios.append(Ratio.held("gateway.share_growth", what, _less(top, low)))
         return ratios
 
     def _errors(self, system: str = PENSTOCK) -> float | None:

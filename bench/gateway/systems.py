@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -228,31 +227,6 @@ class Dynamo(Peer):
             yield ServingGateway(port, [processes])
 
 
-FASTAPI_ENVIRONMENT = Environment(
-    name="fastapi",
-    packages=("fastapi==0.165.0", "uvicorn==0.54.0", "uvloop==0.23.0", "httptools==0.9.0", "redis[hiredis]==8.1.0"),
-)
-
-
-class Plain(Peer):
-    """See bench.gateway.peers.plain_api and bench.gateway.plain_worker."""
-
-    name = "plain"
-    title = "FastAPI + StreamingResponse, one PUBLISH per token"
-    environment = FASTAPI_ENVIRONMENT
-
-    @contextmanager
-    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
-        with Processes(folder) as processes:
-            url, port = start_redis(processes), free_port()
-            settings = msgspec.json.encode(engine).decode()
-            processes.start("worker", [sys.executable, "-m", "bench.gateway.plain_worker", url, settings])
-            api = (self.python, "-m", "bench.gateway.peers.plain_api", str(port), url)
-            processes.start("api", api, {"PYTHONPATH": str(ROOT)})
-            processes.wait_port(port)
-            yield ServingGateway(port, [processes])
-
-
 LITELLM_ENVIRONMENT = Environment(name="litellm", packages=("litellm[proxy]==1.106.2",))
 
 CONFIG = """
@@ -303,7 +277,6 @@ def systems() -> list[GatewaySystem]:
         PenstockGateway("penstock-d2", "D2"),
         PenstockGateway("penstock-d3", "D3"),
         PenstockGateway("penstock-2", "D1", apis=2),
-        Plain(),
         Litellm(),
     ]
 

@@ -4,9 +4,7 @@ Part `gate`: admission to one engine by the gate of the workers, beside the engi
 at now alone. All texts wait from the start; on one load their lengths stay, on the other they double.
 The same seeds give the same figures on every machine, except the time of a decision.
 
-Part `deadlines`: the same engine behind the order of the product, by arrival, and by strict priority; deadlines met at
-70 to 110 % load. Part `replay`: a bursty trace of three tenants beside a batch; requests in time under four orders.
-Part `tenants`: how long a light tenant waits alone and beside one that floods its lane.
+Part `replay`: a bursty trace of three tenants beside a batch; requests in time under four orders.
 
 Exits 1 if a goal is missed.
 """
@@ -16,14 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bench import report
-from bench.order import deadlines, gate, replay, tenants
+from bench.order import gate, replay
 from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun
 
 PARTS: Mapping[str, Callable[[ProgramRun], report.Report]] = {
     "gate": gate.measured,
-    "deadlines": deadlines.measured,
     "replay": replay.measured,
-    "tenants": tenants.measured,
 }
 """Each shows its table and keeps its figures."""
 

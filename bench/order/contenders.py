@@ -18,7 +18,6 @@ from planner.simulator.queues import (
     by_lane,
 )
 from streaming.fleet.settings import LatencyTargets
-from streaming.order import Priority
 
 OURS, FIFO, LANES, VLLM = "penstock", "FIFO", "lanes only", "vLLM's priority"
 
@@ -66,17 +65,3 @@ def ran(
     """Run the texts, which keep what came of them. Returns the time and the worker."""
     queue, worker = CONTENDERS[name](shape, seed, targets)
     return Simulation(queue, [worker]).run(texts, until_s), worker
-
-
-def capacity(texts: Sequence[ModelText], shape: EngineShape) -> float:
-    """Texts a second of an engine that always has some to begin."""
-    return len(texts) / ran(FIFO, texts, shape, 0)[0]
-
-
-def waits_s(texts: Sequence[ModelText], lane: Priority | None = None) -> list[float]:
-    """Seconds from the arrival to the first hand-over, sorted; of those that were begun."""
-    return sorted(
-        text.begun_s - text.arrived_s
-        for text in texts
-        if text.begun_s is not None and (lane is None or text.lane == lane)
-    )

@@ -11,11 +11,11 @@ import pytest
 from house import House, eventually, serving
 
 from bench.conformance.answer_checks import fits, found_at
-from bench.conformance.entrypoints import CHATS, GROUPS, MODEL, OTHERS, REAL, TEXTS, EntrypointCase, as_table
+from bench.conformance.entrypoints import GROUPS, MODEL, REAL, EntrypointCase, as_table
 
 pytestmark = pytest.mark.slow
 
-ALL = [*CHATS, *TEXTS, *OTHERS]
+ALL = [case for cases in GROUPS.values() for case in cases]
 
 
 def model_of(case: EntrypointCase) -> str:

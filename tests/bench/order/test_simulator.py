@@ -8,17 +8,32 @@ from random import Random
 import pytest
 
 from bench.order.contenders import CONTENDERS, FIFO, LANES, OURS, VLLM, ran
-from bench.order.deadlines import made
 from bench.order.replay import is_in_time
 from planner.simulator.engine import EngineShape, ModelText
 from planner.simulator.queues import LANES as ALL
 from planner.simulator.queues import PenstockQueue
+from planner.simulator.trace import WorkloadShape, arrivals
 from streaming.fleet.settings import LatencyTargets
 from streaming.order import LaneQueue, Priority, WaitingJob, credits_after, next_job
 
 pytestmark = pytest.mark.slow
 
 SHAPE = EngineShape(kv_tokens=8000, slots=16)
+SHARES = {Priority.INTERACTIVE: 0.3, Priority.STANDARD: 0.5, Priority.BATCH: 0.2}
+
+
+def made(rate: float, seed: int, seconds: float) -> list[ModelText]:
+    """Texts of three tenants in all lanes, by arrival; two of three have a deadline, tight or loose."""
+    random = Random(seed)
+    texts = []
+    for at in arrivals(WorkloadShape(rate=rate, cv=5.0), random, seconds):
+        output = min(1024, 1 + int(random.lognormvariate(5.3, 0.8)))
+        text = ModelText(random.randint(64, 512), output, 1 << (output - 1).bit_length(), arrived_s=at)
+        text.lane = random.choices(list(SHARES), list(SHARES.values()))[0]
+        text.tenant, spare_s = random.choice("abc"), random.choice((random.uniform(1, 10), random.uniform(30, 120)))
+        text.deadline_s = at + 0.02 * text.limit + spare_s if random.random() < 2 / 3 else math.inf
+        texts.append(text)
+    return texts
 
 
 @pytest.mark.parametrize("name", list(CONTENDERS))
