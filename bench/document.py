@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench import reference, report
-from bench.conformance import entrypoints
 
 PAGES = (Path("README.md"), Path("docs/clients.md"), Path("docs/metrics.md"))
 KINDS = "|".join(("cost", "entrypoints", *reference.WRITERS))
@@ -35,7 +35,7 @@ def filled(page: str, results: Path) -> str:
 
     def part(found: re.Match[str]) -> str:
         if found[2] == "entrypoints":
-            text = entrypoints.as_table(found[3])
+            text = entrypoints(found[3])
         elif found[2] == "cost":
             text = _cost(report.load(results / f"{found[3]}.json"))
         else:
@@ -43,6 +43,18 @@ def filled(page: str, results: Path) -> str:
         return f"{found[1]}{text}\n{found[4]}"
 
     return MARKED.sub(part, page)
+
+
+ENTRYPOINTS = Path(__file__).parent / "conformance" / "entrypoints.toml"
+"""Requests of vLLM's documentation; tests/bench/test_entrypoints.py sends each."""
+
+
+def entrypoints(group: str) -> str:
+    """The requests of one group that are answered otherwise."""
+    every = tomllib.loads(ENTRYPOINTS.read_text("utf-8"))[group]
+    rows = [f"| {each['what']} | {each['instead']} |" for each in every if "instead" in each]
+    head = f"{len(every) - len(rows)} of {len(every)} requests have the same answer. These do not:"
+    return "\n".join([head, "", "| vLLM | Penstock |", "| --- | --- |", *rows])
 
 
 def _cost(found: report.Report) -> str:

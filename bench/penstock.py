@@ -76,22 +76,15 @@ def key_rows(name: str, key: str, *, admin: bool = False) -> str:
     return f'[keys.{name}]\nsha256 = "{digest}"\ntenant = "{name}"\nadmin = {rights}\n'
 
 
-def start_api(processes: Processes, *names: str, port: int = 0) -> int:
+def start_api(processes: Processes, *names: str) -> int:
     """API processes of these names that accept from one port, which is returned; they are not waited for."""
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
+        listener.bind(("127.0.0.1", 0))
         listener.listen(2048)
         for name in names:
             argv = [*_role("api", name), "--listen-fd", str(listener.fileno())]
             processes.start_role(name, argv, fds=[listener.fileno()])
         return int(listener.getsockname()[1])
-
-
-def restart_api(processes: Processes, name: str, port: int) -> None:
-    """Kill the only API process, and start another one at its port; it is not waited for: connections wait for it."""
-    processes.kill(name)
-    start_api(processes, name, port=port)
 
 
 def start_worker(processes: Processes, name: str, data_dir: Path | None = None) -> None:

@@ -36,21 +36,19 @@ class Shown:
     def add(self, what: str, value: float | None, unit: str = "") -> None:
         self.rows.append({"what": what, "value": value, "unit": unit})
 
-    def judge(self, what: str, value: float | None, at_most: float, unit: str = "s") -> None:
+    def judge(self, what: str, value: float | None, at_most: float) -> None:
         """A figure with a limit."""
-        self.add(what, value, unit)
         self.goals.append(Ratio(what=what, value=value, at_most=at_most))
 
     def judge_goal(self, goal: str, what: str, value: float | None) -> None:
         """A figure with a limit of `bench/goals.toml`, in seconds."""
-        self.add(what, value, "s")
         self.goals.append(Ratio.held(goal, what, value))
 
     def judge_clients(self, judged: dict[str, int]) -> None:
         """Nothing may have gone wrong for anybody."""
         self.add("requests", judged.pop("requests"))
         for what, number in judged.items():
-            self.judge(f"requests {what}" if what != "broken promises" else what, number, 0, "")
+            self.judge(f"requests {what}" if what != "broken promises" else what, number, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ async def step(folder: Path, size: ElasticSize) -> Shown:
         gone = await testbed.now_s()
         down = await becomes(lambda: _is_down(testbed, size.down), SHRINK_TIMEOUT_S)
         shown.add("step: given back after", await testbed.now_s() - gone if down else None, "s")
-        shown.judge("step: workers in the end", len(await testbed.fleet.processes("worker")), size.down, "")
+        shown.judge("step: workers in the end", len(await testbed.fleet.processes("worker")), size.down)
         shown.add("step: workers drained", len(await testbed.actions(gone, "drain")))
         await crowd.go()
         shown.judge_clients(await crowd.judged())
@@ -136,7 +134,7 @@ async def wake(folder: Path, size: ElasticSize) -> Shown:
             if trial:  # the first one is told what the settings assume
                 wrong_s = None if eta_s is None else abs(eta_s - first_s)
                 shown.judge_goal("elastic.eta", f"{name}: ETA wrong by", wrong_s)
-            shown.judge(f"{name}: model not listed while asleep", float(MODEL.encode() not in listed), 0, "")
+            shown.judge(f"{name}: model not listed while asleep", float(MODEL.encode() not in listed), 0)
         shown.judge_clients(await crowd.judged())
     return shown
 
@@ -167,7 +165,7 @@ async def failover(folder: Path, size: ElasticSize) -> Shown:
             worst = max(worst, acted[0] - killed)
             await asyncio.sleep(size.hold_s)
         shown.judge_goal("elastic.next_leader", "leader killed: the next acts after, at most", worst)
-        shown.judge("leader killed: stale actions", len(stale(await testbed.actions())), 0, "")
+        shown.judge("leader killed: stale actions", len(stale(await testbed.actions())), 0)
     return shown
 
 
@@ -200,7 +198,7 @@ async def straggler(folder: Path, size: ElasticSize) -> Shown:
         shown.add("one worker five times slower: replaced after", await testbed.now_s() - began, "s")
         await crowd.go()
         wrong = [noted for noted in await testbed.actions(0, "cordon") if noted.action.worker != slow]
-        shown.judge("healthy workers cordoned", len(wrong), 0, "")
+        shown.judge("healthy workers cordoned", len(wrong), 0)
         shown.judge_clients(await crowd.judged())
     return shown
 

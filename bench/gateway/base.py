@@ -97,7 +97,7 @@ MIN_ROUNDS = 9
 """For a verdict: the interval of the median is then the 2nd to the 8th ratio, and one odd round on either side does not
 decide."""
 
-SHOWN = ("system", "streams", "requests", "tokens_per_s", "cpu_us_per_token", "cpu_ms_per_request", "errors", "parts")
+SHOWN = ("system", "streams", "requests", "tokens_per_s", "cpu_us_per_token", "errors", "parts")
 BASE_COLUMNS = tuple(column for column in COLUMNS if column.key in SHOWN)
 
 

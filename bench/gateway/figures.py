@@ -11,9 +11,9 @@ from bench.report import Ratio, columns
 from bench.stats import known_median, over
 
 COLUMNS = columns("""
-    system: system; streams: c; requests: requests; tokens_per_s: tok/s .0; ttft_p50_ms: TTFT p50; ttft_p99_ms: p99 ms;
-    itl_p50_ms: ITL p50; itl_p99_ms: p99 ms; stall_ms: stall ms .0; share_pct: share % .1; cpu_us_per_token: us/tok;
-    cpu_ms_per_request: ms/req .2; memory_mib: MiB .0; errors: errors; parts: CPU us/token of each process
+    system: system; streams: c; requests: requests; tokens_per_s: tok/s .0; ttft_p50_ms: TTFT p50, ms; ttft_p99_ms: p99;
+    itl_p99_ms: ITL p99, ms; share_pct: share % .1; cpu_us_per_token: us/tok; errors: errors;
+    parts: CPU us/token of each process
 """)
 
 Row = dict[str, Any]
@@ -64,8 +64,6 @@ def _row(at: tuple[str, int], rounds: Sequence[StreamReading]) -> Row:
         "cpu_us_per_token": mid(lambda reading: reading.cpu_us_per_token),
         "cpu_us_per_token" + OF_ROUNDS: [reading.cpu_us_per_token for reading in rounds],
         "own_us_per_token" + OF_ROUNDS: [_own(reading) for reading in rounds],
-        "cpu_ms_per_request": mid(lambda reading: reading.cpu_ms_per_request),
-        "memory_mib": mid(lambda reading: sum(reading.memory.values())),
         "parts": _parts(rounds),
     }
     if answered:
@@ -74,10 +72,7 @@ def _row(at: tuple[str, int], rounds: Sequence[StreamReading]) -> Row:
             "ttft_p50_ms" + OF_ROUNDS: [reading.ttft.p50 for reading in answered],
             "ttft_p99_ms": median(reading.ttft.p99 for reading in answered),
             "ttft_p99_ms" + OF_ROUNDS: [reading.ttft.p99 for reading in answered],
-            "ttft_max_ms": max(reading.ttft.most for reading in answered),
-            "itl_p50_ms": median(reading.itl.p50 for reading in answered),
             "itl_p99_ms": median(reading.itl.p99 for reading in answered),
-            "stall_ms": max(reading.stall for reading in answered),
             "e2e_ms": median(reading.e2e.mean for reading in answered),
         }
     return row

@@ -7,15 +7,14 @@ import contextlib
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
 
 from bench.gpu.upstream import UpstreamPenstock
 from bench.load.prompts import PromptSource
-from bench.load.streams import BodyParser, StreamedAnswer
-from bench.table1.client import HttpConnection, TargetServer
+from bench.load.streams import StreamedAnswer
+from bench.table1.client import HttpConnection, TargetServer, TimedAnswer, seen
 from planner.load import RequestLengths
 
 STREAMS, PROMPT = 16, 256
@@ -56,38 +55,12 @@ class KilledStreams(msgspec.Struct, frozen=True, kw_only=True):
         return sum(count >= self.tokens for count in self.killed_at) if self.restarts else self.streams
 
 
-@dataclass(frozen=True, slots=True)
-class HeardText:
-    """One answer as its reader has it."""
-
-    text: str
-    finish: str
-    fault: str
-
-    def wrong(self, tokens: int) -> str:
-        """What is wrong with it, whatever its words are; "" if nothing is."""
-        if self.fault or self.finish != "length":
-            return self.fault or f"it ends with {self.finish!r}"
-        count = len(self.text.split())
-        return "" if count == tokens else f"{count} tokens instead of {tokens}"
-
-
-def heard_text(answer: StreamedAnswer) -> HeardText:
-    """The text of a streamed completion."""
-    parser, rest, parts, finish, fault = BodyParser(), b"", list[str](), "", answer.fault
-    for _, data in answer.arrivals:
-        *lines, rest = (rest + parser.feed(data)).split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data: {"):
-                continue
-            chunk = msgspec.json.decode(line[6:])
-            fault = fault or str(chunk.get("error") or "")
-            for choice in chunk.get("choices") or ():
-                parts.append(choice.get("text") or "")
-                finish = choice.get("finish_reason") or finish
-    if not fault and parser.status != 200:
-        fault = f"status {parser.status}: {rest[:200].decode(errors='replace')}"
-    return HeardText("".join(parts), finish, fault)
+def wrong_with(answer: TimedAnswer, tokens: int) -> str:
+    """What is wrong with an answer, whatever its words are; "" if nothing is."""
+    if answer.fault or answer.finish != "length":
+        return answer.fault or f"it ends with {answer.finish!r}"
+    count = len(answer.text.split())
+    return "" if count == tokens else f"{count} tokens instead of {tokens}"
 
 
 def killed_streams(
@@ -103,23 +76,23 @@ def killed_streams(
         return source.bodies(streams, {"temperature": 0})
 
     alone, again = (asyncio.run(_direct(direct, bodies(direct), count)) for count in (streams, SECOND_RUN_STREAMS))
-    if wrong := next(filter(None, (each.wrong(tokens) for each in alone)), ""):
+    if wrong := next(filter(None, (wrong_with(each, tokens) for each in alone)), ""):
         raise Unanswered(f"{direct.name} by itself: {wrong}")
     at_s, counts, answers = asyncio.run(_through(penstock, bodies(penstock.target), round(KILLED_AT * tokens)))
-    heard = [heard_text(each) for each in answers]
+    heard = [seen(each) for each in answers]
     return KilledStreams(
         streams=streams,
         tokens=tokens,
         differ=_differ(alone, heard),
         direct_differ=_differ(alone, again),
-        wrong=[wrong for each in heard if (wrong := each.wrong(tokens))],
+        wrong=[wrong for each in heard if (wrong := wrong_with(each, tokens))],
         restarts=penstock.restarts(),
         killed_at=counts,
         silences_s=[_silence_s(each, at_s) for each in answers],
     )
 
 
-def _differ(wanted: Sequence[HeardText], heard: Sequence[HeardText]) -> int:
+def _differ(wanted: Sequence[TimedAnswer], heard: Sequence[TimedAnswer]) -> int:
     return sum(one.text != other.text for one, other in zip(wanted, heard, strict=True))
 
 
@@ -129,14 +102,14 @@ def _silence_s(answer: StreamedAnswer, since_s: float) -> float:
     return max((after - before for before, after in pairwise(times) if after > since_s), default=0.0)
 
 
-async def _direct(server: TargetServer, bodies: Sequence[bytes], at_once: int) -> list[HeardText]:
+async def _direct(server: TargetServer, bodies: Sequence[bytes], at_once: int) -> list[TimedAnswer]:
     gate = asyncio.Semaphore(at_once)
 
-    async def one(body: bytes) -> HeardText:
+    async def one(body: bytes) -> TimedAnswer:
         async with gate:
             line = HttpConnection(server)
             try:
-                return heard_text(await line.ask(body, 0))
+                return seen(await line.ask(body, 0))
             finally:
                 line.close()
 

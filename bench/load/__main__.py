@@ -18,7 +18,7 @@ import uvloop
 
 from bench.load.plan import LoadPlan, StreamReading
 from bench.load.streams import Heard, Stream, StreamedAnswer, chat, hear
-from bench.processes import cpu_s, memory_mib, tree
+from bench.processes import cpu_s, tree
 from bench.stats import spread
 from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
 
@@ -48,13 +48,12 @@ class LoadRun:
                 seconds = max((at for answer in self._answers for at, _ in answer.arrivals[-1:]), default=began) - began
                 own_share = (time.process_time() - own) / (time.monotonic() - began)
                 after = cpu_of(plan.watch)
-                memory = {name: sum(map(memory_mib, tree(pid))) for name, pid in plan.watch.items()}
         finally:
             for stream in self._streams:
                 stream.close()
         cpu = {name: after[name] - before[name] for name in after}
         cut_short = len(self._answers) < plan.requests
-        return summed([hear(answer) for answer in self._answers], seconds, cpu, memory, own_share, cut_short)
+        return summed([hear(answer) for answer in self._answers], seconds, cpu, own_share, cut_short)
 
     async def _warm_up(self) -> None:
         """A short answer on every stream. What fails here fails later too, and is counted there."""
@@ -91,7 +90,6 @@ def summed(
     heard: Sequence[Heard],
     seconds: float,
     cpu: dict[str, float],
-    memory: dict[str, float],
     own_cpu: float,
     cut_short: bool,
 ) -> StreamReading:
@@ -105,12 +103,8 @@ def summed(
         seconds=seconds,
         ttft=spread([1e3 * time_to_first_token(each.sent, each.chunks[0][0]) for each in begun]),
         itl=spread([gap for each in begun for gap in _itl_ms(each)]),
-        stall=max(
-            (1e3 * (now - before) for each in begun for (before, _), (now, _) in pairwise(each.chunks)), default=0
-        ),
         e2e=spread([1e3 * end_to_end(each.sent, each.ended) for each in good]),
         cpu=cpu,
-        memory=memory,
         own_cpu=own_cpu,
         cut_short=cut_short,
     )

@@ -24,7 +24,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float = 60.0
     """No request begins later than this; what runs then may take as long again."""
     watch: dict[str, int] = {}
-    """Processes whose CPU time and memory are read, by name; each with all its descendants."""
+    """Processes whose CPU time is read, by name; each with all its descendants."""
 
 
 class StreamReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,14 +39,10 @@ class StreamReading(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Spread
     itl: Spread
     """Of every token but an answer's first."""
-    stall: float = 0.0
-    """The longest wait between two chunks of one answer."""
     e2e: Spread
     """To the end of the answer."""
     cpu: dict[str, float] = {}
     """CPU seconds of each watched process."""
-    memory: dict[str, float] = {}
-    """MiB of each, at the end."""
     own_cpu: float
     """Share of one core that the load generator itself used."""
     cut_short: bool = False
@@ -64,10 +60,6 @@ class StreamReading(msgspec.Struct, frozen=True, kw_only=True):
     def cpu_us_per_token(self) -> float | None:
         """Summed over all watched processes."""
         return 1e6 * sum(self.cpu.values()) / self.tokens if self.tokens else None
-
-    @property
-    def cpu_ms_per_request(self) -> float | None:
-        return 1e3 * sum(self.cpu.values()) / self.requests if self.requests else None
 
 
 SPARE_S = 60.0

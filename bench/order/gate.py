@@ -35,11 +35,13 @@ CURVE_S = 5.0
 RUNNING = 128
 """Texts in the engine while a decision is timed."""
 COLUMNS = columns("""
-    load: lengths; seed: seed; rule: admission; tokens_per_s: tokens/s .0; evictions: evictions .0;
+    load: lengths; rule: admission; tokens_per_s: tokens/s .0; evictions: evictions .0;
     evicted: texts evicted, % .2; recomputed: tokens computed again .0; kv_use: KV cache in use, %;
     most_running: most texts at once
 """)
+FIGURES = tuple(column.key for column in COLUMNS[2:])
 NOTES = (
+    "Figures are medians of the seeds.",
     f"{NEVER} and {ALWAYS}: the engine takes what its own policy allows. The two gates stand before an engine of the "
     f"policy {ALWAYS}, which evicts the youngest text when the cache is full and computes it again later.",
     "greedy gate: admits while the texts fit as they are now, with 5 % of the cache free.",
@@ -119,12 +121,11 @@ def measured(run: ProgramRun) -> Report:
     tasks = [(load, seed, rule, size) for load in LOADS for seed in size.seeds for rule in RULES]
     rows = in_processes(row_of, tasks, run.args.jobs)
     decision_ms = timed(size.decisions)
-    shown = [row if row["seed"] == size.seeds[0] else {k: v for k, v in row.items() if k != "curve"} for row in rows]
     found = run.result(
         "order-gate",
         f"Admission to one engine: {size.texts:,} texts, all there from the start",
         COLUMNS,
-        shown,
+        [merged(rows, load, rule) for load in LOADS for rule in RULES],
         () if run.args.quick else goals(rows, decision_ms),
         NOTES,
         **asdict(size),
@@ -147,6 +148,13 @@ def row_of(load: str, seed: int, rule: str, size: GateSize) -> dict[str, Any]:
         "evicted": 100 * outcome.evicted_texts / size.texts,
         "kv_use": 100 * outcome.kv_use,
     }
+
+
+def merged(rows: Sequence[Mapping[str, Any]], load: str, rule: str) -> dict[str, Any]:
+    """One row of the table: medians of the seeds; the curve of the first one, for the plot."""
+    of = [row for row in rows if (row["load"], row["rule"]) == (load, rule)]
+    medians = {key: statistics.median(row[key] for row in of) for key in FIGURES}
+    return {"load": load, "rule": rule, **medians, "curve": of[0]["curve"]}
 
 
 def made(load: str, seed: int, size: GateSize) -> list[ModelText]:
@@ -198,8 +206,8 @@ def goals(rows: Sequence[Mapping[str, Any]], decision_ms: float) -> Iterator[Rat
 
 def draw(found: report.Report, folder: Path) -> list[Path]:
     """Evictions so far, over time, on the load whose lengths double."""
-    rows = [row for row in found.rows if "curve" in row and row["load"] == "doubling" and row["rule"] != NEVER]
+    rows = [row for row in found.rows if row["load"] == "doubling" and row["rule"] != NEVER]
     lost = {row["rule"]: [(at, evictions) for at, _, evictions in row["curve"]] for row in rows}
-    title = f"Answers whose lengths double midway (seed {rows[0]['seed']})"
+    title = f"Answers whose lengths double midway (seed {found.settings['seeds'][0]})"
     x, y = plots.Axis(title="seconds"), plots.Axis(title="evictions so far")
     return plots.lines(folder / "order-gate", title, lost, x=x, y=y, marked=False)

@@ -195,6 +195,8 @@ class TimedAnswer:
     fault: str = ""
     prompt: int = 0
     """Tokens of the prompt that were computed, as the server counts them; 0: it does not say."""
+    text: str = ""
+    finish: str = ""
 
     @property
     def ttft(self) -> float:
@@ -210,40 +212,55 @@ class TimedAnswer:
 def seen(answer: StreamedAnswer) -> TimedAnswer:
     """Take an answer apart. Tokens are the server's own count where it gives one, else its pieces."""
     body, rest = BodyParser(), b""
-    times: list[float] = []
-    tokens, prompt, fault = 0, 0, answer.fault
+    times, texts = list[float](), list[str]()
+    tokens, prompt, finish, fault = 0, 0, "", answer.fault
     for at, data in answer.arrivals:
         *lines, rest = (rest + body.feed(data)).split(b"\n")
         for line in lines:
             try:
-                piece, counted, computed, wrong = _event(line)
+                piece = _piece(line)
             except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
-                piece, counted, computed, wrong = False, 0, 0, f"unreadable: {error!r}"
-            times += [at] * piece
-            tokens, prompt, fault = counted or tokens, computed or prompt, fault or wrong
+                piece = _Piece(fault=f"unreadable: {error!r}")
+            if piece.text:
+                times.append(at)
+                texts.append(piece.text)
+            tokens, prompt = piece.tokens or tokens, piece.prompt or prompt
+            finish, fault = piece.finish or finish, fault or piece.fault
     if not fault and body.status != 200:
         fault = f"status {body.status}: {rest[:200].decode(errors='replace')}"
     if not fault and not times:
         fault = "no token"
-    return TimedAnswer(answer.sent, times, tokens or len(times), fault, prompt)
+    return TimedAnswer(answer.sent, times, tokens or len(times), fault, prompt, "".join(texts), finish)
 
 
-def _event(line: bytes) -> tuple[bool, int, int, str]:
-    """Of one line of the stream: whether it brings text, the counts of tokens of the answer and of what was computed of
-    the prompt if it says so, an error."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """What one line of the stream says: text, why it ends, counts of tokens of the answer and of what was computed of
+    the prompt, an error."""
+
+    text: str = ""
+    finish: str = ""
+    tokens: int = 0
+    prompt: int = 0
+    fault: str = ""
+
+
+def _piece(line: bytes) -> _Piece:
     data = line.removeprefix(b"data:").strip()
     if not line.startswith(b"data:") or data == b"[DONE]":
-        return False, 0, 0, ""
+        return _Piece()
     chunk: dict[str, Any] = msgspec.json.decode(data)
     if error := chunk.get("error"):
-        return False, 0, 0, f"error in the stream: {str(error)[:200]}"
+        return _Piece(fault=f"error in the stream: {str(error)[:200]}")
     usage = chunk.get("usage") or {}
-    choices = chunk.get("choices") or ()
-    deltas = [choice.get("delta") or {} for choice in choices]
-    text = any(delta.get("content") or delta.get("reasoning_content") for delta in deltas)
-    text = text or any(choice.get("text") for choice in choices)
+    text = finish = ""
+    for choice in chunk.get("choices") or ():
+        delta = choice.get("delta") or {}
+        text += delta.get("content") or delta.get("reasoning_content") or choice.get("text") or ""
+        finish = choice.get("finish_reason") or finish
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return text, int(usage.get("completion_tokens") or 0), int(usage.get("prompt_tokens") or 0) - int(cached), ""
+    computed = int(usage.get("prompt_tokens") or 0) - int(cached)
+    return _Piece(text=text, finish=finish, tokens=int(usage.get("completion_tokens") or 0), prompt=computed)
 
 
 GIVEN_UP = 0.9

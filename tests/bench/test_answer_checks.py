@@ -7,8 +7,7 @@ import json
 from typing import Any
 
 import pytest
-
-from bench.conformance.answer_checks import (
+from answer_checks import (
     AnswerCheck,
     NoField,
     adds_up,

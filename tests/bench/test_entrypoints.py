@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answer_checks import fits, found_at
+from entrypoints import GROUPS, MODEL, REAL, EntrypointCase
 from house import House, eventually, serving
-
-from bench.conformance.answer_checks import fits, found_at
-from bench.conformance.entrypoints import GROUPS, MODEL, REAL, EntrypointCase, as_table
 
 pytestmark = pytest.mark.slow
 
@@ -76,9 +75,3 @@ def test_every_row_says_something(case: EntrypointCase) -> None:
     fields, `check` shows."""
     assert case.has and wrong_paths(case, {})
     assert not case.ignored or f'"{case.ignored.split(".")[0]}"' in json.dumps(case.body)
-
-
-def test_the_page_has_the_table_of_each_group() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
-    for group in GROUPS:
-        assert f"<!-- entrypoints: {group} -->\n{as_table(group)}\n<!-- end -->" in page

@@ -103,13 +103,12 @@ def test_figures_are_of_good_answers_and_failures_are_counted() -> None:
         Heard(20.0, [(20.030, 1), (20.040, 1), (20.050, 1)], 20.050),
     ]
     bad = [Heard(30.0, [(90.0, 1)], 90.0, "cut off"), Heard(31.0, [], 31.0, "cut off")]
-    reading = summed([*good, *bad], 2.0, {"api": 0.0007}, {}, 0.1, False)
+    reading = summed([*good, *bad], 2.0, {"api": 0.0007}, 0.1, False)
     assert (reading.requests, reading.errors, reading.wrong, reading.tokens) == (2, 2, {"cut off": 2}, 7)
     assert reading.ttft.p50 == pytest.approx(20) and reading.ttft.most == pytest.approx(30)
     assert reading.itl.count == 4 and reading.itl.most == pytest.approx(15) and reading.itl.p50 == pytest.approx(10)
-    assert reading.stall == pytest.approx(30)
     assert reading.e2e.mean == pytest.approx(48)
-    assert reading.cpu_us_per_token == pytest.approx(100) and reading.cpu_ms_per_request == pytest.approx(0.35)
+    assert reading.cpu_us_per_token == pytest.approx(100)
     assert reading.tokens_per_s == 3.5
 
 
@@ -173,11 +172,9 @@ def test_a_closed_loop_against_the_floor(tmp_path: Path) -> None:
         processes.wait_port(port)
         plan = LoadPlan(port=port, model="bench", streams=3, requests=7, tokens=9, limit_s=30, watch=processes.pids())
         reading = measure(plan)
-        together = measure(msgspec.structs.replace(plan, together=True, requests=6))
     assert (reading.requests, reading.wrong, reading.tokens, reading.cut_short) == (7, {}, 63, False)
     assert reading.itl.count == 7 * 8 and reading.ttft.p50 >= 3.0 and reading.e2e.most >= 8 * 2
-    assert 0 < reading.cpu["floor"] < 5 and reading.memory["floor"] > 5 and reading.own_cpu > 0
-    assert (together.requests, together.wrong) == (6, {})
+    assert 0 < reading.cpu["floor"] < 5 and reading.own_cpu > 0
 
 
 Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from bench.gpu.__main__ import main
-from bench.gpu.killed import KilledStreams, heard_text, killed_streams
+from bench.gpu.killed import KilledStreams, killed_streams, wrong_with
 from bench.gpu.served import DIRECT, TURNS, ServedLevel, ratios, rows, served_level
 from bench.gpu.server import EXACT_ROWS, PROMPT_ROWS, row_counts, serve, shape_of
 from bench.gpu.slots import SlotTable, SlotText
@@ -195,13 +195,16 @@ def streamed(*pieces: str, finish: str = "length", cut: str = "") -> StreamedAns
 
 
 def test_a_text_is_what_its_pieces_say() -> None:
-    assert heard_text(streamed(" 1", " 2 3")).text == " 1 2 3"
-    assert heard_text(streamed(" 1", " 2")).wrong(2) == ""
-    assert "3 tokens" in heard_text(streamed(" 1", " 2", " 2")).wrong(2)
-    assert "'stop'" in heard_text(streamed(" 1", finish="stop")).wrong(1)
-    assert heard_text(streamed(" 1", cut="cut off")).wrong(1) == "cut off"
+    def wrong(answer: StreamedAnswer, tokens: int) -> str:
+        return wrong_with(seen(answer), tokens)
+
+    assert seen(streamed(" 1", " 2 3")).text == " 1 2 3"
+    assert wrong(streamed(" 1", " 2"), 2) == ""
+    assert "3 tokens" in wrong(streamed(" 1", " 2", " 2"), 2)
+    assert "'stop'" in wrong(streamed(" 1", finish="stop"), 1)
+    assert wrong(streamed(" 1", cut="cut off"), 1) == "cut off"
     refused = StreamedAnswer(0, 0.0, [(1.0, b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")])
-    assert heard_text(refused).wrong(1) == "status 503: busy"
+    assert wrong(refused, 1) == "status 503: busy"
 
 
 def test_pieces_of_a_completion_count_as_those_of_a_chat_do() -> None:

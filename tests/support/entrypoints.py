@@ -1,8 +1,4 @@
-"""Cases of vLLM's entrypoints (entrypoints.toml): requests that its documentation describes, and Penstock's answers.
-
-`pytest tests/bench/test_entrypoints.py` sends each to a real Penstock with the simulated engine; docs/clients.md shows
-those that differ.
-"""
+"""Cases of vLLM's entrypoints, of bench/conformance/entrypoints.toml: documented requests and Penstock's answers."""
 
 from __future__ import annotations
 
@@ -10,10 +6,11 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from bench.conformance import answer_checks
+import answer_checks
+
+from bench.document import ENTRYPOINTS
 
 MODEL, REAL = "sim", "small"
 """Simulated, and of llama.cpp: for what the simulated engine does not do."""
@@ -87,13 +84,5 @@ def _case(group: str, row: Mapping[str, Any]) -> EntrypointCase:
 
 GROUPS: Mapping[str, tuple[EntrypointCase, ...]] = {
     group: tuple(_case(group, row) for row in rows)
-    for group, rows in tomllib.loads(Path(__file__).with_name("entrypoints.toml").read_text("utf-8")).items()
+    for group, rows in tomllib.loads(ENTRYPOINTS.read_text("utf-8")).items()
 }
-
-
-def as_table(group: str) -> str:
-    """The rows of one group that differ, as markdown."""
-    rows = [f"| {each.what} | {each.instead} |" for each in GROUPS[group] if each.instead]
-    every = len(GROUPS[group])
-    head = f"{every - len(rows)} of {every} requests have the same answer. These do not:"
-    return "\n".join([head, "", "| vLLM | Penstock |", "| --- | --- |", *rows])
