@@ -1,7 +1,7 @@
 """`python -m bench.document`: writes the tables of the docs from bench/results and the source, between their marks.
 
 A page says `<!-- cost: gateway -->` for the short table of the README, `<!-- entrypoints: chats -->` for requests that
-other servers answer otherwise, and the marks of bench/reference.py for the tables of docs/metrics.md. Behind stands
+other servers answer otherwise, and `<!-- metrics: requests -->` for a table of docs/metrics.md. Behind stands
 `<!-- end -->`. What is between is never typed.
 """
 
@@ -14,10 +14,11 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import reference, report
+from bench import report
+from telemetry.catalogue import GROUPS, LABELS, MetricSpec
 
 PAGES = (Path("README.md"), Path("docs/clients.md"), Path("docs/metrics.md"))
-KINDS = "|".join(("cost", "entrypoints", *reference.WRITERS))
+KINDS = "cost|entrypoints|metrics"
 MARKED = re.compile(rf"(<!-- ({KINDS}): ([A-Za-z0-9/-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 RIVALS = {
@@ -39,10 +40,39 @@ def filled(page: str, results: Path) -> str:
         elif found[2] == "cost":
             text = _cost(report.load(results / f"{found[3]}.json"))
         else:
-            text = reference.WRITERS[found[2]](found[3])
+            text = metrics(found[3])
         return f"{found[1]}{text}\n{found[4]}"
 
     return MARKED.sub(part, page)
+
+
+def _table(*rows: tuple[str, ...]) -> str:
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *body))
+
+
+def _code(value: object) -> str:
+    return f"`{value}`"
+
+
+def metrics(group: str) -> str:
+    """The metrics of a group of the catalogue ("requests" for "Requests"), or all of their labels ("labels")."""
+    if group == "labels":
+        return _table(("label", "values"), *((_code(name), said) for name, said in LABELS.items()))
+    (specs,) = (specs for name, specs in GROUPS.items() if name.lower().replace(",", "").replace(" ", "-") == group)
+    rows = []
+    for spec in specs:
+        labels = ", ".join(map(_code, spec.labels))
+        said = _with_values(spec) + (f" **Watch**: {spec.watch}." if spec.watch else "")
+        rows.append((_code(spec.name), spec.kind, _code(spec.unit), labels, spec.role, said.replace("|", r"\|")))
+    return _table(("metric", "type", "unit", "labels", "from", ""), *rows)
+
+
+def _with_values(spec: MetricSpec) -> str:
+    """What a metric means; with the values of its last label, if its meaning does not name them."""
+    if not spec.values or all(value in spec.meaning for value in spec.values):
+        return spec.meaning
+    return f"{spec.meaning} `{spec.labels[-1]}`: {', '.join(spec.values)}."
 
 
 ENTRYPOINTS = Path(__file__).parent / "conformance" / "entrypoints.toml"

@@ -14,8 +14,11 @@ from bench.report import MachineInfo, commit, cores
 from bench.stats import percentile
 
 MAX_SHOWN = 12
-MACHINE = ("cores", "python", "busy")
-"""What a play ran on: a row may be repeated on another machine than that of its run."""
+RUN = ("date", "commit", "cores", "python", "busy")
+"""When, of which tree and on what a row was played: it may be repeated on another day and machine than those of its
+run."""
+UNKEPT = ("injected", "seconds", "stall_p99_leases")
+"""Said by the row itself, or computed from what is kept."""
 COUNTS = ("trials", "missed", "lost", "doubled", "spliced", "wrong_ends", "wrong_answers")
 
 
@@ -51,17 +54,15 @@ def what_failed(outcome: RowOutcome) -> str:
 
 def as_document(outcomes: Sequence[RowOutcome], seconds: float, busy: int = 0) -> dict[str, Any]:
     """The same figures for programs; nothing of this machine but its size."""
-    machine = {**msgspec.to_builtins(MachineInfo()), "busy": busy}
+    run = {**msgspec.to_builtins(MachineInfo()), "commit": commit(), "busy": busy}
     return {
-        **machine,
+        **run,
         "seconds": round(seconds),
         "passed": all(outcome.passed for outcome in outcomes),
         "faults": [
             {
                 "id": outcome.row.id,
-                "date": machine["date"],
-                "commit": commit(),
-                **{name: machine[name] for name in MACHINE},
+                **run,
                 "title": outcome.row.title,
                 "injected": outcome.row.inject,
                 "passed": outcome.passed,
@@ -85,9 +86,9 @@ def small(found: Mapping[str, Any]) -> dict[str, Any]:
     """What the file keeps: of each row its title and what is not 0, empty, or the same as of the whole run."""
 
     def is_kept(name: str, value: Any) -> bool:
-        if name in MACHINE:
+        if name in RUN:
             return name not in found or value != found[name]
-        return name == "passed" or (name != "injected" and value not in (0, None, [], {}))
+        return name == "passed" or (name not in UNKEPT and value not in (0, None, [], {}))
 
     def kept(fault: Mapping[str, Any]) -> dict[str, Any]:
         before = [kept(play) for play in fault.get("before", ())]
@@ -108,9 +109,12 @@ def merged(before: Mapping[str, Any], found: Mapping[str, Any], *, whole: bool =
 
 
 def _rows(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By id, each with the day and the machine of its run where it has none of its own."""
-    machine = {name: run[name] for name in ("date", *MACHINE) if name in run}
-    return {fault["id"]: {**machine, **fault} for fault in run["faults"]}
+    """By id, each with the day, tree and machine of its run where it has none of its own."""
+    own = {name: run[name] for name in RUN if name in run}
+    return {
+        fault["id"]: {**own, **fault, "before": [{**own, **play} for play in fault.get("before", ())]}
+        for fault in run["faults"]
+    }
 
 
 def _following(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -118,8 +122,7 @@ def _following(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
     if old is None or new is None:
         return dict(new or old or {})
     failed = [] if old["passed"] else [{name: value for name, value in old.items() if name != "before"}]
-    failures = [*old.get("before", ()), *failed]
-    return {**new, **({"before": failures} if failures else {})}
+    return {**new, "before": [*old["before"], *failed]}
 
 
 def _figures(outcome: RowOutcome) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Each --suite names a folder outside this tree: one in which npm has installed
 @durable-streams/server-conformance-tests, or a checkout of Open Responses with its packages. A case that is not passed
-needs a reason in bench/conformance/exceptions.py. The exit code is 1 if one has none.
+needs a reason in bench/conformance/suites.py. The exit code is 1 if one has none.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from bench.conformance.adapter import serving_streams
-from bench.conformance.exceptions import DURABLE
 from bench.conformance.stream_writer import LEASE_MS, MODEL
 from bench.conformance.suites import (
+    DURABLE,
     PASSED,
     CaseVerdict,
     SuiteMissing,

@@ -8,22 +8,28 @@ appended. Status, offsets, cursors, ETags and caching headers are Penstock's.
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx2
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from bench.conformance.served import serving
 from bench.conformance.stream_writer import LEASE_MS, StreamWriter, WrittenStream
+from bench.ports import free_port
+from bench.processes import Died
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
 API_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 30.0
+START_INTERVAL_S = 0.02
 
 PASSED = (
     *("stream-next-offset", "stream-up-to-date", "stream-closed", "stream-cursor", "etag", "cache-control"),
@@ -166,6 +172,24 @@ async def _rendered(answer: httpx2.Response, kind: str) -> AsyncIterator[bytes]:
                 yield ("\n".join(event) + "\n\n").encode()
     finally:
         await answer.aclose()
+
+
+@contextmanager
+def serving(app: Starlette) -> Iterator[int]:
+    """Serve until the end of the context; the port on 127.0.0.1. Raises Died."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            if not thread.is_alive():
+                raise Died("the adapter did not start")
+            time.sleep(START_INTERVAL_S)
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(STOP_TIMEOUT_S)
 
 
 @contextmanager

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
 from bench.gpu.slots import SlotTable, SlotText
-from bench.gpu.words import text_of, tokens_of
 from bench.http import HOST
 from bench.served_connection import ServedConnection
 from planner.facts import catalogue
@@ -55,6 +55,23 @@ def row_counts(slots: int) -> list[int]:
     """Sizes of a step: powers of two for the texts that generate alone, and multiples of the slots with prompts."""
     alone = [1 << power for power in range(slots.bit_length()) if 1 << power < slots]
     return [*alone, *range(slots, slots + PROMPT_ROWS + 1, 64)]
+
+
+def tokens_of(text: str, vocab: int) -> list[int]:
+    """The tokens of a text. One word is one token, there and back, so that a text continues exactly where it was cut: a
+    number below the size of the vocabulary is that token, and any other word the token of its checksum."""
+    return [_token(word, vocab) for word in text.split()]
+
+
+def text_of(token: int) -> str:
+    """A token as it stands in an answer."""
+    return f" {token}"
+
+
+def _token(word: str, vocab: int) -> int:
+    if word.isascii() and word.isdigit() and len(word) <= len(str(vocab)) and int(word) < vocab:
+        return int(word)
+    return crc32(word.encode()) % vocab
 
 
 class StepLoop(threading.Thread):

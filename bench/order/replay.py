@@ -23,9 +23,7 @@ from telemetry.latency import time_per_output_token
 
 COLUMNS = columns("""
     cache: tokens of cache; rate: requests/s .0; rule: order; goodput: in time, requests/s .2; within: in time, % ;
-    least: of the worst tenant, %; ttft_p99_s: TTFT p99 of interactive, s .2; tpot_p99_ms: TPOT p99, ms;
-    batch_tokens: batch, tokens/s .0;
-    evictions: evictions .0
+    least: of the worst tenant, %; ttft_p99_s: TTFT p99 of interactive, s .2; batch_tokens: batch, tokens/s .0
 """)
 CASES = ((60_000, 1), (60_000, 2), (60_000, 4), (60_000, 6), (60_000, 8), (20_000, 1), (20_000, 2), (20_000, 4))
 """Tokens of the KV cache, and requests a second without the batch. A hundred texts fit into the larger cache; the
@@ -98,7 +96,6 @@ def outcome_of(cache: int, rate: int, rule: str, seed: int, seconds: float) -> d
     texts, lines = made(rate, seed, seconds)
     ran(rule, [*lines, *texts], EngineShape(cache), seed, SLO, until_s=seconds + DRAIN_S)
     chats = sorted(t.first_s - t.arrived_s for t in texts if t.lane == Priority.INTERACTIVE and t.first_s is not None)
-    tpots = sorted(tpot for text in texts if (tpot := tpot_s(text)) is not None)
     good = [is_in_time(text) for text in texts]
     shares = [fmean([is_in_time(text) for text in texts if text.tenant == tenant] or [1]) for tenant in TENANTS]
     return {
@@ -110,9 +107,7 @@ def outcome_of(cache: int, rate: int, rule: str, seed: int, seconds: float) -> d
         "within": 100 * fmean(good),
         "least": 100 * min(shares),
         "ttft_p99_s": quantile(chats, 0.99) if chats else seconds,
-        "tpot_p99_ms": 1000 * quantile(tpots, 0.99) if tpots else 0.0,
         "batch_tokens": sum(line.generated for line in lines) / (seconds + DRAIN_S),
-        "evictions": float(sum(text.evictions for text in (*texts, *lines))),
     }
 
 

@@ -15,16 +15,20 @@ import pytest
 
 from bench.conformance.__main__ import failures_of, main, notes_of, row_of
 from bench.conformance.adapter import serving_streams
-from bench.conformance.exceptions import DURABLE, EXPECTED, RESPONSES, all_but_expected, reason_of
 from bench.conformance.stream_writer import LEASE_MS, MODEL
 from bench.conformance.suites import (
+    DURABLE,
     DURABLE_PACKAGE,
+    EXPECTED,
     FAILED,
     OPEN_RESPONSES_PROGRAM,
     PASSED,
+    RESPONSES,
     SKIPPED,
     CaseVerdict,
     SuiteMissing,
+    all_but_expected,
+    reason_of,
     run_durable,
     run_open_responses,
     suite_of,

@@ -18,11 +18,10 @@ import pytest
 from bench.gpu.__main__ import main
 from bench.gpu.killed import KilledStreams, killed_streams, wrong_with
 from bench.gpu.served import DIRECT, TURNS, ServedLevel, ratios, rows, served_level
-from bench.gpu.server import EXACT_ROWS, PROMPT_ROWS, row_counts, serve, shape_of
+from bench.gpu.server import EXACT_ROWS, PROMPT_ROWS, row_counts, serve, shape_of, text_of, tokens_of
 from bench.gpu.slots import SlotTable, SlotText
 from bench.gpu.upstream import NAME as PENSTOCK
 from bench.gpu.upstream import UpstreamPenstock
-from bench.gpu.words import text_of, tokens_of
 from bench.http import fetch
 from bench.load.streams import StreamedAnswer
 from bench.ports import free_port
