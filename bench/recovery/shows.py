@@ -117,15 +117,12 @@ class RecoverySample:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The longest answers of the API process and of a bare server, and the longest of the API process less those of the
-    bare server at that moment; while readers recovered, and before that. Infinity where one did not come."""
+    """The longest answers of the API process and of a bare server while readers recovered, and the longest of the API
+    process less those of the bare server at that moment. Infinity where one did not come."""
 
     api_ms: float
     control_ms: float
     own_ms: float
-    before_api_ms: float
-    before_control_ms: float
-    before_own_ms: float
 
 
 def of_worker(readers: Sequence[Reader], killed: float, lease_s: float, stall: Stall) -> RecoverySample:
@@ -192,8 +189,6 @@ def _stalls(stall: Stall) -> dict[str, float | None]:
         "longest answer of the API process, ms": finite(stall.api_ms),
         "of a bare server beside it, ms": finite(stall.control_ms),
         "of the API process less the bare server's at that moment, ms": finite(stall.own_ms),
-        "of the API process before the kill, ms": finite(stall.before_api_ms),
-        "of the bare server before the kill, ms": finite(stall.before_control_ms),
     }
 
 
@@ -248,12 +243,12 @@ async def worker_killed(folder: Path, size: RecoverySize) -> RecoverySample:
             with _beside(penstock, "heir") as heir:
                 await asyncio.to_thread(_started, heir, "worker-2")
                 await _until(lambda: all(len(reader.came) >= size.tokens // 2 for reader in readers), running)
-                before = await asyncio.to_thread(probe.longest_waits)
+                await asyncio.to_thread(probe.longest_waits)  # from here on
                 killed = _kill(doomed, "worker-1", readers)
                 await _until(lambda: all(reader.came[-1] > killed + LEASE_S / 2 for reader in readers), running)
                 during = await asyncio.to_thread(probe.longest_waits)
                 await _all(running)
-    return of_worker(readers, killed, LEASE_S, Stall(*during, *before))
+    return of_worker(readers, killed, LEASE_S, Stall(*during))
 
 
 async def api_killed(folder: Path, size: RecoverySize) -> RecoverySample:
@@ -278,12 +273,12 @@ async def api_killed(folder: Path, size: RecoverySize) -> RecoverySample:
         with _probed(penstock) as probe:
             running = [asyncio.create_task(read(reader)) for reader in readers]
             await _until(lambda: all(len(reader.came) >= size.reader_tokens // 10 for reader in readers), running)
-            before = await asyncio.to_thread(probe.longest_waits)
+            await asyncio.to_thread(probe.longest_waits)  # from here on
             killed = _kill(doomed, "api-doomed", readers)
             await _until(lambda: all(reader.came[-1] > killed for reader in readers), running)
             during = await asyncio.to_thread(probe.longest_waits)
             await _all(running)
-    return of_api(readers, killed, Stall(*during, *before))
+    return of_api(readers, killed, Stall(*during))
 
 
 async def _follow(reader: Reader, *ports: int) -> None:

@@ -36,7 +36,7 @@ from workers.engines.sim.answers import prompt_text, token_text
 
 pytestmark = pytest.mark.slow
 
-QUIET = Stall(10.0, 4.0, 6.0, 1.0, 1.0, 0.0)
+QUIET = Stall(10.0, 4.0, 6.0)
 
 
 def a_reader(*came: float, tokens: int = 3) -> Reader:
@@ -80,7 +80,7 @@ def test_a_reset_and_an_answer_that_failed_are_goals_that_were_missed() -> None:
 
 def test_an_answer_that_did_not_come_is_a_stall_without_an_end() -> None:
     """It misses the goal where there is one, and no figure is told of it."""
-    hung = Stall(math.inf, 4.0, math.inf, 1.0, 1.0, 0.0)
+    hung = Stall(math.inf, 4.0, math.inf)
     seen = of_worker([a_reader(0, 4)], 1.0, 9.0, hung)
     assert (seen.goals[1].value, seen.goals[1].verdict) == (None, "missed")
     assert [row["value"] for row in seen.rows if row["what"] == "longest answer of the API process, ms"] == [None]

@@ -8,7 +8,7 @@ import pytest
 
 from bench.order import replay
 from bench.order.__main__ import main
-from bench.order.contenders import CONTENDERS, FIFO, OURS
+from bench.order.replay import CONTENDERS, FIFO, OURS
 from bench.report import load
 from planner.simulator.engine import ModelText
 

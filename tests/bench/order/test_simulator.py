@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from bench.order.contenders import CONTENDERS, FIFO, LANES, OURS, VLLM, ran
-from bench.order.replay import is_in_time
+from bench.order.replay import CONTENDERS, FIFO, LANES, OURS, VLLM, is_in_time, ran
 from planner.simulator.engine import EngineShape, ModelText
 from planner.simulator.queues import LANES as ALL
 from planner.simulator.queues import PenstockQueue
