@@ -95,8 +95,8 @@ DRAIN_S = 60.0
 DETAILS = (
     "in time: first token within 1 s (interactive) or 30 s (standard), and at most 50 ms per later token in the mean "
     "of the answer. Mean of the seeds. What has not ended a minute after the last arrival counts as late.",
-    "Gaps are Gamma with cv 1.5, lengths Zipf; 70 % conversations (interactive), 30 % API calls (standard); the tenants "
-    "send 70, 20 and 10 %. The batch has work all the time: prompts of 64 to 512 "
+    "Gaps are Gamma with cv 1.5, lengths Zipf; 70 % conversations (interactive), 30 % API calls (standard); the "
+    "tenants send 70, 20 and 10 %. The batch has work all the time: prompts of 64 to 512 "
     "tokens, answers lognormal with a median of 200. max_tokens of every text is the next power of two. Engine as in "
     "the part `gate`, with a cache of another size.",
 )
