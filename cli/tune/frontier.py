@@ -17,21 +17,12 @@ import click
 from bench.energy import EnergyMeter
 from cli.options import Where, where_options
 from cli.output import DONE, INTERRUPTED, USAGE, Problem, note
-from cli.plan.command import (
-    PlanAnswer,
-    PlanTable,
-    device_named,
-    model_named,
-    plan_command,
-    plot,
-    seconds,
-    three,
-    workload_options,
-)
 from cli.progress import ProgressLine
 from cli.scale import Period
 from cli.tune.load import LevelReading, LoadSource, check, penstock_context, run_until, server_at
 from penstock.text import counted
+from planner.commands.answers import PlanAnswer, PlanTable, plot, seconds, three
+from planner.commands.inputs import WORKLOAD, device_named, model_named, plan_command
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.goodput import Workload
@@ -73,12 +64,11 @@ class MeasuredSweep:
     interrupted: bool = False
 
 
-@plan_command("frontier")
+@plan_command("frontier", WORKLOAD)
 @where_options(url=False)
 @click.option("--url", help="Base URL of another server, such as http://127.0.0.1:8080/v1.")
 @click.option("--model", help="Model to ask for [the first that the server names].")
 @click.option("--requests", type=int, default=500, show_default=True, help="Requests of a concurrency, at most.")
-@workload_options
 @click.option("--max", "most", type=int, default=MAX_CLIENTS, show_default=True, help="Highest concurrency.")
 @click.option("--repeats", type=int, default=MAX_REPEATS, show_default=True, help="Passes, at most.")
 @click.option("--budget", type=Period(needs_unit=True), default="15m", show_default=True, help="Time for all of it.")

@@ -11,10 +11,11 @@ import click
 
 from cli.options import Where, where_options
 from cli.output import DONE, INTERRUPTED, note
-from cli.plan.command import PlanAnswer, PlanTable, length_options, plan_command, seconds, slo_options, three
 from cli.progress import ProgressLine
 from cli.scale import Period
 from cli.tune.load import LevelReading, LoadSource, check, run, server_at
+from planner.commands.answers import PlanAnswer, PlanTable, seconds, three
+from planner.commands.inputs import LENGTHS, SLO, plan_command
 from planner.facts.catalogue import PlanError
 from planner.goodput import highest_rate
 from planner.load import RequestLengths
@@ -33,13 +34,11 @@ class SearchEnded(Exception):
     """Raised to end a search before its end, with the reason in words."""
 
 
-@plan_command("goodput")
+@plan_command("goodput", LENGTHS, SLO)
 @where_options(url=False)
 @click.option("--url", help="Base URL of another server, such as http://127.0.0.1:8080/v1.")
 @click.option("--model", help="Model to ask for [the first that the server names].")
 @click.option("--requests", type=int, default=100, show_default=True, help="Requests of a rate.")
-@length_options
-@slo_options
 @click.option("--budget", type=Period(needs_unit=True), default="15m", show_default=True, help="Time for all of it.")
 def goodput(
     where: Where, model: str | None, requests: int, lengths: RequestLengths, slo: LatencySlo, budget: int

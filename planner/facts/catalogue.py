@@ -23,7 +23,12 @@ VARIANT = re.compile(r"-(instruct|chat|it|hf)$")
 
 
 class PlanError(ValueError):
-    """Raised when no plan can be made: the message says in one line what is wrong, and what would do."""
+    """Raised when no plan can be made: the message says in one line what is wrong, and it or `next_step` what would
+    do."""
+
+    def __init__(self, message: str, next_step: str = "") -> None:
+        super().__init__(message)
+        self.next_step = next_step
 
 
 class UnknownName(PlanError):

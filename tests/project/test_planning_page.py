@@ -13,8 +13,7 @@ import pytest
 
 from cli.__main__ import main
 from cli.app import app
-from cli.plan.group import PlanGroup
-from cli.tune.group import TuneGroup
+from cli.plan import plan, tune
 from planner.load import RequestLengths
 from planner.tuning import frontier_of, recommend
 
@@ -36,7 +35,7 @@ def test_a_command_of_the_page_is_understood(line: str) -> None:
 
 def test_the_page_shows_every_command() -> None:
     """Each of `penstock plan` and `penstock tune`."""
-    for group, names in (("plan", PlanGroup.COMMANDS), ("tune", TuneGroup.COMMANDS)):
+    for group, names in ((plan.name, plan.modules), (tune.name, tune.modules)):
         assert [name for name in names if f"`penstock {group} {name} " not in PAGE] == []
 
 

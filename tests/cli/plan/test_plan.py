@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from cli.__main__ import main
-from cli.plan.command import HEIGHT, measured_cpu, plot, seconds, three
-from cli.plan.cost import prices_of
+from planner.commands.answers import HEIGHT, plot, seconds, three
+from planner.commands.estimates import prices_of
+from planner.commands.inputs import measured_cpu
 from planner.facts.catalogue import PlanError, device
 
 pytestmark = pytest.mark.slow

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
-from cli.options import Where, moment
-from cli.output import Problem
-from cli.report import source
 from planner.facts.catalogue import PlanError
 from planner.fit import ServedLimits, ServedText
 from planner.simulator.trace import TraceRow
@@ -23,13 +20,12 @@ DEFAULT_STEP_TOKENS, EMBEDDED_STEP_TOKENS = 512, 128
 """Prompt tokens of one step of the simulated and of the embedded engine, unless they are set otherwise."""
 
 
-def records_in(path: Path | None, since: str | None = None) -> Evidence:
-    """The records of a folder or of one file, or those of this folder's instance, from a time on. Raises PlanError."""
-    try:
-        path = source(Where(), None)[0] if path is None else path
-        begin = moment(since, time.time()) if since else 0.0
-    except Problem as error:
-        raise PlanError(f"{error}; {error.next_step}" if error.next_step else str(error)) from None
+RecordsSource: TypeAlias = Callable[[Path | None, str | None], tuple[Path, float]]
+"""Where the records are, and from which Unix time on they count, by --records and --since. Raises PlanError."""
+
+
+def records_in(path: Path, begin: float = 0.0, since: str | None = None) -> Evidence:
+    """The records of a folder or of one file, from a time on, which `since` says in words. Raises PlanError."""
     skipped = Skipped()
     try:
         found = evidence_of(_of_folder(path, begin, skipped) if path.is_dir() else _of_file(path, begin, skipped))
@@ -37,7 +33,7 @@ def records_in(path: Path | None, since: str | None = None) -> Evidence:
         raise PlanError(f"{path}: {error.strerror or error}") from None
     if not found.requests:
         lost = f" ({skipped.torn} lines are no records)" if skipped.torn else ""
-        raise PlanError(f"{path} has no record of a request{' since ' + since if since else ''}{lost}")
+        raise PlanError(f"{path} has no record of a request{f' since {since}' if since else ''}{lost}")
     return found
 
 

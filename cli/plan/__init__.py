@@ -1,1 +1,0 @@
-"""`penstock plan`: commands that answer planning questions by the arithmetic of `planner/`."""

@@ -1,0 +1,425 @@
+"""Plans by arithmetic alone: `penstock plan memory`, `roofline`, `cost` and `what-if`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from string import ascii_lowercase
+from typing import Any
+
+import click
+
+from planner.commands.answers import PlanAnswer, PlanTable, gb, given, plot, seconds, three
+from planner.commands.inputs import (
+    BITS,
+    EFFICIENCY,
+    GPU,
+    LEAST,
+    LENGTHS,
+    MAX_GPUS,
+    MODEL,
+    MOST,
+    READS,
+    TP,
+    device_named,
+    plan_command,
+)
+from planner.cost import (
+    CostPoint,
+    DeviceCost,
+    WhatIfCase,
+    WhatIfInput,
+    bits_apart,
+    cost_advice,
+    cost_of,
+    cost_points,
+    pareto,
+    what_if_advice,
+)
+from planner.cost import what_if as asked
+from planner.facts.catalogue import PlanError
+from planner.facts.device import Accelerator
+from planner.facts.model import ModelShape
+from planner.knee import batches
+from planner.load import KvReads, Precision, RequestLengths
+from planner.memory import BLOCK_TOKENS, MemoryPlan, attention_offloaded, memory_advice, memory_plan, streamed_step_s
+from planner.roofline import (
+    Roofline,
+    RooflineInput,
+    decode,
+    distinct_experts,
+    layer_groups,
+    prefill,
+    reload_factor,
+    ridge_batch,
+    roofline_advice,
+    saturating_tokens,
+)
+
+
+@plan_command("memory", MODEL, GPU, LENGTHS, BITS, TP)
+@click.option("--activation-gb", type=float, default=0.0, help="GB for activations and workspace [0].")
+@click.option("--block", type=int, default=BLOCK_TOKENS, show_default=True, help="Tokens of a block of the KV cache.")
+def memory(
+    model: ModelShape,
+    device: Accelerator,
+    lengths: RequestLengths,
+    precision: Precision,
+    tp: int,
+    activation_gb: float,
+    block: int,
+) -> PlanAnswer:
+    """Say how many requests fit on a GPU at once, and what takes its memory."""
+    if activation_gb < 0 or block < 1:
+        raise PlanError(f"--activation-gb {activation_gb:g} --block {block}: GB from 0, and a block of 1 token or more")
+    plan = memory_plan(model, device, lengths, precision, tp=tp, activation_bytes=1e9 * activation_gb, block=block)
+    value = {
+        **given(model, device, lengths, precision),
+        "tp": tp,
+        **asdict(plan),
+        "kv_tokens": plan.kv_tokens,
+        "max_batch_power_of_two": plan.power_of_two,
+    }
+    return PlanAnswer(value, [_memory_table(plan, lengths)], memory_advice(model, device, lengths, precision, plan, tp))
+
+
+def _memory_table(plan: MemoryPlan, lengths: RequestLengths) -> PlanTable:
+    rows = [
+        ("usable (0.9 of the memory)", gb(plan.usable_bytes), "GB"),
+        ("weights", gb(plan.weight_bytes), "GB"),
+        ("activations", gb(plan.activation_bytes), "GB"),
+        ("left for the KV cache", gb(plan.kv_bytes), "GB"),
+        ("KV cache of a token", f"{plan.kv_token_bytes:,.0f}", "bytes"),
+        ("tokens that the cache holds", f"{plan.kv_tokens:,}", "tokens"),
+        ("a request in the mean (L + G/2)", f"{plan.request_bytes / 1e6:,.1f}", "MB"),
+        ("requests at once, in the mean", f"{plan.max_batch:,}", "requests"),
+        (f"requests at once, each with all of its {lengths.whole}", f"{plan.max_batch_worst:,}", "requests"),
+        ("as a power of two, at most 512", f"{plan.power_of_two:,}", "requests"),
+    ]
+    return PlanTable(("what", "value", "unit"), rows)
+
+
+@plan_command("roofline", MODEL, GPU, LENGTHS, BITS, READS, TP)
+@click.option("--batch", type=int, help="Requests of the decode step that is shown [the most that fit, at most 64].")
+@click.option("--chunk", type=int, default=2048, show_default=True, help="Tokens of a chunk of a chunked prefill.")
+def roofline(
+    model: ModelShape,
+    device: Accelerator,
+    lengths: RequestLengths,
+    precision: Precision,
+    reads: KvReads,
+    tp: int,
+    batch: int | None,
+    chunk: int,
+) -> PlanAnswer:
+    """Say what limits each part of a step: the memory's bandwidth or the arithmetic. Times are lower bounds."""
+    if (batch is not None and batch < 1) or chunk < 1:
+        said = f"--chunk {chunk}" if chunk < 1 else f"--batch {batch}"
+        raise PlanError(f"{said}: it is a whole number from 1, such as --batch 32 --chunk 2048")
+    most = memory_plan(model, device, lengths, precision, tp=tp).max_batch
+    shown = batch or min(64, most)
+    source = RooflineInput(model, device, precision, reads, tp)
+    step, first = decode(source, shown, lengths.mean), prefill(source, 1, lengths.prompt)
+    ridge = ridge_batch(source, lengths.mean)
+    curve = [(each, decode(source, each, lengths.mean)) for each in batches(most)]
+    value = {
+        **given(model, device, lengths, precision),
+        "tp": tp,
+        "ridge_flop_per_byte": device.ridge(precision.w, precision.a),
+        "peak_flops": source.peak,
+        "bandwidth_bytes_s": device.bytes_s,
+        "batch": shown,
+        "max_batch": most,
+        "batch_at_ridge": ridge,
+        "decode": _step_json(step),
+        "prefill": _step_json(first),
+        "curve": [
+            {"batch": each, "step_s": found.seconds, "tokens_s": each / found.seconds, "bound": found.bound}
+            for each, found in curve
+        ],
+        "moe": _experts(source, shown, lengths, chunk),
+    }
+    points = [(each, each / found.seconds) for each, found in curve]
+    marked = next((point for point in points if ridge is not None and point[0] >= ridge), None)
+    return PlanAnswer(
+        value,
+        [
+            _step_table(step, f"Decode step of {shown} requests that hold {lengths.mean:g} tokens each, lower bounds"),
+            _step_table(first, f"Prefill of a prompt of {lengths.prompt} tokens, lower bounds"),
+        ],
+        roofline_advice(source, lengths.mean, step, ridge, most),
+        plot(points, "batch", "tokens/s", marked, "the ridge") if len(points) > 1 else "",
+        _expert_notes(source, lengths, chunk),
+    )
+
+
+def _step_json(found: Roofline) -> dict[str, Any]:
+    """A step with its parts."""
+    return {
+        "seconds": found.seconds,
+        "flops": found.flops,
+        "bytes": found.bytes,
+        "bound": found.bound,
+        "parts": [
+            {"name": part.name, "flops": part.flops, "bytes": part.bytes, "seconds": part.seconds,
+             "flop_per_byte": part.intensity, "bound": part.bound}
+            for part in found.parts
+        ],
+    }  # fmt: skip
+
+
+def _step_table(found: Roofline, title: str) -> PlanTable:
+    rows = [
+        (part.name, three(part.flops / 1e9), gb(part.bytes), three(part.intensity), seconds(part.seconds), part.bound)
+        for part in found.parts
+    ]
+    whole = ("all", three(found.flops / 1e9), gb(found.bytes), three(found.flops / found.bytes))
+    rows.append((*whole, seconds(found.seconds), found.bound))
+    return PlanTable(("part", "gflop", "gb", "flop/byte", "time", "bound by"), rows, title)
+
+
+def _experts(source: RooflineInput, batch: int, lengths: RequestLengths, chunk: int) -> dict[str, Any] | None:
+    model, bits = source.model, source.precision
+    if model.experts == 1:
+        return None
+    return {
+        "distinct_experts": distinct_experts(model.experts, model.experts_per_token, batch),
+        "saturating_tokens": saturating_tokens(model, source.device, bits.w, bits.a),
+        "reload_factor": reload_factor(lengths.prompt, chunk),
+        "layer_groups": layer_groups(lengths.prompt),
+    }
+
+
+def _expert_notes(source: RooflineInput, lengths: RequestLengths, chunk: int) -> list[str]:
+    if source.model.experts == 1:
+        return []
+    tokens = saturating_tokens(source.model, source.device, source.precision.w, source.precision.a)
+    times = reload_factor(lengths.prompt, chunk)
+    return [
+        f"From {tokens:,.0f} tokens in a step its experts are bound by arithmetic. A prefill in chunks of {chunk} "
+        f"reads all experts {'once' if times == 1 else f'{times} times'}; raise the chunk to the largest whose step "
+        "keeps your time between tokens."
+    ]
+
+
+CURRENCY = "USD"
+"""Of the prices that are assumed, and so of those that are given beside them."""
+
+
+def prices_of(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float]:
+    """Prices by device of texts such as h200=3.80. Raises PlanError."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, equals, number = text.partition("=")
+        try:
+            price = float(number)
+        except ValueError:
+            price = -1.0
+        if not equals or not LEAST <= price <= MOST or name not in names:
+            raise PlanError(
+                f"--price {text}: write NAME=PRICE for a --gpu that is given ({', '.join(names)}), as {names[0]}=2.50"
+            )
+        found[name] = price
+    return found
+
+
+@plan_command("cost", MODEL, LENGTHS, BITS, TP, EFFICIENCY)
+@click.option("--gpu", "gpus", metavar="NAME", multiple=True, required=True, help="GPU; give it again for others.")
+@click.option("--price", "prices", metavar="NAME=PRICE", multiple=True, help="Of an hour of one such GPU.")
+def cost(
+    model: ModelShape,
+    gpus: tuple[str, ...],
+    prices: tuple[str, ...],
+    lengths: RequestLengths,
+    precision: Precision,
+    tp: int,
+    efficiency: float,
+) -> PlanAnswer:
+    """Compare what a million tokens cost on several GPUs, each at the knee of its throughput.
+
+    A GPU whose price is not given has an assumed one; without any, it says how many times the price of one GPU another
+    may cost.
+    """
+    known, devices = prices_of(prices, gpus), [device_named(name) for name in gpus]
+    found = [
+        cost_of(model, each, lengths, precision, tp, efficiency, known.get(name, each.price_per_hour))
+        for name, each in zip(gpus, devices, strict=True)
+    ]
+    assumed = [each for name, each in zip(gpus, devices, strict=True) if name not in known]
+    value = {
+        **{key: each for key, each in given(model, found[0].device, lengths, precision).items() if "gpu" not in key},
+        "tp": tp,
+        "efficiency": efficiency,
+        "gpus": [_cost_json(each) for each in found],
+    }
+    points = cost_points(found)
+    kept = pareto(points, _price, _latency)
+    value["pareto"] = [
+        {
+            "gpu": each.name,
+            "batch": each.batch,
+            "latency_s": each.latency_s,
+            "price_per_million_tokens": each.per_million,
+        }
+        for each in kept
+    ]  # fmt: skip
+    value["assumed_prices"] = {each.name: each.price_per_hour for each in assumed if each.price_per_hour is not None}
+    currency = CURRENCY if value["assumed_prices"] else ""
+    value["currency"] = currency or None
+    advice, drawn = cost_advice(found, currency), pareto_plot(points, kept)
+    return PlanAnswer(value, [_cost_table(found, currency or "price")], advice, drawn, assumed_prices(assumed))
+
+
+def assumed_prices(devices: Sequence[Accelerator]) -> list[str]:
+    """Say which prices of an hour nobody gave."""
+    named = [f"{each.name} {each.price_per_hour:.2f}" for each in devices if each.price_per_hour is not None]
+    if not named:
+        return []
+    return [f"Assumed prices, US dollars of an hour on demand in 2025: {', '.join(named)}. Give your own with --price."]
+
+
+def _price(each: CostPoint) -> float:
+    return each.per_million
+
+
+def _latency(each: CostPoint) -> float:
+    return each.latency_s
+
+
+def pareto_plot(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> str:
+    """Price over latency of all batches: a letter for each GPU, capital where no other batch beats it in both. Without
+    prices: ""."""
+    if not points:
+        return ""
+    letters = dict(zip(dict.fromkeys(each.name for each in points), ascii_lowercase, strict=False))
+    points = sorted(points, key=kept.__contains__)  # those that are kept are drawn last, over the others
+    signs = "".join(letters[each.name].upper() if each in kept else letters[each.name] for each in points)
+    drawn = plot([(each.latency_s, each.per_million) for each in points], "latency of a request, s",
+                 "price of a million tokens", signs=signs)  # fmt: skip
+    names = ", ".join(f"{letter}: {name}" for name, letter in letters.items())
+    return f"{drawn}\n{names}; each letter is a batch, doubling; capital: no other is as cheap at less latency"
+
+
+def _cost_json(each: DeviceCost) -> dict[str, Any]:
+    return {
+        "gpu": each.device.name,
+        "gpu_source": each.device.source,
+        "price_per_hour": each.price_per_hour,
+        "batch_at_knee": each.point.batch,
+        "tokens_s": each.point.tokens_s,
+        "latency_s": each.point.latency_s,
+        "price_per_million_tokens": each.per_million,
+        "joules_per_token": each.point.joules_token,
+        "limit": each.limit,
+    }
+
+
+def _cost_table(found: list[DeviceCost], money: str) -> PlanTable:
+    rows = [
+        (
+            each.device.name,
+            f"{each.point.batch}",
+            each.limit,
+            three(each.point.tokens_s),
+            seconds(each.point.latency_s),
+            "-" if each.point.joules_token is None else three(each.point.joules_token),
+            "-" if each.price_per_hour is None else three(each.price_per_hour),
+            "-" if each.per_million is None else three(each.per_million),
+        )
+        for each in found
+    ]
+    header = ("gpu", "batch", "ends at", "tokens/s", "request", "J/token", f"{money}/h", f"{money}/1M tokens")
+    return PlanTable(header, rows)
+
+
+@plan_command("what-if", MODEL, GPU, LENGTHS, BITS, TP, EFFICIENCY)
+@click.option("--rate", type=float, default=1.0, show_default=True, help="Requests a second.")
+@click.option("--other-gpu", "others", metavar="NAME", multiple=True, help="Another GPU to ask of; may be repeated.")
+@click.option("--attention-gpu", metavar="NAME[:COUNT]", help="Compute attention on such GPUs (Lamina).")
+@click.option("--link-gb-s", type=float, default=25.0, show_default=True, help="To them, in GB/s.")
+@click.option("--disk-gb-s", type=float, help="Stream the weights from a disk of so many GB/s (TPI-LLM).")
+def what_if(
+    model: ModelShape,
+    device: Accelerator,
+    rate: float,
+    others: tuple[str, ...],
+    lengths: RequestLengths,
+    precision: Precision,
+    tp: int,
+    efficiency: float,
+    attention_gpu: str | None,
+    link_gb_s: float,
+    disk_gb_s: float | None,
+) -> PlanAnswer:
+    """Say how many GPUs a load needs, also with twice the load, longer answers, other GPUs or fewer bits."""
+    for name, gb_s in (("--link-gb-s", link_gb_s), ("--disk-gb-s", disk_gb_s)):
+        if gb_s is not None and gb_s <= 0:
+            raise PlanError(f"{name} {gb_s:g}: a bandwidth is above 0, such as {name} 32")
+    base = RooflineInput(model, device, precision, tp=tp)
+    cases = asked(WhatIfInput(base, lengths, rate, efficiency), [device_named(name) for name in others])
+    offloaded = _offloaded(base, lengths, attention_gpu, link_gb_s, disk_gb_s)
+    value = {
+        **given(model, device, lengths, precision),
+        "rate": rate,
+        "tp": tp,
+        "efficiency": efficiency,
+        "cases": [_case_json(each) for each in cases],
+        "offloaded": [{"case": name, "tokens_s_bound": tokens, "step_s": step} for name, tokens, step in offloaded],
+    }
+    tables = [_case_table(cases)]
+    if offloaded:
+        rows = [(name, three(tokens), seconds(step)) for name, tokens, step in offloaded]
+        tables.append(
+            PlanTable(("offloaded", "tokens/s", "step"), rows, "Upper bounds; no engine that Penstock runs does it")
+        )
+    return PlanAnswer(value, tables, what_if_advice(cases), notes=[each.why for each in cases if each.why])
+
+
+def _offloaded(
+    base: RooflineInput, lengths: RequestLengths, attention_gpu: str | None, link_gb_s: float, disk_gb_s: float | None
+) -> list[tuple[str, float, float]]:
+    """Name, tokens a second and step of what is offloaded."""
+    found = []
+    if attention_gpu is not None:
+        name, _, count = attention_gpu.partition(":")
+        if count and not (count.isdecimal() and 1 <= int(count) <= MAX_GPUS):
+            raise PlanError(f"--attention-gpu {attention_gpu}: write NAME or NAME:COUNT, 1 to {MAX_GPUS:,}, as l4:4")
+        devices = int(count or 1)
+        step = attention_offloaded(base, device_named(name), devices, lengths, 1e9 * link_gb_s)
+        found.append((f"attention on {devices} x {name}, batch {step.batch}", step.tokens_s, step.seconds))
+    if disk_gb_s is not None:
+        step_s = streamed_step_s(base, 1, lengths.mean, 1e9 * disk_gb_s)
+        found.append(("weights from the disk, batch 1", 1 / step_s, step_s))
+    return found
+
+
+def _case_json(each: WhatIfCase) -> dict[str, Any]:
+    found: dict[str, Any] = {"case": each.name, "gpu": each.given.base.device.name, "gpus": each.gpus, "why": each.why}
+    if each.point is not None:
+        found |= {
+            "batch": each.point.batch, "limit": each.limit,
+            "tokens_s_per_gpu": each.point.tokens_s / each.given.base.tp,
+            "request_s": each.point.latency_s, "joules_per_token": each.point.joules_token,
+        }  # fmt: skip
+    return found
+
+
+def _case_table(cases: list[WhatIfCase]) -> PlanTable:
+    rows = []
+    for each in cases:
+        bits = bits_apart(each.given.base.precision)
+        if each.point is None:
+            rows.append((each.name, bits, "does not fit", "-", "-", "-", "-"))
+            continue
+        rows.append(
+            (
+                each.name,
+                bits,
+                f"{each.gpus}",
+                f"{each.point.batch}",
+                each.limit or "-",
+                three(each.point.tokens_s),
+                seconds(each.point.latency_s),
+            )
+        )
+    return PlanTable(("case", "bits w/a/kv", "gpus", "batch", "ends at", "tok/s each", "request"), rows)

@@ -1,0 +1,324 @@
+"""Options of plans: what `penstock plan` takes, each group read into what the arithmetic takes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import click
+
+from planner.commands.answers import PlanAnswer
+from planner.commands.records import is_records, records_in, rows_of
+from planner.facts import catalogue
+from planner.facts.catalogue import PlanError
+from planner.facts.device import Accelerator
+from planner.facts.model import ModelShape
+from planner.facts.model_config import from_config, from_gguf
+from planner.goodput import Workload, mix_of, slo_of, workloads
+from planner.goodput import workload as workload_named
+from planner.load import KvReads, Precision, RequestLengths
+from planner.search import MAX_BATCH, BatchLimits, SearchInput
+
+CPU = "cpu"
+LEAST, MOST = 1e-9, 1e12
+"""Of a number that is given, beside 0."""
+MAX_GPUS = 1024
+"""A search over them takes about ten seconds."""
+USUAL = RequestLengths()
+"""Without --in and --out."""
+Values: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionGroup:
+    """Options that together say one thing, which a plan gets as the argument `name`."""
+
+    name: str
+    options: Sequence[click.Option]
+    read: Callable[[Values], Any]
+    """Gets the arguments read so far, and the values of the options, which it may take out. Raises PlanError."""
+    missing: str = ""
+    """What to give, where one of the options must be given."""
+
+    def is_missing(self, values: Mapping[str, Any]) -> bool:
+        return bool(self.missing) and all(values.get(option.name or "") is None for option in self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCommand:
+    """A plan that the command line can ask for."""
+
+    name: str
+    function: Callable[..., PlanAnswer]
+    groups: Sequence[OptionGroup]
+    shown: str = ""
+    """What to show while it computes; "": it is quick, or shows its own progress."""
+    watched: bool = False
+    """Whether the function takes a SearchWatch as `watch`, so that Ctrl-C shows what it has found."""
+    reads_records: bool = False
+    """Whether the function takes, as `source`, how --records and --since name a folder and a time."""
+
+    @property
+    def options(self) -> list[click.Parameter]:
+        """The options of its groups, then its own."""
+        own = reversed(getattr(self.function, "__click_params__", []))
+        return [*(option for group in self.groups for option in group.options), *own]
+
+    def answer(self, **values: Any) -> PlanAnswer:
+        """Answer, by the values of all options. Raises PlanError."""
+        if missing := [group.missing for group in self.groups if group.is_missing(values)]:
+            raise PlanError(f"not enough is named: give {' and '.join(missing)}")
+        for option in self.options:
+            _check_number(option.opts[0], values.get(option.name or ""))
+        for group in self.groups:
+            found = group.read(values)
+            for option in group.options:
+                values.pop(option.name or "", None)
+            values[group.name] = found
+        return self.function(**values)
+
+
+def plan_command(
+    name: str, *groups: OptionGroup, shown: str = "", watched: bool = False, reads_records: bool = False
+) -> Callable[[Callable[..., PlanAnswer]], PlanCommand]:
+    """Make a command of a function that returns a PlanAnswer."""
+    return lambda function: PlanCommand(name, function, groups, shown, watched, reads_records)
+
+
+def _check_number(option: str, value: object) -> None:
+    """Refuse what no plan can count with: nan and infinity, and numbers beyond any quantity. Raises PlanError."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PlanError(f"{option} {value:g}: it is no number that a plan can count with")
+    if isinstance(value, int | float) and value and not LEAST <= abs(value) <= MOST:
+        raise PlanError(f"{option} {value:g}: a plan counts with numbers from {LEAST:g} to {MOST:g}")
+
+
+def model_named(name: str | None, config: Path | None) -> ModelShape:
+    """The model of --model, or of the file of --config. Raises PlanError."""
+    if config is None:
+        if name is None:
+            raise PlanError("no model is named: give --model NAME, such as llama-3.1-8b, or --config config.json")
+        return catalogue.model(name)
+    if name is not None:
+        raise PlanError("--model and --config both name a model: leave one out")
+    return _of_gguf(config) if config.suffix == ".gguf" else _of_config(config)
+
+
+def device_named(name: str) -> Accelerator:
+    """A device of the catalogue, or this machine's CPU, measured now (a second). Raises PlanError."""
+    if name.lower() != CPU:
+        return catalogue.device(name)
+    return measured_cpu()
+
+
+def _of_config(path: Path) -> ModelShape:
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise PlanError(f"--config {path} cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise PlanError(f"{path} is no config.json of a model: it nests too deep") from None
+    except ValueError as error:
+        raise PlanError(f"{path} is no config.json of a model: {error}") from None
+    if not isinstance(config, dict):
+        raise PlanError(f"{path} is no config.json of a model: it holds no object")
+    return from_config(config, path.parent.name if path.stem == "config" and path.parent.name else path.stem)
+
+
+def _of_gguf(path: Path) -> ModelShape:
+    from workers.engines.llamacpp.gguf import GgufError, read  # noqa: PLC0415 - most plans read none
+
+    try:
+        file = read(path)
+    except (GgufError, OSError) as error:
+        raise PlanError(str(error)) from None
+    starts = sorted({tensor.offset for tensor in file.tensors})
+    ends = dict(zip(starts, [*starts[1:], file.size], strict=True))
+    # A type whose size the parser does not know takes what lies before the next tensor.
+    sizes = {tensor.name: tensor.nbytes or ends[tensor.offset] - tensor.offset for tensor in file.tensors}
+    return from_gguf(file.metadata, sizes, file.vocabulary, path.stem)
+
+
+def workload_of(prompt: int | None, answer: int | None, name: str | None) -> Workload:
+    """What the three options say. Raises PlanError."""
+    if name is None:
+        lengths = RequestLengths(USUAL.prompt if prompt is None else prompt, USUAL.answer if answer is None else answer)
+        return Workload("", "--in and --out", lengths)
+    if prompt is not None or answer is not None:
+        raise PlanError("--workload and --in or --out both say lengths: leave one out")
+    path = Path(name)
+    if name.lower() not in workloads() and path.exists() and is_records(path):
+        rows, _ = rows_of(records_in(path).requests)
+        return Workload(path.name, f"the records {path}", mix_of(((row.prompt, row.answer) for row in rows), name))
+    return workload_named(name)
+
+
+def _tp(known: Values) -> int:
+    """Raises PlanError unless each device gets as many heads."""
+    model, tp = known["model"], int(known["tp"])
+    if tp < 1 or model.heads % tp:
+        fitting = [each for each in (1, 2, 4, 8, 16, 32) if model.heads % each == 0]
+        raise PlanError(f"--tp {tp}: it must divide the {model.heads} heads of {model.name}; {fitting} would")
+    return tp
+
+
+def _efficiency(known: Values) -> float:
+    efficiency = float(known["efficiency"])
+    if not 0 < efficiency <= 1:
+        raise PlanError(f"--efficiency {efficiency:g}: a share of the roofline is more than 0 and at most 1")
+    return efficiency
+
+
+def _gpus(known: Values) -> int:
+    gpus = int(known["gpus"])
+    if not 1 <= gpus <= MAX_GPUS:
+        raise PlanError(f"--gpus {gpus}: 1 to {MAX_GPUS:,} GPUs can be planned with")
+    return gpus
+
+
+def _limits(known: Values) -> BatchLimits:
+    batch = int(known["max_batch"])
+    if batch < 1:
+        raise PlanError(f"--max-batch {batch}: a replica runs at least 1 request")
+    return BatchLimits(batch)
+
+
+def _search(known: Values) -> SearchInput:
+    names = ("model", "device", "gpus", "lengths", "precision", "efficiency", "limits")
+    return SearchInput(**{name: known.pop(name) for name in names})
+
+
+def _count(flag: str, default: int, text: str) -> click.Option:
+    return click.Option([flag], type=int, default=default, show_default=True, help=text)
+
+
+def _figure(flag: str, default: float, text: str) -> click.Option:
+    return click.Option([flag], type=float, default=default, show_default=True, help=text)
+
+
+MODEL = OptionGroup(
+    "model",
+    [
+        click.Option(["--model"], metavar="NAME", help="Model, such as llama-3.1-8b."),
+        click.Option(
+            ["--config"], type=click.Path(path_type=Path), help="A model's own config.json, or its GGUF file."
+        ),
+    ],
+    lambda known: model_named(known["model"], known["config"]),
+    "--model NAME (such as llama-3.1-8b; or --config FILE)",
+)
+GPU = OptionGroup(
+    "device",
+    [click.Option(["--gpu"], metavar="NAME", help="GPU, such as h200; cpu: this machine's.")],
+    lambda known: device_named(known["gpu"]),
+    "--gpu NAME (such as h200)",
+)
+WORKLOAD = OptionGroup(
+    "workload",
+    [
+        click.Option(["--in", "prompt"], type=int, help=f"Tokens of a prompt [{USUAL.prompt}]."),
+        click.Option(["--out", "answer"], type=int, help=f"Tokens of an answer [{USUAL.answer}]."),
+        click.Option(
+            ["--workload"],
+            metavar="NAME|FILE",
+            help="Named lengths, or a file of your own, instead of --in and --out.",
+        ),
+    ],
+    lambda known: workload_of(known["prompt"], known["answer"], known["workload"]),
+)
+"""Without a name if it is of --in and --out."""
+LENGTHS = OptionGroup("lengths", WORKLOAD.options, lambda known: WORKLOAD.read(known).lengths)
+BITS = OptionGroup(
+    "precision",
+    [
+        click.Option(["--w-bits"], type=float, help="Bits of a weight, from 1 [as the file has them]."),
+        _figure("--a-bits", 16, "Bits of activations."),
+        _figure("--kv-bits", 16, "Bits of the KV cache."),
+    ],
+    lambda known: Precision.stored(known["model"], known["w_bits"], known["a_bits"], known["kv_bits"]),
+)
+READS = OptionGroup(
+    "reads",
+    [
+        click.Option(["--kv-budget"], type=int, default=0, help="Tokens of the cache that a step reads at most [all]."),
+        click.Option(["--streaming-heads"], type=float, default=0.0, help="Share of the heads that stream [0]."),
+        _count("--stream-window", 256, "Tokens of sink and window of a streaming head."),
+    ],
+    lambda known: KvReads(known["kv_budget"], known["streaming_heads"], known["stream_window"]),
+)
+TP = OptionGroup("tp", [_count("--tp", 1, "GPUs that share every layer (tensor parallelism).")], _tp)
+GPUS = OptionGroup("gpus", [_count("--gpus", 1, "How many such GPUs.")], _gpus)
+EFFICIENCY = OptionGroup(
+    "efficiency",
+    [_figure("--efficiency", 0.7, "Share of the roofline that the engine reaches; 1: the bound itself.")],
+    _efficiency,
+)
+SLO = OptionGroup(
+    "slo",
+    [
+        _figure("--ttft-ms", 200.0, "Longest time to the first token, ms."),
+        _figure("--tpot-ms", 100.0, "Longest time between tokens, ms."),
+        _figure("--share", 0.9, "Share of the requests that must keep both."),
+    ],
+    lambda known: slo_of(known["ttft_ms"], known["tpot_ms"], known["share"]),
+)
+
+
+def max_batch(default: int = MAX_BATCH) -> OptionGroup:
+    """--max-batch, with this default."""
+    return OptionGroup("limits", [_count("--max-batch", default, "Most requests in one replica.")], _limits)
+
+
+def search_options(batch: int = MAX_BATCH) -> Sequence[OptionGroup]:
+    """The options of every plan that puts a model on several GPUs; the function gets `given`."""
+    return MODEL, GPU, GPUS, LENGTHS, BITS, max_batch(batch), EFFICIENCY, OptionGroup("given", (), _search)
+
+
+COPY_BYTES = 1 << 27
+"""More than any cache holds."""
+SIDE = 1024
+"""Rows of the matrices that are multiplied."""
+REPEATS = 5
+LINK_BYTES_S = 1e9
+"""To another machine, over 10 Gbit/s: assumed."""
+HOP_S = 50e-6
+"""The same: assumed."""
+
+
+def measured_cpu() -> Accelerator:
+    """Measure. Raises PlanError if numpy is not installed, without which nothing here computes fast enough."""
+    try:
+        import numpy as np  # noqa: PLC0415 - optional
+    except ImportError:
+        raise PlanError("--gpu cpu is measured with numpy, which is not installed: pip install '.[llamacpp]'") from None
+    source, target = np.ones(COPY_BYTES // 8), np.zeros(COPY_BYTES // 8)
+    left, right = np.ones((SIDE, SIDE), np.float32), np.ones((SIDE, SIDE), np.float32)
+    copied = best_s(lambda: np.copyto(target, source))
+    multiplied = best_s(lambda: left @ right)
+    return Accelerator(
+        name="cpu",
+        source=f"measured now: {os.cpu_count()} cores, a copy of {COPY_BYTES >> 20} MiB, a float32 product of {SIDE}^2",
+        memory_bytes=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        bytes_s=2 * COPY_BYTES / copied,  # read and written
+        peak={16: 2 * SIDE**3 / multiplied},
+        link_bytes_s=LINK_BYTES_S,
+        hop_s=HOP_S,
+        watts=0.0,
+    )
+
+
+def best_s(action: Callable[[], object]) -> float:
+    """Seconds of the fastest of a few runs, after one that is not counted."""
+    action()
+    found = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        action()
+        found.append(time.perf_counter() - began)
+    return min(found)

@@ -1,0 +1,253 @@
+"""Plans that search: `penstock plan search`, `grid`, `goodput` and `place`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from planner.commands.answers import PlanAnswer, PlanTable, inputs_of, plot, seconds, three
+from planner.commands.estimates import assumed_prices
+from planner.commands.inputs import EFFICIENCY, GPU, GPUS, LEAST, MOST, SLO, plan_command, search_options
+from planner.cost import best_by_concurrency, grid_advice, knee_of, pareto, per_million
+from planner.cost import grid as layouts_of
+from planner.facts import catalogue
+from planner.facts.catalogue import PlanError
+from planner.facts.device import Accelerator
+from planner.goodput import best_goodput, goodput_advice, work_note
+from planner.knee import modelled
+from planner.load import Precision, RequestLengths
+from planner.placement import ModelLoad, copies_per_gpu, place_advice
+from planner.placement import place as placed
+from planner.roofline import RooflineInput
+from planner.search import LatencySlo, PlanOutcome, SearchInput, SearchWatch, best, quantile, search_advice
+from planner.search import search as tried
+
+SHOWN = 12
+"""Rows of the table; --json has all."""
+
+
+@plan_command("search", *search_options(), SLO, shown="searching", watched=True)
+@click.option("--rate", type=float, help="Requests a second of all GPUs; then latencies are those at this rate.")
+@click.option("--price", type=float, help="Of an hour of one such GPU.")
+def search(
+    given: SearchInput, rate: float | None, price: float | None, slo: LatencySlo, watch: SearchWatch
+) -> PlanAnswer:
+    """Try every parallelism (dp, pp, tp, experts, attention-dp) on several GPUs, and name the best."""
+    if rate is not None and rate <= 0:
+        raise PlanError(f"--rate {rate:g}: requests a second are above 0")
+    if price is not None and not price > 0:
+        raise PlanError(f"--price {price:g}: a price of an hour is above 0")
+    given, gpus = replace(given, rate=rate, slo=slo), given.gpus
+    assumed = [given.device] if price is None else []
+    price = given.device.price_per_hour if price is None else price
+    found = tried(given, watch)
+    top = best(found)
+    value = {
+        **inputs_of(given),
+        "rate": rate,
+        "latency_optimal": top.latency.plan.name,
+        "throughput_optimal": top.throughput.plan.name,
+        "energy_optimal": top.energy.plan.name,
+        "price_per_hour": price,
+        "pareto": [each.plan.name for each in cheapest(found, gpus, price)],
+        "plans": [_outcome_json(each) | _cost_json(each, gpus, price) for each in found],
+    }
+    rows = [_row(each, marks_of(each, found)) for each in found[:SHOWN]]
+    header = ["plan", "best", "alone", "first token", "per token", "backlog tok/s", "J/token", "mfu", "mbu"]
+    if rate is not None:
+        header += ["p95 first", "p95 token", "kept"]
+    drawn = _plot(found, gpus, price) if len(found) > 1 else ""
+    advice, notes = search_advice(given, found), _notes(given.efficiency, found) + assumed_prices(assumed)
+    return PlanAnswer(value, [PlanTable(header, rows)], advice, drawn, notes)
+
+
+def cost_of(each: PlanOutcome, gpus: int, price: float | None) -> float:
+    """Of a million tokens: GPU-hours, or with a price of an hour of one GPU their price."""
+    return per_million(gpus * (price or 1.0), each.backlog.tokens_s)
+
+
+def cheapest(found: list[PlanOutcome], gpus: int, price: float | None) -> list[PlanOutcome]:
+    """The plans that no other beats in both cost and the latency of a lone request, the quickest first."""
+    return pareto(found, lambda each: cost_of(each, gpus, price), lambda each: each.alone_s)
+
+
+def _cost_json(each: PlanOutcome, gpus: int, price: float | None) -> dict[str, float | None]:
+    return {
+        "gpu_hours_per_million_tokens": cost_of(each, gpus, None),
+        "price_per_million_tokens": None if price is None else cost_of(each, gpus, price),
+    }
+
+
+def _plot(found: list[PlanOutcome], gpus: int, price: float | None) -> str:
+    kept = cheapest(found, gpus, price)
+    found = sorted(found, key=kept.__contains__)  # those that are kept are drawn last, over the others
+    points = [(each.alone_s, cost_of(each, gpus, price)) for each in found]
+    signs = "".join("P" if each in kept else "." for each in found)
+    y = "GPU-hours of a million tokens" if price is None else "price of a million tokens"
+    names = ", ".join(each.plan.name for each in kept)
+    drawn = plot(points, "latency of a lone request, s", y, signs=signs)
+    return f"{drawn}\nP: no other is as cheap at less latency: {names}"
+
+
+def marks_of(outcome: PlanOutcome, found: list[PlanOutcome]) -> str:
+    """What a plan is best for."""
+    top = best(found)
+    marks = [name for name in ("latency", "throughput", "energy") if getattr(top, name) is outcome]
+    return ", ".join(marks) or "-"
+
+
+def _outcome_json(each: PlanOutcome) -> dict[str, Any]:
+    """One plan with its figures."""
+    plan = each.plan
+    found = {
+        "plan": plan.name, "dp": plan.dp, "pp": plan.pp, "tp": plan.tp, "ep": plan.ep,
+        "attention_dp": plan.attention_dp, "kv_tokens_per_replica": each.kv_tokens,
+        "alone_s": each.alone_s, "alone_ttft_s": each.alone_ttft_s, "alone_tpot_s": each.alone_tpot_s,
+        "tokens_s": each.backlog.tokens_s, "joules_per_token": each.backlog.joules_token,
+        "mfu": each.backlog.mfu, "mbu": each.backlog.mbu,
+    }  # fmt: skip
+    if each.at_rate is not None and each.kept is not None:
+        for name, values in (("ttft", each.at_rate.ttfts_s), ("tpot", each.at_rate.tpots_s)):
+            found |= {f"{name}_{rank}_s": quantile(values, share) for rank, share in (("p50", 0.5), ("p95", 0.95))}
+        found |= {"kept_both": each.kept.both, "kept_ttft": each.kept.ttft, "kept_tpot": each.kept.tpot}
+    return found
+
+
+def _row(each: PlanOutcome, marks: str) -> list[str]:
+    row = [
+        each.plan.name,
+        marks,
+        seconds(each.alone_s),
+        seconds(each.alone_ttft_s),
+        seconds(each.alone_tpot_s),
+        three(each.backlog.tokens_s),
+        three(each.backlog.joules_token),
+        f"{each.backlog.mfu:.2f}",
+        f"{each.backlog.mbu:.2f}",
+    ]
+    if each.at_rate is not None and each.kept is not None:
+        row += [seconds(quantile(each.at_rate.ttfts_s, 0.95)), seconds(quantile(each.at_rate.tpots_s, 0.95))]
+        row.append(f"{100 * each.kept.both:.0f} %")
+    return row
+
+
+def _notes(efficiency: float, found: list[PlanOutcome]) -> list[str]:
+    more = f" {len(found) - SHOWN} more plans are in --json." if len(found) > SHOWN else ""
+    return [f"Simulated at {efficiency:g} of the roofline.{more}"]
+
+
+USUAL_BATCH = 64
+"""ScaleLLM's router sends more concurrent requests than that to several replicas."""
+
+
+@plan_command("grid", *search_options(USUAL_BATCH))
+def grid(given: SearchInput) -> PlanAnswer:
+    """Compare one large replica with several small ones on the same GPUs, by concurrent requests."""
+    rows = layouts_of(given)
+    top = best_by_concurrency(rows)
+    value = {
+        **inputs_of(given),
+        "max_batch": given.limits.batch,
+        "layouts": [{"plan": row.plan.name, "tokens_s": row.tokens_s} for row in rows],
+        "best": {each: plan.name for each, plan in top.items()},
+    }
+    table = [[f"{each}", *(three(row.tokens_s[each]) for row in rows), plan.name] for each, plan in top.items()]
+    header = ["concurrent", *(f"{row.plan.name} tok/s" for row in rows), "best"]
+    return PlanAnswer(value, [PlanTable(header, table)], grid_advice(rows))
+
+
+@plan_command("goodput", *search_options(), SLO, shown="searching", watched=True)
+def goodput(given: SearchInput, slo: LatencySlo, watch: SearchWatch) -> PlanAnswer:
+    """Find the highest rate of requests that keep both latency objectives, with prefill beside decode or apart."""
+    given = replace(given, slo=slo)
+    rows = best_goodput(given, watch=watch)
+    value = {
+        **inputs_of(given),
+        "ttft_ms": 1e3 * slo.ttft_s,
+        "tpot_ms": 1e3 * slo.tpot_s,
+        "share": slo.share,
+        "deployments": [
+            {
+                "prefill": row.deployment.prefill.name if row.deployment.prefill else None,
+                "decode": row.deployment.decode.name,
+                "gpus": row.deployment.gpus,
+                "requests_s": row.rate,
+                "requests_s_per_gpu": row.per_gpu,
+                "requests_s_if_judged_apart": row.separate_rate,
+            }
+            for row in rows
+        ],
+    }
+    table = [
+        (
+            row.deployment.prefill.name if row.deployment.prefill else "beside decode",
+            row.deployment.decode.name,
+            three(row.rate),
+            three(row.per_gpu),
+        )
+        for row in rows
+    ]
+    header = ("prefill", "decode", "requests/s", "per GPU")
+    notes = [work_note(given, rows[0].deployment)] if given.gpus > 1 else []
+    return PlanAnswer(value, [PlanTable(header, table)], goodput_advice(given, rows), notes=notes)
+
+
+FORM = "write MODEL=RATE or MODEL=RATE:IN:OUT, as opt-1.3b=4:512:256"
+
+
+def load_of(text: str, w_bits: float | None) -> ModelLoad:
+    """The load that a text such as opt-1.3b=4:512:256 describes. Raises PlanError."""
+    name, _, numbers = text.partition("=")
+    rate, *lengths = numbers.split(":")
+    try:
+        found = float(rate), [int(each) for each in lengths]
+    except ValueError:
+        raise PlanError(f"--load {text}: {FORM}") from None
+    if not LEAST <= found[0] <= MOST or len(lengths) not in (0, 2):
+        raise PlanError(f"--load {text}: {FORM}")
+    model = catalogue.model(name)
+    tokens = RequestLengths(found[1][0], found[1][1]) if found[1] else RequestLengths()
+    return ModelLoad(model, found[0], tokens, Precision.stored(model, w_bits))
+
+
+@plan_command("place", GPU, GPUS, SLO, EFFICIENCY, shown="placing")
+@click.option("--load", "texts", metavar="MODEL=RATE[:IN:OUT]", multiple=True, required=True,
+              help="A model and its requests a second; give it again for others.")  # fmt: skip
+@click.option("--w-bits", type=float, help="Bits of a weight of all models [as their files have them].")
+def place(
+    texts: tuple[str, ...], device: Accelerator, gpus: int, w_bits: float | None, slo: LatencySlo, efficiency: float
+) -> PlanAnswer:
+    """Choose which of several models run on which GPUs, so that most requests keep their objectives."""
+    loads = [load_of(text, w_bits) for text in texts]
+    names = [load.model.name for load in loads]
+    if len(set(names)) < len(names):
+        raise PlanError("--load names a model twice: add its rates, and give it once")
+    found = placed(loads, device, gpus, slo, efficiency)
+    shared = {load.model.name: _shared(load, device, efficiency) for load in loads}
+    value = {
+        "gpu": device.name,
+        "gpu_source": device.source,
+        "gpus": gpus,
+        "kept": found.kept,
+        "copies": [dict(zip(names, gpu, strict=True)) for gpu in found.copies],
+        "copies_per_gpu_at_the_knee": shared,
+        "kept_after_each_copy": found.steps,
+    }
+    rows = [
+        [f"{number}", *(f"{count}" if count else "-" for count in gpu)] for number, gpu in enumerate(found.copies, 1)
+    ]
+    note = ", ".join(f"{name} {count}" for name, count in shared.items())
+    return PlanAnswer(
+        value,
+        [PlanTable(["gpu", *names], rows)],
+        place_advice(loads, found, slo),
+        notes=[f"Copies that a whole GPU holds with the batch of their knee (at most 3, which gained most): {note}."],
+    )
+
+
+def _shared(load: ModelLoad, device: Accelerator, efficiency: float) -> int:
+    """Copies of a model on a GPU of its own."""
+    points = modelled(RooflineInput(load.model, device, load.precision), load.lengths, efficiency)
+    return copies_per_gpu(load, device, knee_of(points)[0].batch)
