@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from cli.app import Group
 from cli.client import Client, api_command, limit_option
-from cli.help_text import Group
 from cli.job import job_timed, print_attempts, print_input
 from cli.output import CommandResult, Problem, fields_result, line_result, list_result, note, print_rows, rfc3339, timed
 
@@ -23,13 +23,25 @@ LIMITED = ("jobs", "job_bytes", "result_bytes", "file_bytes")
 
 @click.group(cls=Group)
 def dlq() -> None:
-    """List, show, replay and drop dead letters."""
+    """List, show, replay and drop dead letters.
+
+    \b
+    Examples:
+      penstock dlq ls
+      penstock dlq show 0-1795486176000-0
+    """
 
 
 @api_command("ls", dlq)
 @limit_option(100)
 def list_letters(client: Client, limit: int) -> CommandResult:
-    """List dead letters, newest first."""
+    """List dead letters, newest first.
+
+    \b
+    Examples:
+      penstock dlq ls
+      penstock dlq ls --limit 100 --json
+    """
     letters = client.get("/admin/dlq", limit=limit)["data"]
     return list_result([timed(letter, ("at",)) for letter in letters], LETTER_COLUMNS, "no dead letters")
 
@@ -38,7 +50,12 @@ def list_letters(client: Client, limit: int) -> CommandResult:
 @click.argument("letter_id")
 def show_letter(client: Client, letter_id: str) -> CommandResult:
     """Show one, by its id or by its job's: why it became a dead letter, the attempts at its job, and the request, if
-    your key may read the job."""
+    your key may read the job.
+
+    \b
+    Examples:
+      penstock dlq show 0-1795486176000-0
+    """
     letter = timed(client.get(f"/admin/dlq/{letter_id}"), ("at",))
     job = letter.get("job") or {}
     fields = {name: value for name, value in letter.items() if name != "job"}
@@ -63,7 +80,12 @@ def show_letter(client: Client, letter_id: str) -> CommandResult:
 @api_command("replay", dlq)
 @click.argument("letter_id")
 def replay_letter(client: Client, letter_id: str) -> CommandResult:
-    """Put its job in the queue again, as a new job; the new id goes to stdout."""
+    """Put its job in the queue again, as a new job; the new id goes to stdout.
+
+    \b
+    Examples:
+      penstock dlq replay 0-1795486176000-0
+    """
     job = job_timed(client.post(f"/admin/dlq/{letter_id}/replay", {}))
     return line_result(job, job["id"])
 
@@ -71,20 +93,37 @@ def replay_letter(client: Client, letter_id: str) -> CommandResult:
 @api_command("drop", dlq)
 @click.argument("letter_id")
 def drop_letter(client: Client, letter_id: str) -> CommandResult:
-    """Delete one."""
+    """Delete one.
+
+    \b
+    Examples:
+      penstock dlq drop 0-1795486176000-0
+    """
     dropped = client.delete(f"/admin/dlq/{letter_id}")
     return line_result(dropped, f"{dropped['id']} dropped")
 
 
 @click.group(cls=Group)
 def webhooks() -> None:
-    """List, show and replay webhook messages."""
+    """List, show and replay webhook messages.
+
+    \b
+    Examples:
+      penstock webhooks ls
+      penstock webhooks show msg_003f9a1c
+    """
 
 
 @api_command("ls", webhooks)
 @limit_option(100)
 def list_messages(client: Client, limit: int) -> CommandResult:
-    """List messages, newest first."""
+    """List messages, newest first.
+
+    \b
+    Examples:
+      penstock webhooks ls
+      penstock webhooks ls --json
+    """
     messages = client.get("/admin/webhooks", limit=limit)["data"]
     return list_result(map(_message, messages), MESSAGE_COLUMNS, "no webhook messages")
 
@@ -92,7 +131,12 @@ def list_messages(client: Client, limit: int) -> CommandResult:
 @api_command("show", webhooks)
 @click.argument("message_id")
 def show_message(client: Client, message_id: str) -> CommandResult:
-    """Show one: its content, its attempts and the last response."""
+    """Show one: its content, its attempts and the last response.
+
+    \b
+    Examples:
+      penstock webhooks show msg_003f9a1c
+    """
     message = _message(client.get(f"/admin/webhooks/{message_id}"))
     return fields_result(message, message.items())
 
@@ -100,7 +144,12 @@ def show_message(client: Client, message_id: str) -> CommandResult:
 @api_command("replay", webhooks)
 @click.argument("message_id")
 def replay_message(client: Client, message_id: str) -> CommandResult:
-    """Send one again, with the same webhook-id."""
+    """Send one again, with the same webhook-id.
+
+    \b
+    Examples:
+      penstock webhooks replay msg_003f9a1c
+    """
     message = _message(client.post(f"/admin/webhooks/{message_id}/replay", {}))
     return line_result(message, f"{message['id']} {message['status']}")
 
@@ -112,7 +161,13 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 @api_command("tenants")
 @click.argument("tenant", required=False)
 def tenants(client: Client, tenant: str | None) -> CommandResult:
-    """Show the usage of all tenants with a key, or of TENANT, as "used/limit"."""
+    """Show the usage of all tenants with a key, or of TENANT, as "used/limit".
+
+    \b
+    Examples:
+      penstock tenants
+      penstock tenants research --json
+    """
     found = client.get(f"/admin/tenants/{tenant}" if tenant else "/admin/tenants")
     rows = [_tenant_row(each) for each in ([found] if tenant else found["data"])]
     return CommandResult(found if tenant else found["data"], lambda: print_rows(rows, TENANT_COLUMNS))

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import importlib
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import click
 
-from cli.help_text import Group
 from penstock import __version__
+
+MAX_SENTENCE = 300
+"""Characters of the first sentence of a command's help, in the help of its group."""
+
+
+class Group(click.Group):
+    """A click group whose help wraps the sentences of its commands; click cuts them. `-h` also shows it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"context_settings": {"help_option_names": ["-h", "--help"]}, **kwargs})
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As in click, which names the nearest commands only if all are imported."""
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-"):
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=names, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(self.help_lines(ctx))
+
+    def help_lines(self, ctx: click.Context) -> list[tuple[str, str]]:
+        """The name and the sentence of each command."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        return [(name, each.get_short_help_str(MAX_SENTENCE)) for name, each in found if each is not None]
 
 
 class LazyGroup(Group):
@@ -51,9 +78,8 @@ class LazyGroup(Group):
         module, _, name = self.COMMANDS[cmd_name][0].partition(":")
         return cast(click.Command, getattr(importlib.import_module(module), name))
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self.COMMANDS.items()])
+    def help_lines(self, ctx: click.Context) -> list[tuple[str, str]]:
+        return [(name, text) for name, (_, text) in self.COMMANDS.items()]
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True)
@@ -63,6 +89,14 @@ def app(context: click.Context) -> None:
     """Penstock: a durable queue in front of LLM engines.
 
     Start with `penstock up`, then `penstock chat "What is a penstock?"`.
+
+    \b
+    Examples:
+      penstock up --engine sim
+      penstock chat "What is a penstock?"
+      penstock submit "Write a haiku about water." --wait
+      penstock jobs ls
+      eval "$(penstock completion bash)"
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
+from cli.app import Group
 from cli.client import Client, api_command, limit_option, whole_id
-from cli.help_text import Group
 from cli.options import Command, Where, json_option, where_options
 from cli.output import (
     DONE,
@@ -373,7 +373,13 @@ TIMES = tuple(f"{stem}_at" for stem in STEMS)
 
 @click.group(cls=Group)
 def batch() -> None:
-    """Run files of prompts, and manage batches."""
+    """Run files of prompts, and manage batches.
+
+    \b
+    Examples:
+      penstock batch run input.jsonl -o out.jsonl
+      penstock batch ls
+    """
 
 
 @batch.command("run", cls=Command)
@@ -408,6 +414,12 @@ def run(
     INPUT is a file of JSON lines (requests of a batch, or objects with `messages`, `prompt` or the template's columns),
     a CSV table, or a folder of .txt and .md files (columns `name` and `text`). If the command is stopped, the same
     command continues where it stopped. Exit code 5: some lines failed, or not all were computed.
+
+    \b
+    Examples:
+      penstock batch run input.jsonl -o out.jsonl
+      penstock batch run rows.csv -o out.jsonl --template '{text}' --id-column id
+      penstock batch run notes/ -o out.jsonl --window 1h --max-tokens 64
     """
     options = {"max_tokens": max_tokens, "temperature": temperature}
     given = {name: value for name, value in options.items() if value is not None}
@@ -424,7 +436,13 @@ def run(
 @api_command("ls", batch)
 @limit_option()
 def ls(client: Client, limit: int) -> CommandResult:
-    """List batches, newest first."""
+    """List batches, newest first.
+
+    \b
+    Examples:
+      penstock batch ls
+      penstock batch ls --limit 100 --json
+    """
     found = client.pages("/v1/batches", limit, "after", "last_id")
     return list_result((timed(each, TIMES) for each in found), COLUMNS, "no batches", map(_row, found))
 
@@ -432,7 +450,12 @@ def ls(client: Client, limit: int) -> CommandResult:
 @api_command("show", batch)
 @click.argument("batch_id")
 def show(client: Client, batch_id: str) -> CommandResult:
-    """Show a batch: its progress, its pace, its lane and the reason for it, and its files."""
+    """Show a batch: its progress, its pace, its lane and the reason for it, and its files.
+
+    \b
+    Examples:
+      penstock batch show batch_00c69952
+    """
     found = timed(client.get(f"/v1/batches/{batch_id}"), TIMES)
     return fields_result(found, _fields(found))
 
@@ -441,7 +464,12 @@ def show(client: Client, batch_id: str) -> CommandResult:
 @click.argument("batch_id")
 @where_options(url=True)
 def output(batch_id: str, where: Where) -> int:
-    """Print the finished answers of a batch, also while it runs."""
+    """Print the finished answers of a batch, also while it runs.
+
+    \b
+    Examples:
+      penstock batch output batch_00c69952 > out.jsonl
+    """
     with Client.find(where) as client:
         client.download(f"/v1/batches/{whole_id(client, 'batch_id', batch_id)}/output", _writer())
     return DONE
@@ -459,7 +487,12 @@ def _writer() -> Callable[[bytes], object]:
 @api_command("errors", batch)
 @click.argument("batch_id")
 def errors(client: Client, batch_id: str) -> CommandResult:
-    """List errors of the input, and failed lines, with their line numbers."""
+    """List errors of the input, and failed lines, with their line numbers.
+
+    \b
+    Examples:
+      penstock batch errors batch_00c69952
+    """
     faults = (client.get(f"/v1/batches/{batch_id}")["errors"] or {}).get("data", [])
     failures = map(_failure, client.lines(f"/v1/batches/{batch_id}/errors"))
     return list_result([*faults, *failures], FAULTS, "no errors")
@@ -468,21 +501,36 @@ def errors(client: Client, batch_id: str) -> CommandResult:
 @api_command("cancel", batch)
 @click.argument("batch_id")
 def cancel(client: Client, batch_id: str) -> CommandResult:
-    """Cancel a batch; finished lines are kept."""
+    """Cancel a batch; finished lines are kept.
+
+    \b
+    Examples:
+      penstock batch cancel batch_00c69952
+    """
     return _send_command(client, batch_id, "cancel")
 
 
 @api_command("pause", batch)
 @click.argument("batch_id")
 def pause(client: Client, batch_id: str) -> CommandResult:
-    """Pause a batch: begin no more lines. Its deadline does not move."""
+    """Pause a batch: begin no more lines. Its deadline does not move.
+
+    \b
+    Examples:
+      penstock batch pause batch_00c69952
+    """
     return _send_command(client, batch_id, "pause")
 
 
 @api_command("resume", batch)
 @click.argument("batch_id")
 def resume(client: Client, batch_id: str) -> CommandResult:
-    """Resume a paused batch."""
+    """Resume a paused batch.
+
+    \b
+    Examples:
+      penstock batch resume batch_00c69952
+    """
     return _send_command(client, batch_id, "resume")
 
 

@@ -7,21 +7,52 @@ from importlib.util import find_spec
 
 import click
 
-from cli.help_text import EXAMPLES, Group
+from cli.app import Group
 from cli.output import emit
 
-PROGRAMS = {
-    "gateway": "Penstock and other gateways in front of the same simulated engine.",
-    "table1": "TTFT and TBT of any OpenAI-compatible server, by concurrency, or of a trace: who was in time.",
-    "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
-    "gpu": "An engine on a GPU by itself and behind Penstock: throughput, first tokens, a killed worker.",
-    "order": "The order and the gate beside other rules, simulated.",
-    "elastic": "Pools of real processes that grow, sleep, wake and change their leader.",
-    "recovery": "Kill a worker or an API process under load: how long readers wait, who stands still.",
-    "conformance": "Conformance suites of others, from folders of yours, against real processes.",
-    "chaos": "Fault injection: kill, stop, cut off, fill up and flood real processes, and judge what clients received.",
+PROGRAMS: dict[str, tuple[str, ...]] = {
+    "gateway": (
+        "Penstock and other gateways in front of the same simulated engine.",
+        "penstock bench gateway --quick",
+        "penstock bench gateway --base main",
+    ),
+    "table1": (
+        "TTFT and TBT of any OpenAI-compatible server, by concurrency, or of a trace: who was in time.",
+        "penstock bench table1 --quick",
+        "penstock bench table1 --base-url http://127.0.0.1:8000/v1 --c 1,8,64",
+        "penstock bench table1 --base-url http://127.0.0.1:8000/v1 --rate 4 --seconds 30",
+    ),
+    "jobs": (
+        "One-token jobs per second, against Celery, arq and taskiq.",
+        "penstock bench jobs --rounds 1 --seconds 2",
+    ),
+    "gpu": (
+        "An engine on a GPU by itself and behind Penstock: throughput, first tokens, a killed worker.",
+        "penstock bench gpu --quick",
+    ),
+    "order": (
+        "The order and the gate beside other rules, simulated.",
+        "penstock bench order --part gate --quick",
+    ),
+    "elastic": (
+        "Pools of real processes that grow, sleep, wake and change their leader.",
+        "penstock bench elastic --short",
+    ),
+    "recovery": (
+        "Kill a worker or an API process under load: how long readers wait, who stands still.",
+        "penstock bench recovery --quick",
+    ),
+    "conformance": (
+        "Conformance suites of others, from folders of yours, against real processes.",
+        "penstock bench conformance --suite ~/suites/durable-streams",
+    ),
+    "chaos": (
+        "Fault injection: kill, stop, cut off, fill up and flood real processes, and judge what clients received.",
+        "penstock bench chaos --list",
+        "penstock bench chaos --rows F01 --short",
+    ),
 }
-"""Help line of each program. A program parses its own arguments."""
+"""Help line of each program, and examples. A program parses its own arguments."""
 
 
 class BenchGroup(Group):
@@ -43,7 +74,7 @@ def _command(name: str) -> click.Command:
 
     @click.command(
         name,
-        short_help=PROGRAMS[name],
+        short_help=PROGRAMS[name][0],
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     )
@@ -62,7 +93,7 @@ def _run(name: str, words: list[str]) -> int:
         return int(module.main(words))
     except SystemExit as end:  # argparse raises it for --help and for wrong arguments
         if end.code == 0:
-            emit("\n".join(["", "Examples:", *(f"  {line}" for line in EXAMPLES[f"penstock bench {name}"]), ""]))
+            emit("\n".join(["", "Examples:", *(f"  {line}" for line in PROGRAMS[name][1:]), ""]))
         return end.code if isinstance(end.code, int) else 0
 
 
@@ -71,4 +102,9 @@ def bench() -> None:
     """Measure. A program prints a table and writes it as JSON, with plots beside.
 
     `penstock bench PROGRAM --help` says what a program takes.
+
+    \b
+    Examples:
+      penstock bench table1 --quick
+      penstock bench gateway --help
     """

@@ -210,6 +210,13 @@ def chat(message: str | None, model: str | None, system: str | None, max_tokens:
     conversation, whose /help lists its commands.
 
     In a loop that reads stdin itself, add < /dev/null.
+
+    \b
+    Examples:
+      penstock chat "What is a penstock?"
+      penstock chat "Summarize:" < report.txt
+      penstock chat
+      penstock chat "Name a river." --system "Answer in one word."
     """
     with Client.find(where) as client:
         options: dict[str, Any] = {"model": model or client.default_model()}

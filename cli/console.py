@@ -18,7 +18,13 @@ from cli.output import CommandResult, emit, note
 @api_command("console")
 @click.option("--no-browser", is_flag=True, help="Only print the link.")
 def console(client: Client, no_browser: bool) -> CommandResult:
-    """Open the console in a browser, by a link that logs in once, within an hour."""
+    """Open the console in a browser, by a link that logs in once, within an hour.
+
+    \b
+    Examples:
+      penstock console
+      penstock console --no-browser
+    """
     link = client.post("/admin/console/links", {})
     url = f"{client.url}/console#{link['path'].partition('#')[2]}"
 

@@ -177,7 +177,14 @@ class GivenUp(NamedTuple):
 @where_options(url=False)
 @json_option
 def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> int:
-    """Check this machine; nothing is changed. Exit code 1 if something must be fixed."""
+    """Check this machine; nothing is changed. Exit code 1 if something must be fixed.
+
+    \b
+    Examples:
+      penstock doctor
+      penstock doctor --verbose
+      penstock doctor --json
+    """
     with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
         found = []
         progress.phase("checking this machine")

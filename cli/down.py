@@ -22,7 +22,14 @@ POLL_INTERVAL_S = 0.05
 @click.option("--now", "at_once", is_flag=True, help="Do not wait for running jobs; they stay in the queue.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock].")
 def down(at_once: bool, data_dir: Path | None) -> int:
-    """Drain and stop the instance that runs in the data folder; returns when it has ended."""
+    """Drain and stop the instance that runs in the data folder; returns when it has ended.
+
+    \b
+    Examples:
+      penstock down
+      penstock down --now
+      penstock down --data-dir /srv/penstock
+    """
     home = Where(data_dir).home()
     instance = home.running()
     os.kill(instance.pid, signal.SIGTERM)

@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from cli import job
+from cli.app import Group
 from cli.chat import stdin_text
 from cli.client import Client, api_command, limit_option, whole_id
-from cli.help_text import Group
 from cli.job import (
     AnswerPrinter,
     answer_of,
@@ -65,7 +65,14 @@ HEADER = ("PART", "MS", "", "WHAT IT IS")
 
 @click.group(cls=Group)
 def jobs() -> None:
-    """List, show, time, follow and cancel jobs."""
+    """List, show, time, follow and cancel jobs.
+
+    \b
+    Examples:
+      penstock jobs ls
+      penstock jobs show job_0074d316
+      penstock jobs cancel job_0074d316
+    """
 
 
 @api_command("ls", jobs)
@@ -79,7 +86,15 @@ def jobs() -> None:
 def ls(
     client: Client, limit: int, tenant: str | None, since: str | None, until: str | None, **equal: str | None
 ) -> CommandResult:
-    """List jobs, newest first, with the first words of their prompts."""
+    """List jobs, newest first, with the first words of their prompts.
+
+    \b
+    Examples:
+      penstock jobs ls
+      penstock jobs ls --status failed --limit 100
+      penstock jobs ls --lane batch --since 2h
+      penstock jobs ls --json
+    """
     now = time.time()
     times = {name: moment(text, now) for name, text in (("since", since), ("until", until)) if text}
     path = "/admin/jobs" if tenant else "/v1/jobs"
@@ -105,7 +120,14 @@ def columns_of(found: Iterable[Mapping[str, Any]]) -> Sequence[str]:
 @click.argument("job_id")
 @click.option("--input", "whole", is_flag=True, help="Show all of its request; without it, long texts are cut.")
 def show(client: Client, job_id: str, whole: bool) -> CommandResult:
-    """Show one job: its state, times, place in the lane, its request, what became of each attempt, and its answer."""
+    """Show one job: its state, times, place in the lane, its request, what became of each attempt, and its answer.
+
+    \b
+    Examples:
+      penstock jobs show job_0074d316
+      penstock jobs show job_0074d316 --input
+      penstock jobs show job_0074d316 --json
+    """
     found = client.get(f"/v1/jobs/{job_id}", include="input")
     job = job_timed(found)
 
@@ -122,7 +144,12 @@ def show(client: Client, job_id: str, whole: bool) -> CommandResult:
 @api_command("result", jobs)
 @click.argument("job_id")
 def result(client: Client, job_id: str) -> CommandResult:
-    """Print the answer of a job that has completed."""
+    """Print the answer of a job that has completed.
+
+    \b
+    Examples:
+      penstock jobs result job_0074d316
+    """
     job = client.get(f"/v1/jobs/{job_id}")
     if job["status"] in ("queued", "in_progress"):
         raise Problem(
@@ -142,7 +169,13 @@ def result(client: Client, job_id: str) -> CommandResult:
 @where_options(url=True)
 @json_option
 def events(job_id: str, after: str, where: Where, as_json: bool) -> int:
-    """Follow a job to its end: its tokens on stdout, or with --json every event, one per line."""
+    """Follow a job to its end: its tokens on stdout, or with --json every event, one per line.
+
+    \b
+    Examples:
+      penstock jobs events job_0074d316
+      penstock jobs events job_0074d316 --after 1:131:fd1fa10b0c19-1 --json
+    """
     client = Client.find(where)
     return follow(client, whole_id(client, "job_id", job_id), as_json=as_json, after=after)
 
@@ -152,7 +185,13 @@ def events(job_id: str, after: str, where: Where, as_json: bool) -> int:
 @where_options(url=True)
 @json_option
 def watch(job_id: str, where: Where, as_json: bool) -> int:
-    """Follow what happens to a job: its place in the queue, each attempt and its worker, tokens, and how it ends."""
+    """Follow what happens to a job: its place in the queue, each attempt and its worker, tokens, and how it ends.
+
+    \b
+    Examples:
+      penstock jobs watch job_0074d316
+      penstock jobs watch job_0074d316 --json
+    """
     with Client.find(where) as client:
         whole = whole_id(client, "job_id", job_id)
     return job.watch(where, whole, as_json=as_json)
@@ -161,7 +200,12 @@ def watch(job_id: str, where: Where, as_json: bool) -> int:
 @api_command("timing", jobs)
 @click.argument("job_id")
 def timing(client: Client, job_id: str) -> CommandResult:
-    """Show where a job's time went: on its way in, in the queue, in the engine, on its way out."""
+    """Show where a job's time went: on its way in, in the queue, in the engine, on its way out.
+
+    \b
+    Examples:
+      penstock jobs timing job_0074d316
+    """
     found = client.get(f"/v1/jobs/{job_id}/timing")
 
     def chart() -> None:
@@ -174,7 +218,12 @@ def timing(client: Client, job_id: str) -> CommandResult:
 @api_command("cancel", jobs)
 @click.argument("job_id")
 def cancel(client: Client, job_id: str) -> CommandResult:
-    """Cancel a job, queued or running. The exit code is 1 if it had already ended otherwise."""
+    """Cancel a job, queued or running. The exit code is 1 if it had already ended otherwise.
+
+    \b
+    Examples:
+      penstock jobs cancel job_0074d316
+    """
     job = job_timed(client.post(f"/v1/jobs/{job_id}/cancel", {}))
     state, already_ended = job["status"], job.get("already_ended")
     if already_ended and state != "cancelled":
@@ -315,6 +364,14 @@ def submit(
 
     With --wait the answer goes to stdout instead. Exit code 5: the job ended without an answer. Exit code 6: the
     seconds of --wait are over, the job continues, and its id is on stdout.
+
+    \b
+    Examples:
+      penstock submit "Write a haiku about water."
+      penstock submit "Write a haiku about water." --wait 30
+      penstock submit "Name a river." --priority batch --idempotency-key river-1
+      penstock submit "Name a river." --webhook crm
+      penstock submit - < prompt.txt
     """
     with Client.find(where) as client:
         if not as_json:

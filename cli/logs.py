@@ -131,6 +131,13 @@ def logs(
     """Show what the processes of a data folder have logged, in the order of time, also in earlier runs.
 
     On a terminal in the time zone of this machine; into a pipe as JSON lines, in UTC.
+
+    \b
+    Examples:
+      penstock logs -f
+      penstock logs --job job_0074d316
+      penstock logs --role worker -n 100
+      penstock logs --pretty --trace 4bf92f35
     """
     if for_people and as_json:
         raise click.UsageError("--pretty and --json exclude each other")

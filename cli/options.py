@@ -15,7 +15,6 @@ import click
 import msgspec
 
 from api.settings import ApiSettings
-from cli.help_text import CommandWithExamples
 from cli.instance import DataDir
 from cli.output import USAGE, Problem, note
 from cli.settings import UpSettings, settings_file
@@ -33,7 +32,7 @@ TIME_HINT = "write 90s, 15m, 2h or 7d (ago), or a time such as 2026-11-24T18:30 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Command(CommandWithExamples):
+class Command(click.Command):
     """A click command that also takes --color and --debug (read by cli/__main__.py) in any position."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -51,7 +51,13 @@ UP_SETS = {
 @click.command("version", cls=Command)
 @json_option
 def show_version(as_json: bool) -> int:
-    """Print the version of Penstock."""
+    """Print the version of Penstock.
+
+    \b
+    Examples:
+      penstock version
+      penstock version --json
+    """
     line_result({"name": "penstock", "version": __version__}, f"penstock {__version__}").print(as_json=as_json)
     return DONE
 
@@ -61,7 +67,14 @@ def show_version(as_json: bool) -> int:
 @click.pass_context
 def help_page(context: click.Context, topic: tuple[str, ...]) -> int:
     """Help on a command, or one of the pages exit-codes and environment. `environment WORD` shows only the variables
-    that have the word in their name, section or meaning."""
+    that have the word in their name, section or meaning.
+
+    \b
+    Examples:
+      penstock help up
+      penstock help jobs ls
+      penstock help environment
+    """
     if topic == ("exit-codes",):
         text = EXIT_CODES
     elif topic[:1] == ("environment",):
@@ -168,7 +181,14 @@ VARIABLE = "_PENSTOCK_COMPLETE"
 @click.command("completion", cls=Command)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> int:
-    """Print the completion script of SHELL, for its start-up file."""
+    """Print the completion script of SHELL, for its start-up file.
+
+    \b
+    Examples:
+      eval "$(penstock completion bash)"    # in ~/.bashrc
+      eval "$(penstock completion zsh)"     # in ~/.zshrc, after compinit
+      penstock completion fish > ~/.config/fish/completions/penstock.fish
+    """
     kind = get_completion_class(shell)
     assert kind is not None  # click knows the three
     script = kind(app, {}, "penstock", VARIABLE)

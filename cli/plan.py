@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from cli.help_text import Group
+from cli.app import Group
 from cli.options import Command, Where, json_option, moment
 from cli.output import INTERRUPTED, USAGE, Problem, emit, fitted, note, print_json, print_table
 from cli.progress import ProgressLine
@@ -55,6 +55,11 @@ def plan() -> None:
     """Plan before you buy: which GPU, how many, what batch, at which price.
 
     Everything is computed here, without a GPU or a server. docs/planning.md explains every formula.
+
+    \b
+    Examples:
+      penstock plan memory --model llama-3.1-8b --gpu h200
+      penstock plan cost --model llama-3.1-8b --gpu l4 --gpu h200
     """
 
 
@@ -63,6 +68,11 @@ def tune() -> None:
     """Measure a running server: its best batch, and the rate that it serves in time.
 
     The server is a Penstock or any other with OpenAI's API. PENSTOCK_API_KEY is sent as a bearer token.
+
+    \b
+    Examples:
+      penstock tune frontier --requests 60
+      penstock tune goodput
     """
 
 

@@ -35,6 +35,11 @@ def probe(role: str, name: str | None, alive: bool, data_dir: Path | None) -> in
 
     With --alive a process that is starting or draining also counts, and so does every process while Redis is
     unavailable: a liveness probe must not kill it for that.
+
+    \b
+    Examples:
+      penstock probe api
+      penstock probe worker --id worker-1 --alive
     """
     where = Where(data_dir)
     config, instance = where.config(), where.home().read()

@@ -38,6 +38,12 @@ def ps(where: Where, as_json: bool) -> int:
 
     In a data folder these are the processes `penstock up` supervises there, and below them those of other machines
     that share its Redis; with --redis-url, those of all machines.
+
+    \b
+    Examples:
+      penstock ps
+      penstock ps --json
+      penstock ps --redis-url redis://127.0.0.1:6379/0
     """
     instance = None if where.redis_url else where.home().read()
     if instance is not None:

@@ -21,8 +21,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from cli.app import Group
 from cli.deployment import load_deployment
-from cli.help_text import Group
 from cli.instance import DataDir
 from cli.options import TIME_HINT, Command, Where, config_option, json_option, moment, where_options
 from cli.output import (
@@ -326,6 +326,12 @@ def report(
     """Say what happened, where the time went and what to change first, from the records of this machine.
 
     Records are lines on the local disk, which every process keeps; see docs/records.md.
+
+    \b
+    Examples:
+      penstock report --since 1h
+      penstock report --since 24h --lane interactive --html report.html
+      penstock report --compare 2h..1h 1h..
     """
     folder, prices = source(where, config)
     now = time.time()
@@ -402,7 +408,12 @@ def _save(path: Path, found: RequestReport) -> None:
 
 @click.group(cls=Group)
 def records() -> None:
-    """Export the records on the local disk: a line for each request, and samples of each process."""
+    """Export the records on the local disk: a line for each request, and samples of each process.
+
+    \b
+    Examples:
+      penstock records export --parquet records
+    """
 
 
 @records.command("export", cls=Command)
@@ -412,7 +423,13 @@ def records() -> None:
 @where_options(url=False)
 @json_option
 def export_command(parquet: Path, since: str, config: Path | None, where: Where, as_json: bool) -> int:
-    """Write requests.parquet, deliveries.parquet and samples.parquet, with the fields of docs/records.md."""
+    """Write requests.parquet, deliveries.parquet and samples.parquet, with the fields of docs/records.md.
+
+    \b
+    Examples:
+      penstock records export --parquet records
+      penstock records export --parquet records --since 1d
+    """
     folder, _ = source(where, config)
     now = time.time()
     try:

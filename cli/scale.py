@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import click
 
+from cli.app import Group
 from cli.client import Client, api_command
-from cli.help_text import Group
 from cli.output import CommandResult, Problem, list_result, note, print_rows, rfc3339, timed
 
 COLUMNS = ("model", "want", "ready", "starting", "draining", "range", "waiting", "wait", "override", "reason")
@@ -42,12 +42,25 @@ for_option = click.option("--for", "hold_s", type=Period(), help="For so long (9
 
 @click.group(cls=Group)
 def scale() -> None:
-    """Show and set how many workers each model has."""
+    """Show and set how many workers each model has.
+
+    \b
+    Examples:
+      penstock scale status
+      penstock scale set sim 3 --for 10m
+      penstock scale resume sim
+    """
 
 
 @api_command("status", scale)
 def status(client: Client) -> CommandResult:
-    """Show wanted and actual workers of every model, the reason, and who decides."""
+    """Show wanted and actual workers of every model, the reason, and who decides.
+
+    \b
+    Examples:
+      penstock scale status
+      penstock scale status --json
+    """
     answer = client.get("/admin/pools")
     leader = answer["leader"]
 
@@ -66,7 +79,12 @@ def status(client: Client) -> CommandResult:
 
 @api_command("log", scale)
 def log(client: Client) -> CommandResult:
-    """Show what was decided and done to the pools, the newest first."""
+    """Show what was decided and done to the pools, the newest first.
+
+    \b
+    Examples:
+      penstock scale log
+    """
     actions = [timed(action, ("at",)) for action in client.get("/admin/pools")["actions"]]
     return list_result(actions, ACTIONS, "nothing was done yet", map(_said, actions))
 
@@ -76,7 +94,13 @@ def log(client: Client) -> CommandResult:
 @click.argument("want", type=click.IntRange(0))
 @for_option
 def fix(client: Client, model: str, want: int, hold_s: int | None) -> CommandResult:
-    """Give MODEL a fixed number of workers, whatever waits."""
+    """Give MODEL a fixed number of workers, whatever waits.
+
+    \b
+    Examples:
+      penstock scale set sim 3
+      penstock scale set sim 3 --for 10m
+    """
     return _override(client, model, {"want": want}, hold_s)
 
 
@@ -84,14 +108,24 @@ def fix(client: Client, model: str, want: int, hold_s: int | None) -> CommandRes
 @click.argument("model")
 @for_option
 def pause(client: Client, model: str, hold_s: int | None) -> CommandResult:
-    """Change nothing: MODEL keeps the workers it has."""
+    """Change nothing: MODEL keeps the workers it has.
+
+    \b
+    Examples:
+      penstock scale pause sim --for 2h
+    """
     return _override(client, model, {"paused": True}, hold_s)
 
 
 @api_command("resume", scale)
 @click.argument("model")
 def resume(client: Client, model: str) -> CommandResult:
-    """Let the scheduler decide again."""
+    """Let the scheduler decide again.
+
+    \b
+    Examples:
+      penstock scale resume sim
+    """
     return _found_pool(client.delete(_path(model)))
 
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from cli.app import Group
 from cli.embedded import Embedded, end_orphan, find_server
-from cli.help_text import Group
 from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
 from cli.output import DONE, USAGE, CommandResult, Problem, note, print_table
@@ -46,14 +46,26 @@ WORDS = {
 
 @click.group(cls=Group)
 def store() -> None:
-    """Show what the store is, adopt a folder of files, or delete everything."""
+    """Show what the store is, adopt a folder of files, or delete everything.
+
+    \b
+    Examples:
+      penstock store show
+      penstock store reset
+    """
 
 
 @store.command("show", cls=Command)
 @where_options(url=False)
 @json_option
 def show(where: Where, as_json: bool) -> int:
-    """Show format, partitions and deployment of the store, and the deployment of the folder of files."""
+    """Show format, partitions and deployment of the store, and the deployment of the folder of files.
+
+    \b
+    Examples:
+      penstock store show
+      penstock store show --redis-url redis://127.0.0.1:6379/0
+    """
     return _with_store(where, lambda store_client: _show(store_client, _file_store(where), as_json=as_json))
 
 
@@ -65,6 +77,11 @@ def adopt(yes: bool, where: Where) -> int:
 
     For a store that was emptied or replaced on purpose. From then on files that the store has no record of are moved
     into the folder `quarantine` beside them, and removed after [files] quarantine_s.
+
+    \b
+    Examples:
+      penstock store adopt
+      penstock store adopt --yes
     """
     return _with_store(where, lambda store_client: _adopt(store_client, _file_store(where), yes=yes))
 
@@ -77,6 +94,11 @@ def reset(yes: bool, where: Where, as_json: bool) -> int:
     """Delete everything Penstock keeps in its store: jobs, results, batches, records of files.
 
     Nothing else in that Redis is touched, and no file is. Without --yes it only counts what would be deleted.
+
+    \b
+    Examples:
+      penstock store reset
+      penstock store reset --yes
     """
     return _with_store(where, lambda store_client: _reset(store_client, yes=yes, as_json=as_json))
 
@@ -86,6 +108,10 @@ def acl() -> int:
     """Print the users of an ACL file for a Redis of yours: one for each role, with what it needs and no more.
 
     All but `probe`, which may only ping, are off: add `on` and `#` with the SHA-256 of a password to their lines.
+
+    \b
+    Examples:
+      penstock store acl > users.acl
     """
     sys.stdout.write(acl_file())
     return DONE

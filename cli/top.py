@@ -233,6 +233,12 @@ def top(once: bool, interval: float, where: Where, as_json: bool) -> int:
     """Show live what waits, what the workers do, how fast answers are, and what is wrong now. Needs an admin key.
 
     With --json, one object for each screen, as GET /admin/overview answers it.
+
+    \b
+    Examples:
+      penstock top
+      penstock top --once
+      penstock top --json --interval 10
     """
     if not (once or as_json) and (not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"):
         raise click.UsageError("top needs a terminal: use --once or --json here, or penstock ps --json")

@@ -65,6 +65,14 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
     """Start Redis (embedded), API, workers and scheduler, and keep them running.
 
     Settings come from penstock.toml, then PENSTOCK_* variables, then these flags.
+
+    \b
+    Examples:
+      penstock up
+      penstock up --engine sim --workers 2
+      penstock up --port 9000 --detach
+      penstock up --upstream http://127.0.0.1:8080/v1
+      PENSTOCK_REDIS_URL=redis://127.0.0.1:6379/0 penstock up
     """
     note(f"penstock {__version__}")
     flags = upstream.completed(flags, os.environ)

@@ -91,7 +91,14 @@ def frontier(
     apply: bool,
     shape: str | None,
 ) -> PlanAnswer:
-    """Measure throughput and latency over concurrency, and say which batch to set."""
+    """Measure throughput and latency over concurrency, and say which batch to set.
+
+    \b
+    Examples:
+      penstock tune frontier --requests 60
+      penstock tune frontier --workload mine.csv
+      penstock tune frontier --apply
+    """
     if requests < 2 or most < 2 or repeats < 1:
         raise PlanError(
             f"--requests {requests} --max {most} --repeats {repeats}: whole numbers from 2, and --repeats from 1"

@@ -43,7 +43,12 @@ class SearchEnded(Exception):
 def goodput(
     where: Where, model: str | None, requests: int, lengths: RequestLengths, slo: LatencySlo, budget: int
 ) -> PlanAnswer:
-    """Find the highest rate at which enough requests keep both latency objectives."""
+    """Find the highest rate at which enough requests keep both latency objectives.
+
+    \b
+    Examples:
+      penstock tune goodput --ttft-ms 500
+    """
     if requests < 10:
         raise PlanError(f"--requests {requests}: a share of 0.9 needs 10 requests or more")
     url, server = server_at(where, model)

@@ -69,7 +69,14 @@ def memory(
     activation_gb: float,
     block: int,
 ) -> PlanAnswer:
-    """Say how many requests fit on a GPU at once, and what takes its memory."""
+    """Say how many requests fit on a GPU at once, and what takes its memory.
+
+    \b
+    Examples:
+      penstock plan memory --model opt-13b --gpu a100-80gb --in 512 --out 256
+      penstock plan memory --model llama-3.1-70b --gpu h200 --tp 2 --kv-bits 8
+      penstock plan memory --config my-model/config.json --gpu l40s
+    """
     if activation_gb < 0 or block < 1:
         raise PlanError(f"--activation-gb {activation_gb:g} --block {block}: GB from 0, and a block of 1 token or more")
     plan = memory_plan(model, device, lengths, precision, tp=tp, activation_bytes=1e9 * activation_gb, block=block)
@@ -112,7 +119,13 @@ def roofline(
     batch: int | None,
     chunk: int,
 ) -> PlanAnswer:
-    """Say what limits each part of a step: the memory's bandwidth or the arithmetic. Times are lower bounds."""
+    """Say what limits each part of a step: the memory's bandwidth or the arithmetic. Times are lower bounds.
+
+    \b
+    Examples:
+      penstock plan roofline --model mixtral-8x7b --gpu h200 --batch 32
+      penstock plan roofline --model llama-3.1-8b --gpu l4 --w-bits 4
+    """
     if (batch is not None and batch < 1) or chunk < 1:
         said = f"--chunk {chunk}" if chunk < 1 else f"--batch {batch}"
         raise PlanError(f"{said}: it is a whole number from 1, such as --batch 32 --chunk 2048")
@@ -239,6 +252,11 @@ def cost(
 
     A GPU whose price is not given has an assumed one; without any, it says how many times the price of one GPU another
     may cost.
+
+    \b
+    Examples:
+      penstock plan cost --model llama-3.1-8b --gpu l4 --gpu h200
+      penstock plan cost --model opt-13b --gpu h200 --price h200=3.80
     """
     known, devices = prices_of(prices, gpus), [device_named(name) for name in gpus]
     found = [
@@ -351,7 +369,13 @@ def what_if(
     link_gb_s: float,
     disk_gb_s: float | None,
 ) -> PlanAnswer:
-    """Say how many GPUs a load needs, also with twice the load, longer answers, other GPUs or fewer bits."""
+    """Say how many GPUs a load needs, also with twice the load, longer answers, other GPUs or fewer bits.
+
+    \b
+    Examples:
+      penstock plan what-if --model llama-3.1-8b --gpu l4 --rate 4
+      penstock plan what-if --model opt-13b --gpu h200 --other-gpu b200
+    """
     for name, gb_s in (("--link-gb-s", link_gb_s), ("--disk-gb-s", disk_gb_s)):
         if gb_s is not None and gb_s <= 0:
             raise PlanError(f"{name} {gb_s:g}: a bandwidth is above 0, such as {name} 32")

@@ -34,7 +34,13 @@ SHOWN = 12
 def search(
     given: SearchInput, rate: float | None, price: float | None, slo: LatencySlo, watch: SearchWatch
 ) -> PlanAnswer:
-    """Try every parallelism (dp, pp, tp, experts, attention-dp) on several GPUs, and name the best."""
+    """Try every parallelism (dp, pp, tp, experts, attention-dp) on several GPUs, and name the best.
+
+    \b
+    Examples:
+      penstock plan search --model llama-3.1-70b --gpu h200 --gpus 8 --price 3.80
+      penstock plan search --model llama-3.1-8b --gpu l4 --rate 1
+    """
     if rate is not None and rate <= 0:
         raise PlanError(f"--rate {rate:g}: requests a second are above 0")
     if price is not None and not price > 0:
@@ -144,7 +150,12 @@ USUAL_BATCH = 64
 
 @plan_command("grid", *search_options(USUAL_BATCH))
 def grid(given: SearchInput) -> PlanAnswer:
-    """Compare one large replica with several small ones on the same GPUs, by concurrent requests."""
+    """Compare one large replica with several small ones on the same GPUs, by concurrent requests.
+
+    \b
+    Examples:
+      penstock plan grid --model mixtral-8x7b --gpu h100 --gpus 8
+    """
     rows = layouts_of(given)
     top = best_by_concurrency(rows)
     value = {
@@ -160,7 +171,12 @@ def grid(given: SearchInput) -> PlanAnswer:
 
 @plan_command("goodput", *search_options(), SLO, shown="searching", watched=True)
 def goodput(given: SearchInput, slo: LatencySlo, watch: SearchWatch) -> PlanAnswer:
-    """Find the highest rate of requests that keep both latency objectives, with prefill beside decode or apart."""
+    """Find the highest rate of requests that keep both latency objectives, with prefill beside decode or apart.
+
+    \b
+    Examples:
+      penstock plan goodput --model opt-13b --gpu a100-80gb --gpus 2
+    """
     given = replace(given, slo=slo)
     rows = best_goodput(given, watch=watch)
     value = {
@@ -219,7 +235,12 @@ def load_of(text: str, w_bits: float | None) -> ModelLoad:
 def place(
     texts: tuple[str, ...], device: Accelerator, gpus: int, w_bits: float | None, slo: LatencySlo, efficiency: float
 ) -> PlanAnswer:
-    """Choose which of several models run on which GPUs, so that most requests keep their objectives."""
+    """Choose which of several models run on which GPUs, so that most requests keep their objectives.
+
+    \b
+    Examples:
+      penstock plan place --load opt-1.3b=20 --load opt-13b=2 --gpu h200 --gpus 2
+    """
     loads = [load_of(text, w_bits) for text in texts]
     names = [load.model.name for load in loads]
     if len(set(names)) < len(names):

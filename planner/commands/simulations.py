@@ -90,6 +90,12 @@ def simulate(
     """Serve a trace with one parallelism, iteration by iteration, and show who was served in time, and when.
 
     A trace is a CSV in BurstGPT's columns, a .jsonl in APEX's form, or Penstock's own records: a file or their folder.
+
+    \b
+    Examples:
+      penstock plan simulate --model opt-13b --gpu h200 --rate 4
+      penstock plan simulate --model opt-13b --gpu h200 --trace burstgpt.csv
+      penstock plan simulate --model opt-13b --gpu l4 --trace .penstock/records
     """
     plan = ParallelPlan(dp, pp, tp)
     if min(dp, pp, tp) < 1 or not is_valid(plan, model):
@@ -200,6 +206,11 @@ def fit(
     """Fit step times to the records of a Penstock, and say how far the simulator's prediction is from them.
 
     Half of the loads are fitted; the simulator predicts all, with the order, gate and preemption of Penstock.
+
+    \b
+    Examples:
+      penstock plan fit --since 1h
+      penstock plan fit --records .penstock/records --scale 2
     """
     if scale is not None and not 0 < scale <= 1000:
         raise PlanError(f"--scale {scale:g}: above 0 and at most 1000, such as 2 for twice the load")

@@ -17,12 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli_commands import commands
 from cli_instance import ROOT, Instance
 from house import eventually
 from recorded import BEGIN_S, request, sample
 from rich.cells import cell_len
 
-from cli.help_text import EXAMPLES
+from cli.app import app
 from telemetry.records.reader import create
 from telemetry.records.schema import ENCODER
 
@@ -49,7 +50,7 @@ allow_http = true
 networks = ["127.0.0.0/8"]
 """
 HELP_PAGES = "from cli.__main__ import main\n" + "".join(
-    f"main({[*path.split()[1:], '--help']!r})\n" for path in EXAMPLES
+    f"main({[*path.split()[1:], '--help']!r})\n" for path, _ in commands(app, "penstock")
 )
 LOCAL = [
     "", "--help", "version", "help exit-codes", "help environment", "no-such-command", "jobs --flag", "jobs show",
