@@ -9,7 +9,7 @@ import sys
 import click
 
 from cli.app import app
-from cli.output import DONE, INTERRUPTED, USAGE, Problem, complain
+from cli.output import DONE, INTERRUPTED, Problem, complain
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,19 +57,18 @@ def _problem(error: Exception) -> Problem:
                 "a command is missing",
                 cause=_listed(context),
                 next_step=f"{context.command_path if context else 'penstock'} --help",
-                exit_code=USAGE,
                 code="usage",
             )
         case click.UsageError(ctx=context):
             page = f"{context.command_path} --help" if context else "penstock --help"
-            return Problem(error.format_message(), next_step=page, exit_code=USAGE, code="usage")
+            return Problem(error.format_message(), next_step=page, code="usage")
         case click.ClickException():
             return Problem(error.format_message(), exit_code=error.exit_code)
         case ConfigError():
             from cli.settings import remedy  # noqa: PLC0415 - as above
 
             message = f"{error.key}: {error.problem}"
-            return Problem(message, cause=error.source, next_step=remedy(error), exit_code=USAGE, code="settings")
+            return Problem(message, cause=error.source, next_step=remedy(error), code="settings")
         case _:
             cause = f"{type(error).__name__}: {error}"
             return Problem("the command failed", cause=cause, next_step="the same with --debug shows where")

@@ -27,7 +27,6 @@ from cli.output import (
     DONE,
     ENDED_BADLY,
     INTERRUPTED,
-    USAGE,
     CommandResult,
     Problem,
     VisibleBytes,
@@ -99,7 +98,7 @@ def batch_lines(source: Path, recipe: Recipe) -> Iterator[dict[str, Any]]:
     except UnicodeDecodeError:
         raise _wrong(source, f"it is {fault_of(source.read_bytes())}") from None
     except OSError as error:
-        raise Problem(f"{source} cannot be read", cause=error.strerror or str(error), exit_code=USAGE) from None
+        raise Problem(f"{source} cannot be read", cause=error.strerror or str(error), code="usage") from None
 
 
 def _rows(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -169,7 +168,6 @@ def _default_template(source: Path, place: str, row: Mapping[str, Any]) -> str:
         f"{source}, row {place}: which column is the text?",
         cause=f"its columns are {columns}" + (f"; did you mean {meant}?" if meant else ""),
         next_step=f"--template 'Summarize: {{{next(iter(row), 'column')}}}'" if not meant else "",
-        exit_code=USAGE,
         code="usage",
     )
 
@@ -189,7 +187,7 @@ def _filled(source: Path, place: str, row: Mapping[str, Any], template: str) -> 
 
 
 def _wrong(source: Path, what: str) -> Problem:
-    return Problem(f"{source}: {what}", exit_code=USAGE, code="usage")
+    return Problem(f"{source}: {what}", code="usage")
 
 
 # A small state file beside the output records the progress before each step that must not be repeated.
@@ -286,7 +284,6 @@ class BatchRun:
                 f"{self.target} belongs to another run",
                 cause="its input or its options were different",
                 next_step="another -o, or --again to start over",
-                exit_code=USAGE,
                 code="another_run",
             )
         if begun.batch:

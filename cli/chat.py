@@ -17,7 +17,7 @@ import click
 from cli.client import Client
 from cli.job import AnswerPrinter, interruption, print_answer
 from cli.options import Command, Where, where_options
-from cli.output import DONE, USAGE, Problem, complain, note
+from cli.output import DONE, Problem, complain, note
 from cli.progress import ProgressLine
 from cli.suggestions import completed
 from penstock.client import StreamEvent
@@ -235,7 +235,7 @@ def _question(message: str | None) -> str:
     piped = "" if sys.stdin is None or (sys.stdin.isatty() and message != "-") else _stdin()
     question = "\n\n".join(part for part in (said, piped) if part.strip())
     if not question:
-        raise Problem("there is nothing to ask", next_step='penstock chat "a question"', exit_code=USAGE, code="usage")
+        raise Problem("there is nothing to ask", next_step='penstock chat "a question"', code="usage")
     return question
 
 
@@ -252,6 +252,4 @@ def stdin_text() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         cause = f"it is {fault_of(error.object)}"
-        raise Problem(
-            "stdin is no UTF-8 text", cause=cause, next_step="convert it first", exit_code=USAGE, code="usage"
-        ) from None
+        raise Problem("stdin is no UTF-8 text", cause=cause, next_step="convert it first", code="usage") from None

@@ -19,7 +19,7 @@ import httpx2
 from api.settings import ApiSettings
 from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
-from cli.output import DONE, FORBIDDEN, UNREACHABLE, USAGE, CommandResult, Problem, note
+from cli.output import DONE, FORBIDDEN, CommandResult, Problem, note
 from penstock.client import (
     ApiRefusal,
     EventsUnreadable,
@@ -242,7 +242,7 @@ class Client:
         except EventsUnreadable as error:
             raise Problem(error.message, code=error.code) from None
         except InvalidRequest as error:
-            raise Problem(str(error), exit_code=USAGE, code="usage") from None
+            raise Problem(str(error), code="usage") from None
         except InvalidAddress as error:
             raise Problem(
                 f"{self.url} is no address", cause=str(error), next_step="e.g. http://127.0.0.1:8000"
@@ -253,7 +253,6 @@ class Client:
             f"no penstock answers at {url}",
             cause=cause,
             next_step="penstock up, or say where it is with --url or --data-dir",
-            exit_code=UNREACHABLE,
             code="unreachable",
         )
 
@@ -316,14 +315,12 @@ def _no_trusted_address(home: DataDir, *, by_redis: bool) -> Problem:
             "an API key is not sent to an address out of Redis",
             cause="every process that may write there can name an API",
             next_step="--url http://HOST:8000 (or PENSTOCK_URL)",
-            exit_code=UNREACHABLE,
             code="address_required",
         )
     return Problem(
         f"nothing is running in {home.path}",
         cause="an API key is not sent to whoever may listen at the configured port",
         next_step="penstock up, or --url http://HOST:8000 (or PENSTOCK_URL)",
-        exit_code=UNREACHABLE,
         code="not_running",
     )
 
@@ -333,7 +330,6 @@ def _not_running(home: DataDir) -> Problem:
     return Problem(
         f"nothing is running in {home.path}",
         next_step="penstock up, or --url http://HOST:8000 (or PENSTOCK_URL)",
-        exit_code=UNREACHABLE,
         code="not_running",
     )
 
@@ -347,7 +343,7 @@ def _registered(config: Config) -> str:
     for process in found:
         if process.role == "api" and process.url and process.state == "ready":
             return process.url
-    raise Problem("no API process is registered in this Redis", next_step="penstock up", exit_code=UNREACHABLE)
+    raise Problem("no API process is registered in this Redis", next_step="penstock up", code="unreachable")
 
 
 def _address(url: str) -> tuple[str, str | None, int | None]:
@@ -363,9 +359,7 @@ def _address(url: str) -> tuple[str, str | None, int | None]:
 def _kept_key(path: Path) -> str:
     try:
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise Problem(
-                f"{path} can be read by others", next_step=f"chmod 600 {path}", exit_code=FORBIDDEN, code="key_exposed"
-            )
+            raise Problem(f"{path} can be read by others", next_step=f"chmod 600 {path}", code="key_exposed")
         return read_text(path).strip()
     except FileNotFoundError:
         return ""
@@ -373,7 +367,6 @@ def _kept_key(path: Path) -> str:
         raise Problem(
             f"{path} belongs to another user",
             next_step="run the command as that user, or give --url and set PENSTOCK_API_KEY",
-            exit_code=FORBIDDEN,
             code="key_unreadable",
         ) from error
 
@@ -419,7 +412,6 @@ def whole_id(client: Client, argument: str, given: str) -> str:
         raise Problem(
             f"{given} is too short to stand for one {LISTINGS[argument].noun}",
             next_step="give more digits: at least four",
-            exit_code=USAGE,
             code="ambiguous_id",
         )
     if not BEGINNING.fullmatch(given):
@@ -433,7 +425,6 @@ def whole_id(client: Client, argument: str, given: str) -> str:
             f"{given} is the beginning of {counted(len(found), listing.noun, listing.plural)}",
             cause=names,
             next_step="give more digits",
-            exit_code=USAGE,
             code="ambiguous_id",
         )
     return found[0] if len(found) == 1 else given
@@ -450,7 +441,6 @@ def _all(client: Client, listing: Listing, given: str) -> Iterator[dict[str, Any
             f"{given} cannot be completed",
             cause=f"there are more {listing.plural} than the newest {PAGE}, which the server lists",
             next_step="give the whole id; a pipe or --json of `ls` shows it",
-            exit_code=USAGE,
             code="ambiguous_id",
         )
 

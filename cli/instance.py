@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cli.output import UNREACHABLE, Problem
+from cli.output import Problem
 from penstock.files import file_lock, write_file
 from penstock.text import counted
 
@@ -328,7 +328,6 @@ class DataDir:
             raise Problem(
                 f"nothing is running in {self.path}",
                 next_step="penstock up, or name another folder with --data-dir",
-                exit_code=UNREACHABLE,
                 code="not_running",
             )
         return instance

@@ -31,7 +31,6 @@ from cli.options import Command, Where, json_option, moment, where_options
 from cli.output import (
     DONE,
     STILL_RUNNING,
-    USAGE,
     CommandResult,
     Problem,
     emit,
@@ -398,7 +397,7 @@ def _body(
     webhook: str | None,
 ) -> dict[str, Any]:
     if not text.strip():
-        raise Problem("there is nothing to submit", next_step='penstock submit "a text"', exit_code=USAGE, code="usage")
+        raise Problem("there is nothing to submit", next_step='penstock submit "a text"', code="usage")
     queue = {"priority": priority, "deadline_ms": deadline_ms, "webhook": webhook}
     body = {
         "model": model or client.default_model(),
@@ -427,7 +426,6 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
                 f"the job is still {job['status']}",
                 cause=f"--wait {seconds:g} is over; the work goes on",
                 next_step=f"penstock jobs events {job['id']}",
-                exit_code=STILL_RUNNING,
                 code="wait_timeout",
             ) from None
     if as_json:

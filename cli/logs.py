@@ -20,7 +20,7 @@ import click
 
 from cli.log_lines import LogLine, concerns, is_poll, parse_line, pretty, starts_run
 from cli.options import Command, Where, json_option
-from cli.output import DONE, FAILED, INTERRUPTED, UNREACHABLE, Problem, fitted, print_json, shorten_ids, styled, visible
+from cli.output import DONE, INTERRUPTED, Problem, fitted, print_json, shorten_ids, styled, visible
 from cli.ps import ORDER
 
 FOLLOW_INTERVAL_S = 0.2
@@ -150,7 +150,6 @@ def logs(
         raise Problem(
             f"there are no logs in {folder}",
             next_step="penstock up, or name another folder with --data-dir",
-            exit_code=UNREACHABLE,
             code="no_logs",
         )
     if previous:
@@ -195,7 +194,6 @@ def _nothing(filters: Filters, folder: Path, files: Iterable[Path]) -> Problem:
         f"no line of the logs in {folder} is of {wanted}" if wanted else f"the logs in {folder} are empty",
         cause="there are logs of " + ", ".join(sorted(process_of(path) for path in files)),
         next_step="penstock jobs ls" if filters.job else "penstock ps",
-        exit_code=FAILED,
         code="no_lines",
     )
 

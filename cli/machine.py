@@ -22,7 +22,7 @@ from cli import ports
 from cli.deployment import Deployment, saved_deployment
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.instance import DataDir, Instance, JobDeaths, fates_of, in_words
-from cli.output import DONE, INTERRUPTED, UNREACHABLE, Problem
+from cli.output import DONE, INTERRUPTED, Problem
 from cli.pool import LeaseRelease, PoolSupervisor, follow
 from cli.screen import Screen, crash_loop, draining, looping, phase_of, place
 from cli.supervisor import Child, Program, Supervisor
@@ -224,7 +224,6 @@ class Machine:
             f"no Redis can be used at {place(redis_url)}",
             cause=str(error),
             next_step=f"start it, or correct redis.url{source and f' ({source})'}; then penstock up",
-            exit_code=UNREACHABLE,
             code="redis_unreachable",
         )
 

@@ -16,7 +16,7 @@ import msgspec
 
 from api.settings import ApiSettings
 from cli.instance import DataDir
-from cli.output import USAGE, Problem, note
+from cli.output import Problem, note
 from cli.settings import UpSettings, settings_file
 from cli.suggestions import PASSWORD, completed
 from penstock.config import Config, load
@@ -148,5 +148,5 @@ def moment(text: str, now: float) -> float:
     try:
         at = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise Problem(f"{text!r} is no time", next_step=TIME_HINT, exit_code=USAGE) from None
+        raise Problem(f"{text!r} is no time", next_step=TIME_HINT, code="usage") from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

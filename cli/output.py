@@ -353,8 +353,18 @@ STILL_RUNNING = 6
 INTERRUPTED = 130
 
 
+EXIT_CODES = {
+    **dict.fromkeys(("usage", "settings", "plan", "another_run", "ambiguous_id", "not_confirmed"), USAGE),
+    **dict.fromkeys(("unreachable", "not_running", "address_required", "redis_unreachable", "no_logs"), UNREACHABLE),
+    **dict.fromkeys(("key_exposed", "key_unreadable"), FORBIDDEN),
+    "wait_timeout": STILL_RUNNING,
+}
+"""By the code of an error; with any other one a command has failed."""
+
+
 class Problem(Exception):
-    """Raised to end a command with an error block: what happened, its cause, the next step, and an exit code."""
+    """Raised to end a command with an error block: what happened, its cause, the next step, and a code, which tells the
+    exit code unless that is given."""
 
     def __init__(
         self,
@@ -362,13 +372,14 @@ class Problem(Exception):
         *,
         cause: str = "",
         next_step: str = "",
-        exit_code: int = FAILED,
+        exit_code: int | None = None,
         code: str = "failed",
         request_id: str = "",
     ) -> None:
         super().__init__(message)
         self.message, self.cause, self.next_step = message, cause, next_step
-        self.exit_code, self.code, self.request_id = exit_code, code, request_id
+        self.exit_code = EXIT_CODES.get(code, FAILED) if exit_code is None else exit_code
+        self.code, self.request_id = code, request_id
 
 
 WIDTH = 80

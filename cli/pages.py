@@ -12,7 +12,7 @@ from click.shell_completion import get_completion_class
 
 from cli.app import app
 from cli.options import Command, json_option
-from cli.output import DONE, USAGE, Problem, fitted, line_result
+from cli.output import DONE, Problem, fitted, line_result
 from penstock import __version__
 from penstock.config import nearest
 
@@ -100,7 +100,7 @@ def _command_help(context: click.Context, names: Sequence[str]) -> str:
         if command is None:
             known = group.list_commands(context) if isinstance(group, click.Group) else []
             pages = [*known, "exit-codes", "environment"] if context.parent is None else known
-            raise Problem(f"no help on {name!r}", next_step=nearest(name, pages), exit_code=USAGE, code="usage")
+            raise Problem(f"no help on {name!r}", next_step=nearest(name, pages), code="usage")
         context = click.Context(command, info_name=name, parent=context)
     return context.get_help() + "\n"
 
@@ -135,7 +135,7 @@ def environment_page(words: Sequence[str] = ()) -> str:
     rows += [("", "", "", ""), *others] if others else []
     if not rows:
         said = f"no variable has {' '.join(words)!r} in its name, section or meaning"
-        raise Problem(said, next_step="penstock help environment", exit_code=USAGE, code="usage")
+        raise Problem(said, next_step="penstock help environment", code="usage")
     width = max(len(name) for name, *_ in rows)
     return "\n".join(
         [

@@ -15,7 +15,7 @@ import click
 
 from cli.app import Group
 from cli.options import Command, Where, json_option, moment
-from cli.output import INTERRUPTED, USAGE, Problem, emit, fitted, note, print_json, print_table
+from cli.output import INTERRUPTED, Problem, emit, fitted, note, print_json, print_table
 from cli.progress import ProgressLine
 from planner.commands.answers import PlanAnswer
 from planner.commands.inputs import PlanCommand
@@ -88,7 +88,7 @@ def _command(plan: PlanCommand) -> click.Command:
                 values |= {"source": _records_source} if plan.reads_records else {}
                 answer = plan.answer(**values)
         except PlanError as error:
-            raise Problem(str(error), next_step=error.next_step, exit_code=USAGE, code="plan") from None
+            raise Problem(str(error), next_step=error.next_step, code="plan") from None
         _print(answer, as_json=as_json)
         if watch.interrupted:
             note("interrupted: these are the best of those that were tried")

@@ -19,7 +19,7 @@ import msgspec
 from api.settings import ApiSettings
 from cli import ports
 from cli.options import Command, Where
-from cli.output import DONE, UNREACHABLE, Problem, note
+from cli.output import DONE, FAILED, Problem, note
 from streaming.redis.settings import RedisSettings
 
 TIMEOUT_S = 3.0
@@ -66,12 +66,7 @@ def _probe_api(host: str, port: int, path: str) -> int:
         answer = connection.getresponse()
         status, body = answer.status, answer.read()
     except (OSError, http.client.HTTPException) as error:
-        raise Problem(
-            f"nothing answers at {host}:{port}",
-            cause=_cause(error),
-            exit_code=UNREACHABLE,
-            code="unreachable",
-        ) from None
+        raise Problem(f"nothing answers at {host}:{port}", cause=_cause(error), code="unreachable") from None
     finally:
         connection.close()
     if status != 200:
@@ -98,7 +93,9 @@ def _probe_fleet(settings: RedisSettings, role: str, name: str, host: str, *, al
         return DONE
     states = {each.state for each in found if (each.role, each.id) == (role, name) and host in ("", each.host)}
     if not states:
-        raise Problem(f"{role} {name} has said nothing lately", next_step="penstock ps", code="not_running")
+        raise Problem(
+            f"{role} {name} has said nothing lately", next_step="penstock ps", exit_code=FAILED, code="not_running"
+        )
     if not alive and "ready" not in states:
         raise Problem(f"{role} {name} is {', '.join(sorted(states))}", code="not_ready")
     return DONE

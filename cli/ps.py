@@ -12,7 +12,7 @@ import msgspec
 
 from cli.instance import Instance, ProcessEntry
 from cli.options import Command, Where, json_option, where_options
-from cli.output import DONE, UNREACHABLE, CommandResult, Problem, note, print_rows, timed
+from cli.output import DONE, CommandResult, Problem, note, print_rows, timed
 from cli.suggestions import completed
 from penstock.config import Config
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process
@@ -162,7 +162,5 @@ def _fleet(config: Config) -> list[Process]:
     with naming_source(config.source("redis.url")):
         found = processes(config.section("redis", RedisSettings))
     if not found:
-        raise Problem(
-            "nothing is running on this Redis", next_step="penstock up", exit_code=UNREACHABLE, code="not_running"
-        )
+        raise Problem("nothing is running on this Redis", next_step="penstock up", code="not_running")
     return found

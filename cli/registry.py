@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from cli.output import UNREACHABLE, Problem
+from cli.output import Problem
 from streaming.errors import Unavailable
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
@@ -54,10 +54,4 @@ async def connected(settings: RedisSettings) -> AsyncIterator[RedisClient]:
 
 def unreachable(message: str, error: Exception) -> Problem:
     """The error for a store that does not answer."""
-    return Problem(
-        message,
-        cause=str(error),
-        next_step="start it, or correct redis.url",
-        exit_code=UNREACHABLE,
-        code=UNREACHABLE_CODE,
-    )
+    return Problem(message, cause=str(error), next_step="start it, or correct redis.url", code=UNREACHABLE_CODE)

@@ -27,9 +27,7 @@ from cli.instance import DataDir
 from cli.options import TIME_HINT, Command, Where, config_option, json_option, moment, where_options
 from cli.output import (
     DONE,
-    FAILED,
     INTERRUPTED,
-    USAGE,
     WIDTH,
     Problem,
     line_result,
@@ -338,8 +336,9 @@ def report(
     only = {"model": model, "lane": lane, "tenant": tenant}
     if compare is not None:
         if since or start or end or html:
-            raise Problem("--compare has its own windows", next_step="leave out --since, --from, --to and --html",
-                          exit_code=USAGE)  # fmt: skip
+            raise Problem(
+                "--compare has its own windows", next_step="leave out --since, --from, --to and --html", code="usage"
+            )
         pair = [_made(*window(each, folder, now, only), prices, quiet=as_json) for each in compare]
         if as_json:
             print_json({name: msgspec.to_builtins(each) for name, each in zip("ab", pair, strict=True)})
@@ -347,7 +346,7 @@ def report(
             emit_styled(*compared(pair[0], pair[1], compare))
         return _exit_code(*pair)
     if since and start:
-        raise Problem("--since and --from both say when to begin", next_step="leave one out", exit_code=USAGE)
+        raise Problem("--since and --from both say when to begin", next_step="leave one out", code="usage")
     scope = Scope(moment(start or since or "1h", now), moment(end, now) if end else now, **only)
     found = _made(folder, scope, prices, quiet=as_json)
     if html is not None:
@@ -372,7 +371,7 @@ def source(where: Where, config: Path | None) -> tuple[Path, Mapping[str, float]
     folder = Path(settings.dir) if settings.dir else DataDir(deployment.up.data_dir).records
     if not folder.is_dir():
         why = "records are switched off (records.enabled)" if not settings.enabled else "nothing has run here yet"
-        raise Problem(f"there are no records in {folder}", cause=why, next_step="penstock up", exit_code=FAILED)
+        raise Problem(f"there are no records in {folder}", cause=why, next_step="penstock up")
     return folder, {name: model.cost_per_hour for name, model in deployment.models.items() if model.cost_per_hour}
 
 
@@ -382,27 +381,28 @@ def window(text: str, folder: Path, now: float, only: Mapping[str, str]) -> tupl
         return Path(text), Scope(0.0, math.inf, **only)
     first, dots, last = text.partition("..")
     if not dots:
-        raise Problem(f"--compare {text}: no folder and no window", next_step=f"write {WHOLE}; {TIME_HINT}",
-                      exit_code=USAGE)  # fmt: skip
+        raise Problem(
+            f"--compare {text}: no folder and no window", next_step=f"write {WHOLE}; {TIME_HINT}", code="usage"
+        )
     return folder, Scope(moment(first, now), moment(last, now) if last else now, **only)
 
 
 def _made(folder: Path, scope: Scope, prices: Mapping[str, float], *, quiet: bool) -> RequestReport:
     if scope.until <= scope.since:
-        raise Problem("the window ends before it begins", next_step=TIME_HINT, exit_code=USAGE)
+        raise Problem("the window ends before it begins", next_step=TIME_HINT, code="usage")
     try:
         with ProgressLine(sys.stderr, os.environ, quiet=quiet, delay_s=1.0) as progress:
             progress.phase(READING)
             return report_of(folder, scope, prices, partial(progress.amount, READING))
     except OSError as error:
-        raise Problem(f"{folder} cannot be read", cause=error.strerror or str(error), exit_code=FAILED) from error
+        raise Problem(f"{folder} cannot be read", cause=error.strerror or str(error)) from error
 
 
 def _save(path: Path, found: RequestReport) -> None:
     try:
         write_file(path, page(found).encode())
     except OSError as error:
-        raise Problem(f"{path} cannot be written", cause=error.strerror or str(error), exit_code=FAILED) from error
+        raise Problem(f"{path} cannot be written", cause=error.strerror or str(error)) from error
     note(f"written to {path}")
 
 
@@ -436,9 +436,9 @@ def export_command(parquet: Path, since: str, config: Path | None, where: Where,
         with ProgressLine(sys.stderr, os.environ, quiet=as_json, delay_s=1.0) as progress:
             counts = export(folder, parquet, moment(since, now), now, partial(progress.amount, "exporting records"))
     except MissingParquetError as error:
-        raise Problem(str(error), next_step='pip install "penstock[parquet]"', exit_code=FAILED) from error
+        raise Problem(str(error), next_step='pip install "penstock[parquet]"') from error
     except OSError as error:
-        raise Problem(f"{parquet} cannot be written", cause=error.strerror or str(error), exit_code=FAILED) from error
+        raise Problem(f"{parquet} cannot be written", cause=error.strerror or str(error)) from error
     words = ", ".join(f"{number} {name}" for name, number in counts.items())
     line_result({"folder": str(parquet), **counts}, f"{words} in {parquet}").print(as_json=as_json)
     return DONE

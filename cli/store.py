@@ -15,7 +15,7 @@ from cli.app import Group
 from cli.embedded import Embedded, end_orphan, find_server
 from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
-from cli.output import DONE, USAGE, CommandResult, Problem, note, print_table
+from cli.output import DONE, CommandResult, Problem, note, print_table
 from cli.registry import OF_INSTANCE, connected, naming_source, unreachable
 from cli.suggestions import completed
 from cli.supervisor import Supervisor
@@ -149,7 +149,6 @@ async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool)
             f"the store is {identity.deployment if identity else 'of no deployment yet: it is given one with --yes'}",
             cause="once it is adopted, files that this store has no record of are moved into quarantine",
             next_step="penstock store adopt --yes",
-            exit_code=USAGE,
             code="not_confirmed",
         )
     file_store.adopt(identity.deployment)
@@ -171,7 +170,6 @@ async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> int:
         raise Problem(
             "nothing was deleted; the table says what would be",
             next_step="penstock store reset --yes",
-            exit_code=USAGE,
             code="not_confirmed",
         )
     deleted = await reset_store(store_client)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cli.deployment import Deployment
-from cli.output import UNREACHABLE, USAGE, Problem
+from cli.output import Problem
 from cli.progress import ProgressLine
 from penstock.config import ConfigError
 from streaming.fleet.plans import pool_name
@@ -47,12 +47,12 @@ def completed(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str,
     if url is None:
         return dict(flags)
     if engine not in (None, "upstream"):
-        raise Problem(f"--upstream needs no --engine {engine}", next_step="leave out one of them", exit_code=USAGE)
+        raise Problem(f"--upstream needs no --engine {engine}", next_step="leave out one of them", code="usage")
     name = flags.get("model") or environ.get("PENSTOCK_MODEL")
     if name is None:
         first, *_ = [part.strip() for part in url.split(",") if part.strip()] or [""]
         if problem := url_problem(first):
-            raise Problem(f"--upstream: {problem}", exit_code=USAGE)
+            raise Problem(f"--upstream: {problem}", code="usage")
         name = _only_model(first, environ)
     return {**flags, "engine": "upstream", "model": name}
 
@@ -67,15 +67,15 @@ def _only_model(url: str, environ: Mapping[str, str]) -> str:
         keys = keys_of(settings, "upstream")
         names = _names_of(url, settings, keys[0].secret if keys else "", environ)
     except ConfigError as error:
-        raise Problem(str(error), exit_code=USAGE) from None
+        raise Problem(str(error), code="usage") from None
     except ProbeFailed as error:
         hint = "start it, correct the address, or name its model with --model to wait for it"
         if error.lasting:
             hint = f"put its key into a variable, and the variable's name into {KEY_VARIABLES}"
-        raise Problem(f"{url} cannot be used: {error}", next_step=hint, exit_code=UNREACHABLE) from None
+        raise Problem(f"{url} cannot be used: {error}", next_step=hint, code="unreachable") from None
     if len(names) != 1:
         shown = ", ".join(names[:MAX_NAMED]) or "none that it names"
-        raise Problem(f"{url} has {len(names)} models: {shown}", next_step="name one with --model", exit_code=USAGE)
+        raise Problem(f"{url} has {len(names)} models: {shown}", next_step="name one with --model", code="usage")
     return own_name(names[0])
 
 

@@ -16,7 +16,7 @@ import click
 
 from bench.energy import EnergyMeter
 from cli.options import Where, where_options
-from cli.output import DONE, INTERRUPTED, USAGE, Problem, note
+from cli.output import DONE, INTERRUPTED, Problem, note
 from cli.progress import ProgressLine
 from cli.scale import Period
 from cli.tune.load import LevelReading, LoadSource, check, penstock_context, run_until, server_at
@@ -110,7 +110,7 @@ def frontier(
     url, server = server_at(where, model)
     context = penstock_context(server) if apply else 0
     if context is None:
-        raise Problem(f"--apply: {url} is no Penstock, so there is no penstock.toml to write", exit_code=USAGE)
+        raise Problem(f"--apply: {url} is no Penstock, so there is no penstock.toml to write", code="usage")
     if apply:
         from cli.tune.settings_edit import apply_settings, check_applicable  # noqa: PLC0415 - half of the start's time
 
@@ -228,8 +228,10 @@ def _pass(
             raise
         if reading is None:
             if len(found) < MIN_LEVELS:
-                raise Problem(f"the budget ended before {MIN_LEVELS} concurrencies were measured",
-                              next_step="a larger --budget, or fewer --requests")  # fmt: skip
+                raise Problem(
+                    f"the budget ended before {MIN_LEVELS} concurrencies were measured",
+                    next_step="a larger --budget, or fewer --requests",
+                )
             return BUDGET
         try:
             check(reading)

@@ -17,7 +17,7 @@ from bench.load.prompts import PromptSource
 from bench.table1.client import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
 from cli.client import KEY, Client
 from cli.options import Where
-from cli.output import UNREACHABLE, USAGE, Problem, note
+from cli.output import Problem, note
 from planner.load import RequestLengths
 from planner.tuning import SweepLevel
 
@@ -89,10 +89,11 @@ def server_at(where: Where, model: str | None) -> tuple[str, TargetServer]:
         server = TargetServer.at(url, model or "", key)
         return url, server if server.model else replace(server, model=server.first_model())
     except NotAServer as error:
-        raise Problem(str(error), exit_code=USAGE) from None
+        raise Problem(str(error), code="usage") from None
     except OSError as error:
-        raise Problem(f"nothing answers at {url}", cause=str(error), next_step="penstock up, or another --url",
-                      exit_code=UNREACHABLE) from None  # fmt: skip
+        raise Problem(
+            f"nothing answers at {url}", cause=str(error), next_step="penstock up, or another --url", code="unreachable"
+        ) from None
 
 
 def penstock_context(server: TargetServer) -> int | None:
@@ -187,8 +188,11 @@ class LoadSource:
 def check(found: LevelReading) -> None:
     """Raises Problem if too many requests failed."""
     if found.failed > MAX_FAILED * found.requests:
-        raise Problem(f"{found.failed} of {found.requests} requests failed", cause=found.fault,
-                      next_step="see the log of the server; --url is the base URL of OpenAI's API")  # fmt: skip
+        raise Problem(
+            f"{found.failed} of {found.requests} requests failed",
+            cause=found.fault,
+            next_step="see the log of the server; --url is the base URL of OpenAI's API",
+        )
 
 
 def _reading(clients: int, asked: int, answers: Sequence[TimedAnswer], seconds: float) -> LevelReading:

@@ -97,8 +97,10 @@ def changed_text(
     before = load_deployment({}, os.environ, folder, path if path.is_file() else None)
     text = decoded(path.read_bytes()) if path.is_file() else ""  # with the ends of its lines
     if model not in before.models:
-        raise Problem(f"{path} does not configure the model {model!r}, which is to be measured",
-                      next_step="run this in the folder of its penstock.toml")  # fmt: skip
+        raise Problem(
+            f"{path} does not configure the model {model!r}, which is to be measured",
+            next_step="run this in the folder of its penstock.toml",
+        )
     changes = changes_for(model, before.models[model].engine, tomllib.loads(text), wanted, curve, shape)
     for keys, value in changes.items():
         text = with_value(text, keys, value)
