@@ -10,13 +10,12 @@ import click
 from cli.app import Group
 from cli.client import Client, api_command, limit_option
 from cli.job import job_timed, print_attempts, print_input
-from cli.output import CommandResult, Problem, fields_result, line_result, list_result, note, print_rows, rfc3339, timed
+from cli.output import CommandResult, Problem, fields_result, line_result, list_result, note, print_rows, timed
 
 LETTER_COLUMNS = ("id", "reason", "at", "job_id", "lane")
 MESSAGE_COLUMNS = (
     "id", "endpoint", "type", "subject", "status", "attempts", "at", "next_attempt_at", "url", "last_error",
 )  # fmt: skip
-MESSAGE_TIMES = ("at", "last_attempt_at", "next_attempt_at")
 TENANT_COLUMNS = ("tenant", "jobs", "waiting", "running", "job_bytes", "result_bytes", "files", "file_bytes")
 LIMITED = ("jobs", "job_bytes", "result_bytes", "file_bytes")
 
@@ -43,7 +42,7 @@ def list_letters(client: Client, limit: int) -> CommandResult:
       penstock dlq ls --limit 100 --json
     """
     letters = client.get("/admin/dlq", limit=limit)["data"]
-    return list_result([timed(letter, ("at",)) for letter in letters], LETTER_COLUMNS, "no dead letters")
+    return list_result(map(timed, letters), LETTER_COLUMNS, "no dead letters")
 
 
 @api_command("show", dlq)
@@ -56,7 +55,7 @@ def show_letter(client: Client, letter_id: str) -> CommandResult:
     Examples:
       penstock dlq show 0-1795486176000-0
     """
-    letter = timed(client.get(f"/admin/dlq/{letter_id}"), ("at",))
+    letter = timed(client.get(f"/admin/dlq/{letter_id}"))
     job = letter.get("job") or {}
     fields = {name: value for name, value in letter.items() if name != "job"}
     fields |= {f"job {name}": job.get(name) for name in ("status", "model", "priority", "attempts")}
@@ -68,7 +67,7 @@ def show_letter(client: Client, letter_id: str) -> CommandResult:
             refused = f"the request is not shown: {problem.message}"
 
     def shown() -> None:
-        fields_result(letter, fields.items()).show()
+        fields_result(letter, fields).show()
         print_input(job)
         print_attempts(job)
         if refused:
@@ -138,7 +137,7 @@ def show_message(client: Client, message_id: str) -> CommandResult:
       penstock webhooks show msg_003f9a1c
     """
     message = _message(client.get(f"/admin/webhooks/{message_id}"))
-    return fields_result(message, message.items())
+    return fields_result(message, message)
 
 
 @api_command("replay", webhooks)
@@ -155,7 +154,7 @@ def replay_message(client: Client, message_id: str) -> CommandResult:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    return message | {name: rfc3339(message[name]) if message[name] else "" for name in MESSAGE_TIMES}
+    return timed({name: "" if value is None and name.endswith("_at") else value for name, value in message.items()})
 
 
 @api_command("tenants")

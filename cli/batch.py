@@ -37,7 +37,7 @@ from cli.output import (
     note,
     timed,
 )
-from cli.progress import ProgressLine
+from cli.progress import ProgressLine, short
 from penstock.files import replacing, write_file
 from penstock.text import counted, fault_of, read_text
 
@@ -335,19 +335,10 @@ def show_progress(progress: ProgressLine, batch: dict[str, Any]) -> None:
     state = "paused" if batch["paused"] else batch["status"]
     words = [state] if state != "in_progress" else []
     if rate := batch["lines_per_second"]:
-        words += [f"{rate:.1f}/s", f"ETA {duration((total - done) / rate)}"]
+        words += [f"{rate:.1f}/s", f"ETA {short((total - done) / rate)}"]
     if counts["failed"]:
         words.append(f"{counts['failed']} failed")
     progress.steps(str(batch["id"]), done, total, "  ".join(words))
-
-
-def duration(seconds: float) -> str:
-    """A duration in its two largest units."""
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole % 3600 // 60
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
 
 
 def watched(run: BatchRun) -> tuple[dict[str, Any] | None, int]:
@@ -364,8 +355,6 @@ def watched(run: BatchRun) -> tuple[dict[str, Any] | None, int]:
 CUT_OFF = ("cancelled", "expired")
 COLUMNS = ("id", "status", "lines", "failed", "per_second", "window", "created_at")
 FAULTS = ("line", "custom_id", "code", "message")
-STEMS = ("created", "in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-TIMES = tuple(f"{stem}_at" for stem in STEMS)
 
 
 @click.group(cls=Group)
@@ -426,7 +415,7 @@ def run(
         ended, code = watched(work)
     if ended is None:
         return code
-    CommandResult(timed(ended, TIMES), lambda: _print_summary(ended, work)).print(as_json=as_json)
+    CommandResult(timed(ended), lambda: _print_summary(ended, work)).print(as_json=as_json)
     return code
 
 
@@ -441,7 +430,7 @@ def ls(client: Client, limit: int) -> CommandResult:
       penstock batch ls --limit 100 --json
     """
     found = client.pages("/v1/batches", limit, "after", "last_id")
-    return list_result((timed(each, TIMES) for each in found), COLUMNS, "no batches", map(_row, found))
+    return list_result(map(timed, found), COLUMNS, "no batches", map(_row, found))
 
 
 @api_command("show", batch)
@@ -453,7 +442,7 @@ def show(client: Client, batch_id: str) -> CommandResult:
     Examples:
       penstock batch show batch_00c69952
     """
-    found = timed(client.get(f"/v1/batches/{batch_id}"), TIMES)
+    found = timed(client.get(f"/v1/batches/{batch_id}"))
     return fields_result(found, _fields(found))
 
 
@@ -532,7 +521,7 @@ def resume(client: Client, batch_id: str) -> CommandResult:
 
 
 def _send_command(client: Client, batch_id: str, command: str) -> CommandResult:
-    found = timed(client.post(f"/v1/batches/{batch_id}/{command}", {}), TIMES)
+    found = timed(client.post(f"/v1/batches/{batch_id}/{command}", {}))
     return line_result(found, f"{found['id']} {_state(found)}")
 
 
@@ -555,7 +544,7 @@ def _state(found: dict[str, Any]) -> str:
 def _row(found: dict[str, Any]) -> dict[str, Any]:
     """A row of the table. Lines of a batch that was cut off, which the API counts as failed, were mostly not begun."""
     counts, was_cut_off = found["request_counts"], found["status"] in CUT_OFF
-    return timed(found, TIMES) | {
+    return timed(found) | {
         "status": _state(found),
         "lines": f"{counts['completed'] + (0 if was_cut_off else counts['failed'])}/{counts['total']}",
         "failed": "" if was_cut_off else counts["failed"] or "",
@@ -564,28 +553,21 @@ def _row(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fields(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    counts, rate = found["request_counts"], found["lines_per_second"]
-    for name, value in found.items():
-        match value:
-            case _ if not value:
-                continue
-            case _ if name == "status":
-                yield name, _state(found)
-            case {"total": _, "completed": _, "failed": _} if found["status"] in CUT_OFF:
-                yield name, f"{counts['completed']} of {counts['total']} completed, the others failed or were not begun"
-            case {"total": _, "completed": _, "failed": _}:
-                yield name, f"{counts['completed']} completed, {counts['failed']} failed, {counts['total']} in all"
-            case {"data": [first, *_] as faults}:
-                yield name, f"{len(faults)}, the first: {first['message']}"
-            case {"total_tokens": total, "output_tokens": out}:
-                yield name, f"{counted(total, 'token')}, {out} of them generated"
-            case dict():
-                yield name, ", ".join(f"{key} {item}" for key, item in value.items())
-            case _:
-                yield name, str(value)
-    if rate and not found["paused"]:
-        yield "eta", duration((counts["total"] - counts["completed"] - counts["failed"]) / rate)
+def _fields(found: dict[str, Any]) -> dict[str, Any]:
+    """What people see of a batch: the fields that say something."""
+    counts, usage, faults = found["request_counts"], found.get("usage"), (found.get("errors") or {}).get("data")
+    said = f"{counts['completed']} completed, {counts['failed']} failed, {counts['total']} in all"
+    if found["status"] in CUT_OFF:
+        said = f"{counts['completed']} of {counts['total']} completed, the others failed or were not begun"
+    fields = {name: value for name, value in found.items() if value} | {"status": _state(found), "request_counts": said}
+    if usage:
+        fields["usage"] = f"{counted(usage['total_tokens'], 'token')}, {usage['output_tokens']} of them generated"
+    if faults:
+        fields["errors"] = f"{len(faults)}, the first: {faults[0]['message']}"
+    if found["lines_per_second"] and not found["paused"]:
+        left = counts["total"] - counts["completed"] - counts["failed"]
+        fields["eta"] = short(left / found["lines_per_second"])
+    return fields
 
 
 def _failure(line: bytes) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from penstock.client import (
 from penstock.client_protocol import EMPTY, lines_of, refusal_of
 from penstock.config import Config
 from penstock.text import counted, read_text
-from streaming.redis.settings import RedisSettings
 
 KEY = "PENSTOCK_API_KEY"
 CONNECT_TIMEOUT_S = 5.0
@@ -336,11 +335,9 @@ def _not_running(home: DataDir) -> Problem:
 
 def _registered(config: Config) -> str:
     """The address of an API process that is registered in Redis."""
-    from cli.registry import naming_source, processes  # noqa: PLC0415 - imports a Redis client, rarely needed
+    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, rarely needed
 
-    with naming_source(config.source("redis.url")):
-        found = processes(config.section("redis", RedisSettings))
-    for process in found:
+    for process in processes(config):
         if process.role == "api" and process.url and process.state == "ready":
             return process.url
     raise Problem("no API process is registered in this Redis", next_step="penstock up", code="unreachable")

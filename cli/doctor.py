@@ -278,7 +278,7 @@ def _examined(
     else:
         yield embedded()
     if instance is not None:
-        yield from judge_processes(instance, home, deployment.config.section("redis", RedisSettings))
+        yield from judge_processes(instance, home, deployment.config)
         if instance.suspicion is not None:
             yield judge_suspicion(instance.suspicion)
     yield port(deployment, instance)
@@ -439,9 +439,9 @@ def judge_jobs(given_up: Sequence[GivenUp]) -> Iterator[Check]:
         yield Check("jobs", "warn", f"{more} given up", "penstock dlq ls")
 
 
-def judge_processes(instance: Instance, home: DataDir, settings: RedisSettings) -> Iterator[Check]:
+def judge_processes(instance: Instance, home: DataDir, config: Config) -> Iterator[Check]:
     """Name each process of the running instance that does not start, or that hangs, and the reason."""
-    for each in rows_of(instance, settings).own:
+    for each in rows_of(instance, config).own:
         if each["state"] == SILENT:
             detail = f"{each['id']} (pid {each['pid']}) has not reported itself to the store: it is stopped, or hangs"
             yield Check("process", "fail", detail, f"penstock logs --process {each['id']}")

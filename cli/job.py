@@ -47,16 +47,14 @@ INTERRUPTIONS = {
     "preempted": "{} made room for a higher lane",
 }
 """The same, of a worker; any other outcome is its loss."""
-TIMES = ("created_at", "started_at", "first_token_at", "completed_at", "expires_at")
 MAX_SHOWN_CHARS, MAX_SHOWN_ITEMS = 400, 6
 """Of each text and of each list of a request, unless all of it is shown."""
-ATTEMPT_TIMES = ("started_at", "ended_at")
 
 
 def job_timed(job: dict[str, Any]) -> dict[str, Any]:
     """The job object with its Unix times, and those of its attempts, as RFC 3339."""
-    attempts = [timed(each, ATTEMPT_TIMES) for each in job.get("attempt_log") or ()]
-    return timed(job, TIMES) | ({"attempt_log": attempts} if attempts else {})
+    attempts = [timed(each) for each in job.get("attempt_log") or ()]
+    return timed(job) | ({"attempt_log": attempts} if attempts else {})
 
 
 def attempts_in_words(job: dict[str, Any]) -> str:

@@ -129,9 +129,10 @@ def show(client: Client, job_id: str, whole: bool) -> CommandResult:
     """
     found = client.get(f"/v1/jobs/{job_id}", include="input")
     job = job_timed(found)
+    fields = {name: value for name, value in job.items() if name not in ("attempt_log", "input", "result")}
 
     def shown() -> None:
-        fields_result(job, _fields(job)).show()
+        fields_result(job, fields | {"attempts": attempts_in_words(job)}).show()
         print_input(job, whole=whole)
         print_attempts(found)
         if answer := job.get("result"):
@@ -245,21 +246,6 @@ def _row(job: dict[str, Any]) -> dict[str, Any]:
         "took": f"{ended - began:.1f}s" if began and ended else "",
         "tokens": usage.get("completion_tokens", ""),
     }
-
-
-def _fields(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in job.items():
-        match value:
-            case _ if value in (None, "", {}) or name in ("attempt_log", "input", "result"):
-                continue
-            case {"message": message, "code": code}:
-                yield name, f"{code}: {message}"
-            case dict():
-                yield name, ", ".join(f"{key} {item}" for key, item in value.items() if not isinstance(item, dict))
-            case int() if name == "attempts":
-                yield name, attempts_in_words(job)
-            case _:
-                yield name, str(value)
 
 
 def _timing_rows(timing: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:

@@ -95,17 +95,7 @@ def _moment(text: str) -> datetime | None:
         return None
 
 
-def concerns(line: LogLine, raw: str, *, job: str, trace: str, role: str, process: str) -> bool:
-    """Whether a line passes the filters; "": any. A line concerns a job if it names it anywhere."""
-    return (
-        job in raw
-        and (not trace or _is_of_trace(line, trace))
-        and role in ("", line.role)
-        and process in ("", line.process)
-    )
-
-
-def _is_of_trace(line: LogLine, trace: str) -> bool:
+def is_of_trace(line: LogLine, trace: str) -> bool:
     """Whether a line names a trace whose id begins so."""
     several = line.fields.get("trace_ids")
     named = [line.fields.get("trace_id"), *(several if isinstance(several, list) else ())]

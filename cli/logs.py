@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import click
 
-from cli.log_lines import LogLine, concerns, is_poll, parse_line, pretty, starts_run
+from cli.log_lines import LogLine, is_of_trace, is_poll, parse_line, pretty, starts_run
 from cli.options import Command, Where, json_option
 from cli.output import DONE, INTERRUPTED, Problem, fitted, print_json, shorten_ids, styled, visible
 from cli.ps import ORDER
@@ -33,7 +33,7 @@ INDENT = len("11-24 02:12:13.123 ")
 
 @dataclass(slots=True)
 class Filters:
-    """Which lines to show; "": any."""
+    """Which lines to show; "": any. A line is of a job if it names it anywhere."""
 
     job: str = ""
     trace: str = ""
@@ -45,10 +45,14 @@ class Filters:
     polls: bool = True
 
     def passes(self, line: LogLine, raw: str) -> bool:
-        if not self.polls and is_poll(line):
-            return False
-        in_time = self.since <= line.time and (not self.until or line.time < self.until)
-        return in_time and concerns(line, raw, job=self.job, trace=self.trace, role=self.role, process=self.process)
+        return (
+            (self.polls or not is_poll(line))
+            and (self.since <= line.time and (not self.until or line.time < self.until))
+            and self.job in raw
+            and (not self.trace or is_of_trace(line, self.trace))
+            and self.role in ("", line.role)
+            and self.process in ("", line.process)
+        )
 
 
 @dataclass(slots=True)

@@ -454,10 +454,20 @@ def line_result(value: Mapping[str, Any], line: str) -> CommandResult:
     return CommandResult(value, lambda: emit(line + "\n"))
 
 
-def fields_result(value: Mapping[str, Any], pairs: Iterable[tuple[str, Any]]) -> CommandResult:
+def fields_result(value: Mapping[str, Any], fields: Mapping[str, Any]) -> CommandResult:
     """One object, of which people see these fields, without the empty ones and the name of its kind."""
-    rows = ((name, str(field)) for name, field in pairs if field not in (None, "") and name != "object")
-    return CommandResult(value, lambda: print_table(("FIELD", "VALUE"), list(rows)))
+    rows = [(name, _field(each)) for name, each in fields.items() if each not in (None, "", {}) and name != "object"]
+    return CommandResult(value, lambda: print_table(("FIELD", "VALUE"), rows))
+
+
+def _field(value: Any) -> str:
+    match value:
+        case {"message": message, "code": code}:
+            return f"{code}: {message}"
+        case dict():
+            return ", ".join(f"{name} {each}" for name, each in value.items() if not isinstance(each, dict))
+        case _:
+            return str(value)
 
 
 def list_result(
@@ -474,9 +484,13 @@ def list_result(
     return CommandResult(iter(values), show)
 
 
-def timed(found: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The object with these Unix times as RFC 3339, the format of all JSON output."""
-    return {**found, **{name: rfc3339(found[name]) for name in names if found.get(name) is not None}}
+def timed(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The object with its own Unix times as RFC 3339, the format of all JSON output."""
+    return {name: rfc3339(value) if _is_time(name, value) else value for name, value in found.items()}
+
+
+def _is_time(name: str, value: Any) -> bool:
+    return (name in ("at", "since", "until") or name.endswith(("_at", "_since"))) and isinstance(value, int | float)
 
 
 def note(text: str) -> None:

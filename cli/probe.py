@@ -10,17 +10,17 @@ from __future__ import annotations
 import http.client
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
-import msgspec
 
 from api.settings import ApiSettings
 from cli import ports
 from cli.options import Command, Where
 from cli.output import DONE, FAILED, Problem, note
-from streaming.redis.settings import RedisSettings
+from streaming.fleet.process import Process
 
 TIMEOUT_S = 3.0
 
@@ -49,14 +49,17 @@ def probe(role: str, name: str | None, alive: bool, data_dir: Path | None) -> in
         host = address.hostname if address else ports.WILDCARDS.get(settings.host, settings.host)
         port = address.port if address else settings.port
         return _probe_api(host or "", port or 0, "/healthz" if alive else "/readyz")
-    redis = config.section("redis", RedisSettings)
-    if instance:
-        redis = msgspec.structs.replace(redis, url=instance.redis_url)
-    host = socket.gethostname()
-    from cli.registry import OF_INSTANCE, naming_source  # noqa: PLC0415 - imports a Redis client
+    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, not needed for an API process
 
-    with naming_source(OF_INSTANCE if instance else config.source("redis.url")):
-        return _probe_fleet(redis, role, name or host, host if name else "", alive=alive)
+    try:
+        found = processes(config, instance)
+    except Problem as problem:
+        if not alive:
+            raise
+        note(f"taken to live: {problem.cause}")
+        return DONE
+    host = socket.gethostname()
+    return _probe_fleet(found, role, name or host, host if name else "", alive=alive)
 
 
 def _probe_api(host: str, port: int, path: str) -> int:
@@ -80,17 +83,8 @@ def _cause(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _probe_fleet(settings: RedisSettings, role: str, name: str, host: str, *, alive: bool) -> int:
+def _probe_fleet(found: Sequence[Process], role: str, name: str, host: str, *, alive: bool) -> int:
     """Probe a process by its report. `host`: its machine, if other machines may run one of the same name; else ""."""
-    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, not needed for an API process
-
-    try:
-        found = processes(settings)
-    except Problem as problem:
-        if not alive:
-            raise
-        note(f"taken to live: {problem.cause}")
-        return DONE
     states = {each.state for each in found if (each.role, each.id) == (role, name) and host in ("", each.host)}
     if not states:
         raise Problem(

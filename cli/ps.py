@@ -16,7 +16,6 @@ from cli.output import DONE, CommandResult, Problem, note, print_rows, timed
 from cli.suggestions import completed
 from penstock.config import Config
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process
-from streaming.redis.settings import RedisSettings
 
 STORE_TIMEOUT_S = 2.0
 ORDER = ("redis", "api", "worker", "scheduler", "offline")
@@ -47,7 +46,7 @@ def ps(where: Where, as_json: bool) -> int:
     """
     instance = None if where.redis_url else where.home().read()
     if instance is not None:
-        found = rows_of(instance, where.config().section("redis", RedisSettings))
+        found = rows_of(instance, where.config())
         _found(found.own, COLUMNS).print(as_json=as_json)
         if found.others:
             if not as_json:
@@ -82,20 +81,18 @@ class ProcessRows(NamedTuple):
     problem: str = ""
 
 
-def rows_of(instance: Instance, settings: RedisSettings) -> ProcessRows:
-    """The rows of `penstock ps`. `settings`: of the store, but for its URL."""
+def rows_of(instance: Instance, config: Config) -> ProcessRows:
+    """The rows of `penstock ps`."""
     from cli.registry import processes  # noqa: PLC0415 - imports a Redis client
 
     if instance.state != "ready":
         return ProcessRows(_in_order(map(row, instance.processes)), [])
-    timeout_s = min(STORE_TIMEOUT_S, settings.timeout_s)
-    settings = msgspec.structs.replace(settings, url=instance.redis_url, timeout_s=timeout_s)
     try:
-        fleet = processes(settings)
+        fleet = processes(config, instance, STORE_TIMEOUT_S)
         own = _judged_rows(instance, fleet)
         if any(each["state"] == SILENT for each in own):  # reports may have expired while the store was away
             time.sleep(HEARTBEAT_INTERVAL_S + 0.5)
-            fleet = processes(settings)
+            fleet = processes(config, instance, STORE_TIMEOUT_S)
             own = _judged_rows(instance, fleet)
     except Problem as error:
         problem = f"the store does not answer, so no request is accepted: {error.cause}"
@@ -134,12 +131,12 @@ def row(entry: ProcessEntry) -> dict[str, Any]:
     """A supervised process as JSON."""
     found = msgspec.structs.asdict(entry) | {"away_since": entry.away_since or None}
     del found["lives"]
-    return timed(found, ("since", "away_since"))
+    return timed(found)
 
 
 def fleet_row(process: Process) -> dict[str, Any]:
     """A process of the fleet's registry as JSON."""
-    found = timed({name: getattr(process, name) for name in FLEET_FIELDS}, ("since",))
+    found = timed({name: getattr(process, name) for name in FLEET_FIELDS})
     return found | {"away": "; ".join(process.away)}
 
 
@@ -157,10 +154,8 @@ def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _fleet(config: Config) -> list[Process]:
-    from cli.registry import naming_source, processes  # noqa: PLC0415 - imports a Redis client
+    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client
 
-    with naming_source(config.source("redis.url")):
-        found = processes(config.section("redis", RedisSettings))
-    if not found:
+    if not (found := processes(config)):
         raise Problem("nothing is running on this Redis", next_step="penstock up", code="not_running")
     return found

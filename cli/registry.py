@@ -3,43 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import msgspec
+
+from cli.instance import Instance
 from cli.output import Problem
+from penstock.config import Config
 from streaming.errors import Unavailable
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
-UNREACHABLE_CODE = "redis_unreachable"
-OF_INSTANCE = "set by the instance that runs here"
-"""The source of a URL that an instance has published."""
+
+def store_settings(config: Config, instance: Instance | None = None) -> RedisSettings:
+    """How to reach the store of an instance, else the configured one. Raises ConfigError."""
+    return config.section(
+        "redis", RedisSettings, {"url": instance.redis_url} if instance and instance.redis_url else {}
+    )
 
 
-def processes(settings: RedisSettings) -> list[Process]:
-    """The processes that reported themselves in the last seconds. Raises Problem if Redis is unavailable."""
+def processes(config: Config, instance: Instance | None = None, timeout_s: float = math.inf) -> list[Process]:
+    """The processes that reported themselves to that store in the last seconds. Raises Problem if it is unavailable."""
+
+    async def listed() -> list[Process]:
+        settings = store_settings(config, instance)
+        bounded = msgspec.structs.replace(settings, timeout_s=min(timeout_s, settings.timeout_s))
+        async with connected(bounded) as store_client:
+            return await Fleet(store_client).processes()
+
     try:
-        return asyncio.run(_processes(settings))
+        return asyncio.run(listed())
     except (Unavailable, ValueError) as error:  # ValueError: not a Redis URL
-        raise unreachable("the instance cannot be found through Redis", error) from None
-
-
-@contextmanager
-def naming_source(source: str) -> Iterator[None]:
-    """Within the block, the error for a store that does not answer names what set its URL, as `Config.source` does."""
-    try:
-        yield
-    except Problem as problem:
-        if problem.code == UNREACHABLE_CODE:
-            problem.next_step = f"start it, or correct redis.url ({source or 'its default'})"
-        raise
-
-
-async def _processes(settings: RedisSettings) -> list[Process]:
-    async with connected(settings) as store_client:
-        return await Fleet(store_client).processes()
+        raise unreachable("the instance cannot be found through Redis", error, config, instance) from None
 
 
 @asynccontextmanager
@@ -52,6 +51,8 @@ async def connected(settings: RedisSettings) -> AsyncIterator[RedisClient]:
         await store_client.close()
 
 
-def unreachable(message: str, error: Exception) -> Problem:
-    """The error for a store that does not answer."""
-    return Problem(message, cause=str(error), next_step="start it, or correct redis.url", code=UNREACHABLE_CODE)
+def unreachable(message: str, error: Exception, config: Config, instance: Instance | None) -> Problem:
+    """The error for a store that does not answer, which names what has set its URL."""
+    source = "set by the instance that runs here" if instance else config.source("redis.url") or "its default"
+    next_step = f"start it, or correct redis.url ({source})"
+    return Problem(message, cause=str(error), next_step=next_step, code="redis_unreachable")

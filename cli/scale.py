@@ -85,7 +85,7 @@ def log(client: Client) -> CommandResult:
     Examples:
       penstock scale log
     """
-    actions = [timed(action, ("at",)) for action in client.get("/admin/pools")["actions"]]
+    actions = [timed(action) for action in client.get("/admin/pools")["actions"]]
     return list_result(actions, ACTIONS, "nothing was done yet", map(_said, actions))
 
 
@@ -131,9 +131,9 @@ def resume(client: Client, model: str) -> CommandResult:
 
 def shown(pool: dict[str, Any]) -> dict[str, Any]:
     """A pool for JSON output: the API's object with RFC 3339 times."""
-    override = pool["override"] and timed(pool["override"], ("at", "until"))
-    workers = [timed(worker, ("since",)) for worker in pool["workers"]]
-    return timed(pool, ("decided_at",)) | {"override": override, "workers": workers}
+    override = pool["override"] and timed(pool["override"])
+    workers = [timed(worker) for worker in pool["workers"]]
+    return timed(pool) | {"override": override, "workers": workers}
 
 
 def _override(client: Client, model: str, body: dict[str, Any], hold_s: int | None) -> CommandResult:

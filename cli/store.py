@@ -16,7 +16,7 @@ from cli.embedded import Embedded, end_orphan, find_server
 from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
 from cli.output import DONE, CommandResult, Problem, note, print_table
-from cli.registry import OF_INSTANCE, connected, naming_source, unreachable
+from cli.registry import connected, store_settings, unreachable
 from cli.suggestions import completed
 from cli.supervisor import Supervisor
 from penstock.text import counted
@@ -198,12 +198,11 @@ def _file_store(where: Where) -> FileStore:
 
 def _with_store(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
     """Run `work` with a connected client. Raises Problem if Redis is unavailable."""
-    instance = None if where.redis_url else where.home().read()
-    with naming_source(OF_INSTANCE if instance else where.config().source("redis.url")):
-        try:
-            return asyncio.run(_run(where, work))
-        except Unavailable as error:
-            raise unreachable("the store cannot be reached", error) from None
+    try:
+        return asyncio.run(_run(where, work))
+    except Unavailable as error:
+        instance = None if where.redis_url else where.home().read()
+        raise unreachable("the store cannot be reached", error, where.config(), instance) from None
 
 
 async def _run(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
@@ -217,10 +216,8 @@ async def _store(where: Where) -> AsyncIterator[RedisSettings]:
     the embedded server, which is started for the duration. Raises Problem, ConfigError."""
     config, home = where.config(), where.home()
     instance = None if where.redis_url else home.read()
-    if instance is not None and instance.redis_url:
-        yield config.section("redis", RedisSettings, {"url": instance.redis_url})
-    elif "url" in config.raw.get("redis", {}):
-        yield config.section("redis", RedisSettings)
+    if (instance is not None and instance.redis_url) or "url" in config.raw.get("redis", {}):
+        yield store_settings(config, instance)
     elif not home.redis.exists():
         raise Problem(f"there is no store in {home.path}", next_step="name one: --redis-url or --data-dir")
     else:

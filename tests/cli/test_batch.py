@@ -17,7 +17,7 @@ from batching import answers_are_right, jsonl, line, said
 from house import House, eventually, serving
 
 from cli.__main__ import main
-from cli.batch import Recipe, _fields, _row, batch_lines, duration, prepare
+from cli.batch import Recipe, _fields, _row, batch_lines, prepare
 from cli.output import Problem
 
 pytestmark = pytest.mark.slow
@@ -118,12 +118,6 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, data: bytes, te
     assert problem.value.exit_code == 2
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(4.4, "4 s"), (61, "1 min 1 s"), (7320, "2 h 2 min")])
-def test_durations(seconds: float, words: str) -> None:
-    """Two units at most."""
-    assert duration(seconds) == words
-
-
 def outputs(path: Path) -> list[dict[str, Any]]:
     return [json.loads(each) for each in path.read_bytes().split(b"\n")[:-1]]
 
@@ -219,8 +213,8 @@ def test_a_batch_is_shown_by_one_word_and_its_done_lines() -> None:
     cancelled = base | {"status": "cancelled", "paused": False, "request_counts": counts}
     row = _row(cancelled)
     assert (row["lines"], row["failed"], row["status"]) == ("9/300", "", "cancelled")
-    assert dict(_fields(cancelled))["request_counts"].startswith("9 of 300 completed")
+    assert _fields(cancelled)["request_counts"].startswith("9 of 300 completed")
     paused = base | {"status": "in_progress", "paused": True, "request_counts": counts | {"failed": 2}}
     row = _row(paused)
     assert (row["lines"], row["failed"], row["status"]) == ("11/300", 2, "paused")
-    assert dict(_fields(paused))["status"] == "paused"
+    assert _fields(paused)["status"] == "paused"
