@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,20 +18,25 @@ from cli.options import Where, where_options
 from cli.output import DONE, INTERRUPTED, Problem, note
 from cli.progress import ProgressLine
 from cli.scale import Period
-from cli.tune.load import LevelReading, LoadSource, check, penstock_context, run_until, server_at
+from cli.tune.load import LoadSource, check, penstock_context, run_until, server_at
 from penstock.text import counted
-from planner.commands.answers import PlanAnswer, PlanTable, plot, seconds, three
+from planner.commands.answers import PlanAnswer, seconds, three
 from planner.commands.inputs import WORKLOAD, device_named, model_named, plan_command
+from planner.commands.tuning import (
+    LevelReading,
+    frontier_in,
+    frontier_json,
+    frontier_notes,
+    frontier_plot,
+    frontier_table,
+    power_note,
+)
 from planner.facts.catalogue import PlanError
-from planner.facts.device import Accelerator
 from planner.goodput import Workload
 from planner.tuning import (
     MAX_REPEATS,
-    MeasuredFrontier,
-    Recommendation,
     SweepLevel,
     SweepPlan,
-    frontier_of,
     is_flat,
     is_settled,
     line_of,
@@ -41,9 +45,6 @@ from planner.tuning import (
     tuning_advice,
 )
 from telemetry.gpu import GpuReadings
-
-if TYPE_CHECKING:
-    from cli.tune.settings_edit import Applied
 
 PROBE_CLIENTS = 4
 MAX_CLIENTS = 256
@@ -130,27 +131,16 @@ def frontier(
     wanted = recommend(found, lengths, known, device, context)
     apply &= not sweep.interrupted  # a part of a measurement must not change a server
     written = apply_settings(Path.cwd(), server.model, wanted, found.curve, shape, note) if apply else None
-    value = as_json(found, wanted, sweep.readings) | {
+    value = frontier_json(found, wanted, sweep.readings) | {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
         "workload": workload.name or None, "energy_source": meter.source or None,
         "seconds": time.monotonic() - began, "applied": None if written is None else written.changes,
     }  # fmt: skip
-    notes = [*_notes(found, wanted, written), *_power(sweep.readings, device, len(meter.read()))]
+    notes = [*frontier_notes(found, wanted, written), *power_note(sweep.readings, device, len(meter.read()))]
     exit_code = INTERRUPTED if sweep.interrupted else DONE
-    return PlanAnswer(value, [_table(found)], tuning_advice(found, wanted), _plot(found), notes, exit_code)
-
-
-def frontier_in(readings: Mapping[int, Sequence[LevelReading]]) -> MeasuredFrontier:
-    """The frontier of all readings, by concurrency and repeat."""
-
-    def each(name: str) -> dict[int, list[float]]:
-        values = {clients: [getattr(one, name) for one in ones] for clients, ones in readings.items()}
-        return {clients: [one for one in ones if one is not None] for clients, ones in values.items()}
-
-    return frontier_of(
-        each("tokens_s"), each("requests_s"), each("latency_s"), Random(1),  # noqa: S311 - a bootstrap
-        joules_token=each("joules_token"),
-    )  # fmt: skip
+    return PlanAnswer(
+        value, [frontier_table(found)], tuning_advice(found, wanted), frontier_plot(found), notes, exit_code
+    )
 
 
 def planned(
@@ -245,101 +235,3 @@ def _pass(
         if len(found[1]) == 1 and is_flat({each: ones[0].tokens_s for each, ones in found.items()}):
             return FLAT
     return ""
-
-
-def as_json(
-    found: MeasuredFrontier, wanted: Recommendation, readings: Mapping[int, Sequence[LevelReading]]
-) -> dict[str, Any]:
-    """The frontier with its knee and what it speaks for."""
-    return {
-        "points": [
-            {
-                "concurrency": point.batch,
-                "tokens_s": point.tokens_s,
-                "requests_s": point.requests_s,
-                "latency_s": point.latency_s,
-                "joules_per_token": point.joules_token,
-                "is_dominated": point not in found.kept,
-                "repeats": len(readings[point.batch]),
-                "requests": sum(each.requests for each in readings[point.batch]),
-                "failed": sum(each.failed for each in readings[point.batch]),
-            }
-            for point in found.points
-        ],
-        "knee": {
-            "concurrency": found.knee.batch,
-            "gain_of_twice": found.knee.gain,
-            "confidence": found.knee.confidence if found.repeats > 1 and not found.is_open else None,
-            "is_beyond": found.knee.is_beyond,
-            "by_single_doublings": found.knee.ruled,
-            "is_fitted": found.knee.is_fitted,
-            "reason": found.knee.reason,
-        },
-        "recommended": {
-            "max_batch_size": None if wanted.withheld else wanted.max_batch_size,
-            "kv_tokens": None if wanted.withheld else wanted.kv_tokens,
-            "kv_bytes": wanted.kv_bytes,
-            "spare_bytes": wanted.spare_bytes,
-            "replicas": wanted.replicas,
-            "withheld": wanted.withheld or None,
-        },
-        "left_out": found.left_out,
-        "curve": found.curve,
-        "held_out_error": found.error,
-    }
-
-
-def _table(found: MeasuredFrontier) -> PlanTable:
-    """Joules have a column if they are known."""
-    header, known = ["at once", "tokens/s", "requests/s", "request"], any(point.joules_token for point in found.points)
-    rows = []
-    for point in found.points:
-        row = [f"{point.batch}", three(point.tokens_s), three(point.requests_s), seconds(point.latency_s)]
-        row += ["-" if point.joules_token is None else three(point.joules_token)] * known
-        rows.append([*row, "knee" if point.batch == found.knee.batch else "" if point in found.kept else "dominated"])
-    return PlanTable((*header, *["J/token"] * known, "note"), rows)
-
-
-def _power(readings: Mapping[int, Sequence[LevelReading]], device: Accelerator | None, gpus: int) -> list[str]:
-    """How near to its limit the GPU was at the highest concurrency whose energy is known: a line of advice."""
-    known = [(clients, one) for clients, ones in readings.items() for one in ones if one.joules is not None]
-    if device is None or not device.watts or not known:
-        return []
-    clients, reading = max(known, key=lambda each: each[0])
-    watts = (reading.joules or 0.0) / reading.seconds
-    share = watts / (device.watts * max(1, gpus))
-    return [f"At {clients} at once the GPUs draw {watts:.0f} W, {100 * share:.0f} % of their limit ({device.name})."]
-
-
-def _plot(found: MeasuredFrontier) -> str:
-    points = [(float(point.batch), point.tokens_s) for point in found.points]
-    marked = next(point for point in points if point[0] == found.knee.batch)
-    return plot(points, "requests at once", "tokens/s", marked, "the knee")
-
-
-def _notes(found: MeasuredFrontier, wanted: Recommendation, written: Applied | None) -> list[str]:
-    if found.knee.is_beyond:
-        notes = [f"The knee is at least {found.knee.batch}; how far beyond was not measured."]
-    elif found.left_out:
-        notes = []
-    else:
-        once = "measured once: its confidence is unknown"
-        sure = f"{100 * found.knee.confidence:.0f} % sure" if found.repeats > 1 else once
-        notes = [f"The knee is {sure}. KV cache of that batch: {wanted.kv_tokens:,} tokens."]
-    if found.error is not None:
-        notes.append(
-            f"The curve of every second concurrency predicts the throughput of the others to {100 * found.error:.0f} %."
-        )
-    if written is None:
-        return notes
-    if not written.changes:
-        notes.append(f"Nothing is written to {written.path}: {wanted.withheld}.")
-    elif not written.is_written:
-        notes.append(f"There is no {written.path}. Put these lines into the penstock.toml of the instance:")
-        notes += written.changes
-    else:
-        said = (
-            f"Written to {written.path}: {', '.join(written.changes)}. Restart the instance: penstock down, penstock up"
-        )
-        notes.append(said + (f". Batch and cache stay as they are: {wanted.withheld}." * bool(wanted.withheld)))
-    return notes

@@ -13,9 +13,10 @@ from cli.options import Where, where_options
 from cli.output import DONE, INTERRUPTED, note
 from cli.progress import ProgressLine
 from cli.scale import Period
-from cli.tune.load import LevelReading, LoadSource, check, run, server_at
+from cli.tune.load import LoadSource, check, run, server_at
 from planner.commands.answers import PlanAnswer, PlanTable, seconds, three
 from planner.commands.inputs import LENGTHS, SLO, plan_command
+from planner.commands.tuning import goodput_words, kept
 from planner.facts.catalogue import PlanError
 from planner.goodput import highest_rate
 from planner.load import RequestLengths
@@ -109,28 +110,3 @@ def goodput(
     header = ("requests/s", "keep both", "first token", "further tokens")
     tables = [PlanTable(header, rows)] if rows else []
     return PlanAnswer(value, tables, goodput_words(found, tried, slo, ended), exit_code=exit_code)
-
-
-def kept(reading: LevelReading, slo: LatencySlo) -> Attainment:
-    """Shares of all requests that kept the objectives; one that failed kept none."""
-    ttft = [answer.ttft <= slo.ttft_s for answer in reading.answers]
-    tpot = [(answer.tpot or 0.0) <= slo.tpot_s for answer in reading.answers]
-    both = [one and other for one, other in zip(ttft, tpot, strict=True)]
-    return Attainment(*(sum(each) / reading.requests for each in (both, ttft, tpot)))
-
-
-def goodput_words(found: float, tried: dict[float, Attainment], slo: LatencySlo, ended: str) -> str:
-    """The rate, what gives way first, and why the search ended before its end, if it did."""
-    share = f"{100 * slo.share:.0f} %"
-    end = f" {ended}" if ended else ""
-    if not found and not tried:
-        return f"No rate was measured.{end}"
-    if not found:
-        worst = min(tried.values(), key=lambda each: each.both)
-        first = "first token" if worst.ttft < worst.tpot else "time between tokens"
-        return f"At no rate do {share} of the requests keep {slo.words}: the {first} gives way.{end}"
-    over = [each for rate, each in tried.items() if rate > found]
-    gives = ""
-    if over:
-        gives = f"; beyond it the {'first token' if over[0].ttft < over[0].tpot else 'time between tokens'} gives way"
-    return f"{three(found)} requests a second keep {slo.words} for {share} of them{gives}.{end}"

@@ -7,7 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from statistics import fmean
 from typing import Any, TypeAlias, TypeVar
@@ -18,6 +18,7 @@ from bench.table1.client import HttpConnection, NotAServer, TargetServer, TimedA
 from cli.client import KEY, Client
 from cli.options import Where
 from cli.output import Problem, note
+from planner.commands.tuning import LevelReading
 from planner.load import RequestLengths
 from planner.tuning import SweepLevel
 
@@ -31,32 +32,6 @@ MAX_FAILED = 0.1
 NO_METER = EnergyMeter(dict, "")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class LevelReading:
-    """What one concurrency or rate yielded."""
-
-    clients: int
-    requests: int
-    failed: int
-    tokens_s: float
-    requests_s: float
-    latency_s: float
-    """Mean, to the last token."""
-    seconds: float
-    """Of the whole measurement."""
-    answers: Sequence[TimedAnswer]
-    """Those without fault."""
-    fault: str = ""
-    """Of the first request that failed."""
-    joules: float | None = None
-    """That the GPUs used meanwhile; None: unknown."""
-
-    @property
-    def joules_token(self) -> float | None:
-        tokens = sum(answer.tokens for answer in self.answers)
-        return None if self.joules is None or not tokens else self.joules / tokens
 
 
 def run(task: Coroutine[Any, Any, T]) -> T:

@@ -8,7 +8,6 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +16,7 @@ from cli.output import Problem
 from penstock.config import FILE, ConfigError
 from penstock.files import write_file
 from penstock.text import decoded
+from planner.commands.tuning import Applied
 from planner.tuning import Recommendation
 
 Keys: TypeAlias = tuple[str, ...]
@@ -25,17 +25,6 @@ BATCH_KEY = {"trtllm": "max_batch_size", "sim": "slots", "llamacpp": "slots"}
 KV_KEY: Mapping[str, Keys] = {"trtllm": ("kv_cache", "max_tokens"), "sim": ("kv_tokens",)}
 """By engine, the setting of the cache's tokens; llama.cpp's follows from slots and context."""
 BARE = re.compile(r"[A-Za-z0-9_-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What was written, and where."""
-
-    path: Path
-    changes: Sequence[str]
-    """As lines of the file: key = value."""
-    is_written: bool = True
-    """False: there is no such file, and the lines are for that of another folder."""
 
 
 def check_applicable(folder: Path, model: str, shape: str | None) -> None:

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from bench.energy import EnergyMeter, counters_of, used
 from bench.table1.client import TargetServer, TimedAnswer
-from cli.tune.frontier import _power, _table, frontier_in
-from cli.tune.load import LevelReading
+from planner.commands.tuning import LevelReading, frontier_in, frontier_table, power_note
 from planner.facts.catalogue import device
 from telemetry.gpu import GpuReadings
 
@@ -90,13 +89,13 @@ def reading(clients: int, joules: float | None) -> LevelReading:
 def test_the_frontier_has_joules_where_they_are_known() -> None:
     found = frontier_in({1: [reading(1, 20.0), reading(1, 40.0)], 2: [reading(2, None)]})
     assert [point.joules_token for point in found.points] == [3.0, None]
-    table = _table(found)
+    table = frontier_table(found)
     assert "J/token" in table.header and [row[4] for row in table.rows] == ["3.00", "-"]
-    assert "J/token" not in _table(frontier_in({1: [reading(1, None)], 2: [reading(2, None)]})).header
+    assert "J/token" not in frontier_table(frontier_in({1: [reading(1, None)], 2: [reading(2, None)]})).header
 
 
 def test_how_near_to_its_limit_a_gpu_is() -> None:
     found = {1: [reading(1, 200.0)], 2: [reading(2, 700.0)]}
-    (said,) = _power(found, device("h100"), 1)
+    (said,) = power_note(found, device("h100"), 1)
     assert "At 2 at once" in said and "350 W, 50 %" in said
-    assert _power(found, None, 1) == [] and _power({1: [reading(1, None)]}, device("h100"), 1) == []
+    assert power_note(found, None, 1) == [] and power_note({1: [reading(1, None)]}, device("h100"), 1) == []

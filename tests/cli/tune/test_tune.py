@@ -21,8 +21,7 @@ from house import eventually
 from bench.table1.client import TimedAnswer
 from cli.__main__ import main
 from cli.tune.frontier import MeasuredSweep
-from cli.tune.goodput import goodput_words, kept
-from cli.tune.load import LevelReading
+from planner.commands.tuning import LevelReading, goodput_words, kept
 from planner.search import Attainment, LatencySlo
 from planner.tuning import line_of, sweep_plan
 
