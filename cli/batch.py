@@ -338,7 +338,7 @@ def show_progress(progress: ProgressLine, batch: dict[str, Any]) -> None:
         words += [f"{rate:.1f}/s", f"ETA {short((total - done) / rate)}"]
     if counts["failed"]:
         words.append(f"{counts['failed']} failed")
-    progress.steps(str(batch["id"]), done, total, "  ".join(words))
+    progress.amount(str(batch["id"]), done, total, "  ".join(words))
 
 
 def watched(run: BatchRun) -> tuple[dict[str, Any] | None, int]:

@@ -316,21 +316,13 @@ def _no_trusted_address(home: DataDir, *, by_redis: bool) -> Problem:
             next_step="--url http://HOST:8000 (or PENSTOCK_URL)",
             code="address_required",
         )
-    return Problem(
-        f"nothing is running in {home.path}",
-        cause="an API key is not sent to whoever may listen at the configured port",
-        next_step="penstock up, or --url http://HOST:8000 (or PENSTOCK_URL)",
-        code="not_running",
-    )
+    return _not_running(home, "an API key is not sent to whoever may listen at the configured port")
 
 
-def _not_running(home: DataDir) -> Problem:
+def _not_running(home: DataDir, cause: str = "") -> Problem:
     """The error for the folder of an instance that does not run: what answers elsewhere is another instance."""
-    return Problem(
-        f"nothing is running in {home.path}",
-        next_step="penstock up, or --url http://HOST:8000 (or PENSTOCK_URL)",
-        code="not_running",
-    )
+    next_step = "penstock up, or --url http://HOST:8000 (or PENSTOCK_URL)"
+    return Problem(f"nothing is running in {home.path}", cause=cause, next_step=next_step, code="not_running")
 
 
 def _registered(config: Config) -> str:

@@ -6,12 +6,11 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import click
 
 from cli.instance import DataDir
-from cli.options import Command, Where
+from cli.options import Command, Where, where_options
 from cli.output import DONE
 from cli.progress import ProgressLine
 
@@ -20,8 +19,8 @@ POLL_INTERVAL_S = 0.05
 
 @click.command(cls=Command)
 @click.option("--now", "at_once", is_flag=True, help="Do not wait for running jobs; they stay in the queue.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock].")
-def down(at_once: bool, data_dir: Path | None) -> int:
+@where_options(url=False, redis=False)
+def down(at_once: bool, where: Where) -> int:
     """Drain and stop the instance that runs in the data folder; returns when it has ended.
 
     \b
@@ -30,7 +29,7 @@ def down(at_once: bool, data_dir: Path | None) -> int:
       penstock down --now
       penstock down --data-dir /srv/penstock
     """
-    home = Where(data_dir).home()
+    home = where.home()
     instance = home.running()
     os.kill(instance.pid, signal.SIGTERM)
     with ProgressLine(sys.stderr, os.environ) as progress:

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import click
 
 from cli.log_lines import LogLine, is_of_trace, is_poll, parse_line, pretty, starts_run
-from cli.options import Command, Where, json_option
+from cli.options import Command, Where, json_option, where_options
 from cli.output import DONE, INTERRUPTED, Problem, fitted, print_json, shorten_ids, styled, visible
 from cli.ps import ORDER
 
@@ -109,7 +109,7 @@ def process_of(path: Path) -> str:
 @click.option("--process", default="", help="Only this process, as `penstock ps` names it.")
 @click.option("-n", "--lines", "count", type=click.IntRange(0), help="Only the newest N lines [all].")
 @click.option("--previous", is_flag=True, help="Only the run of `penstock up` before the newest one.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock].")
+@where_options(url=False, redis=False)
 @click.option("-v", "--verbose", is_flag=True, help="On a terminal, show ids too.")
 @click.option("--pretty", "for_people", is_flag=True, help="Lines for people, also into a pipe.")
 @click.option(
@@ -126,7 +126,7 @@ def logs(
     process: str,
     count: int | None,
     previous: bool,
-    data_dir: Path | None,
+    where: Where,
     for_people: bool,
     polls: bool,
     verbose: bool,
@@ -145,7 +145,7 @@ def logs(
     """
     if for_people and as_json:
         raise click.UsageError("--pretty and --json exclude each other")
-    folder = Where(data_dir).home().logs
+    folder = where.home().logs
     files: dict[Path, LogFile] = {}
     filters = Filters(job, trace.lower(), role or "", process.removesuffix(f"@{socket.gethostname()}"))
     as_json = as_json or not (for_people or sys.stdout.isatty())

@@ -97,19 +97,19 @@ class Where:
         return DataDir(self.config().section("up", UpSettings).data_dir)
 
 
-def where_options(*, url: bool) -> Callable[[F], F]:
+def where_options(*, url: bool, redis: bool = True) -> Callable[[F], F]:
     """Add the flags that select a deployment; the command gets them as one argument, `where`."""
 
     def decorate(command: F) -> F:
         @functools.wraps(command)
-        def call(data_dir: Path | None, redis_url: str | None, *args: Any, **kwargs: Any) -> Any:
-            where = Where(data_dir, redis_url, kwargs.pop("url", None))
+        def call(data_dir: Path | None, *args: Any, **kwargs: Any) -> Any:
+            where = Where(data_dir, kwargs.pop("redis_url", None), kwargs.pop("url", None))
             return command(*args, where=where, **kwargs)
 
-        options = [
-            click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock]."),
-            redis_url_option("Find the instance through its Redis instead."),
-        ]
+        text = "Folder of the instance [.penstock]."
+        options = [click.option("--data-dir", type=click.Path(path_type=Path), help=text)]
+        if redis:
+            options.append(redis_url_option("Find the instance through its Redis instead."))
         if url:
             options.append(click.option("--url", envvar="PENSTOCK_URL", help="Address of the API."))
         for option in reversed(options):

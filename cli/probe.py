@@ -11,14 +11,13 @@ import http.client
 import os
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
 
 from api.settings import ApiSettings
 from cli import ports
-from cli.options import Command, Where
+from cli.options import Command, Where, where_options
 from cli.output import DONE, FAILED, Problem, note
 from streaming.fleet.process import Process
 
@@ -29,8 +28,8 @@ TIMEOUT_S = 3.0
 @click.argument("role", type=click.Choice(["api", "worker", "scheduler", "offline"]))
 @click.option("--id", "name", help="The process's name in `penstock ps` [this machine's name].")
 @click.option("--alive", is_flag=True, help="Ask only whether it lives, not whether it is ready.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance, if it is here [.penstock].")
-def probe(role: str, name: str | None, alive: bool, data_dir: Path | None) -> int:
+@where_options(url=False, redis=False)
+def probe(role: str, name: str | None, alive: bool, where: Where) -> int:
     """Exit 0 if a process of this ROLE on this machine is ready.
 
     With --alive a process that is starting or draining also counts, and so does every process while Redis is
@@ -41,7 +40,6 @@ def probe(role: str, name: str | None, alive: bool, data_dir: Path | None) -> in
       penstock probe api
       penstock probe worker --id worker-1 --alive
     """
-    where = Where(data_dir)
     config, instance = where.config(), where.home().read()
     if role == "api":
         settings = config.section("api", ApiSettings)

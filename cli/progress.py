@@ -64,23 +64,15 @@ class ProgressLine:
         """Show behind the phase what `why` returns, which is called every second, in the thread of the line."""
         self._why = why
 
-    def amount(self, text: str, done: int, total: int) -> None:
-        """Show the progress of a phase in bytes or steps."""
+    def amount(self, text: str, done: int, total: int, detail: str | None = None) -> None:
+        """Show the progress of a phase in bytes or steps; in steps, if a `detail` follows."""
         with self._lock:
-            self._measure(text, done, total)
-            self._bar, self._amount = bar(done, total), amount(done, total)
-
-    def steps(self, text: str, done: int, total: int, detail: str) -> None:
-        """Show the progress of a phase in steps, followed by `detail`."""
-        with self._lock:
-            self._measure(text, done, total)
-            self._bar, self._amount = bar(done, total), f"{done}/{total}  {visible(detail)}".rstrip()
-
-    def _measure(self, text: str, done: int, total: int) -> None:
-        begins = visible(text) != self._text
-        self.phase(text)
-        self._share = done / total if total > 0 else 0.0
-        self._first_share = self._share if begins else self._first_share
+            begins = visible(text) != self._text
+            self.phase(text)
+            self._share = done / total if total > 0 else 0.0
+            self._first_share = self._share if begins else self._first_share
+            steps = None if detail is None else f"{done}/{total}  {visible(detail)}".rstrip()
+            self._bar, self._amount = bar(done, total), steps or amount(done, total)
 
     def say(self, text: str, indent: int = 0) -> None:
         """Print permanent lines; the phase continues below them. `indent`: of what has no room in its line."""

@@ -209,7 +209,7 @@ def _pass(
             nonlocal said
             rate = f", {three(done / (time.monotonic() - began))} requests/s" if done else ""
             said = f"{clients} at once: {done} of {total} requests{rate}"
-            progress.steps(name, at, len(levels), said)
+            progress.amount(name, at, len(levels), said)
 
         try:
             reading = run_until(until, source.level(level, told))

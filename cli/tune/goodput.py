@@ -77,7 +77,7 @@ def goodput(
 
         def told(done: int, total: int) -> None:
             detail = f"{three(rate)} requests/s: {done} of {total}"
-            progress.steps("measuring", min(len(tried), RATES - 1), RATES, detail)
+            progress.amount("measuring", min(len(tried), RATES - 1), RATES, detail)
 
         told(0, requests)
         reading = run(source.at_rate(rate, requests, told))

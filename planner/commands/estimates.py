@@ -271,7 +271,7 @@ def cost(
         "gpus": [_cost_json(each) for each in found],
     }
     points = cost_points(found)
-    kept = pareto(points, _price, _latency)
+    kept = pareto(points, lambda each: each.per_million, lambda each: each.latency_s)
     value["pareto"] = [
         {
             "gpu": each.name,
@@ -294,14 +294,6 @@ def assumed_prices(devices: Sequence[Accelerator]) -> list[str]:
     if not named:
         return []
     return [f"Assumed prices, US dollars of an hour on demand in 2025: {', '.join(named)}. Give your own with --price."]
-
-
-def _price(each: CostPoint) -> float:
-    return each.per_million
-
-
-def _latency(each: CostPoint) -> float:
-    return each.latency_s
 
 
 def pareto_plot(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> str:

@@ -165,10 +165,6 @@ class PoolWorker:
             self._said, self._said_s = self._says(now_s), now_s
         return self._said
 
-    def tokens_by(self, now_s: float) -> int:
-        """Tokens of all steps that have ended."""
-        return self.step_tokens + self._ended_by(now_s)[0] * len(self.inner.engine.running)
-
     def _ended_by(self, now_s: float) -> tuple[int, float]:
         """The steps of the leap under way that have ended, and their seconds."""
         if self.leap is None:

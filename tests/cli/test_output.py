@@ -196,7 +196,7 @@ def test_progress_never_wraps(columns: int) -> None:
     termios.tcsetwinsize(follower, (24, columns))
     with os.fdopen(follower, "w") as stream, os.fdopen(leader, "rb", buffering=0) as terminal:
         with ProgressLine(stream, {"TERM": "xterm"}) as progress:
-            progress.steps(f"batch_{'0' * 32}", 12_345, 50_000, "123.4/s  ETA 5 min 10 s  17 failed")
+            progress.amount(f"batch_{'0' * 32}", 12_345, 50_000, "123.4/s  ETA 5 min 10 s  17 failed")
             progress._show(changed=False)
         stream.write("END")
         stream.flush()
@@ -363,7 +363,7 @@ def test_what_a_server_says_of_its_steps_cannot_drive_the_terminal() -> None:
     """The words behind a bar are another's, too: names of batches and of lanes."""
     stream = Terminal()
     with ProgressLine(stream, {"TERM": "xterm"}) as progress:
-        progress.steps("computing", 1, 2, f"{ESC}]52;c;aGk=\x07")
+        progress.amount("computing", 1, 2, f"{ESC}]52;c;aGk=\x07")
         progress._show(changed=False)
     assert r"\u001b]52;c;aGk=\u0007" in stream.getvalue() and f"{ESC}]52" not in stream.getvalue()
 
