@@ -1,16 +1,22 @@
 """Commands for operators: `penstock dlq` (dead letters), `penstock webhooks` (messages and their delivery attempts) and
-`penstock tenants` (usage and limits in the store and on the disk)."""
+`penstock tenants` (usage and limits in the store and on the disk), and `penstock console`."""
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
+import webbrowser
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
+from api.auth.hosts import is_loopback
 from cli.app import Group
 from cli.client import Client, api_command, limit_option
 from cli.job import job_timed, print_attempts, print_input
-from cli.output import CommandResult, Problem, fields_result, line_result, list_result, note, print_rows, timed
+from cli.output import CommandResult, Problem, emit, fields_result, line_result, list_result, note, print_rows, timed
 
 LETTER_COLUMNS = ("id", "reason", "at", "job_id", "lane")
 MESSAGE_COLUMNS = (
@@ -176,3 +182,38 @@ def _tenant_row(found: dict[str, Any]) -> dict[str, Any]:
     limits = found["limits"]
     bounded = {name: f"{found[name]}/{limits[name]}" for name in LIMITED if limits[name] is not None}
     return {**found, **bounded}
+
+
+@api_command("console")
+@click.option("--no-browser", is_flag=True, help="Only print the link.")
+def console(client: Client, no_browser: bool) -> CommandResult:
+    """Open the console in a browser, by a link that logs in once, within an hour.
+
+    \b
+    Examples:
+      penstock console
+      penstock console --no-browser
+    """
+    link = client.post("/admin/console/links", {})
+    url = f"{client.url}/console#{link['path'].partition('#')[2]}"
+
+    def show() -> None:
+        emit(url + "\n")
+        opens = not no_browser and sys.stdout.isatty() and _has_screen()
+        if opens and webbrowser.open(url):
+            return
+        note("open this link within an hour; it works once")
+        address = urlsplit(client.url)
+        if "SSH_CONNECTION" in os.environ and is_loopback(address.hostname or ""):
+            port = address.port or 80
+            note(f"on your own machine, first: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}")
+
+    return CommandResult({"url": url, "expires_at": link["expires_at"]}, show)
+
+
+def _has_screen() -> bool:
+    """Whether a browser would open a window for the reader; else it would use up the link in this terminal, or at a
+    remote machine."""
+    if "SSH_CONNECTION" in os.environ:
+        return False
+    return sys.platform != "linux" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ

@@ -25,15 +25,15 @@ from typing import Literal, NamedTuple, TypeAlias
 import click
 
 from api.stream.connection_guard import RESERVED_FILES, allowed_by
-from cli import ports, upstream
+from cli import ports
 from cli.deployment import Deployment, is_gguf, load_deployment, saved_deployment
 from cli.embedded import find_server
-from cli.engine_check import check_plugins
+from cli.engines import check_plugins, look
 from cli.instance import DataDir, Instance, Suspicion, deaths_of
 from cli.options import Command, Where, config_option, json_option, where_options
 from cli.output import DONE, FAILED, emit, fitted, print_json
+from cli.processes import SILENT, rows_of
 from cli.progress import ProgressLine
-from cli.ps import SILENT, rows_of
 from cli.registry import connected
 from cli.screen import place
 from cli.settings import remedy
@@ -336,7 +336,7 @@ def plugins(deployment: Deployment) -> Iterator[Check]:
 
 def servers(deployment: Deployment) -> Iterator[Check]:
     """What each server of the engine `upstream` is and can do."""
-    for found in upstream.look(deployment):
+    for found in look(deployment):
         name = f"upstream {found.url}"
         if found.facts is None:
             hint = "start it, or correct its options; its workers wait for it"

@@ -21,7 +21,7 @@ import click
 from cli.log_lines import LogLine, is_of_trace, is_poll, parse_line, pretty, starts_run
 from cli.options import Command, Where, json_option, where_options
 from cli.output import DONE, INTERRUPTED, Problem, fitted, print_json, shorten_ids, styled, visible
-from cli.ps import ORDER
+from cli.processes import ORDER
 
 FOLLOW_INTERVAL_S = 0.2
 MIN_RUNS = 2

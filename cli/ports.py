@@ -6,7 +6,6 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from cli.output import Problem
@@ -16,17 +15,6 @@ PROC = Path("/proc")
 WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
 """Wildcard addresses to listen on, and the address to connect to instead."""
 LISTEN = "0A"
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A process that listens on a port."""
-
-    pid: int
-    command: str
-
-    def __str__(self) -> str:
-        return f"pid {self.pid} ({self.command})"
 
 
 @contextmanager
@@ -72,13 +60,14 @@ def next_free(host: str, port: int) -> int:
     return next((candidate for candidate in range(port, min(port + 200, 65536)) if is_free(host, candidate)), 0)
 
 
-def holder(port: int) -> Holder | None:
-    """The process that listens on `port`; None if unknown (only Linux shows it, for own processes or to root)."""
+def holder(port: int) -> str:
+    """The process that listens on `port`, as "pid 12 (command)"; "" if unknown (only Linux shows it, for own processes
+    or to root)."""
     inodes = set(_listening(port))
     for folder in PROC.glob("[0-9]*") if inodes else ():
         if _has_socket(folder, inodes):
-            return Holder(int(folder.name), command(int(folder.name)))
-    return None
+            return f"pid {folder.name} ({command(int(folder.name))})"
+    return ""
 
 
 def command(pid: int) -> str:

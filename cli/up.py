@@ -22,9 +22,9 @@ from typing import Any
 import click
 
 from api.auth.keys import Keyring, check_exposure, check_keyless
-from cli import ports, upstream
+from cli import ports
 from cli.deployment import Deployment, environment, load_deployment
-from cli.engine_check import check_plugins
+from cli.engines import check_plugins, with_upstream
 from cli.instance import DataDir, Instance
 from cli.log_lines import START
 from cli.machine import Machine, console_path
@@ -75,7 +75,7 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
       PENSTOCK_REDIS_URL=redis://127.0.0.1:6379/0 penstock up
     """
     note(f"penstock {__version__}")
-    flags = upstream.completed(flags, os.environ)
+    flags = with_upstream(flags, os.environ)
     deployment = load_deployment({FLAGS[name]: value for name, value in flags.items()}, os.environ, Path.cwd(), config)
     with deployment.config.naming_sources():
         keyring = Keyring(deployment.keys)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from redis import Redis
 
 from cli import doctor as checks
-from cli import upstream
+from cli import engines
 from cli.__main__ import main
 from cli.deployment import load_deployment
 from cli.doctor import Check, _running, examine, files, judge_redis, summary
@@ -170,7 +170,7 @@ def test_the_settings_of_what_runs_are_looked_at(tmp_path: Path) -> None:
     home.run.mkdir(parents=True)
     running.config.save(home.settings)
     given = load_deployment({}, {}, tmp_path)
-    assert [found.url for found in upstream.look(_running(given, home))] == ["http://127.0.0.1:1/v1"]
+    assert [found.url for found in engines.look(_running(given, home))] == ["http://127.0.0.1:1/v1"]
     home.settings.write_text("{")
     assert _running(given, home) is given
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import engine_check
+from cli import engines
 from cli.__main__ import main
 from cli.deployment import load_deployment
 
@@ -75,7 +75,7 @@ def test_up_starts_nothing_without_its_engine(
 def test_a_plug_in_that_does_not_come_back_is_not_waited_for(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_check, "CHECK_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(engines, "CHECK_TIMEOUT_S", 0.5)
     (folder / "hangs.py").write_text("import time\ntime.sleep(600)")
     configure(folder, "hangs:Echo")
     assert main(["up", "--port", "0"]) == 2

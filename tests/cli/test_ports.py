@@ -39,9 +39,7 @@ def test_holder_is_named() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         holder = ports.holder(int(process.stdout.readline()))
-        assert holder is not None
-        assert holder.pid == process.pid
-        assert sys.executable in holder.command
+        assert holder.startswith(f"pid {process.pid} ({sys.executable} ")
         process.communicate()
 
 
@@ -50,10 +48,8 @@ def test_own_port_is_ours() -> None:
     """A port this process holds is found as well; one that nobody holds is not."""
     with ports.listen("127.0.0.1", 0) as (listener,):
         port = listener.getsockname()[1]
-        holder = ports.holder(port)
-        assert holder is not None
-        assert holder.pid == os.getpid()
-    assert ports.holder(port) is None
+        assert ports.holder(port).startswith(f"pid {os.getpid()} (")
+    assert ports.holder(port) == ""
 
 
 def test_unknown_host_is_a_problem() -> None:

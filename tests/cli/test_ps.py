@@ -15,7 +15,7 @@ from cli_instance import Instance
 from house import eventually
 from redis import Redis
 
-from cli.ps import _found
+from cli.processes import _found
 from streaming.fleet.process import Process
 from streaming.keys import fleet_key
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli import admin, batch, jobs, ps, scale
+from cli import admin, batch, jobs, processes, scale
 from cli.output import ago, cells, cut, print_rows, print_table, shortener, size, table_lines
 
 NOW = 1_795_486_000.0
@@ -59,8 +59,8 @@ def lines(row: dict[str, Any], columns: tuple[str, ...], width: int = 80) -> lis
         (LETTER, admin.LETTER_COLUMNS),
         (TENANT, admin.TENANT_COLUMNS),
         (POOL, scale.COLUMNS),
-        (PROCESS, ps.COLUMNS),
-        (PROCESS, ps.FLEET_COLUMNS),
+        (PROCESS, processes.COLUMNS),
+        (PROCESS, processes.FLEET_COLUMNS),
     ],
 )
 def test_every_table_fits_80_columns(row: dict[str, Any], columns: tuple[str, ...]) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from http_serving import serving_http
 
-from cli import upstream
+from cli import engines
+from cli.engines import own_name, with_upstream
 from cli.output import UNREACHABLE, USAGE, Problem
-from cli.upstream import completed, own_name
 
 
 class Models(BaseHTTPRequestHandler):
@@ -57,10 +57,10 @@ def of(url: str, **flags: Any) -> dict[str, Any]:
 def test_the_only_model_is_served(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the server's name for it, and by ours if one is given; then nobody asks the server."""
     monkeypatch.setattr(Models, "names", ("meta-llama/Llama-3.1-8B",))
-    served = completed(of(server), {})
+    served = with_upstream(of(server), {})
     assert (served["engine"], served["model"]) == ("upstream", "meta-llama/Llama-3.1-8B")
-    assert completed(of("http://127.0.0.1:1/v1", model="mine"), {})["model"] == "mine"
-    assert completed(of("http://127.0.0.1:1/v1"), {"PENSTOCK_MODEL": "mine"})["model"] == "mine"
+    assert with_upstream(of("http://127.0.0.1:1/v1", model="mine"), {})["model"] == "mine"
+    assert with_upstream(of("http://127.0.0.1:1/v1"), {"PENSTOCK_MODEL": "mine"})["model"] == "mine"
 
 
 def test_a_server_that_loads_its_model_is_waited_for(
@@ -69,20 +69,20 @@ def test_a_server_that_loads_its_model_is_waited_for(
     """And no longer than allowed."""
     monkeypatch.setattr(Models, "names", ("m",))
     monkeypatch.setattr(Models, "loading", 2)
-    monkeypatch.setattr(upstream, "RETRY_DELAY_S", 0.0)
-    assert completed(of(server), {})["model"] == "m" and Models.loading == 0
+    monkeypatch.setattr(engines, "RETRY_DELAY_S", 0.0)
+    assert with_upstream(of(server), {})["model"] == "m" and Models.loading == 0
     assert "HTTP 503: Loading model" in capsys.readouterr().err
     monkeypatch.setattr(Models, "loading", 9)
-    monkeypatch.setattr(upstream, "START_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(engines, "START_TIMEOUT_S", 0.0)
     with pytest.raises(Problem, match="Loading model") as told:
-        completed(of(server), {})
+        with_upstream(of(server), {})
     assert told.value.exit_code == UNREACHABLE
 
 
 def test_several_models_need_a_choice(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Models, "names", ("a", "b"))
     with pytest.raises(Problem, match="has 2 models: a, b") as told:
-        completed(of(server), {})
+        with_upstream(of(server), {})
     assert told.value.exit_code == USAGE and "--model" in told.value.next_step
 
 
@@ -91,15 +91,15 @@ def test_a_key_comes_from_a_variable(server: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Models, "names", ("a",))
     monkeypatch.setattr(Models, "key", "sk-1")
     with pytest.raises(Problem, match="needs an API key") as told:
-        completed(of(server), {})
+        with_upstream(of(server), {})
     assert "PENSTOCK_UPSTREAM_KEY_ENV" in told.value.next_step
     monkeypatch.setenv("THE_KEY", "sk-1")
-    assert completed(of(server), {"PENSTOCK_UPSTREAM_KEY_ENV": "THE_KEY"})["model"] == "a"
+    assert with_upstream(of(server), {"PENSTOCK_UPSTREAM_KEY_ENV": "THE_KEY"})["model"] == "a"
 
 
 def test_a_server_that_is_away_is_named() -> None:
     with pytest.raises(Problem, match=r"http://127\.0\.0\.1:1/v1 cannot be used") as told:
-        completed(of("http://127.0.0.1:1/v1"), {})
+        with_upstream(of("http://127.0.0.1:1/v1"), {})
     assert told.value.exit_code == UNREACHABLE
 
 

@@ -1,18 +1,31 @@
-"""`penstock ps`: the processes of an instance and their states."""
+"""`penstock ps`, `penstock probe` and `penstock down`: the processes of an instance, whether one is ready, their end.
+
+A probe is for a HEALTHCHECK or a kubelet's exec probe. It asks an API process over HTTP. Other roles have no port, so
+it reads their last report in the fleet's registry; a process whose event loop hangs stops reporting and is removed from
+it after ten seconds.
+"""
 
 from __future__ import annotations
 
+import http.client
+import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import click
 import msgspec
 
-from cli.instance import Instance, ProcessEntry
+from api.settings import ApiSettings
+from cli import ports
+from cli.instance import DataDir, Instance, ProcessEntry
 from cli.options import Command, Where, json_option, where_options
-from cli.output import DONE, CommandResult, Problem, note, print_rows, timed
+from cli.output import DONE, FAILED, CommandResult, Problem, note, print_rows, timed
+from cli.progress import ProgressLine
 from cli.suggestions import completed
 from penstock.config import Config
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process
@@ -159,3 +172,111 @@ def _fleet(config: Config) -> list[Process]:
     if not (found := processes(config)):
         raise Problem("nothing is running on this Redis", next_step="penstock up", code="not_running")
     return found
+
+
+TIMEOUT_S = 3.0
+
+
+@click.command(cls=Command)
+@click.argument("role", type=click.Choice(["api", "worker", "scheduler", "offline"]))
+@click.option("--id", "name", help="The process's name in `penstock ps` [this machine's name].")
+@click.option("--alive", is_flag=True, help="Ask only whether it lives, not whether it is ready.")
+@where_options(url=False, redis=False)
+def probe(role: str, name: str | None, alive: bool, where: Where) -> int:
+    """Exit 0 if a process of this ROLE on this machine is ready.
+
+    With --alive a process that is starting or draining also counts, and so does every process while Redis is
+    unavailable: a liveness probe must not kill it for that.
+
+    \b
+    Examples:
+      penstock probe api
+      penstock probe worker --id worker-1 --alive
+    """
+    config, instance = where.config(), where.home().read()
+    if role == "api":
+        settings = config.section("api", ApiSettings)
+        address = urlsplit(instance.url) if instance else None
+        host = address.hostname if address else ports.WILDCARDS.get(settings.host, settings.host)
+        port = address.port if address else settings.port
+        return _probe_api(host or "", port or 0, "/healthz" if alive else "/readyz")
+    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, not needed for an API process
+
+    try:
+        found = processes(config, instance)
+    except Problem as problem:
+        if not alive:
+            raise
+        note(f"taken to live: {problem.cause}")
+        return DONE
+    host = socket.gethostname()
+    return _probe_fleet(found, role, name or host, host if name else "", alive=alive)
+
+
+def _probe_api(host: str, port: int, path: str) -> int:
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        status, body = answer.status, answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise Problem(f"nothing answers at {host}:{port}", cause=_cause(error), code="unreachable") from None
+    finally:
+        connection.close()
+    if status != 200:
+        raise Problem(f"{path} answers {status}", cause=body.decode(errors="replace"), code="not_ready")
+    return DONE
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
+
+
+def _probe_fleet(found: Sequence[Process], role: str, name: str, host: str, *, alive: bool) -> int:
+    """Probe a process by its report. `host`: its machine, if other machines may run one of the same name; else ""."""
+    states = {each.state for each in found if (each.role, each.id) == (role, name) and host in ("", each.host)}
+    if not states:
+        raise Problem(
+            f"{role} {name} has said nothing lately", next_step="penstock ps", exit_code=FAILED, code="not_running"
+        )
+    if not alive and "ready" not in states:
+        raise Problem(f"{role} {name} is {', '.join(sorted(states))}", code="not_ready")
+    return DONE
+
+
+POLL_INTERVAL_S = 0.05
+
+
+@click.command(cls=Command)
+@click.option("--now", "at_once", is_flag=True, help="Do not wait for running jobs; they stay in the queue.")
+@where_options(url=False, redis=False)
+def down(at_once: bool, where: Where) -> int:
+    """Drain and stop the instance that runs in the data folder; returns when it has ended.
+
+    \b
+    Examples:
+      penstock down
+      penstock down --now
+      penstock down --data-dir /srv/penstock
+    """
+    home = where.home()
+    instance = home.running()
+    os.kill(instance.pid, signal.SIGTERM)
+    with ProgressLine(sys.stderr, os.environ) as progress:
+        progress.phase("stopping; unfinished jobs stay in the queue" if at_once else "draining")
+        if at_once:
+            _wait_for_draining(home)
+            os.kill(instance.pid, signal.SIGTERM)
+        while home.locked():
+            if not at_once and (now := home.read()) is not None and now.state == "draining" and now.phase:
+                progress.phase(f"draining: {now.phase}")
+            time.sleep(POLL_INTERVAL_S)
+    return DONE
+
+
+def _wait_for_draining(home: DataDir) -> None:
+    """Send a signal and wait a moment, because two signals sent at once may be delivered as one."""
+    while (instance := home.read()) is not None and instance.state != "draining":
+        time.sleep(POLL_INTERVAL_S)

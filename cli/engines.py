@@ -1,26 +1,84 @@
-"""Upstream servers on the command line: the model of `penstock up --upstream`, and what `penstock doctor` says of each
-server."""
+"""Engines before any worker is started: whether plug-ins can be built, what upstream servers are, and the model of
+`penstock up --upstream`.
+
+A plug-in is built in a process of its own, as a worker would, because it may import heavy libraries, take long, or
+crash.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from cli.deployment import Deployment
+from cli.instance import DataDir
 from cli.output import Problem
 from cli.progress import ProgressLine
+from cli.supervisor import signal_name
 from penstock.config import ConfigError
 from streaming.fleet.plans import pool_name
 from streaming.fleet.settings import MODEL_NAME
+from workers.engines.registry import is_plugin
 from workers.engines.upstream.http import ServerAddress, UpstreamClient
 from workers.engines.upstream.places import keys_of
 from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe
 from workers.engines.upstream.settings import UpstreamSettings, url_problem
+
+CHECK_TIMEOUT_S = 120.0
+ERROR = "error: "
+MANUAL = "see docs/engines.md"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCheck:
+    """What was found of one pool's engine. `error` is None if it can be built."""
+
+    pool: str
+    engine: str
+    error: ConfigError | None
+
+
+def check_plugins(deployment: Deployment, home: DataDir) -> Iterator[EngineCheck]:
+    """Check the plug-in engine of each pool. `home.settings` must be saved."""
+    for name, model in deployment.models.items():
+        for shape, pool in model.pools.items():
+            if is_plugin(pool.engine):
+                program = deployment.worker_program(home, "engine-check", name, shape)
+                key = f"models.{name}.engine"
+                error = _error(key, [*program.argv, "--check"], program.env)
+                if error is not None and error.key == key and not deployment.config.source(key):
+                    error = ConfigError("up.engine", error.problem, error.hint)
+                yield EngineCheck(pool_name(name, shape), pool.engine, error)
+
+
+def _error(key: str, argv: Sequence[str], env: Mapping[str, str]) -> ConfigError | None:
+    """What the worker says of its settings, or how else it ended; `key` is the engine's setting."""
+    try:
+        done = subprocess.run(
+            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ConfigError(key, f"the engine was not built within {CHECK_TIMEOUT_S:.0f} s", MANUAL)
+    if done.returncode == 0:
+        return None
+    if done.returncode < 0:
+        name = signal_name(-done.returncode)
+        return ConfigError(key, f"the process that built the engine was killed by {name}", MANUAL)
+    try:
+        return ConfigError(*msgspec.json.decode(done.stdout.rpartition(b"\n\n")[2], type=tuple[str, str, str]))
+    except msgspec.DecodeError:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+    ended = f"the process that built the engine exited with {done.returncode}"
+    return ConfigError(key, lines[-1].removeprefix(ERROR) if lines else ended, MANUAL)
+
 
 KEY_VARIABLES = "PENSTOCK_UPSTREAM_KEY_ENV"
 MAX_NAMED = 8
@@ -40,7 +98,7 @@ class ServerLook:
     problem: str = ""
 
 
-def completed(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+def with_upstream(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """The flags of `up` with what --upstream implies: the engine, and the name of the server's only model. Raises
     Problem."""
     url, engine = flags.get("upstream"), flags.get("engine")
