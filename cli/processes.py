@@ -7,7 +7,6 @@ it after ten seconds.
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import socket
@@ -21,7 +20,6 @@ import click
 import msgspec
 
 from api.settings import ApiSettings
-from cli import ports
 from cli.instance import DataDir, Instance, ProcessEntry
 from cli.options import Command, Where, json_option, where_options
 from cli.output import DONE, FAILED, CommandResult, Problem, note, print_rows, timed
@@ -195,6 +193,8 @@ def probe(role: str, name: str | None, alive: bool, where: Where) -> int:
     """
     config, instance = where.config(), where.home().read()
     if role == "api":
+        from cli import ports  # noqa: PLC0415 - imports an event loop, which `ps` does without
+
         settings = config.section("api", ApiSettings)
         address = urlsplit(instance.url) if instance else None
         host = address.hostname if address else ports.WILDCARDS.get(settings.host, settings.host)
@@ -214,6 +214,8 @@ def probe(role: str, name: str | None, alive: bool, where: Where) -> int:
 
 
 def _probe_api(host: str, port: int, path: str) -> int:
+    import http.client  # noqa: PLC0415 - as above
+
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)
