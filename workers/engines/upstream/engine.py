@@ -67,6 +67,8 @@ class Running:
     task: asyncio.Task[None]
     pool: ServerPool | None = None
     """The servers that have it, or had it last."""
+    has_begun: bool = False
+    """Whether its task runs: cancelled before, a task would end without a last piece."""
 
 
 class UpstreamEngine:
@@ -144,7 +146,7 @@ class UpstreamEngine:
         if running is None or running.generation.cancelled:
             return
         running.generation.cancelled, running.generation.left = True, left
-        if running.pool is None or not running.pool.cancel(request_id):
+        if running.has_begun and (running.pool is None or not running.pool.cancel(request_id)):
             running.task.cancel()
 
     def stats(self) -> Stats:
@@ -267,6 +269,7 @@ class UpstreamEngine:
 
     async def _run(self, generation: UpstreamGeneration) -> None:
         """From submission to the last piece."""
+        self._live[generation.id].has_begun = True
         try:
             last = await self._last(generation)
         except asyncio.CancelledError:
@@ -277,8 +280,8 @@ class UpstreamEngine:
             log.exception("a request failed in the engine", extra={"request": generation.id})
             last = generation.last(failure=Failure("engine_error", "The engine raised an error for this request.", 500))
         running = self._live.pop(generation.id, None)
-        if running is not None and running.pool is not None:
-            running.pool.end(generation, goes_on=generation.left or last.finish == RETURNED)
+        if running is not None:
+            (running.pool or self._own).end(generation, goes_on=generation.left or last.finish == RETURNED)
         self._emit(last)
 
     async def _last(self, generation: UpstreamGeneration) -> Piece:

@@ -53,7 +53,7 @@ class DetachedGenerations:
             return
         stop = continuation.stop_path(facts, generation.request, reader.headers)
         if stop is not None and reader.status == 200:
-            self._stops[generation.id] = (place, *stop)
+            self._stops[generation.id], generation.located = (place, *stop), True
 
     def note_end(
         self,
@@ -95,6 +95,14 @@ class DetachedGenerations:
             return
         client = place.endpoint.client
         self._spawn(client.ask(method, client.address.base + path, None, place.key.secret))
+
+    def stop_by_name(self, endpoint: ServerEndpoint, generation: UpstreamGeneration) -> None:
+        """Stop what a llama-server may generate of a text that nobody reads."""
+        facts, client = endpoint.facts, endpoint.client
+        if facts is not None and facts.reattach == "stream":
+            stop = continuation.stop_path(facts, generation.request, {})
+            if stop is not None:
+                self._spawn(client.ask(stop[0], client.address.base + stop[1], None, endpoint.keys.keys[0].secret))
 
     def stop_unseen(self, place: ServerPlace, path: str, data: bytes, headers: Mapping[str, str]) -> None:
         """Stop the job of a request to a Penstock that was cancelled before its reply began, which would have told the

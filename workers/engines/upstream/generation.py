@@ -74,7 +74,19 @@ class UpstreamGeneration:
     """See the module. `take` is called once for each chunk."""
 
     __slots__ = (
-        *("request", "id", "rows", "cancelled", "tried", "counts", "refusals", "progress_at", "prompt", "outcome"),
+        *(
+            "request",
+            "id",
+            "rows",
+            "located",
+            "cancelled",
+            "tried",
+            "counts",
+            "refusals",
+            "progress_at",
+            "prompt",
+            "outcome",
+        ),
         *("out", "received", "_model", "_unsaid", "_scheduled", "_first", "_prompt_tokens", "_cached", "_told_prompt"),
         *("_began", "_uncounted", "_characters", "_max_characters", "_facts", "_rung", "_expected", "_gate", "_cap"),
         *("_calls", "_reasoning", "_tags", "_held", "_answer", "miscounted", "left", "_out_before", "_has_extras"),
@@ -92,6 +104,8 @@ class UpstreamGeneration:
         self.cancelled = self.left = self.miscounted = False
         """Whether nobody here wants more of it, and whether another worker does then; and whether this reply ended with
         counts that cannot be true, and is counted as one without."""
+        self.located = False
+        """Whether it is known where the newest generation of its text goes on without a reader."""
         self.tried: set[Rung] = set()
         """Rungs that were refused for this request."""
         self.counts = BreakCounts() if counts is None else counts
@@ -229,7 +243,7 @@ class UpstreamGeneration:
     def begin(self, facts: ServerFacts, rung: Rung, now: float) -> None:
         """A new reply begins, `now` in monotonic seconds."""
         self._facts, self._rung, self.outcome, self.bare_ends = facts, rung, None, 0
-        self.progress_at, self.miscounted = now, False
+        self.progress_at, self.miscounted, self.located = now, False, False
         self._scheduled = self._scheduled or now
         shown = self.text
         self._expected = self.written(facts) if rung in REPEATED else ""

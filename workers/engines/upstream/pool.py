@@ -154,11 +154,11 @@ class ServerPool:
             return None
         if place is None:
             return None
-        outcome = ReplyOutcome(End.CANCELLED)
+        outcome, sent_at = ReplyOutcome(End.CANCELLED), time.monotonic()
         try:
             outcome = await self.exchange.run(generation, place)
         finally:
-            self._learn(generation, place, outcome)
+            self._learn(generation, place, outcome, sent_at)
             self.places.leave(place, generation.spent())
         return outcome
 
@@ -174,7 +174,11 @@ class ServerPool:
 
     def end(self, generation: UpstreamGeneration, *, goes_on: bool = False) -> None:
         """Its servers get this request no more. `goes_on`: another attempt continues what one of them may generate."""
-        self.exchange.detached.stop(generation, goes_on=goes_on)
+        detached = self.exchange.detached
+        detached.stop(generation, goes_on=goes_on)
+        if generation.cancelled and not goes_on and not generation.located:
+            for endpoint in self.endpoints:  # one of them may generate for the attempt before, or has not replied yet
+                detached.stop_by_name(endpoint, generation)
 
     def cancel(self, request_id: str) -> bool:
         """Close the connection of a request; False if it has none here."""
@@ -188,8 +192,8 @@ class ServerPool:
         limit = generation.request.sampling.max_tokens or self.settings.default_output or 0
         return size_of(generation.request) + max(0, limit)
 
-    def _learn(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome) -> None:
-        """Tell breaker, budget and key how a reply ended."""
+    def _learn(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome, sent_at: float) -> None:
+        """Tell breaker, budget and key how a reply ended, or the call that prepares it."""
         endpoint, now = place.endpoint, time.monotonic()
         if outcome.bare:
             endpoint.bare_ends += 1
@@ -206,7 +210,8 @@ class ServerPool:
             if not outcome.malformed:
                 answered_at = self.exchange.answered_at(endpoint.url)
                 name = generation.request.text_id or generation.id
-                cut = not (outcome.status or outcome.stalled or outcome.bare or generation.received)
+                has_token = generation.received and generation.progress_at >= sent_at
+                cut = not (outcome.status or outcome.stalled or outcome.bare or has_token)
                 endpoint.fail(outcome.reason, request=name, down=not outcome.sent, cut=cut, answered_at=answered_at)
         elif outcome.end is End.FAILED:  # by the request's own fault, so the server is well
             endpoint.breaker.succeed()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,6 +134,29 @@ async def test_a_server_that_is_gone_behind_its_proxy_is_waited_for() -> None:
         await fake.start()
         answer = await asyncio.wait_for(asking, 15)
     assert answer.failure is None and answer.text == "".join(ANSWER[:5])
+
+
+class Dying(FakeUpstream):
+    """Gives the first tokens of an answer, and then its proxy closes each connection for a while."""
+
+    back_at = math.inf
+
+    async def _answer(
+        self, writer: asyncio.StreamWriter, method: str, path: str, headers: dict[str, str], body: dict[str, Any]
+    ) -> bool:
+        if self.sent and not self.running and time.monotonic() < self.back_at:
+            self.back_at = min(self.back_at, time.monotonic() + 3)
+            writer.transport.abort()
+            return False
+        return await super()._answer(writer, method, path, headers, body)
+
+
+async def test_a_server_that_is_gone_in_the_middle_of_an_answer_is_waited_for() -> None:
+    """It breaks the answer, then each call that would prepare the rest of it."""
+    fake = Dying("vllm", [Fault(after=5, cut=True)])
+    async with bench(fake) as desk:
+        answer = await asyncio.wait_for(desk.ask(HELLO, max_tokens=10), 25)
+    assert answer.failure is None and answer.text == "".join(ANSWER[:10])
 
 
 def test_counts_are_of_texts_that_wait() -> None:

@@ -191,6 +191,26 @@ async def test_a_cancelled_request_is_stopped_at_its_server(kind: str) -> None:
             await second.engine.stop()
 
 
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_request_that_is_cancelled_before_its_reply_is_read_on_is_stopped_too(turns: int) -> None:
+    """The worker that had begun it is gone, and the next one has not come so far, however many turns of its loop it
+    had."""
+    fake = KeepingUpstream("llama-server", step_s=0.05)
+    async with bench(fake) as desk:
+        pieces = await some(desk.begin(asked()), 2)
+        kill(desk)
+        second = await another(fake)
+        try:
+            queue = second.begin(asked(1, past_of(pieces)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            second.engine.cancel("r1")
+            assert (await rest(queue))[-1].finish == "cancelled"
+            await until(lambda: fake.generations[0].stopped)
+        finally:
+            await second.engine.stop()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_request_that_waits_for_its_server_is_stopped_there_too(kind: str) -> None:
     fake = KeepingUpstream(kind, Fault(after=8), step_s=0.05)
