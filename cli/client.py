@@ -30,7 +30,7 @@ from penstock.client import (
     PenstockClient,
     StreamEvent,
 )
-from penstock.client_protocol import EMPTY, lines_of, refusal_of
+from penstock.client_protocol import EMPTY, lines_of, refusal_of, without_login
 from penstock.config import Config
 from penstock.text import counted, read_text
 
@@ -244,12 +244,12 @@ class Client:
             raise Problem(str(error), code="usage") from None
         except InvalidAddress as error:
             raise Problem(
-                f"{self.url} is no address", cause=str(error), next_step="e.g. http://127.0.0.1:8000"
+                f"{without_login(self.url)} is no address", cause=str(error), next_step="e.g. http://127.0.0.1:8000"
             ) from None
 
     def _no_penstock(self, url: str, cause: str) -> Problem:
         return Problem(
-            f"no penstock answers at {url}",
+            f"no penstock answers at {without_login(url)}",
             cause=cause,
             next_step="penstock up, or say where it is with --url or --data-dir",
             code="unreachable",

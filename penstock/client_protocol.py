@@ -46,8 +46,8 @@ class NoAnswer(PenstockError):
     """Raised when no server has answered for as long as the client was told to try."""
 
     def __init__(self, url: str, cause: str) -> None:
-        super().__init__(f"no penstock answers at {url}: {cause}")
-        self.url, self.cause = url, cause
+        self.url, self.cause = without_login(url), cause
+        super().__init__(f"no penstock answers at {self.url}: {cause}")
 
 
 class ApiRefusal(PenstockError):
@@ -299,6 +299,11 @@ Result = TypeVar("Result")
 Call: TypeAlias = Generator[Act, Outcome, Result]
 
 
+def without_login(url: str) -> str:
+    """An address as it may be shown."""
+    return re.sub(r"//[^/]*@", "//***@", url)
+
+
 class ServerList:
     """The servers of a client, and the one that it uses now."""
 
@@ -306,7 +311,9 @@ class ServerList:
         self.urls = [url.strip().rstrip("/") for url in (urls.split(",") if isinstance(urls, str) else urls)]
         for url in self.urls:
             if not is_address(url):
-                raise InvalidAddress(f"{url!r} is no address of a server; write it as http://127.0.0.1:8000")
+                raise InvalidAddress(
+                    f"{without_login(url)!r} is no address of a server; write it as http://127.0.0.1:8000"
+                )
         self.key, self.reached = key, False
         self._at = 0
 

@@ -10,6 +10,7 @@ import ast
 import difflib
 import enum
 import inspect
+import json
 import re
 import textwrap
 import tomllib
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -300,7 +301,18 @@ def build(kind: type[S], values: Any, where: str) -> S:
 def hide(secrets: Iterable[str]) -> None:
     """Keep secrets out of the logs and spans of this process. One of fewer than MIN_SECRET_CHARS characters is hidden
     only where its form tells: logs that lack an ordinary word say nothing."""
-    hidden[:] = sorted({*hidden, *(each for each in secrets if len(each) >= MIN_SECRET_CHARS)}, key=len, reverse=True)
+    long = [each for each in secrets if len(each) >= MIN_SECRET_CHARS]
+    spelled = [form for each in long for form in (each, quote(each, safe=""), repr(each)[1:-1], json.dumps(each)[1:-1])]
+    hidden[:] = sorted({*hidden, *spelled}, key=len, reverse=True)
+
+
+def hide_environment(environ: Mapping[str, str]) -> None:
+    """Hide what libraries read from the environment: logins of proxies, and headers for collectors."""
+    for name, value in environ.items():
+        if name.upper().endswith("_PROXY"):
+            hide(_logins_of(value))
+        elif name.startswith("OTEL_EXPORTER_OTLP") and name.endswith("HEADERS"):
+            hide(part.strip() for pair in (value, *value.split(",")) for part in (pair, *re.split("[=: ]", pair)[1:]))
 
 
 def _secrets_of(value: Any, hint: Any) -> Iterator[str]:
@@ -309,9 +321,17 @@ def _secrets_of(value: Any, hint: Any) -> Iterator[str]:
         if isinstance(text, str):
             if _extra(hint, HIDE):
                 yield text
-            login, at, _ = text.partition("://")[2].rpartition("@")
-            for secret in (login.partition(":")[2] if at else "", *SECRET_OPTION.findall(text)):
+            for secret in (*_logins_of(text), *SECRET_OPTION.findall(text)):
                 yield from (secret, unquote(secret))
+
+
+def _logins_of(text: str) -> Iterator[str]:
+    """The passwords in a URL, or in several behind `;`."""
+    for each in (text, *text.split(";")):
+        login, at, _ = each.partition("://")[2].rpartition("@")
+        if at:
+            password = login.partition(":")[2]
+            yield from (password, unquote(password), re.split("[/?#]", password)[0])
 
 
 def _extra(hint: Any, key: str) -> Any:

@@ -6,12 +6,10 @@ the business of whatever starts the process and owns its stderr.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import re
-import select
 import sys
 import threading
 import time
@@ -23,6 +21,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from penstock.config import hide_environment
 from telemetry.redaction import clean, redact
 from telemetry.tracing import current
 
@@ -38,8 +37,9 @@ def setup(service: str, level: str, stream: TextIO | None = None) -> None:
 
     `level` is debug, info, warning or error. Replaces existing handlers; captures Python's warnings too.
     """
-    handler = LineHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(service))
+    hide_environment(os.environ)
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -128,52 +128,16 @@ class EventLog:
         if not self._logger.isEnabledFor(logging.INFO):
             return
         for handler in logging.getLogger().handlers:
-            if isinstance(handler, LineHandler) and isinstance(handler.formatter, JsonLines):
-                handler.write_soon(handler.formatter.event_line(self._logger.name, message, fields))
+            if isinstance(handler, logging.StreamHandler) and isinstance(handler.formatter, JsonLines):
+                line = handler.formatter.event_line(self._logger.name, message, fields)
+                try:
+                    with handler.lock or contextlib.nullcontext():
+                        handler.stream.write(line)  # before the work that may end this process
+                        handler.flush()
+                except Exception:  # noqa: BLE001 - a log that cannot be written ends no work, as in logging.Handler
+                    handler.handleError(logging.makeLogRecord({"name": self._logger.name, "msg": message}))
                 return
         self._logger.info(message, extra=fields)
-
-
-class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes the lines that one turn of the event loop logs by EventLog at its end: a write for each took 2 % of a
-    request of 8 tokens."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        self._lines: list[str] = []
-
-    def write_soon(self, line: str) -> None:
-        """Write a line at the end of this turn; at once in a thread without a loop."""
-        with self.lock or contextlib.nullcontext():
-            self._lines.append(line)
-            if len(self._lines) > 1:
-                return
-        try:
-            asyncio.get_running_loop().call_soon(self.flush)
-        except RuntimeError:  # no loop runs here
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what waits. Processes may share a pipe, which keeps a write whole up to PIPE_BUF: so line by line
-        where there is more."""
-        with self.lock or contextlib.nullcontext():
-            lines, self._lines = self._lines, []
-            if not lines:
-                super().flush()  # at the end of a process its stream may be closed, which `logging.shutdown` expects
-                return
-            text = "".join(lines)
-            try:
-                for each in (text,) if text.isascii() and len(text) <= select.PIPE_BUF else lines:
-                    self.stream.write(each)
-                super().flush()
-            except Exception:  # noqa: BLE001 - a log that cannot be written ends no work, as in logging.Handler
-                self.handleError(logging.makeLogRecord({"msg": "lines of the log"}))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a record after the lines that came before it."""
-        if self._lines:
-            self.flush()
-        super().emit(record)
 
 
 @lru_cache(maxsize=2)

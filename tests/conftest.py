@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from redis import Redis
 from watchdog import Watchdog
 
+from penstock.config import hidden
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from workers.engines.llamacpp import weights
@@ -74,6 +75,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _rank(file: Path) -> int:
     name = file.relative_to(Path(__file__).parent).as_posix()
     return next((rank for rank, beginning in enumerate(LONGEST) if name.startswith(beginning)), len(LONGEST))
+
+
+@pytest.fixture(autouse=True)
+def _own_secrets() -> Iterator[None]:
+    """The secrets of the settings that a test reads are hidden from no other test."""
+    before = hidden[:]
+    yield
+    hidden[:] = before
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,10 @@ from api.openai.errors import ApiError
 from api.settings import ApiSettings
 from streaming.errors import Unavailable
 
-PROXIED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
+PROXIED = frozenset((
+    *(b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"cf-connecting-ip", b"true-client-ip", b"x-original-host"),
+    *(b"x-forwarded-" + each for each in (b"for", b"host", b"proto", b"port", b"prefix", b"server", b"scheme")),
+))  # fmt: skip
 """Headers that proxies add. A server without keys refuses them: behind a proxy, every request seems local."""
 
 

@@ -378,7 +378,9 @@ def _with_refusals(bare: Prompt, prompt: Prompt) -> Prompt:
     if not isinstance(bare, Chat) or not isinstance(prompt, Chat):
         return bare
     marked = [
-        msgspec.structs.replace(turn, extras=full.extras) if "refusal" in full.extras else turn
+        msgspec.structs.replace(turn, extras={name: full.extras.get(name) for name in ("content", "refusal")})
+        if "refusal" in full.extras
+        else turn
         for turn, full in zip(bare.turns, prompt.turns, strict=True)
     ]
     return Chat(tuple(marked))

@@ -257,6 +257,8 @@ class MessageCall(StrictBody):
         if not isinstance(fields, dict) or fields.get("type") != "custom" or not isinstance(fields.get("custom"), dict):
             return fields
         name, text = fields["custom"].get("name"), fields["custom"].get("input")
+        if not isinstance(text, str):
+            raise refusal("needs `custom.input`, the text that its tool got")
         function = {"name": name, "arguments": msgspec.json.encode({"input": text}).decode()}
         return {key: each for key, each in fields.items() if key not in ("type", "custom")} | {"function": function}
 

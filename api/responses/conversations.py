@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -24,6 +24,8 @@ from api.openai.responses.conversation import (
     item_list,
     new_items,
 )
+from api.openai.responses.items import HostedItem
+from api.openai.schemas import MAX_IGNORED
 from api.responses.endpoints import check_include
 from api.responses.stored import MAX_READS, current
 from streaming.errors import ConversationChanged, QuotaExceeded, UnknownConversation
@@ -46,7 +48,13 @@ async def create(request: Request) -> Response:
         made = await conversations.create(conversation_id, caller.tenant, asked.metadata or {}, items, quota)
     except QuotaExceeded as error:
         raise errors.quota_exceeded(error) from None
-    return as_json(conversation_object(made))
+    return as_json(conversation_object(made), headers=_ignored(asked.items or ()))
+
+
+def _ignored(items: Iterable[object]) -> dict[str, str]:
+    """The header that names the items of tools that do not run here, which are left out."""
+    kinds = dict.fromkeys([f"items[].{item.type}" for item in items if isinstance(item, HostedItem)])
+    return {"X-Ignored-Fields": ", ".join(list(kinds)[:MAX_IGNORED])} if kinds else {}
 
 
 async def show(request: Request) -> Response:
@@ -83,12 +91,12 @@ async def add_items(request: Request) -> Response:
     services, caller = services_of(request), caller_of(request)
     asked, key = await _asked(request, ItemsRequest), idempotency_key(request.scope)
     token = _token(asked.items, joined(caller.tenant, request.url.path, key) if key else secrets.token_hex(16))
-    items = new_items(asked.items, token)
+    items, ignored = new_items(asked.items, token), _ignored(asked.items)
     check_include(request)
     for _ in range(MAX_READS):
         conversation = await _own(request)
         if not items or _already_added(conversation, token):
-            return as_json(item_list(items))
+            return as_json(item_list(items), headers=ignored)
         if conversation.turn:
             raise errors.conversation_locked()
         _check_room(request, conversation.items, items)
@@ -100,7 +108,7 @@ async def add_items(request: Request) -> Response:
             raise errors.conversation_not_found() from None
         except QuotaExceeded as error:
             raise errors.quota_exceeded(error) from None
-        return as_json(item_list(items))
+        return as_json(item_list(items), headers=ignored)
     raise errors.conversation_locked()
 
 

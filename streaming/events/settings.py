@@ -7,7 +7,7 @@ import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -62,13 +62,21 @@ def check_endpoint(endpoint: WebhookSettings) -> None:
             raise ValueError(f"{field} must be https://host/path, without a user")
         if url.scheme == "http" and not endpoint.allow_http:
             raise ValueError(f"{field} must begin with https:// (allow_http = true lifts that)")
-        if url.port == 0:  # reading it raises ValueError for what is no port
-            raise ValueError(f"{field} has no port 0")
+        if not _has_port(url):
+            raise ValueError(f"{field} must have a port from 1 to 65535, or none")
         if field == "urls" and (_origin_and_path(text) is None or url.query):
             raise ValueError("urls must be plain ASCII without spaces, '#', '?', '..' and escapes of such characters")
     for network in endpoint.networks:
         ipaddress.ip_network(network)
     signing_key(endpoint.secret)
+
+
+def _has_port(url: SplitResult) -> bool:
+    """The library's own words for a wrong port would repeat a part of a password."""
+    try:
+        return url.port != 0
+    except ValueError:
+        return False
 
 
 _PRINTABLE = re.compile(r"""[!"$-\[\]-~]{1,2048}""")

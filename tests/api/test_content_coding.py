@@ -89,6 +89,7 @@ def test_each_route_reads_encoded_bodies(house: House, method: str, path: str) -
     for coding in ("gzip", "zstd"):
         found = sent(house, CODINGS[coding](plain), coding, path, method)
         assert (found[0], found[2].get("error")) == (without[0], without[2].get("error")), found
+    assert sent(house, zstd.compress(zstd.compress(plain)), "zstd, zstd", path, method)[0] == 415  # two windows
     unknown = sent(house, plain, "br", path, method)
     assert (unknown[0], unknown[2]["error"]["code"]) == (415, "unsupported_content_encoding")
     assert unknown[1]["accept-encoding"] == "gzip, deflate, zstd"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import io
 import json
 import logging
 import os
-import select
 import sys
 import time
 import warnings
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -192,46 +189,6 @@ def test_an_event_line_has_the_form_of_every_other(lines: io.StringIO) -> None:
     logging.getLogger().setLevel(logging.WARNING)
     events.write("request")
     assert len(lines.getvalue().splitlines()) == 1
-
-
-async def test_the_events_of_a_turn_are_written_together_at_its_end(lines: io.StringIO) -> None:
-    """Before any record that comes after them; and a write that a pipe would cut holds a line."""
-    events, record = EventLog("api.access"), logging.getLogger("x")
-    for number in range(3):
-        events.write("request", number=number)
-    assert not lines.getvalue()
-    record.warning("a record")
-    events.write("request", number=3)
-    await asyncio.sleep(0)
-    numbers = [json.loads(line).get("number") for line in lines.getvalue().splitlines()]
-    assert numbers == [0, 1, 2, None, 3]
-
-
-async def test_no_write_is_longer_than_a_pipe_keeps_whole() -> None:
-    written: list[str] = []
-
-    class Pipe(io.StringIO):
-        def write(self, text: str) -> int:
-            written.append(text)
-            return len(text)
-
-    setup("api", "info", Pipe())
-    for number in range(200):
-        EventLog("api.access").write("request", number=number)
-    await asyncio.sleep(0)
-    assert [json.loads(line)["number"] for line in "".join(written).splitlines()] == list(range(200))
-    assert all(len(text) <= select.PIPE_BUF and text.endswith("\n") for text in written)
-
-
-def test_the_end_of_a_process_says_nothing_of_a_log_that_is_closed(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    with (tmp_path / "up.log").open("w") as stream:
-        setup("up", "info", stream)
-        EventLog("x").write("last")
-    with pytest.raises(ValueError, match="closed"):  # which `logging.shutdown` passes over
-        logging.getLogger().handlers[0].flush()
-    assert capsys.readouterr().err == "" and "last" in (tmp_path / "up.log").read_text()
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), BrokenPipeError(), ValueError("closed file")])

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from otlp_collector import Collector, attributes_of, collector
 
 from offline.settings import OfflineSettings
-from penstock.config import Config, hidden
+from penstock.config import Config, hide_environment
 from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.ids import new_deployment_id, new_file_id, new_job_id
 from streaming.redis.settings import RedisSettings
@@ -82,14 +82,6 @@ NAMED = [
 KINDS = {"plain": "hunter2-0x", "two words": "correct horse"}
 
 
-@pytest.fixture
-def own_secrets() -> Iterator[None]:
-    """What a test reads is forgotten after it."""
-    before = hidden[:]
-    yield
-    hidden[:] = before
-
-
 SECRET = "correct/horse battery"
 SETTINGS: list[tuple[str, type[msgspec.Struct], dict[str, object]]] = [
     ("redis", RedisSettings, {"url": f"redis://worker:{quote(SECRET, safe='')}@db:6379/0"}),
@@ -99,7 +91,6 @@ SETTINGS: list[tuple[str, type[msgspec.Struct], dict[str, object]]] = [
 ]
 
 
-@pytest.mark.usefixtures("own_secrets")
 @pytest.mark.parametrize(("section", "kind", "values"), SETTINGS)
 def test_no_log_shows_a_configured_password(
     section: str, kind: type[msgspec.Struct], values: dict[str, object]
@@ -114,7 +105,6 @@ def test_no_log_shows_a_configured_password(
         assert clean({"said": [shown]}) == {"said": [HIDDEN]}
 
 
-@pytest.mark.usefixtures("own_secrets")
 def test_no_log_shows_the_secret_or_the_address_of_a_webhook() -> None:
     """Chat services take messages from whoever knows the address."""
     hook = {"url": "https://hooks.example/services/T0/B0/x7x7?token=abcdefgh", "secret": KEYS[-1]}
@@ -123,14 +113,29 @@ def test_no_log_shows_the_secret_or_the_address_of_a_webhook() -> None:
     assert redact(f"GET /other?x=abcdefgh, {KEYS[-1]}") == f"GET /other?x={HIDDEN}, {HIDDEN}"
 
 
-@pytest.mark.usefixtures("own_secrets")
 def test_no_log_shows_the_key_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "no-form-at-all")
     keys_of(UpstreamSettings(urls=("http://a",), key_env=("SOME_KEY",)), "models.m")
     assert redact("the server said no-form-at-all") == f"the server said {HIDDEN}"
 
 
-@pytest.mark.usefixtures("own_secrets")
+def test_no_log_shows_what_libraries_read_from_the_environment() -> None:
+    """Also a header that is malformed, and a password that cuts its own address short."""
+    hide_environment({
+        "OTEL_EXPORTER_OTLP_HEADERS": "x-team: first-secret-7,x-scope=second-secret-8",
+        "https_proxy": "http://user:third-secret/9@proxy:3128",
+    })  # fmt: skip
+    assert redact("first-secret-7 second-secret-8 third-secret") == " ".join([HIDDEN] * 3)
+
+
+def test_each_spelling_of_a_secret_is_hidden() -> None:
+    """Of every login in a list of addresses."""
+    urls = "amqp://u:first-Secret1@h1//;amqp://u:other%22Secret9@h2//"
+    Config({"offline": {"broker_url": urls}}).section("offline", OfflineSettings)
+    for shown in ("first-Secret1", 'other"Secret9', 'other\\"Secret9', "other%22Secret9"):
+        assert redact(f"said {shown} twice") == f"said {HIDDEN} twice"
+
+
 def test_a_short_password_hides_no_ordinary_words() -> None:
     Config({"redis": {"url": "redis://:worker@db"}}).section("redis", RedisSettings)
     assert redact("worker-1 cannot reach redis://:worker@db") == f"worker-1 cannot reach redis://:{HIDDEN}@db"

@@ -10,6 +10,7 @@ import re
 from collections.abc import Container, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, by_shape, refusal, shape
@@ -176,8 +177,19 @@ class ItemReference(ClosedBody):
     id: ItemId = Field(description="The id of an input or output item of a stored response.")
 
 
+_CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
+"""Items of custom tools, whose text a model here reads as the one argument of a function."""
+
+
 def _check_kind(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in _CUSTOM:
+        rest = {name: each for name, each in value.items() if name != "input"}
+        if kind == "custom_tool_call":
+            if not isinstance(value.get("input"), str):
+                raise refusal("needs `input`, the text that its tool got")
+            rest["arguments"] = msgspec.json.encode({"input": value["input"]}).decode()
+        return {**rest, "type": _CUSTOM[kind]}
     if kind is None or (isinstance(kind, str) and (kind in _KINDS or _HOSTED.fullmatch(kind))):
         return value
     kinds = ", ".join(map(repr, _KINDS))

@@ -234,7 +234,7 @@ class ResponseFacts(msgspec.Struct, frozen=True):
             "service_tier": TIER[job.priority],
             "store": form.store,
             "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
-            "text": {"format": form.format or {"type": "text"}, "verbosity": "medium"},
+            "text": {"format": form.format or {"type": "text"}, "verbosity": job.passed.get("verbosity", "medium")},
             "tool_choice": form.tool_choice,
             "tools": form.tools,
             "top_logprobs": form.top_logprobs,

@@ -217,7 +217,7 @@ class TextOptions(StrictBody):
     """Options of the text of a response."""
 
     format: Format | None = Field(None, description="Plain text, any JSON object, or JSON of a schema.")
-    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Ignored: no engine knows it.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="For a model's server.")
 
     @property
     def ignored(self) -> list[str]:

@@ -161,7 +161,15 @@ def test_the_log_says_why_a_page_is_refused(empty_house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["Forwarded: for=198.51.100.7", "X-Forwarded-For: 198.51.100.7", "Via: 1.1 proxy", "x-forwarded-for:"]
+    "header",
+    [
+        "Forwarded: for=198.51.100.7",
+        "X-Forwarded-For: 198.51.100.7",
+        "Via: 1.1 proxy",
+        "x-forwarded-for:",
+        "X-Forwarded-Proto: https",
+        "X-Real-IP: 198.51.100.7",
+    ],
 )
 def test_what_a_proxy_forwards_needs_keys(house: House, header: str) -> None:
     """It comes from this machine, with a Host that the proxy chose: whoever reaches the proxy could use the server."""

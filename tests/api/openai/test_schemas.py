@@ -558,7 +558,7 @@ def test_what_a_response_cannot_have_is_named() -> None:
         {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}},
         {"type": "code_interpreter_call", "id": "ci_1"}, {"type": "image_generation_call", "id": "ig_1"},
         {"type": "mcp_list_tools", "id": "mcpl_1"}, {"type": "mcp_approval_request", "id": "mcpr_1"},
-        {"type": "custom_tool_call", "call_id": "d"}, {"type": "local_shell_call_output", "id": "e"},
+        {"type": "shell_call", "call_id": "d"}, {"type": "local_shell_call_output", "id": "e"},
         {"type": "compaction", "encrypted_content": "x"},
     ]  # fmt: skip
     said = {"role": "user", "content": "hi"}
@@ -775,8 +775,9 @@ def test_a_call_of_a_custom_tool_in_a_history_is_read_as_of_a_function() -> None
     call = {"id": "c1", "type": "custom", "custom": {"name": "sql", "input": 'select "a"'}}
     turns = job_of(chat(messages=[{"role": "assistant", "tool_calls": [call]}])).prompt
     assert turns == Chat((ChatTurn("assistant", "", (ToolCall("c1", "sql", '{"input":"select \\"a\\""}'),)),))
-    with pytest.raises(ApiError, match="name"):
-        chat(messages=[{"role": "assistant", "tool_calls": [{**call, "custom": {"input": "x"}}]}])
+    for custom, words in (({"input": "x"}, "name"), ({"name": "sql"}, "needs `custom.input`")):
+        with pytest.raises(ApiError, match=words):
+            chat(messages=[{"role": "assistant", "tool_calls": [{**call, "custom": custom}]}])
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion", "job"])

@@ -283,6 +283,15 @@ def test_an_earlier_refusal_is_shown_as_one(client: OpenAI) -> None:
     assert after.usage is not None and made.usage is not None and after.usage.input_tokens > made.usage.input_tokens
 
 
+def test_calls_of_custom_tools_in_a_history_are_read_as_of_functions(client: OpenAI) -> None:
+    call: Any = {"type": "custom_tool_call", "call_id": "c", "name": "sql", "input": "select 1"}
+    result: Any = {"type": "custom_tool_call_output", "call_id": "c", "output": "42"}
+    made = client.responses.create(model="sim", input=[call, result], max_output_tokens=2)
+    shown = list(client.responses.input_items.list(made.id, order="asc"))
+    assert [item.type for item in shown] == ["function_call", "function_call_output"]
+    assert shown[0].arguments == '{"input":"select 1"}' and shown[1].output == "42"  # type: ignore[union-attr]
+
+
 def test_input_items_are_listed_in_pages(client: OpenAI) -> None:
     first = client.responses.create(model="sim", input="zero", max_output_tokens=1)
     items: Any = [{"role": "user", "content": f"turn {number}"} for number in range(5)]

@@ -327,11 +327,17 @@ def test_a_url_that_cannot_be_compared_is_no_allowed_one(url: str) -> None:
     ("url", "words"),
     [("http://example.com", "https://"), ("ftp://example.com", "https://"),
      ("https://u:p@example.com", "without a user"), ("https://", "https://host"), ("https://example.com:99999", "ort"),
-     ("https://example.com:0", "port 0")],
+     ("https://example.com:0", "port from 1")],
 )  # fmt: skip
 def test_addresses_that_cannot_be_are_refused_at_the_start(url: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settings_of(url=url)
+
+
+def test_a_refusal_of_an_address_repeats_no_part_of_its_password() -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings_of(url="https://ci:hidden-part/x@hooks.example/p")
+    assert "hidden-part" not in str(refused.value)
 
 
 # --- when to try again -----------------------------------------------------------------------------------------------

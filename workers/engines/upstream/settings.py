@@ -108,8 +108,8 @@ def url_problem(url: str) -> str:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        return f"not an address: {error}"
+    except ValueError:  # whose words may repeat a part of a password
+        return "not an address such as http://gpu-1:8000/v1"
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         return f"expected an address such as http://gpu-1:8000/v1, got {parts.scheme or 'no scheme'}"
     if parts.username or parts.password:
