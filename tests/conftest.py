@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from house import House, redis_process, serving
+from house import LONG_LEASE, House, redis_process, serving
 from hypothesis import HealthCheck, settings
 from redis import Redis
 from watchdog import Watchdog
@@ -111,7 +111,7 @@ def real_model() -> Path:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """An API process and a worker with the simulated engine, for the tests of one module."""
     folder = tmp_path_factory.mktemp("house")
-    with serving(folder, "workers") as house:
+    with serving(folder, "workers", **LONG_LEASE) as house:
         yield house
 
 

@@ -90,6 +90,11 @@ Client = TypeVar("Client", bound=AbstractContextManager[object])
 ADMIN_TOKEN = "admin-token-of-a-test"
 
 
+LONG_LEASE = {"PENSTOCK_REDIS_LEASE_MS": "20000"}
+"""For a worker that nobody starts again, and that no test lets lapse: a machine that stands still for a second takes no
+lease from it."""
+
+
 @contextmanager
 def serving(folder: Path, *roles: str, **environ: str) -> Iterator[House]:
     """A house with an API process and one process of each role, ready to serve if one is a worker, on a server of its

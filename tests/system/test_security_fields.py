@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jsonschema_rs
 import pytest
-from house import House, serving
+from house import LONG_LEASE, House, serving
 from matrices import RAW, TYPES, Fields, Place
 
 from api.openapi import document
@@ -230,7 +230,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("house")
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     (folder / "penstock.toml").write_text(f'[keys.all]\nsha256 = "{digest}"\ntenant = "t"\nadmin = true\n')
-    with serving(folder, "workers", PENSTOCK_SIM_STEP_MS="0", PENSTOCK_SIM_PREFILL_MS="0") as house:
+    quick = {"PENSTOCK_SIM_STEP_MS": "0", "PENSTOCK_SIM_PREFILL_MS": "0"}
+    with serving(folder, "workers", **quick, **LONG_LEASE) as house:
         yield house
 
 

@@ -136,14 +136,6 @@ def test_items_are_added_once_with_an_idempotency_key(house: House, client: Open
     assert texts(client, made.id) == ["once", "once"]
 
 
-@pytest.mark.parametrize(
-    "others",
-    [
-        [{"role": "user", "content": "other"}],
-        [{"role": "user", "content": "once"}, {"role": "user", "content": "more"}],
-        [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}],
-    ],
-)
 def test_items_that_are_left_out_are_named(client: OpenAI) -> None:
     searched: Any = {"type": "web_search_call", "id": "ws", "status": "completed"}
     made = client.conversations.with_raw_response.create(items=[searched])
@@ -153,6 +145,14 @@ def test_items_that_are_left_out_are_named(client: OpenAI) -> None:
     assert added.headers["x-ignored-fields"] == "items[].web_search_call" and len(added.parse().data) == 1
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        [{"role": "user", "content": "other"}],
+        [{"role": "user", "content": "once"}, {"role": "user", "content": "more"}],
+        [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}],
+    ],
+)
 def test_other_items_with_the_same_idempotency_key_are_refused(house: House, client: OpenAI, others: Any) -> None:
     """An answer 200 would say that they were added."""
     made = client.conversations.create()
