@@ -132,7 +132,7 @@ class EventLog:
                 line = handler.formatter.event_line(self._logger.name, message, fields)
                 try:
                     with handler.lock or contextlib.nullcontext():
-                        handler.stream.write(line)  # before the work that may end this process
+                        handler.stream.write(line)  # at once: what follows may end this process
                         handler.flush()
                 except Exception:  # noqa: BLE001 - a log that cannot be written ends no work, as in logging.Handler
                     handler.handleError(logging.makeLogRecord({"name": self._logger.name, "msg": message}))

@@ -241,6 +241,13 @@ class CalledFunction(StrictBody):
     arguments: str = Field(description="JSON, as the model wrote it.")
 
 
+def arguments_of(text: Any, field: str) -> str:
+    """The arguments of a function whose one argument is the text that a custom tool got. Raises a refusal."""
+    if not isinstance(text, str):
+        raise refusal(f"needs `{field}`, the text that its tool got")
+    return msgspec.json.encode({"input": text}).decode()
+
+
 class MessageCall(StrictBody):
     """A call in an assistant's message."""
 
@@ -256,10 +263,8 @@ class MessageCall(StrictBody):
         """The history of another server may have calls of custom tools: a model here reads them as of a function."""
         if not isinstance(fields, dict) or fields.get("type") != "custom" or not isinstance(fields.get("custom"), dict):
             return fields
-        name, text = fields["custom"].get("name"), fields["custom"].get("input")
-        if not isinstance(text, str):
-            raise refusal("needs `custom.input`, the text that its tool got")
-        function = {"name": name, "arguments": msgspec.json.encode({"input": text}).decode()}
+        custom = fields["custom"]
+        function = {"name": custom.get("name"), "arguments": arguments_of(custom.get("input"), "custom.input")}
         return {key: each for key, each in fields.items() if key not in ("type", "custom")} | {"function": function}
 
     @property

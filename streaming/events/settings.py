@@ -72,7 +72,7 @@ def check_endpoint(endpoint: WebhookSettings) -> None:
 
 
 def _has_port(url: SplitResult) -> bool:
-    """The library's own words for a wrong port would repeat a part of a password."""
+    """Whether a URL names a port that can be, or none. The error of the library may repeat a part of a password."""
     try:
         return url.port != 0
     except ValueError:

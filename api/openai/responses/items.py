@@ -10,11 +10,10 @@ import re
 from collections.abc import Container, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, by_shape, refusal, shape
-from api.openai.messages import FunctionName, TextPart, words_of
+from api.openai.messages import FunctionName, TextPart, arguments_of, words_of
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
 
@@ -186,9 +185,7 @@ def _check_kind(value: Any) -> Any:
     if isinstance(kind, str) and kind in _CUSTOM:
         rest = {name: each for name, each in value.items() if name != "input"}
         if kind == "custom_tool_call":
-            if not isinstance(value.get("input"), str):
-                raise refusal("needs `input`, the text that its tool got")
-            rest["arguments"] = msgspec.json.encode({"input": value["input"]}).decode()
+            rest["arguments"] = arguments_of(value.get("input"), "input")
         return {**rest, "type": _CUSTOM[kind]}
     if kind is None or (isinstance(kind, str) and (kind in _KINDS or _HOSTED.fullmatch(kind))):
         return value
