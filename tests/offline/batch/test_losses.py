@@ -83,7 +83,10 @@ def test_two_offline_processes_share_the_work(served: House) -> None:
     first.send_signal(signal.SIGCONT)
     done = ended(openai, batch)
     answers_are_right(content(openai, done.output_file_id), lines)
-    eventually(lambda: "another process has the batch now" in served.log("offline"))
+    gave_up = ("another process has the batch now", "because the store is away")  # a command timed out in its sleep
+    eventually(lambda: any(each in served.log("offline") for each in gave_up))
+    assert openai.batches.retrieve(batch.id) == done
+    answers_are_right(content(openai, done.output_file_id), lines)
 
 
 def test_what_celery_loses_is_said_again(served: House) -> None:
