@@ -12,8 +12,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import count, pairwise
+from itertools import pairwise
 from operator import mul
 from random import Random
 from statistics import median
@@ -22,7 +21,7 @@ from typing import NamedTuple
 from planner.facts.catalogue import PlanError
 from planner.search import quantile, tpot_s
 from planner.simulator.engine import EngineShape, ModelEngine, ModelText
-from planner.simulator.pool import PoolEngine, PoolSimulation
+from planner.simulator.pool import PoolSimulation
 from planner.simulator.queues import PenstockQueue, PenstockWorker
 
 REGIME = 95
@@ -466,8 +465,6 @@ MAX_TEXTS = 50_000
 """To divide, and to simulate."""
 MIN_LOAD, MAX_LOADS = 20, 16
 """Requests of a load, and loads, into which records are divided."""
-AFTER_S = 1e-6
-"""A client's next request comes later than its answer, and no two clients ask at the same time."""
 MAX_ERROR = 0.15
 """Of any figure: what is farther off is not planned with."""
 FIGURES = {"tokens_s": "throughput", "ttft_p50_s": "TTFT p50", "ttft_p90_s": "TTFT p90", "tpot_p50_s": "TPOT p50"}
@@ -485,51 +482,9 @@ def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale:
         )
         for each in served
     ]  # fmt: skip
-    pool = PoolSimulation(PoolEngine(fit.shape), queue=PenstockQueue(), make_worker=_worker)
-    pool.order(workers, at_once=True)
-    for text in texts:
-        pool.at(text.arrived_s, partial(_arrive, pool, text))
-    pool.run(math.inf)
+    pool = [PenstockWorker(ModelEngine(fit.shape), Random(1)) for _ in range(workers)]  # noqa: S311 - a simulation
+    PoolSimulation(PenstockQueue(), pool).run(texts)
     return texts
-
-
-def predicted_clients(fit: EngineFit, clients: int, lengths: Sequence[tuple[int, int]]) -> list[ModelText]:
-    """Simulate one engine under clients that each ask again as soon as they are answered, with these (prompt, answer)
-    tokens in turn. What is asked at the end of a step comes when the next one is under way."""
-    engine, now_s = ModelEngine(fit.shape), 0.0
-    todo = iter([ModelText(prompt, answer, answer) for prompt, answer in lengths])
-    numbers, coming = count(), list[tuple[float, int, ModelText]]()
-    done: list[ModelText] = []
-
-    def ask(at_s: float) -> None:
-        if (text := next(todo, None)) is not None:
-            text.arrived_s = at_s
-            heapq.heappush(coming, (at_s, next(numbers), text))
-
-    for number in range(clients):
-        ask(number * AFTER_S)
-    while coming or not engine.is_idle:
-        if engine.is_idle:
-            now_s = max(now_s, coming[0][0])
-        while coming and coming[0][0] <= now_s:
-            engine.submit(heapq.heappop(coming)[2])
-        step = engine.step()
-        now_s += step.duration_s
-        for text in step.tokens:
-            text.first_s = now_s if text.first_s is None else text.first_s
-        for text in step.ended:
-            text.ended_s = now_s
-            done.append(text)
-            ask(now_s + AFTER_S + fit.path_s + fit.delay_s)
-    return done
-
-
-def _arrive(pool: PoolSimulation, text: ModelText, _: float) -> None:
-    pool.put_text(text)
-
-
-def _worker(engine: ModelEngine) -> PenstockWorker:
-    return PenstockWorker(engine, Random(1))  # noqa: S311 - a simulation
 
 
 # --- compare ---------------------------------------------------------------------------------------------------------

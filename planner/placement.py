@@ -100,9 +100,6 @@ class ModelQueues:
         """Of no model: workers take from `of` their own."""
         return None
 
-    def drop(self, text: ModelText) -> None:
-        self.of(text.model).drop(text)
-
     def note_end(self, text: ModelText) -> None:
         return
 

@@ -24,7 +24,7 @@ from planner.simulator.queues import (
     by_arrival,
     by_lane,
 )
-from planner.simulator.trace import TraceRow, WorkloadShape, cut, requests
+from planner.simulator.trace import TraceRow, cut, requests
 from scheduler.policy.snapshot import TARGETS
 from streaming.fleet.settings import LatencyTargets
 from streaming.order import Priority
@@ -129,7 +129,7 @@ def measured(run: ProgramRun) -> Report:
 def made(rate: float, seed: int, seconds: float) -> tuple[list[ModelText], list[ModelText]]:
     """The texts of the trace, and those of the batch, which are there from the start."""
     random = Random(seed)  # noqa: S311 - a simulation
-    trace = cut(requests(WorkloadShape(rate=rate, cv=1.5), seed, seconds), longest=CONTEXT)
+    trace = cut(requests(rate, 1.5, seed, seconds), longest=CONTEXT)
     texts = [_text(row, random.choices(list(TENANTS), list(TENANTS.values()))[0]) for row in trace]
     lines = []
     for number in range(BATCH_LINES):

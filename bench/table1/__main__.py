@@ -22,7 +22,7 @@ from bench.report import columns
 from bench.stats import quantile
 from bench.table1 import open_loop
 from bench.table1.client import ConcurrencyLevel, NotAServer, Protocol, level, made_up, servers
-from planner.simulator.trace import Malformed, Trace, TraceRow, WorkloadShape, cut, requests
+from planner.simulator.trace import Malformed, Trace, TraceRow, cut, requests
 
 TIMEOUT = "Timeout"
 
@@ -146,7 +146,7 @@ def _open(run: ProgramRun) -> int:
 def workload(trace: Trace | None, rate: float, speed: float, seconds: float) -> list[TraceRow]:
     """What leaves within the time there is, at its times."""
     end = seconds * speed
-    source = trace if trace else requests(WorkloadShape(rate=rate, cv=CV), 1, end)
+    source = trace if trace else requests(rate, CV, 1, end)
     return sorted(cut(source, begin=0.0, end=end, scale=speed, longest=LONGEST), key=lambda request: request.at)
 
 

@@ -6,7 +6,6 @@ evicted or aborted loses that and computes it again when it returns.
 
 from __future__ import annotations
 
-import math
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
@@ -83,10 +82,6 @@ class ModelText:
     evictions: int = 0
     recomputed: int = 0
     """Tokens that were computed again after evictions."""
-    deadline_s: float = math.inf
-    """When its answer is too late to be of use."""
-    claimed_s: float | None = None
-    """When a worker of a pool took it from the queue first."""
     begun_s: float | None = None
     """When an engine got it first."""
     handed_s: float = 0.0
@@ -94,7 +89,7 @@ class ModelText:
     first_s: float | None = None
     """Its first token."""
     ended_s: float | None = None
-    """Its last token; None: it was dropped at its deadline, or has not ended."""
+    """Its last token; None: it has not ended."""
     preemptions: int = 0
     is_prefilled: bool = False
     """Whether another engine has computed its prompt, whose cache comes with it; an eviction loses that."""

@@ -48,10 +48,6 @@ class TextQueue(Protocol):
         """Remove the next text of these lanes, which is not of the tenants `crowding`; None if there is none."""
         ...
 
-    def drop(self, text: ModelText) -> None:
-        """A waiting text is given up."""
-        ...
-
     def note_end(self, text: ModelText) -> None:
         """A text has been answered."""
         ...
@@ -74,10 +70,9 @@ class SortedQueue:
         self._key = key
         self._heap: list[tuple[tuple[int, float], int, ModelText]] = []
         self._puts = 0
-        self._dropped: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._heap) - len(self._dropped)
+        return len(self._heap)
 
     def put(self, text: ModelText, now_s: float) -> None:
         self._puts += 1
@@ -88,15 +83,7 @@ class SortedQueue:
 
     def take(self, now_s: float, lanes: Collection[Priority], crowding: Collection[str] = ()) -> ModelText | None:
         """Of all lanes and tenants: a queue without lanes knows none."""
-        while self._heap:
-            text = heapq.heappop(self._heap)[2]
-            if id(text) not in self._dropped:
-                return text
-            self._dropped.discard(id(text))
-        return None
-
-    def drop(self, text: ModelText) -> None:
-        self._dropped.add(id(text))
+        return heapq.heappop(self._heap)[2] if self._heap else None
 
     def note_end(self, text: ModelText) -> None:
         return
@@ -147,8 +134,8 @@ class _Lane:
         self.counts[job.tenant] += 1
         heapq.heappush(self.lines[job.tenant], (job.urgency, job.id))
 
-    def leave(self, job: WaitingJob, charged: int = 0) -> None:
-        """A waiting job is claimed for a charge, or given up."""
+    def leave(self, job: WaitingJob, charged: int) -> None:
+        """A waiting job is claimed for a charge."""
         del self.waiting[job.id]
         self.counts[job.tenant] -= 1
         self.counters[job.tenant] += charged
@@ -165,18 +152,15 @@ class PenstockQueue:
         self._lanes = {lane: _Lane() for lane in LANES}
         self._texts: dict[str, ModelText] = {}
         self._ids: dict[int, str] = {}
-        self.picks: defaultdict[str, int] = defaultdict(int)
-        """How often each turn came."""
 
     def __len__(self) -> int:
         return sum(len(lane.waiting) + len(lane.requeued) for lane in self._lanes.values())
 
     def put(self, text: ModelText, now_s: float) -> None:
         lane, now_ms = Priority(text.lane), int(1000 * now_s)
-        deadline = None if text.deadline_s == math.inf else int(1000 * (text.deadline_s - now_s))
         job_id = str(len(self._ids))
         self._ids[id(text)], self._texts[job_id] = job_id, text
-        patience = patience_ms(lane, deadline, None, text.limit)
+        patience = patience_ms(lane, None, None, text.limit)
         number = (now_ms, len(self._ids))
         self._lanes[lane].join(
             WaitingJob(job_id, text.tenant, number, now_ms, patience, units(text.prompt, text.limit))
@@ -192,7 +176,6 @@ class PenstockQueue:
         pick = next_job(snapshot, now_ms)
         if pick is None:
             return None
-        self.picks[pick.turn.name] += 1
         for name, credit in credits_after(snapshot, pick, now_ms).items():
             self._lanes[name].credit = credit
         self._claim(pick)
@@ -204,11 +187,6 @@ class PenstockQueue:
             del lane.requeued[job.id]
             return
         lane.leave(job, charge(units(self._texts[job.id].prompt, 0), 1.0))
-
-    def drop(self, text: ModelText) -> None:
-        job_id, lane = self._ids[id(text)], self._lanes[Priority(text.lane)]
-        if lane.requeued.pop(job_id, None) is None:
-            lane.leave(lane.waiting[job_id])
 
     def note_end(self, text: ModelText) -> None:
         lane = self._lanes[Priority(text.lane)]
@@ -236,7 +214,7 @@ class ModelWorker:
 
     def fill(self, queue: TextQueue, now_s: float) -> None:
         """Take what the engine may have now."""
-        while self.has_place:
+        while True:
             if not self.held:
                 if (text := queue.take(now_s, LANES)) is None:
                     return
@@ -244,11 +222,6 @@ class ModelWorker:
             if not self.admits(self.held[0]):
                 return
             self.submit(self.held.pop(), now_s)
-
-    @property
-    def has_place(self) -> bool:
-        """Whether a further text may be taken, whatever its size."""
-        return True
 
     def admits(self, text: ModelText) -> bool:
         """Whether the engine may have it now."""
@@ -264,30 +237,6 @@ class ModelWorker:
         """Learn from a step that has ended now."""
         self.rule.note(step)
 
-    def give_up(self, text: ModelText, now_s: float) -> bool:
-        """Abort a text; False if this worker has not got it."""
-        if text in self.held:
-            self.held.remove(text)
-        elif text in self.engine.running or text in self.engine.waiting:
-            self.abort(text, now_s)
-        else:
-            return False
-        return True
-
-    def abort(self, text: ModelText, now_s: float) -> None:
-        """Take a text out of the engine."""
-        self.engine.abort(text)
-        self.rule.forget(text)
-
-
-class SlotWorker(ModelWorker):
-    """One that takes from the queue only for a free slot."""
-
-    @property
-    def has_place(self) -> bool:
-        engine = self.engine
-        return len(engine.running) + len(engine.waiting) < engine.shape.slots
-
 
 class PenstockWorker(ModelWorker):
     """Claims, holds back, begins and preempts as a worker of the product does."""
@@ -296,7 +245,6 @@ class PenstockWorker(ModelWorker):
 
     def __init__(self, engine: ModelEngine, random: Random, targets: LatencyTargets | None = None) -> None:
         super().__init__(engine, PastFuture(random, targets))
-        self.preemptions = 0
         self._shares = SlotShares()
 
     def fill(self, queue: TextQueue, now_s: float) -> None:
@@ -314,10 +262,6 @@ class PenstockWorker(ModelWorker):
         self._shares.begin(text.tenant)
         if text.lane == Priority.INTERACTIVE:
             self.rule.colocation.note_chat(text.prompt)
-
-    def abort(self, text: ModelText, now_s: float) -> None:
-        super().abort(text, now_s)
-        self._shares.end(text.tenant, now_s)
 
     def note(self, step: ModelStep, now_s: float) -> None:
         super().note(step, now_s)
@@ -360,9 +304,10 @@ class PenstockWorker(ModelWorker):
         for _ in range(MAX_VICTIMS):
             texts, victims = self._texts(), choose_victims(self._jobs(), 1, now_s)
             for victim in [texts[int(job_id)] for job_id in victims.jobs]:
-                self.abort(victim, now_s)
+                self.engine.abort(victim)
+                self.rule.forget(victim)
+                self._shares.end(victim.tenant, now_s)
                 victim.preemptions += 1
-                self.preemptions += 1
                 queue.put_back(victim)
             if not victims.jobs or self.admits(text):
                 return bool(victims.jobs)
@@ -384,7 +329,7 @@ OnStep = Callable[[float, ModelWorker, ModelStep], None]
 
 
 class Simulation:
-    """One run. `workers` take from `queue`; texts whose deadline has passed are given up wherever they are.
+    """One run. `workers` take from `queue`.
 
     Every decision is made by the code of the product or by a rule that stands beside it. The records are the texts
     themselves. The same texts give the same records.
@@ -394,12 +339,10 @@ class Simulation:
         self._queue, self._workers, self._on_step = queue, workers, on_step
         self._steps: list[tuple[float, int, ModelStep]] = []
         """The steps under way, by their ends."""
-        self._deadlines: list[tuple[float, int, ModelText]] = []
-        self._puts = 0
         self.now_s = 0.0
 
     def run(self, texts: Sequence[ModelText], until_s: float = math.inf) -> float:
-        """Until every text is answered or given up, or the time is over. Returns the time."""
+        """Until every text is answered, or the time is over. Returns the time."""
         coming = deque(sorted(texts, key=lambda text: text.arrived_s))
         busy: set[int] = set()
         while coming or self._steps or len(self._queue):
@@ -415,18 +358,11 @@ class Simulation:
                 busy.discard(number)
                 self._end_step(self._workers[number], step)
             while coming and coming[0].arrived_s <= self.now_s:
-                self._arrive(coming.popleft())
-            self._expire()
+                self._queue.put(coming.popleft(), self.now_s)
             for number, worker in enumerate(self._workers):
                 if number not in busy and self._begin_step(number, worker):
                     busy.add(number)
         return self.now_s
-
-    def _arrive(self, text: ModelText) -> None:
-        self._queue.put(text, self.now_s)
-        if text.deadline_s < math.inf:
-            self._puts += 1
-            heapq.heappush(self._deadlines, (text.deadline_s, self._puts, text))
 
     def _begin_step(self, number: int, worker: ModelWorker) -> bool:
         worker.fill(self._queue, self.now_s)
@@ -446,11 +382,3 @@ class Simulation:
         worker.note(step, self.now_s)
         if self._on_step is not None:
             self._on_step(self.now_s, worker, step)
-
-    def _expire(self) -> None:
-        """Give up what is too late. What runs leaves its engine when the step has ended."""
-        while self._deadlines and self._deadlines[0][0] <= self.now_s:
-            text = heapq.heappop(self._deadlines)[2]
-            # A text that is done gets its last token when the step that is under way ends.
-            if not text.is_done and not any(worker.give_up(text, self.now_s) for worker in self._workers):
-                self._queue.drop(text)

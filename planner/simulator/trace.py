@@ -4,18 +4,16 @@ APEX's lines: {"StartTimeOffset": ns, "ContextTokens": n, "GeneratedTokens": n}.
 Model, Request tokens, Response tokens, Total tokens, Log Type; newer files add Session ID and Elapsed time. A row
 without response tokens is a request that failed: counted, never sent.
 
-Generated gaps are Gamma with shape 1/cv^2 and scale cv^2/rate: mean 1/rate, coefficient of variation cv. Where the rate
-changes with time, gaps are drawn at rate 1 and stretched by the rate of their moment.
+Generated gaps are Gamma with shape 1/cv^2 and scale cv^2/rate: mean 1/rate, coefficient of variation cv.
 """
 
 from __future__ import annotations
 
 import csv
-import heapq
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
@@ -39,7 +37,6 @@ class TraceRow:
     answer: int
     lane: str = "interactive"
     model: str = "ChatGPT"
-    session: str = ""
 
 
 class ApexLine(msgspec.Struct, frozen=True):
@@ -110,7 +107,7 @@ def _request(row: dict[str, str], where: str) -> TraceRow:
     if at < 0 or prompt < 0 or answer < 0 or not math.isfinite(at):
         raise Malformed(f"{where}: a number is negative or not finite")
     lane = LANES.get((row["Log Type"] or "").strip(), "standard")
-    return TraceRow(at, max(1, prompt), answer, lane, (row["Model"] or "").strip(), row.get("Session ID") or "")
+    return TraceRow(at, max(1, prompt), answer, lane, (row["Model"] or "").strip())
 
 
 def cut(
@@ -130,140 +127,32 @@ def _clipped(request: TraceRow, longest: int) -> TraceRow:
     return replace(request, prompt=min(request.prompt, longest - answer), answer=answer)
 
 
-DAY_S = 86_400.0
+MAX_RANK = 256
+PROMPT_UNIT, ANSWER_UNIT = 16, 6
+"""Tokens of a generated request: so many times a rank up to MAX_RANK, drawn with a probability of 1 / rank (Zipf)."""
+API_SHARE = 0.3
+"""Of generated calls, those by programs, on the standard lane; the others are conversations, on lane interactive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Token counts: `unit` times a rank drawn with probability proportional to rank^-exponent, ranks up to `most`.
-
-    Cutting the ranks off is the same as drawing again whatever is beyond the cap.
-    """
-
-    unit: int
-    most: int
-    exponent: float = 1.0
-
-    @property
-    def mean(self) -> float:
-        """Tokens."""
-        weights = [math.pow(rank, -self.exponent) for rank in range(1, self.most + 1)]
-        return self.unit * sum(rank * weight for rank, weight in enumerate(weights, 1)) / sum(weights)
-
-    def draws(self, chance: random.Random) -> Iterator[int]:
-        """For ever."""
-        ranks = range(1, self.most + 1)
-        weights = list(accumulate(math.pow(rank, -self.exponent) for rank in ranks))
-        while True:
-            yield from (self.unit * rank for rank in chance.choices(ranks, cum_weights=weights, k=1024))
-
-
-@dataclass(frozen=True, slots=True)
-class Burst:
-    """For `length_s` seconds from `at` the rate is `factor` times what it would be, with `ramp_s` up and down."""
-
-    at: float
-    length_s: float
-    factor: float
-    ramp_s: float = 30.0
-
-    def strength(self, at: float) -> float:
-        """1 outside, `factor` inside."""
-        inside = min(at - self.at, self.at + self.length_s - at)
-        if inside <= 0:
-            return 1.0
-        return 1.0 + (self.factor - 1.0) * (min(1.0, inside / self.ramp_s) if self.ramp_s else 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadShape:
-    """What a workload looks like. `rate` in conversations (or single calls) a second, in the mean without bursts."""
-
-    rate: float
-    cv: float = 1.0
-    wave: float = 0.0
-    """0: the same all day; 0.6: from 0.4 to 1.6 times the mean, lowest at midnight."""
-    bursts: tuple[Burst, ...] = ()
-    prompts: Lengths = field(default_factory=lambda: Lengths(16, 256))
-    answers: Lengths = field(default_factory=lambda: Lengths(6, 256))
-    api: float = 0.3
-    """Share of calls by programs, on the standard lane; the others are conversations, on the interactive lane."""
-    turns: float = 1.0
-    """Of a conversation, in the mean; each brings the earlier ones along in its prompt."""
-    think_s: float = 30.0
-    """Between the answer (at 25 tokens a second) and the next turn, in the mean."""
-
-    def rate_at(self, at: float) -> float:
-        """Conversations a second at second `at` of the day. Bursts that overlap add up."""
-        more = sum(burst.strength(at) - 1.0 for burst in self.bursts)
-        return self.rate * (1.0 - self.wave * math.cos(2 * math.pi * at / DAY_S)) * (1.0 + more)
-
-
-READ_TOKENS_S = 25.0
-
-
-def bursts(chance: random.Random, seconds: float, *, every_s: float, factor: tuple[float, float]) -> tuple[Burst, ...]:
-    """Bursts at random times, one every `every_s` seconds in the mean, of 2 to 10 minutes, a factor of this range."""
-    found, at = [], chance.expovariate(1 / every_s)
-    while at < seconds:
-        found.append(Burst(at, chance.uniform(120, 600), chance.uniform(*factor)))
-        at += chance.expovariate(1 / every_s)
-    return tuple(found)
-
-
-def arrivals(shape: WorkloadShape, chance: random.Random, seconds: float) -> Iterator[float]:
-    """Times at which conversations begin."""
-    gap_shape, gap_scale = 1 / shape.cv**2, shape.cv**2
-    at, second, rate = 0.0, -1, 0.0
-    while True:
-        if int(at) != second:  # rates change little within a second
-            second, rate = int(at), max(shape.rate_at(at), 1e-9)
-        at += chance.gammavariate(gap_shape, gap_scale) / rate
-        if at >= seconds:
-            return
+def arrivals(rate: float, cv: float, chance: random.Random, seconds: float) -> Iterator[float]:
+    """Times at which `rate` requests a second come, in the mean."""
+    at = 0.0
+    while (at := at + chance.gammavariate(1 / cv**2, cv**2) / rate) < seconds:
         yield at
 
 
-def requests(shape: WorkloadShape, seed: int, seconds: float = DAY_S) -> Iterator[TraceRow]:
-    """The requests of so many seconds, by time; the same for the same seed. Later turns of conversations that began
-    before the end may come after it."""
+def requests(rate: float, cv: float, seed: int, seconds: float) -> Iterator[TraceRow]:
+    """The requests of so many seconds, by time; the same for the same seed."""
     chance = random.Random(seed)  # noqa: S311 - a workload, not a secret
-    prompts, answers = shape.prompts.draws(chance), shape.answers.draws(chance)
-    later: list[tuple[float, int, TraceRow, int]] = []
-    for count, at in enumerate(arrivals(shape, chance, seconds)):
-        while later and later[0][0] <= at:
-            yield _turn(later, chance, shape, prompts, answers)
-        first = TraceRow(at, next(prompts), next(answers), "standard" if chance.random() < shape.api else "interactive")
-        turns = _turns(shape, chance) if first.lane == "interactive" else 1
-        if turns > 1:
-            heapq.heappush(later, (at, count, first, turns))
-        else:
-            yield first
-    while later:
-        yield _turn(later, chance, shape, prompts, answers)
+    prompts, answers = _ranks(chance), _ranks(chance)
+    for at in arrivals(rate, cv, chance, seconds):
+        prompt, answer = PROMPT_UNIT * next(prompts), ANSWER_UNIT * next(answers)
+        yield TraceRow(at, prompt, answer, "standard" if chance.random() < API_SHARE else "interactive")
 
 
-def _turns(shape: WorkloadShape, chance: random.Random) -> int:
-    """Geometric with the given mean."""
-    if shape.turns <= 1:
-        return 1
-    return 1 + int(math.log(1.0 - chance.random()) / math.log(1.0 - 1.0 / shape.turns))
-
-
-def _turn(
-    later: list[tuple[float, int, TraceRow, int]],
-    chance: random.Random,
-    shape: WorkloadShape,
-    prompts: Iterator[int],
-    answers: Iterator[int],
-) -> TraceRow:
-    """The next turn of those begun; the one after it is put off by reading and thinking."""
-    at, count, turn, left = heapq.heappop(later)
-    if left > 1:
-        again = at + turn.answer / READ_TOKENS_S + chance.expovariate(1 / shape.think_s)
-        session = turn.session or f"s{count}"
-        prompt = turn.prompt + turn.answer + next(prompts)
-        follow = TraceRow(again, prompt, next(answers), turn.lane, turn.model, session)
-        heapq.heappush(later, (again, count, follow, left - 1))
-        return TraceRow(at, turn.prompt, turn.answer, turn.lane, turn.model, session)
-    return turn
+def _ranks(chance: random.Random) -> Iterator[int]:
+    """For ever."""
+    ranks = range(1, MAX_RANK + 1)
+    weights = list(accumulate(1 / rank for rank in ranks))
+    while True:
+        yield from chance.choices(ranks, cum_weights=weights, k=1024)

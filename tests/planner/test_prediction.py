@@ -1,4 +1,4 @@
-"""Prediction: half of the loads predicts the others, in an open and in a closed loop, and what is too far is said."""
+"""Prediction: half of the loads predicts the others, and what is too far is said."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from planner.fit import (
     fit_advice,
     loads_of,
     predicted,
-    predicted_clients,
     worst_errors_of,
 )
 
@@ -79,18 +78,6 @@ def test_twice_the_load_waits_longer_and_two_workers_less() -> None:
     p90 = [figures(EXACT, each).ttft_p90_s for each in (one, fast, two)]
     assert p90[0] < p90[1] and p90[2] < p90[1]
     assert [text.output for text in one] == [each.answer for each in texts], "in the order of what was served"
-
-
-def test_a_closed_loop_keeps_its_clients_busy() -> None:
-    """A client alone: prefill, steps, and the way in between; sixteen yield more tokens a second, but not 16 times."""
-    lengths = [(100, 20)] * 64
-    alone = predicted_clients(EXACT, 1, lengths)
-    each_s = TRUTH.step_s(1, 100, 100) + sum(TRUTH.step_s(1, 101 + done, 0) for done in range(19))
-    assert alone[-1].ended_s == pytest.approx(64 * (each_s + DELAY_S + PATH_S) - DELAY_S - PATH_S, rel=0.01)
-    many = predicted_clients(EXACT, 16, lengths)
-    assert len(many) == 64 and all(text.generated == 20 for text in many)
-    rates = [figures(EXACT, each).tokens_s for each in (alone, many)]
-    assert 2 * rates[0] < rates[1] < 16 * rates[0]
 
 
 def test_a_load_without_a_figure_counts_in_no_error() -> None:

@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from served_texts import served_texts
+from served_texts import closed_loop, served_texts
 
 from cli.__main__ import main
-from planner.fit import DecodeRegime, EngineFit, FittedTimes, ServedLimits, ServedText, predicted_clients
+from planner.fit import DecodeRegime, EngineFit, FittedTimes, ServedLimits, ServedText
 from telemetry.records.schema import ENCODER, RequestRecord, SampleRecord
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def closed_loops(known: EngineFit) -> list[ServedText]:
     found, at_s, random = list[ServedText](), 0.0, Random(5)
     for clients in (1, 2, 3, 4, 6, 8, 12, 16):
         lengths = [(random.randint(32, 96), random.randint(8, 40)) for _ in range(max(24, 3 * clients))]
-        for text in predicted_clients(known, clients, lengths):
+        for text in closed_loop(known, clients, lengths):
             begun_s, first_s, last_s = (at_s + (each or 0.0) for each in (text.arrived_s, text.first_s, text.ended_s))
             found.append(ServedText("w", begun_s, begun_s, first_s, last_s, first_s, text.prompt, text.output))
         at_s = max(each.last_s for each in found) + 5.0

@@ -1,98 +1,35 @@
-"""Workloads: the moments that were asked for, traces read and written, and a day that is the same each time."""
+"""Workloads: the moments that were asked for, traces that are read, and a load that is the same each time."""
 
 from __future__ import annotations
 
-import csv
-import random
-from collections.abc import Iterable
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
 
-from planner.simulator.trace import (
-    API,
-    COLUMNS,
-    DAY_S,
-    LANES,
-    Burst,
-    Lengths,
-    Malformed,
-    Trace,
-    TraceRow,
-    WorkloadShape,
-    bursts,
-    cut,
-    requests,
-)
-
-
-def write(path: Path, requests: Iterable[TraceRow]) -> int:
-    """Write a trace that `Trace` reads; returns the number of rows. A lane BurstGPT does not know is an API log."""
-    types = {lane: kind for kind, lane in LANES.items()}
-    count = 0
-    with path.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow([*COLUMNS, "Session ID"])
-        for count, each in enumerate(requests, 1):  # noqa: B007 - the last one is the answer
-            total = each.prompt + each.answer
-            kind = types.get(each.lane, API)
-            rows.writerow([f"{each.at:.3f}", each.model, each.prompt, each.answer, total, kind, each.session])
-    return count
+from planner.simulator.trace import COLUMNS, Malformed, Trace, TraceRow, cut, requests
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])
 def test_gaps_have_the_mean_and_the_spread_asked_for(cv: float) -> None:
-    times = [each.at for each in requests(WorkloadShape(rate=4.0, cv=cv), seed=3, seconds=10_000)]
+    times = [each.at for each in requests(4.0, cv, seed=3, seconds=10_000)]
     gaps = [after - before for before, after in pairwise(times)]
     assert fmean(gaps) == pytest.approx(1 / 4.0, rel=0.05)
     assert pstdev(gaps) / fmean(gaps) == pytest.approx(cv, rel=0.05)
 
 
-def test_lengths_are_zipfs() -> None:
-    """The first rank twice as often as the second, none beyond the cap, and the mean as worked out."""
-    lengths = Lengths(unit=6, most=256)
-    drawn = list(islice(lengths.draws(random.Random(1)), 200_000))
+def test_lengths_are_zipfs_and_the_same_seed_is_the_same_load() -> None:
+    """The first rank twice as often as the second, and none beyond the cap."""
+    found = list(requests(40.0, 1.5, seed=1, seconds=5000))
+    drawn = [each.answer for each in found]
     assert drawn.count(6) / drawn.count(12) == pytest.approx(2, rel=0.05)
-    assert max(drawn) == 6 * 256 and fmean(drawn) == pytest.approx(lengths.mean, rel=0.02)
-
-
-def test_the_rate_follows_the_day_and_its_bursts() -> None:
-    """Lowest at midnight; bursts that overlap add what each brings."""
-    shape = WorkloadShape(rate=10, wave=0.6, bursts=(Burst(1000, 300, 3.0, ramp_s=0), Burst(1200, 300, 2.0, ramp_s=0)))
-    assert shape.rate_at(0) == pytest.approx(4) and shape.rate_at(DAY_S / 2) == pytest.approx(16)
-    calm = WorkloadShape(rate=10, wave=0.6)
-    strength = [shape.rate_at(at) / calm.rate_at(at) for at in (900, 1100, 1250, 1400, 1600)]
-    assert strength == pytest.approx([1, 3, 4, 2, 1])
-
-
-@pytest.mark.slow
-def test_the_same_seed_is_the_same_day() -> None:
-    def day(seed: int) -> list[TraceRow]:
-        crowds = bursts(random.Random(seed), 3600, every_s=600, factor=(1.5, 3))
-        return list(requests(WorkloadShape(rate=3, cv=1.5, bursts=crowds, turns=2), seed, 3600))
-
-    assert day(1) == day(1) != day(2)
-
-
-def test_turns_of_a_conversation_follow_each_other_and_carry_it_along() -> None:
-    found = list(requests(WorkloadShape(rate=1, turns=4, api=0), seed=2, seconds=600))
-    assert [each.at for each in found] == sorted(each.at for each in found)
-    talk = max(({each.session for each in found} - {""}), key=lambda name: sum(x.session == name for x in found))
-    turns = [each for each in found if each.session == talk]
-    assert len(turns) > 3
-    assert all(b.at > a.at and b.prompt > a.prompt + a.answer for a, b in pairwise(turns))
-
-
-def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
-    made = list(requests(WorkloadShape(rate=2, turns=2), seed=1, seconds=60))
-    assert write(tmp_path / "trace.csv", made) == len(made)
-    read = list(Trace(tmp_path / "trace.csv"))
-    assert [(x.prompt, x.answer, x.lane, x.session) for x in read] == [
-        (x.prompt, x.answer, x.lane, x.session) for x in made
-    ]
-    assert [x.at for x in read] == pytest.approx([x.at for x in made], abs=0.001)
+    assert max(drawn) == 6 * 256 and fmean(drawn) == pytest.approx(
+        6 * 256 / sum(1 / n for n in range(1, 257)), rel=0.02
+    )
+    assert sum(each.lane == "standard" for each in found) == pytest.approx(0.3 * len(found), rel=0.05)
+    again, other = (list(requests(40.0, 1.5, seed, 100)) for seed in (1, 2))
+    assert again == found[: len(again)] != other
 
 
 def trace(folder: Path, *rows: str) -> Trace:
