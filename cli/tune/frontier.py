@@ -1,4 +1,4 @@
-"""`penstock tune frontier`: measures a server over concurrency, finds the knee, and can write it into penstock.toml."""
+"""`penstock tune frontier`: measures a server over concurrency, finds the knee, and says which batch to set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 
 from bench.energy import EnergyMeter
 from cli.options import Where, where_options
-from cli.output import DONE, INTERRUPTED, Problem, note
+from cli.output import DONE, INTERRUPTED, Problem
 from cli.progress import ProgressLine
 from cli.scale import Period
 from cli.tune.load import LoadSource, check, penstock_context, run_until, server_at
@@ -30,6 +30,7 @@ from planner.commands.tuning import (
     frontier_plot,
     frontier_table,
     power_note,
+    settings_lines,
 )
 from planner.facts.catalogue import PlanError
 from planner.goodput import Workload
@@ -76,8 +77,6 @@ class MeasuredSweep:
 @click.option("--card", metavar="NAME", help="Its shape, as `penstock plan` knows it; with --gpu: replicas, too.")
 @click.option("--config", type=click.Path(path_type=Path), help="Its own config.json or GGUF instead of --card.")
 @click.option("--gpu", metavar="NAME", help="The GPU that it runs on.")
-@click.option("--apply", is_flag=True, help="Write the settings into penstock.toml of this folder (a Penstock's).")
-@click.option("--shape", metavar="NAME", help="With --apply: the shape of the model that was measured.")
 def frontier(
     where: Where,
     model: str | None,
@@ -89,8 +88,6 @@ def frontier(
     card: str | None,
     config: Path | None,
     gpu: str | None,
-    apply: bool,
-    shape: str | None,
 ) -> PlanAnswer:
     """Measure throughput and latency over concurrency, and say which batch to set.
 
@@ -98,24 +95,15 @@ def frontier(
     Examples:
       penstock tune frontier --requests 60
       penstock tune frontier --workload mine.csv
-      penstock tune frontier --apply
     """
     if requests < 2 or most < 2 or repeats < 1:
         raise PlanError(
             f"--requests {requests} --max {most} --repeats {repeats}: whole numbers from 2, and --repeats from 1"
         )
-    if shape is not None and not apply:
-        raise PlanError("--shape names what --apply writes: give both, or neither")
     known = None if card is None and config is None else model_named(card, config)
     device = None if gpu is None else device_named(gpu)
     url, server = server_at(where, model)
-    context = penstock_context(server) if apply else 0
-    if context is None:
-        raise Problem(f"--apply: {url} is no Penstock, so there is no penstock.toml to write", code="usage")
-    if apply:
-        from cli.tune.settings_edit import apply_settings, check_applicable  # noqa: PLC0415 - half of the start's time
-
-        check_applicable(Path.cwd(), server.model, shape)
+    context = penstock_context(server)
     lengths, meter = workload.lengths, EnergyMeter.of(server, GpuReadings.open())
     source = LoadSource(server, lengths, meter=meter, timeout_s=budget)
     began = time.monotonic()
@@ -128,15 +116,15 @@ def frontier(
         )
         sweep = measured(source, plan, repeats, began + budget, progress)
     found = replace(frontier_in(sweep.readings), left_out=sweep.left_out, cause=sweep.cause)
-    wanted = recommend(found, lengths, known, device, context)
-    apply &= not sweep.interrupted  # a part of a measurement must not change a server
-    written = apply_settings(Path.cwd(), server.model, wanted, found.curve, shape, note) if apply else None
+    wanted = recommend(found, lengths, known, device, context or 0)
     value = frontier_json(found, wanted, sweep.readings) | {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
         "workload": workload.name or None, "energy_source": meter.source or None,
-        "seconds": time.monotonic() - began, "applied": None if written is None else written.changes,
+        "seconds": time.monotonic() - began,
     }  # fmt: skip
-    notes = [*frontier_notes(found, wanted, written), *power_note(sweep.readings, device, len(meter.read()))]
+    notes = [*frontier_notes(found, wanted), *power_note(sweep.readings, device, len(meter.read()))]
+    if context is not None and not wanted.withheld:
+        notes += settings_lines(server.model, wanted)
     exit_code = INTERRUPTED if sweep.interrupted else DONE
     return PlanAnswer(
         value, [frontier_table(found)], tuning_advice(found, wanted), frontier_plot(found), notes, exit_code

@@ -72,13 +72,13 @@ def server_at(where: Where, model: str | None) -> tuple[str, TargetServer]:
 
 
 def penstock_context(server: TargetServer) -> int | None:
-    """The context that a Penstock tells of its model, 0 if it tells none; None: it is no Penstock. Raises Problem."""
+    """The context that a Penstock tells of its model, 0 if it tells none; None: it is no Penstock."""
     try:
         models = next(server.get([f"{server.path}/models"]))["data"]
         mine = [each for each in models if each.get("id") == server.model and each.get("owned_by") == "penstock"]
         return int(mine[0].get("context_length") or 0) if mine else None
-    except (NotAServer, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise Problem("the server does not list its models", cause=repr(error)) from None
+    except (NotAServer, OSError, LookupError, TypeError, ValueError, AttributeError):
+        return None
 
 
 Told: TypeAlias = Callable[[int, int], None]

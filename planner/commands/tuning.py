@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
@@ -49,17 +48,6 @@ class LevelReading:
     def joules_token(self) -> float | None:
         tokens = sum(answer.tokens for answer in self.answers)
         return None if self.joules is None or not tokens else self.joules / tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What was written, and where."""
-
-    path: Path
-    changes: Sequence[str]
-    """As lines of the file: key = value."""
-    is_written: bool = True
-    """False: there is no such file, and the lines are for that of another folder."""
 
 
 def frontier_in(readings: Mapping[int, Sequence[LevelReading]]) -> MeasuredFrontier:
@@ -145,7 +133,7 @@ def frontier_plot(found: MeasuredFrontier) -> str:
     return plot(points, "requests at once", "tokens/s", marked, "the knee")
 
 
-def frontier_notes(found: MeasuredFrontier, wanted: Recommendation, written: Applied | None) -> list[str]:
+def frontier_notes(found: MeasuredFrontier, wanted: Recommendation) -> list[str]:
     if found.knee.is_beyond:
         notes = [f"The knee is at least {found.knee.batch}; how far beyond was not measured."]
     elif found.left_out:
@@ -158,19 +146,22 @@ def frontier_notes(found: MeasuredFrontier, wanted: Recommendation, written: App
         notes.append(
             f"The curve of every second concurrency predicts the throughput of the others to {100 * found.error:.0f} %."
         )
-    if written is None:
-        return notes
-    if not written.changes:
-        notes.append(f"Nothing is written to {written.path}: {wanted.withheld}.")
-    elif not written.is_written:
-        notes.append(f"There is no {written.path}. Put these lines into the penstock.toml of the instance:")
-        notes += written.changes
-    else:
-        said = (
-            f"Written to {written.path}: {', '.join(written.changes)}. Restart the instance: penstock down, penstock up"
-        )
-        notes.append(said + (f". Batch and cache stay as they are: {wanted.withheld}." * bool(wanted.withheld)))
     return notes
+
+
+BATCH_KEY = {"trtllm": "max_batch_size", "sim": "slots", "llamacpp": "slots"}
+"""By engine, the option of the requests at once."""
+KV_KEY = {"trtllm": "kv_cache.max_tokens", "sim": "kv_tokens"}
+"""By engine, the option of the cache's tokens; llama.cpp's follows from slots and context."""
+
+
+def settings_lines(model: str, wanted: Recommendation) -> list[str]:
+    """The settings of a Penstock that serves the model, by engine."""
+    found = ["Put this into penstock.toml, and restart the instance: penstock down, penstock up", f'[models."{model}"]']
+    for engine, key in BATCH_KEY.items():
+        cache = f", options.{KV_KEY[engine]} = {wanted.kv_tokens}" if engine in KV_KEY else ""
+        found.append(f"# engine {engine}: options.{key} = {wanted.max_batch_size}{cache}")
+    return found + ([f"max_workers = {wanted.replicas}"] if wanted.replicas else [])
 
 
 def kept(reading: LevelReading, slo: LatencySlo) -> Attainment:

@@ -47,7 +47,7 @@ def test_the_worked_example_says_what_the_command_says(capsys: pytest.CaptureFix
         assert (found := re.search(pattern, PAGE)) is not None and found[1] in said
 
 
-def test_the_worked_example_writes_what_is_recommended() -> None:
+def test_the_worked_example_sets_what_is_recommended() -> None:
     """The batch and the cache of a knee at 64, with the lengths of the example."""
     (block,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     written = tomllib.loads(block)["models"]["llama-8b"]["options"]

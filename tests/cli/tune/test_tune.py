@@ -1,4 +1,4 @@
-"""`penstock tune`: a server with a known curve is measured, and its settings are written only if it is a Penstock."""
+"""`penstock tune`: a server with a known curve is measured, and a Penstock gets the lines of its settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,50 +203,27 @@ def yields(monkeypatch: pytest.MonkeyPatch, *rates: float) -> None:
     monkeypatch.setattr("cli.tune.frontier.measured", lambda *_: MeasuredSweep(readings))
 
 
-def test_it_writes_the_settings_of_a_penstock(
-    capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("owner", "shown"), [("penstock", True), ("llamacpp", False)])
+def test_a_penstock_gets_the_lines_of_its_settings(
+    capsys: pytest.CaptureFixture[str], server: CurveServer, monkeypatch: pytest.MonkeyPatch, owner: str, shown: bool
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("penstock.toml").write_text('[models.m]\nengine = "sim"\n')
-    server.context = 8192
-    yields(monkeypatch, 100, 180, 182, 183)
-    found = tuned(capsys, server, "--requests", "16", "--max", "8", "--apply")
-    written = tomllib.loads(Path("penstock.toml").read_text())["models"]["m"]["options"]
-    assert written["slots"] == found["recommended"]["max_batch_size"] and len(found["applied"]) == 2
-    assert written["kv_tokens"] == found["recommended"]["kv_tokens"] == 8192
-
-
-def test_it_leaves_a_batch_whose_throughput_still_rises(
-    capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("penstock.toml").write_text('[models.m]\nengine = "sim"\n')
-    yields(monkeypatch, 100, 200, 400)
-    found = tuned(capsys, server, "--requests", "16", "--max", "4", "--repeats", "2", "--apply")
-    assert found["knee"]["is_beyond"] and found["knee"]["confidence"] is None and found["applied"] == []
-    assert found["recommended"]["max_batch_size"] is None and "still rises at 4" in found["advice"]
-    assert Path("penstock.toml").read_text() == '[models.m]\nengine = "sim"\n'
-
-
-def test_a_folder_without_a_file_gets_the_lines(
-    capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+    """Its cache holds one whole context of the model at least."""
+    server.owner, server.context = owner, 8192
     yields(monkeypatch, 100, 180, 182, 183)
     line = ["tune", "frontier", "--url", server.url, "--in", "32", "--out", "4", "--repeats", "1", "--requests", "16"]
-    assert main([*line, "--max", "8", "--apply"]) == 0
+    assert main([*line, "--max", "8"]) == 0
     page = capsys.readouterr().out
-    assert "Put these lines into the penstock.toml" in page and "slots = " in page and not list(tmp_path.iterdir())
+    assert ("Put this into penstock.toml" in page) == shown
+    assert ("# engine sim: options.slots = 2, options.kv_tokens = 8192" in page) == shown
 
 
-def test_it_writes_nothing_for_another_server(
-    capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_batch_whose_throughput_still_rises_is_not_advised(
+    capsys: pytest.CaptureFixture[str], server: CurveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    server.owner = "llamacpp"
-    words = ["--requests", "4", "--max", "2", "--repeats", "1", "--in", "32", "--out", "2"]  # soon over, if it began
-    assert main(["tune", "frontier", "--url", server.url, "--apply", *words]) == 2
-    assert "is no Penstock" in capsys.readouterr().err and not server.bodies and not list(tmp_path.iterdir())
+    yields(monkeypatch, 100, 200, 400)
+    found = tuned(capsys, server, "--requests", "16", "--max", "4", "--repeats", "2")
+    assert found["knee"]["is_beyond"] and found["knee"]["confidence"] is None
+    assert found["recommended"]["max_batch_size"] is None and "still rises at 4" in found["advice"]
 
 
 def test_a_frontier_as_a_table(
@@ -295,15 +271,6 @@ def test_what_was_measured_before_a_failure_counts(capsys: pytest.CaptureFixture
     found = tuned(capsys, server, "--requests", "32", "--max", "8")
     assert [point["concurrency"] for point in found["points"]] == [1, 2] and found["left_out"] == [4, 8]
     assert "4, 8 at once were not measured: too many requests failed" in found["advice"]
-
-
-def test_it_measures_nothing_for_a_file_it_could_not_write(
-    capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("penstock.toml").write_text('[models.other]\nengine = "sim"\n')
-    assert main(["tune", "frontier", "--url", server.url, "--apply"]) == 1
-    assert "does not configure the model 'm'" in capsys.readouterr().err and not server.bodies
 
 
 def test_a_server_that_dies_or_hangs_ends_it_within_the_budget(
@@ -367,11 +334,6 @@ def test_a_budget_without_a_unit_or_for_no_pass_is_refused(
     server.t_mem = 0.15
     assert main([*line, "3s"]) == 2
     assert "of the budget are left after the probes" in capsys.readouterr().err
-
-
-def test_a_shape_without_apply_is_refused(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
-    assert main(["tune", "frontier", "--url", server.url, "--shape", "big"]) == 2
-    assert "give both, or neither" in capsys.readouterr().err and not server.bodies
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999/v1", "http://[::1/v1", "http:///v1", ""])
