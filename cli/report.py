@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import sys
@@ -46,12 +47,13 @@ from telemetry.report.energy import EnergyFigures
 from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
 from telemetry.report.finding import Advice
 from telemetry.report.ideal import ModelRunTime
-from telemetry.report.page import page
 from telemetry.report.report import RequestReport, Scope, report_of
 from telemetry.report.requests import GROUP_OF
 from telemetry.report.words import duration, percent, shared, three
 
 BAR = 30
+PAGE_WIDTH = 110
+"""Columns of the report as a file."""
 CUT_SHORT = "Interrupted: this is of the records that were read."
 COLOURS = {"engine": "cyan", "queue": "yellow", "gateway": "magenta", "recovery": "red"}
 
@@ -69,6 +71,18 @@ class Visible:
                 yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
+def stacked(blocks: Sequence[RenderableType]) -> RenderableType:
+    """Blocks of rich, an empty line behind each."""
+    return Visible(*(Padding(block, (0, 0, 1, 0)) for block in blocks))
+
+
+def html(blocks: Sequence[RenderableType]) -> str:
+    """The blocks as one HTML file without external assets."""
+    console = Console(record=True, file=io.StringIO(), width=PAGE_WIDTH, highlight=False, emoji=False, markup=False)
+    console.print(stacked(blocks))
+    return console.export_html(inline_styles=True)
+
+
 def emit_styled(*blocks: RenderableType) -> None:
     """Write blocks of rich to stdout, an empty line between them, in at most 80 columns."""
     width = min(WIDTH, terminal_width(sys.stdout)) if sys.stdout.isatty() else WIDTH
@@ -78,7 +92,7 @@ def emit_styled(*blocks: RenderableType) -> None:
         highlight=False, emoji=False, markup=False,
     )  # fmt: skip
     with console.capture() as capture:
-        console.print(Visible(*(Padding(block, (0, 0, 1, 0)) for block in blocks)))
+        console.print(stacked(blocks))
     sys.stdout.write("\n".join(line.rstrip() for line in capture.get().rstrip().split("\n")) + "\n")
 
 
@@ -303,7 +317,7 @@ READING = "reading records"
 @click.option("--model", default="", help="Only this model.")
 @click.option("--lane", default="", help="Only this lane.")
 @click.option("--tenant", default="", help="Only this tenant.")
-@click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML file.")
+@click.option("--html", "target", type=click.Path(path_type=Path), help="Write the report as one HTML file.")
 @click.option("--compare", nargs=2, metavar="A B", help=f"Compare two windows; each is {WHOLE}.")
 @config_option
 @where_options(url=False)
@@ -315,7 +329,7 @@ def report(
     model: str,
     lane: str,
     tenant: str,
-    html: Path | None,
+    target: Path | None,
     compare: tuple[str, str] | None,
     config: Path | None,
     where: Where,
@@ -335,7 +349,7 @@ def report(
     now = time.time()
     only = {"model": model, "lane": lane, "tenant": tenant}
     if compare is not None:
-        if since or start or end or html:
+        if since or start or end or target:
             raise Problem(
                 "--compare has its own windows", next_step="leave out --since, --from, --to and --html", code="usage"
             )
@@ -349,11 +363,11 @@ def report(
         raise Problem("--since and --from both say when to begin", next_step="leave one out", code="usage")
     scope = Scope(moment(start or since or "1h", now), moment(end, now) if end else now, **only)
     found = _made(folder, scope, prices, quiet=as_json)
-    if html is not None:
-        _save(html, found)
+    if target is not None:
+        _save(target, found)
     if as_json:
         print_json(msgspec.to_builtins(found))
-    elif html is None:
+    elif target is None:
         emit_styled(*shown(found))
     if not found.figures.whole.requests and not as_json:
         note(f"no request ended in this window, by the records in {folder}")
@@ -400,7 +414,7 @@ def _made(folder: Path, scope: Scope, prices: Mapping[str, float], *, quiet: boo
 
 def _save(path: Path, found: RequestReport) -> None:
     try:
-        write_file(path, page(found).encode())
+        write_file(path, html(shown(found)).encode())
     except OSError as error:
         raise Problem(f"{path} cannot be written", cause=error.strerror or str(error)) from error
     note(f"written to {path}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +10,10 @@ import msgspec
 
 from telemetry.records.reader import OnRead, Skipped, read_records
 from telemetry.report.energy import energy_of
-from telemetry.report.figures import Figures, figures_of, percentile
+from telemetry.report.figures import Figures, figures_of
 from telemetry.report.finding import Advice, advise, verdict
 from telemetry.report.ideal import ModelRunTime, run_times
 from telemetry.report.requests import Evidence, ReportedRequest, evidence_of
-
-MAX_MOMENTS = 60
-"""Points of a plot over time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +33,6 @@ class Scope:
         return all(not name or name == found for name, found in wanted)
 
 
-class Moment(msgspec.Struct, frozen=True):
-    """A slice of the window, for plots."""
-
-    at: float
-    """Its beginning, in Unix seconds."""
-    seconds: float
-    requests: int
-    tokens: int
-    wait_p90: float | None
-    ttft_p90: float | None
-
-
 class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a window of records says."""
 
@@ -60,9 +45,6 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     advice: Sequence[Advice]
     figures: Figures
     run_times: Sequence[ModelRunTime]
-    timeline: Sequence[Moment] = ()
-    curves: Mapping[str, Sequence[float]] = {}
-    """By latency, its 1st to 100th percentile in milliseconds."""
     torn_lines: int = 0
     newer_lines: int = 0
     unreadable_files: Sequence[str] = ()
@@ -90,49 +72,8 @@ def report_of(
         advice=advise(figures, evidence, everyone=found.requests),
         figures=figures,
         run_times=run_times(evidence.requests),
-        timeline=timeline(evidence.requests),
-        curves=curves(evidence.requests),
         torn_lines=skipped.torn,
         newer_lines=skipped.newer,
         unreadable_files=skipped.unreadable,
         interrupted=found.interrupted,
     )
-
-
-LATENCIES: Mapping[str, Callable[[ReportedRequest], float | None]] = {
-    "wait": lambda each: each.wait_ms,
-    "ttft": lambda each: each.ttft_ms,
-    "e2e": lambda each: each.e2e_ms,
-}
-
-
-def curves(requests: Sequence[ReportedRequest]) -> dict[str, list[float]]:
-    """The percentiles of each latency; one without a value is left out."""
-    found = {}
-    for name, latency in LATENCIES.items():
-        values = [latency(each) for each in requests if each.completed or name == "wait"]
-        ordered = sorted(value for value in values if value is not None)
-        if ordered:
-            found[name] = [percentile(ordered, share / 100) for share in range(1, 101)]
-    return found
-
-
-def timeline(requests: Sequence[ReportedRequest]) -> list[Moment]:
-    """Slices of equal length from the first end of a request to the last."""
-    if not requests:
-        return []
-    first, last = requests[0].record.ended_us / 1e6, requests[-1].record.ended_us / 1e6
-    seconds = max(1.0, (last - first) / (MAX_MOMENTS - 1))
-    slices: list[list[ReportedRequest]] = [[] for _ in range(int((last - first) / seconds) + 1)]
-    for each in requests:
-        slices[int((each.record.ended_us / 1e6 - first) / seconds)].append(each)
-    return [_moment(first + number * seconds, seconds, own) for number, own in enumerate(slices)]
-
-
-def _moment(at: float, seconds: float, requests: Sequence[ReportedRequest]) -> Moment:
-    def p90(latency: Callable[[ReportedRequest], float | None]) -> float | None:
-        ordered = sorted(value for each in requests if (value := latency(each)) is not None)
-        return percentile(ordered, 0.9) if ordered else None
-
-    tokens = sum(each.record.completion_tokens for each in requests)
-    return Moment(at, seconds, len(requests), tokens, p90(LATENCIES["wait"]), p90(LATENCIES["ttft"]))

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from msgspec.structs import replace
@@ -23,7 +22,6 @@ from cli.report import changed_findings, emit_styled, shown
 from telemetry.records.reader import create
 from telemetry.records.schema import ENCODER
 from telemetry.report.finding import Advice
-from telemetry.report.page import page
 from telemetry.report.report import RequestReport, Scope, report_of
 from telemetry.report.words import duration, three
 
@@ -119,25 +117,16 @@ def test_two_folders_are_compared(tmp_path: Path) -> None:
     assert "x 0." in done.stdout
 
 
-def test_the_page_needs_nothing_else_and_says_what_it_shows(tmp_path: Path) -> None:
-    """No address, no script; each plot is an image with a sentence; a name with markup stays text."""
-    text = page(report(recorded(tmp_path, tenant="<script>alert(1)</script>&co")))
-    assert "<script" not in text and "&lt;script&gt;" in text
-    assert not re.findall(r"(?:src|href|@import|url\()", text) and "http" not in text.replace("http://www.w3.org", "")
-    plots = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(plots) == 3
-    for plot in plots:
-        root = ElementTree.fromstring(plot)  # noqa: S314 - our own
-        assert root.get("role") == "img" and len(root.get("aria-label") or "") > 40
-        numbers = [float(each) for each in re.findall(r'\b(?:x|y|x1|y1|width|height)="([^"]+)"', plot)]
-        assert all(-1 <= number <= 1081 for number in numbers)
-    assert "worker-2 is slow" in text and "prefers-color-scheme: dark" in text
-
-
-def test_the_page_of_nothing(tmp_path: Path) -> None:
-    tmp_path.mkdir(exist_ok=True)
-    text = page(report(tmp_path))
-    assert "No request was completed in this window." in text and "Nothing stands out" in text
+def test_the_page_is_the_report_and_needs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No address, no script; a name with markup stays text."""
+    recorded(tmp_path / "records", tenant="<script>alert(1)</script>&co")
+    monkeypatch.setenv("PENSTOCK_RECORDS_DIR", str(tmp_path / "records"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "--from", "2027-01-15T08:00", "--to", "2027-01-15T09:00", "--html", "r.html"]) == 0
+    text = Path("r.html").read_text()
+    assert text.startswith("<!DOCTYPE html>") and "<script" not in text and "&lt;script&gt;" in text
+    assert not re.findall(r"(?:src|href|@import|url\(|http)", text)
+    assert "worker-2 is slow" in text and "between tokens" in text
 
 
 @pytest.mark.parametrize(
