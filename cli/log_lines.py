@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from streaming.ids import JOB_ID
-
 REDIS_LINE = re.compile(r"[0-9]+:[A-Z] ([0-9]{1,2} [A-Z][a-z]{2} [0-9]{4} [0-9:]{8}\.[0-9]{3}) ([.*#-]) (.*)")
 REDIS_LEVELS = {".": "debug", "-": "debug", "*": "info", "#": "warning"}
-CLAIMER = "workers.claimer"
-"""The logger whose records say what a worker runs alone."""
 START = "penstock %s starts"
 """The first record of each run of `penstock up` in its own log."""
 STARTER = "cli.up"
@@ -117,27 +112,6 @@ def starts_run(line: LogLine) -> bool:
     before, after = START.split("%s")
     said = str(line.fields.get("message"))
     return line.fields.get("logger") == STARTER and said.startswith(before) and said.endswith(after)
-
-
-def ran_alone(lines: Iterable[str]) -> str:
-    """The job that a worker ran alone when its log ended, by its last claim; "" if it ran several or none, or if that
-    job has ended since.
-
-    The log holds what any library or crash has written: whatever is no record of a claim is passed over.
-    """
-    for line in reversed(list(lines)):
-        record = record_of(line) if CLAIMER in line else None
-        if record and record.get("logger") == CLAIMER and "alone" in record:
-            return _only_job(record)
-    return ""
-
-
-def _only_job(claim: dict[str, Any]) -> str:
-    """The job of a claim that brought one to run alone; "" for any other record."""
-    match claim:
-        case {"alone": True, "jobs": [str(job)]} if JOB_ID.fullmatch(job):
-            return job
-    return ""
 
 
 def text_of(fields: dict[str, Any]) -> str:

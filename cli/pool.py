@@ -176,8 +176,7 @@ class LeaseRelease:
         else:
             own = f"{worker}@{socket.gethostname()}"  # other machines have workers of the same id
             lapses = [lapse for lapse in swept.lapses if lapse.worker == own]
-            words = status.cause.partition(", running only ")[0]
-            said = f"{worker} has exited{f' ({words})' if words else ''}"
+            said = f"{worker} has exited{f' ({status.cause})' if status.cause else ''}"
             held = [job_id for lapse in lapses for job_id in lapse.jobs]
             back, jobs = counted(swept.requeued, "job"), {"jobs": held} if held else {}
             log.info("%s: lease %s ends, %s back in the queue", said, lease, back, extra=jobs)

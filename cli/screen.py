@@ -25,8 +25,6 @@ from penstock.text import counted
 
 MIN_CRASHES = MIN_DEATHS
 """Consecutive failures after which a process counts as crash-looping."""
-JOB_AT_FAULT = re.compile(r", running only (\S+): penstock dlq show \S+$")
-"""In the cause of an exit: the one job that the worker ran."""
 FIGURES = re.compile(r"0x[0-9a-f]+|[0-9]+")
 TAIL_INTERVAL_S = 0.2
 INDENT = " " * len("  Console  ")
@@ -162,13 +160,6 @@ def crash_loop(child: Child) -> Problem:
     times = counted(status.alike, "time")
     if status.was_ready:
         times += ", each soon after its start"
-    if found := JOB_AT_FAULT.search(status.cause):
-        return Problem(
-            f"{program.id} died {times}, the last time running only job {found[1]}",
-            cause=status.cause[: found.start()],
-            next_step=f"penstock dlq show {found[1]}; its log is {program.log}",
-            code="crash_loop",
-        )
     return Problem(
         f"{program.id} ended {times}" if status.was_ready else f"{program.id} did not start {times} in a row",
         cause=status.cause,
@@ -192,7 +183,7 @@ def fatal_job(child: Child, suspicion: Suspicion) -> Problem:
     )
     return Problem(
         f"{suspicion.sentence}{'; it is a dead letter now' if suspicion.given_up else ''}",
-        cause=JOB_AT_FAULT.sub("", child.status.cause),
+        cause=child.status.cause,
         next_step=f"{after}; its log is {child.program.log}",
         code="crash_loop",
     )

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cli.instance import ProcessEntry
-from cli.log_lines import message_of, ran_alone, record_of
+from cli.log_lines import message_of, record_of
 from penstock.loops import wait
 from penstock.process import ENV, LIFE
 from streaming.fleet.settings import Resources
@@ -314,11 +314,6 @@ class Child:
         self._set(away=why, away_since=since if why else 0.0)
 
     def _cause(self, code: int) -> str:
-        cause = self._ending(code)
-        job = ran_alone(_tail(self.program.log, self._log_start)) if code else ""
-        return f"{cause}, running only {job}: penstock dlq show {job}" if job else cause
-
-    def _ending(self, code: int) -> str:
         if self.status.state == "failed" and self.status.detail:
             return self.status.detail
         ending = f"killed by {signal_name(-code)}" if code < 0 else f"exit {code}"
@@ -362,21 +357,16 @@ def backoff_s(failures: int) -> float:
 def last_words(log: Path, start: int = 0, *, records: bool = True) -> str:
     """The last line of a log after byte `start`; of a JSON record its message. "" for a record without `records`, and
     for one that says what went well: it explains no end."""
-    line = _tail(log, start)[-1]
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, log.stat().st_size - TAIL_BYTES))
+            line = file.read().decode(errors="replace").strip().split("\n")[-1]
+    except OSError:
+        return ""
     record = record_of(line)
     if record is not None and (not records or record.get("level") in ("debug", "info")):
         return ""
     return message_of(line)[:200]
-
-
-def _tail(log: Path, start: int) -> list[str]:
-    """The last lines of a log after byte `start`, at least one."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(start, log.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace").strip().split("\n")
-    except OSError:
-        return [""]
 
 
 def _kill_group(pid: int) -> None:

@@ -18,7 +18,7 @@ import pytest
 from house import eventually
 
 from cli.__main__ import main
-from cli.log_lines import CLAIMER, START, STARTER, is_poll, message_of, parse_line, pretty, ran_alone
+from cli.log_lines import START, STARTER, is_poll, message_of, parse_line, pretty
 from cli.logs import Filters
 from cli.output import FAILED, INTERRUPTED, UNREACHABLE
 
@@ -217,9 +217,9 @@ def test_a_request_is_shown_as_what_was_asked_and_answered() -> None:
 
 def test_a_fact_that_is_not_so_is_not_shown_to_people() -> None:
     """`alone=False` stands in nearly every claim, and means nothing to who reads it; a 0 may mean something."""
-    line = parse_line("worker-1", claim("01.000", [JOB], alone=False), "")
+    line = parse_line("worker-1", record("01.000", "a", jobs=[JOB], alone=False), "")
     assert "alone" not in pretty(line) and JOB[:12] in pretty(line)
-    assert "alone=True" in pretty(parse_line("worker-1", claim("01.000", [JOB], alone=True), ""))
+    assert "alone=True" in pretty(parse_line("worker-1", record("01.000", "a", jobs=[JOB], alone=True), ""))
 
 
 def test_ids_are_shown_only_where_they_are_asked_for() -> None:
@@ -246,31 +246,14 @@ def test_polls_of_a_console_are_known(route: str, status: int, *, poll: bool) ->
     assert Filters(polls=False).passes(parsed, line) != poll and Filters().passes(parsed, line)
 
 
-def claim(at: str, jobs: Any, alone: Any) -> str:
-    return record(at, "a", logger="workers.claimer", jobs=jobs, alone=alone)
-
-
-def test_the_last_claim_says_what_a_worker_ran_alone() -> None:
-    alone, several = claim("01.000", [JOB], True), claim("02.000", [JOB], False)
-    assert ran_alone([alone, record("03.000", 'said workers.claimer "alone":', alone=False, jobs=[])]) == JOB
-    assert ran_alone([alone, several]) == ran_alone([several]) == ran_alone(["", "{}"]) == ""
-    ended = record("02.000", "the job no longer runs alone", logger="workers.claimer", job=JOB, alone=False)
-    assert ran_alone([alone, ended]) == "" and ran_alone([ended, alone]) == JOB
-    assert ran_alone([record("01.000", "of another logger", jobs=[JOB], alone=True)]) == ""
-
-
-HOSTILE_JOBS = [None, 7, 1.5, True, "", JOB, [], {}, {"0": JOB}, [7], [None], [[JOB]], ["j"], [JOB, JOB], [f"{JOB}\n"]]
 HOSTILE_LINES = [
-    *(claim("02.000", jobs, True) for jobs in HOSTILE_JOBS),
-    *(claim("02.000", [JOB], alone) for alone in (1, "true", None, [True])),
-    *(f"{head}{CLAIMER}" for head in ("[" * 5000, '{"a":' * 5000, '{"logger": "', "9" * 5000, "\0", "\ud800")),
-    *(json.dumps(text) for text in (CLAIMER, [CLAIMER], {CLAIMER: 1}, {"logger": [CLAIMER], "alone": True})),
+    *("[" * 5000, '{"a":' * 5000, '{"logger": "', "9" * 5000, "\0", "\ud800"),
+    *(json.dumps(text) for text in ("said", ["said"], {"said": 1}, {"logger": ["api.access"], "status": 1})),
 ]
 
 
 @pytest.mark.parametrize("line", HOSTILE_LINES, ids=lambda line: line[-60:].encode("unicode_escape").decode())
-def test_no_line_of_a_log_raises_or_names_a_job(line: str) -> None:
-    assert ran_alone([line]) == ""
+def test_no_line_of_a_log_raises(line: str) -> None:
     message_of(line).encode()
 
 

@@ -6,36 +6,10 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from cli.instance import Suspicion
 from cli.progress import ProgressLine
-from cli.screen import Screen, crash_loop
+from cli.screen import Screen
 from cli.supervisor import Child, Program, Status, counts_after
-
-
-@pytest.mark.parametrize(
-    ("cause", "message", "shown", "step"),
-    [
-        (
-            "killed by SIGKILL, running only job_1: penstock dlq show job_1",
-            "worker-1 died 3 times, each soon after its start, the last time running only job job_1",
-            "killed by SIGKILL",
-            "penstock dlq show job_1;",
-        ),
-        ("exit 2: no weights", "worker-1 did not start 3 times in a row", "exit 2: no weights", "penstock doctor;"),
-    ],
-)
-def test_a_crash_loop_is_the_jobs_where_one_is_known(
-    cause: str, message: str, shown: str, step: str, tmp_path: Path
-) -> None:
-    """A worker that came up and died of its job did come up: the next step is that job's dead letter."""
-    program = Program(role="worker", id="worker-1", argv=(), log=tmp_path / "worker-1.log", env={})
-    child = Child(program, lambda _child: None)
-    child.status = Status(state="restarting", alike=3, was_ready="running only" in cause, cause=cause)
-    problem = crash_loop(child)
-    assert (str(problem), problem.cause) == (message, shown)
-    assert problem.next_step.startswith(step) and str(program.log) in problem.next_step
 
 
 def test_a_death_is_reported_once_it_is_known_what_the_worker_ran(tmp_path: Path) -> None:

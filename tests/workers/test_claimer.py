@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -12,7 +13,6 @@ import msgspec
 import pytest
 from sim_worker import Running, Start, a_job, ended, expected, recorder, start, text_of, until
 
-from cli.log_lines import ran_alone
 from penstock.engine import Capabilities, Stats
 from streaming.fleet.plans import Leadership, Plans
 from streaming.jobs.codec import encode
@@ -68,9 +68,9 @@ async def test_suspects_run_alone_and_the_innocent_complete(
 
     await until(none_is_held)
     lone = [each for each in caplog.records if each.getMessage().startswith(("a job runs alone", "the job no longer"))]
-    lines = [JsonLines("worker").format(each) for each in lone]
-    named = [ran_alone(lines[: end + 1]) for end in range(len(lines))]
-    assert sorted(named[::2]) == sorted(job.id for job in jobs) and named[1::2] == [""] * len(jobs)
+    named = [json.loads(JsonLines("worker").format(each)) for each in lone]
+    assert [each["alone"] for each in named] == [True, False] * len(jobs)
+    assert sorted(each["jobs"] for each in named[::2]) == sorted([job.id] for job in jobs)
     after = a_job(queue, "after", 5)
     await queue.put(after)
     assert (await ended(wire, after.id)).state is JobState.COMPLETED
