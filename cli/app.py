@@ -58,7 +58,6 @@ class LazyGroup(Group):
         "scale": ("cli.scale:scale", "Show and set how many workers each model has."),
         "store": ("cli.store:store", "Show what the store is, adopt its files, or delete everything."),
         "report": ("cli.report:report", "Say what happened, where time went, and what to change first."),
-        "records": ("cli.report:records", "Export the records on the local disk."),
         "plan": ("cli.plan:plan", "Plan before you buy: which GPU, how many, what batch, what price."),
         "tune": ("cli.plan:tune", "Measure a running server: its best batch, and the rate it serves in time."),
         "bench": ("cli.bench:bench", "Measure speed, cost and faults on this machine."),

@@ -22,7 +22,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from cli.app import Group
 from cli.deployment import load_deployment
 from cli.instance import DataDir
 from cli.options import TIME_HINT, Command, Where, config_option, json_option, moment, where_options
@@ -31,7 +30,6 @@ from cli.output import (
     INTERRUPTED,
     WIDTH,
     Problem,
-    line_result,
     note,
     print_json,
     styled,
@@ -41,7 +39,6 @@ from cli.output import (
 from cli.progress import ProgressLine
 from penstock.files import write_file
 from telemetry.latency import EGRESS_FIRST, PARTS
-from telemetry.records.reader import MissingParquetError, export
 from telemetry.records.schema import RecordSettings
 from telemetry.report.energy import EnergyFigures
 from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
@@ -418,41 +415,3 @@ def _save(path: Path, found: RequestReport) -> None:
     except OSError as error:
         raise Problem(f"{path} cannot be written", cause=error.strerror or str(error)) from error
     note(f"written to {path}")
-
-
-@click.group(cls=Group)
-def records() -> None:
-    """Export the records on the local disk: a line for each request, and samples of each process.
-
-    \b
-    Examples:
-      penstock records export --parquet records
-    """
-
-
-@records.command("export", cls=Command)
-@click.option("--parquet", required=True, type=click.Path(path_type=Path), help="Folder for the Parquet files.")
-@click.option("--since", default="7d", help="Begin so long ago, or at this time (UTC) [7d].")
-@config_option
-@where_options(url=False)
-@json_option
-def export_command(parquet: Path, since: str, config: Path | None, where: Where, as_json: bool) -> int:
-    """Write requests.parquet, deliveries.parquet and samples.parquet, with the fields of docs/records.md.
-
-    \b
-    Examples:
-      penstock records export --parquet records
-      penstock records export --parquet records --since 1d
-    """
-    folder, _ = source(where, config)
-    now = time.time()
-    try:
-        with ProgressLine(sys.stderr, os.environ, quiet=as_json, delay_s=1.0) as progress:
-            counts = export(folder, parquet, moment(since, now), now, partial(progress.amount, "exporting records"))
-    except MissingParquetError as error:
-        raise Problem(str(error), next_step='pip install "penstock[parquet]"') from error
-    except OSError as error:
-        raise Problem(f"{parquet} cannot be written", cause=error.strerror or str(error)) from error
-    words = ", ".join(f"{number} {name}" for name, number in counts.items())
-    line_result({"folder": str(parquet), **counts}, f"{words} in {parquet}").print(as_json=as_json)
-    return DONE

@@ -21,14 +21,14 @@ COMMAND = re.compile(r"(?<![\w/.-])penstock (?P<words>[a-z]+(?: [a-z]+)?)(?P<res
 TAKEN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("down", "logs", "probe"), ("data_dir",)),
     **dict.fromkeys(("ps", "store"), ("data_dir", "redis_url")),
-    **dict.fromkeys(("up", "doctor", "records", "report"), ("data_dir", "redis_url", "config")),
+    **dict.fromkeys(("up", "doctor", "report"), ("data_dir", "redis_url", "config")),
     **dict.fromkeys(
         ("chat", "submit", "jobs", "batch", "dlq", "webhooks", "tenants", "scale", "console", "top"),
         ("data_dir", "redis_url", "url"),
     ),
 }
 """By command or group, its parameters that choose the deployment. A table, because an import of the command is slow."""
-GROUPS = ("records", "jobs", "batch", "dlq", "webhooks", "scale", "store")
+GROUPS = ("jobs", "batch", "dlq", "webhooks", "scale", "store")
 PASSWORD = re.compile(r"[a-z+]+://[^/@]*:[^/@]+@")
 
 

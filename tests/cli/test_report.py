@@ -1,4 +1,4 @@
-"""`penstock report` and `penstock records`: windows, the page without external assets, comparisons, and errors."""
+"""`penstock report`: windows, the page without external assets, comparisons, and errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -149,20 +148,6 @@ def test_numbers_are_short() -> None:
         "0.42 ms", "17.3 ms", "999 ms", "2.50 s", "3.40 min", "2.10 h", "–",
     ]  # fmt: skip
     assert [three(each) for each in (0.1234, 12.34, 123.4, 12_345.0)] == ["0.12", "12.3", "123", "12,345"]
-
-
-@pytest.mark.slow
-def test_the_export_says_what_it_needs(tmp_path: Path) -> None:
-    """Or writes every row, where pyarrow is installed."""
-    recorded(tmp_path / "records")
-    done = penstock(tmp_path, "records", "export", "--parquet", "out", "--since", f"{int(time.time())}s")
-    try:
-        import pyarrow.parquet as pq  # noqa: PLC0415 - an extra
-    except ImportError:
-        assert done.returncode == 1 and 'pip install "penstock[parquet]"' in done.stderr
-    else:
-        assert done.returncode == 0, done.stderr
-        assert pq.read_table(tmp_path / "out" / "requests.parquet").num_rows in (0, 40)
 
 
 def test_an_interrupted_report_says_what_it_has_read(
