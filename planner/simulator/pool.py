@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from planner.simulator.engine import ModelEngine, ModelStep, ModelText
 from planner.simulator.queues import ModelWorker, TextQueue
@@ -126,7 +127,7 @@ class PoolSimulation:
     def run(self, texts: Sequence[ModelText]) -> None:
         """Until every text is answered."""
         for text in texts:
-            self._at(text.arrived_s, lambda text=text: self._put(text))
+            self._at(text.arrived_s, partial(self._put, text))
         while self._events:
             self._now_s, _, action = heapq.heappop(self._events)
             action()
