@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
@@ -62,11 +62,11 @@ def per_million(price_per_hour: float, tokens_per_s: float) -> float:
     return 1e6 * price_per_hour / (3600 * tokens_per_s)
 
 
-def knee_of(points: Sequence[FrontierPoint], gain: float = GAIN) -> tuple[FrontierPoint, Limit]:
-    """The first of rising batches where doubling gains less than `gain`; else the last, which memory limits. A step
+def knee_of(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, Limit]:
+    """The first of rising batches where doubling gains less than GAIN; else the last, which memory limits. A step
     that is less than a doubling has to gain its part, on a logarithmic scale."""
     for point, more in pairwise(points):
-        if more.tokens_s / point.tokens_s < (1 + gain) ** math.log2(more.batch / point.batch):
+        if more.tokens_s / point.tokens_s < (1 + GAIN) ** math.log2(more.batch / point.batch):
             return point, "knee"
     return points[-1], "memory"
 
@@ -104,18 +104,6 @@ def cost_points(found: Sequence[DeviceCost]) -> list[CostPoint]:
         if each.price_per_hour is not None
         for point in each.points
     ]
-
-
-T = TypeVar("T")
-
-
-def pareto(points: Iterable[T], cost: Callable[[T], float], latency: Callable[[T], float]) -> list[T]:
-    """By rising latency, those that no other beats: none costs as little at less latency."""
-    kept: list[T] = []
-    for point in sorted(points, key=lambda each: (latency(each), cost(each))):
-        if not kept or cost(point) < cost(kept[-1]):
-            kept.append(point)
-    return kept
 
 
 def cost_advice(found: Sequence[DeviceCost], currency: str = "") -> str:
@@ -170,13 +158,11 @@ def grid(given: SearchInput, concurrencies: Sequence[int] = CONCURRENCIES) -> li
     Few GPUs in a replica read all weights in each replica; many GPUs read them once, and talk more. Which is better
     depends on how many requests run at once.
     """
-    found = []
-    for plan in layouts(given.gpus, given.model.experts):
-        try:
-            if is_valid(plan, given.model) and given.replica(plan).kv_tokens > given.lengths.longest:
-                found.append(GridRow(plan, {each: closed_loop(given, plan, each) for each in concurrencies}))
-        except PlanError:
-            continue
+    found = [
+        GridRow(plan, {each: closed_loop(given, plan, each) for each in concurrencies})
+        for plan in layouts(given.gpus, given.model.experts)
+        if is_valid(plan, given.model) and given.fits(plan)
+    ]
     if not found:
         raise PlanError(
             f"no layout of {given.model.name} fits on {given.gpus} x {given.device.name}; {enough(given)} would fit"

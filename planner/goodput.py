@@ -55,6 +55,8 @@ MAX_HALVINGS = 12
 """A rate so many times halved from what a full batch serves that still does not hold counts as none."""
 MAX_SIMULATED = 4
 """Deployments of each kind whose goodput is searched for."""
+MAX_DEPLOYMENTS = 8
+"""That are shown."""
 LONG_PROMPTS = 4.0
 """A prompt of so many times the answer speaks for prefill apart."""
 
@@ -223,16 +225,9 @@ def _replicas(given: SearchInput, gpus: int) -> list[ParallelPlan]:
             if gpus % (tp * pp):
                 continue
             plan = ParallelPlan(gpus // (tp * pp), pp, tp)
-            if is_valid(plan, given.model) and _fits(given, plan):
+            if is_valid(plan, given.model) and given.fits(plan):
                 found.append(plan)
     return found
-
-
-def _fits(given: SearchInput, plan: ParallelPlan) -> bool:
-    try:
-        return given.replica(plan).kv_tokens > given.lengths.longest
-    except PlanError:
-        return False
 
 
 def promising(given: SearchInput, found: Sequence[ServingSetup]) -> list[ServingSetup]:
@@ -240,7 +235,7 @@ def promising(given: SearchInput, found: Sequence[ServingSetup]) -> list[Serving
     return [each for each in found if attainment(served(given, each, 1e-3, 1), given.slo).both == 1.0]
 
 
-def best_goodput(given: SearchInput, top: int = 8, watch: SearchWatch | None = None) -> list[GoodputRow]:
+def best_goodput(given: SearchInput, watch: SearchWatch | None = None) -> list[GoodputRow]:
     """Deployments by goodput; after Ctrl-C, of those tried. Raises PlanError if none keeps the objectives."""
     given.lengths.check(given.model)
     found = deployments(given)
@@ -263,7 +258,7 @@ def best_goodput(given: SearchInput, top: int = 8, watch: SearchWatch | None = N
         if not rates:
             raise
         watch.interrupted = True
-    rows = sorted(rates.items(), key=lambda each: (-each[1], each[0].gpus))[:top]
+    rows = sorted(rates.items(), key=lambda each: (-each[1], each[0].gpus))[:MAX_DEPLOYMENTS]
     return [GoodputRow(each, rate, apart if number == 0 else None) for number, (each, rate) in enumerate(rows)]
 
 

@@ -9,10 +9,11 @@ their medians.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import fmean, median
+from typing import TypeVar
 
 from planner.load import RequestLengths
 from planner.memory import memory_plan
@@ -44,38 +45,38 @@ class Knee:
     is_beyond: bool
     """Whether it is the largest batch that was measured: the knee is there or beyond."""
     ruled: int
-    """The knee by SLM-Pareto's rule alone, asked of the medians: the first batch that doubling gains less than `gain`,
+    """The knee by SLM-Pareto's rule alone, asked of the medians: the first batch that doubling gains less than GAIN,
     else the largest. Noise of a few percent moves it, which is why the fit is asked first."""
     reason: str
 
 
-def knee(samples: Samples, random: Random, gain: float = GAIN) -> Knee:
+def knee(samples: Samples, random: Random) -> Knee:
     """Find the knee. Raises ValueError for fewer than two batch sizes."""
     if len(samples) < 2:
         raise ValueError(f"{len(samples)} batch sizes: a knee needs two or more")
-    found = _found(samples, gain)
+    found = _found(samples)
     noise = _noise(samples)
-    again = [_found(_drawn(samples, noise, random), gain)[0] for _ in range(RESAMPLED)]
+    again = [_found(_drawn(samples, noise, random))[0] for _ in range(RESAMPLED)]
     batch, more, is_fitted = found
     share = sum(each == batch for each in again) / RESAMPLED
-    ruled, _ = _ruled({each: median(samples[each]) for each in sorted(samples)}, samples, gain)
+    ruled, _ = _ruled({each: median(samples[each]) for each in sorted(samples)}, samples)
     is_beyond = batch == max(samples)
-    reason = _reason(batch, more, gain, is_beyond=is_beyond)
+    reason = _reason(batch, more, is_beyond=is_beyond)
     if ruled != batch:
         reason += f", by a curve through all batches; by single doublings, the knee is {ruled}"
     return Knee(batch, more, share, is_fitted, is_beyond, ruled, reason)
 
 
-def _reason(batch: int, more: float, gain: float, *, is_beyond: bool) -> str:
-    if more >= gain:
+def _reason(batch: int, more: float, *, is_beyond: bool) -> str:
+    if more >= GAIN:
         return f"throughput still rises at {batch}, the largest that was measured"
     # Never rounded up: 9.96 % is less than 10 %.
-    shown = f"{100 * more:.0f}" if round(100 * more) < 100 * gain else f"{math.floor(1000 * more) / 10:.1f}"
-    said = f"twice {batch} would gain {shown} %, less than {100 * gain:.0f} %"
+    shown = f"{100 * more:.0f}" if round(100 * more) < 100 * GAIN else f"{math.floor(1000 * more) / 10:.1f}"
+    said = f"twice {batch} would gain {shown} %, less than {100 * GAIN:.0f} %"
     return f"{said}, but nothing beyond {batch} was measured" if is_beyond else said
 
 
-def _found(samples: Samples, gain: float) -> tuple[int, float, bool]:
+def _found(samples: Samples) -> tuple[int, float, bool]:
     """Batch, gain of doubling it, and whether the curve was fitted."""
     medians = {batch: median(samples[batch]) for batch in sorted(samples)}
     line = fitted(samples)
@@ -85,17 +86,17 @@ def _found(samples: Samples, gain: float) -> tuple[int, float, bool]:
         curve = {batch: batch / (t_mem + t_comp * batch) for batch in (*medians, 2 * max(medians))}
     else:
         curve = medians
-    return *_ruled(curve, medians, gain), is_fitted
+    return *_ruled(curve, medians), is_fitted
 
 
-def _ruled(curve: Mapping[int, float], measured: Iterable[int], gain: float) -> tuple[int, float]:
-    """The first of the measured batches that doubling gains less than `gain` on the curve, and that gain; else the
+def _ruled(curve: Mapping[int, float], measured: Iterable[int]) -> tuple[int, float]:
+    """The first of the measured batches that doubling gains less than GAIN on the curve, and that gain; else the
     largest."""
     batches = sorted(measured)
     for batch in batches:
-        if 2 * batch in curve and (more := curve[2 * batch] / curve[batch] - 1) < gain:
+        if 2 * batch in curve and (more := curve[2 * batch] / curve[batch] - 1) < GAIN:
             return batch, more
-    return batches[-1], gain
+    return batches[-1], GAIN
 
 
 def fitted(samples: Samples) -> tuple[float, float] | None:
@@ -145,11 +146,14 @@ class FrontierPoint:
     """None: power is unknown."""
 
 
-def undominated(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """By rising latency, those that no other point beats: none has as many tokens a second at less latency."""
-    kept: list[FrontierPoint] = []
-    for point in sorted(points, key=lambda each: (each.latency_s, -each.tokens_s)):
-        if not kept or point.tokens_s > kept[-1].tokens_s:
+T = TypeVar("T")
+
+
+def pareto(points: Iterable[T], cost: Callable[[T], float], latency: Callable[[T], float]) -> list[T]:
+    """By rising latency, those that no other beats: none costs as little at less latency."""
+    kept: list[T] = []
+    for point in sorted(points, key=lambda each: (latency(each), cost(each))):
+        if not kept or cost(point) < cost(kept[-1]):
             kept.append(point)
     return kept
 
@@ -171,9 +175,7 @@ def batches(most: int) -> Iterator[int]:
         yield most
 
 
-def modelled(
-    given: RooflineInput, lengths: RequestLengths, efficiency: float, most: int | None = None
-) -> list[FrontierPoint]:
+def modelled(given: RooflineInput, lengths: RequestLengths, efficiency: float) -> list[FrontierPoint]:
     """The frontier that the roofline predicts, on `tp` devices, up to the batch that memory holds.
 
     A batch of B steady requests has a decode step for every B tokens, and a prefill of one prompt for every answer.
@@ -183,7 +185,7 @@ def modelled(
 
     Raises PlanError if not one request fits.
     """
-    most = most or memory_plan(given.model, given.device, lengths, given.precision, tp=given.tp).max_batch
+    most = memory_plan(given.model, given.device, lengths, given.precision, tp=given.tp).max_batch
     return [_point(given, lengths, efficiency, batch) for batch in batches(most)]
 
 

@@ -16,6 +16,7 @@ from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
 from planner.load import Precision, RequestLengths
+from planner.memory import divisors
 from planner.roofline import all_reduce_s, all_to_all_s, distinct_experts, send_s
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
@@ -77,18 +78,14 @@ def is_valid(plan: ParallelPlan, model: ModelShape) -> bool:
 
 def plans(model: ModelShape, gpus: int) -> Iterator[ParallelPlan]:
     """All valid plans that use all GPUs."""
-    for dp in _divisors(gpus):
-        for pp in _divisors(gpus // dp):
+    for dp in divisors(gpus):
+        for pp in divisors(gpus // dp):
             tp = gpus // dp // pp
-            for ep in _divisors(tp) if model.experts > 1 else [1]:
+            for ep in divisors(tp) if model.experts > 1 else [1]:
                 for attention_dp in (False, True):
                     plan = ParallelPlan(dp, pp, tp, ep, attention_dp)
                     if is_valid(plan, model):
                         yield plan
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,6 +439,13 @@ class SearchInput:
     def replica(self, plan: ParallelPlan) -> ReplicaModel:
         return ReplicaModel(self.model, self.device, plan, self.precision, self.lengths.prompt, self.efficiency)
 
+    def fits(self, plan: ParallelPlan) -> bool:
+        """Whether weights, workspace and the longest request fit."""
+        try:
+            return self.replica(plan).kv_tokens > self.lengths.longest
+        except PlanError:
+            return False
+
 
 @dataclass(frozen=True, slots=True)
 class PlanOutcome:
@@ -495,13 +499,10 @@ def search(given: SearchInput, watch: SearchWatch | None = None) -> list[PlanOut
 
 def tried(given: SearchInput, plan: ParallelPlan) -> PlanOutcome | None:
     """What a plan does; None if weights, workspace and one request do not fit."""
+    if not given.fits(plan):
+        return None
     replica = given.replica(plan)
-    try:
-        room = replica.kv_tokens
-    except PlanError:
-        return None
-    if room < given.lengths.longest + 1:
-        return None
+    room = replica.kv_tokens
     alone = serve(replica, requests(given.lengths, 1, math.inf), given.limits).texts[0]
     first, ended = alone.first_s or 0.0, alone.ended_s or 0.0
     batch = min(given.limits.batch, room // given.lengths.whole)
@@ -579,10 +580,6 @@ def enough(given: SearchInput) -> str:
     """The smallest number of the same GPUs, doubling, on which some plan fits, or fewer bits."""
     for power in range(1, 7):
         gpus = given.gpus << power
-        for plan in plans(given.model, gpus):
-            try:
-                if given.replica(plan).kv_tokens > given.lengths.longest:
-                    return f"--gpus {gpus}"
-            except PlanError:
-                continue
+        if any(map(given.fits, plans(given.model, gpus))):
+            return f"--gpus {gpus}"
     return "fewer --w-bits, or another GPU,"

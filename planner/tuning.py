@@ -17,7 +17,7 @@ from statistics import fmean, median
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
-from planner.knee import GAIN, FrontierPoint, Knee, doublings, fitted, knee, undominated
+from planner.knee import GAIN, FrontierPoint, Knee, doublings, fitted, knee, pareto
 from planner.load import Precision, RequestLengths
 from planner.memory import BLOCK_TOKENS
 from scheduler.policy.snapshot import SLACK_BYTES, USABLE, Footprint, pack, replicas_for
@@ -111,17 +111,17 @@ def _levels(most: int, requests: int, rounds: int) -> tuple[SweepLevel, ...]:
     return tuple(SweepLevel(each, max(each, min(requests, rounds * each))) for each in doublings(most))
 
 
-def is_settled(samples: Mapping[int, Sequence[float]], random: Random, gain: float = GAIN) -> bool:
+def is_settled(samples: Mapping[int, Sequence[float]], random: Random) -> bool:
     """Whether the repeats so far make the knee sure enough."""
     repeats = min(map(len, samples.values()))
-    return repeats >= MIN_REPEATS and knee(samples, random, gain).confidence >= ENOUGH
+    return repeats >= MIN_REPEATS and knee(samples, random).confidence >= ENOUGH
 
 
-def is_flat(rates: Mapping[int, float], gain: float = GAIN) -> bool:
-    """Whether the last two doublings gained less than `gain`: what is beyond them need not be measured."""
+def is_flat(rates: Mapping[int, float]) -> bool:
+    """Whether the last two doublings gained less than GAIN: what is beyond them need not be measured."""
     ordered = [rates[each] for each in sorted(rates)]
     gains = [after / before - 1 for before, after in pairwise(ordered)]
-    return len(gains) >= 2 and max(gains[-2:]) < gain
+    return len(gains) >= 2 and max(gains[-2:]) < GAIN
 
 
 def held_out_error(rates: Mapping[int, Sequence[float]]) -> float | None:
@@ -168,7 +168,6 @@ def frontier_of(
     requests_s: Mapping[int, Sequence[float]],
     latencies_s: Mapping[int, Sequence[float]],
     random: Random,
-    gain: float = GAIN,
     joules_token: Mapping[int, Sequence[float]] = NO_JOULES,
 ) -> MeasuredFrontier:
     """The frontier of measured tokens a second, requests a second, mean latencies and, where it is known, joules a
@@ -180,10 +179,9 @@ def frontier_of(
         )
         for each in sorted(rates)
     )  # fmt: skip
+    kept = pareto(points, lambda each: -each.tokens_s, lambda each: each.latency_s)
     repeats = min(map(len, rates.values()))
-    return MeasuredFrontier(
-        points, tuple(undominated(points)), knee(rates, random, gain), repeats, held_out_error(rates)
-    )
+    return MeasuredFrontier(points, tuple(kept), knee(rates, random), repeats, held_out_error(rates))
 
 
 @dataclass(frozen=True, slots=True)

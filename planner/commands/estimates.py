@@ -33,14 +33,13 @@ from planner.cost import (
     cost_advice,
     cost_of,
     cost_points,
-    pareto,
     what_if_advice,
 )
 from planner.cost import what_if as asked
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
-from planner.knee import batches
+from planner.knee import batches, pareto
 from planner.load import KvReads, Precision, RequestLengths
 from planner.memory import BLOCK_TOKENS, MemoryPlan, attention_offloaded, memory_advice, memory_plan, streamed_step_s
 from planner.roofline import (

@@ -10,13 +10,13 @@ import click
 from planner.commands.answers import PlanAnswer, PlanTable, inputs_of, plot, seconds, three
 from planner.commands.estimates import assumed_prices
 from planner.commands.inputs import EFFICIENCY, GPU, GPUS, LEAST, MOST, SLO, plan_command, search_options
-from planner.cost import best_by_concurrency, grid_advice, knee_of, pareto, per_million
+from planner.cost import best_by_concurrency, grid_advice, knee_of, per_million
 from planner.cost import grid as layouts_of
 from planner.facts import catalogue
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.goodput import best_goodput, goodput_advice, work_note
-from planner.knee import modelled
+from planner.knee import modelled, pareto
 from planner.load import Precision, RequestLengths
 from planner.placement import ModelLoad, copies_per_gpu, place_advice
 from planner.placement import place as placed

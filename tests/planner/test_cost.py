@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.cost import DeviceCost, cost_advice, cost_of, cost_points, knee_of, pareto, per_million
+from planner.cost import DeviceCost, cost_advice, cost_of, cost_points, knee_of, per_million
 from planner.facts.catalogue import device, model
-from planner.knee import FrontierPoint
+from planner.knee import FrontierPoint, pareto
 from planner.load import Precision, RequestLengths
 
 

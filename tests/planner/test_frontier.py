@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from planner.facts.catalogue import device, model
-from planner.knee import FrontierPoint, batches, doublings, modelled, undominated
+from planner.knee import FrontierPoint, batches, doublings, modelled, pareto
 from planner.load import Precision, RequestLengths
 from planner.memory import memory_plan
 from planner.roofline import RooflineInput, decode, prefill
@@ -18,8 +19,11 @@ def test_points_that_another_beats_are_dropped() -> None:
     points = [
         FrontierPoint(b, t, t / 10, s) for b, t, s in ((1, 10, 1), (2, 19, 1.1), (4, 18, 2), (8, 30, 3), (16, 30, 4))
     ]
-    assert [point.batch for point in undominated(points)] == [1, 2, 8]
-    assert undominated(reversed(points)) == undominated(points)  # type: ignore[arg-type]
+
+    def kept(among: Iterable[FrontierPoint]) -> list[int]:
+        return [each.batch for each in pareto(among, lambda each: -each.tokens_s, lambda each: each.latency_s)]
+
+    assert kept(points) == kept(reversed(points)) == [1, 2, 8]
 
 
 def test_doubling_batches() -> None:
