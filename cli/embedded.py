@@ -79,9 +79,7 @@ class Embedded:
         """Reuse the password of an earlier run, or create one, and write the configuration. `folder` must be private.
         Raises Problem."""
         kept = _kept(folder / CONFIG)
-        # An earlier version sent its password to a TCP port, where another user may have read it.
-        known = kept.get("requirepass") if "unixsocket" in kept else None
-        password = known or secrets.token_urlsafe(24)
+        password = kept.get("requirepass") or secrets.token_urlsafe(24)
         embedded = cls(server, folder, _socket_path(folder, kept), password, memory)
         embedded._write_config()
         return embedded
@@ -144,11 +142,8 @@ class Embedded:
 
 
 async def end_orphan(folder: Path) -> None:
-    """Stop a server that a killed `up` left in this folder, because two must never write the same file.
-
-    It finds the server by its working directory, and so also that of an earlier version on a TCP port. It sends no
-    password to a TCP port, where another user's process may listen. Raises Problem.
-    """
+    """Stop a server that a killed `up` left in this folder, because two must never write the same file. Raises
+    Problem."""
     kept = _kept(folder / CONFIG)
     deadline = asyncio.get_running_loop().time() + SHUTDOWN_TIMEOUT_S
     while holder := await _holder(folder, kept):
@@ -162,20 +157,13 @@ async def end_orphan(folder: Path) -> None:
 
 
 async def _holder(folder: Path, kept: dict[str, str]) -> str:
-    """Ask a server that runs in the folder to exit. Returns its name; "" if none runs. Raises Problem."""
+    """Ask a server that runs in the folder to exit. Returns its name; "" if none runs."""
     if sys.platform == "linux":
         pids = list(_servers_in(folder))
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         return f"pid {pids[0]}" if pids else ""
-    port = int(kept.get("port", "0"))
-    if port and not ports.is_free("127.0.0.1", port):
-        raise Problem(
-            f"a server of an earlier version may still hold {folder}",
-            cause=f"something listens on its port, {port}, and is not sent the password",
-            next_step=f"end that server if it is one; then delete the line `port` in {folder / CONFIG}",
-        )
     socket = _kept_socket(folder, kept)
     answer = await _ask(socket, kept.get("requirepass", ""), b"SHUTDOWN\r\n") if socket else b""
     return str(socket) if b"+OK" in answer else ""

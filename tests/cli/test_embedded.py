@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from house import eventually, free_port
+from house import eventually
 from kombu import Connection
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, BusyLoadingError
+from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
@@ -206,56 +206,6 @@ async def test_killed_server_comes_back_with_its_data(supervisor: Supervisor, tm
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(WAIT_S):
         await supervisor.until(lambda: child.status.restarts == 1 and child.status.state == "ready")
-    with Redis.from_url(embedded.url) as client:
-        assert client.get("kept") == b"yes"
-
-
-async def test_a_squatter_on_the_old_port_sees_nothing(supervisor: Supervisor, tmp_path: Path) -> None:
-    """The server of an earlier version had a port, which anybody may have taken since. The folder goes over to a
-    socket without a word to the stranger. Nobody knows who has read the password, so it is a new one."""
-    heard = bytearray()
-
-    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1024):
-            heard.extend(data)
-            writer.write(b"+OK\r\n")
-        writer.close()
-
-    async with await asyncio.start_server(listen, "127.0.0.1", 0) as squatter:
-        port = squatter.sockets[0].getsockname()[1]
-        config = tmp_path / "valkey.conf"
-        config.write_text(f"bind 127.0.0.1\nport {port}\nrequirepass the-old-one\ndir .\nappendonly yes\n")
-        await end_orphan(tmp_path)
-        embedded = prepared(tmp_path)
-        await ready(supervisor, start(supervisor, embedded))
-        assert heard == b"" and embedded.url.startswith("unix://")
-        assert "the-old-one" not in config.read_text()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)  # who does speak is heard
-        writer.write(b"AUTH control\r\n")
-        assert await reader.readline() == b"+OK\r\n"
-        writer.close()
-    assert heard == b"AUTH control\r\n"
-
-
-async def test_an_orphan_of_an_earlier_version_is_ended(supervisor: Supervisor, tmp_path: Path) -> None:
-    """By its process, which runs in the folder: its data are the folder's, and no password goes to its port."""
-    port = free_port()
-    (tmp_path / "valkey.conf").write_text(
-        f'bind 127.0.0.1\nport {port}\nrequirepass old\ndir .\nappendonly yes\nsave ""\n'
-    )
-    server = find_server()
-    assert server is not None
-    with subprocess.Popen([server, "./valkey.conf"], cwd=tmp_path, stdout=subprocess.DEVNULL) as orphan:
-        with Redis(port=port, password="old") as client:
-            eventually(client.ping, RedisConnectionError, BusyLoadingError)
-            client.set("kept", "yes")
-        try:
-            await end_orphan(tmp_path)
-            assert orphan.wait(WAIT_S) == 0
-        finally:
-            orphan.kill()
-    embedded = prepared(tmp_path)
-    await ready(supervisor, start(supervisor, embedded))
     with Redis.from_url(embedded.url) as client:
         assert client.get("kept") == b"yes"
 
