@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
@@ -13,9 +12,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from bench import plots, report
-from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, check_names, count, counts
-from bench.report import Column, Report, commit, load
+from bench import report
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, check_names, counts
+from bench.report import Report, commit, load
 
 
 def example(work: Callable[[ProgramRun], int], *errors: type[Exception]) -> BenchProgram:
@@ -26,18 +25,6 @@ def example(work: Callable[[ProgramRun], int], *errors: type[Exception]) -> Benc
 
 def stop() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_the_words_are_read_and_repeated() -> None:
-    """But for the places of its figures. The exit code is the work's."""
-    seen: list[ProgramRun] = []
-
-    def work(run: ProgramRun) -> int:
-        seen.append(run)
-        return 7
-
-    assert example(work)(["--out", "/here/a", "--levels", "8,1,8", "--plots=/here/b"]) == 7
-    assert seen[0].args.levels == [1, 8] and seen[0].command == "penstock bench example --levels 8,1,8"
 
 
 def test_a_known_error_is_a_line_and_an_unknown_one_is_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,13 +44,6 @@ def test_a_name_nobody_has_is_refused_with_those_there_are(capsys: pytest.Captur
 
     assert example(work)([]) == 2
     assert capsys.readouterr().out == "error: no system 'c', 'd'; there are a, b\n"
-
-
-@pytest.mark.parametrize("words", ["0", "1,-1", "x", ""])
-def test_what_is_no_count_is_refused(words: str) -> None:
-    with pytest.raises((argparse.ArgumentTypeError, ValueError)):
-        counts(words)
-    assert count("1") == 1
 
 
 @pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN], ids=["", "ignored"])
@@ -104,27 +84,6 @@ def test_sigterm_stops_it_as_ctrl_c_does(
         signal.signal(signal.SIGINT, before[signal.SIGINT])
     assert cleaned == (["processes"] if loop is None else ["tasks", "processes"])
     assert capsys.readouterr().out == "stopped; every process has ended\n"
-
-
-def test_what_was_found_is_shown_kept_and_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the library for plots it says so."""
-    found = Report(name="example", title="Example", command="c", columns=(Column("a", "figure"),), rows=[{"a": 12.5}])
-    monkeypatch.setattr(plots, "missing", lambda: "no library")
-
-    def work(run: ProgramRun) -> int:
-        run.tell(found, None)
-        run.tell(found, tmp_path / found.file, lambda _found, folder: [folder / "p.svg"])
-        run.tell(found, tmp_path / found.file, lambda _found, _folder: [])
-        return 0
-
-    assert example(work)(["--plots", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert (
-        said.count("12.5") == 3 and said.count("figures: ") == 2 and load(tmp_path / "example.json").rows == found.rows
-    )
-    assert f"plots: {tmp_path / 'p.svg'}\n" in said and said.endswith("no library\n")
 
 
 def test_the_commit_is_that_of_the_tree_that_began_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

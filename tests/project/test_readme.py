@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click import Context, Group
@@ -20,6 +21,7 @@ from api.settings import ApiSettings, KeySettings
 from cli.app import app
 from cli.settings import UpSettings
 from offline.settings import OfflineSettings
+from penstock.client import PenstockClient, StreamEvent, StreamReset
 from penstock.config import build, load
 from scheduler.settings import SchedulerSettings
 from streaming.batches.file_store import BatchSettings, FilesSettings
@@ -78,6 +80,41 @@ def test_the_readmes_program_works(served: House) -> None:
     assert len(done.stdout.split()) > 4
 
 
+def test_the_examples_of_the_api_work_as_typed(served: House) -> None:
+    """One job from its acceptance to the resumption of its events."""
+    job_id = event_id = ""
+    answers = []
+    for line in commands(ROOT / "docs" / "api.md"):
+        status, body = curl(served, line.replace("JOB_ID", job_id).replace("EVENT_ID", event_id))
+        assert status < 300, (line, body)
+        answers.append(body)
+        job_id = job_id or json.loads(body)["id"]
+        event_id = event_id or "".join(re.findall(r"^id: (.+)$", body, re.MULTILINE)[2:3])
+    accepted, ended, result, events, rest = answers
+    assert json.loads(accepted)["status"] == "queued" and json.loads(ended)["status"] == "completed"
+    assert json.loads(ended)["result"] == json.loads(result)
+    assert rest and events.partition(f"id: {event_id}\n")[2].partition("\n\n")[2] == rest
+
+
+def test_the_clients_example_begins_again_where_the_store_lost_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Discards what came before, and goes on from the new beginning."""
+    asked: list[str] = []
+
+    def stream(_self: PenstockClient, job_id: str, after: str = "") -> Iterator[StreamEvent]:
+        asked.append(after)
+        if not after:
+            yield StreamEvent("delta", "1:3:w-1", {"text": "old"})
+            raise StreamReset(job_id, StreamEvent("stream.reset", "2:0:-", {}))
+        yield StreamEvent("delta", "2:3:w-2", {"text": "new"})
+
+    monkeypatch.setattr(PenstockClient, "stream", stream)
+    monkeypatch.setattr(PenstockClient, "submit", lambda _self, _body: {"id": "job_1"})
+    (code,) = blocks(ROOT / "docs" / "client.md", "python")
+    scope: dict[str, Any] = {}
+    exec(code, scope)  # noqa: S102 - the page's own program
+    assert (scope["text"], asked) == ("new", ["", "2:0:-"])
+
+
 @pytest.mark.parametrize(
     "page",
     [
@@ -98,13 +135,6 @@ def test_the_pages_settings_are_settings(page: str, tmp_path: Path) -> None:
         for model in config.table("models", ModelSettings).values():
             build(ENGINES[model.engine], model.options, model.engine)
         assert tomllib.loads(path.read_text(encoding="utf-8"))
-
-
-def test_the_makefile_has_what_the_readme_names() -> None:
-    """`make up` and `make test` exist."""
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    named = {line.split()[1] for line in commands(ROOT / "README.md") if line.startswith("make")}
-    assert named == {"up", "test"} <= set(targets)
 
 
 def test_links_between_pages_lead_somewhere() -> None:
@@ -133,13 +163,6 @@ def test_every_command_that_a_page_names_exists() -> None:
         assert command is not None, name
         if isinstance(command, Group) and below:
             assert command.get_command(context, below) is not None, (name, below)
-
-
-def test_the_index_has_every_page() -> None:
-    """docs/README.md lists each page beside it."""
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    assert pages <= set(re.findall(r"^- \[[^]]+\]\(([^)]+)\)", index, re.MULTILINE))
 
 
 def anchors(page: Path) -> set[str]:
