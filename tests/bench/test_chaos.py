@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 KNOWN = {row.id: row for row in ROWS}
 
 
-@pytest.mark.parametrize(("row_id", "trials"), [("F01", 1), ("F04", 1), ("F10b", 2), ("F38", 2)])
+@pytest.mark.parametrize(("row_id", "trials"), [("F01", 1), ("F04", 1), ("F10b", 1), ("F38", 1)])
 async def test_nothing_is_lost_or_doubled_by_a_kill(row_id: str, trials: int, tmp_path: Path) -> None:
     """A worker dies; the store dies while jobs run and wait; an API process and a worker die at once; upstream servers
     die. Every client gets every token once, and one end."""

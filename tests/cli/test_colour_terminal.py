@@ -13,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,9 +49,7 @@ secret = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 allow_http = true
 networks = ["127.0.0.0/8"]
 """
-HELP_PAGES = "from cli.__main__ import main\n" + "".join(
-    f"main({[*path.split()[1:], '--help']!r})\n" for path, _ in commands(app, "penstock")
-)
+HELP_PAGES = [[*path.split()[1:], "--help"] for path, _ in commands(app, "penstock")]
 LOCAL = [
     "", "--help", "version", "help exit-codes", "help environment", "no-such-command", "jobs --flag", "jobs show",
     "plan memory --model qwen3-8b --gpu h200", "plan memory --model deepseek-v3 --gpu l4",
@@ -74,6 +72,8 @@ LIVE = {
     "plan goodput --model llama-3.1-8b --gpu h200 --gpus 4": r" [1-9]\d?/",
 }
 """Commands that end with Ctrl-C, and what they show before."""
+MARK = "=" * 20
+"""Between the names of commands and what they show."""
 PLAIN = ["ps", "report --compare slow slow", "top --once", "no-such-command", "logs"]
 
 
@@ -147,11 +147,22 @@ class Place:
         return done.stdout
 
     def words(self, line: str) -> list[str]:
-        if line == "--help":
-            return ["-c", HELP_PAGES]
         words = [self.names.get(word, word) for word in line.split()]
-        is_local = line in LOCAL or line == "no-such-command" or words[0] == "plan"
-        return ["-m", "cli", *words, *([] if is_local else ["--data-dir", "data"])]
+        is_local = line in LOCAL or words[0] == "plan"
+        return [*words, *([] if is_local else ["--data-dir", "data"])]
+
+    def shown(self, lines: Sequence[str], width: int = COLUMNS, **environ: str) -> dict[str, str]:
+        """What each of these commands shows, one after the other in one process."""
+        program = "from cli.__main__ import main\n"
+        for line in lines:
+            pages = HELP_PAGES if line == "--help" else [self.words(line)]
+            program += f"print({f'{MARK}{line}{MARK}'!r}, flush=True)\n" + "".join(
+                f"main({each!r})\n" for each in pages
+            )
+        said, code = on_terminal(self.folder, ["-c", program], width, **environ)
+        assert code == 0, said
+        parts = said.split(MARK)[1:]
+        return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -164,41 +175,41 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         place.instance.close()
 
 
-def check(shown: str, width: int = COLUMNS) -> None:
+def check(shown: str, line: str, width: int = COLUMNS) -> None:
     """No style that is shown as text, nothing that data made the terminal do, no line that it would have to break. A
     single word, such as a path, stays whole, so that it can be copied."""
     said = STYLE.sub("", re.sub(r"\x1b\[[0-9;]*H", "\n", shown))
-    assert said.strip() and "Traceback" not in said
-    assert not STYLE_AS_TEXT.search(said) and not CONTROL.search(said)
-    lines = [line.rstrip() for line in re.split("[\r\n]+", said)]
-    assert not [line for line in lines if cell_len(line) > width and len(line.split()) > 1]
+    assert said.strip() and "Traceback" not in said, line
+    assert not STYLE_AS_TEXT.search(said) and not CONTROL.search(said), line
+    lines = [each.rstrip() for each in re.split("[\r\n]+", said)]
+    assert not [each for each in lines if cell_len(each) > width and len(each.split()) > 1], line
 
 
-@pytest.mark.parametrize("line", [*LOCAL, *SERVED])
-def test_what_a_command_prints_is_styled_safe_and_fits(place: Place, line: str) -> None:
-    check(on_terminal(place.folder, place.words(line))[0])
+@pytest.mark.parametrize("lines", [LOCAL, SERVED], ids=["local", "served"])
+def test_what_a_command_prints_is_styled_safe_and_fits(place: Place, lines: list[str]) -> None:
+    for line, shown in place.shown(lines).items():
+        check(shown, line)
 
 
 @pytest.mark.parametrize("line", LIVE)
 def test_commands_that_go_on(place: Place, line: str) -> None:
     """Ctrl-C leaves what they have found."""
-    shown, code = on_terminal(place.folder, place.words(line), interrupt_at=LIVE[line])
-    check(shown)
+    shown, code = on_terminal(place.folder, ["-m", "cli", *place.words(line)], interrupt_at=LIVE[line])
+    check(shown, line)
     assert code == 130 and ("plan" not in line or "requests/s" in shown)
 
 
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-@pytest.mark.parametrize("line", PLAIN)
-def test_a_plain_narrow_terminal_gets_no_escape_sequence(place: Place, line: str, environ: dict[str, str]) -> None:
-    shown, _ = on_terminal(place.folder, place.words(line), 50, **environ)
-    assert shown.strip() and "\x1b" not in shown
-    if not line.startswith("report"):  # its tables of figures need more columns
-        check(shown, 50)
+def test_a_plain_narrow_terminal_gets_no_escape_sequence(place: Place, environ: dict[str, str]) -> None:
+    for line, shown in place.shown(PLAIN, 50, **environ).items():
+        assert shown.strip() and "\x1b" not in shown, line
+        if not line.startswith("report"):  # its tables of figures need more columns
+            check(shown, line, 50)
 
 
 @pytest.mark.parametrize("line", ["report --compare slow slow", "ps"])
 def test_styles_reach_a_terminal_and_a_pipe_only_if_asked(place: Place, line: str) -> None:
-    assert STYLE.search(on_terminal(place.folder, place.words(line))[0])
+    assert STYLE.search(place.shown([line])[line])
     assert "\x1b" not in place.instance.run(*line.split(), "--data-dir", "data").stdout
     forced = place.instance.run(*line.split(), "--data-dir", "data", "--color", "always").stdout
     assert STYLE.search(forced) and not STYLE_AS_TEXT.search(forced)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from api.settings import ApiSettings
 from cli.deployment import Deployment, load_deployment
-from cli.instance import DataDir, Instance, ProcessEntry
+from cli.instance import DataDir
 from cli.machine import outside_url
-from cli.screen import draining, place, ready_block
+from cli.screen import place
 from cli.suggestions import own_command
 from penstock.config import FLAGS, Config, ConfigError
 from workers.engines.llamacpp.settings import LlamacppSettings
@@ -159,82 +156,6 @@ def test_command_lines_of_the_roles(tmp_path: Path) -> None:
     assert worker.grace_s > deployment.worker.drain_s
 
 
-def test_ready_block_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Golden: what runs, where, what is kept, what to try, how to stop."""
-    monkeypatch.chdir(tmp_path)
-    redis, worker = (
-        ProcessEntry(role=role, id=f"{role}-1", pid=1, state="ready", since=1.0) for role in ("redis", "worker")
-    )
-    instance = Instance(
-        version="0.1.0",
-        pid=1,
-        state="ready",
-        phase="",
-        url="http://127.0.0.1:8000",
-        redis_url="redis://:pw@127.0.0.1:9/0",
-        data_dir=str(tmp_path / ".penstock"),
-        engine="sim",
-        models=("sim",),
-        started=1.0,
-        ready_s=1.234,
-        processes=(redis, worker),
-    )
-    body = '{"model":"sim","stream":true,"messages":[{"role":"user","content":"What is a penstock?"}]}'
-    assert ready_block(instance) == [
-        "ready in 1.2 s   engine sim   model sim   1 worker",
-        "  API      http://127.0.0.1:8000/v1",
-        "  Console  http://127.0.0.1:8000/console",
-        "           (logged in: penstock console)",
-        "  Kept     .penstock  (queue and results survive a restart)",
-        "  Log      .penstock/logs",
-        "",
-        f"  Try      curl -N http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-        '           penstock chat "What is a penstock?"',
-        "  Stop     Ctrl-C (finishes running jobs, again to stop now)",
-    ]
-    assert "Bearer $PENSTOCK_API_KEY" in ready_block(instance, keyed=True)[7]
-    outside = msgspec.structs.replace(instance, outside_url="http://box:8000")
-    assert ready_block(outside)[2] == "  API      http://box:8000/v1 (other machines)"
-    assert ready_block(instance, detached=True)[-1] == "  Stop     penstock down"
-    assert ready_block(instance, command=".venv/bin/penstock")[8].startswith("           .venv/bin/penstock chat ")
-    assert "(logged in: .venv/bin/penstock console)" in ready_block(instance, command=".venv/bin/penstock")[3]
-
-
-@pytest.mark.parametrize("columns", [20, 40, 60, 80, 120])
-def test_ready_block_fits_a_terminal(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken between words; what is to be copied begins at the first column where its line has no room for it: a link
-    in one line, curl in several, which a shell takes for one."""
-    monkeypatch.chdir(tmp_path)
-    instance = Instance(
-        version="0.1.0",
-        pid=1,
-        state="ready",
-        phase="",
-        url="http://127.0.0.1:8000",
-        redis_url="",
-        data_dir=str(tmp_path / ".penstock"),
-        engine="llamacpp",
-        models=("smollm2-135m-instruct",),
-        started=1.0,
-        ready_s=12.3,
-        processes=(ProcessEntry(role="redis", id="redis-1", pid=1, state="ready", since=1.0),),
-    )
-    block = ready_block(instance, "/console#link=0123456789abcdefghijkl", width=columns)
-    link = next(line for line in block if "#link=" in line)
-    assert link.removeprefix("  Console  ") == "http://127.0.0.1:8000/console#link=0123456789abcdefghijkl"
-    first = next(at for at, line in enumerate(block) if line.startswith("curl "))
-    curl = block[first : first + 4]
-    command = shlex.split("\n".join(curl).replace("\\\n", ""))
-    assert len(command) == 7 and json.loads(command[-1])["stream"] is True
-    assert columns < 80 or max(map(len, curl)) <= 80
-    wide = [line for line in block if len(line) > columns and line not in curl]
-    assert wide in ([], [link]) or columns < 60
-    assert " ".join(" ".join(block).split()).startswith(
-        "ready in 12.3 s engine llamacpp model smollm2-135m-instruct 0 workers: nothing answers until one starts"
-    )
-    assert 'penstock chat "What is a penstock?"' in [line.strip() for line in block]
-
-
 def test_the_command_is_named_as_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By name if the PATH leads to this very program, else by the path from this folder."""
     folder = tmp_path / ".venv" / "bin"
@@ -270,11 +191,7 @@ def test_other_machines_are_told_a_name(
     assert outside_url(ApiSettings(host=host, hosts=hosts), 9) == url
 
 
-def test_words_about_the_end_and_the_place() -> None:
-    """One job is singular, an unknown number is not named, a password is not shown."""
-    assert draining(1) == "draining 1 job, Ctrl-C again to stop now"
-    assert draining(2) == "draining 2 jobs, Ctrl-C again to stop now"
-    assert draining(0) == draining(None) == "draining, Ctrl-C again to stop now"
+def test_the_place_of_a_store_shows_no_password() -> None:
     assert place("rediss://user:pw@db.example:6380/1") == "db.example:6380"
     assert place("redis+cluster://:pw@a:1,b:2") == "a:1,b:2"
     assert place("unix:///run/redis.sock") == "/run/redis.sock"

@@ -22,7 +22,6 @@ from cli.output import (
     VisibleBytes,
     complain,
     emit,
-    error_block,
     list_result,
     note,
     print_json,
@@ -31,7 +30,7 @@ from cli.output import (
     styled,
     visible,
 )
-from cli.progress import ProgressLine, amount, bar
+from cli.progress import ProgressLine
 
 pytestmark = pytest.mark.slow
 
@@ -62,34 +61,10 @@ def test_colour_rules(environ: dict[str, str], terminal: bool, pipe: bool) -> No
     assert styled(io.StringIO(), environ) is pipe
 
 
-def test_table_in_a_pipe_is_plain(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Aligned columns, a dash for what is missing, no escape."""
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    print_rows([{"id": "api-1", "pid": 7, "model": ""}], ("id", "pid", "model"))
-    assert capsys.readouterr().out == "ID     PID  MODEL\napi-1  7    -\n"
-
-
-def test_table_with_colour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forced colour gives styles; the words stay the same."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    print_rows([{"id": "[api]"}], ("id",))
-    out = capsys.readouterr().out
-    assert ESC in out
-    assert "[api]" in out
-
-
 def test_json_list_is_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever the values hold, each object stays on its line."""
     list_result([{"a": "x\ny"}, {"a": None}], ("a",), "none").print(as_json=True)
     assert [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]] == [{"a": "x\ny"}, {"a": None}]
-
-
-def test_error_block_is_four_lines_at_most() -> None:
-    """A cause of many lines is still one line."""
-    problem = Problem("it broke", cause="one\ntwo\nthree", next_step="mend it")
-    assert error_block(problem) == ["error: it broke", "cause: one two three", "next:  mend it"]
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -146,20 +121,6 @@ def test_progress_in_a_pipe_is_one_line_per_phase() -> None:
     assert stream.getvalue() == "loading\nwarming up\n"
 
 
-def test_progress_on_a_terminal_leaves_nothing() -> None:
-    """The line is drawn over by blanks; a lasting line stays above it; no escape is sent."""
-    stream = Terminal()
-    with ProgressLine(stream, {"TERM": "xterm"}) as progress:
-        progress.phase("loading weights")
-        progress.say("a note")
-    shown = stream.getvalue()
-    assert "loading weights  0." in shown
-    assert "a note\n" in shown
-    assert ESC not in shown
-    assert shown.endswith("\r")
-    assert shown.split("\r")[-2].strip() == ""
-
-
 def test_progress_says_why_nothing_happens() -> None:
     """Behind the phase, as long as there is a reason."""
     reasons, stream = ["no worker is ready: starting"], Terminal()
@@ -171,22 +132,6 @@ def test_progress_says_why_nothing_happens() -> None:
         stream.seek(0)
         stream.truncate()
         eventually(lambda: re.search(r"  waiting  [0-9.]+ s", stream.getvalue()))
-
-
-def test_quiet_progress_says_only_what_lasts() -> None:
-    """Phases are dropped, notes are not."""
-    stream = io.StringIO()
-    with ProgressLine(stream, {}, quiet=True) as progress:
-        progress.phase("loading")
-        progress.say("a note")
-    assert stream.getvalue() == "a note\n"
-
-
-def test_amount() -> None:
-    """A bar where the total is known; megabytes, or steps where there are few."""
-    assert (bar(3, 6), amount(3, 6)) == ("[############............]", "3/6")
-    assert (bar(7, 0), amount(5_000_000, 0)) == ("", "5.0 MB")
-    assert amount(50_000_000, 100_000_000) == "50.0/100.0 MB"
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 120])

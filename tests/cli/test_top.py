@@ -23,7 +23,7 @@ from http_serving import serving_http
 from rich.console import Console
 
 from cli.__main__ import main
-from cli.top import MAX_PROBLEMS, frame
+from cli.top import frame
 
 PROBLEM = {
     "severity": "warning",
@@ -92,13 +92,6 @@ def test_a_screen_says_what_is_wrong_and_what_waits() -> None:
     assert "failed in the last minute" in text and "\u001b" not in text
 
 
-def test_a_narrow_screen_leaves_columns_out_and_cuts_no_word() -> None:
-    text = shown(OVERVIEW, width=60)
-    (line,) = [line for line in text.splitlines() if line.startswith("worker-1")]
-    assert line.split()[:4] == ["worker-1", "ready", "3/4", "25%"]
-    assert "…" not in text and "HOST" not in text and "HOST" in shown(OVERVIEW)
-
-
 def test_a_worker_whose_server_is_away_is_not_ready() -> None:
     worker, api = OVERVIEW["processes"]
     text = shown(OVERVIEW | {"processes": [worker | {"away": ["http://x (gone)"]}, api]})
@@ -116,12 +109,6 @@ def test_an_old_screen_gives_no_advice() -> None:
     text = shown(OVERVIEW, stale="the server does not answer since 12:00:00")
     assert text.startswith("Unknown: the server does not answer since 12:00:00.")
     assert "data of" in text and "penstock scale set" not in text and "worker-1" in text
-
-
-def test_many_problems_do_not_hide_the_lanes() -> None:
-    many = OVERVIEW | {"verdict": OVERVIEW["verdict"] | {"problems": [PROBLEM] * 8}}
-    text = shown(many)
-    assert text.count("warning: ") == MAX_PROBLEMS and "and 3 more" in text
 
 
 # --- the command ---------------------------------------------------------------------------------------------------
