@@ -5,9 +5,7 @@ All keys of a partition share its hash tag, so one script may touch them all, on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from streaming.catalogue import CATALOGUE, CHANNELS, FLEET, ROOT, Key
+from streaming.catalogue import CATALOGUE, CHANNELS, FLEET, ROOT
 from streaming.order import Priority
 
 GROUP = "workers"
@@ -17,6 +15,8 @@ FLEET_SLOT = -1
 BROKER = f"{ROOT}celery:"
 """Prefix of all keys of Celery's broker. They hold only reminders, so losing them loses no work."""
 
+_PATTERNS = {key.name: key.pattern for key in (*CATALOGUE, *FLEET)}
+
 
 def prefix(partition: int) -> str:
     """Prefix of all keys of a partition, or of the fleet's slot."""
@@ -25,7 +25,7 @@ def prefix(partition: int) -> str:
 
 def partition_key(partition: int, name: str, *args: str) -> str:
     """A key of the catalogue."""
-    return prefix(partition) + _pattern(CATALOGUE, name).format(*args)
+    return prefix(partition) + _PATTERNS[name].format(*args)
 
 
 def fixed_keys(partition: int) -> list[str]:
@@ -48,11 +48,7 @@ def parse_lane(key: str) -> tuple[str, Priority]:
 
 def fleet_key(name: str, *args: str) -> str:
     """A key of FLEET."""
-    return prefix(FLEET_SLOT) + _pattern(FLEET, name).format(*args)
-
-
-def _pattern(keys: Iterable[Key], name: str) -> str:
-    return next(key.pattern for key in keys if key.name == name)
+    return partition_key(FLEET_SLOT, name, *args)
 
 
 def channel(kind: str, name: str) -> str:

@@ -80,66 +80,6 @@ from importlib.resources import files
 from streaming.keys import lua_prelude
 from streaming.order import lua_constants
 
-NAMES = (
-    "put",
-    "join",
-    "cancel",
-    "record",
-    "recent",
-    "usage",
-    "stand",
-    "waiting",
-    "lanes",
-    "ages",
-    "follow",
-    "unfollow",
-    "register",
-    "claim",
-    "append",
-    "finish",
-    "checkpoint",
-    "beat",
-    "release",
-    "restart",
-    "decline",
-    "leave",
-    "reap",
-    "salvage",
-    "rewound",
-    "reset",
-    "deliver",
-    "ended",
-    "put_file",
-    "put_batch",
-    "put_conversation",
-    "amend_conversation",
-    "drop_conversation",
-    "steer",
-    "due",
-    "hold",
-    "reserve",
-    "save",
-    "forget",
-    "collect",
-    "posted",
-    "dispatch",
-    "outgoing",
-    "settle",
-    "redeliver",
-    "fail_malformed",
-    "identify",
-    "condemn",
-    "lead",
-    "plan",
-    "act",
-    "share",
-    "override",
-    "console",
-    "report",
-    "card",
-    "lengths",
-)
-
 SHARED = (
     "writes",
     "values",
@@ -222,14 +162,15 @@ DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
 def load_scripts() -> Mapping[str, Script]:
     """Read every script and put in front of it what it uses of the key catalogue and the shared functions."""
     folder = files("streaming") / "lua"
-    paths = [*(folder / f"{name}.lua" for name in NAMES), *(folder / "shared" / f"{name}.lua" for name in SHARED)]
-    return assemble({path.name: path.read_text(encoding="utf-8") for path in paths})
+    paths = [*folder.iterdir(), *(folder / "shared").iterdir()]
+    return assemble({path.name: path.read_text(encoding="utf-8") for path in paths if path.name.endswith(".lua")})
 
 
 def assemble(texts: Mapping[str, str]) -> dict[str, Script]:
     """Build the scripts. `texts`: the text of every Lua file by its name, with its suffix."""
     shared = "".join(texts[f"{name}.lua"] for name in SHARED)
-    return {name: _script(name, texts[f"{name}.lua"], shared) for name in NAMES}
+    names = sorted({file.removesuffix(".lua") for file in texts}.difference(SHARED))
+    return {name: _script(name, texts[f"{name}.lua"], shared) for name in names}
 
 
 def _script(name: str, text: str, shared: str) -> Script:

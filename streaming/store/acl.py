@@ -247,7 +247,7 @@ def _pattern(kind: str) -> str:
 
 def _channel(kind: str) -> str:
     """All channels of a kind."""
-    return _star(CHANNELS[kind].partition(": ")[0])
+    return _star(CHANNELS[kind])
 
 
 def _star(pattern: str) -> str:

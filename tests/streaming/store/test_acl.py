@@ -91,10 +91,10 @@ def test_the_file_is_what_the_catalogue_gives(capsys: pytest.CaptureFixture[str]
 def test_every_script_is_somebodys() -> None:
     """By the table that people read, too. `penstock` runs two: `share` for its pools, `condemn` for its stores."""
     people = {"share", "condemn"}
-    assert frozenset().union(*SCRIPTS.values()) | people == set(scripts.NAMES)
+    assert frozenset().union(*SCRIPTS.values()) | people == set(scripts.load_scripts())
     table = dict(re.findall(r"^\| (\w+) +\| ([a-z, ]+?) +\| ", scripts.__doc__ or "", re.MULTILINE))
     del table["script"]
-    assert set(table) == set(scripts.NAMES)
+    assert set(table) == set(scripts.load_scripts())
     for name, who in table.items():
         expected = set(ROLES) if who == "any" else set(who.split(", ")) - {"pools", "cli"}
         assert {role for role in ROLES if name in SCRIPTS[role]} == expected, name

@@ -236,10 +236,10 @@ def shapes() -> Iterator[str]:
 def digest() -> str:
     """Of all that another version would have to agree on."""
     folder = files("streaming") / "lua"
-    paths = [*(f"shared/{name}.lua" for name in scripts.SHARED), *(f"{name}.lua" for name in scripts.NAMES)]
+    paths = [*(f"shared/{name}.lua" for name in scripts.SHARED), *(f"{name}.lua" for name in scripts.load_scripts())]
     parts = [
         *(f"{key.name} {key.pattern} {key.kind}" for key in (*catalogue.CATALOGUE, *catalogue.FLEET)),
-        *(f"{kind} {text.partition(': ')[0]}" for kind, text in catalogue.CHANNELS.items()),
+        *(f"{kind} {pattern}" for kind, pattern in catalogue.CHANNELS.items()),
         keys.prefix(0),
         keys.prefix(keys.FLEET_SLOT),
         keys.GROUP,
