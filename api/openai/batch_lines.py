@@ -27,7 +27,7 @@ from penstock.engine import ModelCard
 from penstock.text import fault_of
 from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
 from streaming.batches.store import Batch
-from streaming.jobs.job import HINTS, Chat, Inputs, Job, JobState, Prompt, ResponseForm, Text, Tokens, job_class
+from streaming.jobs.job import HINTS, Chat, Inputs, Job, JobState, Prompt, ResponseForm, Text, Tokens
 from streaming.jobs.places import weight_of
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
@@ -201,7 +201,7 @@ def job_of(
     sampling, passed = sampling_of(request, tools), passed_fields(request, card or UNKNOWN)
     passed.pop("service_tier", None)
     reasoning, task = reasoning_of(request, card), request.task_asked
-    return job_class(prompt, tools, sampling, reasoning, task, echo=request.echoes, passed=passed)(
+    return Job(
         id=job_id,
         model=request.model,
         tenant=batch.tenant,

@@ -58,7 +58,7 @@ from api.openai.tasks.request import (
     refuse_misplaced,
 )
 from penstock.engine import MAX_LOGPROBS, ModelCard, Sampling
-from streaming.jobs.job import Chat, Job, Text, Tokens, job_class
+from streaming.jobs.job import Chat, Job, Text, Tokens
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.order import Priority
 
@@ -355,7 +355,7 @@ def to_job(
     if request.service_tier in TIERS and clamp(TIERS[request.service_tier], ceiling) is not TIERS[request.service_tier]:
         passed.pop("service_tier", None)  # a tier above the key's lanes is not bought elsewhere
     reasoning, task = reasoning_of(request, card), request.task_for(card)
-    return job_class(prompt, tools, sampling, reasoning, task, echo=request.echoes, passed=passed)(
+    return Job(
         id=job_id,
         model=request.model,
         tenant=tenant,

@@ -6,8 +6,8 @@ Versions. Processes of version N and N+1 run side by side during an upgrade, so 
 
 - A message written as an array begins with its tag: a letter for its kind, followed by its version from 2 on ("f" is
   version 1 of a frame, "f2" version 2). A version costs a frame at most one byte, and a token nothing.
-- A job's body is a map whose field "v" holds its version: the lowest whose readers read all of it (`job_class`), at
-  most JOB_VERSION.
+- A job's body is a map whose field "v" holds its version: the lowest whose readers lose nothing of it, at most
+  JOB_VERSION; without it, 1.
 - A field may be added without a new version if it is the last one and has a default: older readers skip it, newer
   readers of an older message take the default. Any other change of a message needs a new tag, or JOB_VERSION + 1. The
   version that introduces it must also read the previous one (as a union of both structs).
@@ -30,17 +30,7 @@ from msgspec.structs import astuple
 from penstock.engine import Failure, Logprob
 from penstock.extras import Extras
 from streaming.errors import DecodeError, NewerMessage
-from streaming.jobs.job import (
-    JOB_VERSION,
-    PLAIN_VERSION,
-    EchoJob,
-    ExtendedJob,
-    Job,
-    JobState,
-    PassingJob,
-    TaskJob,
-    ToolJob,
-)
+from streaming.jobs.job import JOB_VERSION, Job, JobState
 
 
 class Wake(msgspec.Struct, frozen=True, array_like=True, tag="w"):
@@ -317,8 +307,7 @@ class _JobVersion(msgspec.Struct):
 
 _REPLY = msgspec.msgpack.Decoder(Reply)
 _CONTROL = msgspec.msgpack.Decoder(Control)
-_JOB = msgspec.msgpack.Decoder(Job | ToolJob | ExtendedJob | TaskJob | EchoJob | PassingJob)
-_PLAIN_JOB = msgspec.msgpack.Decoder(Job)
+_JOB = msgspec.msgpack.Decoder(Job)
 _JOB_VERSION = msgspec.msgpack.Decoder(_JobVersion)
 _TERMINAL = msgspec.msgpack.Decoder(Terminal)
 _PARTED = msgspec.msgpack.Decoder(_Parted)
@@ -389,15 +378,14 @@ def decode_control(data: bytes) -> Control:
 def decode_job(data: bytes) -> Job:
     """Raises NewerMessage, DecodeError."""
     try:
-        job: Job = decode(_JOB, data)
-        return job
+        job = decode(_JOB, data)
     except DecodeError as error:
-        version = _job_version(data)
-        if version > JOB_VERSION:
+        if _job_version(data) > JOB_VERSION:
             raise NewerMessage(data) from error
-        if version == PLAIN_VERSION:  # the first jobs did not say their version
-            return decode(_PLAIN_JOB, data)
         raise
+    if job.v > JOB_VERSION:
+        raise NewerMessage(data)
+    return job
 
 
 def _job_version(data: bytes) -> int:

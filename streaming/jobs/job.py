@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -208,15 +207,9 @@ def preview_of(prompt: Prompt) -> str:
     return words[:end].rstrip(_JOINERS + " ") + "…"
 
 
-PLAIN_VERSION, TOOL_VERSION, EXTENDED_VERSION, TASK_VERSION, ECHO_VERSION, JOB_VERSION = 1, 2, 3, 4, 5, 6
-"""Versions of a job's body: the first, that of tools, that of more sampling and reasoning, that of tasks, that of echo,
-and the greatest. A worker puts a job of a greater version back for a newer worker."""
-
-SAMPLING_OF_VERSION_3 = ("top_k", "min_p", "repetition_penalty", "logit_bias", "ignore_eos")
-"""Fields of Sampling that came with version 3."""
-
-_of_version_3 = attrgetter(*SAMPLING_OF_VERSION_3)
-_NONE_OF_VERSION_3 = _of_version_3(Sampling())
+JOB_VERSION = 6
+"""The greatest version of a job's body that this version of Penstock reads. A worker puts a job of a greater one back
+for a newer worker."""
 
 
 class PastAttempt(msgspec.Struct, frozen=True, array_like=True):
@@ -240,7 +233,7 @@ class PastAttempt(msgspec.Struct, frozen=True, array_like=True):
         return self.started_ms <= at_ms <= self.ended_ms
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="v", tag=PLAIN_VERSION):
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One accepted request, as the queue stores it. Time limits are relative milliseconds, counted by Redis's clock."""
 
     id: str
@@ -285,6 +278,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     """Whether each text begins with its prompt, which is a text."""
     passed: dict[str, Any] = {}
     """As in penstock.engine.Request."""
+    v: int = 1
+    """The lowest version whose readers lose nothing of it."""
 
     @property
     def parted(self) -> bool:
@@ -309,26 +304,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     def choices(self) -> int:
         """How many texts the request asks for."""
         return prompt_count(self.prompt) * self.sampling.n
-
-
-class ToolJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=TOOL_VERSION):
-    """A job with tools or with calls in its conversation, which a worker of version 1 would leave out."""
-
-
-class ExtendedJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=EXTENDED_VERSION):
-    """A job with fields that a worker of version 2 would leave out: of sampling, or its reasoning."""
-
-
-class TaskJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=TASK_VERSION):
-    """A job with a task, for which a worker of version 3 would generate a text."""
-
-
-class EchoJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=ECHO_VERSION):
-    """A job whose texts begin with their prompts, which a worker of version 4 would leave out."""
-
-
-class PassingJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VERSION):
-    """A job with fields for its model's server, which a worker of version 5 would leave out."""
 
 
 HINTS = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "store",
@@ -364,30 +339,6 @@ def without_passed(job: Job) -> Job:
         return job
     prompt, tools = without_extras(job.prompt, job.tools)
     return msgspec.structs.replace(job, prompt=prompt, tools=tools, passed={})
-
-
-def job_class(
-    prompt: Prompt,
-    tools: Tools | None,
-    sampling: Sampling,
-    reasoning: str = "",
-    task: Task | None = None,
-    *,
-    echo: bool = False,
-    passed: Collection[str] = (),
-) -> type[Job]:
-    """The struct of a job with this prompt, these tools, this sampling, this reasoning, this task, this echo and these
-    passed fields."""
-    if not HINTS.issuperset(passed) or has_extras(prompt, tools):
-        return PassingJob
-    if echo:
-        return EchoJob
-    if task is not None:
-        return TaskJob
-    if reasoning or _of_version_3(sampling) != _NONE_OF_VERSION_3:
-        return ExtendedJob
-    called = isinstance(prompt, Chat) and any(turn.calls or turn.call_id for turn in prompt.turns)
-    return ToolJob if called or tools is not None else Job
 
 
 def operation_of(job: Job) -> str:

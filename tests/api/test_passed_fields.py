@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from api_in_process import LocalApi, api_in_process
 from batching import begin, client, content, ended
@@ -19,8 +18,6 @@ from upstream_bench import FAST
 from upstream_worker import StartUpstream, start_upstream
 
 from streaming.fleet.settings import ModelSettings
-from streaming.jobs import codec
-from streaming.jobs.job import EchoJob, ExtendedJob, Job, TaskJob, ToolJob
 from streaming.redis.client import RedisClient
 from workers.engines.upstream.settings import UpstreamSettings
 
@@ -82,36 +79,6 @@ async def test_a_worker_that_takes_over_sends_them_again(
 
 async def _begun(running: Any) -> bool:
     return any(attempt.seq > 3 for attempt in running.worker._attempts.values())
-
-
-OLDER = Job | ToolJob | ExtendedJob | TaskJob | EchoJob
-"""What a worker of the version before passed fields reads."""
-
-
-async def test_an_older_worker_leaves_jobs_with_them_to_a_newer_one(
-    wire: RedisClient, start_upstream: StartUpstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It runs all others, also those with mere hints; a newer one then runs the rest as it was asked."""
-    upstream = FakeUpstream("vllm")
-    async with serving(upstream), api_in_process(RedisClient.open(wire.settings)) as api:
-        older = await start_upstream(settings_of(upstream), model="sim")
-        api.services.models = {"sim": ModelSettings(engine="upstream")}
-        await api.services.fleet.publish_card(older.worker._card)
-        api.services.cards = await api.services.fleet.cards()
-        with monkeypatch.context() as patch:
-            patch.setattr(codec, "_JOB", msgspec.msgpack.Decoder(OLDER))
-            patch.setattr(codec, "JOB_VERSION", 5)
-            plain = {name: value for name, value in ASKED.items() if name not in FURTHER}
-            hinted = plain | {"messages": [{"role": "user", "content": "hi"}], "prompt_cache_key": "a", "user": "u"}
-            jobs = [await submitted(api, body) for body in (ASKED, hinted)]
-            await until(lambda: _completed(wire, jobs[1]))
-            assert (await wire.redis.hget(_record(jobs[0]), "state")) == b"queued"  # type: ignore[misc]
-            older.stop.set()
-            await older.task
-        await start_upstream(settings_of(upstream), model="sim")
-        done = await shown(api, jobs[0], wait=30)
-        assert done["status"] == "completed", done
-    assert [same(each.body) for each in upstream.sent] == [{}, FURTHER]
 
 
 def _record(job: str) -> str:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sim_worker import FAST, Start, a_job, ended, recorder, start, text_of, until
 
 from penstock.engine import Sampling
-from streaming.jobs.job import EchoJob, Job, Text
+from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
@@ -21,7 +21,7 @@ __all__ = ["recorder", "start"]  # fixtures
 def echoed(queue: Queue, *prompts: str, n: int = 1, tokens: int = 10) -> Job:
     plain = a_job(queue, prompts[0], tokens)
     fields: dict[str, Any] = {name: getattr(plain, name) for name in ("id", "model", "tenant", "priority")}
-    return EchoJob(**fields, prompt=Text(prompts), sampling=Sampling(max_tokens=tokens, n=n), echo=True)
+    return Job(**fields, prompt=Text(prompts), sampling=Sampling(max_tokens=tokens, n=n), echo=True)
 
 
 def generated(prompt: str, tokens: int) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from streaming.jobs.codec import Delta, Run, Section
-from streaming.jobs.job import EchoJob, Job, Text
+from streaming.jobs.job import Job, Text
 from streaming.order import Priority
 from workers.attempt import PastTexts, echoes_left
 
 PLAIN = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")))
-ECHO = EchoJob(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")), echo=True)
+ECHO = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")), echo=True)
 OWN, FIRST, SECOND = Run("c", 9), Run("a", 4), Run("b", 4)
 SECTIONS = (Section(1, FIRST), Section(3, SECOND))
 ROWS = [

@@ -12,7 +12,7 @@ from sim_worker import LONG, DeafEngine, Running, Start, a_job, ended, expected,
 
 from penstock.engine import Sampling, Task, TaskKind
 from streaming.errors import NoCapacity, Unavailable
-from streaming.jobs.job import Inputs, Job, JobState, TaskJob, Text
+from streaming.jobs.job import Inputs, Job, JobState, Text
 from streaming.jobs.lease import Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -193,7 +193,7 @@ async def test_only_a_task_that_computes_takes_a_place(wire: RedisClient, start:
     running, jobs = await full_of_batch(wire, start)
     queue = Queue(wire)
     prompt = Text(("Name a river.",)) if kind == "tokenize" else Inputs((("Name a river.",),))
-    job = TaskJob(
+    job = Job(
         id=queue.new_id("t"), model="m", tenant="t", priority=Priority.INTERACTIVE, prompt=prompt,
         sampling=Sampling(max_tokens=1), task=Task(kind=kind),
     )  # fmt: skip

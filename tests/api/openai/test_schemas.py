@@ -20,7 +20,7 @@ from api.openai.schemas import MODELS, ChatJobRequest, Kind, Request, clamp, ign
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
 from penstock.tools import Tool, ToolCall, Tools
 from streaming.jobs.codec import decode_job, encode
-from streaming.jobs.job import Chat, ExtendedJob, Job, Prompt, Text, Tokens, ToolJob
+from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens
 from streaming.order import Priority
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -764,7 +764,7 @@ def test_tools_become_the_job_s() -> None:
     tools = Tools(offered=(Tool("f", "does f", {"type": "object"}, strict=True),), choice="required", named="f",
                   parallel=False)  # fmt: skip
     job = job_of(request)
-    assert isinstance(job, ToolJob) and job.tools == tools and ignored_fields(request) == []
+    assert job.tools == tools and ignored_fields(request) == []
     turns = job_of(chat(messages=[{"role": "assistant", "tool_calls": [CALL]}])).prompt
     assert turns == Chat((ChatTurn("assistant", "", (ToolCall("c1", "f", "{}"),)),))
     assert job_of(chat(tools=[TOOL], tool_choice="none")).tools is None
@@ -900,7 +900,6 @@ def test_the_effort_becomes_the_job_s_reasoning(effort: str | None, card: ModelC
         request = parse(kind, json.dumps({"model": "m"} | body).encode())  # type: ignore[arg-type]
         job = to_job(request, job_id="j", tenant="t", ceiling=Priority.INTERACTIVE, reply_to="", trace={}, card=card)
         assert (job.reasoning, job.parted) == (reasoning, bool(reasoning)) and ignored_fields(request) == []
-        assert isinstance(job, ExtendedJob) is bool(reasoning)
     completion = text()
     assert (
         to_job(completion, job_id="j", tenant="t", ceiling=Priority.BATCH, reply_to="", trace={}, card=card).reasoning

@@ -13,7 +13,7 @@ from penstock.engine import ChatTurn
 from penstock.loops import at_once
 from penstock.tools import Tool, Tools, opened
 from streaming.jobs.codec import Delta, Draft, Terminal, Usage, encode
-from streaming.jobs.job import Chat, Job, JobState, ResponseForm, ToolJob
+from streaming.jobs.job import Chat, Job, JobState, ResponseForm
 from streaming.order import Priority
 
 JOB = "job_" + "0" * 32
@@ -25,7 +25,7 @@ LOST = ["I ", opened("f") + '{"b']
 def facts() -> ResponseFacts:
     turns = Chat((ChatTurn("user", "x"),))
     fields: Any = {"id": JOB, "model": "m", "tenant": "t", "priority": Priority.STANDARD, "prompt": turns}
-    return ResponseFacts(ToolJob(**fields, tools=TOOLS, response=ResponseForm(own_turns=1)), 1_700_000_000_000)
+    return ResponseFacts(Job(**fields, tools=TOOLS, response=ResponseForm(own_turns=1)), 1_700_000_000_000)
 
 
 def rows_of(texts: list[str]) -> list[Delta]:
