@@ -291,8 +291,7 @@ class RedisClient:
 
     async def time_us(self, place: str) -> int:
         """The clock of one server, in microseconds. Raises Unavailable."""
-        with translated():
-            ((seconds, micros),) = checked(await self._topology.run(place, [("TIME",)]))
+        ((seconds, micros),) = await self.run_at(place, [("TIME",)])
         return int(seconds) * 1_000_000 + int(micros)
 
     @asynccontextmanager
@@ -333,10 +332,11 @@ class RedisClient:
         """Count the subscribers of each channel, on all primaries together. Raises Unavailable."""
         counts = dict.fromkeys(channels, 0)
         with translated():
-            for place in await self._topology.places():
-                (found,) = checked(await self._topology.run_scripts(place, [("PUBSUB", "NUMSUB", *channels)]))
-                for name, count in zip(found[::2], found[1::2], strict=True):
-                    counts[name.decode()] += count
+            places = await self._topology.places()
+        for place in places:
+            (found,) = await self.run_at(place, [("PUBSUB", "NUMSUB", *channels)])
+            for name, count in zip(found[::2], found[1::2], strict=True):
+                counts[name.decode()] += count
         return counts
 
     async def memory(self) -> list[ServerMemory]:
@@ -345,8 +345,7 @@ class RedisClient:
 
     async def _memory(self, place: str, partitions: Sequence[int]) -> ServerMemory:
         owed = [("HVALS", partition_key(partition, "owed")) for partition in partitions]
-        with translated():
-            info, *found = checked(await self._topology.run_scripts(place, [("INFO", "memory"), *owed]))
+        info, *found = await self.run_at(place, [("INFO", "memory"), *owed])
         sums = {p: sum(max(0, int(each)) for each in values) for p, values in zip(partitions, found, strict=True)}
         used, allowed, at_start = (
             int(_info(info, name) or 0) for name in (b"used_memory", b"maxmemory", b"used_memory_startup")
@@ -357,8 +356,7 @@ class RedisClient:
         """Read each primary's run id, by its place. A new run id means a new server process. Raises Unavailable."""
         with translated():
             places = await self._topology.places()
-            found = [checked(await self._topology.run_scripts(place, [("INFO", "server")])) for place in places]
-        return {place: _info(info, b"run_id") for place, (info,) in zip(places, found, strict=True)}
+        return {place: _info((await self.run_at(place, [("INFO", "server")]))[0], b"run_id") for place in places}
 
     async def inspect(self) -> dict[str, str]:
         """Read version, settings and replicas of one server, for `penstock doctor`. Raises Unavailable."""
@@ -371,34 +369,31 @@ class RedisClient:
 
     async def _facts(self, place: str) -> dict[str, str]:
         started = time.time()
-        answers = await self._topology.run(
-            place, [("INFO",), ("TIME",), *(("CONFIG GET", name) for name in ("appendfsync", "min-replicas-to-write"))]
-        )
-        (info, (seconds, micros)), settings = checked(answers[:2]), answers[2:]
-        now_ms = seconds * 1000 + micros // 1000
+        settings = [("CONFIG", "GET", name) for name in ("appendfsync", "min-replicas-to-write")]
+        answers = await self._topology.run_scripts(place, [("INFO",), ("TIME",), *settings])
+        info, (seconds, micros) = checked(answers[:2])
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
         return {
             "place": place,
-            "server": str(info.get("server_name", "redis")),
-            "version": str(info.get("valkey_version") or info.get("redis_version", "")),
-            "redis_version": str(info.get("redis_version", "")),
-            "appendonly": "yes" if int(info.get("aof_enabled", 0)) else "no",
-            "appendfsync": _setting(settings[0]),
-            "maxmemory": str(info.get("maxmemory", 0)),
-            "used_memory": str(info.get("used_memory", 0)),
-            "connected_clients": str(info.get("connected_clients", 0)),
-            "maxclients": str(info.get("maxclients", 0)),
-            "maxmemory-policy": str(info.get("maxmemory_policy", "")),
-            "min-replicas-to-write": _setting(settings[1]),
-            "replicas": str(sum(_is_online(value) for key, value in info.items() if key.startswith("slave"))),
+            "server": _info(info, b"server_name") or "redis",
+            "version": _info(info, b"valkey_version") or _info(info, b"redis_version"),
+            "redis_version": _info(info, b"redis_version"),
+            "appendonly": "yes" if _info(info, b"aof_enabled") == "1" else "no",
+            "appendfsync": _setting(answers[2]),
+            "maxmemory": _info(info, b"maxmemory") or "0",
+            "used_memory": _info(info, b"used_memory") or "0",
+            "connected_clients": _info(info, b"connected_clients") or "0",
+            "maxclients": _info(info, b"maxclients") or "0",
+            "maxmemory-policy": _info(info, b"maxmemory_policy"),
+            "min-replicas-to-write": _setting(answers[3]),
+            "replicas": str(len(re.findall(rb"^slave\d+:.*\bstate=online\b", info, re.MULTILINE))),
             "offset_ms": str(round(now_ms - (started + time.time()) * 500)),
         }
 
 
 def _setting(answer: Any) -> str:
     """The value in the answer to CONFIG GET, or "" if CONFIG is forbidden."""
-    if isinstance(answer, ResponseError):
-        return ""
-    return next((value.decode() if isinstance(value, bytes) else str(value) for value in answer.values()), "")
+    return answer[1].decode() if isinstance(answer, list) and answer else ""
 
 
 class ClientUser:
@@ -410,12 +405,8 @@ class ClientUser:
 
 def _info(info: bytes, name: bytes) -> str:
     """One field of INFO's lines as they come (these are asked several times a second); "" where it is left out."""
-    found = re.search(rb"^%b:(\w+)" % name, info, re.MULTILINE)
+    found = re.search(rb"^%b:([^\r\n]*)" % name, info, re.MULTILINE)
     return found[1].decode() if found else ""
-
-
-def _is_online(value: object) -> bool:
-    return isinstance(value, dict) and value.get("state") == "online"
 
 
 def _grouped(calls: Sequence[Call]) -> list[list[Call]]:

@@ -44,7 +44,8 @@ class Topology(Protocol):
         """Return every server that holds keys."""
 
     async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
-        """Send commands over one connection, in order; returns answers and error answers in the same order."""
+        """Send several commands over a connection that no other task uses meanwhile; returns answers and error answers
+        in their order."""
 
     async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
         """The same over the shared connection, where a call costs least. For commands that do not block."""
@@ -142,7 +143,10 @@ class OneServer:
         return [""]
 
     async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
-        return await self._checked(await self._answers(commands))
+        pipeline = self.client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        return await self._checked(list(await pipeline.execute(raise_on_error=False)))
 
     async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
         return await self._checked(await self._shared.run(commands))
@@ -156,17 +160,6 @@ class OneServer:
             await self._shared.close()
             await self.client.connection_pool.disconnect(inuse_connections=False)
         return answers
-
-    async def _answers(self, commands: Sequence[Command]) -> list[Any]:
-        if len(commands) == 1:
-            try:
-                return [await self.client.execute_command(*commands[0])]  # type: ignore[no-untyped-call]
-            except ResponseError as error:
-                return [error]
-        pipeline = self.client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        return list(await pipeline.execute(raise_on_error=False))
 
     async def follow(self, moved: MovedError) -> None:
         raise RedisClusterException("this server is one of a cluster; redis.url must begin with redis+cluster://")
