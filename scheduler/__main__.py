@@ -14,7 +14,7 @@ import msgspec
 from penstock.config import Config, ConfigError
 from penstock.loops import ExpectedErrors, retry_until, supervise
 from penstock.process import Launch, Lifeline, argument_parser, on_stop_signal, run_process
-from scheduler.loop import Loop, SchedulerStores, holder_of
+from scheduler.loop import Loop, holder_of
 from scheduler.policy.snapshot import ScalingLimits
 from scheduler.pools.base import DryRunPool, Pool
 from scheduler.settings import KubernetesSettings, SchedulerSettings, check_deployments, shapes_of
@@ -22,6 +22,7 @@ from streaming.errors import Unavailable
 from streaming.fleet.process import Process
 from streaming.fleet.processes import this_process
 from streaming.fleet.settings import ModelSettings, served_models
+from streaming.jobs.reaper import Reaper
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -119,7 +120,8 @@ async def run(
     client, pool = RedisClient.open(settings.redis), open_pool(settings, me)
     try:
         loop = Loop(
-            SchedulerStores.on(client, metrics),
+            client,
+            Reaper(client, metrics),
             settings.limits,
             pool,
             me,

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from msgspec import structs
@@ -68,37 +68,13 @@ def holder_of(scheduler: Process) -> str:
     return f"{scheduler.id}@{scheduler.host}/{scheduler.life[:6]}:{scheduler.pid}"
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStores:
-    """The stores in Redis that a scheduler uses."""
-
-    fleet: Fleet
-    backlog: Backlog
-    reaper: Reaper
-    leadership: Leadership
-    plans: Plans
-    overrides: Overrides
-    now_ms: Callable[[], Awaitable[int]]
-
-    @classmethod
-    def on(cls, client: RedisClient, metrics: Metrics) -> SchedulerStores:
-        return cls(
-            Fleet(client),
-            Backlog(client),
-            Reaper(client, metrics),
-            Leadership(client),
-            Plans(client),
-            Overrides(client),
-            client.now_ms,
-        )
-
-
 class Loop:
     """The main loop. One per process; `run` returns once its stop event is set."""
 
     def __init__(
         self,
-        stores: SchedulerStores,
+        client: RedisClient,
+        reaper: Reaper,
         limits: Mapping[str, ScalingLimits],
         pool: Pool,
         me: Process,
@@ -109,7 +85,9 @@ class Loop:
         clock: Callable[[], float] = time.monotonic,
         on_state: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._stores, self._limits, self._pool, self._me, self._metrics = stores, limits, pool, me, metrics
+        self._client, self._reaper, self._fleet, self._backlog = client, reaper, Fleet(client), Backlog(client)
+        self._leadership, self._plans, self._overrides = Leadership(client), Plans(client), Overrides(client)
+        self._limits, self._pool, self._me, self._metrics = limits, pool, me, metrics
         self._holder = holder_of(me)
         self._tick_s, self._lead_s, self._clock, self._on_state = tick_s, lead_s, clock, on_state
         self._began = clock()
@@ -145,7 +123,7 @@ class Loop:
 
     async def tick(self) -> None:
         """Reap, renew the leadership and, as leader, schedule. Raises Unavailable."""
-        await self._stores.reaper.sweep()
+        await self._reaper.sweep()
         await self.lead()
         if self._lead is not None:
             await self._schedule(self._lead)
@@ -165,7 +143,7 @@ class Loop:
 
     async def lead(self) -> None:
         """Become the leader if there is none, or renew the leadership. Raises Unavailable."""
-        found = await self._stores.leadership.claim(self._holder, int(1000 * self._lead_s))
+        found = await self._leadership.claim(self._holder, int(1000 * self._lead_s))
         lead = found if found.holder == self._holder else None
         if lead == self._lead:
             return
@@ -178,13 +156,13 @@ class Loop:
     async def report(self) -> None:
         """Report this scheduler to the fleet. Raises Unavailable."""
         if self._since is None:
-            self._since = await self._stores.now_ms() / 1000 - (self._clock() - self._began)
-        await self._stores.fleet.report(structs.replace(self._me, state=self._state, since=self._since))
+            self._since = await self._client.now_ms() / 1000 - (self._clock() - self._began)
+        await self._fleet.report(structs.replace(self._me, state=self._state, since=self._since))
 
     async def leave(self) -> None:
         """Leave the fleet and give up the leadership, so that another can lead at once. Raises Unavailable."""
-        await self._stores.leadership.leave(self._holder)
-        await self._stores.fleet.leave(self._me)
+        await self._leadership.leave(self._holder)
+        await self._fleet.leave(self._me)
 
     def _enter(self, state: str) -> None:
         self._state = state
@@ -193,12 +171,12 @@ class Loop:
     # --- deciding and acting -----------------------------------------------------------------------------------------
 
     async def _schedule(self, lead: Lead) -> None:
-        stores, new = self._stores, not self._states
+        new = not self._states
         if new:
-            self._cold = await stores.plans.cold_starts()
-        before, overrides = await stores.plans.read(), await stores.overrides.of(self._limits)
-        at_ms, workers = await stores.now_ms(), await stores.fleet.processes("worker")
-        self._seen = await observe(self._limits, workers, stores.backlog)
+            self._cold = await self._plans.cold_starts()
+        before, overrides = await self._plans.read(), await self._overrides.of(self._limits)
+        at_ms, workers = await self._client.now_ms(), await self._fleet.processes("worker")
+        self._seen = await observe(self._limits, workers, self._backlog)
         decisions = [
             self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model)) for snapshot in self._seen
         ]
@@ -214,7 +192,7 @@ class Loop:
         cold = self._measured(decisions)
         published = {move.plan.model: move.plan for move in moves}.values()
         own = [action for move in moves for action in move.actions]
-        if not await stores.plans.publish(lead, published, [*actions, *own], cold, self._holds(plans, workers)):
+        if not await self._plans.publish(lead, published, [*actions, *own], cold, self._holds(plans, workers)):
             log.warning("another scheduler leads: what this one decided is dropped (epoch %d)", lead.epoch)
             return
         for action in (*actions, *own):
@@ -341,7 +319,7 @@ class Loop:
 
     async def _listen(self) -> None:
         """Start a tick when a job arrives for a model without workers; a missed message waits for the next tick."""
-        async for _ in self._stores.plans.woken():
+        async for _ in self._plans.woken():
             self._woken.set()
 
 

@@ -14,7 +14,7 @@ from redis import Redis
 
 from penstock.engine import ChatTurn
 from penstock.loops import wait_any
-from scheduler.loop import MIN_TICK_GAP_S, Loop, SchedulerStores, holder_of, prospect_of
+from scheduler.loop import MIN_TICK_GAP_S, Loop, holder_of, prospect_of
 from scheduler.policy.decide import LaneOutlook, PolicyState, PoolPlan
 from scheduler.policy.snapshot import ScalingLimits, Shape
 from scheduler.policy.switch import Switch, SwitchDecision
@@ -22,7 +22,7 @@ from scheduler.pools.base import DryRunPool, Move, Pool
 from streaming.errors import Unavailable
 from streaming.fleet.plans import Leadership, Overrides, Plan, Plans, Prospect
 from streaming.fleet.process import Process
-from streaming.fleet.processes import this_process
+from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.codec import Control, Cordon, Hold, decode_control, encode
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Lease
@@ -45,23 +45,18 @@ class Hand:
         self.wire, self.now = wire, 1_000.0
         self.metrics = Metrics.start("", "scheduler")
         self.leadership, self.plans, self.overrides = Leadership(wire), Plans(wire), Overrides(wire)
-        self.queue, self.parts = Queue(wire), SchedulerStores.on(wire, self.metrics)
+        self.queue, self.fleet = Queue(wire), Fleet(wire)
 
     def loop(
         self,
         me: Process = ME,
         pool: Pool | None = None,
-        parts: SchedulerStores | None = None,
+        reaper: Reaper | None = None,
         limits: Mapping[str, ScalingLimits] = LIMITS,
         **more: object,
     ) -> Loop:
-        return Loop(parts or self.parts, limits, pool or Pool(), me, self.metrics, clock=lambda: self.now, **more)  # type: ignore[arg-type]
-
-    def with_reaper(self, reaper: Reaper) -> SchedulerStores:
-        parts = self.parts
-        return SchedulerStores(
-            parts.fleet, parts.backlog, reaper, self.leadership, self.plans, self.overrides, self.wire.now_ms
-        )
+        reaper = reaper or Reaper(self.wire, self.metrics)
+        return Loop(self.wire, reaper, limits, pool or Pool(), me, self.metrics, clock=lambda: self.now, **more)  # type: ignore[arg-type]
 
     async def put(self, jobs: int = 1) -> None:
         for _ in range(jobs):
@@ -85,7 +80,7 @@ class Hand:
             slots=4,
             **more,  # type: ignore[arg-type]
         )
-        await self.parts.fleet.report(worker)
+        await self.fleet.report(worker)
         return worker
 
     async def plan(self) -> Plan:
@@ -326,7 +321,7 @@ async def test_a_leader_that_was_away_begins_anew(hand: Hand) -> None:
 async def test_a_put_that_finds_nobody_awake_is_answered_at_once(hand: Hand) -> None:
     """Not at the next tick, which is an hour away."""
     stop, reaper, pool = asyncio.Event(), ShakyReaper(down=False), CountingPool()
-    running = asyncio.create_task(hand.loop(pool=pool, parts=hand.with_reaper(reaper), tick_s=3600.0).run(stop))
+    running = asyncio.create_task(hand.loop(pool=pool, reaper=reaper, tick_s=3600.0).run(stop))
     await until(lambda: pool.rounds >= 2, "its first round, and the one that its subscription asks for")
     assert (await hand.plan()).want == 0
     await hand.put()
@@ -383,7 +378,7 @@ async def test_an_outage_is_said_once_and_ends_by_itself(hand: Hand, caplog: pyt
     """Down for many ticks: one warning; back: ready, one line, and scheduling goes on."""
     stop, states, reaper = asyncio.Event(), list[str](), ShakyReaper()
     await hand.put()
-    loop = hand.loop(parts=hand.with_reaper(reaper), tick_s=0.01, on_state=states.append)
+    loop = hand.loop(reaper=reaper, tick_s=0.01, on_state=states.append)
     with caplog.at_level(logging.INFO, "scheduler.loop"):
         running = asyncio.create_task(loop.run(stop))
         await until(lambda: reaper.asked > 10, "it keeps asking")
@@ -404,11 +399,11 @@ async def test_it_leaves_cleanly(hand: Hand) -> None:
     stop = asyncio.Event()
     running = asyncio.create_task(hand.loop(tick_s=0.01).run(stop))
     async with asyncio.timeout(20):
-        while [each.state for each in await hand.parts.fleet.processes("scheduler")] != ["ready"]:
+        while [each.state for each in await hand.fleet.processes("scheduler")] != ["ready"]:
             await asyncio.sleep(0.005)
     stop.set()
     await running
-    assert await hand.parts.fleet.processes() == []
+    assert await hand.fleet.processes() == []
     assert (await hand.leadership.current()).holder == ""
 
 
