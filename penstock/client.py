@@ -30,7 +30,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from ipaddress import ip_address
 from typing import Any, Self, TypeVar
@@ -66,6 +66,7 @@ from penstock.client_protocol import (
     WaitTimeout,
     job_path,
 )
+from penstock.loops import at_once
 
 CONNECT_TIMEOUT_S = 5.0
 BREAKS = (
@@ -277,19 +278,7 @@ class PenstockClient(_Client):
     def stream(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
         """Yield the job's events from the beginning, or after the event with this id, to its end. The job goes on if
         you leave the loop early: see `cancel`. Raises StreamReset, JobFailed (after the last event)."""
-        call = self._calls.stream(job_id, after)
-        outcome: Outcome = None
-        with CallConnection(self.http, self.on_retry) as connection:
-            while True:
-                try:
-                    act = call.send(outcome)
-                except StopIteration:
-                    return
-                if isinstance(act, StreamEvent):
-                    yield act
-                    outcome = None
-                else:
-                    outcome = connection.perform(act)
+        yield from self._events(self._calls.stream(job_id, after))
 
     def request(
         self,
@@ -305,6 +294,10 @@ class PenstockClient(_Client):
         return self._run(self._calls.request(method, path, body, headers, tries_again=tries_again))
 
     def _run(self, call: Call[Result]) -> Result:
+        return at_once(self._events(call))
+
+    def _events(self, call: Call[Result]) -> Generator[StreamEvent, None, Result]:
+        """Yield the events of a call, and return its result."""
         outcome: Outcome = None
         with CallConnection(self.http, self.on_retry) as connection:
             while True:
@@ -313,7 +306,11 @@ class PenstockClient(_Client):
                 except StopIteration as end:
                     result: Result = end.value
                     return result
-                outcome = connection.perform(act)
+                if isinstance(act, StreamEvent):
+                    yield act
+                    outcome = None
+                else:
+                    outcome = connection.perform(act)
 
 
 class AsyncPenstockClient(_Client):

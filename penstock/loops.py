@@ -165,8 +165,8 @@ Sliced: TypeAlias = Generator[None, None, T]
 """Work that yields wherever other tasks may run, and returns its value."""
 
 
-def at_once(work: Sliced[T]) -> T:
-    """Run the work without slicing, and return its value. Raises what the work raises."""
+def at_once(work: Generator[object, None, T]) -> T:
+    """Run the work without slicing, and return its value; drops what it yields. Raises what the work raises."""
     while True:
         try:
             next(work)
