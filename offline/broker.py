@@ -9,7 +9,7 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelled
 from datetime import UTC, datetime
 from functools import partial
@@ -123,24 +123,24 @@ class Broker:
         self._producer: Producer | None = None
 
     def connect(self) -> None:
-        self._guard(self._connection.connect)
+        with self._reached():
+            self._connection.connect()
 
     def consume(self, queue: str, prefetch: int) -> None:
         """Start consuming, with at most `prefetch` unacknowledged messages."""
-
-        def begin() -> None:
-            channel = self._connection.channel()
+        with self._reached():
             consumer = self._connection.Consumer(
-                [_queue(queue)], channel=channel, prefetch_count=prefetch, on_message=self._received.append
+                [_queue(queue)],
+                channel=self._connection.channel(),
+                prefetch_count=prefetch,
+                on_message=self._received.append,
             )
             consumer.consume()
-
-        self._guard(begin)
 
     def take(self, seconds: float) -> list[Message]:
         """Return the messages that have arrived; wait up to `seconds` for the first."""
         if not self._received:
-            self._guard(lambda: self._drain(seconds))
+            self._drain(seconds)
         received = list(self._received)
         self._received.clear()
         return received
@@ -148,19 +148,19 @@ class Broker:
     def hold(self, seconds: float) -> None:
         """Wait while holding unacknowledged messages, and keep sending heartbeats to the broker."""
         if self._connection.supports_heartbeats:
-            self._guard(lambda: self._drain(seconds))
+            self._drain(seconds)
         else:
             time.sleep(seconds)
 
     def _drain(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):  # no message: the usual case
-            self._connection.drain_events(timeout=seconds)
-        self._connection.heartbeat_check()
+        with self._reached():
+            with contextlib.suppress(TimeoutError):  # no message: the usual case
+                self._connection.drain_events(timeout=seconds)
+            self._connection.heartbeat_check()
 
     def publish(self, queue: str, body: bytes, content_type: str, message_id: str, headers: dict[str, str]) -> None:
         """Publish a persistent message; return when the broker has it. Declares the durable queue first."""
-
-        def send() -> None:
+        with self._reached():
             if self._producer is None:
                 self._producer = self._connection.Producer(self._connection.channel())
             if queue not in self._queues:
@@ -171,20 +171,20 @@ class Broker:
                 headers=headers, message_id=message_id, delivery_mode=2, retry=False,
             )  # fmt: skip
 
-        self._guard(send)
-
     def ack(self, message: Message) -> None:
         """Acknowledge the message."""
-        self._guard(message.ack)
+        with self._reached():
+            message.ack()
 
     def close(self) -> None:
         """Close the connection; the broker redelivers unacknowledged messages. Never raises."""
-        with contextlib.suppress(BrokerUnavailable):  # the broker has closed it already
-            self._guard(self._connection.release)
+        with contextlib.suppress(BrokerUnavailable), self._reached():  # the broker may have closed it already
+            self._connection.release()
 
-    def _guard(self, step: Any) -> None:
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
         try:
-            step()
+            yield
         except self._errors as error:
             raise BrokerUnavailable(f"{self._address}: {type(error).__name__} {error}") from error
 
