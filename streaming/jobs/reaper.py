@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +160,7 @@ class Swept:
     """Workers whose lease was extended, because they could not renew it while the store was unavailable: the most of
     any partition."""
     lapses: tuple[Lapse, ...] = ()
+    """In the first partition, and in others those of workers that held jobs there."""
 
     def __bool__(self) -> bool:
         return any((self.lapsed_workers, self.requeued, self.expired, self.given_up, self.spared))
@@ -198,18 +199,12 @@ class Reaper:
         ends = MAX_SCRIPT_ENDS if self._on_end is not None and not self._script_ends else 0
         args = (MAX_WORKERS, MAX_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms, ended, wanted, ends)
         answers = await self._client.calls([("reap", p, args) for p in self._client.partitions])
-        for partition, (*_, tick, _, _, _) in zip(self._client.partitions, answers, strict=True):
-            await self._compare(partition, tick)
-        swept = _counted(answers)
-        if swept:
-            self._report(swept)
-        for place, (*_, lapses, cut_short, script_ends) in enumerate(answers):
-            for lapse in map(_lapse, lapses):
-                if place == 0 or lapse.jobs:
-                    _log_lapse(lapse)
-                self._count_failures(reason for _, reason in lapse.given_up)
+        for partition, (*_, tick, _, cut_short, script_ends) in zip(self._client.partitions, answers, strict=True):
             self._cut_short += [job_id.decode() for job_id in cut_short]
             self._script_ends += [job_id.decode() for job_id in script_ends]
+            await self._compare(partition, tick)
+        swept = _counted(answers)
+        self._report(swept)
         return swept
 
     async def salvage(self) -> None:
@@ -245,15 +240,14 @@ class Reaper:
             )
         if swept.expired:
             log.warning("%s expired in the queue", counted(swept.expired, "job"))
+        for lapse in swept.lapses:
+            _log_lapse(lapse)
         if self._metrics is not None:
             self._metrics.lapsed_workers.inc(swept.lapsed_workers)
             self._metrics.lease_reclaims.inc(swept.requeued)
             self._metrics.given_up.inc(swept.given_up)
             self._metrics.deadline_misses.labels("queue").inc(swept.expired)
-
-    def _count_failures(self, reasons: Iterable[str]) -> None:
-        if self._metrics is not None:
-            for reason in reasons:
+            for reason in [reason for lapse in swept.lapses for _, reason in lapse.given_up]:
                 self._metrics.job_failures.labels(reason).inc()
 
     async def _compare(self, partition: int, tick: int) -> None:
@@ -279,7 +273,8 @@ class Reaper:
 def _counted(answers: Sequence[Sequence[Any]]) -> Swept:
     """The counts of one sweep, from the answers of its partitions."""
     lapsed, requeued, expired, given_up, spared = zip(*(answer[:5] for answer in answers), strict=True)
-    lapses = tuple(_lapse(lapse) for *_, found, _, _ in answers for lapse in found)
+    found = [(place, _lapse(lapse)) for place, answer in enumerate(answers) for lapse in answer[6]]
+    lapses = tuple(lapse for place, lapse in found if place == 0 or lapse.jobs)
     return Swept(lapsed[0], sum(requeued), sum(expired), sum(given_up), max(spared), lapses)
 
 
