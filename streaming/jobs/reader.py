@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 from penstock.engine import ModelCard
 from streaming.errors import MalformedJob, NewerMessage, UnknownJob
 from streaming.ids import partition_of
-from streaming.jobs.codec import Frame, encode, without_rows
-from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun, LogName, read_log
+from streaming.jobs.codec import encode, without_rows
+from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import FIRST, QueuePlace, QueuePlaces
 from streaming.jobs.records import (
@@ -149,11 +149,6 @@ class JobReader:
         Raises Unavailable, NewerMessage (one of its workers has a newer version).
         """
         return await self._histories.read(HistoryRequest(job_id, runs))
-
-    def frames(self, partition: int, name: LogName, first: int) -> AsyncGenerator[Frame, None]:
-        """A log from frame `first` on: every frame of every reply address. One that cannot be read is left out. Raises
-        Unavailable, NewerMessage."""
-        return read_log(self._client, partition, name, first)
 
     async def place(self, record: JobRecord, old_s: float = 0.0) -> QueuePlace:
         """The job's place in the order of the queue. The answer may be `old_s` old, so that one read serves many

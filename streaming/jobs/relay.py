@@ -30,7 +30,7 @@ from streaming.jobs.codec import (
     is_terminal,
     openings_of,
 )
-from streaming.jobs.history import ROWS_AT_ONCE, LogName
+from streaming.jobs.history import ROWS_AT_ONCE, LogName, read_log
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -364,7 +364,7 @@ class Relay:
         """Bring buffers up to date from one log, from frame `first` on."""
         runs = {logged.run for _, record in looked if record is not None for logged in record.runs}
         try:
-            async with aclosing(self._reader.frames(partition, name, first)) as frames:
+            async with aclosing(read_log(self._client, partition, name, first)) as frames:
                 async for frame in frames:
                     self._dispatch_rows(frame, runs)
                     if all(buffer.full for buffer, _ in looked):  # no buffer can take more

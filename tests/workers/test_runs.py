@@ -14,7 +14,7 @@ from sim_worker import Start, a_job, ended, expected, lose_lease, recorder, star
 from penstock.engine import ChatTurn, Sampling
 from streaming.jobs.codec import Control, Follow, Frame, Opening, Terminal, decode_reply
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.history import LogName
+from streaming.jobs.history import LogName, read_log
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
@@ -92,7 +92,7 @@ async def test_the_next_worker_numbers_on_where_the_log_ends(wire: RedisClient, 
     assert (await Reaper(wire).sweep()).requeued == 1
     heir = await start()
     assert text_of(await ended(wire, job.id)) == expected("on", 20)
-    frames = [frame async for frame in JobReader(wire).frames(0, LogName("log", heir.worker.lease.id), 1)]
+    frames = [frame async for frame in read_log(wire, 0, LogName("log", heir.worker.lease.id), 1)]
     assert [row.seq for frame in frames for row in frame.rows] == list(range(6, 21))
 
 

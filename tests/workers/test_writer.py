@@ -11,10 +11,9 @@ from flow import delta
 
 from streaming.errors import Fenced, Unavailable
 from streaming.jobs.codec import Opening, Terminal, Usage, encode_delta
-from streaming.jobs.history import LogName
+from streaming.jobs.history import LogName, read_log
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Finish, Lease
-from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import Call, RedisClient
 from streaming.redis.settings import RedisSettings
@@ -43,7 +42,7 @@ class Writing:
 
     async def logged(self) -> list[list[int]]:
         """The numbers of the deltas in each frame of the log."""
-        frames = JobReader(self.wire).frames(0, LogName("log", self.lease.id), 1)
+        frames = read_log(self.wire, 0, LogName("log", self.lease.id), 1)
         return [[row.seq for row in frame.rows] async for frame in frames]
 
 

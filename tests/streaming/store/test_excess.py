@@ -45,7 +45,7 @@ SENT: Mapping[str, Calls] = {
         *(cursor_after(wire, 0, partition_key(0, kind, TENANT), FILE, TENANT) for kind in ("files", "batches")),
         Files(wire).recent(TENANT, None, 5), Files(wire).recent(TENANT, None, 5, newest_first=False),
         Files(wire).get(FILE, TENANT), Batches(wire).recent(TENANT, None, 5), Batches(wire).totals([TENANT]),
-        Webhooks(wire).recent(5), JobReader(wire).was_known(TENANT, JOB), drained(JobReader(wire).frames(0, LOG, 1)),
+        Webhooks(wire).recent(5), JobReader(wire).was_known(TENANT, JOB), drained(read_log(wire, 0, LOG, 1)),
         DeadLetters(wire).recent(5), DeadLetters(wire).get(LETTER), DeadLetters(wire).drop(LETTER),
         Plans(wire).actions(5), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(),
         Fleet(wire).cards(), wire.memory(), wire.run_ids(), wire.homes(), wire.now_ms(), read_identity(wire),
@@ -66,7 +66,7 @@ SENT: Mapping[str, Calls] = {
         Files(wire).expired(5), Queue(wire, Headroom(wire)).known([JOB]),
         Queue(wire, Headroom(wire)).shorten_retention([JOB], 5),
         Batches(wire).forget_expired(5), Batches(wire).states([BATCH]), wire.memory(), Fleet(wire).processes(),
-        Fleet(wire).cards(), read_identity(wire), drained(JobReader(wire).frames(0, LOG, 1)),
+        Fleet(wire).cards(), read_identity(wire), drained(read_log(wire, 0, LOG, 1)),
     ],
 }  # fmt: skip
 """What processes of a role ask without a script: the methods that api/, workers/, scheduler/ and offline/ call."""
