@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from penstock.config import ConfigError
+from penstock.text import counted
 from streaming.ids import new_deployment_id
 from streaming.keys import FLEET_SLOT, fixed_keys, fleet_key
 from streaming.redis.client import RedisClient, translated
@@ -80,7 +81,7 @@ def check_identity(identity: Identity, settings: RedisSettings) -> None:
             "redis.url", f"this store has format {identity.format}: {_other_version(identity.format)}", _drain()
         )
     if identity.partitions != settings.partitions:
-        problem = f"this store has {_partitions(identity.partitions)}, the settings say {settings.partitions}"
+        problem = f"this store has {counted(identity.partitions, 'partition')}, the settings say {settings.partitions}"
         hint = f"set redis.partitions = {identity.partitions}; to change the number, drain this deployment: {RESET}"
         raise ConfigError("redis.partitions", problem, hint)
 
@@ -96,10 +97,6 @@ def disagreement(deployment: str, owner: str, folder: Path) -> str:
         "replaced, or redis.url or files.dir is wrong. Correct that; or, if both are right, run "
         "`penstock store adopt --yes`: files without a record in the store are then moved into quarantine"
     )
-
-
-def _partitions(number: int) -> str:
-    return f"{number} partition{'' if number == 1 else 's'}"
 
 
 def _other_version(found: int) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.config import ConfigError
@@ -55,54 +55,40 @@ class Shortfall:
 
 def shortfalls(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
     """List every shortfall by the facts of `RedisClient.inspect`, the fatal ones first."""
-    found = [*_version(facts), *_eviction(level, facts), *_file(level, facts), *_replicas(level, facts)]
-    return sorted(found, key=lambda shortfall: not shortfall.fatal)
+    return sorted(_shortfalls(level, facts), key=lambda shortfall: not shortfall.fatal)
 
 
-def _version(facts: Mapping[str, str]) -> list[Shortfall]:
-    version = facts["redis_version"]
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) >= MIN_REDIS_VERSION:
-        return []
-    return [Shortfall("redis_version", version or "unknown", "7.0 or later", True, "use Redis 7.0 or later, or Valkey")]
-
-
-def _eviction(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
-    policy = facts["maxmemory-policy"]
+def _shortfalls(level: Durability, facts: Mapping[str, str]) -> Iterator[Shortfall]:
+    version, policy = facts["redis_version"], facts["maxmemory-policy"]
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < MIN_REDIS_VERSION:
+        yield Shortfall(
+            "redis_version", version or "unknown", "7.0 or later", True, "use Redis 7.0 or later, or Valkey"
+        )
     if facts["maxmemory"] == "0":
         fix = "CONFIG SET maxmemory to what the machine can spare, or it takes jobs until the system kills it"
-        return [Shortfall("maxmemory", "0", "a limit", False, fix)] if level != "D0" else []
-    if policy == "noeviction":
-        return []
-    fix = "CONFIG SET maxmemory-policy noeviction, or accepted jobs are thrown away when memory is full"
-    return [Shortfall("maxmemory-policy", policy or "unknown", "noeviction", level != "D0", fix)]
-
-
-def _file(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
+        if level != "D0":
+            yield Shortfall("maxmemory", "0", "a limit", False, fix)
+    elif policy != "noeviction":
+        fix = "CONFIG SET maxmemory-policy noeviction, or accepted jobs are thrown away when memory is full"
+        yield Shortfall("maxmemory-policy", policy or "unknown", "noeviction", level != "D0", fix)
     if level == "D0":
         fix = "for trying things out only: a restart of Redis loses every job; set redis.durability to D1 for more"
-        return [Shortfall("redis.durability", "D0", "D1, D2 or D3", False, fix)]
-    if facts["appendonly"] != "yes":
-        return [Shortfall("appendonly", facts["appendonly"], "yes", True, "CONFIG SET appendonly yes")]
+        yield Shortfall("redis.durability", "D0", "D1, D2 or D3", False, fix)
+        return
     fsync, enough = facts["appendfsync"], FSYNC[level]
     needed = " or ".join(enough)
-    if not fsync:
-        return [Shortfall("appendfsync", "unknown", needed, False, "CONFIG is forbidden here, so it cannot be checked")]
-    if fsync not in enough:
-        return [Shortfall("appendfsync", fsync, needed, True, f"CONFIG SET appendfsync {enough[0]}")]
-    return []
-
-
-def _replicas(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
-    if level != "D3":
-        return []
-    found = []
-    if facts["replicas"] == "0":
+    if facts["appendonly"] != "yes":
+        yield Shortfall("appendonly", facts["appendonly"], "yes", True, "CONFIG SET appendonly yes")
+    elif not fsync:
+        yield Shortfall("appendfsync", "unknown", needed, False, "CONFIG is forbidden here, so it cannot be checked")
+    elif fsync not in enough:
+        yield Shortfall("appendfsync", fsync, needed, True, f"CONFIG SET appendfsync {enough[0]}")
+    if level == "D3" and facts["replicas"] == "0":
         fix = "connect one: until then nothing is accepted"
-        found.append(Shortfall("connected replicas", "0", "1 or more", False, fix))
-    if facts["min-replicas-to-write"] == "0":
+        yield Shortfall("connected replicas", "0", "1 or more", False, fix)
+    if level == "D3" and facts["min-replicas-to-write"] == "0":
         fix = "CONFIG SET min-replicas-to-write 1, or a primary cut off from its replicas does work that is thrown away"
-        found.append(Shortfall("min-replicas-to-write", "0", "1", False, fix))
-    return found
+        yield Shortfall("min-replicas-to-write", "0", "1", False, fix)
 
 
 async def check_level(client: RedisClient) -> list[str]:
