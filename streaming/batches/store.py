@@ -124,6 +124,9 @@ log = logging.getLogger(__name__)
 MALFORMED = LineFault(0, "malformed_batch", "What the store holds of this batch cannot be read. Create it again.")
 
 FIELDS = ("asked", "status", "paused", "created", "expires", "cancelling", "progress", "tenant")
+"""Of a batch's record, in the order in which the scripts return them."""
+MALFORMED_ERRORS = (DecodeError, ValueError, OverflowError, AttributeError, TypeError)
+"""What parsing a malformed record raises."""
 
 LEASES_HELD = 2
 LEASES_UNTIL_NEXT_NOTICE = 4
@@ -261,19 +264,10 @@ class Batches:
         not the latest, or if there is nothing to do."""
         answer = await self._client.call("hold", self._partition(batch_id), batch_id, turn, self._lease_ms)
         match answer:
-            case [epoch, now, status, paused, created, expires, asked, progress]:
+            case [epoch, now, *values]:
                 try:
-                    return BatchLease(
-                        batch=decode_batch(asked),
-                        epoch=epoch,
-                        now_ms=now,
-                        state=BatchState(status.decode()),
-                        paused=bool(paused),
-                        created_ms=created,
-                        expires_ms=_number(expires),
-                        progress=decode_progress(progress),
-                    )
-                except (DecodeError, ValueError, OverflowError) as error:
+                    return BatchLease(**_parsed(values), epoch=epoch, now_ms=now)
+                except MALFORMED_ERRORS as error:
                     await self._fail_malformed(batch_id, epoch)
                     raise Superseded(
                         f"the record of {batch_id} cannot be read, the batch has failed: {error}"
@@ -365,14 +359,13 @@ class Batches:
 
 def _record(batch_id: str, values: Sequence[bytes | None]) -> BatchRecord | None:
     """Decode a record; a malformed one is shown as failed."""
-    raw: dict[str, Any] = dict(zip(FIELDS, values, strict=True))
-    if raw["asked"] is None:
+    if values[0] is None:
         return None
     try:
-        return _parsed(raw)
-    except (DecodeError, ValueError, OverflowError, AttributeError, TypeError) as error:
+        return BatchRecord(**_parsed(values))
+    except MALFORMED_ERRORS as error:
         log.warning("the record of a batch cannot be read: %s", error, extra={"batch": batch_id})
-        tenant = (raw["tenant"] or b"").decode(errors="replace")
+        tenant = (values[-1] or b"").decode(errors="replace")
         nothing = Batch(
             id=batch_id,
             tenant=tenant,
@@ -385,17 +378,18 @@ def _record(batch_id: str, values: Sequence[bytes | None]) -> BatchRecord | None
         return BatchRecord(batch=nothing, state=BatchState.FAILED, progress=BatchProgress(faults=(MALFORMED,)))
 
 
-def _parsed(raw: dict[str, Any]) -> BatchRecord:
-    """Raises DecodeError, ValueError, OverflowError, AttributeError or TypeError for a malformed record."""
-    return BatchRecord(
-        batch=decode_batch(raw["asked"]),
-        state=BatchState(raw["status"].decode()),
-        paused=bool(raw["paused"]),
-        created_ms=int(float(raw["created"])),
-        expires_ms=_number(raw["expires"]),
-        cancelling_ms=_number(raw["cancelling"]),
-        progress=decode_progress(raw["progress"]),
-    )
+def _parsed(values: Sequence[Any]) -> dict[str, Any]:
+    """The fields of a BatchRecord. Raises MALFORMED_ERRORS."""
+    raw = dict(zip(FIELDS, values, strict=True))
+    return {
+        "batch": decode_batch(raw["asked"]),
+        "state": BatchState(raw["status"].decode()),
+        "paused": bool(raw["paused"]),
+        "created_ms": int(float(raw["created"])),
+        "expires_ms": _number(raw["expires"]),
+        "cancelling_ms": _number(raw["cancelling"]),
+        "progress": decode_progress(raw["progress"]),
+    }
 
 
 def _number(value: bytes | None) -> int:
