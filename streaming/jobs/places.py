@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -215,13 +215,8 @@ def _jobs(count: int) -> str:
     return f"{number} job{'' if count == 1 else 's'}"
 
 
-def place_of(read: Sequence[Any], places: Mapping[bytes, int], lane: str, entry: str) -> QueuePlace:
-    """The place of an entry by the answer of the script `waiting`, and the places of the entries in it."""
-    return _place(read, places.get(entry.encode(), len(read[0])), lane)
-
-
 def _place(read: Sequence[Any], own: int, lane: str) -> QueuePlace:
-    """The place of a job behind `own` others of its tenant."""
+    """The place of a job behind `own` others of its tenant, by the answer of the script `waiting`."""
     _, higher, requeued, waiting, mine, tenants, less, counter, least = read
     priority, kind = parse_lane(lane)[1], kind_of(lane)
     if kind != "lane":
@@ -230,19 +225,12 @@ def _place(read: Sequence[Any], own: int, lane: str) -> QueuePlace:
     return QueuePlace(higher, requeued, own, max(0, others), max(0, counter - least) // COUNTER_SCALE, priority)
 
 
-class LineHead:
+class LineHead(NamedTuple):
     """One read of a tenant's first entries in a lane, finished or under way; `began` is monotonic time."""
 
-    def __init__(self, began: float, read: asyncio.Task[Sequence[Any]]) -> None:
-        self.began, self.read = began, read
-        self._places: dict[bytes, int] = {}
-
-    async def find(self) -> tuple[Sequence[Any], Mapping[bytes, int]]:
-        """The answer, and the place of each entry in it."""
-        read = await asyncio.shield(self.read)
-        if not self._places:
-            self._places = {entry: place for place, entry in enumerate(read[0])}
-        return read, self._places
+    began: float
+    read: asyncio.Task[tuple[Sequence[Any], Mapping[bytes, int]]]
+    """The answer of the script `waiting`, and the place of each entry in it."""
 
 
 class QueuePlaces:
@@ -261,10 +249,10 @@ class QueuePlaces:
             look = self._looks.get(line)
             if look is None or look.began < asked - old_s or old_s == 0:
                 look = self._look(partition, line)
-            read, places = await look.find()
+            read, places = await asyncio.shield(look.read)
             # An entry that an older read does not have was perhaps put later, unless the read ends before it.
             if look.began >= asked or len(places) >= MAX_COUNTED or entry.encode() in places:
-                return place_of(read, places, lane, entry)
+                return _place(read, places.get(entry.encode(), len(read[0])), lane)
             if self._looks.get(line) is look:
                 del self._looks[line]
 
@@ -284,11 +272,11 @@ class QueuePlaces:
         look.read.add_done_callback(lambda read: self._forget(line, look, read))
         return look
 
-    def _forget(self, line: tuple[str, str], look: LineHead, read: asyncio.Task[Sequence[Any]]) -> None:
+    def _forget(self, line: tuple[str, str], look: LineHead, read: asyncio.Task[Any]) -> None:
         """Drop a failed read from the cache, and retrieve its error: perhaps no caller waits for it any more."""
         if (read.cancelled() or read.exception()) and self._looks.get(line) is look:
             del self._looks[line]
 
-    async def _read(self, partition: int, lane: str, tenant: str) -> Sequence[Any]:
+    async def _read(self, partition: int, lane: str, tenant: str) -> tuple[Sequence[Any], Mapping[bytes, int]]:
         read: Sequence[Any] = await self._client.call("waiting", partition, lane, tenant, MAX_COUNTED, "")
-        return read
+        return read, {entry: place for place, entry in enumerate(read[0])}
