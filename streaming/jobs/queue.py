@@ -134,21 +134,14 @@ class Queue:
 
     async def _existing(self, job: Job, key: str, digest: str, refusal: Exception) -> Accepted:
         """Return the job that a key belongs to. Raises `refusal` if there is none, KeyReused, Unavailable."""
-        found = await self._join(job, key, digest) if key else None
-        if found is None:
+        if not key:
             raise refusal
-        return found
-
-    async def _join(self, job: Job, key: str, digest: str) -> Accepted | None:
-        """Find the job of an idempotency key; None if the key is free. Raises KeyReused, Unavailable."""
-        args = (
-            job.tenant,
-            idempotency_digest(job.tenant, key, _conversation_of(job)),
-            digest,
-            "1" if job.reply_to else "",
-        )
+        idempotency, waits = idempotency_digest(job.tenant, key, _conversation_of(job)), "1" if job.reply_to else ""
+        args = (job.tenant, idempotency, digest, waits)
         answer = await self._client.call("join", self._partition(job.id), *args)
-        return None if answer[0] == b"free" else self._accepted(job, answer)
+        if answer[0] == b"free":
+            raise refusal
+        return self._accepted(job, answer)
 
     async def put_parts(
         self, jobs: Sequence[Job], cards: Mapping[str, ModelCard] | None = None
