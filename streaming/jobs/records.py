@@ -135,11 +135,6 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True):
 _DELIVERED = msgspec.msgpack.Decoder(Delivered)
 
 
-def decode_delivered(data: bytes) -> Delivered:
-    """Raises DecodeError."""
-    return decode(_DELIVERED, data)
-
-
 class Deliveries:
     """Delivery times of one API process that are not written yet.
 
@@ -365,7 +360,7 @@ def _parsed(
         epoch=int(epoch or 0) + 1 + number("epoch"),
         resets=number("epoch"),
         has_lost="born" in raw and number("born") != int(epoch or 0),
-        endpoint=_endpoint(word("endpoint"), job.endpoint),
+        endpoint=_ENDPOINTS.get(word("endpoint"), job.endpoint),  # a newer version may write other letters
         keep_s=number("keep"),
         runs=runs,
         attempts_by_run=attempt_log(raw, last, terminal),
@@ -399,11 +394,6 @@ _ENDPOINTS = {each.value: each for each in Endpoint}
 def canceller(data: bytes | None) -> str:
     """Who cancelled a job, by the field `cancel` of its record; "" if that is of a version with other words for it."""
     return _CANCELLERS.get(data, "") if data else ""
-
-
-def _endpoint(letter: str, otherwise: Endpoint) -> Endpoint:
-    """The endpoint of a record's letter; `otherwise` if it has none, or one that a newer version wrote."""
-    return _ENDPOINTS.get(letter, otherwise)
 
 
 def _drafts(raw: Mapping[str, bytes]) -> tuple[bytes, ...]:
@@ -441,7 +431,7 @@ def malformed_end(job_id: str) -> Terminal:
 def _delivered(data: bytes | None) -> Delivered | None:
     """Decode delivery times; None if they are unreadable, because only the timing needs them."""
     try:
-        return decode_delivered(data) if data else None
+        return decode(_DELIVERED, data) if data else None
     except DecodeError:
         return None
 
@@ -583,7 +573,7 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
         record.state,
         len(history.rows),
         tuple(finishes),
-        total_usage(prompts, completion, len(finishes), _copies(job)),
+        total_usage(prompts, completion, len(finishes), max(1, job.sampling.n)),
         record.terminal.failure,
         record.runs[-1].run.worker,
         history.first_ms,
@@ -594,10 +584,6 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
         served_by=served_by(len(finishes), servers, job.model),
         cancelled_by=record.terminal.cancelled_by,
     )
-
-
-def _copies(job: Job) -> int:
-    return max(1, job.sampling.n)
 
 
 def request_record(record: JobRecord, by: str) -> RequestRecord:
