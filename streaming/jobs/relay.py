@@ -136,7 +136,7 @@ class Relay:
         buffer.stale = True
         partition = partition_of(buffer.job_id) or 0
         if partition not in self._followers:
-            self._followers[partition] = Rounds(self._refill_all)
+            self._followers[partition] = Rounds(self._refill_part)
         await self._followers[partition].ask(buffer)
 
     async def _listen(self) -> None:
@@ -303,10 +303,6 @@ class Relay:
     def _all(self) -> list[ReorderBuffer]:
         return [buffer for subscribers in self._subscribers.values() for buffer in subscribers.buffers]
 
-    async def _refill_all(self, buffers: Sequence[ReorderBuffer]) -> Sequence[None]:
-        await self._refill_part(buffers)
-        return [None] * len(buffers)
-
     async def _refill(self, buffers: Sequence[ReorderBuffer]) -> None:
         """Bring buffers up to date. Partitions are read separately, so that an unavailable one delays no other.
 
@@ -316,12 +312,13 @@ class Relay:
         for buffer in buffers:
             parts.setdefault(partition_of(buffer.job_id) or 0, []).append(buffer)
         done = await asyncio.gather(*map(self._refill_part, parts.values()), return_exceptions=True)
-        for error in done:
-            if error is not None:
-                raise error
+        for each in done:
+            if isinstance(each, BaseException):
+                raise each
 
-    async def _refill_part(self, buffers: Sequence[ReorderBuffer]) -> None:
-        """Bring the buffers of one partition up to date from records and logs; each worker's log is read once."""
+    async def _refill_part(self, buffers: Sequence[ReorderBuffer]) -> Sequence[None]:
+        """Bring the buffers of one partition up to date from records and logs; each worker's log is read once. Returns
+        nothing for each of them, as `Rounds` wants it."""
         now = asyncio.get_running_loop().time()
         there = [buffer.seq > 0 or buffer.accepted for buffer in buffers]
         standing = [buffer.standing() for buffer in buffers]
@@ -357,6 +354,7 @@ class Relay:
         for buffer, record in zip(buffers, records, strict=True):
             if record is not None and not buffer.whole:
                 buffer.interrupt(record.interruption)
+        return [None] * len(buffers)
 
     async def _read_log(
         self, partition: int, name: LogName, first: int, looked: Sequence[tuple[ReorderBuffer, JobRecord | None]]
@@ -368,16 +366,12 @@ class Relay:
                 async for frame in frames:
                     self._dispatch_rows(frame, runs)
                     if all(buffer.full for buffer, _ in looked):  # no buffer can take more
-                        self._call_again(buffer for buffer, _ in looked)
+                        for buffer, _ in looked:  # read on once their readers have taken something
+                            buffer.stale = True
+                            self._note(buffer)
                         break
         except NewerMessage:
             self._end_newer(name, looked)
-
-    def _call_again(self, buffers: Iterable[ReorderBuffer]) -> None:
-        """Read on in the log once the readers have taken what their buffers hold."""
-        for buffer in buffers:
-            buffer.stale = True
-            self._note(buffer)
 
     async def _follow_again(self, job_id: str) -> None:
         with suppress(UnknownJob):
