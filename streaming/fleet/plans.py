@@ -351,36 +351,18 @@ def stall_of(
     own = [each for each in workers if each.model == model and each.worker_id not in cordoned]
     if any(each.state in ("ready", "starting") for each in own):
         return None
-    resume = f"penstock scale resume {model}"
-    reasons = (
-        (
-            override is not None and override.want == 0 == settings.least_wanted,
-            Stall("an operator has set its number of workers to 0", resume),
-        ),
-        (
-            override is not None and override.paused and not (plan and plan.want),
-            Stall("an operator has paused its scaling while it has no worker", resume),
-        ),
-        (
-            not settings.most_wanted,
-            Stall(
-                "the settings start no worker of it (penstock up --workers 0)",
-                "start again with more --workers, or start a worker on another machine",
-            ),
-        ),
-        (
-            not is_led,
-            Stall(
-                "no scheduler leads, so none is started",
-                "start a scheduler, or a worker: penstock up --workers 1",
-            ),
-        ),
-        (
-            plan is not None and plan.pool == "dry-run",
-            Stall(
-                "the scheduler only publishes its plans (scheduler.pool is dry-run)",
-                "start a worker, or set scheduler.pool to local",
-            ),
-        ),
-    )
-    return next((stall for holds, stall in reasons if holds), None)
+    cause, fix = "", f"penstock scale resume {model}"
+    if override is not None and override.want == 0 == settings.least_wanted:
+        cause = "an operator has set its number of workers to 0"
+    elif override is not None and override.paused and not (plan and plan.want):
+        cause = "an operator has paused its scaling while it has no worker"
+    elif not settings.most_wanted:
+        cause = "the settings start no worker of it (penstock up --workers 0)"
+        fix = "start again with more --workers, or start a worker on another machine"
+    elif not is_led:
+        cause = "no scheduler leads, so none is started"
+        fix = "start a scheduler, or a worker: penstock up --workers 1"
+    elif plan is not None and plan.pool == "dry-run":
+        cause = "the scheduler only publishes its plans (scheduler.pool is dry-run)"
+        fix = "start a worker, or set scheduler.pool to local"
+    return Stall(cause, fix) if cause else None
