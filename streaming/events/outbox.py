@@ -241,11 +241,11 @@ class Webhooks(ClientUser):
         answers = await self._client.calls([("outgoing", partition, args) for partition in self._client.partitions])
         attempts = []
         for now, *messages in answers:
-            for name, attempt, *rest in messages:
+            for message in messages:
                 try:
-                    attempts.append(_attempt(now, name, attempt, *rest))
+                    attempts.append(_attempt(now, message))
                 except (ValueError, TypeError, AttributeError) as error:
-                    await self._give_up(name.decode(errors="replace"), attempt, str(error))
+                    await self._give_up(message[0].decode(errors="replace"), message[1], str(error))
         return attempts
 
     async def _give_up(self, message: str, attempt: int, problem: str) -> None:
@@ -299,20 +299,9 @@ class Webhooks(ClientUser):
         return cast(int, kept_partition(message))
 
 
-def _attempt(
-    now: int,
-    name: bytes,
-    attempt: int,
-    before: int,
-    began: int,
-    event: bytes,
-    kind: bytes,
-    subject: bytes,
-    at: int,
-    data: bytes,
-    url: bytes,
-) -> DeliveryAttempt:
+def _attempt(now: int, message: Sequence[Any]) -> DeliveryAttempt:
     """Raises TypeError, ValueError, AttributeError for a malformed record."""
+    name, attempt, before, began, event, kind, subject, at, data, url = message
     return DeliveryAttempt(
         name.decode(), attempt, attempt - before, now - began, now, event.decode(), kind.decode(), subject.decode(), at,
         data.decode(), url.decode(),
