@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -13,7 +12,7 @@ from streaming.ids import kept_partition, new_file_id, tenant_partition
 from streaming.jobs.codec import decode, encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
-from streaming.redis.client import ClientUser, cursor_after, overdue, owned, page, translated
+from streaming.redis.client import ClientUser, cursor_after, overdue, owned, page
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +54,8 @@ class Files(ClientUser):
         partition = kept_partition(file_id)
         if partition not in self._client.partitions or not file_id.startswith("file-"):
             raise UnknownFile(file_id)
-        with translated():
-            data: Any = await self._client.redis.get(partition_key(cast(int, partition), "file", file_id))
+        partition = cast(int, partition)
+        data = await self._client.call("GET", partition, partition_key(partition, "file", file_id))
         if data is None or (file := _file(file_id, data)) is None or file.tenant != tenant:
             raise UnknownFile(file_id)
         return file
@@ -71,14 +70,10 @@ class Files(ClientUser):
         behind = await cursor_after(self._client, partition, key, after, tenant) if after is not None else None
         if after is not None and behind is None:
             raise UnknownFile(after)
-        ids = [name for name, _ in await page(self._client, key, behind, limit, newest_first=newest_first)]
+        ids = [name for name, _ in await page(self._client, partition, key, behind, limit, newest_first=newest_first)]
         if not ids:
             return []
-        with translated():
-            found = await cast(
-                Awaitable[list[bytes | None]],
-                self._client.redis.mget([partition_key(partition, "file", name) for name in ids]),
-            )
+        found = await self._client.call("MGET", partition, *(partition_key(partition, "file", name) for name in ids))
         pairs = [(name, data) for name, data in zip(ids, found, strict=True) if data is not None]
         return [_file(name, data) or _unreadable(name, tenant) for name, data in pairs]
 
@@ -89,11 +84,10 @@ class Files(ClientUser):
 
     async def known(self, file_ids: list[str]) -> set[str]:
         """Filter ids: those that have a record."""
-        with translated():
-            pipeline = self._client.redis.pipeline(transaction=False)
-            for file_id in file_ids:
-                pipeline.exists(partition_key(kept_partition(file_id) or 0, "file", file_id))
-            found: list[Any] = await pipeline.execute()
+        places = [(kept_partition(file_id) or 0, file_id) for file_id in file_ids]
+        found = await self._client.calls(
+            [("EXISTS", place, (partition_key(place, "file", file_id),)) for place, file_id in places]
+        )
         return {file_id for file_id, there in zip(file_ids, found, strict=True) if there}
 
     async def expired(self, limit: int) -> list[tuple[str, str]]:
@@ -101,7 +95,7 @@ class Files(ClientUser):
         now = await self._client.now_ms()
         found: list[tuple[str, str]] = []
         for partition in self._client.partitions:
-            names = await overdue(self._client, partition_key(partition, "expiring"), now, limit)
+            names = await overdue(self._client, partition, partition_key(partition, "expiring"), now, limit)
             found += [(name, tenant) for name, tenant in map(owned, names) if name.startswith("file-")]
         return found
 

@@ -22,7 +22,7 @@ from streaming.jobs.codec import Usage, decode, encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
 from streaming.order import Priority
-from streaming.redis.client import RedisClient, cursor_after, overdue, owned, page, translated
+from streaming.redis.client import Call, RedisClient, cursor_after, overdue, owned, page
 
 
 class BatchState(StrEnum):
@@ -226,7 +226,7 @@ class Batches:
         behind = await cursor_after(self._client, partition, key, after, tenant) if after is not None else None
         if after is not None and behind is None:
             raise UnknownBatch(after)
-        ids = [name for name, _ in await page(self._client, key, behind, limit) if self._is_ours(name)]
+        ids = [name for name, _ in await page(self._client, partition, key, behind, limit) if self._is_ours(name)]
         return [record for record in await self._records(ids) if record is not None]
 
     async def request(self, batch_id: str, command: BatchCommand) -> BatchState:
@@ -248,15 +248,12 @@ class Batches:
 
     async def totals(self, tenants: Iterable[str]) -> tuple[int, int]:
         """Count the unfinished batches, and the tokens that those of these tenants still have to compute."""
-        with translated():
-            pipeline = self._client.redis.pipeline(transaction=False)
-            for partition in self._client.partitions:
-                pipeline.zcard(partition_key(partition, "due"))
-            for tenant in tenants:
-                partition = tenant_partition(tenant, self._client.settings.partitions)
-                pipeline.hvals(partition_key(partition, "enqueued", tenant))
-            answers: list[Any] = await pipeline.execute()
-        counts, waiting = answers[: len(self._client.partitions)], answers[len(self._client.partitions) :]
+        partitions = self._client.partitions
+        homes = [(tenant_partition(tenant, len(partitions)), tenant) for tenant in tenants]
+        calls: list[Call] = [("ZCARD", partition, (partition_key(partition, "due"),)) for partition in partitions]
+        calls += [("HVALS", home, (partition_key(home, "enqueued", tenant),)) for home, tenant in homes]
+        answers = await self._client.calls(calls)
+        counts, waiting = answers[: len(partitions)], answers[len(partitions) :]
         return sum(counts), sum(int(count) for each in waiting for count in each)
 
     async def hold(self, batch_id: str, turn: int) -> BatchLease:
@@ -324,7 +321,7 @@ class Batches:
         """Delete the records of ended batches that have expired; returns their ids."""
         now, gone = await self._client.now_ms(), []
         for partition in self._client.partitions:
-            found = await overdue(self._client, partition_key(partition, "expiring"), now, limit)
+            found = await overdue(self._client, partition, partition_key(partition, "expiring"), now, limit)
             for name, tenant in map(owned, found):
                 if not self._is_ours(name):
                     continue
@@ -341,11 +338,9 @@ class Batches:
     # --- below -------------------------------------------------------------------------------------------------------
 
     async def _records(self, ids: Sequence[str]) -> list[BatchRecord | None]:
-        pipeline = self._client.redis.pipeline(transaction=False)
-        for batch_id in ids:
-            pipeline.hmget(partition_key(self._partition(batch_id), "batch", batch_id), list(FIELDS))
-        with translated():
-            found: list[list[bytes | None]] = await pipeline.execute() if ids else []
+        places = [(self._partition(batch_id), batch_id) for batch_id in ids]
+        calls: list[Call] = [("HMGET", place, (partition_key(place, "batch", each), *FIELDS)) for place, each in places]
+        found = await self._client.calls(calls)
         return [_record(batch_id, values) for batch_id, values in zip(ids, found, strict=True)]
 
     def _is_ours(self, batch_id: str) -> bool:

@@ -17,7 +17,7 @@ from streaming.errors import UnknownMessage
 from streaming.events.settings import EventSettings, WebhookSettings, allows_url
 from streaming.ids import joined, kept_partition, message_id
 from streaming.keys import partition_key
-from streaming.redis.client import ClientUser, RedisClient, page, translated
+from streaming.redis.client import Call, ClientUser, RedisClient, page
 
 log = logging.getLogger(__name__)
 
@@ -150,22 +150,18 @@ class Redeliveries(ClientUser):
 
     async def begin(self, queue: str, message_id: str) -> int:
         """Count a redelivered message; returns how often it was redelivered without an outcome, this time included."""
-        key = self._key(queue, message_id)
-        with translated():
-            pipeline = self._client.redis.pipeline(transaction=False)
-            pipeline.incr(key)
-            pipeline.expire(key, RETENTION_S)
-            count, _ = await pipeline.execute()
-        return int(count)
+        partition, key = self._place(queue, message_id)
+        commands = [("INCRBY", partition, (key, 1)), ("EXPIRE", partition, (key, RETENTION_S))]
+        return int((await self._client.calls(commands))[0])
 
     async def settle(self, queue: str, message_id: str) -> None:
         """Delete the counter of a message that was accepted, rejected or postponed."""
-        with translated():
-            await self._client.redis.delete(self._key(queue, message_id))
+        await self._client.call("DEL", *self._place(queue, message_id))
 
-    def _key(self, queue: str, message_id: str) -> str:
+    def _place(self, queue: str, message_id: str) -> tuple[int, str]:
         digest = hashlib.sha256(joined(queue, message_id).encode(errors="surrogatepass"))
-        return partition_key(digest.digest()[0] % self._client.settings.partitions, "redelivery", digest.hexdigest())
+        partition = digest.digest()[0] % self._client.settings.partitions
+        return partition, partition_key(partition, "redelivery", digest.hexdigest())
 
 
 State: TypeAlias = Literal["pending", "delivered", "failed"]
@@ -265,7 +261,7 @@ class Webhooks(ClientUser):
         """List messages of all tenants, newest first."""
         found: list[tuple[str, int]] = []
         for partition in self._client.partitions:
-            found += await page(self._client, partition_key(partition, "hooks"), None, limit)
+            found += await page(self._client, partition, partition_key(partition, "hooks"), None, limit)
         newest = sorted(found, key=lambda item: (item[1], item[0]), reverse=True)[:limit]
         names = [name for name, _ in newest if self._is_ours(name)]
         return [message for message in await self._messages(names) if message is not None]
@@ -283,11 +279,9 @@ class Webhooks(ClientUser):
             raise UnknownMessage(message)
 
     async def _messages(self, names: Sequence[str]) -> list[WebhookMessage | None]:
-        pipeline = self._client.redis.pipeline(transaction=False)
-        for name in names:
-            pipeline.hmget(partition_key(self._partition(name), "hook", name), list(FIELDS))
-        with translated():
-            found = await pipeline.execute() if names else []
+        places = [(self._partition(name), name) for name in names]
+        calls: list[Call] = [("HMGET", place, (partition_key(place, "hook", name), *FIELDS)) for place, name in places]
+        found = await self._client.calls(calls)
         return [_message(name, values) for name, values in zip(names, found, strict=True)]
 
     def _is_ours(self, message: str) -> bool:

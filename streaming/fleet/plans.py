@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,7 +20,7 @@ from streaming.errors import Unavailable
 from streaming.fleet.process import Cordoned, Process
 from streaming.fleet.settings import ModelSettings
 from streaming.keys import FLEET_SLOT, channel, fleet_key
-from streaming.redis.client import ClientUser, RedisClient, translated
+from streaming.redis.client import ClientUser, RedisClient
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ def entries(found: Mapping[str, bytes], kind: type[T]) -> dict[str, T]:
 
 async def read_hash(client: RedisClient, name: str, kind: type[T]) -> dict[str, T]:
     """Read a hash of the fleet's slot, without malformed fields. Raises Unavailable."""
-    with translated():
-        raw = await cast(Awaitable[dict[bytes, bytes]], client.redis.hgetall(fleet_key(name)))
-    return entries({key.decode(errors="replace"): value for key, value in raw.items()}, kind)
+    raw = await client.call("HGETALL", FLEET_SLOT, fleet_key(name))
+    names = [key.decode(errors="replace") for key in raw[::2]]
+    return entries(dict(zip(names, raw[1::2], strict=True)), kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +215,7 @@ class Plans(ClientUser):
 
     async def actions(self, count: int) -> list[Noted]:
         """Read the last recorded actions, newest first."""
-        with translated():
-            rows: Any = await self._client.redis.xrevrange(fleet_key("actions"), count=count)
+        rows = await self._client.call("XREVRANGE", FLEET_SLOT, fleet_key("actions"), "+", "-", "COUNT", count)
         return [noted for name, fields in rows if (noted := _noted(name, fields))]
 
     async def news(self, every_s: float) -> AsyncGenerator[None]:
@@ -259,8 +258,9 @@ async def told(client: RedisClient, kind: str, name: str) -> AsyncIterator[None]
             yield
 
 
-def _noted(name: bytes, fields: Mapping[bytes, bytes]) -> Noted | None:
+def _noted(name: bytes, words: Sequence[bytes]) -> Noted | None:
     """Decode an action; None if it is malformed."""
+    fields = dict(zip(words[::2], words[1::2], strict=True))
     action, epoch = entry("an action", fields.get(b"action", b""), Action), fields.get(b"epoch", b"")
     return Noted(action, int(name.split(b"-")[0]), int(epoch)) if action and epoch.isdigit() else None
 
@@ -311,8 +311,7 @@ class Overrides(ClientUser):
         models = tuple(models)
         if not models:
             return {}
-        with translated():
-            values = await self._client.redis.mget([fleet_key("override", model) for model in models])
+        values = await self._client.call("MGET", FLEET_SLOT, *(fleet_key("override", model) for model in models))
         return {
             model: entry(f"the override of {model}", value, Override) or Override(by="unreadable")
             for model, value in zip(models, values, strict=True)

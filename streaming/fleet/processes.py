@@ -12,8 +12,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import cast
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
@@ -25,7 +24,7 @@ from streaming.fleet.plans import entry, read_hash
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process, Role
 from streaming.ids import new_life
 from streaming.keys import FLEET_SLOT, fleet_key
-from streaming.redis.client import ClientUser, translated
+from streaming.redis.client import ClientUser
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +41,8 @@ class Fleet(ClientUser):
     async def leave(self, process: Process) -> None:
         """Remove the process."""
         name = _key_name(process)
-        with translated():
-            pipeline = self._client.redis.pipeline(transaction=False)
-            pipeline.delete(fleet_key("proc", name))
-            pipeline.zrem(fleet_key("procs"), name)
-            await pipeline.execute()
+        listed = ("ZREM", FLEET_SLOT, (fleet_key("procs"), name))
+        await self._client.calls([("DEL", FLEET_SLOT, (fleet_key("proc", name),)), listed])
 
     async def remove(self, lease: str) -> None:
         """Remove the worker that held this lease, whose process has exited without a word."""
@@ -56,14 +52,11 @@ class Fleet(ClientUser):
 
     async def processes(self, role: Role | None = None) -> list[Process]:
         """List the processes with a heartbeat in the last HEARTBEAT_TIMEOUT_S seconds, by role, name and host."""
-        with translated():
-            names = await cast(Awaitable[list[bytes]], self._client.redis.zrange(fleet_key("procs"), 0, -1))
-            if not names:
-                return []
-            values = await cast(
-                Awaitable[list[bytes | None]],
-                self._client.redis.mget([fleet_key("proc", name.decode(errors="replace")) for name in names]),
-            )
+        names = await self._client.call("ZRANGE", FLEET_SLOT, fleet_key("procs"), 0, -1)
+        if not names:
+            return []
+        keys = [fleet_key("proc", name.decode(errors="replace")) for name in names]
+        values = await self._client.call("MGET", FLEET_SLOT, *keys)
         pairs = zip(names, values, strict=True)
         found = [entry(str(name), value, Process) for name, value in pairs if value is not None]
         return sorted(
@@ -132,12 +125,8 @@ class LengthStore(ClientUser):
 
     async def read(self, model: str) -> tuple[int, bytes] | None:
         """Version and message of a model's history; None if there is none."""
-        with translated():
-            found = await cast(
-                Awaitable[list[bytes | None]],
-                self._client.redis.hmget(fleet_key("lengths", model), ["version", "lengths"]),
-            )
-        version, lengths = found
+        key = fleet_key("lengths", model)
+        version, lengths = await self._client.call("HMGET", FLEET_SLOT, key, "version", "lengths")
         if version is None or lengths is None:
             return None
         if not version.isdigit() or len(version) > MAX_VERSION_DIGITS:
@@ -179,9 +168,7 @@ class ConsoleSessions(ClientUser):
 
     async def find(self, secret: str) -> ConsoleLogin | None:
         """Return whose session this is; None if there is none, or if it is over."""
-        with translated():
-            data = await self._client.redis.get(_key("session", secret))
-        return _login(cast("bytes | None", data))
+        return _login(await self._client.call("GET", FLEET_SLOT, _key("session", secret)))
 
     async def end(self, secret: str) -> None:
         """End a session."""

@@ -8,7 +8,7 @@ turn.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from redis.exceptions import ResponseError
@@ -21,7 +21,7 @@ from streaming.jobs.quotas import NAMES, Quotas
 from streaming.jobs.records import read_number
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient, place_of, translated
+from streaming.redis.client import RedisClient, place_of
 
 OVERHEAD_BYTES = 256
 """What every conversation counts as in its tenant's quota, besides its items and its metadata."""
@@ -87,12 +87,14 @@ class Conversations:
 
     async def read(self, conversation_id: str, tenant: str) -> Conversation:
         """Raises UnknownConversation, also for another tenant's; DecodeError."""
-        key = partition_key(self._partition(conversation_id), "conversation", conversation_id)
+        partition = self._partition(conversation_id)
         try:
-            with translated():
-                raw: dict[bytes, bytes] = await cast(Any, self._client.redis.hgetall(key))
+            fields = await self._client.call(
+                "HGETALL", partition, partition_key(partition, "conversation", conversation_id)
+            )
         except ResponseError:  # no hash: it says nothing of whose it is
             raise UnknownConversation(conversation_id) from None
+        raw: dict[bytes, bytes] = dict(zip(fields[::2], fields[1::2], strict=True))
         if raw.get(b"tenant", b"").decode(errors="replace") != tenant:
             raise UnknownConversation(conversation_id)
         try:

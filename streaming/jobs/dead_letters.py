@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.jobs.settings import NO_WEIGHTS
 from streaming.keys import parse_lane, partition_key
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
 
 LETTERS_PER_READ = 500
 LETTER_ID = re.compile(r"([0-9]{1,3})-([0-9]{1,15}-[0-9]{1,10})")
@@ -50,8 +50,7 @@ class DeadLetters:
         """List the dead letters of all partitions, newest first."""
         found = []
         for partition in self._client.partitions:
-            with translated():
-                entries: Any = await self._client.redis.xrevrange(partition_key(partition, "dead"), count=limit)
+            entries = await self._newest(partition, "+", limit)
             found += [_letter(partition, entry, fields) for entry, fields in entries]
         return sorted(found, key=lambda letter: letter.at_ms, reverse=True)[:limit]
 
@@ -60,8 +59,7 @@ class DeadLetters:
         if (partition := partition_of(letter_id)) is not None and partition in self._client.partitions:
             return await self._of_job(partition, letter_id)
         partition, entry = self._place(letter_id)
-        with translated():
-            entries: Any = await self._client.redis.xrange(partition_key(partition, "dead"), entry, entry)
+        entries = await self._client.call("XRANGE", partition, partition_key(partition, "dead"), entry, entry)
         if not entries:
             raise UnknownJob(letter_id)
         return _letter(partition, *entries[0])
@@ -70,22 +68,17 @@ class DeadLetters:
         """The newest letter of a job. Raises UnknownJob."""
         last = "+"
         while last:
-            with translated():
-                entries: Any = await self._client.redis.xrevrange(
-                    partition_key(partition, "dead"), last, count=LETTERS_PER_READ
-                )
-            for entry, fields in entries:
-                if fields.get(b"job") == job_id.encode():
-                    return _letter(partition, entry, fields)
+            entries = await self._newest(partition, last, LETTERS_PER_READ)
+            for letter in [_letter(partition, *each) for each in entries]:
+                if letter.job == job_id:
+                    return letter
             last = f"({entries[-1][0].decode()}" if len(entries) == LETTERS_PER_READ else ""
         raise UnknownJob(job_id)
 
     async def drop(self, letter_id: str) -> None:
         """Delete a dead letter by its id. Raises UnknownJob."""
         partition, entry = self._place(letter_id)
-        with translated():
-            dropped = await self._client.redis.xdel(partition_key(partition, "dead"), entry)
-        if not dropped:
+        if not await self._client.call("XDEL", partition, partition_key(partition, "dead"), entry):
             raise UnknownJob(letter_id)
 
     async def replay(self, letter_id: str) -> Accepted:
@@ -102,6 +95,12 @@ class DeadLetters:
             await self.drop(letter.id)
         return accepted
 
+    async def _newest(self, partition: int, last: str, count: int) -> list[Any]:
+        """Entries up to `last`, the newest first."""
+        key = partition_key(partition, "dead")
+        entries: list[Any] = await self._client.call("XREVRANGE", partition, key, last, "-", "COUNT", count)
+        return entries
+
     def _place(self, letter_id: str) -> tuple[int, str]:
         match = LETTER_ID.fullmatch(letter_id)
         if match is None or int(match[1]) not in self._client.partitions:
@@ -109,8 +108,9 @@ class DeadLetters:
         return int(match[1]), match[2]
 
 
-def _letter(partition: int, entry: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
-    words = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in fields.items()}
+def _letter(partition: int, entry: bytes, fields: Sequence[bytes]) -> DeadLetter:
+    texts = [field.decode(errors="replace") for field in fields]
+    words = dict(zip(texts[::2], texts[1::2], strict=True))
     return DeadLetter(
         id=f"{partition}-{entry.decode()}",
         reason=words.get("reason", ""),

@@ -34,7 +34,7 @@ from streaming.jobs.places import FIRST, QueuePlace, cost_of, reserved_bytes
 from streaming.jobs.quotas import NAMES, Quotas
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
-from streaming.redis.client import Call, RedisClient, ScriptBatcher, translated
+from streaming.redis.client import Call, RedisClient, ScriptBatcher
 from streaming.store.memory import Headroom, Reservation
 
 log = logging.getLogger(__name__)
@@ -236,11 +236,7 @@ class Queue:
 
     async def known(self, job_ids: Sequence[str]) -> list[str]:
         """Filter ids: those of jobs that are kept, in any state. Raises Unavailable."""
-        pipeline = self._client.redis.pipeline(transaction=False)
-        for job_id in job_ids:
-            pipeline.exists(partition_key(self._partition(job_id), "job", job_id))
-        with translated():
-            found = await pipeline.execute()
+        found = await self._client.calls([("EXISTS", *self._record_of(job_id)) for job_id in job_ids])
         return [job_id for job_id, there in zip(job_ids, found, strict=True) if there]
 
     async def stop(self, job_ids: Sequence[str], *, waiting_only: bool) -> list[JobState | None]:
@@ -252,11 +248,8 @@ class Queue:
 
     async def shorten_retention(self, job_ids: Iterable[str], seconds: int) -> None:
         """Let the records of ended jobs, whose results are stored elsewhere, expire sooner. Raises Unavailable."""
-        pipeline = self._client.redis.pipeline(transaction=False)
-        for job_id in job_ids:
-            pipeline.expire(partition_key(self._partition(job_id), "job", job_id), seconds, lt=True)
-        with translated():
-            await pipeline.execute()
+        records = [self._record_of(job_id) for job_id in job_ids]
+        await self._client.calls([("EXPIRE", partition, (*key, seconds, "LT")) for partition, key in records])
 
     async def cancel(self, job_id: str, by: CancelledBy = CancelledBy.OWNER) -> JobState:
         """Cancel a job; returns the state it was found in. A queued job has ended on return, a running one ends within
@@ -297,6 +290,11 @@ class Queue:
         if partition is None or partition not in self._client.partitions:
             raise UnknownJob(job_id)
         return partition
+
+    def _record_of(self, job_id: str) -> tuple[int, tuple[str]]:
+        """The partition and the key of a job's record."""
+        partition = self._partition(job_id)
+        return partition, (partition_key(partition, "job", job_id),)
 
     @staticmethod
     def _state(answer: bytes) -> JobState:

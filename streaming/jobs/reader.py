@@ -31,7 +31,7 @@ from streaming.jobs.records import (
 )
 from streaming.keys import partition_key
 from streaming.order import Priority
-from streaming.redis.client import Call, ClientUser, RedisClient, ScriptBatcher, translated
+from streaming.redis.client import Call, ClientUser, RedisClient, ScriptBatcher
 
 log = logging.getLogger(__name__)
 
@@ -174,9 +174,9 @@ class JobReader:
 
     async def was_known(self, tenant: str, job_id: str) -> bool:
         """Whether a job that is no longer kept was this tenant's. Raises Unavailable."""
-        key = partition_key(partition_of(job_id) or 0, "jobs", tenant)
-        with translated():
-            return await self._client.redis.zscore(key, job_id) is not None
+        partition = partition_of(job_id) or 0
+        jobs = partition_key(partition, "jobs", tenant)
+        return await self._client.call("ZSCORE", partition, jobs, job_id) is not None
 
 
 def _record_call(job_id: str, *, bodies: bool = True, results: bool = True, tenant: str = "") -> Call:

@@ -130,7 +130,7 @@ SCAN_SLICE = 1000
 """Keys looked at by one SCAN."""
 
 Call = tuple[str, int, Sequence[str | bytes | int]]
-"""A script by name, the partition it runs in, its arguments."""
+"""A script by name, or a command of Redis in capitals; the partition it runs in, its arguments."""
 Then = Callable[[list[Any] | None], None]
 
 
@@ -153,7 +153,8 @@ class RedisClient:
     def __init__(self, settings: RedisSettings, topology: Topology) -> None:
         self.settings = settings
         self.redis = topology.client
-        """The library's client, for single commands; on a cluster, it finds the node of each key."""
+        """The library's client, for long answers, which would hold up others on the shared connection; on a cluster, it
+        finds the node of each key."""
         self.turns = Turns()
         """Runs long decoding and encoding in slices."""
         self._topology = topology
@@ -173,12 +174,13 @@ class RedisClient:
         await self._topology.close()
 
     async def call(self, script: str, partition: int, *args: str | bytes | int) -> Any:
-        """Run one script. Raises Unavailable, Fenced."""
+        """Run one script or command. Raises Unavailable, Fenced; redis-py's ResponseError if the key is of another
+        type."""
         (answer,) = await self.calls([(script, partition, args)])
         return answer
 
     async def calls(self, calls: Sequence[Call]) -> list[Any]:
-        """Run scripts in one round trip per server, in order within a partition; each script is atomic.
+        """Run scripts and commands in one round trip per server, in order within a partition; each is atomic.
 
         If there are several calls, each must be safe to repeat. At D3, the answers of KEPT scripts wait for a replica.
         Raises Unavailable (some of them may have run), Fenced.
@@ -213,7 +215,7 @@ class RedisClient:
         """
         groups = _grouped(calls)
         sent = (
-            None if self._is_promise(calls) else self._topology.send_scripts([self._evalsha(each) for each in groups])
+            None if self._is_promise(calls) else self._topology.send_scripts([self._command(each) for each in groups])
         )
         if sent is None:
             return False
@@ -242,7 +244,7 @@ class RedisClient:
 
     async def _run_at(self, place: str, calls: Sequence[Call]) -> list[Any]:
         groups = _grouped(calls)
-        commands = [self._evalsha(group) for group in groups]
+        commands = [self._command(group) for group in groups]
         run = self._topology.run_scripts
         if promised := self._is_promise(calls):
             # WAIT counts only what its own connection wrote, and a repeated script writes nothing.
@@ -261,9 +263,11 @@ class RedisClient:
     def _is_promise(self, calls: Sequence[Call]) -> bool:
         return self.settings.durability == "D3" and any(script in KEPT for script, _, _ in calls)
 
-    def _evalsha(self, calls: Sequence[Call]) -> Command:
+    def _command(self, calls: Sequence[Call]) -> Command:
         """One command for calls of the same script and partition: several commands would cost more."""
-        script, partition, _ = calls[0]
+        script, partition, arguments = calls[0]
+        if script.isupper():
+            return (script, *arguments)
         words: list[str | bytes | int] = ["EVALSHA", self._scripts[script].sha, 1, prefix(partition)]
         for _, _, args in calls:
             words.append(len(args))
@@ -272,14 +276,12 @@ class RedisClient:
 
     async def ping(self) -> None:
         """Raises Unavailable."""
-        with translated():
-            await self.redis.ping()
+        await self.call("PING", 0)
 
     async def now_ms(self) -> int:
         """Redis time, the only clock of the protocol. Raises Unavailable."""
-        with translated():
-            seconds, micros = await self.redis.time()
-        return seconds * 1000 + micros // 1000
+        seconds, micros = await self.call("TIME", 0)
+        return int(seconds) * 1000 + int(micros) // 1000
 
     async def homes(self) -> dict[str, list[int]]:
         """The partitions by the server that holds them now. Raises Unavailable."""
@@ -410,12 +412,13 @@ def _info(info: bytes, name: bytes) -> str:
 
 
 def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
-    """Group consecutive calls of the same script and partition, in order, at most MAX_CALLS each."""
+    """Group consecutive calls of the same script and partition, in order, at most MAX_CALLS each; commands stay
+    alone."""
     groups: list[list[Call]] = []
     before: tuple[str, int] | None = None
     for call in calls:
         kind = call[0], call[1]
-        if kind == before and len(groups[-1]) < MAX_CALLS:
+        if kind == before and len(groups[-1]) < MAX_CALLS and not call[0].isupper():
             groups[-1].append(call)
         else:
             groups.append([call])
@@ -436,7 +439,8 @@ def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[A
     """The answer of each call; the error of a command is the answer of each of its calls."""
     found: list[Any] = []
     for group, answer in zip(groups, answers, strict=False):
-        found += [answer] * len(group) if isinstance(answer, Exception) else answer
+        is_shared = isinstance(answer, Exception) or group[0][0].isupper()
+        found += [answer] * len(group) if is_shared else answer
     return found
 
 
@@ -445,21 +449,25 @@ def _moved(answers: list[Any]) -> list[MovedError]:
 
 
 async def page(
-    client: RedisClient, key: str, after: tuple[int, str] | None, limit: int, *, newest_first: bool = True
+    client: RedisClient,
+    partition: int,
+    key: str,
+    after: tuple[int, str] | None,
+    limit: int,
+    *,
+    newest_first: bool = True,
 ) -> list[tuple[str, int]]:
     """Read up to `limit` members with their scores, after the cursor `after` (score, member). Members of the same
     score are ordered by name, so no page skips one. Raises Unavailable."""
     found: list[tuple[str, int]] = []
-    skip, start = 0, str(after[0]) if after else None
+    command, first, last = ("ZREVRANGEBYSCORE", "+inf", "-inf") if newest_first else ("ZRANGEBYSCORE", "-inf", "+inf")
+    skip, start = 0, after[0] if after else first
     while len(found) < limit:
-        with translated():
-            if newest_first:
-                rows: Any = await client.redis.zrevrangebyscore(
-                    key, start or "+inf", "-inf", skip, limit, withscores=True
-                )
-            else:
-                rows = await client.redis.zrangebyscore(key, start or "-inf", "+inf", skip, limit, withscores=True)
-        items = [(member.decode(errors="replace"), int(score)) for member, score in rows]
+        rows = await client.call(command, partition, key, start, last, "WITHSCORES", "LIMIT", skip, limit)
+        items = [
+            (member.decode(errors="replace"), int(float(score)))
+            for member, score in zip(rows[::2], rows[1::2], strict=True)
+        ]
         found += [item for item in items if after is None or _behind(item, after, newest_first=newest_first)]
         skip += len(items)
         if len(items) < limit:
@@ -470,8 +478,7 @@ async def page(
 async def place_of(client: RedisClient, partition: int, name: str, tenant: str) -> int | None:
     """Return the place that a deleted member had in its list. None if it is not known: it never was there, was deleted
     more than a day ago, or a thousand others of the tenant since. Raises Unavailable."""
-    with translated():
-        kept: Any = await client.redis.lrange(partition_key(partition, "places", tenant), 0, -1)
+    kept = await client.call("LRANGE", partition, partition_key(partition, "places", tenant), 0, -1)
     beginning = f"{name} ".encode()
     found = next((each for each in kept if each.startswith(beginning)), None)
     return None if found is None else int(float(found.rpartition(b" ")[2]))
@@ -480,16 +487,14 @@ async def place_of(client: RedisClient, partition: int, name: str, tenant: str) 
 async def cursor_after(client: RedisClient, partition: int, key: str, name: str, tenant: str) -> tuple[int, str] | None:
     """Return the cursor of a member of a tenant's sorted set, also of one that was deleted since. None if it is not
     known. Raises Unavailable."""
-    with translated():
-        score: Any = await client.redis.zscore(key, name)
-    place = int(score) if score is not None else await place_of(client, partition, name, tenant)
+    score = await client.call("ZSCORE", partition, key, name)
+    place = int(float(score)) if score is not None else await place_of(client, partition, name, tenant)
     return None if place is None else (place, name)
 
 
-async def overdue(client: RedisClient, key: str, now_ms: int, limit: int) -> list[str]:
+async def overdue(client: RedisClient, partition: int, key: str, now_ms: int, limit: int) -> list[str]:
     """Read up to `limit` members whose time (ms) is not after `now_ms`, the oldest first. Raises Unavailable."""
-    with translated():
-        rows: Any = await client.redis.zrangebyscore(key, "-inf", now_ms, 0, limit)
+    rows = await client.call("ZRANGEBYSCORE", partition, key, "-inf", now_ms, "LIMIT", 0, limit)
     return [member.decode(errors="replace") for member in rows]
 
 

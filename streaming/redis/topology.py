@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import chain
 from typing import Any, Protocol, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
-from redis.asyncio.cluster import ClusterNode, ClusterPipeline
+from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import AbstractConnection, Connection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
@@ -35,7 +35,7 @@ class Topology(Protocol):
     """Interface: finds the server of a key and sends commands there."""
 
     client: Redis
-    """redis-py client for single commands and for idempotent pipelines: it finds the server of each key by itself."""
+    """redis-py's client: it finds the server of each key by itself."""
 
     async def place(self, key: str) -> str:
         """Return the server that holds a key now."""
@@ -228,14 +228,18 @@ class Cluster:
         pipeline = self._cluster.pipeline()
         for command in commands:
             pipeline.execute_command(*command, target_nodes=self._node(place))
-        return await pipeline.execute(raise_on_error=False, allow_redirections=False)
+        return await self._reloading(pipeline.execute(raise_on_error=False, allow_redirections=False))
 
     async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
         connection = self._connections.get(place)
         if connection is None:
             connection = self._connections[place] = self._connection_to(place)
+        return await self._reloading(connection.run(commands))
+
+    async def _reloading(self, answering: Awaitable[list[Any]]) -> list[Any]:
+        """Wait for answers; reload the slot map with the next command if another node may hold the slot now."""
         try:
-            answers = await connection.run(commands)
+            answers = await answering
         except CONNECTION_ERRORS:
             self._cluster.reload_slots()
             raise
@@ -301,31 +305,12 @@ async def _connected(node: ClusterNode) -> Connection:
 
 
 class ClusterClient(RedisCluster):
-    """redis-py's cluster client, whose pipelines too reload the slot map after a failure."""
-
-    def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> ClusterPipeline:
-        return HealingPipeline(self)  # type: ignore[abstract]
+    """redis-py's cluster client, which can be told that a node was lost."""
 
     def reload_slots(self) -> None:
-        """Reload the slot map with the next command."""
+        """Reload the slot map with the next command, so that no lost node is asked again."""
         self._initialize = True
 
 
 CONNECTION_ERRORS = (RedisConnectionError, RedisTimeoutError, ClusterDownError)
 """Errors after which another node may hold the slot."""
-
-
-class HealingPipeline(ClusterPipeline):
-    """redis-py's cluster pipeline, but it reloads the slot map after a failure, so that no lost node is asked again."""
-
-    async def execute(self, raise_on_error: bool = True, allow_redirections: bool = True) -> list[Any]:
-        """As in redis-py."""
-        client = cast(ClusterClient, self.cluster_client)
-        try:
-            answers = await super().execute(raise_on_error, allow_redirections)
-        except CONNECTION_ERRORS:
-            client.reload_slots()
-            raise
-        if any(isinstance(answer, CONNECTION_ERRORS) for answer in answers):
-            client.reload_slots()
-        return answers

@@ -97,7 +97,7 @@ COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "zrangebyscore": frozenset({"expiring"}),
         "hmget": frozenset({"batch"}),
         "hgetall": frozenset({"card"}),
-        "incrby": frozenset({"redelivery"}),  # redis-py sends INCR as INCRBY
+        "incrby": frozenset({"redelivery"}),
         "del": frozenset({"redelivery"}),
     },
 }  # fmt: skip

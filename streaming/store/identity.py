@@ -7,16 +7,15 @@ before any other use. A process refuses a store that differs, and its error name
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from penstock.config import ConfigError
 from penstock.text import counted
 from streaming.ids import new_deployment_id
 from streaming.keys import FLEET_SLOT, fixed_keys, fleet_key
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
 FORMAT = 2
@@ -66,11 +65,7 @@ async def identify(client: RedisClient) -> Identity:
 
 async def read_identity(client: RedisClient) -> Identity | None:
     """Read the store's identity; None if it has none. Raises Unavailable."""
-    with translated():
-        fields = await cast(
-            Awaitable[list[Any]],
-            client.redis.hmget(fleet_key("store"), ["format", "partitions", "deployment"]),
-        )
+    fields = await client.call("HMGET", FLEET_SLOT, fleet_key("store"), "format", "partitions", "deployment")
     return None if fields[0] is None else _parsed(fields)
 
 
@@ -115,11 +110,7 @@ def _parsed(fields: list[Any]) -> Identity:
 
 async def _is_used(client: RedisClient) -> bool:
     """Whether Penstock has run on this store: every version writes some of these keys in its first seconds."""
-    with translated():
-        for slot in (FLEET_SLOT, 0):
-            if await client.redis.exists(*fixed_keys(slot)):
-                return True
-    return False
+    return any(await client.calls([("EXISTS", slot, fixed_keys(slot)) for slot in (FLEET_SLOT, 0)]))
 
 
 async def _awaited(client: RedisClient) -> Identity | None:

@@ -7,11 +7,10 @@ same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 from streaming.catalogue import ROOT
 from streaming.keys import FLEET_SLOT, fleet_key, kind_of
-from streaming.redis.client import RedisClient, translated
+from streaming.redis.client import RedisClient
 
 SIZES = {
     "lane": ("XLEN", "unfinished"),
@@ -75,15 +74,13 @@ async def reset_store(client: RedisClient) -> int:
     async for place, keys in client.scan(f"{ROOT}*"):
         doomed = [key for key in keys if key != identity]
         deleted += sum(await client.run_at(place, [("UNLINK", key) for key in doomed]))
-    with translated():
-        return deleted + int(await client.redis.unlink(identity))
+    return deleted + int(await client.call("UNLINK", FLEET_SLOT, identity))
 
 
 async def live_processes(client: RedisClient) -> list[str]:
     """List the processes, of any version, whose heartbeat has not expired, as role:name. Raises Unavailable."""
     now_ms = await client.now_ms()
-    with translated():
-        names = cast(list[bytes], await client.redis.zrangebyscore(fleet_key("procs"), now_ms / 1000, "+inf"))
+    names = await client.call("ZRANGEBYSCORE", FLEET_SLOT, fleet_key("procs"), str(now_ms / 1000), "+inf")
     return [name.decode() for name in names]
 
 

@@ -84,10 +84,6 @@ TABLE = (
     Private(REDIS, "redis.asyncio.connection", "AbstractConnection", "streaming/redis/connection.py", "_writer"),
     Private(REDIS, "redis.asyncio.cluster", "RedisCluster", TOPOLOGY, "_initialize nodes_manager"),
     Private(
-        REDIS, "redis.asyncio.cluster", "ClusterPipeline", TOPOLOGY,
-        "cluster_client", ("execute(self, raise_on_error, allow_redirections)",),
-    ),
-    Private(
         REDIS, "redis.asyncio.cluster", "ClusterNode", TOPOLOGY,
         methods=("acquire_connection(self)", "release(self, connection)"),
     ),
