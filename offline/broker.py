@@ -129,11 +129,9 @@ class Broker:
     def consume(self, queue: str, prefetch: int) -> None:
         """Start consuming, with at most `prefetch` unacknowledged messages."""
         with self._reached():
+            channel = self._connection.channel()
             consumer = self._connection.Consumer(
-                [_queue(queue)],
-                channel=self._connection.channel(),
-                prefetch_count=prefetch,
-                on_message=self._received.append,
+                [_queue(queue)], channel=channel, prefetch_count=prefetch, on_message=self._received.append
             )
             consumer.consume()
 
