@@ -15,12 +15,9 @@ return run_or_fail(id, nil, function()
   if s[1] == 'queued' then require_lane_entry(s[6], s[7]) end
   if s[1] == 'in_progress' and not s[2] then error('invalid worker', 0) end
   if left and (s[1] == 'queued' or s[1] == 'in_progress') then
-    local others = {}
-    for address in string.gmatch(s[3] or '', '[^,]+') do
-      if address ~= left then others[#others + 1] = address end
-    end
-    redis.call('HSET', job_key(id), 'reply', table.concat(others, ','))
-    if #others > 0 or s[4] == '1' then return 'kept' end
+    local others = without_address(s[3], left)
+    redis.call('HSET', job_key(id), 'reply', others)
+    if others ~= '' or s[4] == '1' then return 'kept' end
     redis.call('HSET', job_key(id), 'abandoned', 1)
     redis.call('HDEL', job_key(id), 'idem')
     free_idempotency_key(s[5], id)

@@ -12,13 +12,7 @@ local function count_stream(stream)
   local waiting = count_undelivered(stream)
   local running = redis.call('XLEN', stream) - waiting
   if waiting <= 0 then return 0, math.max(running, 0), 0 end
-  local behind, groups = '-', redis.pcall('XINFO', 'GROUPS', stream)
-  for _, group in ipairs(groups.err and {} or groups) do
-    for i = 1, #group, 2 do
-      if group[i] == 'last-delivered-id' then behind = '(' .. group[i + 1] end
-    end
-  end
-  local first = redis.call('XRANGE', stream, behind, '+', 'COUNT', 1)
+  local first = redis.call('XRANGE', stream, undelivered_from(stream), '+', 'COUNT', 1)
   return waiting, running, first[1] and tonumber(string.match(first[1][1], '^%d+')) or 0
 end
 

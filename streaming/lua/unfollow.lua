@@ -8,11 +8,7 @@ for i = 3, #ARGV do
   local job = job_key(ARGV[i])
   local s = redis.pcall('HMGET', job, 'state', 'worker', 'reply')
   if not s.err and s[1] == 'in_progress' and s[2] == worker then
-    local kept = {}
-    for each in string.gmatch(s[3] or '', '[^,]+') do
-      if each ~= address then kept[#kept + 1] = each end
-    end
-    redis.call('HSET', job, 'reply', table.concat(kept, ','))
+    redis.call('HSET', job, 'reply', without_address(s[3], address))
     removed = removed + 1
   end
 end

@@ -14,14 +14,8 @@ for _, lane in ipairs(PRIORITIES) do
   higher = higher + count_waiting(model, lane)
 end
 if kind ~= 'lane' then
-  local groups = redis.pcall('XINFO', 'GROUPS', ARGV[1])
-  local behind, ids = '-', {}
-  for _, group in ipairs(groups.err and {} or groups) do
-    for i = 1, #group, 2 do
-      if group[i] == 'last-delivered-id' then behind = '(' .. group[i + 1] end
-    end
-  end
-  for i, entry in ipairs(redis.call('XRANGE', ARGV[1], behind, '+', 'COUNT', most)) do ids[i] = entry[1] end
+  local ids = {}
+  for i, entry in ipairs(redis.call('XRANGE', ARGV[1], undelivered_from(ARGV[1]), '+', 'COUNT', most)) do ids[i] = entry[1] end
   return {ids, higher, 0, 0, 0, 1, 0, 0, 0}
 end
 local line, tenants = tenant_line(model, priority, tenant), tenants_key(model, priority)

@@ -7,15 +7,26 @@ local function count_undelivered(stream)
   return length - (pending and pending[1] or 0)
 end
 
+-- A fact of a stream's group, by its name in the answer to XINFO; nil if the stream has no group.
+local function group_fact(stream, name)
+  local groups = redis.pcall('XINFO', 'GROUPS', stream)
+  for _, group in ipairs(groups.err and {} or groups) do
+    for i = 1, #group, 2 do
+      if group[i] == name then return group[i + 1] end
+    end
+  end
+end
+
+-- From where on the undelivered entries of a stream are, as XRANGE takes it.
+local function undelivered_from(stream)
+  local last = group_fact(stream, 'last-delivered-id')
+  return last and '(' .. last or '-'
+end
+
 -- Whether a live worker reads this model's lanes: a worker that leaves or whose lease lapses is removed from the groups.
 local function has_consumer(model)
   for _, priority in ipairs(PRIORITIES) do
-    local groups = redis.pcall('XINFO', 'GROUPS', lane_key(model, priority))
-    for _, group in ipairs(groups.err and {} or groups) do
-      for i = 1, #group, 2 do
-        if group[i] == 'consumers' and group[i + 1] > 0 then return true end
-      end
-    end
+    if (group_fact(lane_key(model, priority), 'consumers') or 0) > 0 then return true end
   end
   return false
 end

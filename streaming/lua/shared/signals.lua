@@ -7,6 +7,15 @@ local function publish(reply, message)
   end
 end
 
+-- The reply addresses of a job without one of them.
+local function without_address(reply, address)
+  local kept = {}
+  for each in string.gmatch(reply or '', '[^,]+') do
+    if each ~= address then kept[#kept + 1] = each end
+  end
+  return table.concat(kept, ',')
+end
+
 local function notify_worker(worker, message)
   redis.call('PUBLISH', CHANNEL .. 'worker:' .. worker, cmsgpack.pack(message))
 end
