@@ -535,7 +535,7 @@ async def _inspect(
     settings: RedisSettings, models: Mapping[str, ModelSettings]
 ) -> tuple[dict[str, str], Identity | None, list[GivenUp], list[Check]]:
     async with connected(settings) as store_client:
-        facts, identity = await store_client.inspect(), await read_identity(store_client)
+        (facts, *_), identity = await store_client.servers(), await read_identity(store_client)
         if identity is None or identity.format != FORMAT or identity.partitions != settings.partitions:
             return facts, identity, [], []
         return facts, identity, await _given_up(store_client), await _judge_lanes(store_client, models)

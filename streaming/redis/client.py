@@ -360,12 +360,8 @@ class RedisClient:
             places = await self._topology.places()
         return {place: _info((await self.run_at(place, [("INFO", "server")]))[0], b"run_id") for place in places}
 
-    async def inspect(self) -> dict[str, str]:
-        """Read version, settings and replicas of one server, for `penstock doctor`. Raises Unavailable."""
-        return (await self.servers())[0]
-
     async def servers(self) -> list[dict[str, str]]:
-        """Like `inspect`, for every primary. Raises Unavailable."""
+        """Read version, settings and replicas of every primary. Raises Unavailable."""
         with translated():
             return [await self._facts(place) for place in await self._topology.places()]
 

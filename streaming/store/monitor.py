@@ -54,7 +54,7 @@ class Shortfall:
 
 
 def shortfalls(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
-    """List every shortfall by the facts of `RedisClient.inspect`, the fatal ones first."""
+    """List every shortfall by the facts of `RedisClient.servers`, the fatal ones first."""
     return sorted(_shortfalls(level, facts), key=lambda shortfall: not shortfall.fatal)
 
 
