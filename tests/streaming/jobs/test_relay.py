@@ -16,6 +16,7 @@ from flow import append, delta, until
 from penstock.engine import ChatTurn
 from streaming.errors import UnknownJob
 from streaming.jobs.codec import Delta, Ended, Frame, Opening, Run, Section, Terminal, author, encode
+from streaming.jobs.history import LogName, read_log
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
@@ -132,22 +133,24 @@ def test_a_frame_that_is_begun_is_held_whole() -> None:
     assert buffer.seq == 3 * MAX_ROWS - 1 and buffer.stale
 
 
-async def test_a_late_reader_reads_a_long_log_about_once(wire: RedisClient, relay: Relay) -> None:
+async def test_a_late_reader_reads_a_long_log_about_once(
+    wire: RedisClient, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of what it cannot take yet nothing is read."""
     frames, rows = 80, MAX_ROWS // 4
     job_id = Queue(wire).new_id("t")
     running = await Running.begin(wire, relay, job_id)
     for _ in range(frames):
         await running.write_frame(rows, SILENT)
-    read, count = relay._reader.frames, 0
+    count = 0
 
-    async def counted(partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
+    async def counted(client: RedisClient, partition: int, name: LogName, first: int) -> AsyncGenerator[Frame, None]:
         nonlocal count
-        async for frame in read(partition, worker, first):
+        async for frame in read_log(client, partition, name, first):
             count += 1
             yield frame
 
-    relay._reader.frames = counted  # type: ignore[method-assign]
+    monkeypatch.setattr("streaming.jobs.relay.read_log", counted)
     buffer = relay.open(job_id)
     await relay.follow(buffer)
     taken = 0
