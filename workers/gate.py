@@ -118,12 +118,6 @@ class LengthWindow:
         insort(self._sorted, length)
         self._known += 1
 
-    def mean(self, limit: int) -> int:
-        """The mean length of answers that may have `limit` tokens."""
-        cut = bisect_right(self._sorted, limit)
-        total = sum(self._sorted[:cut]) + limit * (len(self._sorted) - cut)
-        return -(-total // len(self._sorted)) if self._sorted else limit
-
     def draws(self, generated: int, limit: int, count: int, random: Random) -> list[int]:
         """Draw `count` final lengths of a text that has `generated` tokens and may have `limit`.
 
@@ -205,30 +199,6 @@ def future_peak(texts: Iterable[Holding]) -> int:
         held += tokens
         peak = max(peak, remaining * number + held)
     return peak
-
-
-def headroom(texts: Iterable[Holding], remaining: int, capacity: int) -> int:
-    """The most tokens that one more text, which generates `remaining`, may hold now so that the peak is at most
-    `capacity`. Negative: by so many tokens the peak is too high even if it holds none.
-
-    Every term of the peak from its own on contains what it holds, exactly once; the terms before do not.
-    """
-    before = after = held = number = 0
-    placed = False
-    for left, tokens in sorted(texts, reverse=True):
-        if not placed and left < remaining:
-            placed, number = True, number + 1
-            after = remaining * number + held
-        number += 1
-        held += tokens
-        term = left * number + held
-        if placed:
-            after = max(after, term)
-        else:
-            before = max(before, term)
-    if not placed:
-        after = remaining * (number + 1) + held
-    return capacity - max(before, after) if before > capacity else capacity - after
 
 
 MIN_RESERVE, MAX_RESERVE = 0.05, 0.20
@@ -351,57 +321,6 @@ class LatencyPredictor:
         return max(0.0, fit.predict(features)) if fit.count >= MIN_OBSERVATIONS else None
 
 
-def may_admit_offline(
-    predictor: LatencyPredictor,
-    *,
-    ttft_ms: float | None,
-    itl_ms: float | None,
-    texts: int,
-    offline: int,
-    held: int,
-    prefills: Sequence[int],
-    prompt: int,
-    chat_prompt: int,
-) -> GateDecision:
-    """Decide whether the engine takes a text of lane batch beside the chats that it runs, or that may come.
-
-    Otherwise a target that cannot be met would keep the lane waiting for ever: so an idle engine takes one, and so does
-    an engine that runs none of the lane and misses the target without it. Nothing waits for a latency that is not
-    known yet.
-
-    Args:
-        ttft_ms: milliseconds that a chat may wait for its first token; None: no target.
-        itl_ms: milliseconds between two tokens of a chat; None: no target.
-        texts: texts that the engine runs.
-        offline: how many of them are of lane batch.
-        held: tokens that they hold.
-        prefills: prompt tokens of each of them that has no token yet.
-        prompt: tokens of the text in question.
-        chat_prompt: tokens of a usual chat.
-    """
-    if not texts:
-        return ADMITTED
-    before = _tpot_ms(predictor, texts, held), _ttft_ms(predictor, (*prefills, chat_prompt))
-    behind = _tpot_ms(predictor, texts + 1, held + prompt), _ttft_ms(predictor, (*prefills, prompt, chat_prompt))
-    reasons: tuple[GateReason, GateReason] = ("itl", "ttft")
-    for reason, target, without, beside in zip(reasons, (itl_ms, ttft_ms), before, behind, strict=True):
-        if target is not None and beside > target and (offline or without <= target):
-            return GateDecision(False, reason)
-    return ADMITTED
-
-
-def _tpot_ms(predictor: LatencyPredictor, texts: int, held: int) -> float:
-    """Predicted milliseconds between two tokens; 0: not known yet."""
-    return 1000 * (predictor.tpot_s(texts, held) or 0.0)
-
-
-def _ttft_ms(predictor: LatencyPredictor, prompts: Iterable[int]) -> float:
-    """Predicted milliseconds until the last of these prompts has its first token; 0: not known yet."""
-    return 1000 * sum([predictor.ttft_s(prompt) or 0.0 for prompt in prompts])
-
-
-UNLIMITED = 1 << 31
-"""Tokens of a request that no capacity limits."""
 REDRAWN = 48
 """Texts that a decision draws again."""
 
@@ -470,22 +389,6 @@ def never_fits(text: HeldText, capacity: KvCapacity) -> bool:
     return 0 < capacity.tokens < tokens + capacity.taken
 
 
-def largest(held: Sequence[HeldText], output: int, capacity: KvCapacity) -> int:
-    """Prompt and output of the largest text that the engine takes now, if its output has `output` tokens; 0: none."""
-    if len(held) >= capacity.slots:
-        return 0
-    if not capacity.tokens:
-        return UNLIMITED
-    if not held:
-        return capacity.tokens
-    if capacity.evicts:
-        count = worlds(len(held) + 1)
-        prompt = min(headroom(_future(held, world), output, capacity.room) for world in range(count))
-    else:
-        prompt = capacity.room - _promised(held) - output
-    return prompt + output if prompt > 0 else 0
-
-
 def peak(held: Sequence[HeldText], capacity: KvCapacity) -> int:
     """Tokens that the texts will hold at most; of an engine that never evicts, what it keeps free for them."""
     if not capacity.evicts:
@@ -537,14 +440,6 @@ class Gate:
             held.append(text)
         return True
 
-    def largest(self, lane: str, limit: int, capacity: KvCapacity) -> int:
-        """The largest request of a lane that the engine takes now, as prompt and expected output together; 0: none.
-
-        Args:
-            limit: most tokens of an answer of this lane.
-        """
-        return largest(self._redrawn(), self.history.window(lane).mean(limit), capacity)
-
     def fitting(self, text: HeldText, capacity: KvCapacity, at_most: int) -> int:
         """How many texts like this one the engine takes now, together; at most `at_most`."""
         held = self._redrawn()
@@ -580,7 +475,7 @@ class Colocation:
 
     def __init__(self, ttft_ms: float | None = None, itl_ms: float | None = None) -> None:
         """Milliseconds that chats may wait for their first token, and between two tokens; None: no target."""
-        self._ttft_ms, self._itl_ms = ttft_ms, itl_ms
+        self._max_ttft_ms, self._max_itl_ms = ttft_ms, itl_ms
         self._predictor = LatencyPredictor()
         self._chat = Smoothed()
         """Tokens of the prompts of chats."""
@@ -620,19 +515,36 @@ class Colocation:
             self._predictor.note_first(prompt, seconds)
 
     def admit(self, prompt: int, held: Collection[HeldText], offline: int) -> GateDecision:
-        """Decide whether a text of lane batch may begin beside those that the engine holds. `prompt`: its tokens;
-        `offline`: how many of the others are of lane batch."""
-        return may_admit_offline(
-            self._predictor,
-            ttft_ms=self._ttft_ms,
-            itl_ms=self._itl_ms,
-            texts=len(held),
-            offline=offline,
-            held=tokens_of(held),
-            prefills=[each.prompt for each in held if not each.generated],
-            prompt=prompt,
-            chat_prompt=round(self._chat.value),
-        )
+        """Decide whether a text of lane batch may begin beside those that the engine holds.
+
+        Otherwise a target that cannot be met would keep the lane waiting for ever: so an idle engine takes one, and so
+        does an engine that runs none of the lane and misses the target without it. Nothing waits for a latency that is
+        not known yet.
+
+        Args:
+            prompt: tokens of the text in question.
+            offline: how many of the others are of lane batch.
+        """
+        if not held:
+            return ADMITTED
+        texts, tokens, chat = len(held), tokens_of(held), round(self._chat.value)
+        prefills = [each.prompt for each in held if not each.generated]
+        before = self._tpot_ms(texts, tokens), self._ttft_ms([*prefills, chat])
+        behind = self._tpot_ms(texts + 1, tokens + prompt), self._ttft_ms([*prefills, prompt, chat])
+        reasons: tuple[GateReason, GateReason] = ("itl", "ttft")
+        targets = self._max_itl_ms, self._max_ttft_ms
+        for reason, target, without, beside in zip(reasons, targets, before, behind, strict=True):
+            if target is not None and beside > target and (offline or without <= target):
+                return GateDecision(False, reason)
+        return ADMITTED
+
+    def _tpot_ms(self, texts: int, held: int) -> float:
+        """Predicted milliseconds between two tokens; 0: not known yet."""
+        return 1000 * (self._predictor.tpot_s(texts, held) or 0.0)
+
+    def _ttft_ms(self, prompts: Iterable[int]) -> float:
+        """Predicted milliseconds until the last of these prompts has its first token; 0: not known yet."""
+        return 1000 * sum([self._predictor.ttft_s(prompt) or 0.0 for prompt in prompts])
 
 
 def tokens_of(held: Collection[HeldText]) -> int:

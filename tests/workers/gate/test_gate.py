@@ -85,20 +85,6 @@ def test_the_history_lets_more_texts_in_than_their_limits_would() -> None:
         assert len(gate.held) == most
 
 
-def test_the_largest_request_that_fits_is_admitted_and_no_larger_one() -> None:
-    """As long as its answer has the expected length."""
-    for evicts in (True, False):
-        capacity = KvCapacity(8, 1000, taken=50, reserve=0.1, evicts=evicts)
-        gate = gate_of(40)
-        gate.held = {str(number): gate.text("standard", "t", 60, 40) for number in range(4)}
-        size = gate.largest("standard", 40, capacity)
-        assert size == 450
-        assert gate.admit(gate.text("standard", "t", size - 40, 40), capacity).admitted
-        assert not gate.admit(gate.text("standard", "t", size - 39, 40), capacity).admitted
-    assert gate.largest("standard", 40, KvCapacity(4, 1000)) == 0  # no slot
-    assert gate.largest("standard", 40, KvCapacity(8, 300)) == 0  # no token
-
-
 def test_how_many_like_one_fit() -> None:
     gate = gate_of(40)
     gate.held = {"a": gate.text("standard", "t", 60, 40)}

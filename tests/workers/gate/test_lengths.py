@@ -24,7 +24,6 @@ def test_at_first_every_text_is_expected_to_use_its_limit() -> None:
     window = LengthHistory().window("standard")
     assert window.draws(0, 300, 50, Random(1)) == [300] * 50
     assert window.draws(7, 7000, 50, Random(1)) != [7000] * 50  # between what it has and its limit
-    assert window.mean(300) == 300
 
 
 def test_each_answer_replaces_an_unknown_one() -> None:
@@ -76,7 +75,6 @@ def test_a_tenant_is_drawn_from_its_own_lengths_once_enough_are_known() -> None:
         history.add("batch", "short", 5)
     assert set(history.window("batch", "long").draws(0, 2000, 50, Random(8))) == {900}
     assert history.window("interactive", "long") is history.window("interactive")
-    assert history.window("batch").mean(2000) == 453  # (5 + 900) / 2, rounded up
 
 
 def test_the_history_is_bounded() -> None:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from workers.gate import Holding, future_peak, headroom, worlds
+from workers.gate import Holding, future_peak, worlds
 
 
 def counted(texts: list[Holding]) -> int:
@@ -33,21 +33,6 @@ def test_the_peak_is_of_texts_together_not_of_the_end() -> None:
     assert future_peak([(100, 10), (5, 50), (5, 50)]) == 125
     assert future_peak([(200, 10), (5, 50), (5, 50)]) == 210
     assert future_peak([]) == 0
-
-
-def test_headroom_is_the_most_that_one_more_text_may_hold() -> None:
-    """One token more is too much; where nothing fits it says by how much the rest is too large."""
-    random = Random(21)
-    fitted = 0
-    for _ in range(1000):
-        texts, remaining, capacity = a_batch(random, least=1), random.randint(0, 60), random.randint(100, 2000)
-        room = headroom(texts, remaining, capacity)
-        if room >= 0:
-            fitted += 1
-            assert counted([*texts, (remaining, room)]) <= capacity < counted([*texts, (remaining, room + 1)])
-        else:
-            assert counted([*texts, (remaining, 0)]) == capacity - room
-    assert 200 < fitted < 900
 
 
 @pytest.mark.parametrize(("texts", "count"), [(0, 5), (1, 5), (49, 5), (50, 5), (51, 4), (128, 2), (200, 2), (201, 1)])

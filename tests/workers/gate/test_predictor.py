@@ -8,9 +8,11 @@ import pytest
 
 from workers.gate import (
     MIN_OBSERVATIONS,
+    Colocation,
+    HeldText,
     LatencyPredictor,
+    LengthWindow,
     RecursiveFit,
-    may_admit_offline,
 )
 
 
@@ -75,19 +77,27 @@ def test_nothing_is_predicted_from_too_little() -> None:
     assert predictor.tpot_s(1, 100) == pytest.approx(0.01, rel=0.01) and predictor.ttft_s(10) is None
 
 
-def admitted(predictor: LatencyPredictor, **changes: object) -> tuple[bool, str]:
+def admitted(
+    predictor: LatencyPredictor,
+    *,
+    texts: int = 10,
+    offline: int = 1,
+    held: int = 5000,
+    prefills: tuple[int, ...] = (),
+    prompt: int = 100,
+    chat_prompt: int = 100,
+    ttft_ms: float | None = 200,
+    itl_ms: float | None = 10,
+) -> tuple[bool, str]:
     """Beside ten texts, with targets of 200 and 10 ms, as far as nothing else is said."""
-    load = {
-        "texts": 10,
-        "offline": 1,
-        "held": 5000,
-        "prefills": (),
-        "prompt": 100,
-        "chat_prompt": 100,
-        "ttft_ms": 200,
-        "itl_ms": 10,
-    }
-    return may_admit_offline(predictor, **load | changes)[:2]  # type: ignore[arg-type]
+    colocation = Colocation(ttft_ms, itl_ms)
+    colocation._predictor = predictor
+    colocation.note_chat(chat_prompt)
+    running = texts - len(prefills)
+    sizes = [(size, 0) for size in prefills] + [(held // max(1, running), 1)] * running
+    window, random = LengthWindow((100,)), Random(1)
+    beside = [HeldText(size - generated, 1000, window, random, generated) for size, generated in sizes]
+    return colocation.admit(prompt, beside, offline)[:2]
 
 
 def test_a_line_of_a_batch_is_admitted_while_a_chat_keeps_its_targets() -> None:
