@@ -21,11 +21,11 @@ from telemetry import tracing as names
 from telemetry.logs import EventLog
 from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span, operation_name
 from workers.engines.upstream import continuation, tasks
-from workers.engines.upstream.continuation import FROM_BEGINNING, Continuation, Rung
+from workers.engines.upstream.continuation import FROM_BEGINNING, Rung
 from workers.engines.upstream.generation import StreamReader, UpstreamGeneration
-from workers.engines.upstream.http import CLOSED, BrokenReply, ConnectError
+from workers.engines.upstream.http import CLOSED, BrokenReply, ConnectError, UpstreamClient
 from workers.engines.upstream.places import ServerEndpoint, ServerPlace, retry_after_s
-from workers.engines.upstream.reply import End, ReplyOutcome, TokenId, by_cut, by_malformed, by_status
+from workers.engines.upstream.reply import End, ReplyOutcome, TokenId, by_cut, by_malformed, by_status, decoded
 from workers.engines.upstream.server import LOOKUP, ServerFacts
 from workers.engines.upstream.settings import UpstreamSettings
 
@@ -33,6 +33,23 @@ MAX_VAIN = 2
 """A generation that brought nothing new so often in a row is given up: it ended there without a finish reason."""
 LOOKUP_S = 3.0
 """For a server's answer whether it keeps a generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request at one server, with what the server's last probe found."""
+
+    generation: UpstreamGeneration
+    place: ServerPlace
+    facts: ServerFacts
+
+    @property
+    def request(self) -> Request:
+        return self.generation.request
+
+    @property
+    def client(self) -> UpstreamClient:
+        return self.place.endpoint.client
 
 
 class DetachedGenerations:
@@ -45,27 +62,20 @@ class DetachedGenerations:
         self._vain: Counter[str] = Counter()
         """By request id: how often in a row reading its generation brought nothing new."""
 
-    def begin(
-        self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, reader: StreamReader
-    ) -> None:
+    def begin(self, turn: Turn, reader: StreamReader) -> None:
         """A reply that is kept under a name has ended for its reader, who may come back."""
-        if facts.reattach == "key" and reader.is_read:  # the job is over
+        if turn.facts.reattach == "key" and reader.is_read:  # the job is over
             return
-        stop = continuation.stop_path(facts, generation.request, reader.headers)
+        stop = continuation.stop_path(turn.facts, turn.request, reader.headers)
         if stop is not None and reader.status == 200:
-            self._stops[generation.id], generation.located = (place, *stop), True
+            self._stops[turn.generation.id], turn.generation.located = (turn.place, *stop), True
 
     def note_end(
-        self,
-        generation: UpstreamGeneration,
-        outcome: ReplyOutcome,
-        rung: Rung,
-        facts: ServerFacts,
-        reader: StreamReader,
-        before: int,
+        self, turn: Turn, rung: Rung, reader: StreamReader, outcome: ReplyOutcome, before: int
     ) -> ReplyOutcome:
         """Stop a generation that is not to be continued where it is: it has been silent, or has brought nothing new.
         Returns what follows for the request. `before`: tokens that had come out when the reply began."""
+        generation = turn.generation
         if outcome.end in (End.BUSY, End.KEY):  # it goes on meanwhile
             return outcome
         if rung is Rung.REATTACH and outcome.told:
@@ -78,7 +88,7 @@ class DetachedGenerations:
         elif reader.status == 200 or continuation.JOB_HEADER in reader.headers:
             self._vain[generation.id] += 1
         vain = self._vain[generation.id] >= MAX_VAIN
-        if (vain and facts.reattach == "key") or ((vain or outcome.stalled) and generation.rows):
+        if (vain and turn.facts.reattach == "key") or ((vain or outcome.stalled) and generation.rows):
             generation.tried.add(Rung.REATTACH)
             self.stop(generation)
         return outcome  # one at a llama-server that has shown nothing is replaced by the next one
@@ -212,13 +222,13 @@ class UpstreamExchange:
         return outcome
 
     async def _run(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
-        if generation.request.task is not None:
-            return await self._perform(generation, generation.request.task, place)
         endpoint, first_refusal = place.endpoint, ""
         while True:
-            facts = endpoint.facts
-            assert facts is not None
-            way = continuation.choose(facts, generation.request, generation.rows, generation.tried)
+            assert endpoint.facts is not None
+            turn = Turn(generation, place, endpoint.facts)
+            if generation.request.task is not None:
+                return await self._perform(turn, generation.request.task)
+            way = continuation.choose(turn.facts, generation.request, generation.rows, generation.tried)
             if way.rung is Rung.RESTART:
                 return ReplyOutcome(End.RESTART, first_refusal or way.reason)
             if generation.rows:
@@ -229,7 +239,7 @@ class UpstreamExchange:
                     by=way.rung.value,
                     reason=way.reason,
                 )
-            outcome = (await self._send(generation, place, facts, way)).without(endpoint.keys.secrets)
+            outcome = (await self._send(turn, way.rung)).without(endpoint.keys.secrets)
             refused = outcome.end is End.FAILED and 400 <= outcome.status < 500
             differs = way.rung is Rung.REATTACH and outcome.end is End.RESTART
             if not (differs or (refused and way.rung in (Rung.REATTACH, Rung.IDS, Rung.TEXT, Rung.PREFILL))):
@@ -241,128 +251,103 @@ class UpstreamExchange:
             log.log(level, "%s refuses a continuation by %s: %s", endpoint.url, way.rung.value, outcome.reason)
             generation.tried.add(way.rung)
 
-    async def _perform(self, generation: UpstreamGeneration, task: Task, place: ServerPlace) -> ReplyOutcome:
+    async def _perform(self, turn: Turn, task: Task) -> ReplyOutcome:
         """Have the server answer a task, in a span of its own."""
-        facts = place.endpoint.facts
-        assert facts is not None
-        span = self._span(generation, place.endpoint, facts)
+        span = self._span(turn)
         try:
-            trace = span.carrier()[TRACEPARENT] if generation.request.trace else ""
-            outcome = await self._performed(generation, task, place, facts, trace)
+            trace = span.carrier()[TRACEPARENT] if turn.request.trace else ""
+            outcome = await self._performed(turn, task, trace)
             span.end(error=outcome.end.value if outcome.end in BROKEN else None, attributes=_answered(outcome))
         finally:
             span.end(error="cancelled")  # unless it has ended
         return outcome
 
-    async def _performed(
-        self, generation: UpstreamGeneration, task: Task, place: ServerPlace, facts: ServerFacts, trace: str
-    ) -> ReplyOutcome:
-        request = generation.request
+    async def _performed(self, turn: Turn, task: Task, trace: str) -> ReplyOutcome:
+        request, facts, generation = turn.request, turn.facts, turn.generation
         try:
             match task.kind:
                 case "tokenize":
-                    generation.answer(await self._told_tokens(request, task, place, facts, trace), 0)
+                    generation.answer(await self._told_tokens(turn, task, trace), 0)
                 case "detokenize":
-                    found = await self._ask(place, "/detokenize", tasks.detokenize_body(facts, request), trace=trace)
+                    found = await self._ask(turn, "/detokenize", tasks.detokenize_body(facts, request), trace=trace)
                     generation.answer(tasks.read_text(found), 0)
                 case _:
                     body, limit_s = tasks.body_of(facts, request, task), self._settings.first_token_s
                     body = continuation.passed(facts, request, self._settings.withhold_fields) | body
-                    found = await self._ask(place, tasks.path_of(task), body, limit_s=limit_s, based=True, trace=trace)
+                    found = await self._ask(turn, tasks.path_of(task), body, limit_s=limit_s, based=True, trace=trace)
                     generation.answer(*tasks.read_reply(facts, request, task, found))
         except Unprepared as error:
-            return error.outcome.without(place.endpoint.keys.secrets)
+            return error.outcome.without(turn.place.endpoint.keys.secrets)
         except ValueError as error:  # of msgspec and of base64 too
-            log.warning("%s: a task: %s", place.endpoint.url, type(error).__name__)
+            log.warning("%s: a task: %s", turn.place.endpoint.url, type(error).__name__)
             return by_malformed(f"reply to {task.kind}")
         return ReplyOutcome(End.DONE, finish="stop")
 
-    async def _told_tokens(
-        self, request: Request, task: Task, place: ServerPlace, facts: ServerFacts, trace: str
-    ) -> str:
+    async def _told_tokens(self, turn: Turn, task: Task, trace: str) -> str:
         """Raises Unprepared, ValueError."""
-        body = tasks.tokenize_body(facts, request, task)
-        turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
+        facts, body = turn.facts, tasks.tokenize_body(turn.facts, turn.request, task)
+        turns = _turns(turn.request)
         if turns and not facts.chat_ids:
             outcome = ReplyOutcome(End.FAILED, "it tokenizes no conversations: send its text as prompt", status=400)
             raise Unprepared(replace(outcome, param="messages"))
         if turns and facts.template_chat:
-            begins = task.generation_prompt
-            prompt = await self._rendered(place, facts, turns, request, begins=begins)
-            body = tasks.rendered_body(prompt)
-        return tasks.read_tokens(facts, await self._ask(place, "/tokenize", body, trace=trace))
+            body = tasks.rendered_body(await self._rendered(turn, turns, begins=task.generation_prompt))
+        return tasks.read_tokens(facts, await self._ask(turn, "/tokenize", body, trace=trace))
 
-    async def _send(
-        self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, way: Continuation
-    ) -> ReplyOutcome:
-        settings = self._settings
+    async def _send(self, turn: Turn, rung: Rung) -> ReplyOutcome:
+        """Send the request by a rung; once more if the server closed the connection as it was used again."""
         try:
-            prompt = await self._prompt(generation, place, facts, way.rung)
+            prompt = await self._prompt(turn, rung)
         except Unprepared as error:
             return error.outcome
-        named = continuation.kept_under(facts, generation.request, way.rung, generation.tried)
-        if way.rung is Rung.REATTACH and facts.reattach == "stream":
-            call = _Call("GET", continuation.stream_path(generation.request))
-            return await self._sent(generation, place, facts, way.rung, call)
-        path, body = continuation.build(
-            facts,
-            generation.request,
-            way.rung,
-            generation.written_rows(facts),
-            prompt,
-            cache_prompt=settings.cache_prompt,
-            send_priority=settings.send_priority,
-            limit=self._limit(generation, facts, way.rung, prompt),
-            salt=_salt(generation.request.tenant, place.key.secret),
-            withheld=settings.withhold_fields,
-        )
-        call = _Call("POST", path, msgspec.json.encode(body), named)
-        return await self._sent(generation, place, facts, way.rung, call)
-
-    async def _sent(
-        self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, rung: Rung, call: _Call
-    ) -> ReplyOutcome:
-        """Make the call; once more if the server closed the connection as it was used again."""
+        call = self._call(turn, rung, prompt)
         for fresh in (False, True):
-            if generation.cancelled:
+            if turn.generation.cancelled:
                 return ReplyOutcome(End.CANCELLED)
-            outcome, again = await self._read(generation, place, facts, rung, call, fresh=fresh)
+            outcome, again = await self._read(turn, rung, call, fresh=fresh)
             if not again:
                 return outcome
         return outcome
 
-    async def _read(
-        self,
-        generation: UpstreamGeneration,
-        place: ServerPlace,
-        facts: ServerFacts,
-        rung: Rung,
-        call: _Call,
-        *,
-        fresh: bool,
-    ) -> tuple[ReplyOutcome, bool]:
+    def _call(self, turn: Turn, rung: Rung, prompt: Any) -> _Call:
+        facts, generation, settings = turn.facts, turn.generation, self._settings
+        if rung is Rung.REATTACH and facts.reattach == "stream":
+            return _Call("GET", continuation.stream_path(turn.request))
+        path, body = continuation.build(
+            facts,
+            turn.request,
+            rung,
+            generation.written_rows(facts),
+            prompt,
+            cache_prompt=settings.cache_prompt,
+            send_priority=settings.send_priority,
+            limit=self._limit(turn, rung, prompt),
+            salt=_salt(turn.request.tenant, turn.place.key.secret),
+            withheld=settings.withhold_fields,
+        )
+        named = continuation.kept_under(facts, turn.request, rung, generation.tried)
+        return _Call("POST", path, msgspec.json.encode(body), named)
+
+    async def _read(self, turn: Turn, rung: Rung, call: _Call, *, fresh: bool) -> tuple[ReplyOutcome, bool]:
         """The outcome of one reply, and whether to send again: the connection was closed as it was used again."""
-        endpoint = place.endpoint
+        generation, place, facts, client = turn.generation, turn.place, turn.facts, turn.client
         try:
-            connection = await endpoint.client.connection(fresh=fresh)
+            connection = await client.connection(fresh=fresh)
         except ConnectError as error:
             return by_cut(str(error), sent=False), False
         if generation.cancelled:
             connection.close()
             return ReplyOutcome(End.CANCELLED), False
         reader = StreamReader(generation, connection, self._emit)
-        was_used = connection.used > 0
-        now, span = time.monotonic(), self._span(generation, endpoint, facts)
-        before = generation.out
+        was_used, before = connection.used > 0, generation.out
+        now, span = time.monotonic(), self._span(turn)
         generation.begin(facts, rung, now)
-        reader.server, self.readers[generation.id] = endpoint.url, reader
+        reader.server, self.readers[generation.id] = place.endpoint.url, reader
         try:
-            path = endpoint.client.address.base + call.path
-            trace = span.carrier()[TRACEPARENT] if generation.request.trace else ""
-            client, secret = endpoint.client, place.key.secret
-            client.send(
-                connection, call.method, path, call.data, secret, reader, stream=True, trace=trace, more=call.headers
-            )
+            path, secret = client.address.base + call.path, place.key.secret
+            trace = span.carrier()[TRACEPARENT] if turn.request.trace else ""
+            data = client.request(call.method, path, call.data, secret, stream=True, trace=trace, more=call.headers)
+            client.send(connection, data, reader)
             outcome = await reader.done
             span.end(error=outcome.end.value if outcome.end in BROKEN else None, attributes=_answered(outcome))
         finally:
@@ -376,30 +361,31 @@ class UpstreamExchange:
         if unseen and generation.cancelled and not (generation.left and generation.rows):
             self.detached.stop_unseen(place, call.path, call.data, call.headers)
         if facts.reattach and rung in FROM_BEGINNING:
-            self.detached.begin(generation, place, facts, reader)
-            outcome = self.detached.note_end(generation, outcome, rung, facts, reader, before)
+            self.detached.begin(turn, reader)
+            outcome = self.detached.note_end(turn, rung, reader, outcome, before)
         if reader.headers:
             place.key.note(reader.headers, time.monotonic(), time.time())
             if outcome.end is End.BUSY:
                 outcome = replace(outcome, retry_s=retry_after_s(reader.headers, time.time()))
         return outcome, was_used and reader.silent and outcome.reason == CLOSED
 
-    def _span(self, generation: UpstreamGeneration, endpoint: ServerEndpoint, facts: ServerFacts) -> Span:
+    def _span(self, turn: Turn) -> Span:
         """Begin the span of one request to a server, which the server continues."""
-        request, address = generation.request, endpoint.client.address
+        request, address = turn.request, turn.client.address
         task = request.task.kind if request.task is not None else None
-        operation = operation_name(task, is_chat=isinstance(next(iter(request.prompt), None), ChatTurn))
+        operation = operation_name(task, is_chat=continuation.is_chat(request))
         attributes: Attributes = {
             names.OPERATION: operation,
-            names.PROVIDER: facts.kind,
-            names.REQUEST_MODEL: facts.model,
+            names.PROVIDER: turn.facts.kind,
+            names.REQUEST_MODEL: turn.facts.model,
             names.SERVER_ADDRESS: address.host,
             names.SERVER_PORT: address.port,
         }
         parent = {TRACEPARENT: request.trace} if request.trace else None
-        return self.tracing.span(f"{operation} {facts.model}", parent, "client", attributes=attributes)
+        return self.tracing.span(f"{operation} {turn.facts.model}", parent, "client", attributes=attributes)
 
-    def _limit(self, generation: UpstreamGeneration, facts: ServerFacts, rung: Rung, prompt: Any) -> int | None:
+    def _limit(self, turn: Turn, rung: Rung, prompt: Any) -> int | None:
+        generation, facts = turn.generation, turn.facts
         limit = generation.remaining(rung)
         if limit is None and isinstance(prompt, list) and facts.kind in LIMITED and facts.context:
             return max(1, facts.context - len(prompt) - (generation.out if rung is Rung.IDS else 0))
@@ -410,15 +396,15 @@ class UpstreamExchange:
 
     # --- prompts that the server renders or tokenises ------------------------------------------------------------
 
-    async def _prompt(self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, rung: Rung) -> Any:
+    async def _prompt(self, turn: Turn, rung: Rung) -> Any:
         """The prompt for /completions, without the answer so far; None: the request's own. Raises Unprepared."""
-        request = generation.request
+        request, facts, generation = turn.request, turn.facts, turn.generation
         if not continuation.is_prompted(facts, request, rung):
             return None
-        turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
+        turns = _turns(request)
         if facts.template_chat and turns:
             if not isinstance(generation.prompt, str):
-                generation.prompt = await self._rendered(place, facts, turns, request)
+                generation.prompt = await self._rendered(turn, turns)
             return generation.prompt
         if not turns and not isinstance(request.prompt, str):
             return None
@@ -426,54 +412,52 @@ class UpstreamExchange:
         if not needs_ids or rung is Rung.TEXT or facts.mixed or not facts.tokenizes:
             return None
         if rung is Rung.IDS:
-            await self._check_alignment(generation, place, facts)
+            await self._check_alignment(turn)
         if not isinstance(generation.prompt, list):
-            generation.prompt = await self._tokenized(place, facts, turns or str(request.prompt), request)
+            generation.prompt = await self._tokenized(turn, turns)
         return generation.prompt
 
-    async def _rendered(
-        self, place: ServerPlace, facts: ServerFacts, turns: list[ChatTurn], request: Request, *, begins: bool = True
-    ) -> str:
-        body = continuation.rendering(facts, request) | {"messages": [turn.shown for turn in turns]}
+    async def _rendered(self, turn: Turn, turns: list[ChatTurn], *, begins: bool = True) -> str:
+        request, facts = turn.request, turn.facts
+        body = continuation.rendering(facts, request) | {"messages": [each.shown for each in turns]}
         if not begins:
             body["add_generation_prompt"] = False
         if request.reasoning not in ("", "default") and facts.reasoning_effort:
             body = continuation.with_effort(body, facts, request.reasoning)
-        found = (await self._ask(place, "/apply-template", body)).get("prompt")
+        found = (await self._ask(turn, "/apply-template", body)).get("prompt")
         if not isinstance(found, str) or not found:
             raise Unprepared(by_cut("/apply-template gave no prompt"))
         return found
 
-    async def _tokenized(
-        self, place: ServerPlace, facts: ServerFacts, prompt: list[ChatTurn] | str, request: Request
-    ) -> list[int]:
-        body: dict[str, Any] = {"model": facts.model}
-        if isinstance(prompt, str):
-            body |= {"prompt": prompt, "add_special_tokens": True}
-        else:
-            body |= continuation.rendering(facts, request) | {"messages": [turn.shown for turn in prompt]}
+    async def _tokenized(self, turn: Turn, turns: list[ChatTurn]) -> list[int]:
+        """The ids of a conversation, or without `turns` of a text."""
+        body: dict[str, Any] = {"model": turn.facts.model}
+        if turns:
+            body |= continuation.rendering(turn.facts, turn.request) | {"messages": [each.shown for each in turns]}
             body["add_generation_prompt"] = True
-        found = (await self._ask(place, "/tokenize", body)).get("tokens")
+        else:
+            body |= {"prompt": turn.request.prompt, "add_special_tokens": True}
+        found = (await self._ask(turn, "/tokenize", body)).get("tokens")
         try:
             return msgspec.convert(found, list[TokenId])
         except msgspec.ValidationError:
             raise Unprepared(by_cut("/tokenize gave no token ids")) from None
 
-    async def _check_alignment(self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts) -> None:
+    async def _check_alignment(self, turn: Turn) -> None:
         """Where chunks held several tokens, the last ids may be ahead of the text. Raises Unprepared: the ids are then
         not continued."""
-        rows = generation.rows
+        rows = turn.generation.rows
         if all(len(ids) <= 1 for _, ids, _ in rows):
             return
-        body = {"model": facts.model, "tokens": [each for _, ids, _ in rows for each in ids]}
-        told = await self._ask(place, "/detokenize", body)
+        body = {"model": turn.facts.model, "tokens": [each for _, ids, _ in rows for each in ids]}
+        told = await self._ask(turn, "/detokenize", body)
         found = told.get("prompt", told.get("text"))  # the second: SGLang
-        if not isinstance(found, str) or found.lstrip() != generation.written(facts).lstrip():
+        if not isinstance(found, str) or found.lstrip() != turn.generation.written(turn.facts).lstrip():
             raise Unprepared(ReplyOutcome(End.FAILED, "its token ids do not give the text that was shown", status=400))
 
     async def _ask(
         self,
-        place: ServerPlace,
+        turn: Turn,
         path: str,
         body: Mapping[str, Any],
         *,
@@ -482,18 +466,14 @@ class UpstreamExchange:
         trace: str = "",
     ) -> Mapping[str, Any]:
         """An answer of the server's own. `based`: its path is behind the base, such as /v1. Raises Unprepared."""
-        endpoint: ServerEndpoint = place.endpoint
-        address = endpoint.client.address
+        address, key = turn.client.address, turn.place.key
         path = (address.base if based else address.root) + path
         try:
-            reply = await endpoint.client.ask("POST", path, body, place.key.secret, limit_s, trace)
+            reply = await turn.client.ask("POST", path, body, key.secret, limit_s, trace)
         except (ConnectError, BrokenReply) as error:
             raise Unprepared(by_cut(f"{path}: {error}", sent=isinstance(error, BrokenReply))) from None
-        try:
-            found = reply.json()
-        except ValueError:
-            found = None
-        place.key.note(reply.headers, time.monotonic(), time.time())
+        found = decoded(reply.body)
+        key.note(reply.headers, time.monotonic(), time.time())
         if reply.status != 200:
             status = 400 if tasks.TOO_LARGE in reply.body else reply.status
             outcome = by_status(status, reply.body, found)

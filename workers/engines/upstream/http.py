@@ -446,23 +446,9 @@ class UpstreamClient:
         connection.connection_made(transport)
         return connection
 
-    def send(
-        self,
-        connection: UpstreamConnection,
-        method: str,
-        path: str,
-        body: bytes,
-        key: str,
-        sink: Sink,
-        *,
-        stream: bool = False,
-        trace: str = "",
-        more: Mapping[str, str] = NO_HEADERS,
-    ) -> None:
-        """Write one request on a connection; `path` with the base. The key goes into the header alone. `trace`: its
-        `traceparent`. `more`: further headers, of plain letters."""
-        head = self._head(method, path, body, key, stream=stream, trace=trace, more=more)
-        connection.send(head + body, sink, self._free)
+    def send(self, connection: UpstreamConnection, data: bytes, sink: Sink) -> None:
+        """Write a request, as `request` gives it, on a connection."""
+        connection.send(data, sink, self._free)
 
     async def ask(
         self,
@@ -474,37 +460,28 @@ class UpstreamClient:
         trace: str = "",
         more: Mapping[str, str] = NO_HEADERS,
     ) -> BufferedReply:
-        """Send one request and read its whole reply; `more` as in `send`. Raises ConnectError, BrokenReply.
+        """Send one request and read its whole reply; `trace`, `more` as in `request`. Raises ConnectError, BrokenReply.
 
         If an idle connection turns out to be closed, it is sent again on a new one: the call changes nothing there.
         """
-        data = b"" if body is None else msgspec.json.encode(body)
+        encoded = b"" if body is None else msgspec.json.encode(body)
+        data = self.request(method, path, encoded, key, trace=trace, more=more)
         connection = await self.connection()
         was_used, whole = connection.used > 0, _ReplyBuffer()
         try:
-            return await self._asked(connection, method, path, data, key, whole, timeout_s, trace, more)
+            return await self._asked(connection, data, whole, timeout_s)
         except BrokenReply:
             if not was_used or whole.begun:
                 raise
-        connection = await self.connection(fresh=True)
-        return await self._asked(connection, method, path, data, key, _ReplyBuffer(), timeout_s, trace, more)
+        return await self._asked(await self.connection(fresh=True), data, _ReplyBuffer(), timeout_s)
 
     async def _asked(
-        self,
-        connection: UpstreamConnection,
-        method: str,
-        path: str,
-        data: bytes,
-        key: str,
-        whole: _ReplyBuffer,
-        timeout_s: float,
-        trace: str,
-        more: Mapping[str, str],
+        self, connection: UpstreamConnection, data: bytes, whole: _ReplyBuffer, timeout_s: float
     ) -> BufferedReply:
         """Raises BrokenReply."""
         done = whole.done
         try:
-            self.send(connection, method, path, data, key, whole, trace=trace, more=more)
+            self.send(connection, data, whole)
             async with asyncio.timeout(timeout_s):
                 return await done
         except TimeoutError:
@@ -526,9 +503,19 @@ class UpstreamClient:
         else:
             self._idle.append(connection)
 
-    def _head(
-        self, method: str, path: str, body: bytes, key: str, *, stream: bool, trace: str, more: Mapping[str, str]
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        key: str,
+        *,
+        stream: bool = False,
+        trace: str = "",
+        more: Mapping[str, str] = NO_HEADERS,
     ) -> bytes:
+        """The bytes of one request; `path` with the base. The key goes into the header alone. `trace`: its
+        `traceparent`. `more`: further headers, of plain letters."""
         address = self.address
         host = f"[{address.host}]" if ":" in address.host else address.host
         lines = [
@@ -547,7 +534,7 @@ class UpstreamClient:
             lines.append(f"traceparent: {trace}")
         if key:
             lines.append(f"Authorization: Bearer {key}")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
 
 
 def _words_of(error: OSError) -> str:
