@@ -8,11 +8,11 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from penstock.engine import Capabilities, Failure
+from penstock.engine import Capabilities
 from penstock.loops import wait
 from streaming.errors import Fenced, NewerMessage, Unavailable
 from streaming.jobs.codec import Delta, Draft
@@ -27,45 +27,15 @@ from workers.attempt import Attempt
 from workers.choices import ChoiceStarter
 from workers.settings import WorkerSettings
 
+if TYPE_CHECKING:
+    from workers.worker import Worker
+
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 """Backoff after a claim that brought jobs which only a newer version can read: doubled while claims bring nothing
 else. These jobs wait for a newer worker without being claimed over and over."""
-
-
-class ClaimTarget(Protocol):
-    """The worker as the claimer sees it: callbacks for what was claimed."""
-
-    @property
-    def running(self) -> int:
-        """Jobs held now."""
-        ...
-
-    async def refusal(self, job: Job) -> Failure | None:
-        """Why a job can never run here, as far as that is known before it begins; None if it can."""
-        ...
-
-    def places(self) -> int:
-        """How many places could be freed for jobs of lane interactive, by preemption."""
-        ...
-
-    def make_room(self, jobs: Sequence[Job]) -> None:
-        """Preempt as many jobs as these of lane interactive, which begin now, find no place."""
-        ...
-
-    def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
-        """Run a job after `history`, what earlier attempts generated; or end it with its `refusal`."""
-        ...
-
-    def refuse(self, broken: UnreadableClaim) -> None:
-        """Fail a job that cannot be decoded."""
-        ...
-
-    def lose(self, partition: int) -> None:
-        """Called when the worker's lease of a partition was revoked."""
-        ...
 
 
 def restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta]) -> str:
@@ -114,11 +84,11 @@ class Claimer:
         reader: JobReader,
         settings: WorkerSettings,
         starter: ChoiceStarter,
-        target: ClaimTarget,
+        worker: Worker,
         look: asyncio.Event,
     ) -> None:
         self._lease, self._reader, self._settings = lease, reader, settings
-        self._starter, self._target, self._look = starter, target, look
+        self._starter, self._worker, self._look = starter, worker, look
         self._claims: dict[int, asyncio.Task[bool]] = {}
         """By partition, the claim that has no reply yet."""
         self._under_way: set[int] = set()
@@ -241,7 +211,7 @@ class Claimer:
             self._log_claims(claimed.jobs, alone=alone)
             await self._begin_jobs(partition, claimed.jobs)
         except Fenced:
-            self._target.lose(partition)
+            self._worker.lose(partition)
             self._fenced.add(partition)
             return False
         except Unavailable as error:
@@ -275,10 +245,10 @@ class Claimer:
         others: list[Claim] = []
         for job in jobs:
             if isinstance(job, UnreadableClaim):
-                (newer.append if job.newer else self._target.refuse)(job)
+                (newer.append if job.newer else self._worker.refuse)(job)
             else:
                 (chats if job.job.priority is Priority.INTERACTIVE else others).append(job)
-        self._target.make_room([claim.job for claim in chats])
+        self._worker.make_room([claim.job for claim in chats])
         for claims in (chats, others):
             newer += await self._begin_all(claims)
         if newer:
@@ -293,9 +263,9 @@ class Claimer:
     async def _begin_all(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
         """Begin jobs; returns those whose logs are of a newer version. Raises Unavailable."""
         fresh = [claim for claim in claims if not claim.past]
-        refusals = [await self._target.refusal(claim.job) for claim in fresh]
+        refusals = [await self._starter.refusal(claim.job) for claim in fresh]
         for claim, refusal in zip(fresh, refusals, strict=True):
-            self._target.begin(claim, NOTHING, refusal)
+            self._worker.begin(claim, NOTHING, refusal)
         continued = [claim for claim in claims if claim.past]
         return await self._begin_continued(continued) if continued else []
 
@@ -326,7 +296,7 @@ class Claimer:
                     attempt=claim.attempt,
                     tokens=sum(past.tokens),
                 )
-                self._target.begin(with_earlier(claim, record), past)
+                self._worker.begin(with_earlier(claim, record), past)
                 await asyncio.sleep(0)  # a long history takes a while: let the engine's next step through
         return newer
 
@@ -346,7 +316,7 @@ class Claimer:
         partition, the worker first finishes what it runs and then runs them one at a time."""
         if partition in self._fenced or self._is_held(partition) or self._leaves_newer(partition):
             return 0, 0
-        if self._suspects and (self._target.running or self._claims or partition not in self._suspects):
+        if self._suspects and (self._worker.running or self._claims or partition not in self._suspects):
             return 0, 0
         if not self._starter.stats().accepts:
             self.is_full = False
@@ -357,7 +327,7 @@ class Claimer:
         free = self._starter.room()
         self.is_full = free <= 0
         free = max(0, free)
-        return free + (0 if self._suspects else self._starter.chat_room() + self._target.places()), free
+        return free + (0 if self._suspects else self._starter.chat_room() + self._worker.places()), free
 
     def _leaves_newer(self, partition: int) -> bool:
         return time.monotonic() < self._newer_until.get(partition, -math.inf)

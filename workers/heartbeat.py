@@ -1,10 +1,10 @@
-"""Heartbeat of a worker, the messages that steer it, readers that are gone, and peers that share its servers."""
+"""Heartbeat of a worker: how it hears what became of its jobs and their readers; and peers that share its servers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from penstock.loops import ExpectedErrors, run_periodically
@@ -16,32 +16,48 @@ from streaming.jobs.lease import SILENT, HeldJob, Lease
 from streaming.redis.client import RedisClient
 from workers.claimer import Claimer
 from workers.held_jobs import HeldJobs
+from workers.settings import WorkerSettings
+from workers.writer import Writer
 
 log = logging.getLogger(__name__)
 
 
+CHECK_INTERVAL_S = 5.0
+MAX_SILENT_CHECKS = 3
+"""Checks in a row without a subscriber after which an address counts as abandoned: 10 to 15 s."""
+
+
 class Heartbeat:
-    """One loop for each partition."""
+    """Three kinds of loops of one worker: the beats of each partition, the messages to it, and the look at readers."""
 
     def __init__(
         self,
+        client: RedisClient,
         lease: Lease,
         held: HeldJobs,
         claimer: Claimer,
-        interval_s: float,
+        writers: Sequence[Writer],
+        room: asyncio.Event,
+        settings: WorkerSettings,
         *,
-        checkpoint: Callable[[int], None],
         on_cancelled: Callable[[str, str], None],
+        on_cordon: Callable[[str], None],
         drop: Callable[[str, str], None],
+        lose: Callable[[int], None],
     ) -> None:
         """
         Args:
-            checkpoint: called with the partition after each beat.
+            room: set on a wake-up, so that the claimer looks for jobs.
             on_cancelled: called with the id of a job that was cancelled, and by whom.
+            on_cordon: called with the reason.
             drop: called with the id of a job that is no longer this worker's, and why.
+            lose: called with a partition whose lease another process has fenced.
         """
-        self._lease, self._held, self._claimer, self._interval_s = lease, held, claimer, interval_s
-        self._checkpoint, self._on_cancelled, self._drop = checkpoint, on_cancelled, drop
+        self._client, self._lease, self._held, self._claimer = client, lease, held, claimer
+        self._writers, self._room, self._settings = writers, room, settings
+        self._on_cancelled, self._on_cordon, self._drop, self._lose = on_cancelled, on_cordon, drop, lose
+        self._silent: dict[str, int] = {}
+        """By reply address, checks in a row in which it had no subscriber."""
 
     async def keep_beating(self, partition: int) -> None:
         """Renew the lease, and hear of what pub/sub lost."""
@@ -53,15 +69,15 @@ class Heartbeat:
             held = await self._lease.beat(partition)
             strays = await self._hand_back_strays(partition, strays, held)
             taken = self._drop_taken(partition, taken, held)
-            self._checkpoint(partition)
+            self._held.checkpoint(partition, self._writers[partition], self._settings.checkpoint_frames)
             for job_id, job in held.items():
                 if job.cancelled:
                     self._on_cancelled(job_id, job.cancelled_by)
 
-        message = f"the lease in partition {partition} could not be renewed, trying again: %s"
-        await run_periodically(
-            beat, self._interval_s, ExpectedErrors(Unavailable, log.warning, message), wait_first=True
+        expected = ExpectedErrors(
+            Unavailable, log.warning, f"the lease in partition {partition} could not be renewed, trying again: %s"
         )
+        await run_periodically(beat, self._client.settings.lease_ms / 3000, expected, wait_first=True)
 
     async def _hand_back_strays(
         self, partition: int, before: set[tuple[str, int]], held: Mapping[str, HeldJob]
@@ -89,35 +105,11 @@ class Heartbeat:
             self._claimer.note_end(job_id)
         return taken - before
 
-
-class ControlListener:
-    """Listener of one worker. An interruption may lose messages: then polling finds the jobs, the heartbeat finds the
-    cancels, and readers ask again."""
-
-    def __init__(
-        self,
-        lease: Lease,
-        held: HeldJobs,
-        claimer: Claimer,
-        room: asyncio.Event,
-        retry_delay_s: float,
-        *,
-        on_cancelled: Callable[[str, str], None],
-        on_cordon: Callable[[str], None],
-    ) -> None:
-        """
-        Args:
-            room: set on a wake-up, so that the claimer looks for jobs.
-            on_cancelled: called with the id of a job, and who cancelled it.
-            on_cordon: called with the reason.
-        """
-        self._lease, self._held, self._claimer, self._room = lease, held, claimer, room
-        self._retry_delay_s, self._on_cancelled, self._on_cordon = retry_delay_s, on_cancelled, on_cordon
-
     async def keep_listening(self) -> None:
-        """Obey until cancelled; subscribe again after an interruption."""
+        """Obey messages until cancelled; subscribe again after an interruption, which may lose some: then polling finds
+        the jobs, the heartbeat finds the cancels, and readers ask again."""
         expected = ExpectedErrors(Unavailable, log.warning, "control channel interrupted, subscribing again: %s")
-        await run_periodically(self._listen, self._retry_delay_s, expected)
+        await run_periodically(self._listen, self._settings.poll_ms / 1000, expected)
 
     async def _listen(self) -> None:
         async for control in self._lease.controls():
@@ -140,59 +132,22 @@ class ControlListener:
             case Hold(for_ms):
                 self._claimer.hold(for_ms)
 
-
-CHECK_INTERVAL_S = 5.0
-MAX_SILENT_CHECKS = 3
-"""Checks in a row without a subscriber after which an address counts as abandoned: 10 to 15 s."""
-
-
-class Listeners:
-    """Counts the checks in a row in which each address had no subscriber."""
-
-    def __init__(self, checks: int = MAX_SILENT_CHECKS) -> None:
-        self._max_checks = checks
-        self._silent: dict[str, int] = {}
-
-    def given_up(self, listening: Mapping[str, int]) -> list[str]:
-        """Record one check. Returns the addresses that are now abandoned.
-
-        Args:
-            listening: number of subscribers of every address in use; the counts of other addresses are dropped.
-        """
-        self._silent = {address: self._silent.get(address, 0) + 1 for address, count in listening.items() if count == 0}
-        return [address for address, checks in self._silent.items() if checks >= self._max_checks]
-
-
-def in_use(addresses: Iterable[Iterable[str]], silent: str) -> list[str]:
-    """All distinct addresses except `silent`, the placeholder of a job without readers."""
-    return sorted({address for each in addresses for address in each if address != silent})
-
-
-class ListenerWatch:
-    """Drops reply addresses of held jobs that have no subscriber any more.
-
-    Every address of a job costs a copy of its rows in the log. The worker drops an address only after several checks in
-    a row, on every Redis server, found no subscriber; they are far enough apart for a process that lost its connection
-    to reconnect. A process that reconnects later reads what it missed from the log, sees that its address was dropped,
-    and follows the job again.
-    """
-
-    def __init__(self, client: RedisClient, lease: Lease, held: HeldJobs, lose: Callable[[int], None]) -> None:
-        """
-        Args:
-            lose: called with a partition whose lease another process has fenced.
-        """
-        self._client, self._lease, self._held, self._lose = client, lease, held, lose
-        self._listeners = Listeners()
-
     async def keep_looking(self) -> None:
-        """Check in a loop, and drop addresses without a subscriber."""
+        """Drop reply addresses of held jobs that have no subscriber any more, for ever.
+
+        Every address of a job costs a copy of its rows in the log. The worker drops an address only after several
+        checks in a row, on every Redis server, found no subscriber; they are far enough apart for a process that lost
+        its connection to reconnect. A process that reconnects later reads what it missed from the log, sees that its
+        address was dropped, and follows the job again.
+        """
         expected = ExpectedErrors(Unavailable, log.debug, "who listens cannot be asked: %s")
         await run_periodically(self._look, CHECK_INTERVAL_S, expected, wait_first=True)
 
     async def _look(self) -> None:
-        if addresses := in_use((attempt.addresses for attempt in self._held.attempts.values()), SILENT):
-            for address in self._listeners.given_up(await self._client.listeners(addresses)):
+        addresses = {address for attempt in self._held.attempts.values() for address in attempt.addresses} - {SILENT}
+        if addresses:
+            self._silent = silent_checks(self._silent, await self._client.listeners(sorted(addresses)))
+            for address in [each for each, checks in self._silent.items() if checks >= MAX_SILENT_CHECKS]:
                 await self.unfollow(address)
 
     async def unfollow(self, address: str) -> None:
@@ -210,6 +165,12 @@ class ListenerWatch:
                     for attempt in there:
                         attempt.follow(address)
                     raise
+
+
+def silent_checks(before: Mapping[str, int], listening: Mapping[str, int]) -> dict[str, int]:
+    """The checks in a row in which each address had no subscriber. `listening`: subscribers of every address in use;
+    the counts of other addresses are dropped."""
+    return {address: before.get(address, 0) + 1 for address, count in listening.items() if count == 0}
 
 
 def peers_of(me: Process, others: list[Process]) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import chain
 
 from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, packed
 from streaming.jobs.lease import SILENT, Lease
 from workers.attempt import Attempt
 from workers.victims import MAX_PARKED_DELTAS
-from workers.writer import Checkpoint, StepWrite, Writer
+from workers.writer import StepWrite, Writer
 
 
 class HeldJobs:
@@ -96,11 +95,5 @@ class HeldJobs:
             if attempt.partition != partition or attempt.checkpointing or attempt.over:
                 continue
             if now - attempt.first_frame >= max(at_least, attempt.seq // 4):
-                attempt.checkpointing = True
-                written = partial(self._on_checkpoint, attempt)
-                writer.checkpoint(Checkpoint(attempt.job.id, attempt.opening, attempt.number, attempt.own, written))
+                writer.checkpoint(attempt)
         writer.send()
-
-    @staticmethod
-    def _on_checkpoint(attempt: Attempt, frame: int) -> None:
-        attempt.first_frame, attempt.checkpointing = frame, False

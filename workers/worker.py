@@ -1,12 +1,13 @@
 """Worker: runs claimed jobs in the engine, writes their tokens, and ends each job exactly once.
 
-It also decides when to stop. The claimer claims jobs, the engine batches them, and the writer writes to Redis under the
-worker's lease.
+The claimer claims jobs, the engine batches them, and the writer writes to Redis under the worker's lease. In a drain
+the worker claims nothing more, finishes what it can, hands back the rest, and gives up its lease.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.engine import RETURNED, Engine, Failure, ModelCard, Piece
-from penstock.loops import ExpectedErrors, retry_until, run_periodically, watch_lag
+from penstock.loops import ExpectedErrors, retry_until, run_periodically, wait_any, watch_lag
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.processes import LengthStore
 from streaming.fleet.settings import NO_TARGETS, LaneTargets
@@ -34,9 +35,8 @@ from workers.attempt import CANCELLED, EXPIRED, Attempt
 from workers.checker import AnswerChecks
 from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
-from workers.drain import Drain
 from workers.gatekeeper import Gatekeeper, LengthKeeper, terminal_of, unusable_piece
-from workers.heartbeat import ControlListener, Heartbeat, ListenerWatch
+from workers.heartbeat import Heartbeat
 from workers.held_jobs import HeldJobs
 from workers.preemption import Preemption
 from workers.record import Recorder
@@ -97,44 +97,25 @@ class Worker:
         self._checks = AnswerChecks(self._held, on_refused=self._starter.stop, on_checked=self._end_and_send)
         self._reader = JobReader(client)
         self._claimer = Claimer(self.lease, self._reader, settings, self._starter, self, self._room)
-        self._heartbeat = self._make_heartbeat()
-        self._drain = self._make_drain(on_cordon)
-        self._controls = ControlListener(
+        self._heartbeat = Heartbeat(
+            client,
             self.lease,
             self._held,
-            self._claimer,
-            self._room,
-            settings.poll_ms / 1000,
-            on_cancelled=self._cancel,
-            on_cordon=on_cordon,
-        )
-        self._listeners = ListenerWatch(client, self.lease, self._held, self.lose)
-        self._preemption = Preemption(self.lease, self._held, self._starter, recorder, card.capabilities, self.lose)
-
-    def _make_heartbeat(self) -> Heartbeat:
-        return Heartbeat(
-            self.lease,
-            self._held,
-            self._claimer,
-            self._client.settings.lease_ms / 3000,
-            checkpoint=self._checkpoint,
-            on_cancelled=self._cancel,
-            drop=self._drop,
-        )
-
-    def _make_drain(self, on_cordon: Callable[[str], None]) -> Drain:
-        return Drain(
-            self._client.partitions,
-            self.lease,
-            self._held,
-            self._starter,
             self._claimer,
             self._writers,
-            self._recorder,
             self._room,
-            self._settings.drain_s,
-            on_cordon,
+            settings,
+            on_cancelled=self._cancel,
+            on_cordon=on_cordon,
+            drop=self._drop,
+            lose=self.lose,
         )
+        self._preemption = Preemption(self.lease, self._held, self._starter, recorder, card.capabilities, self.lose)
+        self._on_cordon = on_cordon
+        self._leaving = False
+        self._lost: set[int] = set()
+        """Partitions where the lease was taken."""
+        self._losing = asyncio.Event()
 
     @property
     def running(self) -> int:
@@ -163,13 +144,13 @@ class Worker:
         checking = run_periodically(
             self._starter.check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True
         )
-        loops = [self._controls.keep_listening(), checking, sweeping, watch_lag(), self._clock.keep()]
-        loops += [self._listeners.keep_looking(), self._lengths.keep(), self._gate.keep_reporting()]
+        loops = [self._heartbeat.keep_listening(), checking, sweeping, watch_lag(), self._clock.keep()]
+        loops += [self._heartbeat.keep_looking(), self._lengths.keep(), self._gate.keep_reporting()]
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             loops += [
                 self._unless_fenced(partition, loop) for loop in (writer.run(), self._heartbeat.keep_beating(partition))
             ]
-        tasks = {claiming, asyncio.create_task(self._drain.after(stop, claiming)), *map(asyncio.create_task, loops)}
+        tasks = {claiming, asyncio.create_task(self._drain(stop, claiming)), *map(asyncio.create_task, loops)}
         try:
             await _until_one_ends(tasks - {claiming}, claiming)
         finally:
@@ -187,10 +168,6 @@ class Worker:
             self.lose(partition)
             await asyncio.get_running_loop().create_future()  # `run` ends with the first task that ends
 
-    def lose(self, partition: int) -> None:
-        """Called when the lease of a partition is lost: other workers run its jobs."""
-        self._drain.lose(partition)
-
     async def _registered(self, stop: asyncio.Event) -> bool:
         """Take the lease, and retry while the store is unavailable, because loading the model again would take longer.
         Returns False if `stop` is set first."""
@@ -204,11 +181,6 @@ class Worker:
         return await retry_until(stop, register, expected, REGISTER_RETRY_DELAY_S)
 
     # --- beginning ---------------------------------------------------------------------------------------------------
-
-    async def refusal(self, job: Job) -> Failure | None:
-        """Why the engine can never run a job of several prompts, or None. Checked before any of them is computed; the
-        engine refuses a single prompt when it is submitted. Raises EngineDead."""
-        return await self._starter.refusal(job)
 
     def places(self) -> int:
         """How many places preemption could free for jobs of lane interactive."""
@@ -351,9 +323,6 @@ class Worker:
             self._recorder.refused_ends([finish.terminal for finish in refused])
             self._room.set()
 
-    def _checkpoint(self, partition: int) -> None:
-        self._held.checkpoint(partition, self._writers[partition], self._settings.checkpoint_frames)
-
     # --- ending early ------------------------------------------------------------------------------------------------
 
     def _cancel(self, job_id: str, by: str) -> None:
@@ -381,13 +350,81 @@ class Worker:
 
     def _drop(self, job_id: str, why: str) -> None:
         """Drop a job, if it is held, without any write to the store."""
-        attempt = self._attempts.pop(job_id, None)
-        if attempt is not None:
+        if job_id in self._attempts:
             log.warning("dropping a run of a job: %s", why, extra={"job": job_id})
-            if attempt.deadline is not None:
-                attempt.deadline.cancel()
+            self._let_go(job_id)
+
+    def _let_go(self, job_id: str) -> None:
+        attempt = self._attempts.pop(job_id)
+        if attempt.deadline is not None:
+            attempt.deadline.cancel()
+        self._starter.let_go(attempt, goes_on=True)
+        self._recorder.lost(job_id)
+
+    # --- the end of the worker, or of its lease in one partition -----------------------------------------------------
+
+    def lose(self, partition: int) -> None:
+        """The lease of a partition was taken: others run its jobs. What is held elsewhere is drained, not abandoned."""
+        if self._leaving or partition in self._lost:  # leaving: a heartbeat met the lease that was just given up
+            return
+        self._lost.add(partition)
+        for attempt in self._held.of(partition):
+            self._let_go(attempt.job.id)
+        self._losing.set()
+        self._room.set()
+        if self._has_leases:
+            self._on_cordon(f"its lease in partition {partition} was taken")
+
+    @property
+    def _has_leases(self) -> bool:
+        return not self._lost.issuperset(self._client.partitions)
+
+    async def _drain(self, stop: asyncio.Event, claiming: asyncio.Task[None]) -> None:
+        """Take nothing more, let what runs finish within the grace time, hand back the rest, give up the lease. Raises
+        Fenced if the lease of a partition was taken."""
+        await wait_any(stop, self._losing)
+        self._claimer.end()
+        if self._has_leases:
+            await claiming  # what it is claiming now is still ours
+        log.info("draining: %d jobs to finish within %.0f s", len(self._attempts), self._settings.drain_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_s):
+                while self._attempts and self._has_leases:
+                    self._room.clear()
+                    await self._room.wait()
+        if self._has_leases:
+            await self._hand_back()
+            self._leaving = True
+            await self._leave()
+        if self._lost:
+            raise Fenced(f"the lease of this worker was taken from it in partitions {sorted(self._lost)}")
+
+    async def _hand_back(self) -> None:
+        self._held.hand_back()
+        for attempt in self._held.handed_back:
             self._starter.let_go(attempt, goes_on=True)
-            self._recorder.lost(job_id)
+        for partition, writer in zip(self._client.partitions, self._writers, strict=True):
+            if partition not in self._lost:
+                await writer.flushed()
+        for attempt in self._held.handed_back:
+            try:
+                await self.lease.release(attempt.job.id, attempt.number, self._held.parked_frames(attempt))
+            except Fenced:
+                self.lose(attempt.partition)  # others have it already
+                self._recorder.lost(attempt.job.id)
+            except Unavailable as error:
+                log.warning("a job is left to lapse with its lease: %s", error, extra={"job": attempt.job.id})
+            self._recorder.released(attempt.job.id)
+        if self._held.handed_back:
+            log.info("handed back %d unfinished jobs", len(self._held.handed_back))
+
+    async def _leave(self) -> None:
+        try:
+            while held := await self.lease.leave():
+                log.warning("still holding %d jobs that ended while leaving; looking again", held)
+                await asyncio.sleep(0.05)
+        except Unavailable as error:
+            log.warning("the lease is left to lapse: %s", error)
 
 
 async def _until_one_ends(tasks: set[asyncio.Task[None]], claiming: asyncio.Task[None]) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from streaming.errors import Rewound, Unavailable
 from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Opening
 from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.redis.client import Call
+from workers.attempt import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -27,39 +27,20 @@ MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
 
 
 class StepWrite:
-    """The content of one write, by reply address: encoded deltas, and the openings of runs that are new there."""
+    """One write: deltas and openings of runs by reply address, then checkpoints, then ends of jobs."""
 
-    __slots__ = ("openings", "rows", "tokens")
+    __slots__ = ("calls", "checkpoints", "finishes", "openings", "rows", "tokens")
 
     def __init__(self) -> None:
         self.rows: defaultdict[str, list[bytes]] = defaultdict(list)
         self.openings: defaultdict[str, dict[int, Opening]] = defaultdict(dict)
         self.tokens: defaultdict[str, int] = defaultdict(int)
         """Tokens of the deltas, each once, by the fallback model that gave them; "": the worker's own model."""
-
-
-@dataclass(slots=True)
-class Checkpoint:
-    """A run whose deltas the writer logs again, in one piece."""
-
-    job_id: str
-    opening: Opening
-    number: int
-    rows: Callable[[], Sequence[bytes]]
-    """Called when they are written: the result must hold every delta of an earlier frame."""
-    on_written: Callable[[int], None]
-    """Called with the number of the first frame that holds them, once they are written."""
-    frame: int = 0
-
-
-@dataclass(slots=True)
-class Write:
-    """A write in flight: one step, the checkpoints after it and the jobs that end with it."""
-
-    step: StepWrite
-    checkpoints: list[Checkpoint]
-    finishes: list[Finish]
-    calls: Sequence[Call]
+        self.checkpoints: dict[Attempt, int] = {}
+        """Runs whose deltas are logged again in one piece, and the first frame that holds them."""
+        self.finishes: list[Finish] = []
+        self.calls: Sequence[Call] = ()
+        """What is sent of it, in this order; set once it is sent."""
 
 
 class Writer:
@@ -85,10 +66,8 @@ class Writer:
         self._lease, self._partition = lease, partition
         self._oldest, self._everything, self._on_written, self._on_logged = oldest, everything, on_written, on_logged
         self.step = StepWrite()
-        """Deltas and openings that the next `send` writes."""
-        self._checkpoints: list[Checkpoint] = []
-        self._finishes: list[Finish] = []
-        self._failed = asyncio.Queue[Write | Exception]()
+        """What the next `send` writes."""
+        self._failed = asyncio.Queue[StepWrite | Exception]()
         """Writes to retry, and exceptions of callbacks: `run` handles both."""
         self._idle = asyncio.Event()
         self._idle.set()
@@ -101,15 +80,17 @@ class Writer:
 
     def finish(self, finish: Finish) -> None:
         """Write the end of a job with the next `send`, after all its deltas."""
-        self._finishes.append(finish)
+        self.step.finishes.append(finish)
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Log a run's deltas again with the next `send`."""
-        self._checkpoints.append(checkpoint)
+    def checkpoint(self, attempt: Attempt) -> None:
+        """Log all deltas of a run again with the next `send`, in one piece."""
+        attempt.checkpointing = True
+        self.step.checkpoints[attempt] = 0
 
     def send(self) -> None:
         """Write what was added, if anything was. Called once a step."""
-        if (self.step.rows or self._finishes or self._checkpoints) and self._idle.is_set():
+        step = self.step
+        if (step.rows or step.finishes or step.checkpoints) and self._idle.is_set():
             self._idle.clear()
             self._send_now()
 
@@ -126,14 +107,14 @@ class Writer:
             self._stopped = True
             self._idle.set()
 
-    async def _retry(self, failed: Write | Exception) -> None:
+    async def _retry(self, failed: StepWrite | Exception) -> None:
         if isinstance(failed, Exception):
             raise failed
         try:
             await self._write(failed.calls)
         except Rewound as error:
             log.error("writing the log of all running jobs anew: %s", error)
-            await self._write([self._repair(), *self._calls(failed.step, failed.checkpoints, failed.finishes)])
+            await self._write([self._repair(), *self._calls(failed)])
         self._complete(failed)
 
     def _send_now(self) -> None:
@@ -141,53 +122,50 @@ class Writer:
             self._idle.set()
             return
         step, self.step = self.step, StepWrite()
-        finishes, self._finishes = self._finishes, []
-        checkpoints, self._checkpoints = self._checkpoints, []
         try:
-            calls = self._calls(step, checkpoints, finishes)
+            step.calls = self._calls(step)
         except Exception as error:  # noqa: BLE001 - what was to be written would be lost in silence: `run` raises it
             self._failed.put_nowait(error)
             return
-        write = Write(step, checkpoints, finishes, calls)
-        if not self._lease.send_nowait(write.calls, partial(self._on_reply, write)):
-            self._failed.put_nowait(write)
+        if not self._lease.send_nowait(step.calls, partial(self._on_reply, step)):
+            self._failed.put_nowait(step)
 
-    def _on_reply(self, write: Write, written: bool, answers: Sequence[Any] = ()) -> None:
+    def _on_reply(self, step: StepWrite, written: bool, answers: Sequence[Any] = ()) -> None:
         if not written:
-            self._failed.put_nowait(write)
+            self._failed.put_nowait(step)
             return
         try:
-            self._complete(write, refused_ends(write.finishes, answers))
+            self._complete(step, refused_ends(step.finishes, answers))
         except Exception as error:  # noqa: BLE001 - no caller awaits this callback: `run` raises it
             self._failed.put_nowait(error)
 
-    def _complete(self, write: Write, refused: Sequence[Finish] = ()) -> None:
+    def _complete(self, step: StepWrite, refused: Sequence[Finish] = ()) -> None:
         """Report what was written, then send what arrived meanwhile. `refused`: ends of jobs that had ended before."""
-        for checkpoint in write.checkpoints:
-            checkpoint.on_written(checkpoint.frame)
-        self._on_logged(write.step)
-        self._on_written(write.finishes, refused)
-        if self.step.rows or self._finishes or self._checkpoints:
+        for attempt, frame in step.checkpoints.items():
+            attempt.first_frame, attempt.checkpointing = frame, False
+        self._on_logged(step)
+        self._on_written(step.finishes, refused)
+        if self.step.rows or self.step.finishes or self.step.checkpoints:
             self._send_now()
         else:
             self._idle.set()
 
-    def _calls(self, step: StepWrite, checkpoints: Sequence[Checkpoint], finishes: Sequence[Finish]) -> list[Call]:
+    def _calls(self, step: StepWrite) -> list[Call]:
         calls = [self._append(step)] if step.rows else []
-        for checkpoint in checkpoints:
-            calls += self._checkpoint_calls(checkpoint)
-        return calls + [self._lease.finish_call(finish) for finish in finishes]
+        for attempt in step.checkpoints:
+            step.checkpoints[attempt] = self._lease.next_frame(self._partition)
+            calls += self._checkpoint_calls(attempt, step.checkpoints[attempt])
+        return calls + [self._lease.finish_call(finish) for finish in step.finishes]
 
-    def _checkpoint_calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
+    def _checkpoint_calls(self, attempt: Attempt, first_frame: int) -> Iterator[Call]:
         """The calls that append a run's deltas, then mark these frames as the ones to read."""
-        checkpoint.frame = self._lease.next_frame(self._partition)
-        rows = checkpoint.rows()
+        rows = attempt.own()  # only now, because it must hold every delta of an earlier frame
         for first in range(0, len(rows), MAX_ROWS_PER_FRAME):
             frame = StepWrite()
-            frame.rows[SILENT] = list(rows[first : first + MAX_ROWS_PER_FRAME])
-            frame.openings[SILENT][checkpoint.number] = checkpoint.opening
+            frame.rows[SILENT] = rows[first : first + MAX_ROWS_PER_FRAME]
+            frame.openings[SILENT][attempt.number] = attempt.opening
             yield self._append(frame)
-        yield self._lease.checkpoint_call(self._partition, checkpoint.job_id, checkpoint.number, checkpoint.frame)
+        yield self._lease.checkpoint_call(self._partition, attempt.job.id, attempt.number, first_frame)
 
     def _append(self, step: StepWrite, *, forced: bool = False) -> Call:
         oldest = self._oldest(self._partition)

@@ -134,13 +134,9 @@ def test_a_job_whose_end_is_being_written_is_not_dropped() -> None:
         SimpleNamespace(job=SimpleNamespace(id=name), number=1, over=name == "ending") for name in ("ending", "running")
     )
     held = SimpleNamespace(of=lambda partition: [ending, running])
-    heartbeat = Heartbeat(
-        *cast(Any, (None, held, SimpleNamespace(note_end=ended_alone.append))),
-        1.0,
-        checkpoint=lambda _: None,
-        on_cancelled=lambda _: None,
-        drop=lambda job_id, _: dropped.append(job_id),
-    )
+    heartbeat = Heartbeat.__new__(Heartbeat)
+    heartbeat._held, heartbeat._claimer = cast(Any, (held, SimpleNamespace(note_end=ended_alone.append)))
+    heartbeat._drop = lambda job_id, _: dropped.append(job_id)
     taken = heartbeat._drop_taken(0, set(), {})
     assert taken == {("running", 1)} and dropped == []
     heartbeat._drop_taken(0, taken, {})

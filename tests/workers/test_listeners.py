@@ -26,7 +26,7 @@ from telemetry.tracing import Tracing
 from workers import heartbeat as module
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
-from workers.heartbeat import MAX_SILENT_CHECKS, Listeners, in_use
+from workers.heartbeat import MAX_SILENT_CHECKS, silent_checks
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.worker import Worker
@@ -39,10 +39,11 @@ TOKENS = 600
 
 def test_an_address_is_given_up_after_silence_without_a_break() -> None:
     """One look in which somebody listens begins the count anew; one that is no longer in use is forgotten."""
-    listeners = Listeners(checks=3)
-    rounds = [{"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 0, "b": 0}, {"b": 0}, {"a": 0, "b": 0}]
-    assert [listeners.given_up(each) for each in rounds] == [[], [], ["a"], [], ["b"]]
-    assert in_use([(SILENT,), ("b", "a"), ("a",)], SILENT) == ["a", "b"]
+    counts, found = dict[str, int](), []
+    for listening in ({"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 0, "b": 0}, {"b": 0}, {"a": 0, "b": 0}):
+        counts = silent_checks(counts, listening)
+        found.append(counts)
+    assert found == [{"a": 1, "b": 1}, {"a": 2}, {"a": 3, "b": 1}, {"b": 2}, {"a": 1, "b": 3}]
     assert MAX_SILENT_CHECKS >= 2, "a process that only connects again is not given up"
 
 
@@ -115,7 +116,7 @@ async def test_a_reader_that_was_dropped_by_mistake_follows_again(wire: RedisCli
     async with at_work(wire) as worker:
         buffer = await streamed(wire, relay)
         reading = asyncio.create_task(numbers_read(buffer))
-        await worker._listeners.unfollow(relay.address)
+        await worker._heartbeat.unfollow(relay.address)
         assert (await JobReader(wire).record(buffer.job_id)).addresses == ()
 
         async def gone() -> bool:
@@ -146,10 +147,10 @@ async def test_a_drop_that_the_store_did_not_take_is_undone(wire: RedisClient, r
 
         worker.lease.unfollow = once_refused  # type: ignore[method-assign]
         with pytest.raises(Unavailable):
-            await worker._listeners.unfollow(relay.address)
+            await worker._heartbeat.unfollow(relay.address)
         assert worker._attempts[buffer.job_id].addresses == (relay.address,)
         assert (await JobReader(wire).record(buffer.job_id)).addresses == (relay.address,)
-        await worker._listeners.unfollow(relay.address)
+        await worker._heartbeat.unfollow(relay.address)
         assert worker._attempts[buffer.job_id].addresses == (SILENT,)
         assert (await JobReader(wire).record(buffer.job_id)).addresses == ()
         assert await reading == list(range(1, TOKENS + 1))

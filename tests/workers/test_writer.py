@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from flow import delta
@@ -17,7 +20,19 @@ from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.keys import partition_key
 from streaming.redis.client import Call, RedisClient
 from streaming.redis.settings import RedisSettings
-from workers.writer import MAX_RETRY_DELAY_S, Checkpoint, StepWrite, Writer
+from workers.writer import MAX_RETRY_DELAY_S, StepWrite, Writer
+
+
+@dataclass(eq=False)
+class Run:
+    """Stands for an attempt."""
+
+    job: SimpleNamespace
+    opening: Opening
+    own: Callable[[], list[bytes]]
+    number: int = 1
+    first_frame: int = 1
+    checkpointing: bool = False
 
 
 class Writing:
@@ -64,14 +79,15 @@ async def test_a_step_is_written_without_a_task(writing: Writing) -> None:
 async def test_a_checkpoint_holds_all_that_came_before_it_is_written(writing: Writing) -> None:
     """Also what came while it waited for an earlier step's answer: all frames before it may be trimmed."""
     own: list[bytes] = []
-    opening = Opening("job")
+    run: Any = Run(SimpleNamespace(id="job"), Opening("job"), lambda: list(own))
     writing.step()
     own.append(encode_delta(delta(1, 1)))
-    writing.writer.checkpoint(Checkpoint("job", opening, 1, lambda: list(own), lambda frame: None))
+    writing.writer.checkpoint(run)
     writing.step()
     own.append(encode_delta(delta(1, 2)))
     await writing.written()
     assert await writing.logged() == [[1], [2], [1, 2]]
+    assert (run.first_frame, run.checkpointing) == (3, False)
 
 
 async def test_what_cannot_be_sent_at_once_or_was_not_answered_is_sent_again(writing: Writing) -> None:
