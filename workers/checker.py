@@ -46,25 +46,6 @@ ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBR
 log = logging.getLogger(__name__)
 
 
-class ExhaustingSchemas:
-    """LRU set of the schemas whose check exceeded its time, stack or memory, by digest."""
-
-    def __init__(self) -> None:
-        self._digests: OrderedDict[bytes, None] = OrderedDict()
-
-    def has(self, schema: dict[str, Any]) -> bool:
-        """Whether the schema is in the set; marks it as recently used."""
-        digest = _digest(schema)
-        if known := digest in self._digests:
-            self._digests.move_to_end(digest)
-        return known
-
-    def add(self, schema: dict[str, Any]) -> None:
-        self._digests[_digest(schema)] = None
-        if len(self._digests) > MAX_EXHAUSTING:
-            self._digests.popitem(last=False)
-
-
 def _digest(schema: dict[str, Any]) -> bytes:
     return hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).digest()
 
@@ -76,8 +57,9 @@ class Checker:
         self._timeout_s = timeout_s
         self._child: Process | None = None
         self._lock = asyncio.Lock()
-        self._exhausting = ExhaustingSchemas()
-        """Never checked again, so that they do not delay the checks of other jobs."""
+        self._exhausting: OrderedDict[bytes, None] = OrderedDict()
+        """Digests of schemas whose check exceeded a limit, the least recently used first. They are never checked again,
+        so that they do not delay the checks of other jobs."""
 
     async def failure(self, schema: dict[str, Any], texts: Sequence[str]) -> Failure | None:
         """Validate the complete texts of one job.
@@ -93,7 +75,9 @@ class Checker:
             return unusable(str(error))
         request = json.dumps({"schema": read, "texts": texts}).encode()
         async with self._lock:
-            if self._exhausting.has(schema):
+            digest = _digest(schema)
+            if digest in self._exhausting:
+                self._exhausting.move_to_end(digest)
                 return unchecked()
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -101,7 +85,9 @@ class Checker:
             except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError) as error:
                 log.warning("a JSON schema could not be checked, its check is ended: %r", error)
                 if await self._end_child() and schema:
-                    self._exhausting.add(schema)
+                    self._exhausting[digest] = None
+                    if len(self._exhausting) > MAX_EXHAUSTING:
+                        self._exhausting.popitem(last=False)
                 return unchecked()
             except asyncio.CancelledError:
                 await self._end_child()  # the next check would read this one's answer

@@ -14,6 +14,7 @@ from penstock.engine import Failure
 from penstock.extras import Extras, joined_fields
 from penstock.tools import TEXT, Call, Tools, opened, read_answer, without_marks
 from workers.engines.constraint import FILTERED, begins_json
+from workers.engines.text import begun_length
 
 
 class FoundCalls(NamedTuple):
@@ -193,7 +194,7 @@ class TagWriter:
             out += self._call(before) if self._inside else self._text(before)
             self._inside, self._held = not self._inside, after
         if not self._inside:
-            keep = _begun(self._held, self._begin)
+            keep = begun_length(self._held, self._begin)
             ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
             out += self._text(ready)
         return out
@@ -265,8 +266,3 @@ class ObjectWriter:
         if not self._open:
             return opened("") + without_marks(self._head) if self._head else ""
         return "" if whole else self._held
-
-
-def _begun(text: str, mark: str) -> int:
-    """Length of the longest end of a text that begins the mark."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)

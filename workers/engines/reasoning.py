@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from penstock.engine import Piece
 from penstock.tools import REASONING, TEXT, without_marks
-from workers.engines.text import joined
+from workers.engines.text import begun_length, joined
 
 BEGIN, END = "<think>", "</think>"
 EFFORT_NAMES = ("enable_thinking", "reasoning_effort")
@@ -69,7 +69,7 @@ class ReasoningMarker:
                 self._inside, self._settled = False, True
                 out, self._held = out + before + TEXT, after
             else:
-                keep = _partial(self._held, END)
+                keep = begun_length(self._held, END)
                 out, self._held = out + self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         if self._settled:
             out, self._held = out + self._held, ""
@@ -89,11 +89,6 @@ class ReasoningMarker:
 def as_written(text: str, *, opened: bool = False) -> str:
     """A text with marks as the model wrote it. `opened`: the prompt holds the first tag already."""
     return text.replace(REASONING, "" if opened else BEGIN, 1).replace(TEXT, END, 1)
-
-
-def _partial(text: str, tag: str) -> int:
-    """Length of the longest end of the text that a tag may begin with."""
-    return next((size for size in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-size:])), 0)
 
 
 class ReasoningWriter:

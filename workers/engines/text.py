@@ -61,12 +61,7 @@ class StopMatcher:
 
     def _longest_partial(self) -> int:
         """Length of the longest suffix of the held text that is a prefix of a stop string."""
-        longest = max(len(stop) for stop in self._stops) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
-            tail = self._held[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0
+        return max([begun_length(self._held, stop) for stop in self._stops])
 
 
 class TokenGate:
@@ -141,6 +136,11 @@ class RowGate:
             self._shown -= len(data)
             passed.append(self._waiting.popleft())
         return tuple(passed)
+
+
+def begun_length(text: str, mark: str) -> int:
+    """Length of the longest end of a text that a mark, which it does not hold, begins with."""
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)
 
 
 def joined(request_id: str, pieces: Iterable[Piece]) -> Piece:

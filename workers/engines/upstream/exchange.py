@@ -25,7 +25,7 @@ from workers.engines.upstream.continuation import FROM_BEGINNING, Rung
 from workers.engines.upstream.generation import StreamReader, UpstreamGeneration
 from workers.engines.upstream.http import CLOSED, BrokenReply, ConnectError, UpstreamClient
 from workers.engines.upstream.places import ServerEndpoint, ServerPlace, retry_after_s
-from workers.engines.upstream.reply import End, ReplyOutcome, TokenId, by_cut, by_malformed, by_status, decoded
+from workers.engines.upstream.reply import End, ReplyOutcome, TokenId, by_cut, by_malformed, by_status
 from workers.engines.upstream.server import LOOKUP, ServerFacts
 from workers.engines.upstream.settings import UpstreamSettings
 
@@ -147,7 +147,7 @@ async def _begun_at(endpoint: ServerEndpoint, generation: UpstreamGeneration) ->
     path, key = client.address.base + LOOKUP, endpoint.keys.keys[0].secret
     try:
         return continuation.begun_at((await client.ask("POST", path, body, key, LOOKUP_S)).json(), request)
-    except (ConnectError, BrokenReply, ValueError):
+    except (ConnectError, BrokenReply):
         return 0.0
 
 
@@ -472,7 +472,7 @@ class UpstreamExchange:
             reply = await turn.client.ask("POST", path, body, key.secret, limit_s, trace)
         except (ConnectError, BrokenReply) as error:
             raise Unprepared(by_cut(f"{path}: {error}", sent=isinstance(error, BrokenReply))) from None
-        found = decoded(reply.body)
+        found = reply.json()
         key.note(reply.headers, time.monotonic(), time.time())
         if reply.status != 200:
             status = 400 if tasks.TOO_LARGE in reply.body else reply.status

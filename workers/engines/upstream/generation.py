@@ -29,6 +29,7 @@ from workers.engines.upstream.http import (
     EventSplitter,
     LineTooLongError,
     UpstreamConnection,
+    decoded,
 )
 from workers.engines.upstream.reply import (
     LIMITED,
@@ -46,7 +47,6 @@ from workers.engines.upstream.reply import (
     decode,
     decode_known,
     decode_uncounted,
-    decoded,
     error_in,
     extras_of,
     is_blank,

@@ -54,6 +54,14 @@ KEY_REFUSED = (401, 402)
 MIN_STATUS, MAX_STATUS = 100, 599
 
 
+def decoded(data: bytes) -> Any:
+    """The JSON of these bytes; None if they are none."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+
+
 def error_of(decoded: Any) -> tuple[str, int, str | None] | None:
     """The words, the status (0: not given) and the parameter of an error in any server's form; None if it is none."""
     if not isinstance(decoded, Mapping):
@@ -357,11 +365,8 @@ class BufferedReply:
     body: bytes = b""
 
     def json(self) -> Any:
-        """Raises ValueError."""
-        try:
-            return msgspec.json.decode(self.body)
-        except RecursionError:
-            raise ValueError("nested too deep") from None
+        """The body; None if it is no JSON."""
+        return decoded(self.body)
 
 
 class _ReplyBuffer:

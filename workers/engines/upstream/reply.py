@@ -11,7 +11,17 @@ import msgspec
 
 from penstock.engine import Failure, Logprob, token_text
 from penstock.extras import Extras
-from workers.engines.upstream.http import KEY_REFUSED, MAX_PARAM, MAX_WORDS, PINGS, error_of, name_of, plain, without
+from workers.engines.upstream.http import (
+    KEY_REFUSED,
+    MAX_PARAM,
+    MAX_WORDS,
+    PINGS,
+    decoded,
+    error_of,
+    name_of,
+    plain,
+    without,
+)
 
 MAX_TEXT = 1 << 16
 """Characters of one token's text that are taken from log-probabilities."""
@@ -226,14 +236,6 @@ def is_empty(value: Any) -> bool:
 def _is_deep(value: Any, levels: int = MAX_EXTRA_LEVELS) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return any(levels == 0 or _is_deep(each, levels - 1) for each in inner)
-
-
-def decoded(data: bytes) -> Any:
-    """The JSON of these bytes; None if they are none."""
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return None
 
 
 def logprobs_of(raw: msgspec.Raw, most: int) -> tuple[Logprob, ...]:

@@ -117,63 +117,40 @@ class ServerFacts(Capabilities, frozen=True, kw_only=True):
         )
 
 
+SELF_HOSTED: dict[str, Any] = {
+    "token_prompts": True,
+    "token_ids": True,
+    "tokenizes": True,
+    "detokenizes": True,
+    "top_k": True,
+    "min_p": True,
+    "repetition_penalty": True,
+    "repetition_span": True,
+    "logit_bias": True,
+    "ignore_eos": True,
+    "logprobs": MAX_LOGPROBS,
+    "json_schema": True,
+}
+"""What llama-server, vLLM and SGLang have in common."""
+
 KINDS: dict[str, ServerFacts] = {
-    "llama-server": ServerFacts(
-        token_prompts=True,
-        token_ids=True,
-        chat_ids="template",
-        mixed=True,
-        tokenizes=True,
-        detokenizes=True,
-        penalties_span=True,
-        named_tools=False,
-        top_k=True,
-        min_p=True,
-        repetition_penalty=True,
-        repetition_span=True,
-        logit_bias=True,
-        ignore_eos=True,
-        logprobs=MAX_LOGPROBS,
-        json_schema=True,
-    ),
+    "llama-server": ServerFacts(**SELF_HOSTED, chat_ids="template", mixed=True, penalties_span=True, named_tools=False),
     "vllm": ServerFacts(
-        token_prompts=True,
-        token_ids=True,
+        **SELF_HOSTED,
         chat_token_ids=True,
         chat_ids="tokenize",
-        tokenizes=True,
-        detokenizes=True,
         embedding_dimensions=True,
         prefill="continue_final_message",
-        top_k=True,
         all_tokens=-1,
-        min_p=True,
-        repetition_penalty=True,
-        repetition_span=True,
-        logit_bias=True,
-        ignore_eos=True,
-        logprobs=MAX_LOGPROBS,
-        json_schema=True,
         running_usage=True,
         priority=-1,
         reasoning_effort=True,
         salted=True,
     ),
     "sglang": ServerFacts(
-        token_prompts=True,
-        token_ids=True,  # not on streamed chats, which it refuses with 400
-        tokenizes=True,
-        detokenizes=True,
+        **SELF_HOSTED,  # token ids not on streamed chats, which it refuses with 400
         prefill="continue_final_message",
-        top_k=True,
         all_tokens=-1,
-        min_p=True,
-        repetition_penalty=True,
-        repetition_span=True,
-        logit_bias=True,
-        ignore_eos=True,
-        logprobs=MAX_LOGPROBS,
-        json_schema=True,
         running_usage=True,
         priority=1,
         reasoning_effort=True,
@@ -353,10 +330,11 @@ class ServerProbe:
             return msgspec.structs.replace(facts, embed=EMBEDDING_NAME in facts.model.lower())
         if facts.kind == "penstock":  # a try would be a job, and wake workers
             return facts
-        made = await self._tried("/embeddings", {"model": facts.model, "input": "a"})
+        made = _object(await self._tried("/embeddings", {"model": facts.model, "input": "a"}))
         vectors = made.get("data")
         first = vectors[0].get("embedding") if isinstance(vectors, list) and vectors else None
-        ranked = await self._tried("/rerank", {"model": facts.model, "query": "a", "documents": ["b"]})
+        asked = {"model": facts.model, "query": "a", "documents": ["b"]}
+        ranked = _object(await self._tried("/rerank", asked))
         return msgspec.structs.replace(
             facts,
             embed=isinstance(first, list) and bool(first),
@@ -364,14 +342,15 @@ class ServerProbe:
             rerank=isinstance(ranked.get("results"), list),
         )
 
-    async def _tried(self, path: str, body: dict[str, Any]) -> Mapping[str, Any]:
-        """The reply to a try behind the base; empty if it is refused."""
+    async def _tried(self, path: str, body: dict[str, Any], *, based: bool = True) -> Any:
+        """The reply to a try, `based` behind the base; None if it is refused."""
+        address = self._client.address
         try:
-            reply = await self._client.ask("POST", self._client.address.base + path, body, self._key, TIMEOUT_S)
+            path = (address.base if based else address.root) + path
+            reply = await self._client.ask("POST", path, body, self._key, TIMEOUT_S)
         except (ConnectError, BrokenReply):
-            return {}
-        decoded = _json(reply) if reply.status == 200 else None
-        return decoded if isinstance(decoded, Mapping) else {}
+            return None
+        return reply.json() if reply.status == 200 else None
 
     async def names(self) -> list[str]:
         """The names of its models. Raises ProbeFailed."""
@@ -384,7 +363,7 @@ class ServerProbe:
             raise ProbeFailed(f"it {problem} (HTTP {reply.status})", lasting=True)
         if reply.status == 404:
             return []  # some gateways have no such list
-        decoded = _json(reply)
+        decoded = reply.json()
         if reply.status != 200:
             words = error_of(decoded)
             said = f"HTTP {reply.status}" + (f": {words[0]}" if words else "")
@@ -434,29 +413,17 @@ class ServerProbe:
         return sum(_whole(each.get("max_running_requests")) for each in loads if isinstance(each, Mapping))
 
     async def _tokenizes(self, name: str) -> bool:
-        messages = [{"role": "user", "content": "a"}]
-        body = {"model": name, "messages": messages, "add_generation_prompt": True}
-        try:
-            reply = await self._client.ask("POST", f"{self._client.address.root}/tokenize", body, self._key, TIMEOUT_S)
-        except (ConnectError, BrokenReply):
-            return False
-        decoded = _json(reply)
-        return reply.status == 200 and isinstance(decoded, Mapping) and isinstance(decoded.get("tokens"), list)
+        body = {"model": name, "messages": [{"role": "user", "content": "a"}], "add_generation_prompt": True}
+        return isinstance(_object(await self._tried("/tokenize", body, based=False)).get("tokens"), list)
 
     async def _keeps_replies(self) -> bool:
         """Whether a llama-server gives a reply again that it keeps under a name."""
-        path = self._client.address.base + LOOKUP
-        try:
-            reply = await self._client.ask("POST", path, {"conversation_ids": []}, self._key, TIMEOUT_S)
-        except (ConnectError, BrokenReply):
-            return False
-        return reply.status == 200 and isinstance(_json(reply), list)
+        return isinstance(await self._tried(LOOKUP, {"conversation_ids": []}), list)
 
     async def _page(self, path: str) -> Mapping[str, Any]:
         """A page of the server's own as an object; empty if it has none."""
         reply = await self._get(path)
-        decoded = _json(reply) if reply.status == 200 else None
-        return decoded if isinstance(decoded, Mapping) else {}
+        return _object(reply.json() if reply.status == 200 else None)
 
     async def _get(self, path: str, *, based: bool = False) -> BufferedReply:
         address = self._client.address
@@ -491,6 +458,10 @@ def _gauge(page: bytes, name: str) -> float | None:
         return None
 
 
+def _object(found: Any) -> Mapping[str, Any]:
+    return found if isinstance(found, Mapping) else {}
+
+
 def _context(entry: Mapping[str, Any], props: Mapping[str, Any]) -> int:
     settings = props.get("default_generation_settings")
     own = settings.get("n_ctx") if isinstance(settings, Mapping) else None
@@ -504,10 +475,3 @@ def _vocabulary(entry: Mapping[str, Any]) -> int:
 
 def _whole(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31 else 0
-
-
-def _json(reply: BufferedReply) -> Any:
-    try:
-        return reply.json()
-    except ValueError:
-        return None
