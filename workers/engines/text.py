@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.engine import ChatTurn, Logprob, Piece, token_bytes, token_text
+from penstock.engine import Logprob, Piece, token_bytes, token_text
 from penstock.extras import merged
 
 
@@ -216,22 +216,16 @@ class ControlTokens:
             done = middle
         return [*pieces, text[done:]]
 
-    def mark(self, turns: Sequence[ChatTurn]) -> tuple[Sequence[ChatTurn], str]:
-        """Insert a random, unguessable mark wherever a turn's text must be cut, for templates, which take whole texts.
+    def mark(self, value: Any) -> tuple[Any, str]:
+        """Insert a random, unguessable mark wherever a text must be cut, for templates, which take whole texts.
 
-        Returns: the turns and the mark; "" if nothing must be cut.
+        Args:
+            value: texts in nested lists, tuples and mappings.
+        Returns: the same with marks, and the mark; "" if nothing must be cut.
         """
-        cuts = [self.cut(turn.content) for turn in turns]
-        if all(len(pieces) == 1 for pieces in cuts):
-            return turns, ""
-        mark = _new_mark()
-        return [replace(turn, content=mark.join(pieces)) for turn, pieces in zip(turns, cuts, strict=True)], mark
-
-    def mark_values(self, value: Any) -> tuple[Any, str]:
-        """Like `mark`, for every text in nested lists, tuples and mappings."""
         if not any(len(self.cut(text)) > 1 for text in _texts(value)):
             return value, ""
-        mark = _new_mark()
+        mark = f"\ue000{secrets.token_hex(8)}\ue001"
         return self._marked(value, mark), mark
 
     def _marked(self, value: Any, mark: str) -> Any:
@@ -242,10 +236,6 @@ class ControlTokens:
         if isinstance(value, list | tuple):
             return [self._marked(each, mark) for each in value]
         return value
-
-
-def _new_mark() -> str:
-    return f"\ue000{secrets.token_hex(8)}\ue001"
 
 
 def _texts(value: Any) -> Iterator[str]:

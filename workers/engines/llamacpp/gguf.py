@@ -306,61 +306,45 @@ FILE_TYPE_F16 = 1
 _ROWS_AT_ONCE = 4096
 
 
-def rewrite(
-    source: Gguf,
-    target: Path,
-    *,
-    kind: int,
-    file_type: int,
-    encode: Callable[[NDArray[np.float32]], bytes],
-    on_progress: Callable[[int, int], None],
-) -> None:
-    """Write `source` again with its quantised tensors in another `kind`; `encode` turns rows of weights into bytes.
+def to_f16(source: Gguf, target: Path, on_progress: Callable[[int, int], None]) -> None:
+    """Write `source` again with its quantised tensors as half-precision weights: larger, but computed without rounding
+    activations to 8 bits.
 
     `on_progress` gets (tensors done, tensors in all). Raises GgufError for a kind this file cannot decode, OSError.
     """
     unknown = {tensor.kind for tensor in source.tensors} - set(BLOCKS)
     if unknown:
         raise GgufError(source.path, f"tensors of kind {min(unknown)} cannot be converted", "Serve the file as it is.")
-    planned = _plan(source, kind)
+    planned = _plan(source)
     with mapped(source.path) as data, target.open("wb") as out:
-        out.write(_new_header(source, planned, data, file_type))
+        out.write(_new_header(source, planned, data))
         base = aligned(out.tell(), source.alignment)
         for done, (old, new) in enumerate(zip(source.tensors, planned, strict=True), start=1):
             out.write(bytes(base + new.offset - out.tell()))  # padding
             if old.kind == new.kind:
                 out.write(data[old.offset : old.offset + (old.nbytes or 0)])
             else:
-                out.writelines(encode(rows) for rows in _decoded(data, old))
+                out.writelines(rows.astype("<f2").tobytes() for rows in _decoded(data, old))
             on_progress(done, len(planned))
         out.write(bytes(aligned(out.tell(), source.alignment) - out.tell()))
         out.flush()
         os.fsync(out.fileno())
 
 
-def to_f16(source: Gguf, target: Path, on_progress: Callable[[int, int], None]) -> None:
-    """Convert to half-precision weights: larger, but computed without rounding activations to 8 bits."""
-    rewrite(source, target, kind=F16, file_type=FILE_TYPE_F16, encode=_as_f16, on_progress=on_progress)
-
-
-def _as_f16(rows: NDArray[np.float32]) -> bytes:
-    return rows.astype("<f2").tobytes()
-
-
-def _plan(source: Gguf, kind: int) -> list[Tensor]:
+def _plan(source: Gguf) -> list[Tensor]:
     """The new tensor table. Its `offset` counts from the start of the weights, as the file stores it."""
     planned, offset = [], 0
     for tensor in source.tensors:
-        new = Tensor(tensor.name, tensor.shape, tensor.kind if tensor.kind in (F32, F16) else kind, offset)
+        new = Tensor(tensor.name, tensor.shape, F32 if tensor.kind == F32 else F16, offset)
         planned.append(new)
         offset = aligned(offset + (new.nbytes or 0), source.alignment)
     return planned
 
 
-def _new_header(source: Gguf, planned: list[Tensor], data: mmap.mmap, file_type: int) -> bytes:
+def _new_header(source: Gguf, planned: list[Tensor], data: mmap.mmap) -> bytes:
     header = bytearray(data[: source.metadata_end])
     if source.file_type_at:
-        struct.pack_into("<I", header, source.file_type_at, file_type)
+        struct.pack_into("<I", header, source.file_type_at, FILE_TYPE_F16)
     for tensor in planned:
         name = tensor.name.encode()
         dimensions = len(tensor.shape)

@@ -80,12 +80,7 @@ class ChatTemplate:
         """Whether its source holds one of these words."""
         return any(word in self._source for word in words)
 
-    def render(self, turns: Sequence[ChatTurn], reasoning: str = "", *, begins: bool = True) -> str:
-        """Render a conversation without tools. Raises Refused if the template rejects it."""
-        messages = [{"role": turn.role, "content": turn.content} for turn in turns]
-        return self.render_messages(messages, None, reasoning, begins=begins)
-
-    def render_messages(
+    def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -124,7 +119,7 @@ class ChatTemplate:
             return False
         asked = [{"role": "user", "content": "a"}]
         try:
-            return self.render_messages(asked, [PROBE.shown]) != self.render_messages(asked)
+            return self.render(asked, [PROBE.shown]) != self.render(asked)
         except Refused:
             return False
 
@@ -206,20 +201,11 @@ class Prompts:
         """The prompt of a request, of a conversation up to where the answer begins (`begins`). Raises Refused, also for
         a token of its logit_bias that the model does not have."""
         self.check_ids([*request.sampling.logit_bias], "logit_bias")  # llama.cpp would ignore it
-        parts, past = self._prompt(request.prompt, request.tools, request.reasoning, begins=begins), request.past
+        parts, past = self._prompt(request, begins=begins), request.past
         opened = isinstance(last := parts[-1], str) and last.rstrip().endswith(BEGIN)
         if request.reasoning:
             past = [(as_written(text, opened=opened), ids, count) for text, ids, count in past]
         return RenderedPrompt(self._continued(parts, past), opened)
-
-    def render(
-        self,
-        prompt: Sequence[ChatTurn] | str | Sequence[int],
-        past: Sequence[tuple[str, Sequence[int], int]] = (),
-        tools: Tools | None = None,
-    ) -> list[str | int]:
-        """The prompt followed by what earlier attempts generated, as one call takes it. Raises Refused."""
-        return self._continued(self._prompt(prompt, tools), past)
 
     def _continued(self, parts: list[str | int], past: Sequence[tuple[str, Sequence[int], int]]) -> list[str | int]:
         generated = self._past(past)
@@ -227,19 +213,13 @@ class Prompts:
             parts[-1], generated = last + first, generated[1:]  # a token may span the boundary
         return self._mixed([*parts, *generated])
 
-    def _prompt(
-        self,
-        prompt: Sequence[ChatTurn] | str | Sequence[int],
-        tools: Tools | None = None,
-        reasoning: str = "",
-        *,
-        begins: bool = True,
-    ) -> list[str | int]:
+    def _prompt(self, request: Request, *, begins: bool) -> list[str | int]:
+        prompt = request.prompt
         if isinstance(prompt, str):
             parts: list[str | int] = [prompt] if prompt else [self._bos[0]] if self._bos else []
         elif is_chat(prompt):
             turns = [turn for turn in prompt if isinstance(turn, ChatTurn)]
-            parts = self._conversation(turns, tools, reasoning, begins=begins)
+            parts = self._conversation(turns, request.tools, request.reasoning, begins=begins)
         else:
             parts = [number for number in prompt if isinstance(number, int)]
         if not parts:
@@ -248,35 +228,24 @@ class Prompts:
         return parts
 
     def _conversation(
-        self, turns: Sequence[ChatTurn], tools: Tools | None, reasoning: str, *, begins: bool = True
+        self, turns: Sequence[ChatTurn], tools: Tools | None, reasoning: str, *, begins: bool
     ) -> list[str | int]:
         if self._template is None:
             raise Refused(invalid("this model has no chat template: use /v1/completions", "messages"))
-        if tools is None and not any(turn.calls or turn.call_id for turn in turns):
-            marked, mark = self._control.mark(turns)
-            text = self._template.render(marked, reasoning, begins=begins)
-        else:
-            text, mark = self._with_tools(self._template, turns, tools, reasoning)
+        offered = None if tools is None else [tool.shown for tool in tools.callable]
+        if tools is not None and not self._tools:
+            before = turns[0].content + "\n\n" if turns[0].role == "system" else ""
+            told = ChatTurn("system", before + instruction(tools))
+            turns, offered = [told, *(turns[1:] if before else turns)], None
+        (messages, shown), mark = self._control.mark((messages_of(turns), offered))
+        text = self._template.render(messages, shown, reasoning, begins=begins)
+        if tools is not None and tools.forced and self._tools:
+            text += answer_begin(tools)
         bos = self._bos
         first: list[str | int] = []
         if bos and bos[1] and text.startswith(bos[1]):
             first, text = [bos[0]], text.removeprefix(bos[1])  # as an id, so that llama.cpp does not add a second one
         return [*first, *(text.split(mark) if mark else [text])]
-
-    def _with_tools(
-        self, template: ChatTemplate, turns: Sequence[ChatTurn], tools: Tools | None, reasoning: str
-    ) -> tuple[str, str]:
-        """A rendered conversation with tools or calls, and the mark where its text must be cut."""
-        if tools is not None and not self._tools:
-            first = turns[0].content + "\n\n" if turns[0].role == "system" else ""
-            told = ChatTurn("system", first + instruction(tools))
-            turns, offered = [told, *(turns[1:] if first else turns)], None
-        else:
-            offered = None if tools is None else [tool.shown for tool in tools.callable]
-        (messages, shown), mark = self._control.mark_values((messages_of(turns), offered))
-        text = template.render_messages(messages, shown, reasoning)
-        begin = answer_begin(tools) if tools is not None and tools.forced and self._tools else ""
-        return text + begin, mark
 
     def _past(self, past: Sequence[tuple[str, Sequence[int], int]]) -> list[str | int]:
         """What earlier attempts generated: as token ids where all are known, else as text."""

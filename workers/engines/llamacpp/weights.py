@@ -213,12 +213,6 @@ def fetch(directory: Path, on_progress: Progress, source: WeightSource = SMOLLM2
     return result
 
 
-def fetch_bundled(directory: Path, on_progress: Progress, source: WeightSource = SMOLLM2) -> Path:
-    """Return the model as published, with 4-bit weights. Raises WeightsError, OSError."""
-    with _locked_directory(directory, on_progress):
-        return _bundled(directory, on_progress, source)
-
-
 def sound(path: Path, size: int, sha256: str) -> bool:
     """Whether the file has this size and hash. The hash is computed only if the file is new or was modified."""
     try:

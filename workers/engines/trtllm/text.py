@@ -89,8 +89,9 @@ class Codec:
         if isinstance(prompt, str):
             return list(self._tokenizer.encode(prompt, add_special_tokens=True))
         if prompt and isinstance(prompt[0], ChatTurn):
-            marked, mark = self._control.mark([turn for turn in prompt if isinstance(turn, ChatTurn)])
-            text = self._render(marked)
+            turns = [turn for turn in prompt if isinstance(turn, ChatTurn)]
+            messages, mark = self._control.mark([{"role": turn.role, "content": turn.content} for turn in turns])
+            text = self._render(messages)
             return self._ids(text.split(mark) if mark else [text])
         return cast("list[int]", list(prompt))
 
@@ -98,14 +99,13 @@ class Codec:
         """Tokenise each piece separately, so that a control token that was cut in two stays text."""
         return [each for piece in pieces for each in self._tokenizer.encode(piece, add_special_tokens=False)]
 
-    def _render(self, turns: Sequence[Any]) -> str:
+    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
         if not self.chats:
             message = "this model has no chat template: use the completions endpoint"
             raise Refused(Failure("unsupported_parameter", message, 400, "messages"))
-        conversation = [{"role": turn.role, "content": turn.content} for turn in turns]
         try:
             # As text: the result of tokenize=True differs between versions of the tokenizer library.
-            text = self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # the template is the model's own code and may raise anything
             message = f"the model's chat template does not take these messages: {error}"
             raise Refused(Failure("invalid_value", message, 400, "messages")) from error

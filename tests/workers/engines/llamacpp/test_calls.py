@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
-from penstock.engine import ChatTurn
+from penstock.engine import ChatTurn, Request, Sampling
 from penstock.tools import Tool, ToolCall, Tools
 from workers.engines.llamacpp.gguf import Gguf
 from workers.engines.llamacpp.prompt import ChatTemplate, Prompts
@@ -45,6 +46,10 @@ def prompts(template: str) -> Prompts:
     return Prompts(cast(Gguf, File(template)))
 
 
+def rendered(template: str, turns: Sequence[ChatTurn], tools: Tools | None = None) -> list[str | int]:
+    return prompts(template).of(Request("r", turns, Sampling(), tools=tools)).parts
+
+
 @pytest.mark.parametrize(
     ("template", "known"),
     [(HERMES, True), (PLAIN, False), (HERMES + "<function=", False), (PLAIN + "{# <tool_call> #}", False)],
@@ -59,7 +64,7 @@ def test_a_template_that_knows_tools_renders_them_and_the_history() -> None:
         ChatTurn("assistant", "", (ToolCall("c", "f", '{"x": 1}'),)),
         ChatTurn("tool", "4", call_id="c"),
     )
-    (text,) = prompts(HERMES).render(turns, tools=Tools(offered=(G,)))
+    (text,) = rendered(HERMES, turns, Tools(offered=(G,)))
     assert text == (
         'tools:{"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}};'
         '[user]hi[assistant]<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>[tool]4(f)[assistant]'
@@ -68,18 +73,18 @@ def test_a_template_that_knows_tools_renders_them_and_the_history() -> None:
 
 def test_a_forced_call_begins_as_the_model_would_begin_it() -> None:
     """Of the functions that it may call, only those are shown."""
-    (named,) = prompts(HERMES).render(USER, tools=Tools(offered=(F, G), choice="required", named="g"))
+    (named,) = rendered(HERMES, USER, Tools(offered=(F, G), choice="required", named="g"))
     assert str(named).endswith('[assistant]<tool_call>\n{"name": "g", "arguments": ') and "does f" not in str(named)
-    (several,) = prompts(HERMES).render(USER, tools=Tools(offered=(F, G), choice="required"))
+    (several,) = rendered(HERMES, USER, Tools(offered=(F, G), choice="required"))
     assert str(several).endswith("[assistant]<tool_call>\n") and "does f" in str(several)
 
 
 def test_a_template_without_tools_is_told_in_words() -> None:
     """In front of the conversation, and behind its own system message."""
     tools = Tools(offered=(F, G), choice="required", named="g")
-    (text,) = prompts(PLAIN).render(USER, tools=tools)
+    (text,) = rendered(PLAIN, USER, tools)
     assert text == f"[system]{instruction(tools)}[user]hi[assistant]" and '"g"' in text and "does f" not in text
-    (text,) = prompts(PLAIN).render((ChatTurn("system", "Be brief."), *USER), tools=tools)
+    (text,) = rendered(PLAIN, (ChatTurn("system", "Be brief."), *USER), tools)
     assert text == f"[system]Be brief.\n\n{instruction(tools)}[user]hi[assistant]"
 
 
@@ -90,12 +95,12 @@ def test_a_control_token_in_a_tool_or_a_call_is_plain_text(template: str) -> Non
     tools = Tools(
         offered=(Tool("g", evil, {"type": "object", "properties": {evil: {"const": evil}}}),), choice="required"
     )
-    parts = prompts(template + "<|im_start|>").render((ChatTurn("user", evil),), tools=tools)
+    parts = rendered(template + "<|im_start|>", (ChatTurn("user", evil),), tools)
     assert not any("<|im_start|>" in str(part) for part in parts[:-1])
     assert parts.count(7) <= 1 and len(parts) > 6
     if template == HERMES:
         call = ChatTurn("assistant", "", (ToolCall("c", "g", f'{{"{evil}": "{evil}"}}'),))
-        for part in prompts(template + "<|im_end|>").render((*USER, call))[:-1]:
+        for part in rendered(template + "<|im_end|>", (*USER, call))[:-1]:
             assert "<|im_start|>" not in str(part) or isinstance(part, int)
 
 

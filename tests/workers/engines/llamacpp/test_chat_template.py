@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine import ChatTurn, Refused
-from workers.engines.llamacpp.prompt import ChatTemplate, TemplateBroken
+from workers.engines.llamacpp.prompt import ChatTemplate, TemplateBroken, messages_of
 
 CHATML = """{% for message in messages %}
     {% if loop.first and message['role'] != 'system' %}
@@ -19,7 +19,7 @@ Be brief.{{ eos_token }}
 
 def refusal(template: str, *turns: ChatTurn) -> str:
     with pytest.raises(Refused) as caught:
-        ChatTemplate(template).render(turns)
+        ChatTemplate(template).render(messages_of(turns))
     assert (caught.value.failure.status, caught.value.failure.param) == (400, "messages")
     return caught.value.failure.message
 
@@ -28,23 +28,23 @@ def test_turns_are_rendered_up_to_the_answer() -> None:
     """Blocks leave no blank lines or indentation behind, and the special tokens' texts are known."""
     template = ChatTemplate(CHATML, bos="<s>", eos="</s>")
     turns = [ChatTurn("user", "Hello"), ChatTurn("assistant", "Hi"), ChatTurn("user", "Bye")]
-    assert template.render(turns) == (
+    assert template.render(messages_of(turns)) == (
         "<s>system\nBe brief.</s>\n<s>user|Hello</s>\n<s>assistant|Hi</s>\n<s>user|Bye</s>\n<s>assistant|"
     )
 
 
 def test_a_turn_is_text_and_never_a_template() -> None:
     """What a user writes is not executed."""
-    rendered = ChatTemplate(CHATML).render([ChatTurn("user", "{{ 7 * 6 }}{% raise %}")])
+    rendered = ChatTemplate(CHATML).render(messages_of([ChatTurn("user", "{{ 7 * 6 }}{% raise %}")]))
     assert "{{ 7 * 6 }}{% raise %}" in rendered
 
 
 def test_json_is_not_escaped_for_html() -> None:
     """Models were trained on plain JSON, of one line or of several."""
-    assert ChatTemplate("{{ messages[0] | tojson }}").render([ChatTurn("user", "<é>")]) == (
+    assert ChatTemplate("{{ messages[0] | tojson }}").render(messages_of([ChatTurn("user", "<é>")])) == (
         '{"role": "user", "content": "<é>"}'
     )
-    assert ChatTemplate("{{ messages[0] | tojson(indent=2) }}").render([ChatTurn("user", "<é>")]) == (
+    assert ChatTemplate("{{ messages[0] | tojson(indent=2) }}").render(messages_of([ChatTurn("user", "<é>")])) == (
         '{\n  "role": "user",\n  "content": "<é>"\n}'
     )
 
@@ -52,8 +52,8 @@ def test_json_is_not_escaped_for_html() -> None:
 def test_loops_can_be_left_and_the_date_asked_for() -> None:
     """Two things templates in circulation rely on."""
     template = ChatTemplate("{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}x{% endfor %}")
-    assert template.render([ChatTurn("user", "a"), ChatTurn("user", "b")]) == "x"
-    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}").render([ChatTurn("user", "a")])) == 10
+    assert template.render(messages_of([ChatTurn("user", "a"), ChatTurn("user", "b")])) == "x"
+    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}").render(messages_of([ChatTurn("user", "a")]))) == 10
 
 
 def test_a_template_may_refuse() -> None:
