@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import msgspec
 
@@ -257,6 +257,17 @@ class Request(msgspec.Struct, frozen=True):
     passed: Mapping[str, Any] = MappingProxyType({})
     """Fields of the request that nobody here reads, for a model's server; only an engine with `passes_fields` gets
     them, and further fields of turns, calls and tools."""
+
+    @property
+    def turns(self) -> Sequence[ChatTurn]:
+        """Of a conversation; () of any other prompt."""
+        is_chat = not isinstance(self.prompt, str) and self.prompt and isinstance(self.prompt[0], ChatTurn)
+        return cast("Sequence[ChatTurn]", self.prompt) if is_chat else ()
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Of a prompt of token ids; () of any other."""
+        return () if isinstance(self.prompt, str) or self.turns else cast("Sequence[int]", self.prompt)
 
     @property
     def past_tokens(self) -> int:

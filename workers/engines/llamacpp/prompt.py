@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from penstock.engine import ChatTurn, Refused, Request
 from penstock.tools import Tool, Tools
 from workers.engines.llamacpp.gguf import Gguf
-from workers.engines.llamacpp.request import BEGIN_TAG, OTHER_FORM, answer_begin, instruction, invalid, is_chat
+from workers.engines.llamacpp.request import BEGIN_TAG, OTHER_FORM, answer_begin, instruction, invalid
 from workers.engines.reasoning import BEGIN, EFFORT_NAMES, END, as_written
 from workers.engines.text import ControlTokens
 
@@ -217,11 +217,10 @@ class Prompts:
         prompt = request.prompt
         if isinstance(prompt, str):
             parts: list[str | int] = [prompt] if prompt else [self._bos[0]] if self._bos else []
-        elif is_chat(prompt):
-            turns = [turn for turn in prompt if isinstance(turn, ChatTurn)]
-            parts = self._conversation(turns, request.tools, request.reasoning, begins=begins)
+        elif request.turns:
+            parts = self._conversation(request.turns, request.tools, request.reasoning, begins=begins)
         else:
-            parts = [number for number in prompt if isinstance(number, int)]
+            parts = [*request.ids]
         if not parts:
             raise Refused(invalid("the prompt is empty", "prompt"))
         self.check_ids([part for part in parts if isinstance(part, int)], "prompt")

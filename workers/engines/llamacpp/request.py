@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
-from penstock.engine import ChatTurn, EngineTimes, Failure, Logprob, Piece, Request, token_text
+from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request, token_text
 from penstock.tools import Tools
 from workers.engines.calls import NamedWriter, ObjectWriter, TagWriter
 from workers.engines.llamacpp.settings import LlamacppSettings
@@ -351,10 +351,6 @@ class Generation:
         )
 
 
-def is_chat(prompt: Sequence[ChatTurn] | str | Sequence[int]) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], ChatTurn)
-
-
 def invalid(message: str, param: str | None = None) -> Failure:
     """A failure caused by the request: status 400."""
     return Failure(code="invalid_request_error", message=message, status=400, param=param)
@@ -367,7 +363,7 @@ def engine_error(message: str) -> Failure:
 
 def too_long(request: Request, prompt_tokens: int, context: int) -> Failure:
     """The failure of a request whose prompt, or prompt plus completion, exceeds the context."""
-    what, wanted = "messages" if is_chat(request.prompt) else "prompt", request.sampling.max_tokens
+    what, wanted = "messages" if request.turns else "prompt", request.sampling.max_tokens
     asked = f" and max_tokens asks for {wanted} more" if wanted else ""
     return Failure(
         code="context_length_exceeded",

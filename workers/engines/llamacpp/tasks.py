@@ -89,9 +89,9 @@ class LlamacppTasks:
                 ids = await self._tokenizer.ids(parts, special=special) if parts else []
                 return Piece(request.id, told_tokens(ids, self._context), finish="stop")
             case "detokenize":
-                ids = [each for each in request.prompt if isinstance(each, int)]
-                self._prompts.check_ids(ids, "tokens")
-                return Piece(request.id, await self._tokenizer.text(ids) if ids else "", finish="stop")
+                self._prompts.check_ids(request.ids, "tokens")
+                text = await self._tokenizer.text(request.ids) if request.ids else ""
+                return Piece(request.id, text, finish="stop")
             case "embed":
                 body = {"input": [each if isinstance(each, str) else list(each) for each in request.inputs]}
                 for each in request.inputs:

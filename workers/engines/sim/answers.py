@@ -32,7 +32,7 @@ MAX_VALUES, MAX_DEPTH = 10_000, 200
 
 def call_tokens(request: Request) -> tuple[str, ...]:
     """The tokens of the calls that answer a request; () if text does."""
-    tools, turns = request.tools, [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
+    tools, turns = request.tools, request.turns
     if tools is None or not turns or (turns[-1].role == "tool" and not tools.forced):
         return ()
     prompt = prompt_text(request.prompt)
@@ -143,8 +143,7 @@ def task_answer(request: Request, task: Task, context: int) -> str:
         case "tokenize":
             return told_tokens(token_ids(prompt_text(request.prompt)), context)
         case "detokenize":
-            ids = [each for each in request.prompt if isinstance(each, int)]
-            return "".join([f"{INNER[number % len(INNER)]}{number}" for number in ids])
+            return "".join([f"{INNER[number % len(INNER)]}{number}" for number in request.ids])
 
 
 def vector(text: str, size: int) -> array[float]:

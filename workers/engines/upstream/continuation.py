@@ -105,7 +105,7 @@ def _unspliceable(facts: ServerFacts, request: Request, rows: Sequence[Row]) -> 
 
 def _splices(facts: ServerFacts, request: Request, rows: Sequence[Row]) -> list[tuple[Rung, str]]:
     """The rungs that continue in the middle, best first, each with what stands in its way ("" for nothing)."""
-    chat = is_chat(request)
+    chat = bool(request.turns)
     splices = [(Rung.IDS, _without_ids(facts, chat=chat, rows=rows))]
     if not chat:
         splices.append((Rung.TEXT, "" if isinstance(request.prompt, str) else "the prompt is token ids"))
@@ -126,12 +126,6 @@ def _without_ids(facts: ServerFacts, *, chat: bool, rows: Sequence[Row]) -> str:
     return ""
 
 
-def is_chat(request: Request) -> bool:
-    """Whether its prompt is a conversation."""
-    prompt = request.prompt
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], ChatTurn)
-
-
 CHAT, TEXT = "/chat/completions", "/completions"
 ALL = "*"
 """In the names of withheld fields: every field."""
@@ -147,7 +141,7 @@ Prompt = str | list[int] | list[str | int]
 
 def is_prompted(facts: ServerFacts, request: Request, rung: Rung) -> bool:
     """Whether the request goes to /completions, also if it is a conversation."""
-    return not is_chat(request) or rung is Rung.IDS or (facts.template_chat and request.tools is None)
+    return not request.turns or rung is Rung.IDS or (facts.template_chat and request.tools is None)
 
 
 def build(
@@ -258,8 +252,7 @@ def continued(prompt: Prompt, rung: Rung, rows: Sequence[Row]) -> Prompt:
 
 
 def _messages(facts: ServerFacts, request: Request, rung: Rung, rows: Sequence[Row]) -> dict[str, Any]:
-    turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
-    messages: list[dict[str, Any]] = [turn.shown for turn in turns]
+    messages: list[dict[str, Any]] = [turn.shown for turn in request.turns]
     body: dict[str, Any] = {"messages": messages}
     if rung is Rung.PREFILL:
         begun: dict[str, Any] = {"role": "assistant", "content": "".join(text for text, _, _ in rows)}

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, ModelCard, Piece, Request, Task
+from penstock.engine import CHARACTERS_PER_TOKEN, ModelCard, Piece, Request, Task
 from streaming.jobs.job import HINTS
 from telemetry import tracing as names
 from telemetry.logs import EventLog
@@ -286,12 +286,11 @@ class UpstreamExchange:
     async def _told_tokens(self, turn: Turn, task: Task, trace: str) -> str:
         """Raises Unprepared, ValueError."""
         facts, body = turn.facts, tasks.tokenize_body(turn.facts, turn.request, task)
-        turns = _turns(turn.request)
-        if turns and not facts.chat_ids:
+        if turn.request.turns and not facts.chat_ids:
             outcome = ReplyOutcome(End.FAILED, "it tokenizes no conversations: send its text as prompt", status=400)
             raise Unprepared(replace(outcome, param="messages"))
-        if turns and facts.template_chat:
-            body = tasks.rendered_body(await self._rendered(turn, turns, begins=task.generation_prompt))
+        if turn.request.turns and facts.template_chat:
+            body = tasks.rendered_body(await self._rendered(turn, begins=task.generation_prompt))
         return tasks.read_tokens(facts, await self._ask(turn, "/tokenize", body, trace=trace))
 
     async def _send(self, turn: Turn, rung: Rung) -> ReplyOutcome:
@@ -373,7 +372,7 @@ class UpstreamExchange:
         """Begin the span of one request to a server, which the server continues."""
         request, address = turn.request, turn.client.address
         task = request.task.kind if request.task is not None else None
-        operation = operation_name(task, is_chat=continuation.is_chat(request))
+        operation = operation_name(task, is_chat=bool(request.turns))
         attributes: Attributes = {
             names.OPERATION: operation,
             names.PROVIDER: turn.facts.kind,
@@ -401,12 +400,11 @@ class UpstreamExchange:
         request, facts, generation = turn.request, turn.facts, turn.generation
         if not continuation.is_prompted(facts, request, rung):
             return None
-        turns = _turns(request)
-        if facts.template_chat and turns:
+        if facts.template_chat and request.turns:
             if not isinstance(generation.prompt, str):
-                generation.prompt = await self._rendered(turn, turns)
+                generation.prompt = await self._rendered(turn)
             return generation.prompt
-        if not turns and not isinstance(request.prompt, str):
+        if request.ids:
             return None
         needs_ids = rung is Rung.IDS or (request.sampling.max_tokens is None and facts.kind in LIMITED)
         if not needs_ids or rung is Rung.TEXT or facts.mixed or not facts.tokenizes:
@@ -414,12 +412,12 @@ class UpstreamExchange:
         if rung is Rung.IDS:
             await self._check_alignment(turn)
         if not isinstance(generation.prompt, list):
-            generation.prompt = await self._tokenized(turn, turns)
+            generation.prompt = await self._tokenized(turn)
         return generation.prompt
 
-    async def _rendered(self, turn: Turn, turns: list[ChatTurn], *, begins: bool = True) -> str:
+    async def _rendered(self, turn: Turn, *, begins: bool = True) -> str:
         request, facts = turn.request, turn.facts
-        body = continuation.rendering(facts, request) | {"messages": [each.shown for each in turns]}
+        body = continuation.rendering(facts, request) | {"messages": [each.shown for each in request.turns]}
         if not begins:
             body["add_generation_prompt"] = False
         if request.reasoning not in ("", "default") and facts.reasoning_effort:
@@ -429,10 +427,10 @@ class UpstreamExchange:
             raise Unprepared(by_cut("/apply-template gave no prompt"))
         return found
 
-    async def _tokenized(self, turn: Turn, turns: list[ChatTurn]) -> list[int]:
-        """The ids of a conversation, or without `turns` of a text."""
+    async def _tokenized(self, turn: Turn) -> list[int]:
+        """The ids of a conversation, or of a text."""
         body: dict[str, Any] = {"model": turn.facts.model}
-        if turns:
+        if turns := turn.request.turns:
             body |= continuation.rendering(turn.facts, turn.request) | {"messages": [each.shown for each in turns]}
             body["add_generation_prompt"] = True
         else:
@@ -560,12 +558,12 @@ def number_of(model: str, models: Sequence[str]) -> int | None:
 
 def unsuited(card: ModelCard, request: Request) -> str:
     """Why a model cannot stand in for another one with this request; "" if it can."""
-    sampling, can, turns = request.sampling, card.capabilities, _turns(request)
+    sampling, can, turns = request.sampling, card.capabilities, request.turns
     tools, called = request.tools, any(turn.calls or turn.call_id for turn in turns)
     size = size_of(request)
     obstacles = {
         "vectors and token ids are those of another model": request.task is not None,
-        "token ids are those of another model": not isinstance(request.prompt, str) and not turns,
+        "token ids are those of another model": bool(request.ids),
         "token ids of a bias are those of another model": bool(sampling.logit_bias),
         "it takes no raw prompts": isinstance(request.prompt, str) and not can.text_prompts,
         "it takes no conversations": bool(turns) and not can.chat,
@@ -586,18 +584,13 @@ def unsuited(card: ModelCard, request: Request) -> str:
 
 def size_of(request: Request) -> int:
     """Tokens of a prompt, roughly."""
-    turns = _turns(request)
     if request.inputs:
         sizes = [len(each) // (CHARACTERS_PER_TOKEN if isinstance(each, str) else 1) for each in request.inputs]
         return sum(sizes)
-    if not turns and not isinstance(request.prompt, str):
-        return len(request.prompt)
-    texts = [turn.content for turn in turns] or [str(request.prompt)]
+    if request.ids:
+        return len(request.ids)
+    texts = [turn.content for turn in request.turns] or [str(request.prompt)]
     return sum([len(text) // CHARACTERS_PER_TOKEN for text in texts])
-
-
-def _turns(request: Request) -> list[ChatTurn]:
-    return [] if isinstance(request.prompt, str) else [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
 
 
 def _obstacle(pool: PoolState, patience_s: float) -> str:

@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine import ChatTurn, Failure, Refused, Request, Task
+from penstock.engine import Failure, Refused, Request, Task
 from workers.engines.task_answers import check_task_answer, joined_vectors, told_scores, told_tokens
-from workers.engines.upstream import continuation
 from workers.engines.upstream.places import ServerEndpoint
 from workers.engines.upstream.reply import Count, TokenId
 from workers.engines.upstream.server import DEFAULT_CONTEXT, ServerFacts
@@ -97,8 +96,7 @@ def tokenize_body(facts: ServerFacts, request: Request, task: Task) -> dict[str,
         if facts.kind == "llama-server":
             return {"content": request.prompt, "add_special": special, "parse_special": True}
         return body | {"prompt": request.prompt, "add_special_tokens": special}
-    turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
-    return body | {"messages": [turn.shown for turn in turns], "add_generation_prompt": task.generation_prompt}
+    return body | {"messages": [turn.shown for turn in request.turns], "add_generation_prompt": task.generation_prompt}
 
 
 def rendered_body(prompt: str) -> dict[str, Any]:
@@ -112,7 +110,7 @@ def read_tokens(facts: ServerFacts, found: Mapping[str, Any]) -> str:
 
 
 def detokenize_body(facts: ServerFacts, request: Request) -> dict[str, Any]:
-    ids = [each for each in request.prompt if isinstance(each, int)]
+    ids = list(request.ids)
     return {"tokens": ids} if facts.kind == "llama-server" else {"model": facts.model, "tokens": ids}
 
 
@@ -129,13 +127,11 @@ def refuse(request: Request, context: int, endpoints: Sequence[ServerEndpoint]) 
     if request.task is not None:
         return
     _refuse_biases(request.sampling.logit_bias, endpoints)
-    prompt, wanted = request.prompt, request.sampling.max_tokens or 1
-    if isinstance(prompt, str) or continuation.is_chat(request):
-        if not len(prompt):
-            raise Refused(Failure("invalid_request_error", "the prompt is empty", 400, "prompt"))
-        return
-    if len(prompt) + wanted > context:
-        message = f"the prompt has {len(prompt)} tokens and {wanted} more are asked for, but the context is {context}"
+    if not request.prompt:
+        raise Refused(Failure("invalid_request_error", "the prompt is empty", 400, "prompt"))
+    size, wanted = len(request.ids), request.sampling.max_tokens or 1
+    if size and size + wanted > context:
+        message = f"the prompt has {size} tokens and {wanted} more are asked for, but the context is {context}"
         raise Refused(Failure("context_length_exceeded", message, 400, "prompt"))
 
 
