@@ -46,7 +46,7 @@ from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
 from workers.engines.registry import build, sections
 from workers.heartbeat import keep_counting
-from workers.record import CallTracer, Recorder, RequestRecords, WorkCounters
+from workers.record import CallTracer, Recorder, WorkCounters
 from workers.settings import WorkerSettings
 from workers.worker import Worker
 
@@ -179,10 +179,16 @@ class WorkerProcess:
         self._store = StoreMonitor(client)
         try:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
-            records = RequestRecords(self._me.model, self._records, self._me.name)
             note = self._lifeline.note_completed
             self._recorder = recorder = Recorder(
-                self._me.model, self._metrics, self._tracing, self._tally, note, records, self._me.id
+                self._me.model,
+                self._metrics,
+                self._tracing,
+                self._tally,
+                note,
+                self._records,
+                self._me.name,
+                self._me.id,
             )
             return await self._serve(client, recorder)
         except EngineDead as error:

@@ -28,50 +28,6 @@ from workers.gate import GateReason
 from workers.writer import StepWrite
 
 
-class RequestRecords:
-    """One per worker process.
-
-    A record is built when the job is over, and written once the store has its end: a job that another worker ends, or
-    that a script has ended before, gets its record there.
-    """
-
-    def __init__(self, model: str, sink: RecordSink = NO_RECORDS, process: str = "") -> None:
-        """`process`: the worker's name in `penstock ps`."""
-        self._model, self._sink, self._process = model, sink, process
-        self._built: dict[str, RequestRecord] = {}
-        """By job, while the store has not answered."""
-
-    def ended(self, attempt: Attempt, end: Terminal, ended_us: int) -> None:
-        """Build the record of a job that is over; `ended_us`: Redis time, 0 while it is not known here."""
-        if self._sink is not NO_RECORDS:
-            self._built[end.job] = record_of(attempt, end, ended_us or wall_us(), self._model, self._process)
-
-    def unreadable(self, end: Terminal, ended_us: int) -> None:
-        """Build the record of a job that cannot be read, and fails."""
-        self._built[end.job] = RequestRecord(
-            id=end.job,
-            ended_us=ended_us or wall_us(),
-            state=end.state.value,
-            model=self._model,
-            by=self._process,
-            code=end.failure.code if end.failure else "",
-        )
-
-    def ended_by_script(self, record: JobRecord) -> None:
-        """Write the record of a job that a script ended, which this process's sweep has found."""
-        self._sink.write(request_record(record, self._process))
-
-    def released(self, job_id: str) -> None:
-        """Another worker will end the job."""
-        self._built.pop(job_id, None)
-
-    def written(self, ends: Iterable[Terminal]) -> None:
-        """Write the records of jobs whose ends the store has taken."""
-        for end in ends:
-            if (record := self._built.pop(end.job, None)) is not None:
-                self._sink.write(record)
-
-
 def wall_us() -> int:
     """This machine's time in microseconds."""
     return int(time.time() * 1_000_000)
@@ -311,11 +267,20 @@ class Recorder:
         tracer: Tracing,
         tally: WorkCounters | None = None,
         on_completed: Callable[[], None] = lambda: None,
-        records: RequestRecords | None = None,
+        sink: RecordSink = NO_RECORDS,
+        process: str = "",
         worker: str = "",
     ) -> None:
-        """`on_completed`: called whenever jobs have completed. `worker`: its name in `penstock ps`."""
-        self.records = records or RequestRecords(model)
+        """
+        Args:
+            on_completed: called whenever jobs have completed.
+            sink: gets a record of each job, of `process`.
+            worker: its name in `penstock ps`.
+        """
+        self.sink, self._process = sink, process
+        self._records: dict[str, RequestRecord] = {}
+        """Of jobs that are over, by job. Each is written once the store has its end: a job that another worker ends, or
+        that a script has ended before, gets its record there."""
         self._model, self.metrics, self._on_completed = model, metrics, on_completed
         self.traces = AttemptTraces(tracer, worker)
         self._trace_ids: dict[str, str] = {}
@@ -345,7 +310,8 @@ class Recorder:
 
     def ended(self, attempt: Attempt, end: Terminal, ended_us: int = 0) -> None:
         """Record a job's terminal state. `ended_us`: Redis time."""
-        self.records.ended(attempt, end, ended_us)
+        if self.sink is not NO_RECORDS:
+            self._records[end.job] = record_of(attempt, end, ended_us or wall_us(), self._model, self._process)
         metrics, usage = self.metrics, end.usage
         self._tally.ended(attempt.job.priority, end)
         metrics.jobs.labels(self._model, end.state).inc()
@@ -393,7 +359,9 @@ class Recorder:
 
     def written(self, ends: Sequence[Terminal], worker: str) -> None:
         """Log the ends of jobs that the store has, one line for each state, and write their records."""
-        self.records.written(ends)
+        for end in ends:
+            if (record := self._records.pop(end.job, None)) is not None:
+                self.sink.write(record)
         self.traces.written(ends)
         for state in dict.fromkeys(end.state for end in ends):
             jobs = [end.job for end in ends if end.state is state]
@@ -410,8 +378,19 @@ class Recorder:
 
     def unreadable(self, end: Terminal, ended_us: int) -> None:
         """Record the end of a job that cannot be read."""
-        self.records.unreadable(end, ended_us)
+        self._records[end.job] = RequestRecord(
+            id=end.job,
+            ended_us=ended_us or wall_us(),
+            state=end.state.value,
+            model=self._model,
+            by=self._process,
+            code=end.failure.code if end.failure else "",
+        )
         self.failed(end)
+
+    def ended_by_script(self, record: JobRecord) -> None:
+        """Write the record of a job that a script ended, which this process's sweep has found."""
+        self.sink.write(request_record(record, self._process))
 
     def failed(self, end: Terminal) -> None:
         """Count a failed job by its reason."""
@@ -440,7 +419,7 @@ class Recorder:
         self.traces.forget(job_id)
         self._cancelled.pop(job_id, None)
         self._trace_ids.pop(job_id, None)
-        self.records.released(job_id)
+        self._records.pop(job_id, None)
 
     def engine(self, stats: Stats) -> None:
         """Set the gauges of the engine's cache, and count what it has evicted since the last call."""

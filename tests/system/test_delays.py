@@ -32,7 +32,7 @@ from telemetry.records.schema import RecordSettings
 from telemetry.records.writer import RecordWriter
 from telemetry.report.report import Scope, report_of
 from telemetry.tracing import FIRST_SENT
-from workers.record import Recorder, RequestRecords
+from workers.record import Recorder
 
 __all__ = ["collector"]  # a fixture
 
@@ -152,8 +152,8 @@ def seen(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) 
         closing.callback(writer.close)
         tracing = start_tracing("worker", collector.url)
         closing.callback(tracing.close)
-        kept = RequestRecords("sim", writer, "worker-1")
-        recorder = Recorder("sim", Metrics.start("", "worker"), tracing, records=kept, worker="worker-1")
+        metrics = Metrics.start("", "worker")
+        recorder = Recorder("sim", metrics, tracing, sink=writer, process="worker-1", worker="worker-1")
         page = None
         if "PENSTOCK_TEST_BROWSER" in os.environ and not missing():
             page = closing.enter_context(browsing(tmp_path)).page()

