@@ -240,8 +240,7 @@ class WorkerProcess:
         log.info("ready", extra={"model": card.name, "lease": self._worker.lease.id, "context": card.context})
         while not run.done():
             stats = self._engine.stats()
-            recorder.load(stats.slots, stats.running, self._worker.reserved)
-            recorder.engine(stats)
+            recorder.engine(stats, self._worker.reserved)
             self._lifeline.note_away("; ".join(stats.away))
             self._metrics.flush()
             await asyncio.wait([run], timeout=1.0)

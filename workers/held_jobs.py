@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, packed
 from streaming.jobs.lease import SILENT, Lease
 from workers.attempt import Attempt
@@ -18,10 +16,9 @@ class HeldJobs:
         self._lease = lease
         self.attempts: dict[str, Attempt] = {}
         """By job id, oldest first, until their end is written."""
-        self.handed_back: list[Attempt] = []
-        """Jobs that a drain handed back unfinished."""
         self._parking: dict[str, Attempt] = {}
-        """By job id: preempted jobs that the store has not put back yet."""
+        """By job id: jobs that were taken out of the running ones, and that the store has not put back yet; in a drain,
+        all that are handed back."""
 
     def park(self, job_id: str) -> Attempt:
         """Take a job out of the running ones, while the store puts it back."""
@@ -33,11 +30,6 @@ class HeldJobs:
         if self._parking.get(attempt.job.id) is attempt:
             del self._parking[attempt.job.id]
 
-    def hand_back(self) -> None:
-        """Move all held jobs to `handed_back`."""
-        self.handed_back = list(self.attempts.values())
-        self.attempts.clear()
-
     def of(self, partition: int) -> list[Attempt]:
         """The held jobs of one partition."""
         return [attempt for attempt in self.attempts.values() if attempt.partition == partition]
@@ -46,7 +38,7 @@ class HeldJobs:
         """The first frame that a held job may still need from the log, or one that is being put back."""
         parking = [each.first_frame for each in self._parking.values() if each.partition == partition]
         oldest = min([self._lease.next_frame(partition), *parking])
-        for attempt in chain(self.handed_back, self.attempts.values()):
+        for attempt in self.attempts.values():
             if attempt.partition == partition:
                 oldest = min(oldest, attempt.first_frame)
                 if not attempt.is_checkpointed:

@@ -421,8 +421,11 @@ class Recorder:
         self._trace_ids.pop(job_id, None)
         self._records.pop(job_id, None)
 
-    def engine(self, stats: Stats) -> None:
-        """Set the gauges of the engine's cache, and count what it has evicted since the last call."""
+    def engine(self, stats: Stats, reserved: int = 0) -> None:
+        """Set the gauges of the engine's slots and cache, and count what it has evicted since the last call."""
+        self.metrics.worker_slots.labels(self._model).set(stats.slots)
+        self.metrics.worker_running.labels(self._model).set(stats.running)
+        self.metrics.worker_reserved.labels(self._model).set(reserved)
         if stats.kv_tokens:
             self.metrics.worker_kv.labels(self._model).set(stats.kv_tokens)
             self.metrics.worker_kv_used.labels(self._model).set(stats.kv_used)
@@ -438,12 +441,6 @@ class Recorder:
             for gauge, value in zip(gauges, reading, strict=True):
                 if value is not None:
                     gauge.labels(gpu).set(value)
-
-    def load(self, slots: int, running: int, reserved: int = 0) -> None:
-        """Set the gauges of the engine's slots."""
-        self.metrics.worker_slots.labels(self._model).set(slots)
-        self.metrics.worker_running.labels(self._model).set(running)
-        self.metrics.worker_reserved.labels(self._model).set(reserved)
 
 
 def _grown(before: int, now: int) -> int:

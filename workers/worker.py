@@ -400,13 +400,13 @@ class Worker:
             raise Fenced(f"the lease of this worker was taken from it in partitions {sorted(self._lost)}")
 
     async def _hand_back(self) -> None:
-        self._held.hand_back()
-        for attempt in self._held.handed_back:
+        handed_back = [self._held.park(job_id) for job_id in list(self._attempts)]
+        for attempt in handed_back:
             self._starter.let_go(attempt, goes_on=True)
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             if partition not in self._lost:
                 await writer.flushed()
-        for attempt in self._held.handed_back:
+        for attempt in handed_back:
             try:
                 await self.lease.release(attempt.job.id, attempt.number, self._held.parked_frames(attempt))
             except Fenced:
@@ -415,8 +415,8 @@ class Worker:
             except Unavailable as error:
                 log.warning("a job is left to lapse with its lease: %s", error, extra={"job": attempt.job.id})
             self._recorder.released(attempt.job.id)
-        if self._held.handed_back:
-            log.info("handed back %d unfinished jobs", len(self._held.handed_back))
+        if handed_back:
+            log.info("handed back %d unfinished jobs", len(handed_back))
 
     async def _leave(self) -> None:
         try:

@@ -102,7 +102,7 @@ def test_the_parts_of_completed_jobs_are_counted(metrics: Metrics) -> None:
 
 def test_the_slots_of_the_engine_are_shown(metrics: Metrics) -> None:
     """All there are, those that jobs hold, and those kept for jobs that come."""
-    Recorder("m", metrics, Tracing()).load(8, 5, 2)
+    Recorder("m", metrics, Tracing()).engine(Stats(slots=8, running=5), 2)
     names = ("slots", "running", "reserved_slots")
     assert [shown(metrics, f"penstock_worker_{name}") for name in names] == [{("m",): 8}, {("m",): 5}, {("m",): 2}]
 

@@ -452,22 +452,6 @@ class ServerEndpoint:
         log.exception("%s: a probe cannot read what it says", self.url, exc_info=error)
         return ProbeFailed(f"its pages cannot be read ({type(error).__name__})")
 
-    def fail(
-        self,
-        reason: str,
-        *,
-        request: str = "",
-        down: bool = False,
-        cut: bool = False,
-        answered_at: float = -math.inf,
-    ) -> None:
-        """A request failed by this server's fault. As in Breaker.fail."""
-        was_closed = self.breaker.closed
-        now = time.monotonic()
-        self.breaker.fail(reason, now, request=request, down=down, cut=cut, answered_at=answered_at)
-        if was_closed and not self.breaker.closed and not self.breaker.in_doubt:
-            log.warning("%s gets no requests until it is back: %s", self.url, reason)
-
     async def read_gauges(self, now: float) -> None:
         """Adapt the budget to what the server says of its load, at most once per interval and only while it runs
         something."""

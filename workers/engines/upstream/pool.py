@@ -195,13 +195,14 @@ class ServerPool:
     def _learn(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome, sent_at: float) -> None:
         """Tell breaker, budget and key how a reply ended, or the call that prepares it."""
         endpoint, now = place.endpoint, time.monotonic()
+        breaker, was_closed = endpoint.breaker, endpoint.breaker.closed
         if outcome.bare:
             endpoint.bare_ends += 1
             generation.bare_ends = endpoint.bare_ends
         elif outcome.end is End.DONE and not generation.is_over:
             endpoint.bare_ends = 0
         if outcome.end is End.DONE:
-            endpoint.breaker.succeed()
+            breaker.succeed()
             endpoint.budget.note_success()
         elif outcome.end is End.BROKEN:
             if outcome.sent:
@@ -212,20 +213,23 @@ class ServerPool:
                 name = generation.request.text_id or generation.id
                 has_token = generation.received and generation.progress_at >= sent_at
                 cut = not (outcome.status or outcome.stalled or outcome.bare or has_token)
-                endpoint.fail(outcome.reason, request=name, down=not outcome.sent, cut=cut, answered_at=answered_at)
+                down = not outcome.sent
+                breaker.fail(outcome.reason, now, request=name, down=down, cut=cut, answered_at=answered_at)
         elif outcome.end is End.FAILED:  # by the request's own fault, so the server is well
-            endpoint.breaker.succeed()
+            breaker.succeed()
         elif outcome.end is End.BUSY:
             generation.note_busy(outcome, now)
             self._hold(generation, place, outcome, now)
             answers = self.exchange.answered_at(endpoint.url) > now - ANSWERS_S
             if outcome.status != 429 and generation.refusals >= MAX_REFUSALS and not answers:
-                endpoint.fail(outcome.reason, down=True)  # a gateway without a server, perhaps
+                breaker.fail(outcome.reason, now, down=True)  # a gateway without a server, perhaps
         elif outcome.end is End.KEY:
             log.error("%s does not take the key in %s: %s", endpoint.url, place.key.name or "(none)", outcome.reason)
             place.key.block(REFUSED_S, now)
             if all(key.blocked_until > now for key in endpoint.keys.keys):
-                endpoint.fail("it takes none of the keys", down=True)
+                breaker.fail("it takes none of the keys", now, down=True)
+        if was_closed and not breaker.closed and not breaker.in_doubt:
+            log.warning("%s gets no requests until it is back: %s", endpoint.url, breaker.reason)
 
     def _hold(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome, now: float) -> None:
         wait = (

@@ -652,7 +652,7 @@ async def test_a_probe_that_breaks_is_a_failed_probe(monkeypatch: pytest.MonkeyP
         await starting
         (endpoint,) = desk.engine._own.endpoints
         monkeypatch.setattr(ServerProbe, "facts", broken)
-        endpoint.fail("away", down=True)
+        endpoint.breaker.fail("away", time.monotonic(), down=True)
         await until(lambda: unforeseen in endpoint.breaker.reason)
         monkeypatch.setattr(ServerProbe, "facts", facts)
         assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
