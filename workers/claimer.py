@@ -99,8 +99,6 @@ class Claimer:
         """By job, addresses of readers that followed it before the reply of its claim arrived."""
         self._suspects: set[int] = set()
         """Partitions whose suspects (jobs that may have killed a worker) this worker runs, one at a time."""
-        self._lone: set[str] = set()
-        """Jobs that this worker runs alone, as its log says."""
         self._unanswered: set[int] = set()
         """Partitions whose last claim failed without a reply."""
         self._held_until = -math.inf
@@ -166,12 +164,6 @@ class Claimer:
         """Who cancelled the job, if its cancel arrived before the job."""
         return self._cancelled.get(job_id)
 
-    def note_end(self, job_id: str) -> None:
-        """Log that a job which ran alone runs here no longer: it is not at fault if the worker dies later."""
-        if job_id in self._lone:
-            self._lone.discard(job_id)
-            events.write("the job no longer runs alone", job=job_id, worker=self._lease.name, alone=False)
-
     async def _claim_from(self, partition: int) -> bool:
         """Claim from one partition. Returns whether it may hold more jobs.
 
@@ -231,11 +223,8 @@ class Claimer:
     def _log_claims(self, jobs: Sequence[Claim | UnreadableClaim], *, alone: bool) -> None:
         ids = [each.job.id if isinstance(each, Claim) else each.id for each in jobs]
         if ids:
-            # If the worker dies, its supervisor finds here what it ran alone (cli/log_lines.py).
             message = "a job runs alone, for it may have ended workers" if alone else "jobs claimed"
             events.write(message, jobs=ids, worker=self._lease.name, alone=alone)
-            if alone:
-                self._lone.update(ids)
 
     async def _begin_jobs(self, partition: int, jobs: Sequence[Claim | UnreadableClaim]) -> None:
         """Begin readable jobs, fail unreadable ones, put back those of a newer version. Jobs of lane interactive begin
@@ -254,8 +243,6 @@ class Claimer:
         if newer:
             log.warning("%d jobs are of a newer version and are put back, the first is %s", len(newer), newer[0].id)
             await self._lease.decline(newer)
-            for declined in newer:
-                self.note_end(declined.id)
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S) if newer and len(newer) == len(jobs) else MIN_PAUSE_S
         if newer:
             self._newer_until[partition] = time.monotonic() + self._pause_s
@@ -282,7 +269,6 @@ class Claimer:
         for claim, record, history in zip(claims, records, histories, strict=True):
             if record is None or record.state.final:
                 log.warning("a claimed job has ended, or the store has lost it", extra={"job": claim.job.id})
-                self.note_end(claim.job.id)
             elif isinstance(history, NewerMessage):
                 newer.append(UnreadableClaim(claim.job.id, claim.number, str(history), newer=True))
             elif isinstance(history, BaseException):

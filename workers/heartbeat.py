@@ -102,7 +102,6 @@ class Heartbeat:
         taken = {(attempt.job.id, attempt.number) for attempt in lost}
         for job_id, _ in taken & before:
             self._drop(job_id, "the store no longer counts it as this worker's")
-            self._claimer.note_end(job_id)
         return taken - before
 
     async def keep_listening(self) -> None:

@@ -316,7 +316,6 @@ class Worker:
             held = self._attempts.get(finish.terminal.job)
             if held is None or held.number == finish.number:
                 self._attempts.pop(finish.terminal.job, None)
-                self._claimer.note_end(finish.terminal.job)
         if finishes:
             taken = [finish for finish in finishes if finish not in refused] if refused else finishes
             self._recorder.written([finish.terminal for finish in taken], self.lease.name)
