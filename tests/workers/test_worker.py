@@ -86,10 +86,10 @@ async def test_only_jobs_of_several_prompts_are_checked_before_they_begin(
         checked.append(request.prompt)
 
     monkeypatch.setattr(running.engine, "check", check)
-    assert await running.worker.refusal(a_job(queue)) is None
-    assert await running.worker.refusal(a_job(queue, prompt=Text(("one",)))) is None
+    assert await running.worker._starter.refusal(a_job(queue)) is None
+    assert await running.worker._starter.refusal(a_job(queue, prompt=Text(("one",)))) is None
     assert checked == []
-    assert await running.worker.refusal(a_job(queue, prompt=Text(("one", "two")))) is None
+    assert await running.worker._starter.refusal(a_job(queue, prompt=Text(("one", "two")))) is None
     assert checked == ["one", "two"]
 
 
