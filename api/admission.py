@@ -34,12 +34,9 @@ from penstock.loops import ExpectedErrors, retry
 from penstock.text import without_mark
 from streaming.errors import (
     Abandoned,
-    ConversationChanged,
-    KeyReused,
     LaneFull,
     NeverFits,
     NoCapacity,
-    QuotaExceeded,
     StoreFull,
     Unavailable,
     UnknownBatch,
@@ -335,14 +332,8 @@ async def _put(
             quota=quota,
             version=version,
         )
-    except ConversationChanged:
-        raise errors.conversation_locked() from None
-    except QuotaExceeded as error:
-        raise errors.quota_exceeded(error) from None
     except NeverFits as error:
         raise errors.too_large_for_store(job, error.needed, error.most) from None
-    except StoreFull as error:
-        raise errors.store_full(str(error)) from None
     except LaneFull as error:
         retry_s = services.waits.retry_s(job, error.waiting)
         raise errors.queue_full(error.waiting, error.own, retry_s, _eta_ms(services, job)) from None
@@ -351,8 +342,6 @@ async def _put(
             raise errors.deadline_unreachable(late.limit.field, late.limit.ms, job.priority, late.wait) from None
         retry_s = services.waits.retry_s(job)
         raise errors.no_capacity(retry_s, _eta_ms(services, job)) from None
-    except KeyReused:
-        raise errors.idempotency_key_reused() from None
     except Unavailable:
         if key:  # the put may have succeeded: the client's retry finds the job
             raise errors.acceptance_unknown() from None

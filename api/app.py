@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache, partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -26,7 +27,18 @@ from api.openai.errors import ApiError
 from api.openapi import document
 from api.responses.endpoints import Responses
 from api.services import Services
-from streaming.errors import Unavailable, UnknownBatch, UnknownFile, UnknownJob, UnknownMessage
+from streaming.errors import (
+    ConversationChanged,
+    KeyReused,
+    QuotaExceeded,
+    StoreFull,
+    Unavailable,
+    UnknownBatch,
+    UnknownConversation,
+    UnknownFile,
+    UnknownJob,
+    UnknownMessage,
+)
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +136,8 @@ async def _unavailable(request: Request, error: Exception) -> Response:
     return _answer(request, errors.store_unavailable(read=request.method in ("GET", "HEAD")))
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
-    return _answer(request, NOT_FOUND[type(error)]())
+async def _refused(request: Request, error: Exception) -> Response:
+    return _answer(request, next(REFUSED[kind] for kind in type(error).__mro__ if kind in REFUSED)(error))
 
 
 async def _bug(request: Request, error: Exception) -> Response:
@@ -138,16 +150,22 @@ async def _bug(request: Request, error: Exception) -> Response:
 CLIENT_GONE = 499
 """Status of a client that disconnected, as nginx logs it; no standard defines one."""
 
-NOT_FOUND: dict[type[Exception], Callable[[], ApiError]] = {
-    UnknownJob: errors.job_not_found,
-    UnknownFile: errors.file_not_found,
-    UnknownBatch: errors.batch_not_found,
-    UnknownMessage: errors.webhook_not_found,
+REFUSED: dict[type[Exception], Callable[[Any], ApiError]] = {
+    UnknownJob: lambda _: errors.job_not_found(),
+    UnknownFile: lambda _: errors.file_not_found(),
+    UnknownBatch: lambda _: errors.batch_not_found(),
+    UnknownMessage: lambda _: errors.webhook_not_found(),
+    UnknownConversation: lambda _: errors.conversation_not_found(),
+    ConversationChanged: lambda _: errors.conversation_locked(),
+    QuotaExceeded: errors.quota_exceeded,
+    StoreFull: lambda error: errors.store_full(str(error)),
+    KeyReused: lambda _: errors.idempotency_key_reused(),
 }
+"""The answers to errors of the store that mean the same at every endpoint."""
 
 HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
     ApiError: _api_error,
     ClientDisconnect: _client_gone,
     Unavailable: _unavailable,
-    **dict.fromkeys(NOT_FOUND, _not_found),
+    **dict.fromkeys(REFUSED, _refused),
 }

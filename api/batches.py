@@ -42,7 +42,7 @@ async def create(request: Request) -> Response:
     limit_bytes = services.quotas(caller).file_bytes
     used = 0 if limit_bytes is None else await services.quota_usage.file_bytes(caller.tenant)
     if limit_bytes is not None and used >= limit_bytes and not (key and await _is_known(services, batch)):
-        raise errors.quota_exceeded(QuotaExceeded("file_bytes", used, limit_bytes))
+        raise QuotaExceeded("file_bytes", used, limit_bytes)
     input_bytes = 0
     try:
         input_bytes = (await services.files.get(asked.input_file_id, caller.tenant)).size
@@ -56,12 +56,12 @@ async def create(request: Request) -> Response:
         record = await services.batches.create(batch, hashlib.sha256(body).hexdigest(), limit_bytes, input_bytes)
     except KeyReused:
         await _discard_input(services, batch)
-        raise errors.idempotency_key_reused() from None
-    except QuotaExceeded as error:
+        raise
+    except QuotaExceeded:
         await _discard_input(services, batch)
         if not key:  # with a key another request may be creating it right now
             await asyncio.to_thread(services.file_store.end_work, batch.id)
-        raise errors.quota_exceeded(error) from None
+        raise
     except Unavailable:
         if key:  # it may have been accepted: the client's retry finds it
             raise errors.acceptance_unknown() from None

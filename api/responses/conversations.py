@@ -28,7 +28,7 @@ from api.openai.responses.items import HostedItem
 from api.openai.schemas import MAX_IGNORED
 from api.responses.endpoints import check_include
 from api.responses.stored import MAX_READS, current
-from streaming.errors import ConversationChanged, QuotaExceeded, UnknownConversation
+from streaming.errors import ConversationChanged
 from streaming.ids import joined
 from streaming.jobs.conversations import Conversation, ConversationItem
 
@@ -43,11 +43,8 @@ async def create(request: Request) -> Response:
     conversations, quota = services.conversations, services.quotas(caller)
     items = new_items(asked.items or (), secrets.token_hex(16))
     _check_room(request, (), items)
-    try:
-        conversation_id = conversations.new_id(secrets.randbelow(2**16))
-        made = await conversations.create(conversation_id, caller.tenant, asked.metadata or {}, items, quota)
-    except QuotaExceeded as error:
-        raise errors.quota_exceeded(error) from None
+    conversation_id = conversations.new_id(secrets.randbelow(2**16))
+    made = await conversations.create(conversation_id, caller.tenant, asked.metadata or {}, items, quota)
     return as_json(conversation_object(made), headers=_ignored(asked.items or ()))
 
 
@@ -67,22 +64,14 @@ async def update(request: Request) -> Response:
     services, caller = services_of(request), caller_of(request)
     asked = await _asked(request, ConversationUpdate)
     conversation, metadata = await _own(request), asked.metadata or {}
-    try:
-        await services.conversations.set_metadata(conversation, metadata, services.quotas(caller))
-    except UnknownConversation:
-        raise errors.conversation_not_found() from None
-    except QuotaExceeded as error:
-        raise errors.quota_exceeded(error) from None
+    await services.conversations.set_metadata(conversation, metadata, services.quotas(caller))
     return as_json(conversation_object(conversation) | {"metadata": metadata})
 
 
 async def delete(request: Request) -> Response:
     """DELETE /v1/conversations/{id}: delete a conversation with its items. A response that runs in it goes on."""
     services, conversation_id = services_of(request), request.path_params["conversation_id"]
-    try:
-        await services.conversations.delete(conversation_id, caller_of(request).tenant)
-    except UnknownConversation:
-        raise errors.conversation_not_found() from None
+    await services.conversations.delete(conversation_id, caller_of(request).tenant)
     return as_json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
@@ -104,10 +93,6 @@ async def add_items(request: Request) -> Response:
             await services.conversations.add(conversation, items, services.quotas(caller))
         except ConversationChanged:
             continue
-        except UnknownConversation:
-            raise errors.conversation_not_found() from None
-        except QuotaExceeded as error:
-            raise errors.quota_exceeded(error) from None
         return as_json(item_list(items), headers=ignored)
     raise errors.conversation_locked()
 
@@ -148,8 +133,6 @@ async def delete_item(request: Request) -> Response:
             await services.conversations.remove(conversation, _item(request, conversation))
         except ConversationChanged:
             continue
-        except UnknownConversation:
-            raise errors.conversation_not_found() from None
         return as_json(conversation_object(conversation))
     raise errors.conversation_locked()
 
