@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from api.admission import services_of, whole_number
 from api.events import LogBroken, event_stream, job_log
-from api.jobs import facts_of, job_headers, own_record, view_of
+from api.jobs import facts_of, job_headers, own_record
 from api.openai import cursor, errors
 from api.openai.cursor import NO_RUN, Cursor, Place
 from api.openai.errors import from_failure, invalid_request
@@ -211,7 +211,7 @@ class _StoredLog:
         all_rows = end_of_page == len(self.rows)
         closed = self.record.state.final and all_rows
         if closed and not place.over:
-            end = terminal_event(await view_of(self.services, self.record))
+            end = terminal_event(self.record)
             assert end.id is not None
             found, last = [*found, message(end)], end.id
         return Page(self.record, found, last, up_to_date=all_rows, closed=closed)

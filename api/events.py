@@ -23,7 +23,7 @@ from starlette.requests import Request
 
 from api.admission import services_of
 from api.error_answers import counted
-from api.jobs import facts_of, job_headers, own_record, view_of
+from api.jobs import facts_of, job_headers, own_record, waiting_of
 from api.openai import cursor
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import ApiError, from_failure
@@ -209,7 +209,7 @@ class EventReader:
         record = await self._at_end(self._ended)
         if was_cut_short(record):  # its tokens could not be read
             raise NewerMessage(b"")
-        yield [*self._starts(record, len(record.runs)), terminal_event(await view_of(self._services, record))]
+        yield [*self._starts(record, len(record.runs)), terminal_event(record)]
 
     async def _at_end(self, terminal: Terminal | None) -> JobRecord:
         """Return the record of the ended job. If its retention passed meanwhile, use the terminal record that the
@@ -233,14 +233,14 @@ class EventReader:
         if not self._place.queued:
             place = await self._queue_place(record)
             position = place.before
-            yield [queued_event(await view_of(services, record, place=place))]
+            yield [queued_event(record.epoch, await waiting_of(services, record, place))]
         buffer = services.relay.open(record.job.id, rowless=True)
         try:
             while record.state is JobState.QUEUED and not record.runs:
-                view = await view_of(services, record, place=await self._queue_place(record))
-                if view.position != position:
-                    position = view.position
-                    yield [position_event(view)]
+                waiting = await waiting_of(services, record, await self._queue_place(record))
+                if waiting.position != position:
+                    position = waiting.position
+                    yield [position_event(waiting)]
                 started_s = time.monotonic()
                 await buffer.take(POSITION_INTERVAL_S)
                 if time.monotonic() - started_s < POSITION_INTERVAL_S and buffer.terminal is not None:
@@ -343,4 +343,4 @@ class EventReader:
             return self._error(from_failure(EXPIRED))
         terminal = Terminal(self._record.job.id, JobState.FAILED, 0, failure=GONE)
         lost = dataclasses.replace(self._record, state=JobState.FAILED, terminal=terminal)
-        return terminal_event(await view_of(self._services, lost))
+        return terminal_event(lost)

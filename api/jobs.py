@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import math
 import re
 import time
@@ -18,13 +17,13 @@ from starlette.responses import Response
 from api.admission import MAX_PER_PAGE, Admitted, admit, caller_of, page_limit, services_of
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.rendering import Facts, JobView, fingerprint, job_object, to_json
+from api.openai.rendering import NOT_WAITING, Facts, Waiting, fingerprint, job_object, to_json
 from api.openai.results import input_object, result_in_slices
 from api.services import Services
 from api.stream.writer import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.ids import partition_of
-from streaming.jobs.job import Job, JobState
+from streaming.jobs.job import JobState
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.reader import JobFilter
 from streaming.jobs.records import JobRecord
@@ -53,29 +52,23 @@ async def accepted_response(services: Services, admitted: Admitted) -> Response:
 
     For a job that existed already (same idempotency key) the record is read, if it can be.
     """
-    accepted = admitted.accepted
-    headers = admitted.headers | {"Location": f"/v1/jobs/{accepted.id}"}
-    view = _accepted_view(services, admitted)
+    job, accepted = msgspec.structs.replace(admitted.job, id=admitted.accepted.id), admitted.accepted
+    record = JobRecord(
+        job=job,
+        state=accepted.state,
+        attempt=accepted.attempts,
+        created_ms=accepted.created_ms,
+        epoch=accepted.epoch,
+        endpoint=job.endpoint,
+        keep_s=0,
+        terminal=None,
+    )
+    place, hold = None if accepted.joined else accepted.place, services.waits.readiness.problem(job.model)
+    shown = job_object(record, Waiting(place, admitted.wait, hold)) | {"last_event_id": None}  # it is not known
     if accepted.joined:
         with contextlib.suppress(StreamingError):
-            view = await view_of(services, await services.job_reader.outline(accepted.id))
-    return as_json(job_object(view), 202, headers)
-
-
-def _accepted_view(services: Services, admitted: Admitted) -> JobView:
-    """Return the job as its put created or found it."""
-    job, accepted = msgspec.structs.replace(admitted.job, id=admitted.accepted.id), admitted.accepted
-    return JobView(
-        facts=_facts(services, job, accepted.created_ms),
-        status=accepted.state,
-        endpoint=job.endpoint,
-        place=None if accepted.joined else accepted.place,
-        attempts=accepted.attempts,
-        wait=admitted.wait,
-        hold=services.waits.readiness.problem(job.model),
-        epoch=accepted.epoch,
-        metadata=job.metadata,
-    )
+            shown = await shown_job(services, await services.job_reader.outline(accepted.id))
+    return as_json(shown, 202, admitted.headers | {"Location": f"/v1/jobs/{accepted.id}"})
 
 
 async def show(request: Request) -> Response:
@@ -90,7 +83,7 @@ async def show(request: Request) -> Response:
         record = await services.job_reader.with_rows(record)
     if record.completed:
         result = await _result(request, record)
-    shown = job_object(await view_of(services, record), result)
+    shown = await shown_job(services, record, result)
     if with_input:
         shown["input"] = input_object(record.job) if not record.fault else None
     return as_json(shown, headers=job_headers(record))
@@ -110,7 +103,7 @@ async def result(request: Request) -> Response:
     services, record = services_of(request), await own_record(request)
     headers = job_headers(record)
     if record.terminal is None:
-        return as_json(job_object(await view_of(services, record)), 202, headers | {"Retry-After": "1"})
+        return as_json(await shown_job(services, record), 202, headers | {"Retry-After": "1"})
     try:
         return as_json(await _result(request, await services.job_reader.with_rows(record)), headers=headers)
     except ApiError as error:
@@ -129,7 +122,7 @@ async def cancel(request: Request) -> Response:
         record = await wait_for_end(request, record, 1.0)
     else:
         record = await services.job_reader.outline(record.job.id)
-    shown = job_object(await view_of(services, record)) | {"already_ended": before.final}
+    shown = await shown_job(services, record) | {"already_ended": before.final}
     return as_json(shown, headers=job_headers(record))
 
 
@@ -143,7 +136,7 @@ async def listing(request: Request) -> Response:
     wanted, limit = filter_of(request.query_params), page_limit(request.query_params, 20, MAX_PER_PAGE)
     before = cursor_of(request.query_params.get("cursor"))
     page = await services.summaries.recent(caller.tenant, before, limit, wanted)
-    data = [job_object(listed_view(services, record)) | {"preview": record.preview or None} for record in page.jobs]
+    data = [listed_job(record) | {"preview": record.preview or None} for record in page.jobs]
     cursor = f"{page.behind[0]}-{page.behind[1]}" if page.behind else None
     return as_json({"object": "list", "data": data, "has_more": page.behind is not None, "next_cursor": cursor})
 
@@ -167,41 +160,27 @@ async def own_record(request: Request) -> JobRecord:
 
 def facts_of(services: Services, record: JobRecord) -> Facts:
     """Return the constant fields of every rendering of this job."""
-    return _facts(services, record.job, record.created_ms)
-
-
-def _facts(services: Services, job: Job, created_ms: int) -> Facts:
-    card = services.cards.get(job.model)
-    return Facts.of(job, created_ms, fingerprint(card) if card else None)
-
-
-async def view_of(
-    services: Services, record: JobRecord, *, deep: bool = True, place: QueuePlace | None = None
-) -> JobView:
-    """Return a job as its owner may see it; `deep` also looks up its place in the queue, unless `place` gives it."""
-    if record.state is not JobState.QUEUED:
-        place = None
-    elif deep and place is None:
-        place = await services.job_reader.place(record)
-    wait = services.waits.wait_of(record.job, place.in_lane) if place is not None else None
-    hold = services.waits.readiness.problem(record.job.model) if place is not None else ""
-    return JobView.of(record, facts_of(services, record), place, wait, hold)
-
-
-def listed_view(services: Services, record: JobRecord) -> JobView:
-    """Return a job as a list shows it: only the fields that a list reads."""
     card = services.cards.get(record.job.model)
-    facts = Facts(
-        job=record.job.id,
-        model=record.job.model,
-        priority=record.job.priority,
-        chat=True,
-        choices=0,
-        logprobs=False,
-        created_ms=record.created_ms,
-        fingerprint=fingerprint(card) if card else None,
-    )
-    return dataclasses.replace(JobView.of(record, facts), attempt_log=None)
+    return Facts.of(record.job, record.created_ms, fingerprint(card) if card else None)
+
+
+async def waiting_of(services: Services, record: JobRecord, place: QueuePlace | None = None) -> Waiting:
+    """Return where a job stands in the queue; it is looked up unless `place` gives it."""
+    if record.state is not JobState.QUEUED:
+        return NOT_WAITING
+    place = place or await services.job_reader.place(record)
+    wait = services.waits.wait_of(record.job, place.in_lane)
+    return Waiting(place, wait, services.waits.readiness.problem(record.job.model))
+
+
+async def shown_job(services: Services, record: JobRecord, result: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Render a job as its owner may see it, with its place in the queue."""
+    return job_object(record, await waiting_of(services, record), result)
+
+
+def listed_job(record: JobRecord) -> dict[str, Any]:
+    """Render a job as a list shows it: only from the fields that a list reads."""
+    return job_object(record) | {"attempt_log": None}
 
 
 def job_headers(record: JobRecord) -> dict[str, str]:

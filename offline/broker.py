@@ -24,7 +24,7 @@ from kombu.messaging import Producer
 
 from api.openai.errors import ApiError, model_not_found, too_large_for_store
 from api.openai.json_body import weighed
-from api.openai.rendering import Facts, JobView, job_object, to_json
+from api.openai.rendering import job_object, to_json
 from api.openai.results import result
 from api.openai.schemas import check_choices, parse, to_job
 from penstock.config import ConfigError
@@ -57,9 +57,8 @@ def cloud_event(event: Event, record: JobRecord | None, source: str, *, results:
     """Encode the event. `record` is the job's; None for a batch or an expired job: then only the id is sent."""
     data: dict[str, Any] = {"id": event.subject, "tenant": event.tenant}
     if record is not None:
-        view = JobView.of(record, Facts.of(record.job, record.created_ms))
         told = result(record) if results and record.terminal is not None and record.completed else None
-        shown = job_object(view, told)
+        shown = job_object(record, result=told)
         data |= {name: shown[name] for name in SHOWN} if event.type in BEFORE_THE_END else shown
     return to_json(
         {

@@ -30,7 +30,7 @@ from httpcore2 import (
     default_ssl_context,
 )
 
-from api.openai.rendering import Facts, JobView, job_object, to_json
+from api.openai.rendering import job_object, to_json
 from api.openai.responses.items import job_of, response_id
 from api.openai.responses.object import outcome
 from penstock.config import ConfigError
@@ -111,7 +111,7 @@ def _of_job(event: Event, record: JobRecord | None) -> tuple[Event, str]:
     state = event.type.rpartition(".")[2]
     data: dict[str, Any] = {}
     if record is not None and record.terminal is not None:
-        shown = job_object(JobView.of(record, Facts.of(record.job, record.created_ms)))
+        shown = job_object(record)
         data = {name: shown[name] for name in SHOWN}
         if data["error"]:
             del data["error"]["message"]  # a server may quote the prompt in it

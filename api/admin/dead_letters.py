@@ -9,9 +9,8 @@ from starlette.responses import Response
 
 from api.admission import MAX_PER_PAGE, page_limit, services_of
 from api.auth import audit
-from api.jobs import as_json, view_of
+from api.jobs import as_json, shown_job
 from api.openai import errors
-from api.openai.rendering import job_object
 from streaming.errors import LaneFull, MalformedJob, UnknownJob
 from streaming.jobs.dead_letters import DeadLetter, DeadLetters
 
@@ -29,7 +28,7 @@ async def show(request: Request) -> Response:
     job: dict[str, Any] | None = None
     if letter.job:
         try:
-            job = job_object(await view_of(services, await services.job_reader.outline(letter.job)))
+            job = await shown_job(services, await services.job_reader.outline(letter.job))
         except UnknownJob:
             job = None  # its retention is over; the letter still has the reason
     return as_json(_object(letter) | {"job": job})
@@ -51,7 +50,7 @@ async def replay(request: Request) -> Response:
     audit.detail(request.scope, job=accepted.id)
     record = await services.job_reader.outline(accepted.id)
     headers = {"Location": f"/v1/jobs/{accepted.id}", "X-Job-Id": accepted.id}
-    return as_json(job_object(await view_of(services, record)), 202, headers)
+    return as_json(await shown_job(services, record), 202, headers)
 
 
 async def drop(request: Request) -> Response:

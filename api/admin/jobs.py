@@ -16,9 +16,9 @@ from starlette.responses import Response
 
 from api.admission import caller_of, page_limit, services_of
 from api.auth import audit
-from api.jobs import as_json, cursor_of, filter_of, listed_view, view_of, wait_for_end
+from api.jobs import as_json, cursor_of, filter_of, listed_job, shown_job, wait_for_end
 from api.openai import errors
-from api.openai.rendering import job_object
+from api.openai.rendering import finish_reasons
 from api.services import Services
 from api.timing import timing_object
 from streaming.errors import UnknownJob
@@ -67,7 +67,7 @@ async def listing(request: Request) -> Response:
     page = await _page(services, wanted, cursor_of(query.get("cursor")), limit)
     own = caller_of(request).tenant
     data = [
-        _object(record, job_object(listed_view(services, record)))
+        {"tenant": record.job.tenant, **listed_job(record)}
         | {"preview": (record.preview or None) if record.job.tenant == own else None}
         for record in page.jobs
     ]
@@ -96,16 +96,13 @@ async def cancel(request: Request) -> Response:
 
 async def _shown(services: Services, record: JobRecord, own: str) -> dict[str, Any]:
     delivered = record.delivered or services.deliveries.of(record.job.id)
-    view = await view_of(services, record)
-    return _object(record, job_object(view)) | {
-        "finish_reasons": view.finish_reasons,
+    return {
+        "tenant": record.job.tenant,
+        **await shown_job(services, record),
+        "finish_reasons": finish_reasons(record),
         "readable": record.job.tenant == own and not record.fault,
         "timing": timing_object(record, delivered),
     }
-
-
-def _object(record: JobRecord, rendered: dict[str, Any]) -> dict[str, Any]:
-    return {"tenant": record.job.tenant, **rendered}
 
 
 async def _record(request: Request) -> JobRecord:

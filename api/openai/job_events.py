@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from api.openai import cursor
 from api.openai.cursor import Cursor
 from api.openai.errors import wait_fields
-from api.openai.rendering import Facts, JobView, chat_logprobs, event_data, job_object, to_json
+from api.openai.rendering import Facts, Waiting, chat_logprobs, event_data, finish_reasons, job_object, to_json
 from penstock.tools import AnswerPart
 from streaming.fleet.process import without_host
 from streaming.jobs.codec import Delta
@@ -28,17 +28,17 @@ class JobEvent(NamedTuple):
         return b"event: %b\n%bdata: %b\n\n" % (self.name.encode(), cursor, to_json(self.data))
 
 
-def queued_event(view: JobView) -> JobEvent:
-    return JobEvent("queued", cursor.queued(view.epoch), _place(view))
+def queued_event(epoch: int, waiting: Waiting) -> JobEvent:
+    return JobEvent("queued", cursor.queued(epoch), _place(waiting))
 
 
-def position_event(view: JobView) -> JobEvent:
+def position_event(waiting: Waiting) -> JobEvent:
     """Render the job's new place in its lane."""
-    return JobEvent("queue.position", None, _place(view))
+    return JobEvent("queue.position", None, _place(waiting))
 
 
-def _place(view: JobView) -> dict[str, Any]:
-    return {"position": view.position, **wait_fields(view.wait)}
+def _place(waiting: Waiting) -> dict[str, Any]:
+    return {"position": waiting.position, **wait_fields(waiting.wait)}
 
 
 def started_event(event_id: Cursor, place: int, record: JobRecord) -> JobEvent:
@@ -76,8 +76,8 @@ def reset_event(epoch: int) -> JobEvent:
     return JobEvent("stream.reset", Cursor(epoch, cursor.START), {"epoch": epoch})
 
 
-def terminal_event(view: JobView) -> JobEvent:
+def terminal_event(record: JobRecord) -> JobEvent:
     """Render the last event, named after the final state. It omits the result, whose tokens were in the deltas."""
-    data = job_object(view) | {"finish_reasons": view.finish_reasons}
-    readable = view.terminal is None or view.terminal.state is view.status
-    return JobEvent(view.status.value if readable else "error", view.latest, data)
+    data = job_object(record) | {"finish_reasons": finish_reasons(record)}
+    readable = record.terminal is None or record.terminal.state is record.state
+    return JobEvent(record.state.value if readable else "error", cursor.latest_of(record), data)

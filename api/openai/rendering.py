@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from api.openai import cursor
-from api.openai.cursor import Cursor
 from api.openai.errors import Wait, from_terminal, wait_fields
 from penstock.engine import Logprob, ModelCard, token_bytes
 from penstock.extras import Extras, merged
@@ -25,7 +23,7 @@ from penstock.loops import ROWS_PER_SLICE, Sliced, at_once
 from penstock.tools import REASONED, SAID, AnswerPart, CallReader, read_answer
 from streaming.fleet.process import without_host
 from streaming.jobs.codec import Delta, Terminal, Usage
-from streaming.jobs.job import Chat, Endpoint, Job, JobState, PastAttempt
+from streaming.jobs.job import Chat, Job, JobState, PastAttempt
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
@@ -246,14 +244,14 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     return found | {"completion_tokens_details": {"reasoning_tokens": usage.reasoning}} if usage.reasoning else found
 
 
-def servers_of(facts: Facts, terminal: Terminal) -> str:
+def servers_of(model: str, terminal: Terminal) -> str:
     """The names of the models that gave the answer's choices, in their order."""
-    return ", ".join(dict.fromkeys(terminal.served_by)) or facts.model
+    return ", ".join(dict.fromkeys(terminal.served_by)) or model
 
 
 def _other_servers(facts: Facts, terminal: Terminal) -> dict[str, Any]:
     """The field `served_by`, where another model gave a part of the answer."""
-    return {"served_by": servers_of(facts, terminal)} if terminal.served_by else {}
+    return {"served_by": servers_of(facts.model, terminal)} if terminal.served_by else {}
 
 
 # --- whole answers -------------------------------------------------------------------------------------------------
@@ -433,102 +431,65 @@ class ChunkRenderer:
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """A job as its owner may see it. Times are Redis milliseconds, 0 for "not yet"."""
+class Waiting(NamedTuple):
+    """Where a job stands that no worker has yet."""
 
-    facts: Facts
-    status: JobState
-    started_ms: int = 0
-    first_ms: int = 0
-    done_ms: int = 0
-    expires_ms: int = 0
-    """When the result expires."""
     place: QueuePlace | None = None
-    """Its place in the order of the queue, while it waits."""
+    """Its place in the order of the queue; None: it does not wait, or that is not known."""
     wait: Wait | None = None
     """Expected time until it starts; None: unknown."""
     hold: str = ""
-    """Why no worker can claim it now, while it waits; "" if one can."""
-    attempts: int = 0
-    attempt_log: Sequence[PastAttempt] | None = ()
-    """What became of each attempt, oldest first; None in a list, which does not read it."""
-    epoch: int = 0
-    latest: Cursor | None = None
-    """Id of the newest event; None while the job runs."""
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    terminal: Terminal | None = None
-    endpoint: Endpoint = Endpoint.CHAT
-    """Whose request it is."""
-
-    @classmethod
-    def of(
-        cls, record: JobRecord, facts: Facts, place: QueuePlace | None = None, wait: Wait | None = None, hold: str = ""
-    ) -> JobView:
-        """Take the fields from a job's record."""
-        return cls(
-            facts=facts,
-            status=record.state,
-            endpoint=record.endpoint,
-            started_ms=record.started_ms,
-            first_ms=record.first_ms,
-            done_ms=record.done_ms,
-            expires_ms=(record.done_ms + 1000 * record.keep_s) if record.done_ms else 0,
-            place=place,
-            wait=wait,
-            hold=hold,
-            attempts=record.attempt,
-            attempt_log=record.attempts,
-            epoch=record.epoch,
-            latest=cursor.latest_of(record),
-            metadata=record.job.metadata,
-            terminal=record.terminal,
-        )
+    """Why no worker can claim it now; "" if one can."""
 
     @property
     def position(self) -> int | None:
-        """Jobs that are expected to start before it, while it waits."""
+        """Jobs that are expected to start before it."""
         return self.place.before if self.place else None
 
     @property
     def reason(self) -> str | None:
-        """Why it waits while it does: why no worker can claim it, else why it stands at its place."""
+        """Why it waits: why no worker can claim it, else why it stands at its place."""
         return (self.hold or self.place.reason) if self.place else None
 
-    @property
-    def finish_reasons(self) -> list[str | None]:
-        """Of each choice, once the job has ended; None: the job ended before it did."""
-        return [each or None for each in self.terminal.finishes] if self.terminal else []
+
+def finish_reasons(record: JobRecord) -> list[str | None]:
+    """Of each choice, once the job has ended; None: the job ended before it did."""
+    return [each or None for each in record.terminal.finishes] if record.terminal else []
 
 
-def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str, Any]:
+NOT_WAITING = Waiting()
+
+
+def job_object(
+    record: JobRecord, waiting: Waiting = NOT_WAITING, result: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Render the job object, with its result if given. Times are Unix seconds."""
-    terminal = view.terminal
-    failed = terminal is not None and not view.status is terminal.state is JobState.COMPLETED
+    job, terminal, latest = record.job, record.terminal, cursor.latest_of(record)
+    failed = terminal is not None and not record.completed
     return {
-        "id": view.facts.job,
+        "id": job.id,
         "object": "job",
-        "status": view.status.value,
-        "created_at": _seconds(view.facts.created_ms),
-        "started_at": _seconds(view.started_ms),
-        "first_token_at": _seconds(view.first_ms),
-        "completed_at": _seconds(view.done_ms),
-        "expires_at": _seconds(view.expires_ms),
-        "endpoint": view.endpoint.path,
-        "model": view.facts.model,
-        "served_by": servers_of(view.facts, terminal) if terminal and terminal.seq else None,
-        "priority": view.facts.priority.value,
-        "queue_position": view.position,
-        "queue_reason": view.reason,
-        **wait_fields(view.wait),
-        "attempts": view.attempts,
-        "attempt_log": None if view.attempt_log is None else [_attempt(each) for each in view.attempt_log],
-        "last_event_id": str(view.latest) if view.latest else None,
+        "status": record.state.value,
+        "created_at": _seconds(record.created_ms),
+        "started_at": _seconds(record.started_ms),
+        "first_token_at": _seconds(record.first_ms),
+        "completed_at": _seconds(record.done_ms),
+        "expires_at": _seconds(record.done_ms and record.done_ms + 1000 * record.keep_s),
+        "endpoint": record.endpoint.path,
+        "model": job.model,
+        "served_by": servers_of(job.model, terminal) if terminal and terminal.seq else None,
+        "priority": job.priority.value,
+        "queue_position": waiting.position,
+        "queue_reason": waiting.reason,
+        **wait_fields(waiting.wait),
+        "attempts": record.attempt,
+        "attempt_log": [_attempt(each) for each in record.attempts],
+        "last_event_id": str(latest) if latest else None,
         "usage": usage_object(terminal.usage) if terminal else None,
         "result": result,
         "error": from_terminal(terminal).body["error"] if terminal and failed else None,
         "cancelled_by": (terminal.cancelled_by or None) if terminal else None,
-        "metadata": dict(view.metadata),
+        "metadata": dict(job.metadata),
     }
 
 

@@ -19,18 +19,18 @@ from api.admin import dead_letters as admin
 from api.admin import webhooks
 from api.admission import MAX_PER_PAGE, page_limit
 from api.app import ROUTES
-from api.openai.cursor import Cursor
 from api.openai.errors import ApiError, Wait
-from api.openai.rendering import Facts, JobView, completion, job_object
+from api.openai.rendering import Facts, Waiting, completion, job_object
 from api.openapi import CURSOR, ERRORS, HEADERS
-from penstock.engine import Failure
+from penstock.engine import Failure, Sampling
 from streaming.batches.files import StoredFile
 from streaming.batches.store import Batch, BatchProgress, BatchRecord, BatchState, LineFault
 from streaming.events.outbox import WebhookMessage
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.dead_letters import DeadLetter
-from streaming.jobs.job import JobState
+from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.places import QueuePlace
+from streaming.jobs.records import JobRecord
 from streaming.order import Priority
 
 
@@ -148,24 +148,19 @@ def test_what_is_rendered_is_what_is_described(chat: bool) -> None:
     done = Terminal("j1", JobState.COMPLETED, 1, ("stop",), rows=(Delta(1, 1, 0, "hi", (1,), 1, "stop"),))
     failed = Terminal("j1", JobState.FAILED, 0, failure=Failure("poison", "Gave up.", 500))
     assert conforms(completion(facts, done, done.rows), SCHEMAS["ChatCompletion" if chat else "Completion"])
-    for view in (
-        JobView(facts, JobState.QUEUED, place=QueuePlace(own=3), wait=Wait(1200)),
-        JobView(
-            facts,
-            JobState.COMPLETED,
-            1,
-            2,
-            3,
-            4,
-            attempts=1,
-            latest=Cursor(1, 4, "w-1"),
-            terminal=done,
-            metadata={"a": "b"},
-        ),
-        JobView(facts, JobState.FAILED, 1, terminal=failed),
+    job = Job(
+        id="j1", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("a",)), sampling=Sampling(),
+        metadata={"a": "b"},
+    )  # fmt: skip
+    queued = JobRecord(job=job, state=JobState.QUEUED, created_ms=1_700_000_000_123, keep_s=60, terminal=None)
+    over = {"started_ms": 1, "first_ms": 2, "done_ms": 3, "attempt": 1}
+    for shown in (
+        job_object(queued, Waiting(QueuePlace(own=3), Wait(1200))),
+        job_object(replace(queued, state=JobState.COMPLETED, terminal=done, **over)),
+        job_object(replace(queued, state=JobState.FAILED, started_ms=1, terminal=failed)),
     ):
-        assert conforms(job_object(view), SCHEMAS["Job"])
-    assert not conforms(job_object(JobView(facts, JobState.QUEUED)) | {"extra": 1}, SCHEMAS["Job"])
+        assert conforms(shown, SCHEMAS["Job"])
+    assert not conforms(job_object(queued) | {"extra": 1}, SCHEMAS["Job"])
 
 
 def subschemas(schema: Any) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -27,11 +26,12 @@ from api.openai.job_events import (
     reset_event,
     terminal_event,
 )
-from api.openai.rendering import DONE, ChunkRenderer, Facts, JobView, completion, fingerprint, job_object
+from api.openai.rendering import DONE, ChunkRenderer, Facts, Waiting, completion, fingerprint, job_object
 from penstock.engine import Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling
 from streaming.jobs.codec import Delta, Terminal, Usage
 from streaming.jobs.job import Chat, Job, JobState, Text
 from streaming.jobs.places import QueuePlace
+from streaming.jobs.records import JobRecord
 from streaming.order import Priority
 
 TOKEN = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
@@ -71,6 +71,15 @@ def through_openai(stream: bytes, *, chat: bool = True) -> list[Any]:
         if chat:
             return list(client.chat.completions.create(model="m", messages=[], stream=True))
         return list(client.completions.create(model="m", prompt="p", stream=True))
+
+
+def record(state: JobState, *, metadata: dict[str, str] | None = None, **fields: Any) -> JobRecord:
+    """The record of a job in this state; `metadata` is the job's."""
+    job = Job(
+        id="j1", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("a",)), sampling=Sampling(),
+        metadata=metadata or {},
+    )  # fmt: skip
+    return JobRecord(job=job, state=state, **{"created_ms": 1_700_000_000_999, "keep_s": 0, "terminal": None} | fields)
 
 
 def render(about: Facts, deltas: Iterable[Delta], terminal: Terminal, *, include_usage: bool = False) -> bytes:
@@ -125,15 +134,7 @@ def test_any_token_text_comes_back_from_a_job_event(metadata: dict[str, str], te
     name, cursor, data, blank = delta_event(facts(), Cursor(3, 9, "w-1"), delta(text)).encode().decode().splitlines()
     assert (name, cursor, blank) == ("event: delta", "id: 3:9:w-1", "")
     assert msgspec.json.decode(data.removeprefix("data: "))["text"] == text
-    end = terminal_event(
-        JobView(
-            facts(),
-            JobState.CANCELLED,
-            metadata=metadata,
-            latest=Cursor(1, 2),
-            terminal=Terminal("j1", JobState.CANCELLED, 0),
-        )
-    )
+    end = terminal_event(record(JobState.CANCELLED, terminal=Terminal("j1", JobState.CANCELLED, 0), metadata=metadata))
     assert msgspec.json.decode(end.encode().decode().splitlines()[2].removeprefix("data: "))["metadata"] == metadata
 
 
@@ -324,8 +325,8 @@ def test_a_waiting_job_shows_where_it_stands() -> None:
     """Position and estimate while queued; what has not happened is null."""
     place = QueuePlace(own=2, others=40, served=1200, higher=1)
     wait = Wait(1500, 900, 4000)
-    view = JobView(facts(), JobState.QUEUED, place=place, wait=wait, latest=Cursor(1, 1), metadata={"a": "b"})
-    shown = job_object(view)
+    queued = record(JobState.QUEUED, metadata={"a": "b"})
+    shown = job_object(queued, Waiting(place, wait))
     assert (shown["status"], shown["queue_position"], shown["eta_ms"]) == ("queued", 43, 1500)
     assert (shown["eta_low_ms"], shown["eta_high_ms"]) == (900, 4000)
     assert shown["queue_reason"] == (
@@ -333,7 +334,7 @@ def test_a_waiting_job_shows_where_it_stands() -> None:
         "units of work more than the least served; 2 jobs of your own first, by deadline"
     )
     assert shown["created_at"] == 1_700_000_000.999
-    held = job_object(replace(view, hold="no worker is ready: none is running"))
+    held = job_object(queued, Waiting(place, wait, "no worker is ready: none is running"))
     assert held["queue_reason"] == "no worker is ready: none is running", "nobody goes first"
     for name in ("started_at", "first_token_at", "completed_at", "expires_at", "usage"):
         assert shown[name] is None
@@ -348,42 +349,48 @@ def test_a_waiting_job_shows_where_it_stands() -> None:
 def test_a_finished_job_shows_its_answer() -> None:
     """The result is the very answer of the synchronous call, if it is wanted; lists leave it out."""
     terminal = done("stop", rows=(delta("hi"),))
-    view = JobView(facts(), JobState.COMPLETED, 1500, 2000, 2500, 9000, attempts=2, epoch=1, terminal=terminal)
-    shown = job_object(view, completion(facts(), terminal, terminal.rows))
+    times = {"started_ms": 1500, "first_ms": 2000, "done_ms": 2500}
+    over = record(JobState.COMPLETED, terminal=terminal, attempt=2, keep_s=7, **times)
+    shown = job_object(over, result=completion(facts(), terminal, terminal.rows))
     assert (shown["started_at"], shown["first_token_at"], shown["completed_at"], shown["expires_at"]) == (
         1.5,
         2.0,
         2.5,
-        9.0,
+        9.5,
     )
     assert (shown["attempts"], shown["usage"]["total_tokens"], shown["error"]) == (2, 8, None)
-    assert job_object(view) == shown | {"result": None}
+    assert job_object(over) == shown | {"result": None}
 
 
 def test_a_failed_job_shows_why() -> None:
     """The error of the job object is that of every other answer."""
     terminal = Terminal("j1", JobState.FAILED, 0, failure=Failure("poison", "Gave up.", 500))
-    shown = job_object(JobView(facts(), JobState.FAILED, terminal=terminal))
+    shown = job_object(record(JobState.FAILED, terminal=terminal))
     assert shown["error"] == {"message": "Gave up.", "type": "server_error", "param": None, "code": "poison"}
     assert shown["result"] is None
 
 
 def test_a_jobs_events_tell_its_life() -> None:
     """queued, started, delta and the final state's name, each with the cursor to go on behind it."""
-    waiting = JobView(facts(), JobState.QUEUED, place=QueuePlace(own=2), wait=Wait(1500), epoch=4)
-    ended = Cursor(4, 4, "w-1")
-    over = JobView(facts(), JobState.COMPLETED, epoch=4, latest=ended, terminal=done("stop", rows=(delta("hi"),)))
+    waiting = Waiting(QueuePlace(own=2), Wait(1500))
+    over = record(JobState.COMPLETED, epoch=4, terminal=done("stop", rows=(delta("hi"),)))
     place = {"position": 2, "eta_ms": 1500, "eta_low_ms": None, "eta_high_ms": None}
-    assert queued_event(waiting) == ("queued", Cursor(4, 1), place)
+    assert queued_event(4, waiting) == ("queued", Cursor(4, 1), place)
     assert position_event(waiting) == ("queue.position", None, place)
     assert b"id:" not in position_event(waiting).encode()
     shown = delta_event(facts(), Cursor(4, 3, "w-1"), delta("hi"))
     assert shown == ("delta", Cursor(4, 3, "w-1"), {"index": 0, "text": "hi", "tokens": 1})
     end = terminal_event(over)
-    assert (end.name, end.id, end.data["result"], end.data["finish_reasons"]) == ("completed", ended, None, ["stop"])
+    assert (end.name, end.id, end.data["result"], end.data["finish_reasons"]) == (
+        "completed",
+        Cursor(4, 2),
+        None,
+        ["stop"],
+    )
     cut = Terminal("j1", JobState.CANCELLED, 1, ("stop", ""))
-    view = JobView(facts(), JobState.CANCELLED, terminal=cut)
-    assert terminal_event(view).data["finish_reasons"] == ["stop", None], "a choice that was not finished"
+    assert terminal_event(record(JobState.CANCELLED, terminal=cut)).data["finish_reasons"] == ["stop", None], (
+        "a choice that was not finished"
+    )
     assert reset_event(5) == ("stream.reset", Cursor(5, 0), {"epoch": 5})
 
 
