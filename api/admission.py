@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -126,6 +127,7 @@ class Admitted:
     """An accepted job, and the buffer that receives its tokens; the code that answers the request must close it."""
 
     job: Job
+    """It has the id of the accepted one, if the idempotency key led to that."""
     partition: int
     accepted: Accepted
     buffer: ReorderBuffer
@@ -135,6 +137,10 @@ class Admitted:
     """The request has an idempotency key."""
     wait: Wait | None = None
     """Expected time until a worker starts the job; None: unknown."""
+
+    @property
+    def created_ms(self) -> int:
+        return self.accepted.created_ms or int(time.time() * 1000)
 
 
 def services_of(request: HttpRequest) -> Services:
@@ -252,6 +258,8 @@ async def accept(
         about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
     wait = None if accepted.joined else _expected_wait(services, job, accepted)
+    if accepted.joined:
+        job = msgspec.structs.replace(job, id=accepted.id)
     return Admitted(job, partition, accepted, buffer, asked, _headers(asked, accepted, wait, card), bool(key), wait)
 
 

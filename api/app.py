@@ -19,7 +19,7 @@ from api.admin.overview import LiveOverview
 from api.auth.access import AccessTable
 from api.auth.console import ConsoleAccess
 from api.auth.guard import RequestGuard
-from api.chat import Completions
+from api.chat import JobEndpoint
 from api.error_answers import error_response
 from api.middleware import Observed, decoded
 from api.openai import errors
@@ -42,8 +42,8 @@ from streaming.errors import (
 
 log = logging.getLogger(__name__)
 
-COMPLETIONS: dict[str, ASGIApp] = {
-    route.path: route.endpoint for route in routes.ROUTES if isinstance(route.endpoint, Completions | Responses)
+DIRECT: dict[str, ASGIApp] = {
+    route.path: route.endpoint for route in routes.ROUTES if isinstance(route.endpoint, JobEndpoint | Responses)
 }
 ROUTES = [Route(route.path, route.endpoint, methods=[route.method]) for route in routes.ROUTES]
 
@@ -86,8 +86,8 @@ def guarded(app: ASGIApp, services: Services, console: ConsoleAccess | None = No
 
 
 class Shortcut:
-    """Fast path for completions: calls their endpoint without the framework's layers, which would add half of the
-    endpoint's own cost. Errors are answered by the same handlers. Bodies are decoded here, for every endpoint."""
+    """Fast path for requests that become jobs: calls their endpoint without the framework's layers, which would add half
+    of the endpoint's own cost. Errors are answered by the same handlers. Bodies are decoded here, for every endpoint."""
 
     def __init__(self, app: Starlette) -> None:
         self._app = app
@@ -95,7 +95,7 @@ class Shortcut:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             receive = decoded(scope, receive)
-        endpoint = COMPLETIONS.get(scope.get("path", ""))
+        endpoint = DIRECT.get(scope.get("path", ""))
         if endpoint is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

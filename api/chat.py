@@ -1,6 +1,9 @@
-"""POST /v1/chat/completions and /v1/completions: one request from validation to its answer.
+"""POST /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank, /tokenize and /detokenize: one request from
+validation to its answer.
 
-api/admission.py validates and accepts the job; api/stream/reply.py answers with a token stream or a whole completion. A
+Each is a job: it waits in the same lanes under the same quotas, and any worker of the model answers it.
+
+api/admission.py validates and accepts the job; api/stream/reply.py answers with a token stream or in one piece. A
 client that sends `Prefer: respond-async` gets 202 and the job instead.
 """
 
@@ -15,26 +18,24 @@ from api.services import Services
 from api.stream.reply import StreamReply, WholeReply
 
 
-class Completions:
-    """Endpoint of one kind of completion, as plain ASGI: the framework's wrappers would cost more than its work."""
+class JobEndpoint:
+    """Endpoint of one kind of request, as plain ASGI: the framework's wrappers would cost more than its work."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with a completion, whole or streamed. Raises ApiError before the answer starts."""
+        """Answer, whole or streamed. Raises ApiError before the answer starts."""
         services: Services = scope["app"].state.services
         waits = not prefers_async(header(scope, b"prefer"))
         admitted = await admit(services, scope, receive, self._kind, waits=waits)
         reply: ASGIApp
-        if not waits:
+        if waits:
+            reply = (StreamReply if admitted.request.streams else WholeReply)(services, admitted)
+        else:
             services.relay.close(admitted.buffer)
             admitted.headers["Preference-Applied"] = "respond-async"
             reply = await accepted_response(services, admitted)
-        elif admitted.request.streams:
-            reply = StreamReply(services, admitted)
-        else:
-            reply = WholeReply(services, admitted)
         await reply(scope, receive, send)
 
 

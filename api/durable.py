@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from api.admission import services_of, whole_number
 from api.events import LogBroken, event_stream, job_log
-from api.jobs import facts_of, job_headers, own_record
+from api.jobs import job_headers, own_record
 from api.openai import cursor, errors
 from api.openai.cursor import NO_RUN, Cursor, Place
 from api.openai.errors import from_failure, invalid_request
@@ -218,7 +218,7 @@ class _StoredLog:
 
     def _rendered(self, first: int, end: int) -> Sliced[list[bytes]]:
         """Render the deltas at these places. Those before them are read, too, where calls may have begun in them."""
-        facts, found = facts_of(self.services, self.record), list[bytes]()
+        facts, found = self.services.facts(self.record.job, self.record.created_ms), list[bytes]()
         parts = CallParts() if self.record.job.parted else None
         for place in range(0 if parts is not None else first, end):
             row = self.rows[place]

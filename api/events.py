@@ -23,7 +23,7 @@ from starlette.requests import Request
 
 from api.admission import services_of
 from api.error_answers import counted
-from api.jobs import facts_of, job_headers, own_record, waiting_of
+from api.jobs import job_headers, own_record, waiting_of
 from api.openai import cursor
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import ApiError, from_failure
@@ -304,7 +304,7 @@ class EventReader:
 
     def _deltas_of(self, rows: Sequence[Delta], buffer: ReorderBuffer) -> Iterator[JobEvent]:
         """Yield the events of deltas, with `started` where a new run begins. Raises HistoryChanged."""
-        facts = facts_of(self._services, self._record)
+        facts = self._services.facts(self._record.job, self._record.created_ms)
         for row in rows:
             run = buffer.author(row.seq)
             if run is None or run not in self._runs:

@@ -9,7 +9,6 @@ import re
 import time
 from typing import Any
 
-import msgspec
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,8 +16,8 @@ from starlette.responses import Response
 from api.admission import MAX_PER_PAGE, Admitted, admit, caller_of, page_limit, services_of
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.rendering import NOT_WAITING, Facts, Waiting, fingerprint, job_object, to_json
-from api.openai.results import input_object, result_in_slices
+from api.openai.rendering import NOT_WAITING, Waiting, job_object, to_json
+from api.openai.results import answer_in_slices, input_object
 from api.services import Services
 from api.stream.writer import Watched
 from streaming.errors import StreamingError, UnknownJob
@@ -52,7 +51,7 @@ async def accepted_response(services: Services, admitted: Admitted) -> Response:
 
     For a job that existed already (same idempotency key) the record is read, if it can be.
     """
-    job, accepted = msgspec.structs.replace(admitted.job, id=admitted.accepted.id), admitted.accepted
+    job, accepted = admitted.job, admitted.accepted
     record = JobRecord(
         job=job,
         state=accepted.state,
@@ -93,9 +92,10 @@ async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
     """Return the completion object. Raises ApiError if the job did not complete, ClientDisconnect."""
     services = services_of(request)
     assert record.terminal is not None
-    work = result_in_slices(facts_of(services, record), record)
+    facts, rows = services.facts(record.job, record.created_ms), record.terminal.rows
+    work = answer_in_slices(facts, record.terminal, rows, record.drafts)
     with Watched(request.scope, request.receive) as client:
-        return await services.store_client.turns.run(client.while_there(work), len(record.terminal.rows))
+        return await services.store_client.turns.run(client.while_there(work), len(rows))
 
 
 async def result(request: Request) -> Response:
@@ -156,12 +156,6 @@ async def own_record(request: Request) -> JobRecord:
     if await services.job_reader.was_known(caller.tenant, job_id):
         raise errors.result_expired(job_id)
     raise errors.job_not_found()
-
-
-def facts_of(services: Services, record: JobRecord) -> Facts:
-    """Return the constant fields of every rendering of this job."""
-    card = services.cards.get(record.job.model)
-    return Facts.of(record.job, record.created_ms, fingerprint(card) if card else None)
 
 
 async def waiting_of(services: Services, record: JobRecord, place: QueuePlace | None = None) -> Waiting:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from api import batches, chat, durable, events, files, health, jobs, models, tasks, timing
+from api import batches, chat, durable, events, files, health, jobs, models, timing
 from api.admin import dead_letters, keys, overview, pools, tenants, webhooks
 from api.admin import jobs as all_jobs
 from api.auth.access import Access, Rule
@@ -71,9 +71,9 @@ _TASK: dict[str, Any] = {
     "params": (*_KEY, "Prefer"), "errors": (*_ACCEPT, 500, 504), "headers": JOB_HEADERS, "or_job": True
 }  # fmt: skip
 
-EMBEDDINGS, RERANK = tasks.TaskEndpoint("embedding"), tasks.TaskEndpoint("rerank")
-TOKENIZE, DETOKENIZE = tasks.TaskEndpoint("tokenize"), tasks.TaskEndpoint("detokenize")
-CHAT, COMPLETION = chat.Completions("chat"), chat.Completions("completion")
+EMBEDDINGS, RERANK = chat.JobEndpoint("embedding"), chat.JobEndpoint("rerank")
+TOKENIZE, DETOKENIZE = chat.JobEndpoint("tokenize"), chat.JobEndpoint("detokenize")
+CHAT, COMPLETION = chat.JobEndpoint("chat"), chat.JobEndpoint("completion")
 RESPONSE, INPUT_TOKENS = responses.Responses("response"), responses.Responses("count")
 
 ROUTES = (

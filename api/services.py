@@ -12,6 +12,7 @@ from typing import Any
 
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import model_not_found
+from api.openai.rendering import Facts, fingerprint
 from api.settings import ApiSettings
 from api.waits import WaitEstimates, WaitSampler
 from penstock.engine import ModelCard
@@ -27,6 +28,7 @@ from streaming.fleet.processes import ConsoleSessions, Fleet
 from streaming.fleet.settings import ModelSettings
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.conversations import Conversations
+from streaming.jobs.job import Job
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader, Summaries
@@ -158,6 +160,11 @@ class Services:
         if name not in self.models:
             raise model_not_found(name, self.models)
         return self.models[name]
+
+    def facts(self, job: Job, created_ms: int) -> Facts:
+        """Return what is constant in every rendering of this job's answer."""
+        card = self.cards.get(job.model)
+        return Facts(job, created_ms, fingerprint(card) if card else None)
 
     async def _sweep(self) -> None:
         """Sweep expired leases, once the store is known to be this deployment's."""

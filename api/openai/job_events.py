@@ -63,7 +63,7 @@ def delta_event(facts: Facts, event_id: Cursor, delta: Delta, parts: Iterable[An
     if delta.served_by:
         data["served_by"] = delta.served_by
     if parts is not None:
-        data |= event_data(facts.job, delta.index, parts)
+        data |= event_data(facts.job.id, delta.index, parts)
     if delta.extras:
         data["extras"] = delta.extras
     if facts.logprobs:

@@ -19,7 +19,7 @@ from api.openai import cursor
 from api.openai.errors import Wait, from_terminal, wait_fields
 from penstock.engine import Logprob, ModelCard, token_bytes
 from penstock.extras import Extras, merged
-from penstock.loops import ROWS_PER_SLICE, Sliced, at_once
+from penstock.loops import ROWS_PER_SLICE, Sliced
 from penstock.tools import REASONED, SAID, AnswerPart, CallReader, read_answer
 from streaming.fleet.process import without_host
 from streaming.jobs.codec import Delta, Terminal, Usage
@@ -175,34 +175,29 @@ encode_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The constant fields of every rendering of one job."""
+    """What is constant in every rendering of one job's answer. `created_ms` is Redis time."""
 
-    job: str
-    model: str
-    priority: Priority
-    chat: bool
-    """Whether it is a chat; else a plain completion."""
-    choices: int
-    logprobs: bool
+    job: Job
     created_ms: int
     fingerprint: str | None = None
-    parted: bool = False
-    """Whether its answers may hold calls or reasoning."""
 
-    @classmethod
-    def of(cls, job: Job, created_ms: int, fingerprint: str | None = None) -> Facts:
-        """Extract the fields from a job; `created_ms` is Redis time."""
-        chat, logprobs = isinstance(job.prompt, Chat), job.sampling.logprobs is not None
-        return cls(job.id, job.model, job.priority, chat, job.choices, logprobs, created_ms, fingerprint, job.parted)
+    @property
+    def chat(self) -> bool:
+        """Whether it is a chat; else a plain completion."""
+        return isinstance(self.job.prompt, Chat)
+
+    @property
+    def logprobs(self) -> bool:
+        return self.job.sampling.logprobs is not None
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields before `choices` of an OpenAI object."""
         return {
-            "id": ("chatcmpl-" if self.chat else "cmpl-") + self.job,
+            "id": ("chatcmpl-" if self.chat else "cmpl-") + self.job.id,
             "object": kind,
             "created": self.created_ms // 1000,
-            "model": self.model,
-            "service_tier": TIER[self.priority],
+            "model": self.job.model,
+            "service_tier": TIER[self.job.priority],
             "system_fingerprint": self.fingerprint,
         }
 
@@ -251,22 +246,16 @@ def servers_of(model: str, terminal: Terminal) -> str:
 
 def _other_servers(facts: Facts, terminal: Terminal) -> dict[str, Any]:
     """The field `served_by`, where another model gave a part of the answer."""
-    return {"served_by": servers_of(facts.model, terminal)} if terminal.served_by else {}
+    return {"served_by": servers_of(facts.job.model, terminal)} if terminal.served_by else {}
 
 
 # --- whole answers -------------------------------------------------------------------------------------------------
 
 
-def completion(facts: Facts, terminal: Terminal, deltas: Sequence[Delta]) -> dict[str, Any]:
-    """Render a chat.completion or text_completion. Raises ApiError for a job that did not complete."""
-    return at_once(completion_in_slices(facts, terminal, deltas))
-
-
 def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delta]) -> Sliced[dict[str, Any]]:
-    """Like `completion`, in slices of `ROWS_PER_SLICE` deltas, so that a long answer does not block the event loop."""
-    if terminal.state is not JobState.COMPLETED:
-        raise from_terminal(terminal)
-    texts: list[list[str]] = [[] for _ in range(facts.choices)]
+    """Render the chat.completion or text_completion of a completed job, in slices of `ROWS_PER_SLICE` deltas, so that
+    a long answer does not block the event loop."""
+    texts: list[list[str]] = [[] for _ in range(facts.job.choices)]
     logprobs: list[list[Logprob]] = [[] for _ in texts]
     extras: list[list[Extras]] = [[] for _ in texts]
     for first in range(0, len(deltas), ROWS_PER_SLICE):
@@ -302,8 +291,8 @@ def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delt
 
 def _content(facts: Facts, index: int, texts: Sequence[str], extras: Extras) -> dict[str, Any]:
     """Render what a choice says, given in pieces."""
-    if facts.parted:
-        return {"message": message_of(facts.job, index, texts, extras)}
+    if facts.job.parted:
+        return {"message": message_of(facts.job.id, index, texts, extras)}
     text = "".join(texts)
     return {"message": plain_message(text, extras)} if facts.chat else {"text": text}
 
@@ -347,10 +336,10 @@ class ChunkRenderer:
         text_at = b'"delta":{"content":' if facts.chat else b'"text":'
         self._text_end = b"}" if facts.chat else b""
         self._plain_end = self._text_end + b',"logprobs":null,"finish_reason":null}' + self._tail
-        opening = [self._head + b'{"index":%d,' % index for index in range(facts.choices)]
+        opening = [self._head + b'{"index":%d,' % index for index in range(facts.job.choices)]
         self._later = [each + text_at for each in opening]
         self._prefix = [each + text_at.replace(b"{", b'{"role":"assistant",') for each in opening]
-        self._offset = [0] * facts.choices
+        self._offset = [0] * facts.job.choices
         self._servers: dict[int, str] = {}
         """By choice: the model that gives it, until a chunk has said so."""
 
@@ -394,7 +383,7 @@ class ChunkRenderer:
     @property
     def plain(self) -> tuple[bytes, bytes] | None:
         """Return the constant bytes before and after every further delta's text; None if they are not constant."""
-        if self._facts.choices > 1 or self._logprobs or self._prefix[0] is not self._later[0] or self._servers:
+        if self._facts.job.choices > 1 or self._logprobs or self._prefix[0] is not self._later[0] or self._servers:
             return None
         return self._later[0], self._plain_end
 
@@ -403,7 +392,7 @@ class ChunkRenderer:
         did not complete."""
         if terminal.state is not JobState.COMPLETED:
             raise from_terminal(terminal)
-        blocks = [self._finish(index, _finish(terminal, index)) for index in range(self._facts.choices)]
+        blocks = [self._finish(index, _finish(terminal, index)) for index in range(self._facts.job.choices)]
         if self._include_usage:
             last = {"usage": usage_object(terminal.usage)} | _other_servers(self._facts, terminal)
             blocks.append(self._head + b"]," + to_json(last)[1:] + b"\n\n")
@@ -541,7 +530,7 @@ class CallChunkRenderer(ChunkRenderer):
         if part.call == REASONED:
             said["reasoning_content"] = part.text
         else:
-            said["tool_calls"] = [call_delta(self._facts.job, index, part)]
+            said["tool_calls"] = [call_delta(self._facts.job.id, index, part)]
         shown = chat_logprobs(logprobs) if logprobs else None
         choice = {"index": index, "delta": said, "logprobs": shown, "finish_reason": None}
         return self._head + to_json(choice) + self._tail_of(index)

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from api.openai.errors import from_terminal
 from api.openai.rendering import Facts, completion_in_slices
 from api.openai.responses.items import sent_items
-from api.openai.responses.object import ResponseFacts, ended_response, given_up
+from api.openai.responses.object import ended_response
 from api.openai.tasks.answers import task_answer_in_slices
 from penstock.engine import Sampling, Task
 from penstock.loops import Sliced, at_once
 from penstock.tools import Tools
+from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import Chat, Inputs, Job, JobState, ResponseForm, Text, Tokens
 from streaming.jobs.records import JobRecord
 
 
-def result_in_slices(facts: Facts, record: JobRecord) -> Sliced[dict[str, Any]]:
-    """Render the result of a job that has ended, whose record holds the deltas, in slices of a few milliseconds.
+def answer_in_slices(
+    facts: Facts, terminal: Terminal, rows: Sequence[Delta], drafts: Sequence[bytes] = ()
+) -> Sliced[dict[str, Any]]:
+    """Render the answer of a job that has ended, in slices of a few milliseconds. `drafts`: the texts of a response
+    that were given up before it.
 
     Raises ApiError for a job that did not complete.
     """
-    assert record.terminal is not None
-    if record.terminal.state is not JobState.COMPLETED:
-        raise from_terminal(record.terminal)
-    if record.job.task is not None:
-        return task_answer_in_slices(record.job, record.terminal, record.terminal.rows)
-    if record.job.response is None:
-        return completion_in_slices(facts, record.terminal, record.terminal.rows)
-    response = ResponseFacts(record.job, record.created_ms)
-    return ended_response(response, record.terminal, record.terminal.rows, given_up(record.job, record.drafts))
+    if terminal.state is not JobState.COMPLETED:
+        raise from_terminal(terminal)
+    if facts.job.task is not None:
+        return task_answer_in_slices(facts.job, terminal, rows)
+    if facts.job.response is None:
+        return completion_in_slices(facts, terminal, rows)
+    return ended_response(facts, terminal, rows, drafts)
 
 
 def result(record: JobRecord) -> dict[str, Any]:
-    """Like `result_in_slices`, at once."""
-    return at_once(result_in_slices(Facts.of(record.job, record.created_ms), record))
+    """Render the answer of a job that has ended at once, given its record with the deltas. Raises ApiError."""
+    assert record.terminal is not None
+    facts = Facts(record.job, record.created_ms)
+    return at_once(answer_in_slices(facts, record.terminal, record.terminal.rows, record.drafts))
 
 
 SAME = (

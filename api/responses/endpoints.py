@@ -24,14 +24,14 @@ from api.auth.keys import Caller
 from api.jobs import as_json, job_headers, wait_for_end
 from api.openai import errors
 from api.openai.errors import ApiError
+from api.openai.rendering import Facts
 from api.openai.responses.events import START
 from api.openai.responses.items import job_of, response_id
-from api.openai.responses.object import RUNNING, ended_response, given_up
+from api.openai.responses.object import RUNNING, ended_response, form_of, response_object
 from api.openai.responses.request import INCLUDED, Context, InputFields, ResponseRequest
 from api.openai.schemas import Kind
-from api.responses.replies import Follower, ResponseStream, StoredStream, TokenCount, WholeResponse, facts_of
-from api.responses.stored import add_turn, context_of, find, form_of, own_items
-from api.responses.stored import facts_of as stored_facts
+from api.responses.replies import Follower, ResponseStream, StoredStream, TokenCount, WholeResponse
+from api.responses.stored import add_turn, context_of, find, own_items
 from api.services import Services
 from api.stream.writer import stream_url
 from streaming.jobs.records import JobRecord
@@ -74,7 +74,7 @@ def _reply(services: Services, admitted: Admitted, asked: InputFields, *, queued
     if queued:
         services.relay.close(admitted.buffer)
         status = RUNNING.get(admitted.accepted.state, "queued")
-        return as_json(facts_of(admitted).object(status), headers=admitted.headers)
+        return as_json(response_object(Facts(admitted.job, admitted.created_ms), status), headers=admitted.headers)
     return (ResponseStream if asked.stream else WholeResponse)(services, admitted)
 
 
@@ -99,20 +99,20 @@ async def retrieve(request: Request) -> ASGIApp:
 
 async def shown(services: Services, record: JobRecord) -> Response:
     """Build the answer that shows a response as it stands."""
-    facts = stored_facts(record)
+    facts = Facts(record.job, record.created_ms)
     if record.terminal is None:
-        return as_json(facts.object(RUNNING[record.state]), headers=job_headers(record))
+        return as_json(response_object(facts, RUNNING[record.state]), headers=job_headers(record))
     record = await services.job_reader.with_rows(record)
     assert record.terminal is not None
     rows = record.terminal.rows
-    work = ended_response(facts, record.terminal, rows, given_up(record.job, record.drafts))
+    work = ended_response(facts, record.terminal, rows, record.drafts)
     return as_json(await services.store_client.turns.run(work, len(rows)), headers=job_headers(record))
 
 
 async def cancel(request: Request) -> Response:
     """POST /v1/responses/{id}/cancel: cancel a response in the background. Idempotent; returns its final object."""
     services, record = services_of(request), await own_response(request)
-    if not form_of(record).background:
+    if not form_of(record.job).background:
         message = "Only a response created with background can be cancelled: close the connection of any other."
         raise errors.invalid_request(message, "response_id")
     return await shown(services, await _stopped(request, record, CANCEL_WAIT_S))
@@ -133,7 +133,7 @@ async def delete(request: Request) -> Response:
     record = await _stopped(request, record, DELETE_WAIT_S)
     if not record.state.final:
         raise errors.response_still_ends()
-    if conversation := form_of(record).conversation:
+    if conversation := form_of(record.job).conversation:
         await add_turn(services, record.job.tenant, conversation)
     await services.queue.shorten_retention([record.job.id], 0)
     return as_json({"id": response_id(record.job.id), "object": "response", "deleted": True})

@@ -8,18 +8,16 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
 from api.admission import Admitted
 from api.events import ROWS_PER_WRITE, patiently
 from api.openai.errors import ApiError, from_failure, from_terminal, stream_reset
-from api.openai.rendering import to_json
+from api.openai.rendering import Facts, to_json
 from api.openai.responses.events import sequence_of
-from api.openai.responses.object import ResponseFacts, ended_response, given_up
+from api.openai.results import answer_in_slices
 from api.openai.tasks.answers import count_of
 from api.responses.stored import add_turn
-from api.responses.stored import facts_of as stored_facts
 from api.services import Services
 from api.stream.connection import Connection
 from api.stream.reply import Renderer, StreamReply, WholeReply
@@ -83,7 +81,7 @@ class Follower:
     ) -> None:
         self._services, self._record, self._measure = services, record, measure
         self._live = live
-        self._sequence = sequence_of(stored_facts(record), after)
+        self._sequence = sequence_of(Facts(record.job, record.created_ms), after)
         self._buffer: ReorderBuffer | None = None
         self._gone = False
         self._connection: Connection | None = None
@@ -113,7 +111,8 @@ class Follower:
                     return
                 except _Restarted:
                     self._live = True
-                    self._sequence = sequence_of(stored_facts(self._record), self._sequence.has)
+                    facts = Facts(self._record.job, self._record.created_ms)
+                    self._sequence = sequence_of(facts, self._sequence.has)
         except _HistoryLost:
             self._services.metrics.stream_resets.inc()
             yield self._sequence.fail(stream_reset(self._record.job.id))
@@ -254,13 +253,6 @@ FORGET_AFTER_S = 60
 """How long the job of a response that is not stored is kept after its answer, for a retry with its idempotency key."""
 
 
-def facts_of(admitted: Admitted) -> ResponseFacts:
-    """Return the facts of a response that was accepted just now."""
-    accepted = admitted.accepted
-    created_ms = accepted.created_ms or int(time.time() * 1000)
-    return ResponseFacts(msgspec.structs.replace(admitted.job, id=accepted.id), created_ms)
-
-
 async def forget(services: Services, admitted: Admitted) -> None:
     """Let the job of a response that has ended and is not stored expire soon."""
     form = admitted.job.response
@@ -285,7 +277,7 @@ class ResponseStream(StreamReply):
 
     def __init__(self, services: Services, admitted: Admitted) -> None:
         super().__init__(services, admitted)
-        self._events = sequence_of(facts_of(admitted))
+        self._events = sequence_of(self._facts)
         self._flow = NumberedFlow(self._metrics.per_token, self._events)
         self._follower: Follower | None = None
 
@@ -350,14 +342,11 @@ class WholeResponse(WholeReply):
     """Sends the object of a new response once it has ended."""
 
     async def _whole(self, terminal: Terminal, rows: list[Delta]) -> bytes:
-        if terminal.state is not JobState.COMPLETED:
-            raise from_terminal(terminal)
-        services, drafts = self._services, 0
+        services, drafts = self._services, tuple[bytes, ...]()
         if self._job.constrained:  # its engine may have started again
             with contextlib.suppress(UnknownJob):
-                record = await services.job_reader.outline(terminal.job)
-                drafts = given_up(record.job, record.drafts)
-        work = ended_response(facts_of(self._admitted), terminal, rows, drafts)
+                drafts = (await services.job_reader.outline(terminal.job)).drafts
+        work = answer_in_slices(self._facts, terminal, rows, drafts)
         body = to_json(await services.store_client.turns.run(work, len(rows)))
         await forget(services, self._admitted)
         return body

@@ -13,10 +13,10 @@ from api.auth.keys import Caller
 from api.openai import errors
 from api.openai.errors import ApiError, from_failure
 from api.openai.fields import MAX_MESSAGES
-from api.openai.rendering import to_json
+from api.openai.rendering import Facts, to_json
 from api.openai.responses.conversation import turns_of
 from api.openai.responses.items import input_items, item_of, job_of
-from api.openai.responses.object import ResponseFacts, answer_turn, ended_response, given_up, items_of, outcome
+from api.openai.responses.object import answer_turn, ended_response, form_of, given_up, items_of, outcome
 from api.openai.responses.request import Context, InputFields, ResponseRequest
 from api.services import Services
 from penstock.engine import ChatTurn
@@ -24,27 +24,19 @@ from streaming.errors import ConversationChanged, DecodeError, Unavailable, Unkn
 from streaming.ids import partition_of
 from streaming.jobs.codec import encode
 from streaming.jobs.conversations import Conversation, ConversationItem
-from streaming.jobs.job import Chat, ResponseForm
+from streaming.jobs.job import Chat
 from streaming.jobs.records import NEWER, JobRecord
-
-
-def form_of(record: JobRecord) -> ResponseForm:
-    return record.job.response or ResponseForm()
-
-
-def facts_of(record: JobRecord) -> ResponseFacts:
-    return ResponseFacts(record.job, record.created_ms)
 
 
 def own_turns(record: JobRecord) -> tuple[ChatTurn, ...]:
     """Return the turns of a response's own input."""
     turns = record.job.prompt.turns if isinstance(record.job.prompt, Chat) else ()
-    return turns[len(turns) - form_of(record).own_turns :]
+    return turns[len(turns) - form_of(record.job).own_turns :]
 
 
 def own_items(record: JobRecord) -> list[dict[str, object]]:
     """Render the items of a response's own input, oldest first."""
-    return input_items(record.job.id, own_turns(record), form_of(record).developer)
+    return input_items(record.job.id, own_turns(record), form_of(record.job).developer)
 
 
 MAX_READS = 8
@@ -102,7 +94,7 @@ async def _items(services: Services, record: JobRecord) -> list[ConversationItem
     record = await services.job_reader.with_rows(record)
     terminal, job = record.terminal, record.job
     assert terminal is not None
-    work = ended_response(facts_of(record), terminal, terminal.rows, given_up(job, record.drafts))
+    work = ended_response(Facts(job, record.created_ms), terminal, terminal.rows, record.drafts)
     answer = (await services.store_client.turns.run(work, len(terminal.rows)))["output"]
     items = [_stored(item, "") for item in own_items(record)]
     return items + [_stored(_without_logprobs(item), job.id) for item in answer]
@@ -192,7 +184,7 @@ async def _continued(services: Services, record: JobRecord) -> tuple[ChatTurn, .
         message = f"previous_response_id names a response that is {state}: it has no answer to continue from."
         raise errors.invalid_request(message, "previous_response_id")
     assert isinstance(record.job.prompt, Chat)
-    turns = record.job.prompt.turns[1 if form_of(record).instructed else 0 :]
+    turns = record.job.prompt.turns[1 if form_of(record.job).instructed else 0 :]
     return (*turns, await _answer(services, record))
 
 

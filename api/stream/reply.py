@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from api.admission import Admitted
 from api.error_answers import error_body, error_event
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.rendering import CallChunkRenderer, ChunkRenderer, Facts, completion_in_slices, fingerprint, to_json
+from api.openai.rendering import CallChunkRenderer, ChunkRenderer, to_json
+from api.openai.results import answer_in_slices
 from api.services import Services
 from api.stream.connection import Connection
 from api.stream.writer import (
@@ -148,10 +148,7 @@ class Reply:
         self._services, self._admitted = services, admitted
         self._buffer = admitted.buffer
         self._job = admitted.job
-        created = admitted.accepted.created_ms or int(time.time() * 1000)
-        card = services.cards.get(self._job.model)
-        facts = Facts.of(self._job, created, fingerprint(card) if card else None)
-        self._facts = facts if not admitted.accepted.joined else replace(facts, job=admitted.accepted.id)
+        self._facts = services.facts(self._job, admitted.created_ms)
         self._received = 0.0
         self._delivery = Delivery()
         self._metrics = services.metrics.answers(operation_of(self._job), self._job.model)
@@ -318,7 +315,7 @@ class StreamReply(Reply):
             metrics.dec()
 
     def _new_renderer(self) -> Renderer:
-        renderer = CallChunkRenderer if self._facts.parted else ChunkRenderer
+        renderer = CallChunkRenderer if self._job.parted else ChunkRenderer
         return renderer(self._facts, include_usage=self._admitted.request.include_usage)
 
     async def _opening(self, send: Send) -> bytes | None:
@@ -464,7 +461,7 @@ class WholeReply(Reply):
 
     async def _whole(self, terminal: Terminal, rows: list[Delta]) -> bytes:
         """Render the answer. Raises ApiError for a job that did not complete."""
-        work = completion_in_slices(self._facts, terminal, rows)
+        work = answer_in_slices(self._facts, terminal, rows)
         return to_json(await self._services.store_client.turns.run(work, len(rows)))
 
 

@@ -14,11 +14,12 @@ import pytest
 from house import House, eventually
 from msgspec.structs import replace
 from redis import Redis
+from rendered import completion, facts_of
 
 from api import events
 from api.events import EventReader
 from api.openai.cursor import Place
-from api.openai.rendering import Facts, completion, completion_in_slices, to_json
+from api.openai.rendering import completion_in_slices, to_json
 from api.services import Services
 from penstock.engine import ChatTurn, Logprob
 from penstock.loops import MAX_UNSLICED_ROWS, ROWS_PER_SLICE, Turns, at_once
@@ -157,13 +158,13 @@ async def test_a_short_answer_waits_for_no_turn() -> None:
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_long_answer_is_rendered_in_slices(chat: bool) -> None:
     """It is the same answer, its log-probabilities included."""
-    facts = Facts(job=JOB, model="m", priority=Priority.STANDARD, chat=chat, choices=1, logprobs=False, created_ms=1)
+    facts = facts_of(chat=chat, job_id=JOB)
     end = long_end()
     steps = sum(1 for _ in completion_in_slices(facts, end, end.rows))
     assert steps >= ROWS // ROWS_PER_SLICE  # its text is joined in a slice of its own
     said = completion(facts, end, end.rows)["choices"][0]
     assert (said["message"]["content"] if chat else said["text"]) == "".join(row.text for row in end.rows)
-    facts, odd = replace(facts, logprobs=True), Logprob("\u2028é", -0.5, (("a", -1.0),))
+    facts, odd = facts_of(chat=chat, logprobs=True, job_id=JOB), Logprob("\u2028é", -0.5, (("a", -1.0),))
     end = long_end(rows=950, logprobs=(odd,))
     assert sum(1 for _ in completion_in_slices(facts, end, end.rows)) >= 9
     shown = json.loads(to_json(at_once(completion_in_slices(facts, end, end.rows))))
@@ -172,7 +173,7 @@ def test_a_long_answer_is_rendered_in_slices(chat: bool) -> None:
 
 def test_a_short_answer_of_several_choices_is_rendered_at_once() -> None:
     """In one slice: it is over before others could have their turn."""
-    facts = Facts(job=JOB, model="m", priority=Priority.STANDARD, chat=True, choices=3, logprobs=False, created_ms=1)
+    facts = facts_of(choices=3, job_id=JOB)
     end = long_end(rows=10)
     rows = [replace(row, index=row.seq % 3) for row in end.rows]
     assert list(completion_in_slices(facts, end, rows)) == []

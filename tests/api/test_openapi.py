@@ -12,6 +12,7 @@ import jsonschema_rs
 import pytest
 from house import House
 from openapi_document import DOCUMENT, SCHEMAS, conforms, lookup
+from rendered import completion, facts_of
 from starlette.datastructures import QueryParams
 
 from api import batches, files, jobs
@@ -20,15 +21,15 @@ from api.admin import webhooks
 from api.admission import MAX_PER_PAGE, page_limit
 from api.app import ROUTES
 from api.openai.errors import ApiError, Wait
-from api.openai.rendering import Facts, Waiting, completion, job_object
+from api.openai.rendering import Waiting, job_object
 from api.openapi import CURSOR, ERRORS, HEADERS
-from penstock.engine import Failure, Sampling
+from penstock.engine import Failure
 from streaming.batches.files import StoredFile
 from streaming.batches.store import Batch, BatchProgress, BatchRecord, BatchState, LineFault
 from streaming.events.outbox import WebhookMessage
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.dead_letters import DeadLetter
-from streaming.jobs.job import Job, JobState, Text
+from streaming.jobs.job import JobState
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
@@ -144,15 +145,11 @@ def test_the_request_schemas_are_the_models_own() -> None:
 @pytest.mark.parametrize("chat", [True, False])
 def test_what_is_rendered_is_what_is_described(chat: bool) -> None:
     """Answers and job objects in every state match their schemas, key by key."""
-    facts = Facts("j1", "m", Priority.BATCH, chat, 1, False, 1_700_000_000_123, "fp_1")
+    facts = facts_of(chat=chat, priority=Priority.BATCH, metadata={"a": "b"})
     done = Terminal("j1", JobState.COMPLETED, 1, ("stop",), rows=(Delta(1, 1, 0, "hi", (1,), 1, "stop"),))
     failed = Terminal("j1", JobState.FAILED, 0, failure=Failure("poison", "Gave up.", 500))
     assert conforms(completion(facts, done, done.rows), SCHEMAS["ChatCompletion" if chat else "Completion"])
-    job = Job(
-        id="j1", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("a",)), sampling=Sampling(),
-        metadata={"a": "b"},
-    )  # fmt: skip
-    queued = JobRecord(job=job, state=JobState.QUEUED, created_ms=1_700_000_000_123, keep_s=60, terminal=None)
+    queued = JobRecord(job=facts.job, state=JobState.QUEUED, created_ms=1_700_000_000_123, keep_s=60, terminal=None)
     over = {"started_ms": 1, "first_ms": 2, "done_ms": 3, "attempt": 1}
     for shown in (
         job_object(queued, Waiting(QueuePlace(own=3), Wait(1200))),

@@ -13,9 +13,18 @@ from typing import Any
 import msgspec
 
 from api.openai.errors import ApiError
-from api.openai.rendering import DONE, to_json, token_logprobs
-from api.openai.responses.items import output_item, output_text, refusal_part
-from api.openai.responses.object import AnswerItem, AnswerItems, Outcome, ResponseFacts, Status, error_object, outcome
+from api.openai.rendering import DONE, Facts, to_json, token_logprobs
+from api.openai.responses.items import output_item, output_item_id, output_text, refusal_part
+from api.openai.responses.object import (
+    AnswerItem,
+    AnswerItems,
+    Outcome,
+    Status,
+    error_object,
+    form_of,
+    outcome,
+    response_object,
+)
 from penstock.extras import Extras
 from penstock.tools import REASONED, REFUSED, SAID
 from streaming.jobs.codec import Delta, Terminal
@@ -48,7 +57,7 @@ class EventSequence:
         *("output_index", "text"),
     )
 
-    def __init__(self, facts: ResponseFacts, after: int = START) -> None:
+    def __init__(self, facts: Facts, after: int = START) -> None:
         self._facts, self._after = facts, after
         self.number = 0
         """Number of the next event."""
@@ -84,10 +93,10 @@ class EventSequence:
 
     def opening(self) -> bytes:
         """Render the events of an accepted response; one in the background waits for a worker as `queued`."""
-        if not self._facts.form.background:
-            created = self._event("response.created", response=self._facts.object("in_progress"))
+        if not form_of(self._facts.job).background:
+            created = self._event("response.created", response=response_object(self._facts, "in_progress"))
             return created + self.running()
-        queued = self._facts.object("queued")
+        queued = response_object(self._facts, "queued")
         return self._event("response.created", response=queued) + self._event("response.queued", response=queued)
 
     def running(self) -> bytes:
@@ -95,7 +104,7 @@ class EventSequence:
         if self._running:
             return b""
         self._running = True
-        return self._event("response.in_progress", response=self._facts.object("in_progress"))
+        return self._event("response.in_progress", response=response_object(self._facts, "in_progress"))
 
     def delta(self, row: Delta) -> bytes:
         """Render a delta; b"" while its tokens are only part of a character."""
@@ -148,7 +157,7 @@ class EventSequence:
             status = "completed" if ended.status == "completed" else "incomplete"
             data += self._end_item(status)
             output.append(self._item(status, self._content()))
-        found = self._facts.object(ended.status, output=output, terminal=terminal, ended=ended)
+        found = response_object(self._facts, ended.status, output=output, terminal=terminal, ended=ended)
         return data + self._event(LAST_EVENT[ended.status], response=found) + DONE
 
     def fail(self, error: ApiError) -> bytes:
@@ -156,7 +165,7 @@ class EventSequence:
         are: what is known here of the open one may not be what the reader has."""
         self.number = max(self.number, self._after + 1)
         failed = Outcome("failed", error=error_object(error.status, error.message))
-        return self._event("response.failed", response=self._facts.object("failed", ended=failed)) + DONE
+        return self._event("response.failed", response=response_object(self._facts, "failed", ended=failed)) + DONE
 
     # --- items -------------------------------------------------------------------------------------------------------
 
@@ -185,7 +194,7 @@ class EventSequence:
         return data + self._event("response.output_item.done", output_index=self.output_index, item=item)
 
     def _place(self, kind: str) -> dict[str, Any]:
-        item_id, index = self._facts.item_id(self.output_index), self._parts.index(kind)
+        item_id, index = output_item_id(self._facts.job.id, self.output_index), self._parts.index(kind)
         return {"item_id": item_id, "output_index": self.output_index, "content_index": index}
 
     def _content(self) -> list[dict[str, Any]]:
@@ -195,7 +204,7 @@ class EventSequence:
         return output_text(msgspec.Raw(b'"%b"' % bytes(self.text)), msgspec.Raw(b"[%b]" % bytes(self._logprobs)))
 
     def _item(self, status: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return output_item(self._facts.item_id(self.output_index), status, content)
+        return output_item(output_item_id(self._facts.job.id, self.output_index), status, content)
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
         number = self.number
@@ -211,7 +220,7 @@ class CallEventSequence(EventSequence):
 
     __slots__ = ("_answer", "_first")
 
-    def __init__(self, facts: ResponseFacts, after: int = START) -> None:
+    def __init__(self, facts: Facts, after: int = START) -> None:
         super().__init__(facts, after)
         self._answer = AnswerItems()
         self._first = 0
@@ -255,7 +264,7 @@ class CallEventSequence(EventSequence):
             item.shown(self._facts.job.id, self._first + place, last if item is items[-1] else "completed")
             for place, item in enumerate(items)
         ]
-        found = self._facts.object(status, output=output, terminal=terminal, ended=ended)
+        found = response_object(self._facts, status, output=output, terminal=terminal, ended=ended)
         return data + self._event(LAST_EVENT[status], response=found) + DONE
 
     def _begin(self, item: AnswerItem) -> bytes:
@@ -302,6 +311,6 @@ def _kind(item: AnswerItem) -> str:
     return "response.output_text" if item.number == SAID else "response.function_call_arguments"
 
 
-def sequence_of(facts: ResponseFacts, after: int = START) -> EventSequence:
+def sequence_of(facts: Facts, after: int = START) -> EventSequence:
     """Return the event sequence of a response for a reader that has its events up to number `after`."""
     return (CallEventSequence if facts.job.parted else EventSequence)(facts, after)

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import msgspec
-
 from api.openai.errors import from_terminal
-from api.openai.rendering import TIER, CallParts, call_id, further, token_logprobs
+from api.openai.rendering import TIER, CallParts, Facts, call_id, further, token_logprobs
 from api.openai.responses.items import (
     CALL,
     REASONING,
@@ -184,79 +182,70 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-class ResponseFacts(msgspec.Struct, frozen=True):
-    """What is constant in every rendering of one response. `created_ms` is Redis time."""
+def form_of(job: Job) -> ResponseForm:
+    return job.response or ResponseForm()
 
-    job: Job
-    created_ms: int
 
-    @property
-    def form(self) -> ResponseForm:
-        return self.job.response or ResponseForm()
-
-    def item_id(self, output_index: int) -> str:
-        return output_item_id(self.job.id, output_index)
-
-    def object(
-        self,
-        status: Status,
-        *,
-        output: Sequence[Any] = (),
-        terminal: Terminal | None = None,
-        ended: Outcome | None = None,
-    ) -> dict[str, Any]:
-        """Render the object; once the response has ended, with its `terminal` and how it `ended`."""
-        job, form, sampling = self.job, self.form, self.job.sampling
-        turns = job.prompt.turns if isinstance(job.prompt, Chat) else ()
-        done_ms = terminal.last_ms if terminal is not None and status == "completed" else 0
-        return {
-            "id": response_id(job.id),
-            "object": "response",
-            "created_at": self.created_ms // 1000,
-            "conversation": {"id": form.conversation} if form.conversation else None,
-            "completed_at": done_ms // 1000 or None,
-            "status": status,
-            "background": form.background,
-            "error": ended.error if ended else None,
-            "incomplete_details": ended.incomplete if ended else None,
-            "instructions": turns[0].content if form.instructed and turns else None,
-            "max_output_tokens": sampling.max_tokens,
-            "max_tool_calls": form.max_tool_calls,
-            "model": job.model,
-            "output": output,
-            "parallel_tool_calls": form.parallel_tool_calls,
-            "previous_response_id": response_id(form.previous) if form.previous else None,
-            "presence_penalty": sampling.presence_penalty or 0.0,
-            "frequency_penalty": sampling.frequency_penalty or 0.0,
-            "prompt_cache_key": form.prompt_cache_key,
-            "reasoning": {"effort": None if job.reasoning in ("", "default") else job.reasoning, "summary": None},
-            "safety_identifier": form.safety_identifier,
-            "service_tier": TIER[job.priority],
-            "store": form.store,
-            "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
-            "text": {"format": form.format or {"type": "text"}, "verbosity": job.passed.get("verbosity", "medium")},
-            "tool_choice": form.tool_choice,
-            "tools": form.tools,
-            "top_logprobs": form.top_logprobs,
-            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
-            "truncation": "disabled",
-            "usage": usage_object(terminal.usage) if terminal else None,
-            "user": job.user,
-            "metadata": job.metadata if form.metadata is None else form.metadata,
-            **({"served_by": terminal.served_by[0]} if terminal is not None and terminal.served_by else {}),
-            **({"cancelled_by": terminal.cancelled_by} if terminal is not None and terminal.cancelled_by else {}),
-        }
+def response_object(
+    facts: Facts,
+    status: Status,
+    *,
+    output: Sequence[Any] = (),
+    terminal: Terminal | None = None,
+    ended: Outcome | None = None,
+) -> dict[str, Any]:
+    """Render the object; once the response has ended, with its `terminal` and how it `ended`."""
+    job, form, sampling = facts.job, form_of(facts.job), facts.job.sampling
+    turns = job.prompt.turns if isinstance(job.prompt, Chat) else ()
+    done_ms = terminal.last_ms if terminal is not None and status == "completed" else 0
+    return {
+        "id": response_id(job.id),
+        "object": "response",
+        "created_at": facts.created_ms // 1000,
+        "conversation": {"id": form.conversation} if form.conversation else None,
+        "completed_at": done_ms // 1000 or None,
+        "status": status,
+        "background": form.background,
+        "error": ended.error if ended else None,
+        "incomplete_details": ended.incomplete if ended else None,
+        "instructions": turns[0].content if form.instructed and turns else None,
+        "max_output_tokens": sampling.max_tokens,
+        "max_tool_calls": form.max_tool_calls,
+        "model": job.model,
+        "output": output,
+        "parallel_tool_calls": form.parallel_tool_calls,
+        "previous_response_id": response_id(form.previous) if form.previous else None,
+        "presence_penalty": sampling.presence_penalty or 0.0,
+        "frequency_penalty": sampling.frequency_penalty or 0.0,
+        "prompt_cache_key": form.prompt_cache_key,
+        "reasoning": {"effort": None if job.reasoning in ("", "default") else job.reasoning, "summary": None},
+        "safety_identifier": form.safety_identifier,
+        "service_tier": TIER[job.priority],
+        "store": form.store,
+        "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
+        "text": {"format": form.format or {"type": "text"}, "verbosity": job.passed.get("verbosity", "medium")},
+        "tool_choice": form.tool_choice,
+        "tools": form.tools,
+        "top_logprobs": form.top_logprobs,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "truncation": "disabled",
+        "usage": usage_object(terminal.usage) if terminal else None,
+        "user": job.user,
+        "metadata": job.metadata if form.metadata is None else form.metadata,
+        **({"served_by": terminal.served_by[0]} if terminal is not None and terminal.served_by else {}),
+        **({"cancelled_by": terminal.cancelled_by} if terminal is not None and terminal.cancelled_by else {}),
+    }
 
 
 def ended_response(
-    facts: ResponseFacts, terminal: Terminal, rows: Sequence[Delta], output_index: int = 0
+    facts: Facts, terminal: Terminal, rows: Sequence[Delta], drafts: Sequence[bytes] = ()
 ) -> Sliced[dict[str, Any]]:
-    """Render a response that has ended, in slices of `ROWS_PER_SLICE` deltas; `output_index` of its answer is the
-    number of texts that were given up before it."""
-    ended = outcome(terminal)
-    if facts.job.parted:
-        output = answer_output(facts.job.id, rows, output_index, completed=ended.status == "completed")
-        return facts.object(ended.status, output=output, terminal=terminal, ended=ended)
+    """Render a response that has ended, in slices of `ROWS_PER_SLICE` deltas. `drafts`: the texts that were given up
+    before it. Raises DecodeError, NewerMessage."""
+    job, ended, output_index = facts.job, outcome(terminal), given_up(facts.job, drafts)
+    if job.parted:
+        output = answer_output(job.id, rows, output_index, completed=ended.status == "completed")
+        return response_object(facts, ended.status, output=output, terminal=terminal, ended=ended)
     texts: list[str] = []
     refusals: list[str] = []
     logprobs: list[Logprob] = []
@@ -273,5 +262,5 @@ def ended_response(
         parts = [output_text(text, token_logprobs(logprobs))] if text or not refused else []
         parts += [refusal_part(refused)] if refused else []
         status = "completed" if ended.status == "completed" else "incomplete"
-        output.append(output_item(facts.item_id(output_index), status, parts))
-    return facts.object(ended.status, output=output, terminal=terminal, ended=ended)
+        output.append(output_item(output_item_id(job.id, output_index), status, parts))
+    return response_object(facts, ended.status, output=output, terminal=terminal, ended=ended)

@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from rendered import completion, facts_of
 
 from api.error_answers import error_event
 from api.openai import errors
@@ -26,10 +27,10 @@ from api.openai.job_events import (
     reset_event,
     terminal_event,
 )
-from api.openai.rendering import DONE, ChunkRenderer, Facts, Waiting, completion, fingerprint, job_object
-from penstock.engine import Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling
+from api.openai.rendering import DONE, ChunkRenderer, Facts, Waiting, fingerprint, job_object
+from penstock.engine import Capabilities, Failure, Logprob, ModelCard
 from streaming.jobs.codec import Delta, Terminal, Usage
-from streaming.jobs.job import Chat, Job, JobState, Text
+from streaming.jobs.job import JobState
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
@@ -37,10 +38,6 @@ from streaming.order import Priority
 TOKEN = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 """Any text a token may be: line ends, quotes, NUL, U+2028; no lone surrogates, which no wire message can hold."""
 NASTY = 'a\u2028b\u2029c\x85d\r\ne\n\nf\x00g"h\\i\x0b\x0c\x1c\U0001f600'
-
-
-def facts(*, chat: bool = True, choices: int = 1, logprobs: bool = False) -> Facts:
-    return Facts("j1", "m", Priority.STANDARD, chat, choices, logprobs, 1_700_000_000_999, "fp_1")
 
 
 def delta(text: str, index: int = 0, seq: int = 1, logprobs: tuple[Logprob, ...] = ()) -> Delta:
@@ -75,10 +72,7 @@ def through_openai(stream: bytes, *, chat: bool = True) -> list[Any]:
 
 def record(state: JobState, *, metadata: dict[str, str] | None = None, **fields: Any) -> JobRecord:
     """The record of a job in this state; `metadata` is the job's."""
-    job = Job(
-        id="j1", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("a",)), sampling=Sampling(),
-        metadata=metadata or {},
-    )  # fmt: skip
+    job = facts_of(metadata=metadata or {}).job
     return JobRecord(job=job, state=state, **{"created_ms": 1_700_000_000_999, "keep_s": 0, "terminal": None} | fields)
 
 
@@ -98,7 +92,7 @@ def render(about: Facts, deltas: Iterable[Delta], terminal: Terminal, *, include
 @example(NASTY)
 def test_any_token_text_comes_back_from_a_chat_chunk(text: str) -> None:
     """One event, whatever the text, and the same text out of it."""
-    first, finish, end = payloads(render(facts(), [delta(text)], done("stop")))
+    first, finish, end = payloads(render(facts_of(), [delta(text)], done("stop")))
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": text}
     assert finish["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
     assert end is None
@@ -108,7 +102,7 @@ def test_any_token_text_comes_back_from_a_chat_chunk(text: str) -> None:
 @example(NASTY)
 def test_any_token_text_comes_back_from_a_completion_chunk(text: str) -> None:
     """The same for /v1/completions."""
-    first, finish, end = payloads(render(facts(chat=False), [delta(text)], done("length")))
+    first, finish, end = payloads(render(facts_of(chat=False), [delta(text)], done("length")))
     assert first["choices"][0] == {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
     assert finish["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
     assert end is None
@@ -119,7 +113,7 @@ def test_any_token_text_comes_back_from_a_completion_chunk(text: str) -> None:
 def test_the_openai_library_reads_the_same_text(texts: list[str]) -> None:
     """Through the library's own line splitting the texts add up, and every chunk is of its type."""
     deltas = [delta(text, seq=seq) for seq, text in enumerate(texts, 1)]
-    chunks = through_openai(render(facts(), deltas, done("stop"), include_usage=True))
+    chunks = through_openai(render(facts_of(), deltas, done("stop"), include_usage=True))
     assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == "".join(texts)
     for chunk in chunks:
         ChatCompletionChunk.model_validate(chunk.model_dump(), strict=True)
@@ -131,7 +125,7 @@ def test_the_openai_library_reads_the_same_text(texts: list[str]) -> None:
 @example({"a": NASTY}, NASTY)
 def test_any_token_text_comes_back_from_a_job_event(metadata: dict[str, str], text: str) -> None:
     """Job events too are one data line each, with the cursor as their id."""
-    name, cursor, data, blank = delta_event(facts(), Cursor(3, 9, "w-1"), delta(text)).encode().decode().splitlines()
+    name, cursor, data, blank = delta_event(facts_of(), Cursor(3, 9, "w-1"), delta(text)).encode().decode().splitlines()
     assert (name, cursor, blank) == ("event: delta", "id: 3:9:w-1", "")
     assert msgspec.json.decode(data.removeprefix("data: "))["text"] == text
     end = terminal_event(record(JobState.CANCELLED, terminal=Terminal("j1", JobState.CANCELLED, 0), metadata=metadata))
@@ -141,7 +135,7 @@ def test_any_token_text_comes_back_from_a_job_event(metadata: dict[str, str], te
 def test_the_role_comes_once_per_choice() -> None:
     """Each choice's first chunk has the role, later ones have not; a choice without text gets it with its finish."""
     deltas = [delta("a", 0), delta("b", 1), delta("c", 0)]
-    chunks = through_openai(render(facts(choices=3), deltas, done("stop", "length", "stop")))
+    chunks = through_openai(render(facts_of(choices=3), deltas, done("stop", "length", "stop")))
     roles = [(choice.index, choice.delta.role) for chunk in chunks for choice in chunk.choices if choice.delta.role]
     assert roles == [(0, "assistant"), (1, "assistant"), (2, "assistant")]
     finishes = [(c.index, c.finish_reason) for chunk in chunks for c in chunk.choices if c.finish_reason]
@@ -151,19 +145,19 @@ def test_the_role_comes_once_per_choice() -> None:
 def test_no_finish_is_seen_before_the_terminal() -> None:
     """A delta that ends its choice says nothing of it: the end may not be stored yet."""
     ending = Delta(1, 1, 0, "a", (7,), 1, "stop")
-    assert next(payloads(ChunkRenderer(facts()).delta(ending)))["choices"][0]["finish_reason"] is None
+    assert next(payloads(ChunkRenderer(facts_of()).delta(ending)))["choices"][0]["finish_reason"] is None
 
 
 def test_a_delta_without_text_is_no_event_and_does_not_use_up_the_role() -> None:
     """Half a character gives no block; the role waits for the first that does."""
-    renderer = ChunkRenderer(facts())
+    renderer = ChunkRenderer(facts_of())
     assert renderer.delta(delta("")) == b""
     assert next(payloads(renderer.delta(delta("a"))))["choices"][0]["delta"] == {"role": "assistant", "content": "a"}
 
 
 def test_usage_comes_last_and_only_if_wanted() -> None:
     """With include_usage every chunk has the key, and the last has the counts and no choices."""
-    wanted = list(payloads(render(facts(), [delta("a")], done("stop"), include_usage=True)))
+    wanted = list(payloads(render(facts_of(), [delta("a")], done("stop"), include_usage=True)))
     assert [chunk["usage"] for chunk in wanted[:2]] == [None, None]
     assert wanted[2]["choices"] == []
     assert wanted[2]["usage"] == {
@@ -172,22 +166,22 @@ def test_usage_comes_last_and_only_if_wanted() -> None:
         "total_tokens": 8,
         "prompt_tokens_details": {"cached_tokens": 2},
     }
-    assert all("usage" not in chunk for chunk in payloads(render(facts(), [delta("a")], done("stop"))) if chunk)
+    assert all("usage" not in chunk for chunk in payloads(render(facts_of(), [delta("a")], done("stop"))) if chunk)
 
 
 def test_a_stream_has_only_data_lines() -> None:
     """No id:, event: or retry: on OpenAI streams, where they would crash its library at a keep-alive."""
-    stream = render(facts(), [delta("a\nid: 1\n\nevent: x")], done("stop"))
+    stream = render(facts_of(), [delta("a\nid: 1\n\nevent: x")], done("stop"))
     assert {line.split(b":")[0] for line in stream.splitlines() if line} == {b"data"}
     assert stream.endswith(DONE)
 
 
 def test_the_head_is_the_jobs() -> None:
     """Id, creation second, model, the tier really used and the fingerprint stand in every chunk."""
-    for chunk in through_openai(render(facts(), [delta("a")], done("stop"))):
+    for chunk in through_openai(render(facts_of(), [delta("a")], done("stop"))):
         assert (chunk.id, chunk.created, chunk.model) == ("chatcmpl-j1", 1_700_000_000, "m")
         assert (chunk.service_tier, chunk.system_fingerprint) == ("default", "fp_1")
-    for chunk in through_openai(render(facts(chat=False), [delta("a")], done("stop")), chat=False):
+    for chunk in through_openai(render(facts_of(chat=False), [delta("a")], done("stop")), chat=False):
         assert (chunk.id, chunk.object) == ("cmpl-j1", "text_completion")
 
 
@@ -201,7 +195,7 @@ def test_the_head_is_the_jobs() -> None:
 )
 def test_a_job_that_fails_in_mid_stream_says_so(terminal: Terminal, code: str) -> None:
     """The last frame is the error; no finish and no [DONE] follow, and the library raises it."""
-    stream = render(facts(), [delta("a")], terminal)
+    stream = render(facts_of(), [delta("a")], terminal)
     *_, last = payloads(stream)
     assert last["error"]["code"] == code
     assert stream.count(b"data: ") == 2
@@ -224,7 +218,7 @@ PAIR = (Logprob("He", -0.5, (("He", -0.5), ("Hö", -1.5))), Logprob("\ufffd", -m
 
 def test_chat_logprobs_are_read_by_the_library() -> None:
     """Tokens, bytes and alternatives; minus infinity has its stand-in, half a character has no bytes."""
-    chunk = through_openai(render(facts(logprobs=True), [delta("He", logprobs=PAIR)], done("stop")))[0]
+    chunk = through_openai(render(facts_of(logprobs=True), [delta("He", logprobs=PAIR)], done("stop")))[0]
     ChatCompletionChunk.model_validate(chunk.model_dump(), strict=True)
     first, second = chunk.choices[0].logprobs.content
     assert (first.token, first.logprob, first.bytes) == ("He", -0.5, [72, 101])
@@ -239,11 +233,11 @@ PARTS = tuple(Logprob(token, -0.5, (("bytes:\\x98", -0.5),)) for token in TOKENS
 def test_a_token_within_a_character_has_its_bytes() -> None:
     """Chat: text as OpenAI shows it, and bytes, also of alternatives. Completion: offsets count characters."""
     said = done("stop")
-    chunk = through_openai(render(facts(logprobs=True), [delta(" \U0001f600!", logprobs=PARTS)], said))[0]
+    chunk = through_openai(render(facts_of(logprobs=True), [delta(" \U0001f600!", logprobs=PARTS)], said))[0]
     rows = chunk.choices[0].logprobs.content
     assert b"".join(bytes(row.bytes) for row in rows).decode() == " \U0001f600!"
     assert [row.token for row in rows] == [each.token for each in PARTS] and rows[0].top_logprobs[0].bytes == [0x98]
-    about = facts(chat=False, logprobs=True)
+    about = facts_of(chat=False, logprobs=True)
     deltas = [delta(" \U0001f600!", 0, 1, PARTS), delta("He", 0, 2, PAIR[:1])]
     first, second = through_openai(render(about, deltas, said), chat=False)[:2]
     assert (first.choices[0].logprobs.text_offset, second.choices[0].logprobs.text_offset) == ([0, 2, 2, 2], [3])
@@ -253,7 +247,7 @@ def test_a_token_within_a_character_has_its_bytes() -> None:
 
 def test_completion_logprobs_count_their_offsets_on() -> None:
     """Four columns, and offsets that go on from one chunk to the next, per choice."""
-    about = facts(chat=False, choices=2, logprobs=True)
+    about = facts_of(chat=False, choices=2, logprobs=True)
     deltas = [delta("He", 0, 1, PAIR[:1]), delta("He", 1, 2, PAIR[:1]), delta("He", 0, 3, PAIR[:1])]
     chunks = through_openai(render(about, deltas, done("stop", "stop")), chat=False)[:3]
     assert [chunk.choices[0].logprobs.text_offset for chunk in chunks] == [[0], [0], [2]]
@@ -267,7 +261,7 @@ def test_completion_logprobs_count_their_offsets_on() -> None:
 def test_a_chat_answer_is_a_chat_completion() -> None:
     """The deltas of each choice are joined in order; the library's strict model takes the result."""
     rows = [delta("a", 0), delta("x", 1), delta("b", 0)]
-    body = completion(facts(choices=2), done("stop", "length"), rows)
+    body = completion(facts_of(choices=2), done("stop", "length"), rows)
     answer = ChatCompletion.model_validate(body, strict=True)
     assert [(c.message.content, c.finish_reason) for c in answer.choices] == [("ab", "stop"), ("x", "length")]
     assert (answer.id, answer.created, answer.service_tier) == ("chatcmpl-j1", 1_700_000_000, "default")
@@ -276,7 +270,7 @@ def test_a_chat_answer_is_a_chat_completion() -> None:
 
 def test_a_completion_answer_is_a_completion() -> None:
     """The same for /v1/completions, log-probabilities included."""
-    body = completion(facts(chat=False, logprobs=True), done("stop"), [delta("He", logprobs=PAIR)])
+    body = completion(facts_of(chat=False, logprobs=True), done("stop"), [delta("He", logprobs=PAIR)])
     answer = Completion.model_validate(body, strict=True)
     assert (answer.id, answer.choices[0].text) == ("cmpl-j1", "He")
     assert answer.choices[0].logprobs and answer.choices[0].logprobs.text_offset == [0, 2]
@@ -285,16 +279,16 @@ def test_a_completion_answer_is_a_completion() -> None:
 def test_chat_logprobs_stand_in_the_answer() -> None:
     """An answer with log-probabilities passes the library's strict model; without, the key is null."""
     rows = [delta("He", logprobs=PAIR)]
-    answer = ChatCompletion.model_validate(completion(facts(logprobs=True), done("stop"), rows), strict=True)
+    answer = ChatCompletion.model_validate(completion(facts_of(logprobs=True), done("stop"), rows), strict=True)
     assert answer.choices[0].logprobs and len(answer.choices[0].logprobs.content or []) == 2
-    assert completion(facts(), done("stop"), rows)["choices"][0]["logprobs"] is None
+    assert completion(facts_of(), done("stop"), rows)["choices"][0]["logprobs"] is None
 
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED])
 def test_only_a_completed_job_has_an_answer(state: JobState) -> None:
     """Rendering any other end raises its error."""
     with pytest.raises(ApiError):
-        completion(facts(), Terminal("j1", state, 0), [])
+        completion(facts_of(), Terminal("j1", state, 0), [])
 
 
 @pytest.mark.parametrize(
@@ -302,13 +296,7 @@ def test_only_a_completed_job_has_an_answer(state: JobState) -> None:
 )
 def test_the_tier_really_used_is_echoed(lane: Priority, tier: str) -> None:
     """The lane decides, in the words of OpenAI's enum."""
-    job = Job(
-        id="j1", model="m", tenant="t", priority=lane, prompt=Text(("a", "b")), sampling=Sampling(n=2, logprobs=0)
-    )
-    about = Facts.of(job, 1000)
-    assert about.head("x")["service_tier"] == tier
-    assert (about.chat, about.choices, about.logprobs) == (False, 4, True)
-    assert Facts.of(msgspec.structs.replace(job, prompt=Chat((ChatTurn("user", "a"),))), 1000).chat
+    assert facts_of(priority=lane).head("x")["service_tier"] == tier
 
 
 def test_a_fingerprint_follows_the_engine() -> None:
@@ -351,7 +339,7 @@ def test_a_finished_job_shows_its_answer() -> None:
     terminal = done("stop", rows=(delta("hi"),))
     times = {"started_ms": 1500, "first_ms": 2000, "done_ms": 2500}
     over = record(JobState.COMPLETED, terminal=terminal, attempt=2, keep_s=7, **times)
-    shown = job_object(over, result=completion(facts(), terminal, terminal.rows))
+    shown = job_object(over, result=completion(facts_of(), terminal, terminal.rows))
     assert (shown["started_at"], shown["first_token_at"], shown["completed_at"], shown["expires_at"]) == (
         1.5,
         2.0,
@@ -378,7 +366,7 @@ def test_a_jobs_events_tell_its_life() -> None:
     assert queued_event(4, waiting) == ("queued", Cursor(4, 1), place)
     assert position_event(waiting) == ("queue.position", None, place)
     assert b"id:" not in position_event(waiting).encode()
-    shown = delta_event(facts(), Cursor(4, 3, "w-1"), delta("hi"))
+    shown = delta_event(facts_of(), Cursor(4, 3, "w-1"), delta("hi"))
     assert shown == ("delta", Cursor(4, 3, "w-1"), {"index": 0, "text": "hi", "tokens": 1})
     end = terminal_event(over)
     assert (end.name, end.id, end.data["result"], end.data["finish_reasons"]) == (
@@ -396,12 +384,12 @@ def test_a_jobs_events_tell_its_life() -> None:
 
 def test_delta_events_carry_logprobs_if_asked() -> None:
     """One object per token."""
-    event = delta_event(facts(logprobs=True), Cursor(1, 3, "w-1"), delta("He", logprobs=PAIR))
+    event = delta_event(facts_of(logprobs=True), Cursor(1, 3, "w-1"), delta("He", logprobs=PAIR))
     assert [each["token"] for each in event.data["logprobs"]] == ["He", "\ufffd"]
 
 
 @pytest.mark.parametrize("text", ["a", ""])
 def test_no_block_of_a_delta_has_a_finish(text: str) -> None:
     """However many blocks a delta makes, with text or without: the reason is the terminal's to tell."""
-    blocks = payloads(ChunkRenderer(facts()).delta(Delta(1, 1, 0, text, (7,), 1, "stop")))
+    blocks = payloads(ChunkRenderer(facts_of()).delta(Delta(1, 1, 0, text, (7,), 1, "stop")))
     assert [choice["finish_reason"] for block in blocks for choice in block["choices"]] == [None] * len(text)

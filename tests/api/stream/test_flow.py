@@ -7,15 +7,15 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rendered import facts_of
 
-from api.openai.rendering import ChunkRenderer, Facts
+from api.openai.rendering import ChunkRenderer
 from api.stream.connection import Connection
 from api.stream.writer import TokenFlow
 from streaming.jobs.codec import Delta
-from streaming.order import Priority
 from telemetry.metrics import Metrics
 
-FACTS = Facts("j1", "m", Priority.STANDARD, True, 1, False, 1_700_000_000_999, "fp_1")
+FACTS = facts_of()
 
 
 class Pipe:
@@ -107,8 +107,6 @@ def test_nothing_is_written_to_a_client_that_has_left() -> None:
 
 @pytest.mark.parametrize("facts", [{"choices": 2}, {"logprobs": True}])
 def test_streams_of_several_texts_or_with_log_probabilities_go_the_long_way(facts: dict[str, Any]) -> None:
-    renderer = ChunkRenderer(Facts("j1", "m", Priority.STANDARD, True, **{
-        "choices": 1, "logprobs": False, "created_ms": 1, **facts
-    }))  # fmt: skip
+    renderer = ChunkRenderer(facts_of(**facts))
     renderer.delta(a_delta(1, "first"))
     assert renderer.plain is None

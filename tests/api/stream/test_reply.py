@@ -17,6 +17,7 @@ from starlette.types import Message, Receive
 
 from api.admission import Admitted
 from api.openai.errors import Wait
+from api.openai.rendering import Facts
 from api.openai.schemas import parse, to_job
 from api.services import Services
 from api.settings import ApiSettings
@@ -81,7 +82,7 @@ class Exchange:
         self.metrics, self.noted = Metrics.start("", "api"), list[Delivered]()
         services = SimpleNamespace(
             settings=ApiSettings(**settings),
-            cards={},
+            facts=Facts,
             metrics=self.metrics,
             records=NO_RECORDS,
             name="api",

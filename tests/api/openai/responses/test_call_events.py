@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from api.openai.rendering import Facts
 from api.openai.responses.events import CallEventSequence, EventSequence, sequence_of
-from api.openai.responses.object import ResponseFacts, answer_output, answer_turn, ended_response, given_up, items_of
+from api.openai.responses.object import answer_output, answer_turn, ended_response, items_of
 from penstock.engine import ChatTurn
 from penstock.loops import at_once
 from penstock.tools import Tool, Tools, opened
@@ -22,10 +23,10 @@ ANSWER = ["I ", "call.", opened("f") + '{"a"', "", ": 1}", opened("g"), "{}", "\
 LOST = ["I ", opened("f") + '{"b']
 
 
-def facts() -> ResponseFacts:
+def facts() -> Facts:
     turns = Chat((ChatTurn("user", "x"),))
     fields: Any = {"id": JOB, "model": "m", "tenant": "t", "priority": Priority.STANDARD, "prompt": turns}
-    return ResponseFacts(Job(**fields, tools=TOOLS, response=ResponseForm(own_turns=1)), 1_700_000_000_000)
+    return Facts(Job(**fields, tools=TOOLS, response=ResponseForm(own_turns=1)), 1_700_000_000_000)
 
 
 def rows_of(texts: list[str]) -> list[Delta]:
@@ -85,8 +86,7 @@ def test_what_was_given_up_ends_incomplete_and_the_rest_has_later_indexes() -> N
     assert [event["item"]["status"] for event in done] == ["completed", "incomplete", *4 * ["completed"]]
     assert done[1]["item"]["call_id"] == done[3]["item"]["call_id"] and done[1]["item"]["id"] != done[3]["item"]["id"]
     known = facts()
-    first = given_up(known.job, [encode(Draft(tuple(rows_of(LOST))))])
-    stored = at_once(ended_response(known, end(), rows_of(ANSWER), first))
+    stored = at_once(ended_response(known, end(), rows_of(ANSWER), [encode(Draft(tuple(rows_of(LOST))))]))
     assert as_json(stored) == found[-1]["response"]
 
 
@@ -115,4 +115,4 @@ def test_an_answer_is_one_turn_of_the_next_conversation() -> None:
 
 def test_a_response_without_tools_has_the_plain_sequence() -> None:
     plain = Job(id=JOB, model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "x"),)))
-    assert type(sequence_of(ResponseFacts(plain, 1))) is EventSequence
+    assert type(sequence_of(Facts(plain, 1))) is EventSequence

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.openai.errors import internal_error
+from api.openai.rendering import Facts
 from api.openai.responses.events import EventSequence
-from api.openai.responses.object import ResponseFacts, outcome
+from api.openai.responses.object import outcome
 from api.stream.writer import NumberedFlow
 from penstock.engine import ChatTurn, Failure, Logprob, Sampling
 from streaming.jobs.codec import Delta, Terminal, Usage
@@ -22,7 +23,7 @@ from streaming.order import Priority
 JOB = "job_" + "0" * 32
 
 
-def facts(*, background: bool = False, logprobs: int | None = None) -> ResponseFacts:
+def facts(*, background: bool = False, logprobs: int | None = None) -> Facts:
     job = Job(
         id=JOB,
         model="m",
@@ -32,7 +33,7 @@ def facts(*, background: bool = False, logprobs: int | None = None) -> ResponseF
         sampling=Sampling(logprobs=logprobs),
         response=ResponseForm(background=background, own_turns=1),
     )
-    return ResponseFacts(job, 1_700_000_000_000)
+    return Facts(job, 1_700_000_000_000)
 
 
 def rows_of(texts: Sequence[str], *, logprobs: bool = False) -> list[Delta]:
