@@ -86,8 +86,9 @@ def guarded(app: ASGIApp, services: Services, console: ConsoleAccess | None = No
 
 
 class Shortcut:
-    """Fast path for requests that become jobs: calls their endpoint without the framework's layers, which would add half
-    of the endpoint's own cost. Errors are answered by the same handlers. Bodies are decoded here, for every endpoint."""
+    """Fast path for requests that become jobs: calls their endpoint without the framework's layers, which would add
+    half of the endpoint's own cost. Errors are answered by the same handlers. Bodies are decoded here, for every
+    endpoint."""
 
     def __init__(self, app: Starlette) -> None:
         self._app = app

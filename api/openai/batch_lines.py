@@ -17,12 +17,12 @@ from pydantic import Field
 
 from api.openai.errors import ApiError, invalid_request, model_not_found
 from api.openai.fields import FINITE, Metadata, StrictBody
-from api.openai.generation import UNKNOWN, passed_fields, passed_parts, reasoning_of, sampling_of
+from api.openai.generation import UNKNOWN, passed_fields, reasoning_of
 from api.openai.json_body import nested_beyond, non_finite_field
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
 from api.openai.results import result
-from api.openai.schemas import Kind, Request, check_choices, parse
+from api.openai.schemas import Kind, Request, check_choices, parse, to_job
 from penstock.engine import ModelCard
 from penstock.text import fault_of
 from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
@@ -194,32 +194,17 @@ def job_of(
     The line's own settings for lane, streaming and disconnects do not apply. Raises ApiError (400) for fields that
     cannot be passed on.
     """
-    own = request.queue.deadline_ms
-    deadlines = [each for each in (own, left_ms) if each is not None]
-    shown = isinstance(request, ResponseRequest)
-    prompt, tools = passed_parts(request.prompt_asked, request.tools_asked, card or UNKNOWN, shown=shown)
-    sampling, passed = sampling_of(request, tools), passed_fields(request, card or UNKNOWN)
-    passed.pop("service_tier", None)
-    reasoning, task = reasoning_of(request, card), request.task_asked
-    return Job(
-        id=job_id,
-        model=request.model,
-        tenant=batch.tenant,
+    deadlines = [each for each in (request.queue.deadline_ms, left_ms) if each is not None]
+    request = request.model_copy(update={"service_tier": None})  # the tier is that of the batch's lane
+    job = to_job(request, job_id=job_id, tenant=batch.tenant, ceiling=lane, reply_to="", trace={}, card=card or UNKNOWN)
+    return msgspec.structs.replace(
+        job,
         priority=lane,
-        prompt=prompt,
-        sampling=sampling,
+        stream=False,
         deadline_ms=min(deadlines, default=None),
-        max_queue_ms=request.queue.max_queue_ms,
         metadata={"batch": batch.id, "line": str(number)},
-        user=request.user,
         on_disconnect="continue",
         response=_form_of(request),
-        tools=tools,
-        reasoning=reasoning,
-        task=task,
-        task_form=request.task_form,
-        echo=request.echoes,
-        passed=passed,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -79,7 +79,6 @@ LogitBias: TypeAlias = Annotated[
     BeforeValidator(_check_biases),
 ]
 
-_CONTAINERS = (dict, list)
 _DISCONNECT = re.compile(r"cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2}|3600)")
 
 
@@ -169,19 +168,6 @@ def _all_finite(value: Any) -> bool:
     return True
 
 
-def depth(value: Any) -> int:
-    """Return how deeply lists and objects are nested: 0 for a plain value, 1 for a flat list."""
-    levels, layer = 0, _nested([value])
-    while layer:
-        levels += 1
-        layer = [inner for node in layer for inner in _nested(node.values() if isinstance(node, dict) else node)]
-    return levels
-
-
-def _nested(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if type(value) in _CONTAINERS]
-
-
 # --- fields with alternative types ---------------------------------------------------------------------------------
 
 # The value's type selects the member of a union, so that errors name the form that the sender chose. Tags in angle
@@ -209,13 +195,16 @@ Stop: TypeAlias = Annotated[
 
 PromptText: TypeAlias = Annotated[str, Field(min_length=1)]
 PromptIds: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, fail_fast=True)]
+BY_TEXTS_OR_IDS = by_shape(
+    _prompt_shape, "a string, or a list of strings, of token ids or of lists of token ids; not empty"
+)
 _SEVERAL = Field(max_length=MAX_PROMPTS, fail_fast=True)
 Prompt: TypeAlias = Annotated[
     Annotated[PromptText, Tag("<str>")]
     | Annotated[list[PromptText], _SEVERAL, Tag("<list of str>")]
     | Annotated[PromptIds, Tag("<list of int>")]
     | Annotated[list[PromptIds], _SEVERAL, Tag("<list of list>")],
-    by_shape(_prompt_shape, "a string, or a list of strings, of token ids or of lists of token ids; not empty"),
+    BY_TEXTS_OR_IDS,
 ]
 
 

@@ -40,6 +40,7 @@ class QueuedRequest(StrictBody, ABC):
 
     LANE: ClassVar[Priority] = Priority.INTERACTIVE
     ON_DISCONNECT: ClassVar[str] = "cancel"
+    REFUSED: ClassVar[Refused] = {}
 
     model: Annotated[str, Field(min_length=1, max_length=128, description="A name from `GET /v1/models`.")]
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
@@ -215,73 +216,64 @@ def sampling_of(request: QueuedRequest, tools: Tools | None) -> Sampling:
     return msgspec.structs.replace(sampling, json_schema=None)
 
 
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "suffix": ("",),
-    "best_of": (),
-    "webhook": (),
+Refused: TypeAlias = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Known fields that are not supported: their neutral values, which are accepted (like null), and what to do instead."""
+
+_LEAVE_OUT = "Leave it out."
+
+UNSUPPORTED: Refused = {
+    "functions": (([],), "Use tools, its newer name."),
+    "function_call": (("none", "auto"), "Use tool_choice, its newer name."),
+    "suffix": (("",), "Put it into the prompt, between the fill-in-the-middle tokens of the model, if it has any."),
+    "best_of": ((), "Ask for n answers and choose among them."),
+    "webhook": ((), "Use queue.webhook, which names a webhook of the settings."),
 }
-"""Known fields that are not supported, each with its neutral values, which are accepted (like null)."""
 
-CHAT_ONLY: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "reasoning_effort": ("none",),
+CHAT_ONLY: Refused = {
+    "tools": (([],), _LEAVE_OUT),
+    "tool_choice": (("none", "auto"), _LEAVE_OUT),
+    "reasoning_effort": (("none",), _LEAVE_OUT),
 }
-"""Fields of a chat that have no place in a completion, with their neutral values."""
+"""Fields of a chat that have no place in a completion."""
 
-COMPLETION_ONLY: Mapping[str, tuple[Any, ...]] = {"echo": (False,)}
-"""Fields of a completion that have no place in a chat, with their neutral values."""
-
-REMEDIES: Mapping[str, str] = {
-    "functions": "Use tools, its newer name.",
-    "function_call": "Use tool_choice, its newer name.",
-    "suffix": "Put it into the prompt, between the fill-in-the-middle tokens of the model, if it has any.",
-    "echo": "Put the last message in front of the answer yourself; completions have it.",
-    "best_of": "Ask for n answers and choose among them.",
-    "webhook": "Use queue.webhook, which names a webhook of the settings.",
+COMPLETION_ONLY: Refused = {
+    "echo": ((False,), "Put the last message in front of the answer yourself; completions have it."),
 }
-"""What to do instead of using a field; for all others, leave it out."""
+"""Fields of a completion that have no place in a chat."""
 
-_AS_SCHEMA = "Use response_format with type 'json_schema' and "
-
-CONSTRAINTS: Mapping[str, str] = {
-    "guided_json": _AS_SCHEMA + "the schema in json_schema.schema.",
-    "guided_regex": _AS_SCHEMA + 'the schema {"type": "string", "pattern": ...}.',
-    "guided_choice": _AS_SCHEMA + 'the schema {"enum": [...]}.',
-    "guided_grammar": _AS_SCHEMA + "a schema instead of a grammar.",
-    "structured_outputs": _AS_SCHEMA + "the schema in json_schema.schema.",
-    "structural_tag": _AS_SCHEMA + "a schema instead of tags.",
-    "json_schema": _AS_SCHEMA + "the schema in json_schema.schema.",
-    "regex": _AS_SCHEMA + 'the schema {"type": "string", "pattern": ...}.',
-    "grammar": _AS_SCHEMA + "a schema instead of a grammar.",
-    "ebnf": _AS_SCHEMA + "a schema instead of a grammar.",
+_PATTERN = 'the schema {"type": "string", "pattern": ...}.'
+_INSTEAD = {
+    "guided_json": "the schema in json_schema.schema.",
+    "guided_regex": _PATTERN,
+    "guided_choice": 'the schema {"enum": [...]}.',
+    "guided_grammar": "a schema instead of a grammar.",
+    "structured_outputs": "the schema in json_schema.schema.",
+    "structural_tag": "a schema instead of tags.",
+    "json_schema": "the schema in json_schema.schema.",
+    "regex": _PATTERN,
+    "grammar": "a schema instead of a grammar.",
+    "ebnf": "a schema instead of a grammar.",
 }
-"""Fields by which other servers constrain the output, with the supported alternative. Null is accepted."""
+CONSTRAINTS: Refused = {
+    name: ((), f"Use response_format with type 'json_schema' and {instead}") for name, instead in _INSTEAD.items()
+}
+"""Fields by which other servers constrain the output."""
 
 
-_QUEUE_FIELDS = frozenset(QueueOptions.model_fields)
-_LOOKED_AT = frozenset({*UNSUPPORTED, *CHAT_ONLY, *COMPLETION_ONLY, *CONSTRAINTS, *_QUEUE_FIELDS})
-
-
-def refuse_fields(fields: Mapping[str, Any], *, chat: bool) -> None:
-    """Refuse the known fields of a chat (`chat`) or completion that nothing here honours. Raises ApiError (400)."""
-    if _LOOKED_AT.isdisjoint(fields):
-        return
-    unsupported = {**UNSUPPORTED, **(COMPLETION_ONLY if chat else CHAT_ONLY)}
+def refuse(fields: Mapping[str, Any], refused: Refused) -> None:
+    """Refuse known fields that nothing here honours, and those of `queue` outside it. Raises ApiError (400)."""
     for name, value in fields.items():
         if value is None:
             continue
-        if name in CONSTRAINTS:
-            raise invalid_request(f"{name} is not supported here. {CONSTRAINTS[name]}", name)
-        if name in _QUEUE_FIELDS and value != OTHERS_PRIORITY:
+        if name in QueueOptions.model_fields and value != OTHERS_PRIORITY:
             raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
-        if name not in unsupported:
+        if name not in refused:
             continue
-        neutral = (fields.get("n") or 1,) if name == "best_of" else unsupported[name]
+        neutral, remedy = refused[name]
+        if name == "best_of":
+            neutral = (fields.get("n") or 1,)
         if value not in neutral:
-            raise invalid_request(f"{name} is not supported here. {REMEDIES.get(name, 'Leave it out.')}", name)
+            raise invalid_request(f"{name} is not supported here. {remedy}", name)
 
 
 ALL = "*"

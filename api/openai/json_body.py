@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from api.openai import errors
 from api.openai.errors import ApiError, invalid_request
-from api.openai.fields import FINITE, QueueOptions, depth, non_finite
+from api.openai.fields import FINITE, QueueOptions, non_finite
 from penstock.config import nearest
 from penstock.text import fault_of, without_mark
 
@@ -150,7 +150,7 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise invalid_request(f"{field} {FINITE}.", field)
     if not isinstance(fields, dict):
         raise invalid_request("The body must be a JSON object.")
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and depth(fields) > MAX_DEPTH:  # cheap check first
+    if nested_beyond(body, MAX_DEPTH):
         raise invalid_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
     return fields
 

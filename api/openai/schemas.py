@@ -10,7 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -28,6 +28,7 @@ from api.openai.fields import (
 )
 from api.openai.generation import (
     ALL,
+    CHAT_ONLY,
     COMPLETION_ONLY,
     CONSTRAINTS,
     TIERS,
@@ -35,18 +36,19 @@ from api.openai.generation import (
     Effort,
     EndFields,
     GenerationRequest,
+    Refused,
     passed_fields,
     passed_parts,
     passes,
     reasoning_of,
-    refuse_fields,
+    refuse,
     sampling_of,
 )
 from api.openai.json_body import read_object, validated
 from api.openai.messages import ChatMessage, HostedTool, ToolFields
 from api.openai.responses.items import HostedItem
 from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
-from api.openai.responses.request import CountRequest, InputFields, ResponseRequest, refuse_unsupported
+from api.openai.responses.request import CountRequest, InputFields, ResponseRequest
 from api.openai.tasks.request import (
     DetokenizeRequest,
     EmbeddingJobRequest,
@@ -55,7 +57,6 @@ from api.openai.tasks.request import (
     RerankRequest,
     TaskRequest,
     TokenizeRequest,
-    refuse_misplaced,
 )
 from penstock.engine import MAX_LOGPROBS, ModelCard, Sampling
 from streaming.jobs.job import Chat, Job, Text, Tokens
@@ -141,6 +142,8 @@ class CompletionFields(EndFields, GenerationRequest):
 class ChatRequest(ToolFields, CompletionFields):
     """The body of POST /v1/chat/completions."""
 
+    REFUSED: ClassVar[Refused] = {**UNSUPPORTED, **CONSTRAINTS, **COMPLETION_ONLY}
+
     messages: Annotated[
         list[ChatMessage],
         Field(
@@ -195,6 +198,8 @@ class ChatRequest(ToolFields, CompletionFields):
 
 class CompletionRequest(CompletionFields):
     """The body of POST /v1/completions."""
+
+    REFUSED: ClassVar[Refused] = {**UNSUPPORTED, **CONSTRAINTS, **CHAT_ONLY}
 
     prompt: Prompt = Field(description="One text or several, or their token ids; each has its own choices.")
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = Field(
@@ -291,12 +296,7 @@ def parse(kind: Kind, body: bytes) -> Request:
     """Parse and validate a body. Raises ApiError (400) that names the field, never its value."""
     fields = read_object(body)
     model = _model(kind, fields)
-    if issubclass(model, InputFields):
-        refuse_unsupported(fields, CONSTRAINTS)
-    elif issubclass(model, TaskRequest):
-        refuse_misplaced(fields)
-    else:
-        refuse_fields(fields, chat=issubclass(model, ToolFields))
+    refuse(fields, model.REFUSED)
     request = validated(model, fields)
     if isinstance(request, CompletionFields):
         request.check_end(request.token_limit, request.schema_asked)

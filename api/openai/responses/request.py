@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, ValidationInfo, field_validator
 
 from api.openai.errors import invalid_request
 from api.openai.fields import (
     MAX_MESSAGES,
-    OTHERS_PRIORITY,
     ClosedBody,
-    QueueOptions,
     SchemaObject,
     StrictBody,
     TokenLimit,
     refusal,
 )
-from api.openai.generation import Effort, GenerationRequest, reasoning_of
+from api.openai.generation import CONSTRAINTS, Effort, GenerationRequest, Refused, reasoning_of
 from api.openai.messages import (
     MAX_TOOLS,
     FunctionKind,
@@ -152,7 +150,7 @@ INCLUDED: tuple[str, ...] = get_args(Included)
 
 _OTHER_NAMES = "is no field of this endpoint. Use"
 
-UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+UNSUPPORTED: Refused = {
     "prompt": ((), "Send the whole text in instructions and input."),
     "max_tokens": ((), f"It {_OTHER_NAMES} max_output_tokens."),
     "max_completion_tokens": ((), f"It {_OTHER_NAMES} max_output_tokens."),
@@ -164,7 +162,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "stop": ((), "A response has no stop texts: use /v1/chat/completions for them."),
     "seed": ((), "A response has no seed: use temperature 0, or /v1/chat/completions with a seed."),
 }
-"""Known fields that are not supported: their neutral values, which are accepted (like null), and the remedy."""
+_CONSTRAINTS: Refused = dict.fromkeys(CONSTRAINTS, ((), "Use text.format with type 'json_schema'."))
 
 
 class Format(ClosedBody):
@@ -279,6 +277,8 @@ Conversation: TypeAlias = Annotated[
 
 class InputFields(FlatToolFields, GenerationRequest):
     """The fields of a response that decide what its prompt is."""
+
+    REFUSED: ClassVar[Refused] = {**UNSUPPORTED, **_CONSTRAINTS}
 
     input: Input = Field(description="A text of the user, or a list of items, oldest first.")
     instructions: str | None = Field(None, description="The first turn, as system; later responses do not inherit it.")
@@ -452,20 +452,6 @@ class CountRequest(InputFields):
         """The tokenizer's, where it counts as an answer's prompt is counted; else one token is generated."""
         able = card is not None and card.capabilities.tokenize_chats
         return Task(kind="tokenize") if able and self.tools_asked is None and not reasoning_of(self, card) else None
-
-
-def refuse_unsupported(fields: Mapping[str, Any], constraints: Container[str] = ()) -> None:
-    """Refuse known fields that are not supported, unless their value is neutral. `constraints`: fields by which other
-    servers constrain the output. Raises ApiError (400)."""
-    for name, value in fields.items():
-        if value is None:
-            continue
-        if name in constraints:
-            raise invalid_request(f"{name} is not supported here. Use text.format with type 'json_schema'.", name)
-        if name in QueueOptions.model_fields and value != OTHERS_PRIORITY:
-            raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
-        if name in UNSUPPORTED and value not in UNSUPPORTED[name][0]:
-            raise invalid_request(f"{name} is not supported here. {UNSUPPORTED[name][1]}", name)
 
 
 def check_line(request: ResponseRequest) -> None:

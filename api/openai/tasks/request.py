@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 from pydantic import Field, Tag, ValidationInfo, field_validator
 
 from api.openai.errors import invalid_request
-from api.openai.fields import MAX_MESSAGES, OTHERS_PRIORITY, QueueOptions, StrictBody, by_shape, refusal, shape
+from api.openai.fields import BY_TEXTS_OR_IDS, MAX_MESSAGES, PromptIds, PromptText, StrictBody, by_shape, refusal
 from api.openai.generation import QueuedRequest
 from api.openai.messages import ChatMessage
 from penstock.engine import Input, Sampling, Task
@@ -20,22 +20,15 @@ GROUP_INPUTS = 64
 """Inputs that an engine computes at once; another worker computes only the groups that have no answer."""
 MAX_DIMENSIONS = 65_536
 
-InputText: TypeAlias = Annotated[str, Field(min_length=1)]
-InputIds: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, fail_fast=True)]
 _SEVERAL = Field(max_length=MAX_INPUTS, fail_fast=True)
 
 
-def _input_shape(value: Any) -> str:
-    first = value[0] if isinstance(value, list) and value else None
-    return shape(value) if first is None else f"<list of {type(first).__name__}>"
-
-
 EmbeddingInput: TypeAlias = Annotated[
-    Annotated[InputText, Tag("<str>")]
-    | Annotated[list[InputText], _SEVERAL, Tag("<list of str>")]
-    | Annotated[InputIds, Tag("<list of int>")]
-    | Annotated[list[InputIds], _SEVERAL, Tag("<list of list>")],
-    by_shape(_input_shape, "a string, or a list of strings, of token ids or of lists of token ids; not empty"),
+    Annotated[PromptText, Tag("<str>")]
+    | Annotated[list[PromptText], _SEVERAL, Tag("<list of str>")]
+    | Annotated[PromptIds, Tag("<list of int>")]
+    | Annotated[list[PromptIds], _SEVERAL, Tag("<list of list>")],
+    BY_TEXTS_OR_IDS,
 ]
 
 
@@ -90,7 +83,7 @@ class EmbeddingRequest(TaskRequest):
 class TextDocument(StrictBody):
     """A document to rank, as an object."""
 
-    text: InputText = Field(description="Its text.")
+    text: PromptText = Field(description="Its text.")
 
 
 def _document_shape(value: Any) -> str:
@@ -98,7 +91,7 @@ def _document_shape(value: Any) -> str:
 
 
 Document: TypeAlias = Annotated[
-    Annotated[InputText, Tag("<str>")] | Annotated[TextDocument, Tag("<object>")],
+    Annotated[PromptText, Tag("<str>")] | Annotated[TextDocument, Tag("<object>")],
     by_shape(_document_shape, "a string or an object with text"),
 ]
 
@@ -106,7 +99,7 @@ Document: TypeAlias = Annotated[
 class RerankRequest(TaskRequest):
     """The body of POST /v1/rerank."""
 
-    query: InputText = Field(description="What is asked.")
+    query: PromptText = Field(description="What is asked.")
     documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)] = Field(
         description="Texts, or objects with `text`; at most 2,048."
     )
@@ -207,10 +200,3 @@ class DetokenizeRequest(TaskRequest):
     @property
     def task_asked(self) -> Task:
         return Task(kind="detokenize")
-
-
-def refuse_misplaced(fields: dict[str, Any]) -> None:
-    """Refuse fields of `queue` outside it, which would have no effect there. Raises ApiError (400)."""
-    for name, value in fields.items():
-        if name in QueueOptions.model_fields and value not in (None, OTHERS_PRIORITY):
-            raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
