@@ -14,7 +14,7 @@ from api.admission import Admitted
 from api.events import ROWS_PER_WRITE, patiently
 from api.openai.errors import ApiError, from_failure, from_terminal, stream_reset
 from api.openai.rendering import Facts, to_json
-from api.openai.responses.events import sequence_of
+from api.openai.responses.events import EventSequence
 from api.openai.results import answer_in_slices
 from api.openai.tasks.answers import count_of
 from api.responses.stored import add_turn
@@ -81,7 +81,7 @@ class Follower:
     ) -> None:
         self._services, self._record, self._measure = services, record, measure
         self._live = live
-        self._sequence = sequence_of(Facts(record.job, record.created_ms), after)
+        self._sequence = EventSequence(Facts(record.job, record.created_ms), after)
         self._buffer: ReorderBuffer | None = None
         self._gone = False
         self._connection: Connection | None = None
@@ -112,7 +112,7 @@ class Follower:
                 except _Restarted:
                     self._live = True
                     facts = Facts(self._record.job, self._record.created_ms)
-                    self._sequence = sequence_of(facts, self._sequence.has)
+                    self._sequence = EventSequence(facts, self._sequence.has)
         except _HistoryLost:
             self._services.metrics.stream_resets.inc()
             yield self._sequence.fail(stream_reset(self._record.job.id))
@@ -277,7 +277,7 @@ class ResponseStream(StreamReply):
 
     def __init__(self, services: Services, admitted: Admitted) -> None:
         super().__init__(services, admitted)
-        self._events = sequence_of(self._facts)
+        self._events = EventSequence(self._facts)
         self._flow = NumberedFlow(self._metrics.per_token, self._events)
         self._follower: Follower | None = None
 

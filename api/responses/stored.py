@@ -191,9 +191,7 @@ async def _continued(services: Services, record: JobRecord) -> tuple[ChatTurn, .
 async def _answer(services: Services, record: JobRecord) -> ChatTurn:
     record = await services.job_reader.with_rows(record)
     rows = record.terminal.rows if record.terminal is not None else ()
-    if record.job.parted:
-        return answer_turn(record.job.id, rows)
-    return ChatTurn("assistant", "".join([row.text for row in rows]))
+    return answer_turn(record.job, rows)
 
 
 async def _referenced(services: Services, caller: Caller, asked: InputFields, left: int) -> Mapping[str, ChatTurn]:
@@ -221,11 +219,9 @@ async def _item(services: Services, caller: Caller, item_id: str) -> ChatTurn | 
         if record.terminal is None:
             return None
         place -= given_up(record.job, record.drafts)
-        if record.job.parted:
-            ended = (await services.job_reader.with_rows(record)).terminal
-            items = items_of(ended.rows if ended is not None else ())
-            return items[place].turn(record.job.id) if 0 <= place < len(items) else None
-        return await _answer(services, record) if place == 0 else None
+        ended = (await services.job_reader.with_rows(record)).terminal
+        items = items_of(record.job, ended.rows if ended is not None else ())
+        return items[place].turn(record.job.id) if 0 <= place < len(items) else None
     turns = own_turns(record)
     return turns[place] if place < len(turns) else None
 

@@ -242,7 +242,7 @@ class NumberedFlow(TokenFlow):
         sequence = self._sequence
         number = sequence.number
         sequence.number = number + 1
-        sequence.text += text[1:-1]
+        sequence.pieces.append(content)
         end, before = self._end % number, self._before
         if self.paused:
             self.unwritten = before + text + end[: -len(CHUNK_END)]

@@ -19,7 +19,7 @@ from rendered import completion, facts_of
 from api import events
 from api.events import EventReader
 from api.openai.cursor import Place
-from api.openai.rendering import completion_in_slices, to_json
+from api.openai.rendering import Facts, completion_in_slices, to_json
 from api.services import Services
 from penstock.engine import ChatTurn, Logprob
 from penstock.loops import MAX_UNSLICED_ROWS, ROWS_PER_SLICE, Turns, at_once
@@ -185,7 +185,7 @@ async def test_the_events_of_a_long_answer_are_told_in_slices(wire: RedisClient)
     await put_ended(wire, end)
     record = await JobReader(wire).outline(JOB)
     wire.turns = counted = Counted()
-    services = cast(Services, SimpleNamespace(store_client=wire, cards={}))
+    services = cast(Services, SimpleNamespace(store_client=wire, facts=Facts))
     buffer = ReorderBuffer(JOB)
     buffer.end(end)
     rows, _ = await buffer.take(0)

@@ -10,6 +10,7 @@ from api.openai.errors import from_terminal
 from api.openai.rendering import TIER, CallParts, Facts, call_id, further, token_logprobs
 from api.openai.responses.items import (
     CALL,
+    MESSAGE,
     REASONING,
     call_item,
     output_item,
@@ -19,7 +20,7 @@ from api.openai.responses.items import (
     refusal_part,
     response_id,
 )
-from penstock.engine import ChatTurn, Logprob
+from penstock.engine import ChatTurn
 from penstock.extras import Extras, joined_fields
 from penstock.loops import ROWS_PER_SLICE, Sliced
 from penstock.tools import REASONED, REFUSED, SAID, AnswerPart, ToolCall
@@ -35,6 +36,8 @@ class AnswerItem:
     """Of the call in the answer, from 0; SAID: a text; REASONED: reasoning; REFUSED: a refusal."""
     name: str = ""
     pieces: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    """Of the tokens of a text, rendered."""
     extras: Extras = field(default_factory=dict)
     """Of a call (penstock/extras.py)."""
 
@@ -43,24 +46,26 @@ class AnswerItem:
         """The text, or the arguments of the call."""
         return "".join(self.pieces)
 
+    def id(self, job_id: str, output_index: int) -> str:
+        kind = REASONING if self.number == REASONED else MESSAGE if self.number < 0 else CALL
+        return output_item_id(job_id, output_index, kind)
+
     def shown(self, job_id: str, output_index: int, status: str, *, begun: bool = False) -> dict[str, Any]:
         """Render the item; one that has just begun is empty."""
-        text = "" if begun else self.text
-        content = [] if begun else [self.part(text)]
+        item_id, content = self.id(job_id, output_index), [] if begun else [self.part()]
         if self.number == REASONED:
-            item_id = output_item_id(job_id, output_index, REASONING)
             return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
         if self.number < 0:
-            return output_item(output_item_id(job_id, output_index), status, content)
-        item_id = output_item_id(job_id, output_index, CALL)
-        item = call_item(item_id, call_id(job_id, 0, self.number, self.extras), self.name, text, status)
-        return {**further(self.extras), **item}
+            return output_item(item_id, status, content)
+        own_id, arguments = call_id(job_id, 0, self.number, self.extras), "" if begun else self.text
+        return {**further(self.extras), **call_item(item_id, own_id, self.name, arguments, status)}
 
-    def part(self, text: str) -> dict[str, Any]:
-        """Render a text as the content of the item."""
+    def part(self, *, begun: bool = False) -> dict[str, Any]:
+        """Render the content of the item; that of one that has just begun is empty."""
+        text = "" if begun else self.text
         if self.number == REASONED:
             return {"type": "reasoning_text", "text": text}
-        return refusal_part(text) if self.number == REFUSED else output_text(text)
+        return refusal_part(text) if self.number == REFUSED else output_text(text, [] if begun else self.logprobs)
 
     def turn(self, job_id: str) -> ChatTurn:
         """As a turn of a conversation."""
@@ -74,19 +79,16 @@ class AnswerItem:
 
 
 class AnswerItems:
-    """Reads the items of an answer as its text comes."""
+    """Reads the items of an answer as its text comes. `parted`: the text may hold calls and reasoning."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, parted: bool) -> None:
         self.items: list[AnswerItem] = []
         """The last one is open."""
-        self._parts = CallParts()
+        self._parts = CallParts() if parted else None
 
     def feed(self, row: Delta) -> Iterable[tuple[AnswerItem, AnswerPart, bool]]:
         """Yield the parts of a delta, each with its item and whether the item begins with it."""
-        parts = self._parts.of(row)
-        if row.extras and isinstance(refused := row.extras.get("delta", {}).get("refusal"), str):
-            parts.append(AnswerPart(REFUSED, None, refused))
-        for part in parts:
+        for part in self._parts_of(row):
             if part.call >= 0 and part.name is None:  # a call that has begun, perhaps before other items
                 item, begins = next(each for each in self.items if each.number == part.call), False
             else:
@@ -95,33 +97,49 @@ class AnswerItems:
                     self.items.append(AnswerItem(part.call, part.name or ""))
                 item = self.items[-1]
             item.pieces.append(part.text)
+            if self._parts is None and part.call == SAID:
+                item.logprobs += token_logprobs(row.logprobs)
             if part.extras:
                 item.extras = joined_fields(item.extras, part.extras)
             yield item, part, begins
 
+    def _parts_of(self, row: Delta) -> list[AnswerPart]:
+        refused = row.extras.get("delta", {}).get("refusal") if row.extras else None
+        refusal = [AnswerPart(REFUSED, None, refused)] if isinstance(refused, str) and refused else []
+        if self._parts is not None:
+            return self._parts.of(row) + refusal
+        return refusal + ([AnswerPart(SAID, None, row.text)] if row.text or row.logprobs else [])
 
-def items_of(rows: Iterable[Delta]) -> list[AnswerItem]:
+    def take(self, rows: Iterable[Delta]) -> None:
+        """Read several deltas."""
+        for row in rows:
+            in_text = self._parts is None and self.items and self.items[-1].number == SAID
+            if in_text and not row.logprobs and not row.extras:  # nearly always
+                self.items[-1].pieces.append(row.text)
+                continue
+            for _ in self.feed(row):
+                pass
+
+
+def items_of(job: Job, rows: Iterable[Delta]) -> list[AnswerItem]:
     """Return the items of a whole answer, given in deltas."""
-    answer = AnswerItems()
-    for row in rows:
-        for _ in answer.feed(row):
-            pass
+    answer = AnswerItems(parted=job.parted)
+    answer.take(rows)
     return answer.items
 
 
-def answer_output(job_id: str, rows: Sequence[Delta], output_index: int, *, completed: bool) -> list[dict[str, Any]]:
-    """Render the output of an answer that has ended; only its last item may be incomplete."""
-    items = items_of(rows) or ([AnswerItem(SAID)] if completed else [])
-    last = "completed" if completed else "incomplete"
+def shown_items(job_id: str, items: Sequence[AnswerItem], first: int, status: Status) -> list[dict[str, Any]]:
+    """Render the output of an answer that has ended; only its last item may be incomplete. `first`: its first index."""
+    last = "completed" if status == "completed" else "incomplete"
     return [
-        item.shown(job_id, output_index + place, last if item is items[-1] else "completed")
+        item.shown(job_id, first + place, last if item is items[-1] else "completed")
         for place, item in enumerate(items)
     ]
 
 
-def answer_turn(job_id: str, rows: Iterable[Delta]) -> ChatTurn:
+def answer_turn(job: Job, rows: Iterable[Delta]) -> ChatTurn:
     """Return a whole answer as one turn of a conversation."""
-    turns = [item.turn(job_id) for item in items_of(rows)]
+    turns = [item.turn(job.id) for item in items_of(job, rows)]
     calls = tuple([call for turn in turns for call in turn.calls])
     extras = {name: value for turn in turns for name, value in turn.extras.items()}
     return ChatTurn("assistant", "".join([turn.content for turn in turns]), calls, extras=extras)
@@ -132,9 +150,7 @@ def given_up(job: Job, drafts: Sequence[bytes]) -> int:
 
     Raises DecodeError, NewerMessage.
     """
-    if not job.parted:
-        return len(drafts)
-    return sum([len(items_of(decode_draft(draft).rows)) for draft in drafts])
+    return sum([len(items_of(job, decode_draft(draft).rows)) for draft in drafts])
 
 
 Status: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"]
@@ -242,25 +258,18 @@ def ended_response(
 ) -> Sliced[dict[str, Any]]:
     """Render a response that has ended, in slices of `ROWS_PER_SLICE` deltas. `drafts`: the texts that were given up
     before it. Raises DecodeError, NewerMessage."""
-    job, ended, output_index = facts.job, outcome(terminal), given_up(facts.job, drafts)
-    if job.parted:
-        output = answer_output(job.id, rows, output_index, completed=ended.status == "completed")
-        return response_object(facts, ended.status, output=output, terminal=terminal, ended=ended)
-    texts: list[str] = []
-    refusals: list[str] = []
-    logprobs: list[Logprob] = []
+    job, answer = facts.job, AnswerItems(parted=facts.job.parted)
     for first in range(0, len(rows), ROWS_PER_SLICE):
         if first:
             yield
-        for row in rows[first : first + ROWS_PER_SLICE]:
-            texts.append(row.text)
-            logprobs.extend(row.logprobs)
-            if row.extras and isinstance(said := row.extras.get("delta", {}).get("refusal"), str):
-                refusals.append(said)
-    text, refused, output = "".join(texts), "".join(refusals), list[dict[str, Any]]()
-    if text or refused or terminal.state is JobState.COMPLETED:
-        parts = [output_text(text, token_logprobs(logprobs))] if text or not refused else []
-        parts += [refusal_part(refused)] if refused else []
-        status = "completed" if ended.status == "completed" else "incomplete"
-        output.append(output_item(output_item_id(job.id, output_index), status, parts))
+        answer.take(rows[first : first + ROWS_PER_SLICE])
+    return ended_object(facts, terminal, answer.items, given_up(job, drafts))
+
+
+def ended_object(facts: Facts, terminal: Terminal, items: list[AnswerItem], first: int) -> dict[str, Any]:
+    """Render a response that has ended with these items. `first`: index of the first one."""
+    if not items and terminal.state is JobState.COMPLETED:
+        items.append(AnswerItem(SAID))
+    ended = outcome(terminal)
+    output = shown_items(facts.job.id, items, first, ended.status)
     return response_object(facts, ended.status, output=output, terminal=terminal, ended=ended)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from api.openai.rendering import Facts
-from api.openai.responses.events import CallEventSequence, EventSequence, sequence_of
-from api.openai.responses.object import answer_output, answer_turn, ended_response, items_of
+from api.openai.responses.events import EventSequence
+from api.openai.responses.object import answer_turn, ended_response, items_of
 from penstock.engine import ChatTurn
 from penstock.loops import at_once
 from penstock.tools import Tool, Tools, opened
@@ -38,7 +38,7 @@ def end(finish: str = "tool_calls", state: JobState = JobState.COMPLETED) -> Ter
 
 
 def stream(after: int = -1, *, lost: bool = False, finish: str = "tool_calls") -> bytes:
-    sequence = sequence_of(facts(), after)
+    sequence = EventSequence(facts(), after)
     data = sequence.opening()
     if lost:
         data += sequence.deltas(rows_of(LOST)) + sequence.begin_again()
@@ -91,28 +91,27 @@ def test_what_was_given_up_ends_incomplete_and_the_rest_has_later_indexes() -> N
 
 
 def test_a_cut_call_is_incomplete() -> None:
-    sequence = CallEventSequence(facts())
+    sequence = EventSequence(facts())
     sequence.opening()
     sequence.deltas(rows_of(ANSWER[:3]))
     last = events(sequence.end(end("length")))[-1]["response"]
     assert (last["status"], [item["status"] for item in last["output"]]) == ("incomplete", ["completed", "incomplete"])
-    assert last["output"] == as_json(answer_output(JOB, rows_of(ANSWER[:3]), 0, completed=False))
+    assert last["output"] == as_json(at_once(ended_response(facts(), end("length"), rows_of(ANSWER[:3])))["output"])
 
 
 def test_an_empty_answer_is_an_empty_text() -> None:
-    sequence = CallEventSequence(facts())
+    sequence = EventSequence(facts())
     sequence.opening()
     (item,) = events(sequence.end(end("stop")))[-1]["response"]["output"]
-    assert item["content"][0]["text"] == "" and [item] == as_json(answer_output(JOB, [], 0, completed=True))
+    assert item["content"][0]["text"] == "" and [item] == as_json(
+        at_once(ended_response(facts(), end("stop"), []))["output"]
+    )
 
 
 def test_an_answer_is_one_turn_of_the_next_conversation() -> None:
     """Its calls have the ids that the client knows."""
-    turn = answer_turn(JOB, rows_of(ANSWER))
+    turn = answer_turn(facts().job, rows_of(ANSWER))
     assert (turn.content, [call.name for call in turn.calls]) == ("I call.Done.", ["f", "g"])
-    assert [each.turn(JOB).calls[0].id for each in items_of(rows_of(ANSWER))[1:3]] == [call.id for call in turn.calls]
-
-
-def test_a_response_without_tools_has_the_plain_sequence() -> None:
-    plain = Job(id=JOB, model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "x"),)))
-    assert type(sequence_of(Facts(plain, 1))) is EventSequence
+    assert [each.turn(JOB).calls[0].id for each in items_of(facts().job, rows_of(ANSWER))[1:3]] == [
+        call.id for call in turn.calls
+    ]
