@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from api.openai import cursor
 from api.openai.errors import Wait, from_terminal, wait_fields
@@ -332,89 +331,111 @@ class ChunkRenderer:
         self._facts, self._include_usage, self._logprobs = facts, include_usage, facts.logprobs
         head = facts.head("chat.completion.chunk" if facts.chat else "text_completion")
         self._head = b"data: " + to_json(head)[:-1] + b',"choices":['
-        self._tail = (b'],"usage":null}' if include_usage else b"]}") + b"\n\n"
-        text_at = b'"delta":{"content":' if facts.chat else b'"text":'
-        self._text_end = b"}" if facts.chat else b""
-        self._plain_end = self._text_end + b',"logprobs":null,"finish_reason":null}' + self._tail
-        opening = [self._head + b'{"index":%d,' % index for index in range(facts.job.choices)]
-        self._later = [each + text_at for each in opening]
-        self._prefix = [each + text_at.replace(b"{", b'{"role":"assistant",') for each in opening]
+        self._tail = (b',"usage":null}' if include_usage else b"}") + b"\n\n"
+        text_at, text_end = (b'"delta":{"content":', b"}") if facts.chat else (b'"text":', b"")
+        self._text_start = [self._head + b'{"index":%d,' % index + text_at for index in range(facts.job.choices)]
+        self._text_end = text_end + b',"logprobs":null,"finish_reason":null}]' + self._tail
+        self._begun = [False] * facts.job.choices
         self._offset = [0] * facts.job.choices
         self._servers: dict[int, str] = {}
         """By choice: the model that gives it, until a chunk has said so."""
-
-    def delta(self, delta: Delta) -> bytes:
-        """Render the `data:` block of a delta; b"" while its tokens are only part of a character."""
-        text, index = delta.text, delta.index
-        if delta.served_by:
-            self._servers[index] = delta.served_by
-        if delta.extras:
-            return self._extras(delta)
-        if not text and not delta.logprobs:
-            return b""
-        prefix = self._prefix[index]
-        self._prefix[index] = self._later[index]
-        end = self._end_with_logprobs(delta) if self._logprobs else self._plain_end
-        if index in self._servers:
-            end = end[: -len(self._tail)] + self._tail_of(index)
-        return prefix + to_json(text) + end
-
-    def _extras(self, delta: Delta) -> bytes:
-        """Render a delta with what its server says beside it; b"" if nothing of that has a place in a stream."""
-        extras, index = delta.extras or NO_EXTRAS, delta.index
-        fields = extras.get("delta", NO_EXTRAS) if self._facts.chat else NO_EXTRAS
-        of_choice, of_chunk = extras.get("choice", NO_EXTRAS), extras.get("chunk", NO_EXTRAS)
-        if not (delta.text or delta.logprobs or fields or of_choice or of_chunk):
-            return b""
-        first = self._prefix[index] is not self._later[index]
-        self._prefix[index] = self._later[index]
-        said: dict[str, Any] = {"text": delta.text}
-        if self._facts.chat:
-            role = {"role": "assistant"} if first else {}
-            said = {"delta": role | ({"content": delta.text} if delta.text else {}) | fields}
-        detail = None
-        if delta.logprobs:
-            detail = self._facts.logprobs_object(delta.logprobs, self._offset[index])
-            self._offset[index] += sum(len(each.token) for each in delta.logprobs)
-        choice = {**of_choice, "index": index, **said, "logprobs": detail, "finish_reason": None}
-        tail = self._tail_of(index)
-        return self._head + to_json(choice) + (b"]," + to_json(of_chunk)[1:-1] + tail[1:] if of_chunk else tail)
+        self._parts = CallParts() if facts.job.parted else None
 
     @property
     def plain(self) -> tuple[bytes, bytes] | None:
-        """Return the constant bytes before and after every further delta's text; None if they are not constant."""
-        if self._facts.job.choices > 1 or self._logprobs or self._prefix[0] is not self._later[0] or self._servers:
+        """Return the constant bytes before and after every further delta's text; None if they are not constant, or if
+        what a text means depends on those before it."""
+        if len(self._begun) > 1 or not self._begun[0] or self._logprobs or self._servers or self._parts is not None:
             return None
-        return self._later[0], self._plain_end
+        return self._text_start[0], self._text_end
+
+    def delta(self, delta: Delta) -> bytes:
+        """Render the `data:` block of a delta; b"" while its tokens are only part of a character."""
+        if delta.served_by:
+            self._servers[delta.index] = delta.served_by
+        if self._parts is not None:
+            return self._in_parts(delta, self._parts.of(delta))
+        if delta.extras:
+            return self._beside(delta, delta.text, delta.logprobs)
+        return self._text(delta.index, delta.text, delta.logprobs)
+
+    def _text(self, index: int, text: str, logprobs: Sequence[Logprob]) -> bytes:
+        if not text and not logprobs:
+            return b""
+        if self._begun[index] and not self._logprobs and not self._servers:
+            return self._text_start[index] + to_json(text) + self._text_end
+        detail = self._detail(index, logprobs) if self._logprobs else None
+        return self._chunk(index, {"content" if self._facts.chat else "text": text}, detail)
+
+    def _beside(self, delta: Delta, text: str, logprobs: Sequence[Logprob]) -> bytes:
+        """Render a text with what its server says beside it; b"" if nothing of that has a place in a stream."""
+        extras, said = delta.extras or NO_EXTRAS, {"text": text}
+        fields = extras.get("delta", NO_EXTRAS) if self._facts.chat else NO_EXTRAS
+        of_choice, of_chunk = extras.get("choice", NO_EXTRAS), extras.get("chunk", NO_EXTRAS)
+        if not (text or logprobs or fields or of_choice or of_chunk):
+            return b""
+        if self._facts.chat:
+            said = {**({"content": text} if text else {}), **fields}
+        detail = self._detail(delta.index, logprobs) if logprobs else None
+        return self._chunk(delta.index, said, detail, of_choice=of_choice, of_chunk=of_chunk)
+
+    def _in_parts(self, delta: Delta, parts: list[AnswerPart]) -> bytes:
+        """Render the parts of a delta; the last one has the log-probabilities of all of it."""
+        logprobs = delta.logprobs if self._logprobs else ()
+        if logprobs and not parts:
+            parts = [AnswerPart(SAID, None, "")]
+        blocks = [self._part(delta.index, part, logprobs if part is parts[-1] else ()) for part in parts]
+        return b"".join(blocks) + (self._beside(delta, "", ()) if delta.extras else b"")
+
+    def _part(self, index: int, part: AnswerPart, logprobs: Sequence[Logprob]) -> bytes:
+        if part.call == SAID:
+            return self._text(index, part.text, logprobs)
+        said: dict[str, Any] = {} if self._begun[index] else {"content": None}
+        if part.call == REASONED:
+            said["reasoning_content"] = part.text
+        else:
+            said["tool_calls"] = [call_delta(self._facts.job.id, index, part)]
+        return self._chunk(index, said, chat_logprobs(logprobs) if logprobs else None)
+
+    def _detail(self, index: int, logprobs: Sequence[Logprob]) -> dict[str, Any]:
+        detail = self._facts.logprobs_object(logprobs, self._offset[index])
+        self._offset[index] += characters(logprobs)
+        return detail
+
+    def _chunk(
+        self,
+        index: int,
+        said: dict[str, Any],
+        detail: dict[str, Any] | None,
+        finish: str | None = None,
+        *,
+        of_choice: Extras = NO_EXTRAS,
+        of_chunk: Extras = NO_EXTRAS,
+    ) -> bytes:
+        """Render a chunk of a choice. `said`: of its delta, or of a completion's choice. The first one has the role and
+        the model that gives the choice if that is another one."""
+        if self._facts.chat:
+            said = {"delta": said if self._begun[index] else {"role": "assistant", **said}}
+        self._begun[index] = True
+        choice = {**of_choice, "index": index, **said, "logprobs": detail, "finish_reason": finish}
+        if name := self._servers.pop(index, ""):
+            of_chunk = {**of_chunk, "served_by": name}
+        beside = b"]," + to_json(of_chunk)[1:-1] if of_chunk else b"]"
+        return self._head + to_json(choice) + beside + self._tail
 
     def end(self, terminal: Terminal) -> bytes:
         """Render the last blocks: finish reasons, token counts if requested, [DONE]. Raises ApiError for a job that
         did not complete."""
         if terminal.state is not JobState.COMPLETED:
             raise from_terminal(terminal)
-        blocks = [self._finish(index, _finish(terminal, index)) for index in range(self._facts.job.choices)]
+        blocks = []
+        for index, begun in enumerate(self._begun):
+            said = {"text": ""} if not self._facts.chat else {} if begun else {"content": ""}
+            blocks.append(self._chunk(index, said, None, _finish(terminal, index)))
         if self._include_usage:
             last = {"usage": usage_object(terminal.usage)} | _other_servers(self._facts, terminal)
             blocks.append(self._head + b"]," + to_json(last)[1:] + b"\n\n")
         return b"".join([*blocks, DONE])
-
-    def _tail_of(self, index: int) -> bytes:
-        """The end of a chunk of this choice; of its first one, with the model that gives it if that is another one."""
-        name = self._servers.pop(index, "")
-        return b'],"served_by":' + to_json(name) + self._tail[1:] if name else self._tail
-
-    def _end_with_logprobs(self, delta: Delta) -> bytes:
-        detail = self._facts.logprobs_object(delta.logprobs, self._offset[delta.index])
-        self._offset[delta.index] += characters(delta.logprobs)
-        return self._text_end + b',"logprobs":' + to_json(detail) + b',"finish_reason":null}' + self._tail
-
-    def _finish(self, index: int, reason: str) -> bytes:
-        begun = self._prefix[index] is self._later[index]
-        if begun and self._facts.chat:
-            opening = self._head + b'{"index":%d,"delta":{}' % index
-        else:
-            opening = self._prefix[index] + b'""' + self._text_end
-        return opening + b',"logprobs":null,"finish_reason":' + to_json(reason) + b"}" + self._tail_of(index)
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -494,43 +515,3 @@ def _attempt(attempt: PastAttempt) -> dict[str, Any]:
 
 def _seconds(ms: int) -> float | None:
     return ms / 1000 if ms else None
-
-
-class CallChunkRenderer(ChunkRenderer):
-    """Renders the stream of a chat whose text is read in parts."""
-
-    def __init__(self, facts: Facts, *, include_usage: bool = False) -> None:
-        super().__init__(facts, include_usage=include_usage)
-        self._parts = CallParts()
-
-    def delta(self, delta: Delta) -> bytes:
-        if delta.served_by:
-            self._servers[delta.index] = delta.served_by
-        parts = self._parts.of(delta)
-        further = self._extras(replace(delta, text="", logprobs=())) if delta.extras else b""
-        if not self._logprobs:
-            return b"".join([self._part(delta, part) for part in parts]) + further
-        rest = [self._part(delta, part) for part in parts[:-1]]
-        last = parts[-1] if parts else AnswerPart(SAID, None, "")
-        return b"".join([*rest, self._part(delta, last, delta.logprobs), further])
-
-    @property
-    def plain(self) -> None:
-        """None: what a text means depends on those before it."""
-        return None
-
-    def _part(self, delta: Delta, part: AnswerPart, logprobs: tuple[Logprob, ...] = ()) -> bytes:
-        """Render a part of a delta; its last one has the log-probabilities of all of it."""
-        index = delta.index
-        if part.call == SAID:
-            return super().delta(replace(delta, text=part.text, logprobs=logprobs, served_by="", extras={}))
-        first = self._prefix[index] is not self._later[index]
-        self._prefix[index] = self._later[index]
-        said: dict[str, Any] = {"role": "assistant", "content": None} if first else {}
-        if part.call == REASONED:
-            said["reasoning_content"] = part.text
-        else:
-            said["tool_calls"] = [call_delta(self._facts.job.id, index, part)]
-        shown = chat_logprobs(logprobs) if logprobs else None
-        choice = {"index": index, "delta": said, "logprobs": shown, "finish_reason": None}
-        return self._head + to_json(choice) + self._tail_of(index)

@@ -19,7 +19,7 @@ from api.admission import Admitted
 from api.error_answers import error_body, error_event
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.rendering import CallChunkRenderer, ChunkRenderer, to_json
+from api.openai.rendering import ChunkRenderer, to_json
 from api.openai.results import answer_in_slices
 from api.services import Services
 from api.stream.connection import Connection
@@ -315,8 +315,7 @@ class StreamReply(Reply):
             metrics.dec()
 
     def _new_renderer(self) -> Renderer:
-        renderer = CallChunkRenderer if self._job.parted else ChunkRenderer
-        return renderer(self._facts, include_usage=self._admitted.request.include_usage)
+        return ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
 
     async def _opening(self, send: Send) -> bytes | None:
         """Return the first bytes of the stream; None if the job has failed before and its error was sent instead."""
