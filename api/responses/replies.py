@@ -20,7 +20,7 @@ from api.openai.tasks.answers import count_of
 from api.responses.stored import add_turn
 from api.services import Services
 from api.stream.connection import Connection
-from api.stream.reply import Renderer, StreamReply, WholeReply
+from api.stream.reply import StreamReply, WholeReply
 from api.stream.writer import (
     PING,
     STREAM_HEADERS,
@@ -281,7 +281,7 @@ class ResponseStream(StreamReply):
         self._flow = NumberedFlow(self._metrics.per_token, self._events)
         self._follower: Follower | None = None
 
-    def _new_renderer(self) -> Renderer:
+    def _new_renderer(self) -> EventSequence:
         return self._events
 
     async def _opening(self, send: Send) -> bytes | None:
@@ -321,11 +321,11 @@ class ResponseStream(StreamReply):
                 if data:
                     await self._writer.write(data, more=True)
                 if self._flow.last:
-                    self._delivery.first_sent()
+                    self._delivery.note_first_sent()
         await self._writer.write(b"", more=False)
         self._buffer.terminal = follower.ended
-        self._delivery.last_got()
-        self._delivery.last_sent()
+        self._delivery.last_got = time.monotonic()
+        self._delivery.last_sent = time.monotonic()
 
     async def _fail(self, send: Send, error: ApiError) -> None:
         self._services.metrics.count_error(error.code)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,7 +16,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from api.auth.hosts import PROBES
 from api.openai.errors import ApiError
 from api.stream import connection_guard
-from api.stream.connection_guard import ConnectionGuard, DeadlineQueue, GuardedConnection, answer_of
+from api.stream.connection_guard import ConnectionGuard, DeadlineQueue, answer_of
+
+if TYPE_CHECKING:
+    from api.stream.writer import TokenFlow
 
 CHUNK_END = b"\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
@@ -93,12 +96,14 @@ FRAMING_PER_BYTE = 8
 """Bytes around the chunks of a body allowed for each of its bytes; chunks of one byte need five."""
 MAX_UNTAKEN_BYTES = 64 * 1024
 """Of a body that the application has not taken yet: beyond them nothing more is read from the connection."""
+MAX_UNSENT_BYTES = 16 * 1024
+"""Bytes kept for a reader that is behind, besides the kernel's buffer; its other tokens wait in the log."""
 VERSIONS = ("1.0", "1.1")
 FRAMING_FIELDS = frozenset((b"content-length", b"transfer-encoding", b"expect"))
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with these limits; `Connection` adds what answers need.
+class Connection(HttpToolsProtocol):
+    """uvicorn's HTTP protocol with these limits, as `scope["state"]["connection"]` of each request.
 
     A connection is before the first byte of a request, in its head, or in its body. While the client has to send
     something, the connection is in one of the guard's deadline queues. While a complete request is being answered, it
@@ -109,13 +114,15 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     _on_lost: Callable[[], None] | None = None
+    _carried: TokenFlow | None = None
+    """The writer of chunks whose `paused` is set while the reader is behind."""
 
     def __init__(self, *args: Any, guard: ConnectionGuard, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._guard = guard
         self._max_header_bytes = guard.settings.max_header_bytes
         self._max_headers = guard.settings.max_headers
-        self._queue: DeadlineQueue[GuardedConnection] | None = None
+        self._queue: DeadlineQueue[Connection] | None = None
         """The deadline queue that this connection is in."""
         self._admitted = True
         self._silent = True
@@ -148,6 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the server's own
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         self.answers = AnswerTransport(transport, self._end)
         self._enter(self._guard.head)
         self._admitted = self._guard.admit(self)
@@ -424,7 +432,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._leave()
             self.transport.close()
 
-    def _enter(self, queue: DeadlineQueue[GuardedConnection]) -> None:
+    def _enter(self, queue: DeadlineQueue[Connection]) -> None:
         if self._queue is not None:
             self._queue.leave(self)
         self._queue = queue
@@ -492,32 +500,12 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.transport.is_closing():
                 on_lost()
 
-
-MAX_UNSENT_BYTES = 16 * 1024
-"""Bytes kept for a reader that is behind, besides the kernel's buffer; its other tokens wait in the log."""
-
-
-class BackpressureListener(Protocol):
-    """A writer of chunks, whose `paused` the connection sets while the reader is behind."""
-
-    paused: bool
-
-
-class Connection(BoundedProtocol):
-    """The connection of a request, as `scope["state"]["connection"]`."""
-
-    _carried: BackpressureListener | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the server's own
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
-
     @property
     def framed(self) -> bool:
         """Whether the present answer may have chunks, which HTTP/1.0 does not know."""
         return self.answers is None or not self.answers.unframed
 
-    def carry(self, carried: BackpressureListener | None) -> bool:
+    def carry(self, carried: TokenFlow | None) -> bool:
         """From now on, set `carried.paused` while the reader is behind. Returns whether it is behind now."""
         self._carried = carried
         return self.flow.write_paused

@@ -11,12 +11,15 @@ import ipaddress
 import resource
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from api.auth.hosts import is_loopback
 from api.error_answers import error_body
 from api.openai.errors import ApiError, retry_after
 from api.settings import ApiSettings
+
+if TYPE_CHECKING:
+    from api.stream.connection import Connection
 
 Item = TypeVar("Item")
 
@@ -127,27 +130,6 @@ CLIENT_BITS = 64
 """Prefix length of an IPv6 client: it usually owns all addresses of its /64."""
 
 
-class GuardedConnection(Protocol):
-    """Interface of a connection to the guard: a method for each timeout."""
-
-    @property
-    def address(self) -> str:
-        """The client's IP address; "" for a UNIX socket."""
-
-    def head_overdue(self) -> None: ...
-
-    def body_overdue(self) -> None: ...
-
-    def idle_overdue(self) -> None: ...
-
-    def linger_overdue(self) -> None: ...
-
-    def write_overdue(self) -> None: ...
-
-    def turn_away(self) -> None:
-        """Close: a newer connection beyond the limits takes this one's place."""
-
-
 class ConnectionGuard:
     """One per process. Its owner must run `keep_sweeping`.
 
@@ -158,23 +140,21 @@ class ConnectionGuard:
 
     def __init__(self, settings: ApiSettings, count: Callable[[str], None] = lambda code: None) -> None:
         self.settings, self.count = settings, count
-        self.head = DeadlineQueue[GuardedConnection](settings.header_timeout_s, lambda it: it.head_overdue())
-        self.body = DeadlineQueue[GuardedConnection](settings.body_timeout_s, lambda it: it.body_overdue())
-        self.idle = DeadlineQueue[GuardedConnection](settings.idle_timeout_s, lambda it: it.idle_overdue())
-        self.lingering = DeadlineQueue[GuardedConnection](LINGER_TIMEOUT_S, lambda it: it.linger_overdue())
-        self.ending = DeadlineQueue[GuardedConnection](ENDING_TIMEOUT_S, lambda it: it.idle_overdue())
-        self.writing = DeadlineQueue[GuardedConnection](
-            settings.send_timeout_s, lambda connection: connection.write_overdue()
-        )
+        self.head = DeadlineQueue[Connection](settings.header_timeout_s, lambda it: it.head_overdue())
+        self.body = DeadlineQueue[Connection](settings.body_timeout_s, lambda it: it.body_overdue())
+        self.idle = DeadlineQueue[Connection](settings.idle_timeout_s, lambda it: it.idle_overdue())
+        self.lingering = DeadlineQueue[Connection](LINGER_TIMEOUT_S, lambda it: it.linger_overdue())
+        self.ending = DeadlineQueue[Connection](ENDING_TIMEOUT_S, lambda it: it.idle_overdue())
+        self.writing = DeadlineQueue[Connection](settings.send_timeout_s, lambda it: it.write_overdue())
         self._queues = (self.head, self.body, self.idle, self.lingering, self.ending, self.writing)
         self._trusted = settings.proxy_networks
-        self._admitted: dict[GuardedConnection, str] = {}
+        self._admitted: dict[Connection, str] = {}
         """The client that each connection counts for; "" if it counts in the total only."""
         self._per_client: dict[str, int] = {}
-        self._surplus: dict[GuardedConnection, None] = {}
-        self._probes: set[GuardedConnection] = set()
+        self._surplus: dict[Connection, None] = {}
+        self._probes: set[Connection] = set()
 
-    def admit(self, connection: GuardedConnection) -> bool:
+    def admit(self, connection: Connection) -> bool:
         """Count a connection; False if it is beyond a limit. May be called again later; `release` is due either way."""
         settings = self.settings
         client = self._client_of(connection.address)
@@ -201,7 +181,7 @@ class ConnectionGuard:
             return too_many_connections(most)
         return too_many_connections_of_a_client(self.settings.max_connections_per_client)
 
-    def admit_probe(self, connection: GuardedConnection) -> bool:
+    def admit_probe(self, connection: Connection) -> bool:
         """Let a health probe beyond the limits be answered, safe from eviction. False if MAX_SURPLUS probes are being
         answered already."""
         if len(self._probes) >= MAX_SURPLUS:
@@ -210,7 +190,7 @@ class ConnectionGuard:
         self._probes.add(connection)
         return True
 
-    def release(self, connection: GuardedConnection) -> None:
+    def release(self, connection: Connection) -> None:
         """Uncount a closed connection."""
         self._surplus.pop(connection, None)
         self._probes.discard(connection)

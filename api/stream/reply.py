@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -20,6 +20,7 @@ from api.error_answers import error_body, error_event
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openai.rendering import ChunkRenderer, to_json
+from api.openai.responses.events import EventSequence
 from api.openai.results import answer_in_slices
 from api.services import Services
 from api.stream.connection import Connection
@@ -47,54 +48,40 @@ from telemetry.tracing import FIRST_SENT, current
 
 
 class Delivery:
-    """The four timestamps of one reply, each set by a call at its moment; `note` adds them to the job's timing."""
+    """The four timestamps of one reply, in monotonic seconds; `note` adds them to the job's timing."""
 
-    __slots__ = ("_first_received", "_first_sent", "_last_received", "_last_sent")
+    __slots__ = ("first_got", "first_sent", "last_got", "last_sent")
 
     def __init__(self) -> None:
-        self._first_received = self._first_sent = self._last_received = self._last_sent = 0.0
+        self.first_got = self.first_sent = 0.0
+        """When the first token arrived, and when it was written to the connection."""
+        self.last_got = self.last_sent = 0.0
+        """Likewise, the job's end and the end of the answer."""
 
-    def first_got(self) -> None:
-        """The first token arrived."""
-        self._first_received = time.monotonic()
-
-    def first_sent(self) -> None:
-        """The first token was written to the connection. Idempotent."""
-        self._first_sent = self._first_sent or time.monotonic()
-
-    def last_got(self) -> None:
-        """The job's end arrived."""
-        self._last_received = time.monotonic()
-
-    def last_sent(self) -> None:
-        """The end of the answer was written to the connection."""
-        self._last_sent = time.monotonic()
+    def note_first_sent(self) -> None:
+        self.first_sent = self.first_sent or time.monotonic()
 
     def note(self, services: Services, admitted: Admitted, end: Terminal | None) -> None:
         """Record the timestamps, for the job's timing, in its trace, in the metrics and on the local disk, unless
         another request created the job (same idempotency key). `end`: of the job, if this process has it."""
-        if admitted.accepted.joined or not (self._first_received or self._last_received):
+        if admitted.accepted.joined or not (self.first_got or self.last_got):
             return
         clock, partition, whole = services.clock, admitted.partition, not admitted.request.streams
         delivered = Delivered(
-            first_got=0 if whole else clock.at(self._first_received, partition),
-            first_sent=0 if whole else clock.at(self._first_sent, partition),
-            last_got=clock.at(self._last_received, partition),
-            last_sent=clock.at(self._last_sent, partition),
+            first_got=0 if whole else clock.at(self.first_got, partition),
+            first_sent=0 if whole else clock.at(self.first_sent, partition),
+            last_got=clock.at(self.last_got, partition),
+            last_sent=clock.at(self.last_sent, partition),
             clock_us=clock.error_us(partition),
             whole=whole,
         )
         services.deliveries.note(admitted.job.id, delivered)
         services.records.write(_record(admitted.job.id, services.name, delivered))
-        self._mark_trace()
+        span = current()
+        if span is not None and span.recorded and self.first_sent:
+            span.add_event(FIRST_SENT, time.time_ns() - int((time.monotonic() - self.first_sent) * 1e9))
         if end is not None and end.state is JobState.COMPLETED:
             count_parts(services.metrics, admitted.job.model, delivered, end)
-
-    def _mark_trace(self) -> None:
-        """Add the moment of the first token to the span of the request, if its trace is recorded."""
-        span = current()
-        if span is not None and span.recorded and self._first_sent:
-            span.add_event(FIRST_SENT, time.time_ns() - int((time.monotonic() - self._first_sent) * 1e9))
 
 
 def count_parts(metrics: Metrics, model: str, delivered: Delivered, end: Terminal) -> None:
@@ -122,21 +109,6 @@ log = logging.getLogger(__name__)
 
 KEYED_GRACE_S = 10.0
 """Time that a job goes on for the retry of a disconnected client that sent an idempotency key."""
-
-
-class Renderer(Protocol):
-    """Renders a stream: gets every delta in order, those in the terminal message too, and then that message."""
-
-    @property
-    def plain(self) -> tuple[bytes, bytes] | None:
-        """The constant bytes before and after every further delta's text; None if they are not constant."""
-        ...
-
-    def delta(self, delta: Delta) -> bytes: ...
-
-    def end(self, terminal: Terminal) -> bytes:
-        """Raises ApiError for an end that a stream tells as an error."""
-        ...
 
 
 class Reply:
@@ -206,7 +178,7 @@ class Reply:
     def _measure(self, rows: Sequence[Delta]) -> None:
         now = time.monotonic()
         if not self._flow.last:
-            self._delivery.first_got()
+            self._delivery.first_got = now
             self._metrics.first_token.observe(time_to_first_token(self._received, now))
         else:
             tokens = sum([row.n for row in rows])
@@ -260,7 +232,8 @@ class StreamReply(Reply):
     response's own task takes over while the connection is congested, so that a slow reader delays no other stream.
     """
 
-    _renderer: Renderer
+    _renderer: ChunkRenderer | EventSequence
+    """Gets every delta in order, those in the terminal message too, and then that message."""
     _writer: PacedWriter
     _served_by: Mapping[str, str] = MappingProxyType({})
     """Header with the models of the choices that have begun; none before the first token, when that is not known."""
@@ -314,7 +287,7 @@ class StreamReply(Reply):
         finally:
             metrics.dec()
 
-    def _new_renderer(self) -> Renderer:
+    def _new_renderer(self) -> ChunkRenderer | EventSequence:
         return ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
 
     async def _opening(self, send: Send) -> bytes | None:
@@ -327,9 +300,9 @@ class StreamReply(Reply):
             self._served_by = served_by_header(dict(sorted(begun.items())).values())
         if terminal is None or rows or terminal.state is JobState.COMPLETED:
             return self._render(rows, terminal) or PING
-        self._delivery.last_got()
+        self._delivery.last_got = time.monotonic()
         await self._send_error(send, errors.from_terminal(terminal))
-        self._delivery.last_sent()
+        self._delivery.last_sent = time.monotonic()
         return None
 
     async def _fail(self, send: Send, error: ApiError) -> None:
@@ -355,9 +328,9 @@ class StreamReply(Reply):
                     if self._finished or not self._write_now(data):  # the server must be told the end
                         await self._writer.write(data, more=not self._finished)
                     if self._flow.last:
-                        self._delivery.first_sent()
+                        self._delivery.note_first_sent()
                 if self._finished:
-                    self._delivery.last_sent()
+                    self._delivery.last_sent = time.monotonic()
                     return
                 if self._ping_timer is None:  # not before: a short answer has ended by now
                     self._pinged_s = time.monotonic()
@@ -408,7 +381,7 @@ class StreamReply(Reply):
         if rows:
             self._measure(rows)
         if self._try_write(self._render(rows, terminal)):
-            self._delivery.first_sent()
+            self._delivery.note_first_sent()
         return False
 
     def _try_write(self, data: bytes) -> bool:
@@ -422,7 +395,7 @@ class StreamReply(Reply):
         data = delta(rows[0]) if len(rows) == 1 else b"".join([delta(row) for row in rows])
         if terminal is not None:
             self._finished = True
-            self._delivery.last_got()
+            self._delivery.last_got = time.monotonic()
             try:
                 data += self._renderer.end(terminal)
             except ApiError as error:
@@ -446,7 +419,7 @@ class WholeReply(Reply):
                 return
             taken, terminal = await self._take(left)
             rows += taken
-        self._delivery.last_got()
+        self._delivery.last_got = time.monotonic()
         try:
             body = await self._whole(terminal, rows)
         except ApiError as error:
@@ -456,7 +429,7 @@ class WholeReply(Reply):
             served = served_by_header(terminal.served_by or [self._job.model])
             await send(start_message(200, lengths | headers | served))
             await send(body_message(body, more=False))
-        self._delivery.last_sent()
+        self._delivery.last_sent = time.monotonic()
 
     async def _whole(self, terminal: Terminal, rows: list[Delta]) -> bytes:
         """Render the answer. Raises ApiError for a job that did not complete."""

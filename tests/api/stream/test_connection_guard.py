@@ -24,7 +24,7 @@ from api.stream import connection, connection_guard
 from api.stream import connection as connection_module
 from api.stream import connection_guard as guard_module
 from api.stream.connection import MAX_PIPELINED, Connection
-from api.stream.connection_guard import ConnectionGuard, DeadlineQueue, GuardedConnection
+from api.stream.connection_guard import ConnectionGuard, DeadlineQueue
 
 pytestmark = pytest.mark.slow
 
@@ -153,7 +153,7 @@ async def soon(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def expire(queue: DeadlineQueue[GuardedConnection]) -> int:
+def expire(queue: DeadlineQueue[Connection]) -> int:
     """Let all deadlines of a queue pass, however little time did; how many there were."""
     return queue.sweep(asyncio.get_running_loop().time() + 10**6, 10**6)
 
