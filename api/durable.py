@@ -329,36 +329,19 @@ def _json(messages: Sequence[bytes], headers: dict[str, str]) -> Response:
     return Response(b"[" + b",".join(messages) + b"]", headers=headers, media_type=_MEDIA_TYPE)
 
 
-class _MessageBatch(NamedTuple):
-    """Messages that came together, while their reader waited."""
-
-    messages: Sequence[bytes]
-    next: Cursor
-    closed: bool
-
-    @property
-    def full(self) -> bool:
-        """More may have come at the same time."""
-        return len(self.messages) >= MESSAGES_PER_SLICE
-
-
-async def _batches(services: Services, record: JobRecord, seen: Cursor) -> AsyncGenerator[_MessageBatch, None]:
+async def _pages(services: Services, record: JobRecord, seen: Cursor) -> AsyncGenerator[Page, None]:
     """Yield the messages after a position as they come, to the end of the stream, or until it cannot be read here: the
     reader comes back and is told why."""
     try:
         async for events in job_log(services, record, seen, shown=True):
-            if (batch := _batch(events)) is not None:
-                yield batch
+            kept = [(event, event.id) for event in events if event.id is not None and event.name not in LEFT_OUT]
+            if kept:
+                event, last = kept[-1]
+                messages = [message(each) for each, _ in kept]
+                more = len(messages) >= MESSAGES_PER_SLICE  # they may have come at the same time
+                yield Page(record, messages, last, up_to_date=not more, closed=event.name in _ENDS)
     except LogBroken:
         return
-
-
-def _batch(events: Iterable[JobEvent]) -> _MessageBatch | None:
-    kept = [(event, event.id) for event in events if event.id is not None and event.name not in LEFT_OUT]
-    if not kept:
-        return None
-    event, last = kept[-1]
-    return _MessageBatch([message(each) for each, _ in kept], last, event.name in _ENDS)
 
 
 async def _next_page(request: Request, services: Services, page: Page) -> Page:
@@ -370,10 +353,10 @@ async def _next_page(request: Request, services: Services, page: Page) -> Page:
                 if not limit.expired():
                     limit.reschedule(asyncio.get_running_loop().time())
 
-            with Watched(request.scope, request.receive, stop):
-                async with aclosing(_batches(services, page.record, page.next)) as batches:
-                    async for batch in batches:
-                        return Page(page.record, batch.messages, batch.next, not batch.full, batch.closed)
+            with Watched(request.scope, stop):
+                async with aclosing(_pages(services, page.record, page.next)) as pages:
+                    async for found in pages:
+                        return found
     except TimeoutError:
         pass
     return page
@@ -387,27 +370,27 @@ def _sse_response(services: Services, page: Page, asked: _Read) -> EventSourceRe
 async def _events(services: Services, page: Page, seen: int | None) -> AsyncIterator[bytes]:
     """Yield what there is and then what comes, each with a `control` event behind it."""
     cursor = live_cursor(seen)
-    yield _encoded(page.messages, page.next, cursor, up_to_date=page.up_to_date, closed=page.closed)
+    yield _encoded(page, cursor)
     if page.closed:
         return
     limit_s = asyncio.get_running_loop().time() + SSE_S
-    async with aclosing(_batches(services, page.record, page.next)) as batches:
+    async with aclosing(_pages(services, page.record, page.next)) as pages:
         while True:
             try:
                 async with asyncio.timeout_at(limit_s):
-                    batch = await anext(batches)
+                    found = await anext(pages)
             except (TimeoutError, StopAsyncIteration):
                 return
-            yield _encoded(batch.messages, batch.next, cursor, up_to_date=not batch.full, closed=batch.closed)
+            yield _encoded(found, cursor)
 
 
-def _encoded(messages: Sequence[bytes], after: Cursor, cursor: int, *, up_to_date: bool, closed: bool) -> bytes:
-    control: dict[str, str | bool] = {"streamNextOffset": str(StreamOffset.of(after))}
-    if not closed:
+def _encoded(page: Page, cursor: int) -> bytes:
+    control: dict[str, str | bool] = {"streamNextOffset": str(StreamOffset.of(page.next))}
+    if not page.closed:
         control["streamCursor"] = str(cursor)
-    if up_to_date or closed:
+    if page.up_to_date or page.closed:
         control["upToDate"] = True
-    if closed:
+    if page.closed:
         control["streamClosed"] = True
-    data = b"event: data\ndata:[%b]\n\n" % b",".join(messages) if messages else b""
+    data = b"event: data\ndata:[%b]\n\n" % b",".join(page.messages) if page.messages else b""
     return data + b"event: control\ndata:%b\n\n" % to_json(control)

@@ -94,7 +94,7 @@ async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
     assert record.terminal is not None
     facts, rows = services.facts(record.job, record.created_ms), record.terminal.rows
     work = answer_in_slices(facts, record.terminal, rows, record.drafts)
-    with Watched(request.scope, request.receive) as client:
+    with Watched(request.scope) as client:
         return await services.store_client.turns.run(client.while_there(work), len(rows))
 
 
@@ -190,7 +190,7 @@ async def wait_for_end(request: Request, record: JobRecord, seconds: float) -> J
     buffer = services.relay.open(record.job.id, rowless=True)
     deadline = time.monotonic() + seconds
     try:
-        with Watched(request.scope, request.receive, buffer.hang_up) as client:
+        with Watched(request.scope, buffer.hang_up) as client:
             # From here on the worker sends the job's end to this process; an earlier end shows in the state.
             state = await services.queue.follow(record.job.id, services.relay.address)
             while (

@@ -371,12 +371,12 @@ class StoredStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream at the reader's pace. When this process ends, the connection breaks: the response goes on."""
         state = scope["state"]
-        connection = state.get("connection")
+        connection: Connection = state["connection"]
         writer = PacedWriter(state["server_send"], connection, self._services.settings.send_timeout_s)
         metrics = self._services.metrics.open_streams
         metrics.inc()
         try:
-            with Watched(scope, receive, self._follower.hang_up):
+            with Watched(scope, self._follower.hang_up):
                 await send(start_message(200, STREAM_HEADERS | self._headers))
                 async with aclosing(self._follower.events(connection)) as events:
                     async for data in events:

@@ -131,7 +131,7 @@ class Reply:
         """Send the answer; if the client disconnects, apply its on_disconnect policy to the job."""
         self._request_id, self._received = scope["state"]["request_id"], scope["state"]["received"]
         try:
-            with Watched(scope, receive, self._hang_up):
+            with Watched(scope, self._hang_up):
                 await self._answer(send, scope["state"])
         except ClientGone:
             await self._disconnected()
@@ -237,8 +237,8 @@ class StreamReply(Reply):
     _writer: PacedWriter
     _served_by: Mapping[str, str] = MappingProxyType({})
     """Header with the models of the choices that have begun; none before the first token, when that is not known."""
-    _connection: Connection | None = None
-    _write_now: Callable[[bytes], bool] = staticmethod(lambda data: False)
+    _connection: Connection
+    _write_now: Callable[[bytes], bool]
     """Write without waiting; False if the connection is congested."""
     _unwritten = b""
     """Rendered bytes not yet written, because the connection was congested."""
@@ -249,9 +249,8 @@ class StreamReply(Reply):
 
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         self._renderer = self._new_renderer()
-        connection = state.get("connection")
-        if connection is not None:
-            self._connection, self._write_now = connection, connection.write_chunk
+        connection: Connection = state["connection"]
+        self._connection, self._write_now = connection, connection.write_chunk
         # The server's own send: the body bypasses the middleware.
         self._writer = PacedWriter(state["server_send"], connection, self._services.settings.send_timeout_s)
         started = False
@@ -263,8 +262,7 @@ class StreamReply(Reply):
                 return
             headers = STREAM_HEADERS | self._admitted.headers | stream_url(self._admitted.accepted.id)
             headers |= self._served_by
-            if connection is not None:
-                connection.hold_head()
+            connection.hold_head()
             await send(start_message(200, headers))
             started, self._unwritten = True, opening
             await self._stream()
@@ -341,8 +339,7 @@ class StreamReply(Reply):
         finally:
             if self._ping_timer is not None:
                 self._ping_timer.cancel()
-            if self._connection is not None:
-                self._connection.carry(None)
+            self._connection.carry(None)
 
     async def _attach_sink(self) -> None:
         if not self._flow.last:
@@ -350,7 +347,7 @@ class StreamReply(Reply):
             return
         direct = None
         connection, around = self._connection, self._renderer.plain
-        if connection is not None and connection.framed and around is not None:
+        if connection.framed and around is not None:
             direct = self._start_flow(connection, *around)
         await self._buffer.attach_sink(self._write_rows, direct)
         self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Scope, Send
 
 from api.openai.rendering import encode_json, on_one_line
 from api.openai.responses.events import EventSequence
@@ -57,7 +57,7 @@ class ClientGone(Exception):
 class PacedWriter:
     """Writer of one answer. `stalled`: the reader took no byte for too long and is disconnected."""
 
-    def __init__(self, send: Send, connection: Connection | None, timeout_s: float) -> None:
+    def __init__(self, send: Send, connection: Connection, timeout_s: float) -> None:
         self._send, self._connection, self._timeout_s = send, connection, timeout_s
         self.stalled = False
 
@@ -78,8 +78,7 @@ class PacedWriter:
 
     def cut_off(self) -> None:
         """Disconnect the reader in the middle of the answer, so that it cannot take what it has for the whole."""
-        if self._connection is not None:
-            self._connection.cut_off()
+        self._connection.cut_off()
 
     def _on_stalled(self, task: asyncio.Task[object] | None) -> None:
         self.stalled = True
@@ -96,27 +95,20 @@ class Watched:
     The request's body must have been read, or be of no interest.
     """
 
-    __slots__ = ("_connection", "_on_lost", "_receive", "_task", "lost")
+    __slots__ = ("_connection", "_on_lost", "lost")
 
-    def __init__(self, scope: Scope, receive: Receive, on_lost: Callable[[], None] | None = None) -> None:
-        self._connection: Connection | None = scope["state"].get("connection")
-        self._receive, self._on_lost = receive, on_lost
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, scope: Scope, on_lost: Callable[[], None] | None = None) -> None:
+        self._connection: Connection = scope["state"]["connection"]
+        self._on_lost = on_lost
         self.lost = False
         """The client has disconnected."""
 
     def __enter__(self) -> Watched:
-        if self._connection is not None:
-            self._connection.watch(self._set_lost)
-        else:
-            self._task = asyncio.create_task(self._wait())
+        self._connection.watch(self._set_lost)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._connection is not None:
-            self._connection.watch(None)
-        elif self._task is not None:
-            self._task.cancel()
+        self._connection.watch(None)
 
     def check(self) -> None:
         """Raise ClientDisconnect if the client has disconnected."""
@@ -138,12 +130,6 @@ class Watched:
         self.lost = True
         if self._on_lost is not None:
             self._on_lost()
-
-    async def _wait(self) -> None:
-        """Wait for the ASGI disconnect message, under a server other than ours."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._set_lost()
 
 
 Renderer: TypeAlias = Callable[[Delta], bytes]

@@ -1,14 +1,12 @@
-"""Hearing that a client has left: from its connection, or by asking, where the server has none of ours."""
+"""Hearing from a connection that its client has left."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
 
 import pytest
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive
 
 from api.stream.writer import Watched
 from penstock.loops import Sliced
@@ -24,14 +22,14 @@ class Connection:
         self.on_lost = on_lost
 
 
-def scope(connection: Connection | None) -> dict[str, object]:
-    return {"type": "http", "state": {} if connection is None else {"connection": connection}}
+def scope(connection: Connection) -> dict[str, object]:
+    return {"type": "http", "state": {"connection": connection}}
 
 
 async def test_a_connection_tells_of_its_end_by_itself() -> None:
     """No task waits for it, and it is watched no longer than somebody wants to know."""
     connection, told = Connection(), list[bool]()
-    with Watched(scope(connection), cast(Receive, None), lambda: told.append(True)) as client:
+    with Watched(scope(connection), lambda: told.append(True)) as client:
         assert connection.on_lost is not None and len(asyncio.all_tasks()) == 1
         client.check()
         connection.on_lost()
@@ -39,19 +37,6 @@ async def test_a_connection_tells_of_its_end_by_itself() -> None:
         with pytest.raises(ClientDisconnect):
             client.check()
     assert connection.on_lost is None
-
-
-async def test_without_a_connection_the_server_is_asked() -> None:
-    """What else it says is not meant."""
-    messages, told = asyncio.Queue[Message](), asyncio.Event()
-    with Watched(scope(None), messages.get, told.set) as client:
-        messages.put_nowait({"type": "http.request"})
-        while not messages.empty():
-            await asyncio.sleep(0)
-        client.check()
-        messages.put_nowait({"type": "http.disconnect"})
-        await told.wait()
-        assert client.lost
 
 
 async def test_work_for_a_client_that_has_left_is_given_up() -> None:
@@ -63,7 +48,7 @@ async def test_work_for_a_client_that_has_left_is_given_up() -> None:
             yield
         return "all of it"
 
-    with Watched(scope(connection), cast(Receive, None)) as client:
+    with Watched(scope(connection)) as client:
         assert connection.on_lost is not None
         slices = client.while_there(work())
         next(slices)
