@@ -441,6 +441,14 @@ def whole_number(text: str, param: str, minimum: int, maximum: int) -> int:
     return int(match[1])
 
 
+def page_order(query: QueryParams) -> str:
+    """Whether the oldest comes first (asc) or the newest (desc), as `order` asks. Raises ApiError (400)."""
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise errors.invalid_request("order must be asc or desc.", "order")
+    return order
+
+
 def page_limit(query: QueryParams, default: int, most: int) -> int:
     """The rows on a page, as `limit` asks. Raises ApiError (400)."""
     text = query.get("limit")

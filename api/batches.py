@@ -17,8 +17,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from api.admission import MAX_PER_PAGE, caller_of, idempotency_key, page_limit, read_body, services_of, withdraw
 from api.auth.keys import Caller
-from api.files import listed
-from api.jobs import as_json
+from api.jobs import as_json, as_page
 from api.openai import errors
 from api.openai.batch_lines import WINDOWS, BatchRequest, so_far
 from api.openai.json_body import read_object, validated
@@ -131,7 +130,7 @@ async def listing(request: Request) -> Response:
         found = await services.batches.recent(caller.tenant, query.get("after"), limit + 1)
     except UnknownBatch:
         raise errors.invalid_request("after names no batch of yours.", "after") from None
-    return as_json(listed([batch_object(record) for record in found], limit))
+    return as_page({record.batch.id: batch_object(record) for record in found[:limit]}, has_more=len(found) > limit)
 
 
 async def show(request: Request) -> Response:

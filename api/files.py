@@ -10,8 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from api.admission import caller_of, check_coding, page_limit, services_of, whole_number, withdraw
-from api.jobs import as_json
+from api.admission import caller_of, check_coding, page_limit, page_order, services_of, whole_number, withdraw
+from api.jobs import as_json, as_page
 from api.openai import errors
 from api.openai.batch_lines import MAX_EXPIRY_S, MIN_EXPIRY_S
 from api.services import Services
@@ -113,9 +113,7 @@ async def listing(request: Request) -> Response:
     """GET /v1/files[?purpose=&limit=&order=&after=]: list the caller's files."""
     services, caller, query = services_of(request), caller_of(request), request.query_params
     limit = page_limit(query, MAX_FILES_PER_PAGE, MAX_FILES_PER_PAGE)
-    order, purpose = query.get("order", "desc"), query.get("purpose")
-    if order not in ("asc", "desc"):
-        raise errors.invalid_request("order must be asc or desc.", "order")
+    order, purpose = page_order(query), query.get("purpose")
     found: list[StoredFile] = []
     after, more = query.get("after"), True
     while more and len(found) <= limit:
@@ -126,7 +124,7 @@ async def listing(request: Request) -> Response:
         found += [file for file in page if purpose in (None, file.purpose)]
         after = page[-1].id if page else after
         more = len(page) == RECORDS_PER_CALL
-    return as_json(listed([file_object(file) for file in found], limit))
+    return as_page({file.id: file_object(file) for file in found[:limit]}, has_more=len(found) > limit)
 
 
 async def show(request: Request) -> Response:
@@ -170,16 +168,4 @@ def file_object(file: StoredFile) -> dict[str, Any]:
         "purpose": file.purpose,
         "status": "processed",
         "status_details": None,
-    }
-
-
-def listed(objects: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """Render OpenAI's list object of the first `limit` objects; `has_more` says whether more were given."""
-    shown = objects[:limit]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(objects) > limit,
     }

@@ -7,6 +7,7 @@ import contextlib
 import math
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.datastructures import QueryParams
@@ -36,6 +37,12 @@ CURSOR = re.compile(r"([0-9]{1,15})-(job_[0-9a-f]{32})")
 def as_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Build a JSON response."""
     return Response(to_json(value), status, headers, media_type="application/json")
+
+
+def as_page(data: Mapping[str, Any], *, has_more: bool = False, headers: dict[str, str] | None = None) -> Response:
+    """Build the answer with OpenAI's list of these objects, by id."""
+    ids = {"first_id": next(iter(data), None), "last_id": next(reversed(data.keys()), None)}
+    return as_json({"object": "list", "data": [*data.values()], **ids, "has_more": has_more}, headers=headers)
 
 
 async def create(request: Request) -> Response:

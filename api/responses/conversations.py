@@ -10,8 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import MAX_PER_PAGE, caller_of, idempotency_key, page_limit, read_body, services_of
-from api.jobs import as_json
+from api.admission import MAX_PER_PAGE, caller_of, idempotency_key, page_limit, page_order, read_body, services_of
+from api.jobs import as_json, as_page
 from api.openai import errors
 from api.openai.fields import MAX_MESSAGES
 from api.openai.json_body import Body, read_object, validated
@@ -21,7 +21,6 @@ from api.openai.responses.conversation import (
     ConversationUpdate,
     ItemsRequest,
     conversation_object,
-    item_list,
     new_items,
 )
 from api.openai.responses.items import HostedItem
@@ -85,7 +84,7 @@ async def add_items(request: Request) -> Response:
     for _ in range(MAX_READS):
         conversation = await _own(request)
         if not items or _already_added(conversation, token):
-            return as_json(item_list(items), headers=ignored)
+            return as_page({item.id: item.shown for item in items}, headers=ignored)
         if conversation.turn:
             raise errors.conversation_locked()
         _check_room(request, conversation.items, items)
@@ -93,16 +92,14 @@ async def add_items(request: Request) -> Response:
             await services.conversations.add(conversation, items, services.quotas(caller))
         except ConversationChanged:
             continue
-        return as_json(item_list(items), headers=ignored)
+        return as_page({item.id: item.shown for item in items}, headers=ignored)
     raise errors.conversation_locked()
 
 
 async def list_items(request: Request) -> Response:
     """GET /v1/conversations/{id}/items[?after=&limit=&order=&include=]: list the items, the newest first."""
     query = request.query_params
-    limit, order, after = page_limit(query, 20, MAX_PER_PAGE), query.get("order", "desc"), query.get("after")
-    if order not in ("asc", "desc"):
-        raise errors.invalid_request("order must be asc or desc.", "order")
+    limit, order, after = page_limit(query, 20, MAX_PER_PAGE), page_order(query), query.get("after")
     check_include(request)
     conversation = await _own(request)
     items = conversation.items
@@ -115,7 +112,7 @@ async def list_items(request: Request) -> Response:
         items = tuple(item for item in items if (item.number > number if order == "asc" else item.number < number))
     if order == "desc":
         items = items[::-1]
-    return as_json(item_list(items[:limit], has_more=limit < len(items)))
+    return as_page({item.id: item.shown for item in items[:limit]}, has_more=limit < len(items))
 
 
 async def show_item(request: Request) -> Response:

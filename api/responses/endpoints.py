@@ -16,12 +16,13 @@ from api.admission import (
     caller_of,
     idempotency_key,
     page_limit,
+    page_order,
     read_request,
     services_of,
     whole_number,
 )
 from api.auth.keys import Caller
-from api.jobs import as_json, job_headers, wait_for_end
+from api.jobs import as_json, as_page, job_headers, wait_for_end
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openai.rendering import Facts
@@ -142,9 +143,7 @@ async def delete(request: Request) -> Response:
 async def listing(request: Request) -> Response:
     """GET /v1/responses/{id}/input_items[?after=&limit=&order=]: list the items of the response's own input."""
     query = request.query_params
-    limit, order, after = page_limit(query, 20, MAX_PER_PAGE), query.get("order", "desc"), query.get("after")
-    if order not in ("asc", "desc"):
-        raise errors.invalid_request("order must be asc or desc.", "order")
+    limit, order, after = page_limit(query, 20, MAX_PER_PAGE), page_order(query), query.get("after")
     check_include(request)
     record = await own_response(request)
     items = own_items(record)
@@ -155,8 +154,7 @@ async def listing(request: Request) -> Response:
         raise errors.invalid_request("after names no input item of this response.", "after")
     first = places[after] if after is not None else 0
     page = items[first : first + limit]
-    ids = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
-    return as_json({"object": "list", "data": page, "has_more": first + limit < len(items), **ids})
+    return as_page({item["id"]: item for item in page}, has_more=first + limit < len(items))
 
 
 async def own_response(request: Request) -> JobRecord:

@@ -70,13 +70,6 @@ def conversation_object(conversation: Conversation) -> dict[str, Any]:
     }
 
 
-def item_list(items: Sequence[ConversationItem], *, has_more: bool = False) -> dict[str, Any]:
-    """Render a page of items."""
-    first, last = (items[0].id, items[-1].id) if items else (None, None)
-    data = [item.shown for item in items]
-    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
-
-
 def new_items(sent: Iterable[Any], token: str) -> list[ConversationItem]:
     """Return the items of a request as a conversation keeps them, with ids of their own, which `token` makes unique."""
     found = list[ConversationItem]()
