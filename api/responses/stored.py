@@ -34,7 +34,7 @@ def own_turns(record: JobRecord) -> tuple[ChatTurn, ...]:
     return turns[len(turns) - form_of(record.job).own_turns :]
 
 
-def own_items(record: JobRecord) -> list[dict[str, object]]:
+def own_items(record: JobRecord) -> list[dict[str, Any]]:
     """Render the items of a response's own input, oldest first."""
     return input_items(record.job.id, own_turns(record), form_of(record.job).developer)
 
