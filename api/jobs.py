@@ -23,7 +23,7 @@ from api.services import Services
 from api.stream.writer import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.ids import partition_of
-from streaming.jobs.job import JobState
+from streaming.jobs.job import CancelledBy, JobState
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.reader import JobFilter
 from streaming.jobs.records import JobRecord
@@ -124,14 +124,18 @@ async def cancel(request: Request) -> Response:
 
     Idempotent: `already_ended` says whether the job had ended before. The result of one that had completed is left out.
     """
-    services, record = services_of(request), await own_record(request)
-    before = await services.queue.cancel(record.job.id)
-    if before is JobState.RUNNING:
-        record = await wait_for_end(request, record, 1.0)
-    else:
-        record = await services.job_reader.outline(record.job.id)
-    shown = await shown_job(services, record) | {"already_ended": before.final}
+    record, already_ended = await cancelled(request, await own_record(request))
+    shown = await shown_job(services_of(request), record) | {"already_ended": already_ended}
     return as_json(shown, headers=job_headers(record))
+
+
+async def cancelled(request: Request, record: JobRecord, by: CancelledBy = CancelledBy.OWNER) -> tuple[JobRecord, bool]:
+    """Cancel a job; return its record, after one more engine step if it ran, and whether it had ended before."""
+    services = services_of(request)
+    before = await services.queue.cancel(record.job.id, by)
+    if before is JobState.RUNNING:
+        return await wait_for_end(request, record, 1.0), False
+    return await services.job_reader.outline(record.job.id), before.final
 
 
 async def listing(request: Request) -> Response:

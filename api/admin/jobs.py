@@ -16,14 +16,14 @@ from starlette.responses import Response
 
 from api.admission import caller_of, page_limit, services_of
 from api.auth import audit
-from api.jobs import as_json, cursor_of, filter_of, listed_job, shown_job, wait_for_end
+from api.jobs import as_json, cancelled, cursor_of, filter_of, listed_job, shown_job
 from api.openai import errors
 from api.openai.rendering import finish_reasons
 from api.services import Services
 from api.timing import timing_object
 from streaming.errors import UnknownJob
 from streaming.ids import TENANT_NAME, partition_of
-from streaming.jobs.job import CancelledBy, JobState
+from streaming.jobs.job import CancelledBy
 from streaming.jobs.reader import JobFilter, JobPage, PagePart, Place, merged
 from streaming.jobs.records import JobRecord
 
@@ -83,15 +83,11 @@ async def show(request: Request) -> Response:
 
 async def cancel(request: Request) -> Response:
     """POST /admin/jobs/{id}/cancel: request cancellation and return the job. Idempotent."""
-    services, record = services_of(request), await _record(request)
-    before = await services.queue.cancel(record.job.id, CancelledBy.ADMIN)
+    record = await _record(request)
     audit.detail(request.scope, job=record.job.id, of_tenant=record.job.tenant)
-    if before is JobState.RUNNING:
-        record = await wait_for_end(request, record, 1.0)
-    else:
-        record = await services.job_reader.outline(record.job.id)
-    shown = await _shown(services, record, caller_of(request).tenant)
-    return as_json(shown | {"already_ended": before.final})
+    record, already_ended = await cancelled(request, record, CancelledBy.ADMIN)
+    shown = await _shown(services_of(request), record, caller_of(request).tenant)
+    return as_json(shown | {"already_ended": already_ended})
 
 
 async def _shown(services: Services, record: JobRecord, own: str) -> dict[str, Any]:

@@ -62,19 +62,18 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What came of the newest readings. Times in ms; None: no answer in that window."""
+    """What came of the newest readings, as the answer has it. Percentiles in ms; None: no answer in that window."""
 
     window_s: float | None
     """Of the latencies; None: since the processes started."""
-    first_token_ms: tuple[float, float] | None
-    """Median and 95th percentile."""
-    per_token_ms: tuple[float, float] | None
-    ended_per_s: float | None
-    """None until there are two readings."""
+    first_token_ms: dict[str, float] | None
+    per_token_ms: dict[str, float] | None
+    jobs_per_s: float | None
+    """That ended; None until there are two readings."""
     failed: int
     """Jobs that failed in the window."""
     lapsed: int
-    streams: int
+    open_streams: int
 
 
 class RateWindow:
@@ -94,10 +93,10 @@ class RateWindow:
             window_s=now.at - long.at if long else None,
             first_token_ms=_median_and_95th(now.first_token, since.first_token),
             per_token_ms=_median_and_95th(now.per_token, since.per_token),
-            ended_per_s=max(0.0, ended - before) / seconds if seconds else None,
+            jobs_per_s=max(0.0, ended - before) / seconds if seconds else None,
             failed=_grown(now.ended.get("failed", 0), since.ended.get("failed", 0)) if long else 0,
             lapsed=_grown(now.lapsed, since.lapsed) if long else 0,
-            streams=int(now.streams),
+            open_streams=int(now.streams),
         )
 
     def _base(self, now: Reading, window_s: float) -> Reading | None:
@@ -130,12 +129,12 @@ def _grown(now: float, before: float) -> int:
     return max(0, round(now - before))
 
 
-def _median_and_95th(now: Mapping[float, float], before: Mapping[float, float]) -> tuple[float, float] | None:
+def _median_and_95th(now: Mapping[float, float], before: Mapping[float, float]) -> dict[str, float] | None:
     """Percentiles in ms of what was counted between two readings of a histogram; None if nothing was."""
     grown = [(bound, count - before.get(bound, 0)) for bound, count in sorted(now.items())]
     if not grown or grown[-1][1] <= 0:
         return None
-    return 1000 * _quantile(grown, 0.5), 1000 * _quantile(grown, 0.95)
+    return {"p50": 1000 * _quantile(grown, 0.5), "p95": 1000 * _quantile(grown, 0.95)}
 
 
 def _quantile(cumulative: list[tuple[float, float]], share: float) -> float:
@@ -367,11 +366,13 @@ class LiveOverview:
         )
         tokens_per_s = sum(process.tokens_per_s for process in processes)
         self._points.append(_point(reading.at, rates, tokens_per_s, pools))
+        shown = asdict(rates)
+        del shown["lapsed"]
         return {
             "object": "overview",
             "at": reading.at,
             "verdict": asdict(assess(now)),
-            "rates": _rates(rates, tokens_per_s),
+            "rates": {**shown, "tokens_per_s": tokens_per_s},
             "pools": pools,
             "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.holder else None,
             "actions": [action_object(entry) for entry in actions],
@@ -404,36 +405,24 @@ def _memory(services: Services) -> dict[str, Any]:
     return {"used_bytes": used, "reserved_bytes": owed, "allowed_bytes": allowed or None, "share": share}
 
 
-def _rates(rates: Rates, tokens_per_s: float) -> dict[str, Any]:
-    return {
-        "window_s": rates.window_s,
-        "first_token_ms": _percentiles(rates.first_token_ms),
-        "per_token_ms": _percentiles(rates.per_token_ms),
-        "tokens_per_s": tokens_per_s,
-        "jobs_per_s": rates.ended_per_s,
-        "failed": rates.failed,
-        "open_streams": rates.streams,
-    }
-
-
-def _percentiles(pair: tuple[float, float] | None) -> dict[str, float] | None:
-    return None if pair is None else {"p50": pair[0], "p95": pair[1]}
-
-
 def _point(at: float, rates: Rates, tokens_per_s: float, pools: list[dict[str, Any]]) -> dict[str, Any]:
     """One point of the charts."""
     lanes = [lane for pool in pools for lane in pool["lanes"].values()]
     return {
         "at": at,
         "tokens_per_s": tokens_per_s,
-        "first_token_ms": rates.first_token_ms[0] if rates.first_token_ms else None,
-        "per_token_ms": rates.per_token_ms[0] if rates.per_token_ms else None,
+        "first_token_ms": rates.first_token_ms and rates.first_token_ms["p50"],
+        "per_token_ms": rates.per_token_ms and rates.per_token_ms["p50"],
         "waiting": sum(lane["waiting"] for lane in lanes),
         "running": sum(lane["running"] for lane in lanes),
     }
 
 
+OF_WORKERS = ("slots", "running", "waiting", "tokens_per_s")
+
+
 def _process(process: Process) -> dict[str, Any]:
+    is_worker = process.role == "worker"
     return {
         "role": process.role,
         "id": process.id,
@@ -443,10 +432,7 @@ def _process(process: Process) -> dict[str, Any]:
         "away": list(process.away),
         "since": process.since,
         "model": process.model or None,
-        "slots": process.slots if process.role == "worker" else None,
-        "running": process.running if process.role == "worker" else None,
-        "waiting": process.waiting if process.role == "worker" else None,
-        "tokens_per_s": process.tokens_per_s if process.role == "worker" else None,
+        **{name: getattr(process, name) if is_worker else None for name in OF_WORKERS},
         "kv_tokens": process.kv_tokens or None,
         "kv_used": process.kv_used if process.kv_tokens else None,
     }

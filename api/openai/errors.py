@@ -74,28 +74,18 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
         self.eta_ms, self.cancelled_by = eta_ms, cancelled_by
-        self.type = type or error_type(status)
+        self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.headers = dict(headers or {})
 
     @property
     def body(self) -> dict[str, Any]:
         """The JSON body, and the data of an error frame in a stream."""
-        body = error_body(self.message, type=self.type, param=self.param, code=self.code)
+        error: dict[str, Any] = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         if self.eta_ms is not None:
-            body["error"]["eta_ms"] = self.eta_ms
+            error["eta_ms"] = self.eta_ms
         if self.cancelled_by is not None:
-            body["error"]["cancelled_by"] = self.cancelled_by
-        return body
-
-
-def error_type(status: int) -> str:
-    """OpenAI's word for a class of errors."""
-    return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-
-
-def error_body(message: str, *, type: str, param: str | None, code: str) -> dict[str, Any]:  # noqa: A002
-    """The one shape of an error."""
-    return {"error": {"message": message, "type": type, "param": param, "code": code}}
+            error["cancelled_by"] = self.cancelled_by
+        return {"error": error}
 
 
 def retry_after(seconds: float) -> dict[str, str]:
