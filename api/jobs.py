@@ -41,7 +41,7 @@ def as_json(value: object, status: int = 200, headers: dict[str, str] | None = N
 
 def as_page(data: Mapping[str, Any], *, has_more: bool = False, headers: dict[str, str] | None = None) -> Response:
     """Build the answer with OpenAI's list of these objects, by id."""
-    ids = [*data] or [None]
+    ids: list[str | None] = [*data] or [None]
     ends = {"first_id": ids[0], "last_id": ids[-1]}
     return as_json({"object": "list", "data": [*data.values()], **ends, "has_more": has_more}, headers=headers)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
@@ -107,6 +106,60 @@ HEADERS = {
 }
 
 
+PATH_PARAMS = {
+    "model": "The name of a model.",
+    "response_id": "The id of a response.",
+    "job_id": "The id of a job.",
+    "tenant": "The name of a tenant.",
+    "message_id": "The id of a webhook message.",
+    "letter_id": "The id of a dead letter.",
+    "file_id": "The id of a file.",
+    "conversation_id": "The id of a conversation.",
+    "item_id": "The id of an item of the conversation.",
+    "batch_id": "The id of a batch.",
+}
+
+_MOMENT: Schema = NUMBER | {"minimum": 0}
+_STATES: Schema = {"enum": [state.value for state in JobState]}
+_PARTS: Schema = {"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
+_LANES: Schema = STRING | {"enum": [lane.value for lane in Priority]}
+
+QUERY_PARAMS: dict[str, tuple[str, Schema, str]] = {
+    "purpose": ("purpose", STRING, "Only files of this purpose: batch or batch_output."),
+    "order": ("order", {"enum": ["asc", "desc"]}, "By the time of creation."),
+    "status": ("status", _STATES, "Only jobs in this state. A page reads some 1,000 jobs: it may be short, or empty, "
+               "with has_more true."),
+    "cursor": ("cursor", STRING | {"pattern": CURSOR}, "`next_cursor` of the page before."),
+    "limit": ("limit", INTEGER | {"minimum": 1, "maximum": 100}, "Rows on a page."),
+    "wait": ("wait", NUMBER | {"minimum": 0, "maximum": 600}, "Seconds to wait for the job's end."),
+    "include": ("include", STRING | {"enum": ["input"]}, "`input`: show the request, too."),
+    "after": ("after", STRING, "Continue after this: events as Last-Event-ID, lists after this id, also if it was "
+              "deleted today."),
+    "stream": ("stream", {"enum": ["true", "false"]}, "`true`: stream the events, from the first one on."),
+    "starting_after": ("starting_after", INTEGER | {"minimum": 0}, "Stream only the events after this number."),
+    "offset": ("offset", STRING, "Only messages after it: `Stream-Next-Offset`, `-1` (all), or `now` (none yet)."),
+    "live": ("live", {"enum": ["long-poll", "sse"]}, "Wait for the next messages, or stream them."),
+    "file_limit": ("limit", INTEGER | {"minimum": 1, "maximum": 10_000}, "Rows on a page."),
+    "response_include": ("include", _PARTS, "Without effect: a response shows what it was created with."),
+    "stream_cursor": ("cursor", INTEGER | {"minimum": 0}, "Of a live read: the last `Stream-Cursor`."),
+    "since": ("since", _MOMENT, "Only jobs accepted at this time or later, in Unix seconds."),
+    "until": ("until", _MOMENT, "Only jobs accepted at this time or earlier, in Unix seconds."),
+    "job_model": ("model", STRING, "Only jobs of this model."),
+    "lane": ("lane", _LANES, "Only jobs of this lane."),
+    "search": ("search", STRING | {"maxLength": 64}, "Only jobs whose id begins so, or that have it in their metadata "
+               "or first words."),
+    "job_tenant": ("tenant", STRING, "Whose jobs; `*`: of all keys, at most 20. Without it: your tenant's."),
+}  # fmt: skip
+"""By the name that a route has for it: its own name, its schema and its meaning."""
+
+HEADER_PARAMS = {
+    "If-None-Match": "304 without a body if the answer has this ETag.",
+    "Last-Event-ID": "Resume after this event.",
+    "Prefer": "`respond-async`: answer 202 with the job at once.",
+    "Idempotency-Key": "The same key and body give the same job, however often sent.",
+}
+
+
 def document(version: str, base_path: str = "") -> dict[str, Any]:
     """Build the document; `version` is Penstock's, and `base_path` the path below which a proxy serves the API."""
     paths: dict[str, dict[str, Any]] = {}
@@ -169,7 +222,7 @@ def _statuses(route: Route) -> set[int]:
         found |= {400, 413, 415}
     if "Idempotency-Key" in route.params:
         found |= {422, 429}
-    if any(_parameters()[name]["in"] == "query" for name in route.params):
+    if not QUERY_PARAMS.keys().isdisjoint(route.params):
         found.add(400)
     return found
 
@@ -209,80 +262,13 @@ def _headers(names: tuple[str, ...]) -> dict[str, Any]:
     return {name: ref("headers", name) for name in names}
 
 
-@cache
-def _parameters() -> dict[str, Any]:
+def _parameters() -> dict[str, Schema]:
     def param(name: str, where: str, kind: Schema, words: str) -> Schema:
         return {"name": name, "in": where, "required": where == "path", "schema": kind, "description": words}
 
-    params = (
-        param("model", "path", STRING, "The name of a model."),
-        param("response_id", "path", STRING, "The id of a response."),
-        param("job_id", "path", STRING, "The id of a job."),
-        param("tenant", "path", STRING, "The name of a tenant."),
-        param("message_id", "path", STRING, "The id of a webhook message."),
-        param("letter_id", "path", STRING, "The id of a dead letter."),
-        param("file_id", "path", STRING, "The id of a file."),
-        param("conversation_id", "path", STRING, "The id of a conversation."),
-        param("item_id", "path", STRING, "The id of an item of the conversation."),
-        param("batch_id", "path", STRING, "The id of a batch."),
-        param("purpose", "query", STRING, "Only files of this purpose: batch or batch_output."),
-        param("order", "query", {"enum": ["asc", "desc"]}, "By the time of creation."),
-        param(
-            "status",
-            "query",
-            {"enum": [state.value for state in JobState]},
-            "Only jobs in this state. A page reads some 1,000 jobs: it may be short, or empty, with has_more true.",
-        ),
-        param("cursor", "query", STRING | {"pattern": CURSOR}, "`next_cursor` of the page before."),
-        param("limit", "query", INTEGER | {"minimum": 1, "maximum": 100}, "Rows on a page."),
-        param("wait", "query", NUMBER | {"minimum": 0, "maximum": 600}, "Seconds to wait for the job's end."),
-        param("include", "query", STRING | {"enum": ["input"]}, "`input`: show the request, too."),
-        param(
-            "after",
-            "query",
-            STRING,
-            "Continue after this: events as Last-Event-ID, lists after this id, also if it was deleted today.",
-        ),
-        param("stream", "query", {"enum": ["true", "false"]}, "`true`: stream the events, from the first one on."),
-        param("starting_after", "query", INTEGER | {"minimum": 0}, "Stream only the events after this number."),
-        param(
-            "offset", "query", STRING, "Only messages after it: `Stream-Next-Offset`, `-1` (all), or `now` (none yet)."
-        ),
-        param("live", "query", {"enum": ["long-poll", "sse"]}, "Wait for the next messages, or stream them."),
-        param("If-None-Match", "header", STRING, "304 without a body if the answer has this ETag."),
-        param("Last-Event-ID", "header", STRING, "Resume after this event."),
-        param("Prefer", "header", STRING, "`respond-async`: answer 202 with the job at once."),
-        param("Idempotency-Key", "header", STRING, "The same key and body give the same job, however often sent."),
-    )
-    parts = {"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
-    include = param("include", "query", parts, "Without effect: a response shows what it was created with.")
-    file_limit = param("limit", "query", INTEGER | {"minimum": 1, "maximum": 10_000}, "Rows on a page.")
-    stream_cursor = param("cursor", "query", INTEGER | {"minimum": 0}, "Of a live read: the last `Stream-Cursor`.")
-    job_model = param("model", "query", STRING, "Only jobs of this model.")
-    lane = param("lane", "query", STRING | {"enum": [lane.value for lane in Priority]}, "Only jobs of this lane.")
-    found = STRING | {"maxLength": 64}
-    search = param(
-        "search",
-        "query",
-        found,
-        "Only jobs whose id begins so, or that have it in their metadata or first words.",
-    )
-    job_tenant = param(
-        "tenant", "query", STRING, "Whose jobs; `*`: of all keys, at most 20. Without it: your tenant's."
-    )
-    moment = NUMBER | {"minimum": 0}
-    since = param("since", "query", moment, "Only jobs accepted at this time or later, in Unix seconds.")
-    until = param("until", "query", moment, "Only jobs accepted at this time or earlier, in Unix seconds.")
-    jobs = {
-        "since": since,
-        "until": until,
-        "job_model": job_model,
-        "lane": lane,
-        "search": search,
-        "job_tenant": job_tenant,
-    }
-    others = {"file_limit": file_limit, "response_include": include, "stream_cursor": stream_cursor} | jobs
-    return {each["name"]: each for each in params} | others
+    paths = {name: param(name, "path", STRING, words) for name, words in PATH_PARAMS.items()}
+    headers = {name: param(name, "header", STRING, words) for name, words in HEADER_PARAMS.items()}
+    return paths | headers | {key: param(name, "query", *rest) for key, (name, *rest) in QUERY_PARAMS.items()}
 
 
 def _request_schemas() -> dict[str, Schema]:

@@ -14,7 +14,7 @@ from penstock.engine import Sampling, Task
 from penstock.loops import Sliced, at_once
 from penstock.tools import Tools
 from streaming.jobs.codec import Delta, Terminal
-from streaming.jobs.job import Chat, Inputs, Job, JobState, ResponseForm, Text, Tokens
+from streaming.jobs.job import Chat, Inputs, Job, JobState, ResponseForm, TaskForm, Text, Tokens
 from streaming.jobs.records import JobRecord
 
 
@@ -54,60 +54,45 @@ def input_object(job: Job) -> dict[str, Any]:
     """Render a job's request. Fields without effect, and those left at their defaults, are not kept."""
     if job.response is not None:
         return _response_input(job, job.response)
-    if job.task is not None:
-        return _task_input(job, job.task) | _kept(job) | _passed(job)
-    sampling, prompt = job.sampling, job.prompt
-    chat = isinstance(prompt, Chat)
-    found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model}
-    match prompt:
-        case Chat(turns):
-            found["messages"] = [turn.shown for turn in turns]
-        case Text(texts):
-            found["prompt"] = list(texts) if len(texts) > 1 else texts[0]
-        case Tokens(ids):
-            found["prompt"] = [list(each) for each in ids]
-        case Inputs():
-            pass
-    found |= {name: value for name in SAME if (value := getattr(sampling, name)) is not None} | _further_sampling(
-        sampling
-    )
-    if sampling.n > 1:
-        found["n"] = sampling.n
-    if sampling.stop:
-        found["stop"] = list(sampling.stop)
-    if sampling.logprobs is not None:
-        found |= {"logprobs": True, "top_logprobs": sampling.logprobs} if chat else {"logprobs": sampling.logprobs}
-    if sampling.json_schema is not None:
-        found["response_format"] = _response_format(sampling.json_schema, job.passed.get("response_format", {}))
-    if job.reasoning not in ("", "default"):
-        found["reasoning_effort"] = job.reasoning
-    if job.echo:
-        found["echo"] = True
+    found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model, **_prompt(job)}
+    found |= _generation(job) if job.task is None else _task_options(job.task, job.task_form)
     found |= _tools(job.tools) | _kept(job) | _passed(job)
     return {name: value for name, value in found.items() if name != "max_tokens" or NEWER_LIMIT not in found}
 
 
-def _passed(job: Job) -> dict[str, Any]:
-    """Render the fields that the job has for its model's server. Those of a schema are in the format."""
-    return {name: value for name, value in job.passed.items() if name not in ("response_format", "metadata")}
-
-
-def _task_input(job: Job, task: Task) -> dict[str, Any]:
-    """Render a request with a task."""
-    found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model}
-    form = job.task_form
+def _prompt(job: Job) -> dict[str, Any]:
     match job.prompt:
         case Chat(turns):
-            found["messages"] = [turn.shown for turn in turns]
+            return {"messages": [turn.shown for turn in turns]}
         case Text(texts):
-            found["prompt"] = texts[0]
+            return {"prompt": list(texts) if len(texts) > 1 else texts[0]}
         case Tokens(ids):
-            found["tokens"] = list(ids[0])
-        case Inputs(groups) if task.kind == "embed":
-            found["input"] = [each if isinstance(each, str) else list(each) for group in groups for each in group]
+            return {"tokens": list(ids[0])} if job.task is not None else {"prompt": [list(each) for each in ids]}
+        case Inputs(groups) if job.task is not None and job.task.kind == "rerank":
+            return {"query": groups[0][0], "documents": [each for group in groups for each in group[1:]]}
         case Inputs(groups):
-            found["query"] = groups[0][0]
-            found["documents"] = [each for group in groups for each in group[1:]]
+            return {"input": [each if isinstance(each, str) else list(each) for group in groups for each in group]}
+
+
+def _generation(job: Job) -> dict[str, Any]:
+    """Render what a chat or a completion asks for."""
+    sampling, found = job.sampling, _sampling(job.sampling)
+    if sampling.n > 1:
+        found["n"] = sampling.n
+    if sampling.stop:
+        found["stop"] = list(sampling.stop)
+    if sampling.logprobs is not None and isinstance(job.prompt, Chat):
+        found |= {"logprobs": True, "top_logprobs": sampling.logprobs}
+    elif sampling.logprobs is not None:
+        found["logprobs"] = sampling.logprobs
+    if sampling.json_schema is not None:
+        found["response_format"] = _response_format(sampling.json_schema, job.passed.get("response_format", {}))
+    if job.reasoning not in ("", "default"):
+        found["reasoning_effort"] = job.reasoning
+    return found | ({"echo": True} if job.echo else {})
+
+
+def _task_options(task: Task, form: TaskForm) -> dict[str, Any]:
     options = {
         "dimensions": task.dimensions,
         "encoding_format": "base64" if form.base64 else None,
@@ -116,13 +101,20 @@ def _task_input(job: Job, task: Task) -> dict[str, Any]:
         "add_special_tokens": None if task.special_tokens else False,
         "add_generation_prompt": None if task.generation_prompt else False,
     }
-    return found | {name: value for name, value in options.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def _further_sampling(sampling: Sampling) -> dict[str, Any]:
-    biases = {str(token): bias for token, bias in sampling.logit_bias.items()}
-    found: dict[str, Any] = {"logit_bias": biases} if biases else {}
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    """Render the fields that every generated answer has."""
+    found = {name: value for name in SAME if (value := getattr(sampling, name)) is not None}
+    if sampling.logit_bias:
+        found["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     return found | ({"ignore_eos": True} if sampling.ignore_eos else {})
+
+
+def _passed(job: Job) -> dict[str, Any]:
+    """Render the fields that the job has for its model's server. Those of a schema are in the format."""
+    return {name: value for name, value in job.passed.items() if name not in ("response_format", "metadata")}
 
 
 def _tools(tools: Tools | None) -> dict[str, Any]:
@@ -148,9 +140,9 @@ def _response_input(job: Job, form: ResponseForm) -> dict[str, Any]:
         found["instructions"] = turns[0].content
     found["input"] = [item for turn in turns[1 if form.instructed else 0 :] for item in sent_items(turn)]
     sampling = job.sampling
-    names = {name: name for name in SAME if name != "max_tokens"} | {"max_tokens": "max_output_tokens"}
-    found |= {shown: value for name, shown in names.items() if (value := getattr(sampling, name)) is not None}
-    found |= _further_sampling(sampling)
+    found |= {
+        name if name != "max_tokens" else "max_output_tokens": value for name, value in _sampling(sampling).items()
+    }
     if job.reasoning not in ("", "default"):
         found["reasoning"] = {"effort": job.reasoning}
     if form.tools:
