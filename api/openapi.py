@@ -268,7 +268,8 @@ def _parameters() -> dict[str, Schema]:
 
     paths = {name: param(name, "path", STRING, words) for name, words in PATH_PARAMS.items()}
     headers = {name: param(name, "header", STRING, words) for name, words in HEADER_PARAMS.items()}
-    return paths | headers | {key: param(name, "query", *rest) for key, (name, *rest) in QUERY_PARAMS.items()}
+    queries = {key: param(name, "query", kind, words) for key, (name, kind, words) in QUERY_PARAMS.items()}
+    return paths | headers | queries
 
 
 def _request_schemas() -> dict[str, Schema]:
