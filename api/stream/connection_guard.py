@@ -140,12 +140,12 @@ class ConnectionGuard:
 
     def __init__(self, settings: ApiSettings, count: Callable[[str], None] = lambda code: None) -> None:
         self.settings, self.count = settings, count
-        self.head = DeadlineQueue[Connection](settings.header_timeout_s, lambda it: it.head_overdue())
-        self.body = DeadlineQueue[Connection](settings.body_timeout_s, lambda it: it.body_overdue())
-        self.idle = DeadlineQueue[Connection](settings.idle_timeout_s, lambda it: it.idle_overdue())
-        self.lingering = DeadlineQueue[Connection](LINGER_TIMEOUT_S, lambda it: it.linger_overdue())
-        self.ending = DeadlineQueue[Connection](ENDING_TIMEOUT_S, lambda it: it.idle_overdue())
-        self.writing = DeadlineQueue[Connection](settings.send_timeout_s, lambda it: it.write_overdue())
+        self.head: DeadlineQueue[Connection] = DeadlineQueue(settings.header_timeout_s, lambda it: it.head_overdue())
+        self.body: DeadlineQueue[Connection] = DeadlineQueue(settings.body_timeout_s, lambda it: it.body_overdue())
+        self.idle: DeadlineQueue[Connection] = DeadlineQueue(settings.idle_timeout_s, lambda it: it.idle_overdue())
+        self.lingering: DeadlineQueue[Connection] = DeadlineQueue(LINGER_TIMEOUT_S, lambda it: it.linger_overdue())
+        self.ending: DeadlineQueue[Connection] = DeadlineQueue(ENDING_TIMEOUT_S, lambda it: it.idle_overdue())
+        self.writing: DeadlineQueue[Connection] = DeadlineQueue(settings.send_timeout_s, lambda it: it.write_overdue())
         self._queues = (self.head, self.body, self.idle, self.lingering, self.ending, self.writing)
         self._trusted = settings.proxy_networks
         self._admitted: dict[Connection, str] = {}
