@@ -68,13 +68,6 @@ class WaitLimit(NamedTuple):
     ms: int
 
 
-class OutOfReach(NamedTuple):
-    """A limit within which a job would not start, unless it starts at once, and its expected wait."""
-
-    limit: WaitLimit
-    wait: Wait
-
-
 def limit_of(job: Job) -> WaitLimit | None:
     """Return the tighter limit of a job; None if it has none. The time to compute the answer is not counted."""
     if job.max_queue_ms is None and job.deadline_ms is None:
@@ -94,8 +87,8 @@ def exceeds(wait: Wait | None, limit: WaitLimit, *, settled: bool = False) -> bo
     return settled and wait.eta_ms > TRUSTED_FACTOR * limit.ms
 
 
-async def out_of_reach(services: Services, job: Job) -> OutOfReach | None:
-    """Return the limit that the job exceeds unless it starts at once; None if it may start in time.
+async def out_of_reach(services: Services, job: Job) -> ApiError | None:
+    """Return the refusal of a job that exceeds a limit unless it starts at once; None if it may start in time.
 
     The lane's wait alone refuses nothing, because jobs may have left the lane since, and because a job with a tight
     limit goes before others: those that would start before it are counted now.
@@ -111,7 +104,9 @@ async def out_of_reach(services: Services, job: Job) -> OutOfReach | None:
     except Unavailable:
         return None  # the put will find out
     wait = waits.wait(job, waiting)
-    return OutOfReach(limit, wait) if wait is not None and exceeds(wait, limit, settled=settled) else None
+    if wait is None or not exceeds(wait, limit, settled=settled):
+        return None
+    return errors.deadline_unreachable(limit.field, limit.ms, job.priority, wait)
 
 
 log = logging.getLogger(__name__)
@@ -333,7 +328,7 @@ async def _put(
     digest = hashlib.sha256(body).hexdigest() if key else ""
     reason = services.headroom.reason
     refusal = refused or (StoreFull(reason) if reason else None)
-    late: OutOfReach | None = None
+    late: ApiError | None = None
     try:
         if refusal is None:
             late = await out_of_reach(services, job)
@@ -354,7 +349,7 @@ async def _put(
         raise errors.queue_full(error.waiting, error.own, retry_s, _eta_ms(services, job)) from None
     except NoCapacity:
         if late is not None:
-            raise errors.deadline_unreachable(late.limit.field, late.limit.ms, job.priority, late.wait) from None
+            raise late from None
         retry_s = services.waits.retry_s(job)
         raise errors.no_capacity(retry_s, _eta_ms(services, job)) from None
     except Unavailable:

@@ -150,6 +150,13 @@ class QueuedRequest(StrictBody, ABC):
         return TaskForm()
 
 
+class OfJob:
+    """What the body of POST /v1/jobs has by default, unlike a request that waits for its answer."""
+
+    LANE: ClassVar[Priority] = Priority.STANDARD
+    ON_DISCONNECT: ClassVar[str] = "continue"
+
+
 class GenerationRequest(QueuedRequest):
     """A request for generated texts."""
 

@@ -36,6 +36,7 @@ from api.openai.generation import (
     Effort,
     EndFields,
     GenerationRequest,
+    OfJob,
     Refused,
     passed_fields,
     passed_parts,
@@ -251,20 +252,14 @@ class CompletionRequest(CompletionFields):
         return self.logprobs
 
 
-class ChatJobRequest(ChatRequest):
+class ChatJobRequest(OfJob, ChatRequest):
     """The body of POST /v1/jobs for a chat: by default in the standard lane, and it continues on a disconnect."""
-
-    LANE = Priority.STANDARD
-    ON_DISCONNECT = "continue"
 
     endpoint: Literal["/v1/chat/completions"] = Field("/v1/chat/completions", description=_ENDPOINT)
 
 
-class CompletionJobRequest(CompletionRequest):
+class CompletionJobRequest(OfJob, CompletionRequest):
     """The body of POST /v1/jobs for a completion."""
-
-    LANE = Priority.STANDARD
-    ON_DISCONNECT = "continue"
 
     endpoint: Literal["/v1/completions"] = Field(description=_ENDPOINT)
 

@@ -9,11 +9,10 @@ from pydantic import Field, Tag, ValidationInfo, field_validator
 
 from api.openai.errors import invalid_request
 from api.openai.fields import BY_TEXTS_OR_IDS, MAX_MESSAGES, PromptIds, PromptText, StrictBody, by_shape, refusal
-from api.openai.generation import QueuedRequest
+from api.openai.generation import OfJob, QueuedRequest
 from api.openai.messages import ChatMessage
 from penstock.engine import Input, Sampling, Task
 from streaming.jobs.job import Chat, Inputs, Prompt, TaskForm, Text, Tokens
-from streaming.order import Priority
 
 MAX_INPUTS = 2048
 GROUP_INPUTS = 64
@@ -122,20 +121,14 @@ class RerankRequest(TaskRequest):
         return TaskForm(top_n=self.top_n or None, documents=bool(self.return_documents))
 
 
-class EmbeddingJobRequest(EmbeddingRequest):
+class EmbeddingJobRequest(OfJob, EmbeddingRequest):
     """The body of POST /v1/jobs for embeddings."""
-
-    LANE = Priority.STANDARD
-    ON_DISCONNECT = "continue"
 
     endpoint: Literal["/v1/embeddings"] = Field(description="What the other fields describe.")
 
 
-class RerankJobRequest(RerankRequest):
+class RerankJobRequest(OfJob, RerankRequest):
     """The body of POST /v1/jobs for a ranking."""
-
-    LANE = Priority.STANDARD
-    ON_DISCONNECT = "continue"
 
     endpoint: Literal["/v1/rerank"] = Field(description="What the other fields describe.")
 
