@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -177,7 +176,7 @@ async def _lines_of(request: Request, outcome: LineOutcome) -> Response:
     services, record = services_of(request), await own_batch(request)
     if not record.state.final:
         folder = services.file_store.work(record.batch.id)
-        return StreamingResponse(_bytes(record.batch.id, folder, outcome), media_type="application/jsonl")
+        return StreamingResponse(so_far(record.batch.id, folder, outcome), media_type="application/jsonl")
     progress = record.progress
     file_id = progress.output_file if outcome is LineOutcome.DONE else progress.error_file
     if not file_id:
@@ -186,14 +185,6 @@ async def _lines_of(request: Request, outcome: LineOutcome) -> Response:
     if not await asyncio.to_thread(path.exists):
         raise errors.file_not_found()
     return FileResponse(path, media_type="application/jsonl")
-
-
-def _bytes(batch_id: str, folder: Any, outcome: LineOutcome) -> Iterator[bytes]:
-    """Blocks (Starlette iterates it in a thread). If the batch ends meanwhile, its folder goes and the output stops."""
-    try:
-        yield from so_far(batch_id, folder, outcome)
-    except FileNotFoundError:
-        return
 
 
 async def own_batch(request: Request) -> BatchRecord:

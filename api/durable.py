@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -276,7 +276,8 @@ async def stream(request: Request) -> Response:
     at_tail = asked.text == TAIL
     page = await (tail(services, record) if at_tail else page_after(services, record, asked.offset))
     if asked.live == "sse":
-        return _sse_response(services, page, asked)
+        headers = _REVALIDATED | _SAFETY | job_headers(record) | {"Content-Type": "text/event-stream"}
+        return event_stream(services, _events(services, page, asked.cursor), headers, ServerSentEvent(comment="ping"))
     if not asked.live:
         return _catch_up(request, page, asked.text)
     if not page.messages and not page.closed:
@@ -360,11 +361,6 @@ async def _next_page(request: Request, services: Services, page: Page) -> Page:
     except TimeoutError:
         pass
     return page
-
-
-def _sse_response(services: Services, page: Page, asked: _Read) -> EventSourceResponse:
-    headers = _REVALIDATED | _SAFETY | job_headers(page.record) | {"Content-Type": "text/event-stream"}
-    return event_stream(services, _events(services, page, asked.cursor), headers, ServerSentEvent(comment="ping"))
 
 
 async def _events(services: Services, page: Page, seen: int | None) -> AsyncIterator[bytes]:

@@ -17,8 +17,8 @@ from streaming.fleet.processes import SESSION_S, ConsoleLogin, ConsoleSessions
 
 TOKEN_HEADER = b"x-penstock-console"
 SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
-LINK_SECRET = re.compile(r"[A-Za-z0-9_-]{22}|[A-Za-z0-9_-]{43}")
-"""Earlier versions make the longer ones; with 22, a link has room in a line of 80 columns."""
+LINK_SECRET = re.compile(r"[A-Za-z0-9_-]{22}")
+"""A link has room in a line of 80 columns."""
 COOKIE = "penstock-console"
 
 

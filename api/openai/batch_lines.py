@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -294,13 +295,12 @@ def blocks(lines: Iterator[bytes], size_bytes: int = 256 * 1024) -> Iterator[byt
 
 
 def so_far(batch_id: str, folder: Path, outcome: LineOutcome) -> Iterator[bytes]:
-    """Yield the present output of a running batch, in blocks; nothing before its input was validated."""
-    try:
+    """Yield the present output of a running batch, in blocks; nothing before its input was validated, and no more once
+    the batch has ended and its folder is gone."""
+    with suppress(FileNotFoundError):
         plan = InputPlan.load(folder)
         ledger = Ledger.load(folder, len(plan))
-    except FileNotFoundError:
-        return
-    yield from blocks(output_lines(batch_id, folder, plan, ledger, outcome))
+        yield from blocks(output_lines(batch_id, folder, plan, ledger, outcome))
 
 
 WINDOWS: Mapping[str, int | None] = {"15m": 15 * 60_000, "1h": 3_600_000, "24h": 24 * 3_600_000, "none": None}

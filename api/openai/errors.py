@@ -359,16 +359,16 @@ def draining(retry_s: float = 1) -> ApiError:
     return ApiError(503, "draining", "This server is shutting down. Try again.", headers=retry_after(retry_s))
 
 
-def put_cut_off(retry_s: float = 1) -> ApiError:
+def put_cut_off() -> ApiError:
     """The process stops while a put is not answered."""
     message = (
         "This server is shutting down, and the queue has not answered: it is not known whether the request was "
         "accepted. Send it again; with an Idempotency-Key, it is computed once."
     )
-    return ApiError(503, "draining", message, headers=retry_after(retry_s))
+    return ApiError(503, "draining", message, headers=retry_after(1))
 
 
-def store_unavailable(retry_s: float = 1, *, read: bool = False) -> ApiError:
+def store_unavailable(*, read: bool = False) -> ApiError:
     """`read`: the request would have changed nothing, or was not begun."""
     message = "The queue does not answer, and nothing was changed. Try again."
     if not read:
@@ -376,25 +376,25 @@ def store_unavailable(retry_s: float = 1, *, read: bool = False) -> ApiError:
             "The queue does not answer, so nothing new was accepted. A change to a job, file or batch that exists may "
             "have been made: look at it before you try again."
         )
-    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
+    return ApiError(503, "store_unavailable", message, headers=retry_after(1))
 
 
-def not_accepted(retry_s: float = 1) -> ApiError:
+def not_accepted() -> ApiError:
     """The put of a request without an idempotency key was not answered. The caller withdraws it."""
     message = (
         "The queue does not answer, so the request was not accepted. Should it reach the queue late, it is cancelled "
         "there. Try again; with an Idempotency-Key, the request is computed once."
     )
-    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
+    return ApiError(503, "store_unavailable", message, headers=retry_after(1))
 
 
-def acceptance_unknown(retry_s: float = 1) -> ApiError:
+def acceptance_unknown() -> ApiError:
     """The put of a request with an idempotency key was not answered: it may have arrived, or not."""
     message = (
         "The queue does not answer, so it is not known whether the request was accepted. "
         "Send it again with the same Idempotency-Key: it is computed once."
     )
-    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
+    return ApiError(503, "store_unavailable", message, headers=retry_after(1))
 
 
 def store_full(reason: str) -> ApiError:
@@ -407,14 +407,14 @@ def internal_error(request_id: str) -> ApiError:
     return ApiError(500, "internal_error", message)
 
 
-def job_unreadable(job_id: str, retry_s: float = 1) -> ApiError:
+def job_unreadable(job_id: str) -> ApiError:
     """The request was accepted before, under its idempotency key, and its job cannot be read now."""
     message = (
         f"The request was accepted before as {job_id}, and the queue does not answer now. Send it again with the "
         f"same Idempotency-Key, or read it at /v1/jobs/{job_id}."
     )
     headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
-    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s) | headers)
+    return ApiError(503, "store_unavailable", message, headers=retry_after(1) | headers)
 
 
 def wait_timeout(job_id: str, waited_s: float) -> ApiError:

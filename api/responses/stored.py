@@ -16,10 +16,11 @@ from api.openai.fields import MAX_MESSAGES
 from api.openai.rendering import Facts, to_json
 from api.openai.responses.conversation import turns_of
 from api.openai.responses.items import input_items, item_of, job_of
-from api.openai.responses.object import answer_turn, ended_response, form_of, given_up, items_of, outcome
+from api.openai.responses.object import AnswerItem, answer_turn, ended_response, form_of, given_up, items_of, outcome
 from api.openai.responses.request import Context, InputFields, ResponseRequest
 from api.services import Services
 from penstock.engine import ChatTurn
+from penstock.tools import SAID
 from streaming.errors import ConversationChanged, DecodeError, Unavailable, UnknownConversation, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import encode
@@ -220,7 +221,7 @@ async def _item(services: Services, caller: Caller, item_id: str) -> ChatTurn | 
             return None
         place -= given_up(record.job, record.drafts)
         ended = (await services.job_reader.with_rows(record)).terminal
-        items = items_of(record.job, ended.rows if ended is not None else ())
+        items = items_of(record.job, ended.rows if ended is not None else ()) or [AnswerItem(SAID)]
         return items[place].turn(record.job.id) if 0 <= place < len(items) else None
     turns = own_turns(record)
     return turns[place] if place < len(turns) else None

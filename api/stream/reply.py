@@ -345,16 +345,13 @@ class StreamReply(Reply):
         if not self._flow.last:
             await self._buffer.attach_sink(self._write_first_rows)
             return
-        direct = None
+        direct: Flow | None = None
         connection, around = self._connection, self._renderer.plain
         if connection.framed and around is not None:
-            direct = self._start_flow(connection, *around)
+            self._flow.start(connection, *around, self._renderer.delta)
+            direct = self._flow.write
         await self._buffer.attach_sink(self._write_rows, direct)
         self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""
-
-    def _start_flow(self, connection: Connection, before: bytes, after: bytes) -> Flow:
-        self._flow.start(connection, before, after, self._renderer.delta)
-        return self._flow.write
 
     def _ping_if_idle(self) -> None:
         """Send a ping when the stream was idle for keep_alive_s, and schedule the next check."""
