@@ -25,7 +25,7 @@ from streaming.errors import StreamingError, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.job import CancelledBy, JobState
 from streaming.jobs.places import QueuePlace
-from streaming.jobs.reader import JobFilter
+from streaming.jobs.reader import JobFilter, Place
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
 
@@ -149,8 +149,13 @@ async def listing(request: Request) -> Response:
     before = cursor_of(request.query_params.get("cursor"))
     page = await services.summaries.recent(caller.tenant, before, limit, wanted)
     data = [listed_job(record) | {"preview": record.preview or None} for record in page.jobs]
-    cursor = f"{page.behind[0]}-{page.behind[1]}" if page.behind else None
-    return as_json({"object": "list", "data": data, "has_more": page.behind is not None, "next_cursor": cursor})
+    return as_job_page(data, page.behind)
+
+
+def as_job_page(data: list[dict[str, Any]], behind: Place | None) -> Response:
+    """Build the answer with a page of jobs. `behind`: where the next one begins."""
+    cursor = f"{behind[0]}-{behind[1]}" if behind else None
+    return as_json({"object": "list", "data": data, "has_more": behind is not None, "next_cursor": cursor})
 
 
 async def own_record(request: Request) -> JobRecord:
@@ -261,7 +266,7 @@ def _moment_ms(query: QueryParams, name: str) -> int | None:
     return round(1000 * seconds)
 
 
-def cursor_of(text: str | None) -> tuple[int, str] | None:
+def cursor_of(text: str | None) -> Place | None:
     if text is None:
         return None
     match = CURSOR.fullmatch(text)

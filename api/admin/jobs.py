@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from api.admission import caller_of, page_limit, services_of
 from api.auth import audit
-from api.jobs import as_json, cancelled, cursor_of, filter_of, listed_job, shown_job
+from api.jobs import as_job_page, as_json, cancelled, cursor_of, filter_of, listed_job, shown_job
 from api.openai import errors
 from api.openai.rendering import finish_reasons
 from api.services import Services
@@ -71,8 +71,7 @@ async def listing(request: Request) -> Response:
         | {"preview": (record.preview or None) if record.job.tenant == own else None}
         for record in page.jobs
     ]
-    cursor = f"{page.behind[0]}-{page.behind[1]}" if page.behind else None
-    return as_json({"object": "list", "data": data, "has_more": page.behind is not None, "next_cursor": cursor})
+    return as_job_page(data, page.behind)
 
 
 async def show(request: Request) -> Response:
