@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from pydantic import Field, field_validator
@@ -22,6 +22,39 @@ MAX_ADDED = 20
 ITEMS_PER_SLICE = 100
 """Items that one slice makes turns of, in about half a millisecond if they are short."""
 
+
+class _KeptPart(msgspec.Struct):
+    text: str | None = None
+    refusal: str = ""
+
+    def __post_init__(self) -> None:
+        if self.text is None:
+            if not self.refusal:
+                raise ValueError("it has no text")
+            self.text = ""
+
+
+class _KeptMessage(msgspec.Struct, tag="message"):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: list[_KeptPart]
+
+
+class _KeptCall(msgspec.Struct, tag="function_call"):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class _KeptOutput(msgspec.Struct, tag="function_call_output"):
+    call_id: str
+    output: str
+
+
+class _KeptReasoning(msgspec.Struct, tag="reasoning"):
+    content: list[_KeptPart] = []
+
+
+_KEPT = msgspec.json.Decoder(_KeptMessage | _KeptCall | _KeptOutput | _KeptReasoning)
 
 OF_CALLS = frozenset({"id", "type", "status", "call_id", "name", "arguments"})
 """Fields of a call's item that are no extras."""
@@ -107,20 +140,18 @@ def _unrefused(turn: ChatTurn) -> dict[str, Any]:
 def _turn(item: ConversationItem) -> ChatTurn:
     """Raises DecodeError."""
     try:
-        fields = msgspec.json.decode(item.shown)
-        match fields["type"]:
-            case "function_call":
+        match _KEPT.decode(item.shown):
+            case _KeptCall(call_id, name, arguments):
+                fields = msgspec.json.decode(item.shown)
                 extras = {field: value for field, value in fields.items() if field not in OF_CALLS}
-                call = ToolCall(fields["call_id"], fields["name"], fields["arguments"], extras)
-                return ChatTurn("assistant", "", (call,))
-            case "function_call_output":
-                return ChatTurn("tool", fields["output"], call_id=fields["call_id"])
-            case "reasoning":
-                return reasoned_turn("".join([part["text"] for part in fields.get("content", ())]))
-        text = "".join([part["text"] for part in fields["content"] if "refusal" not in part])
-        refused = "".join([part["refusal"] for part in fields["content"] if "refusal" in part])
-        extras = refused_extras(refused) if refused and not text else {}
-        role = "system" if fields["role"] == "developer" else fields["role"]
-        return ChatTurn(role, text + refused, extras=extras)
-    except (msgspec.DecodeError, LookupError, TypeError) as error:
+                return ChatTurn("assistant", "", (ToolCall(call_id, name, arguments, extras),))
+            case _KeptOutput(call_id, output):
+                return ChatTurn("tool", output, call_id=call_id)
+            case _KeptMessage(role, content):
+                text, refused = ("".join([getattr(part, field) for part in content]) for field in ("text", "refusal"))
+                extras = refused_extras(refused) if refused and not text else {}
+                return ChatTurn("system" if role == "developer" else role, text + refused, extras=extras)
+            case kept:
+                return reasoned_turn("".join([part.text for part in kept.content]))
+    except msgspec.DecodeError as error:
         raise DecodeError(bytes(item.shown), error) from error
