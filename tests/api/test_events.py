@@ -25,6 +25,7 @@ from starlette.requests import Request
 
 from api import events as events_endpoint
 from api.openai.cursor import Cursor
+from api.openai.rendering import Facts
 from api.settings import ApiSettings
 from streaming.errors import Unavailable
 from streaming.ids import new_job_id
@@ -705,7 +706,7 @@ def services_of(wire: RedisClient, relay: object, queue: object, reader: object)
     return SimpleNamespace(
         settings=ApiSettings(),
         store_client=wire,
-        cards={},
+        facts=Facts,
         waits=SimpleNamespace(wait_of=lambda *_: None, readiness=SimpleNamespace(problem=lambda _: "")),
         relay=relay,
         queue=queue,
