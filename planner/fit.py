@@ -492,7 +492,7 @@ def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale:
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """What became of the requests of one load."""
+    """What became of the requests of one load, or the relative error of each figure."""
 
     tokens_s: float
     ttft_p50_s: float
@@ -510,16 +510,6 @@ class ComparedLoad:
     held_out: bool
     measured: LoadFigures
     predicted: LoadFigures
-
-
-@dataclass(frozen=True, slots=True)
-class FitErrors:
-    """|predicted / measured - 1| over the loads that were held out: of each figure, the median or the most."""
-
-    tokens_s: float
-    ttft_p50_s: float
-    ttft_p90_s: float
-    tpot_p50_s: float
 
 
 def loads_of(served: Sequence[ServedText]) -> list[list[ServedText]]:
@@ -566,17 +556,12 @@ def compared(
     return fit, found
 
 
-def errors_of(found: Sequence[ComparedLoad]) -> FitErrors:
-    """Medians over the loads that were held out."""
-    return _held_out(found, lambda name: [getattr(each.predicted, name) for each in found if each.held_out], median)
+def errors_of(found: Sequence[ComparedLoad], of: Callable[[list[float]], float] = median) -> LoadFigures:
+    """|predicted / measured - 1| over the loads that were held out: of each figure, the median or the most."""
+    return _held_out(found, lambda name: [getattr(each.predicted, name) for each in found if each.held_out], of)
 
 
-def worst_errors_of(found: Sequence[ComparedLoad]) -> FitErrors:
-    """The same of the worst load that was held out, for each figure."""
-    return _held_out(found, lambda name: [getattr(each.predicted, name) for each in found if each.held_out], max)
-
-
-def constant_errors_of(found: Sequence[ComparedLoad]) -> FitErrors:
+def constant_errors_of(found: Sequence[ComparedLoad]) -> LoadFigures:
     """Medians, for a predictor that knows nothing of load: it always says the median of the loads that were fitted. A
     simulator that is no better has not shown that it knows more."""
 
@@ -589,7 +574,7 @@ def constant_errors_of(found: Sequence[ComparedLoad]) -> FitErrors:
 
 def _held_out(
     found: Sequence[ComparedLoad], said: Callable[[str], list[float]], of: Callable[[list[float]], float]
-) -> FitErrors:
+) -> LoadFigures:
     """`said`: what is predicted of a figure, for each load that was held out. One without a figure does not count."""
 
     def error(name: str) -> float:
@@ -597,7 +582,7 @@ def _held_out(
         errors = [abs(value / true - 1) for value, true in zip(said(name), seen, strict=True) if true > 0]
         return of(errors) if errors else 0.0
 
-    return FitErrors(*map(error, FIGURES))
+    return LoadFigures(*map(error, FIGURES))
 
 
 def measured(load: Sequence[ServedText]) -> LoadFigures:

@@ -21,7 +21,6 @@ from planner.search import MAX_BATCH, MAX_STEP_TOKENS, LatencySlo, ParallelPlan,
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
 from scheduler.policy.snapshot import MAX_REPLICAS, SLACK_BYTES, USABLE, Footprint, replicas_for
-from streaming.order import Priority
 
 REQUESTS = 400
 """Of all models together, in one simulation."""
@@ -77,31 +76,18 @@ class SharedGpu:
     """Copies that compute a step now."""
 
 
-class ModelQueues:
+class ModelQueues(SortedQueue):
     """A queue for each model; a worker takes from that of its own."""
 
     def __init__(self, names: Collection[str]) -> None:
-        self._queues = {name: SortedQueue(by_arrival) for name in names}
+        super().__init__(by_arrival)
+        self.by_model = {name: SortedQueue(by_arrival) for name in names}
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
-
-    def of(self, model: str) -> SortedQueue:
-        """The queue of a model."""
-        return self._queues[model]
+        return sum(map(len, self.by_model.values()))
 
     def put(self, text: ModelText, now_s: float) -> None:
-        self.of(text.model).put(text, now_s)
-
-    def put_back(self, text: ModelText) -> None:
-        self.of(text.model).put_back(text)
-
-    def take(self, now_s: float, lanes: Collection[Priority], crowding: Collection[str] = ()) -> ModelText | None:
-        """Of no model: workers take from `of` their own."""
-        return None
-
-    def note_end(self, text: ModelText) -> None:
-        return
+        self.by_model[text.model].put(text, now_s)
 
 
 @dataclass(slots=True)
@@ -124,7 +110,7 @@ class PlacedWorker(ModelWorker):
         self.siblings: Sequence[PlacedWorker] = ()
 
     def fill(self, queue: ModelQueues, now_s: float) -> None:  # type: ignore[override]
-        mine = queue.of(self.model)
+        mine = queue.by_model[self.model]
         while len(mine) or self.held:
             if self._load() > min(worker._load() for worker in self.siblings):
                 break

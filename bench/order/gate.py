@@ -23,7 +23,6 @@ from planner.simulator.engine import (
     ModelStep,
     ModelText,
     PastFuture,
-    Ungated,
 )
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
 from workers.gate import Gate, KvCapacity, LengthHistory
@@ -171,7 +170,7 @@ def made(load: str, seed: int, size: GateSize) -> list[ModelText]:
 def _rule(name: str, seed: int) -> AdmissionRule:
     if name == GATE:
         return PastFuture(Random(seed))  # noqa: S311 - a simulation
-    return Greedy() if name == GREEDY else Ungated("GUARANTEED_NO_EVICT" if name == NEVER else "MAX_UTILIZATION")
+    return Greedy() if name == GREEDY else AdmissionRule("GUARANTEED_NO_EVICT" if name == NEVER else "MAX_UTILIZATION")
 
 
 def timed(decisions: int) -> float:

@@ -13,7 +13,7 @@ from bench import plots
 from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, Report, columns
 from bench.stats import quantile
-from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText, Ungated
+from planner.simulator.engine import AdmissionRule, EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import (
     ModelWorker,
     PenstockQueue,
@@ -49,7 +49,7 @@ def _lanes(shape: EngineShape, _seed: int, _targets: LatencyTargets) -> tuple[Te
 
 
 def _vllm(shape: EngineShape, _seed: int, _targets: LatencyTargets) -> tuple[TextQueue, ModelWorker]:
-    return SortedQueue(by_arrival), ModelWorker(ModelEngine(replace(shape, by_rank=True)), Ungated("MAX_UTILIZATION"))
+    return SortedQueue(by_arrival), ModelWorker(ModelEngine(replace(shape, by_rank=True)), AdmissionRule())
 
 
 CONTENDERS: dict[str, Contender] = {OURS: _penstock, FIFO: _fifo, LANES: _lanes, VLLM: _vllm}

@@ -33,7 +33,6 @@ from planner.fit import (
     MIN_REQUESTS,
     ComparedLoad,
     EngineFit,
-    FitErrors,
     LoadFigures,
     ServedText,
     compared,
@@ -43,7 +42,6 @@ from planner.fit import (
     fit_advice,
     loads_of,
     predicted,
-    worst_errors_of,
 )
 from planner.load import Precision, RequestLengths
 from planner.search import (
@@ -225,7 +223,7 @@ def fit(
     loads, workers = loads_of(served), workers_of(served)
     found, rows = compared(loads, limits_of(evidence, served, step_tokens, by_slot=embedded), workers)
     errors = {
-        "median_errors": errors_of(rows), "worst_errors": worst_errors_of(rows),
+        "median_errors": errors_of(rows), "worst_errors": errors_of(rows, max),
         "constant_errors": constant_errors_of(rows),
     }  # fmt: skip
     value: dict[str, Any] = {
@@ -276,7 +274,7 @@ def _load_table(rows: list[ComparedLoad]) -> PlanTable:
     return PlanTable(header, table, "Measured > predicted")
 
 
-def _error_table(medians: FitErrors, worst: FitErrors, constant: FitErrors) -> PlanTable:
+def _error_table(medians: LoadFigures, worst: LoadFigures, constant: LoadFigures) -> PlanTable:
     named = (("simulator, median", medians), ("simulator, worst load", worst), ("always the fitted median", constant))
     rows = [(name, *(f"{100 * value:.1f} %" for value in asdict(each).values())) for name, each in named]
     header = ("error of the held-out loads", "tokens/s", "first p50", "first p90", "token p50")

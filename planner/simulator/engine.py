@@ -268,65 +268,40 @@ class ModelEngine:
             self._free.append(self._slots.pop(text))
 
 
-class AdmissionRule(Protocol):
-    """What stands between the queue and one engine."""
+class AdmissionRule:
+    """What stands between the queue and one engine. This one lets everything through: the engine decides by its own
+    policy."""
 
-    kv_policy: KvPolicy
-    """Of the engine behind it."""
-
-    def admits(self, text: ModelText, engine: ModelEngine) -> bool:
-        """Whether the engine gets the text now; then the caller submits it."""
-        ...
-
-    def note(self, step: ModelStep) -> None:
-        """Learn from a step."""
-        ...
-
-    def forget(self, text: ModelText) -> None:
-        """A text that it let through has left the engine before its end, or was not submitted."""
-        ...
-
-
-class Ungated:
-    """The engine takes everything at once, and decides by its own policy."""
-
-    def __init__(self, kv_policy: KvPolicy) -> None:
+    def __init__(self, kv_policy: KvPolicy = "MAX_UTILIZATION") -> None:
+        """`kv_policy`: of the engine behind it."""
         self.kv_policy = kv_policy
 
     def admits(self, text: ModelText, engine: ModelEngine) -> bool:
+        """Whether the engine gets the text now; then the caller submits it."""
         return engine.shape.by_rank or len(engine.waiting) < engine.shape.slots
 
     def note(self, step: ModelStep) -> None:
-        return
+        """Learn from a step."""
 
     def forget(self, text: ModelText) -> None:
-        return
+        """A text that it let through has left the engine before its end, or was not submitted."""
 
 
-class Greedy:
+class Greedy(AdmissionRule):
     """Admits while the texts fit as they are now, with a twentieth of the cache free."""
-
-    kv_policy: KvPolicy = "MAX_UTILIZATION"
 
     def admits(self, text: ModelText, engine: ModelEngine) -> bool:
         coming = sum(each.held for each in engine.waiting)
         fits = engine.held + coming + text.held + 1 <= 0.95 * engine.shape.kv_tokens
         return fits and len(engine.running) + len(engine.waiting) < engine.shape.slots
 
-    def note(self, step: ModelStep) -> None:
-        return
 
-    def forget(self, text: ModelText) -> None:
-        return
-
-
-class PastFuture:
+class PastFuture(AdmissionRule):
     """The gate of the workers, as they use it."""
-
-    kv_policy: KvPolicy = "MAX_UTILIZATION"
 
     def __init__(self, random: Random, targets: LatencyTargets | None = None) -> None:
         """`targets`: latencies that chats keep beside lane batch."""
+        super().__init__()
         self.gate = Gate(LengthHistory(), random)
         self.colocation = Colocation(targets.ttft_ms, targets.itl_ms) if targets else Colocation()
         self._evicted = 0

@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import TypeAlias
 
 from planner.simulator.engine import AdmissionRule, ModelEngine, ModelStep, ModelText, PastFuture
 from streaming.fleet.settings import LatencyTargets
@@ -31,28 +31,6 @@ from workers.victims import MAX_VICTIMS, RunningJob, choose_victims, preemptible
 LANES = tuple(Priority)
 
 
-class TextQueue(Protocol):
-    """Where texts wait until a worker takes them. `len` counts them."""
-
-    def __len__(self) -> int: ...
-
-    def put(self, text: ModelText, now_s: float) -> None:
-        """A text arrives."""
-        ...
-
-    def put_back(self, text: ModelText) -> None:
-        """A text that a worker had begun waits again."""
-        ...
-
-    def take(self, now_s: float, lanes: Collection[Priority], crowding: Collection[str] = ()) -> ModelText | None:
-        """Remove the next text of these lanes, which is not of the tenants `crowding`; None if there is none."""
-        ...
-
-    def note_end(self, text: ModelText) -> None:
-        """A text has been answered."""
-        ...
-
-
 def by_arrival(text: ModelText) -> tuple[int, float]:
     """First come, first served."""
     return 0, text.arrived_s
@@ -64,7 +42,7 @@ def by_lane(text: ModelText) -> tuple[int, float]:
 
 
 class SortedQueue:
-    """Goes by a key alone."""
+    """Where texts wait until a worker takes them; this one goes by a key alone."""
 
     def __init__(self, key: Callable[[ModelText], tuple[int, float]]) -> None:
         self._key = key
@@ -75,18 +53,21 @@ class SortedQueue:
         return len(self._heap)
 
     def put(self, text: ModelText, now_s: float) -> None:
+        """A text arrives."""
         self._puts += 1
         heapq.heappush(self._heap, (self._key(text), self._puts, text))
 
     def put_back(self, text: ModelText) -> None:
+        """A text that a worker had begun waits again."""
         self.put(text, 0.0)
 
     def take(self, now_s: float, lanes: Collection[Priority], crowding: Collection[str] = ()) -> ModelText | None:
-        """Of all lanes and tenants: a queue without lanes knows none."""
+        """Remove the next text of these lanes, which is not of the tenants `crowding`; None if there is none. Here of
+        all lanes and tenants: a queue without lanes knows none."""
         return heapq.heappop(self._heap)[2] if self._heap else None
 
     def note_end(self, text: ModelText) -> None:
-        return
+        """A text has been answered."""
 
 
 @dataclass(slots=True)
@@ -195,6 +176,9 @@ class PenstockQueue:
             lane.counters[text.tenant] += change
         else:
             lane.served[text.tenant] = max(lane.served.get(text.tenant, 0), lane.time) + change
+
+
+TextQueue: TypeAlias = SortedQueue | PenstockQueue
 
 
 # Decisions are made by the code of the product: the gate, the latency predictor of co-location, and the choice of

@@ -19,7 +19,6 @@ from planner.fit import (
     fit_advice,
     loads_of,
     predicted,
-    worst_errors_of,
 )
 
 pytestmark = pytest.mark.slow
@@ -109,7 +108,7 @@ def test_the_worst_load_and_a_constant_stand_beside_the_median() -> None:
     found = off(tokens_s=1.1)
     found[5] = replace(found[5], predicted=replace(found[5].predicted, tokens_s=2 * 3200.0))
     assert errors_of(found).tokens_s == pytest.approx(0.1)
-    assert worst_errors_of(found).tokens_s == pytest.approx(1.0)
+    assert errors_of(found, max).tokens_s == pytest.approx(1.0)
     assert constant_errors_of(found).tokens_s == pytest.approx(0.875)
     assert "whatever the load" not in fit_advice(found)
 

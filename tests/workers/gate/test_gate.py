@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from bench.order.gate import simulated
-from planner.simulator.engine import EngineShape, Greedy, ModelText, PastFuture, Ungated
+from planner.simulator.engine import AdmissionRule, EngineShape, Greedy, ModelText, PastFuture
 from workers.gate import (
     MAX_RESERVE,
     MIN_RESERVE,
@@ -161,8 +161,8 @@ def test_the_gate_prevents_nearly_all_evictions_and_costs_no_throughput() -> Non
     outcomes = {
         name: simulated(load(5, 1200), rule, EngineShape(8000, 128, kv_policy=rule.kv_policy))
         for name, rule in {
-            "never": Ungated("GUARANTEED_NO_EVICT"),
-            "always": Ungated("MAX_UTILIZATION"),
+            "never": AdmissionRule("GUARANTEED_NO_EVICT"),
+            "always": AdmissionRule("MAX_UTILIZATION"),
             "greedy": Greedy(),
             "gate": PastFuture(Random(6)),
         }.items()
