@@ -225,7 +225,7 @@ class Metrics:
         self.queue_time = self._observed("penstock_queue_time_seconds")
         self.parts = self._observed("penstock_part_seconds")
         self.tokens = self._counted("penstock_tokens_total")
-        self.cancel_to_abort = self._histogram("penstock_cancel_to_abort_seconds")
+        self.cancel_to_abort = self._observed("penstock_cancel_to_abort_seconds")
         self.deadline_misses = self._counter("penstock_deadline_misses_total")
 
     def _count_batches(self) -> None:
@@ -283,12 +283,6 @@ class Metrics:
         spec = CATALOGUE[name]
         assert spec.combined != "computed", "the API computes it at each scrape"
         return Gauge(name, spec.meaning, spec.labels, registry=self._registry, multiprocess_mode=spec.combined)
-
-    def _histogram(self, name: str) -> Histogram:
-        from prometheus_client import Histogram  # noqa: PLC0415 - see the module's docstring
-
-        spec = CATALOGUE[name]
-        return Histogram(name, spec.meaning, spec.labels, buckets=spec.buckets, registry=self._registry)
 
     def _counted(self, name: str) -> Labelled[BufferedCounter]:
         """A buffered counter."""
