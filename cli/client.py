@@ -95,7 +95,7 @@ class Client:
         """That no worker of a model is ready, and why, as `penstock ps` has it; "" if one is, or if the instance runs
         on another machine."""
         instance = self._home.read() if self._home is not None else None
-        return instance.problem_of(model) if instance is not None else ""
+        return instance.worker_problem(model) if instance is not None else ""
 
     def on_retry(self, tell: Callable[[Pause], object]) -> None:
         """Call `tell` before each wait for another try."""

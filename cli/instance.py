@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,7 +89,7 @@ class JobDeaths:
         Args:
             given_up: those of the jobs that no worker runs again: they are suspected now, and counted no further.
         """
-        self._forget(worker, jobs)
+        self.forget(worker, jobs)
         for job in jobs:
             deaths = self._deaths.setdefault(job, {})
             deaths[worker] = deaths.get(worker, 0) + 1
@@ -97,10 +97,6 @@ class JobDeaths:
         for job in given_up:
             self._deaths.pop(job, None)
         return found
-
-    def begin_anew(self, worker: str) -> None:
-        """Forget the deaths of a worker, which has completed a job or is gone."""
-        self._forget(worker, ())
 
     @property
     def suspected(self) -> Suspicion | None:
@@ -119,7 +115,9 @@ class JobDeaths:
             return Suspicion(tuple(job for job in jobs if self._deaths[job] == deaths), dict(deaths), given_up)
         return None
 
-    def _forget(self, worker: str, but: Collection[str]) -> None:
+    def forget(self, worker: str, but: Collection[str] = ()) -> None:
+        """Forget the deaths of a worker, but for those of some jobs: it ran none of the others, has completed a job, or
+        is gone."""
         for job in [job for job in self._deaths if job not in but]:
             self._deaths[job].pop(worker, None)
             if not self._deaths[job]:
@@ -189,26 +187,17 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     suspicion: Suspicion | None = None
     """Jobs that its workers keep dying of, as it seems, and that are not given up."""
 
-    @property
-    def worker_problem(self) -> str:
-        """That no worker is ready, and why; "" if one is, or if there are none."""
-        return _worker_problem([entry for entry in self.processes if entry.role == "worker"])
-
-    def problem_of(self, model: str) -> str:
-        """The same of the workers of one model."""
-        return _worker_problem([entry for entry in self.processes if (entry.role, entry.model) == ("worker", model)])
-
-
-def _worker_problem(workers: Sequence[ProcessEntry]) -> str:
-    """The trouble of the first worker that has one, else what the first one does; "" if one is ready and its servers
-    are there."""
-    ready = [entry for entry in workers if entry.state == "ready"]
-    if not workers or any(not entry.away for entry in ready):
-        return ""
-    if ready:
-        return f"no server is there for {ready[0].id}: {ready[0].away}; jobs are kept until one is back"
-    reasons = (f"{entry.id} {entry.trouble}" for entry in workers if entry.trouble)
-    return f"no worker is ready: {next(reasons, workers[0].detail or workers[0].state)}"
+    def worker_problem(self, model: str = "") -> str:
+        """That no worker (of a model) is ready, and why: the trouble of the first that has one, else what the first one
+        does. "" if one is ready and its servers are there, or if there are none."""
+        workers = [each for each in self.processes if each.role == "worker" and model in ("", each.model)]
+        ready = [entry for entry in workers if entry.state == "ready"]
+        if not workers or any(not entry.away for entry in ready):
+            return ""
+        if ready:
+            return f"no server is there for {ready[0].id}: {ready[0].away}; jobs are kept until one is back"
+        reasons = (f"{entry.id} {entry.trouble}" for entry in workers if entry.trouble)
+        return f"no worker is ready: {next(reasons, workers[0].detail or workers[0].state)}"
 
 
 class DataDir:

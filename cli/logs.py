@@ -159,14 +159,14 @@ def logs(
     if previous:
         filters.since, filters.until = _previous_run(folder)
     try:
-        found: Iterable[LogLine] = _merged(folder, files, filters)
+        found: Iterable[LogLine] = merged(folder, files, filters)
         show = partial(_show, as_json=as_json, ids=verbose)
         shown = show(found if count is None else deque(found, count))
         if not (shown or follow or count == 0):
             raise _nothing(filters, folder, files)
         while follow and not previous:
             time.sleep(FOLLOW_INTERVAL_S)
-            show(_merged(folder, files, filters))
+            show(merged(folder, files, filters))
     except KeyboardInterrupt:
         return INTERRUPTED
     return DONE
@@ -182,10 +182,24 @@ def _previous_run(folder: Path) -> tuple[str, str]:
     return times[-2], times[-1]
 
 
-def _merged(folder: Path, files: dict[Path, LogFile], filters: Filters) -> Iterator[LogLine]:
+def from_now(folder: Path) -> dict[Path, LogFile]:
+    """The logs of a folder, without the lines that are there."""
+    files = {path: LogFile(path, is_first=False) for path in _paths(folder)}
+    for path, file in files.items():
+        with contextlib.suppress(FileNotFoundError):  # there is an older one alone
+            now = path.stat()
+            file.inode, file.offset = now.st_ino, now.st_size
+    return files
+
+
+def _paths(folder: Path) -> list[Path]:
+    """The newest log of each process."""
+    return [folder / f"{name}.log" for name in sorted({process_of(path) for path in folder.glob("*.log*")})]
+
+
+def merged(folder: Path, files: dict[Path, LogFile], filters: Filters) -> Iterator[LogLine]:
     """Merge what is new in all files, by time. Each file is in that order already, nearly."""
-    for name in sorted({process_of(path) for path in folder.glob("*.log*")}):
-        path = folder / f"{name}.log"
+    for path in _paths(folder):
         files.setdefault(path, LogFile(path))
     return heapq.merge(*(file.lines(filters) for file in files.values()), key=attrgetter("time"))
 

@@ -232,7 +232,7 @@ class Machine:
         if self._lease_release is not None and child.program.role == "worker":
             releasing = self._lease_release.noticed(child)
             if child.status.completed or child.stopping:
-                self._job_deaths.begin_anew(child.program.id)
+                self._job_deaths.forget(child.program.id)
         recovered = self._screen.noticed(child, starting=self._starting, releasing=releasing)
         if recovered:
             log.info("%s", recovered)

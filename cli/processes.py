@@ -155,7 +155,7 @@ def verdict(instance: Instance) -> str:
     """The summary line: whether the instance serves requests, its URL, and its engines."""
     if instance.state != "ready":
         return f"{instance.state}: {instance.phase}" if instance.phase else instance.state
-    if problem := instance.worker_problem:
+    if problem := instance.worker_problem():
         return problem
     return f"ready at {instance.url}, engine {instance.engine}"
 

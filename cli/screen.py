@@ -15,7 +15,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cli.instance import MIN_DEATHS, Instance, Suspicion
-from cli.log_lines import message_of
+from cli.log_lines import text_of
+from cli.logs import Filters, from_now, merged
 from cli.output import ERROR_INDENT, Problem, error_block, terminal_width, wrapped
 from cli.progress import ProgressLine
 from cli.settings import UpSettings
@@ -125,28 +126,11 @@ class Screen:
 
     async def tail(self, folder: Path) -> None:
         """Print new log lines of all processes, each with its process's name."""
-        offsets = _sizes(folder)  # earlier runs wrote these
+        files = from_now(folder)  # earlier runs wrote what is there
         while True:
-            self._show_all_new(folder, offsets)
+            for line in merged(folder, files, Filters()):
+                self.say(f"{line.process}: {text_of(line.fields)}")
             await asyncio.sleep(TAIL_INTERVAL_S)
-
-    def _show_all_new(self, folder: Path, offsets: dict[Path, int]) -> None:
-        for path in sorted(folder.glob("*.log")):
-            offsets[path] = self._show_new(path, offsets.get(path, 0))
-
-    def _show_new(self, path: Path, offset: int) -> int:
-        with path.open("rb") as file:
-            file.seek(offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        for line in whole.decode(errors="replace").split("\n")[:-1]:
-            self.say(f"{path.stem}: {message_of(line)}")
-        return offset + len(whole)
-
-
-def _sizes(folder: Path) -> dict[Path, int]:
-    """The size of each log in the folder."""
-    return {path: path.stat().st_size for path in folder.glob("*.log")}
 
 
 def looping(child: Child) -> bool:

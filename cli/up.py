@@ -6,7 +6,6 @@ They are Redis, API, workers, scheduler and the offline process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
@@ -15,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,25 +97,19 @@ def _run(
     home.prepare()
     screen = Screen(progress)
     try:
-        with home.log("up").open("a") as file, _failure_logged():
+        with home.log("up").open("a") as file:
             logs.setup("up", "info", file)
             log.info(START, __version__)
-            weights = _fetch(home, progress) if deployment.needs_weights else None
-            _check_engines(deployment, home, screen)
-            machine = Machine(deployment, home, listeners, screen)
-            return asyncio.run(machine.run(weights, tail=verbose))
+            try:
+                weights = _fetch(home, progress) if deployment.needs_weights else None
+                _check_engines(deployment, home, screen)
+                machine = Machine(deployment, home, listeners, screen)
+                return asyncio.run(machine.run(weights, tail=verbose))
+            except (Problem, ConfigError) as error:
+                log.error("penstock up ends: %s", _in_a_line(error))
+                raise
     finally:
         home.clear()
-
-
-@contextlib.contextmanager
-def _failure_logged() -> Iterator[None]:
-    """Within the block, an error that ends the command is also logged."""
-    try:
-        yield
-    except (Problem, ConfigError) as error:
-        log.error("penstock up ends: %s", _in_a_line(error))
-        raise
 
 
 def _in_a_line(error: Problem | ConfigError) -> str:

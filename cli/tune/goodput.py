@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ from cli.options import Where, where_options
 from cli.output import DONE, INTERRUPTED, note
 from cli.progress import ProgressLine
 from cli.scale import Period
-from cli.tune.load import LoadSource, check, run, server_at
+from cli.tune.load import LoadSource, check, server_at
 from planner.commands.answers import PlanAnswer, PlanTable, seconds, three
 from planner.commands.inputs import LENGTHS, SLO, plan_command
 from planner.commands.tuning import goodput_words, kept
@@ -56,11 +57,11 @@ def goodput(
     source, until = LoadSource(server, lengths, timeout_s=budget), time.monotonic() + budget
     with ProgressLine(sys.stderr, os.environ) as progress:
         progress.phase("warming up: 1 request")
-        run(source.probe(1))
+        asyncio.run(source.probe(1))
         progress.phase("probing: 1 request")
-        alone_s = run(source.probe(1))
+        alone_s = asyncio.run(source.probe(1))
         told = partial(progress.amount, f"probing: {CLIENTS} requests at once")
-        closed = run(source.level(SweepLevel(CLIENTS, max(2 * CLIENTS, requests // 2)), told))
+        closed = asyncio.run(source.level(SweepLevel(CLIENTS, max(2 * CLIENTS, requests // 2)), told))
     check(closed)
     note(f"{CLIENTS} at once are answered at {three(closed.requests_s)} requests/s; about "
          f"{seconds(RATES * requests / closed.requests_s)} for {RATES} rates, at most {budget} s")  # fmt: skip
@@ -80,9 +81,9 @@ def goodput(
             progress.amount("measuring", min(len(tried), RATES - 1), RATES, detail)
 
         told(0, requests)
-        reading = run(source.at_rate(rate, requests, told))
+        reading = asyncio.run(source.at_rate(rate, requests, told))
         if reading.failed:
-            run(source.probe(1))  # a server that has died keeps no rate, and that says nothing of rates
+            asyncio.run(source.probe(1))  # a server that has died keeps no rate, and that says nothing of rates
         tried[rate] = kept(reading, slo)
         progress.say(f"  {three(rate)} requests/s: {100 * tried[rate].both:.0f} % keep both")
         return tried[rate].both >= slo.share

@@ -22,6 +22,7 @@ from planner.commands.tuning import LevelReading
 from planner.load import RequestLengths
 from planner.tuning import SweepLevel
 
+SEED = 1
 TIMEOUT_S = 600.0
 """Of one request."""
 MAX_OPEN = 1024
@@ -34,11 +35,6 @@ NO_METER = EnergyMeter(dict, "")
 T = TypeVar("T")
 
 
-def run(task: Coroutine[Any, Any, T]) -> T:
-    """Run it on an event loop of its own."""
-    return asyncio.run(task)
-
-
 def run_until(until: float, task: Coroutine[Any, Any, T]) -> T | None:
     """Run it, or give it up at a moment of time.monotonic(): then None."""
 
@@ -47,7 +43,7 @@ def run_until(until: float, task: Coroutine[Any, Any, T]) -> T | None:
             return await task
 
     try:
-        return run(in_time())
+        return asyncio.run(in_time())
     except TimeoutError:
         return None
 
@@ -96,26 +92,25 @@ class LoadSource:
         self,
         server: TargetServer,
         lengths: RequestLengths,
-        seed: int = 1,
+        timeout_s: float,
         meter: EnergyMeter = NO_METER,
-        timeout_s: float = TIMEOUT_S,
     ) -> None:
         """`timeout_s`: of a request, at most TIMEOUT_S; a server that hangs must not outlast the budget by far."""
         self.server, self.lengths, self.meter = server, lengths, meter
         self._timeout_s = min(TIMEOUT_S, timeout_s)
-        self._prompts = PromptSource(server, lengths, seed)
-        self._random = random.Random(seed)  # noqa: S311 - a workload
+        self._prompts = PromptSource(server, lengths, SEED)
+        self._random = random.Random(SEED)  # noqa: S311 - a workload
         self._fields: dict[str, object] = {"temperature": 0, "ignore_eos": True}
 
-    async def probe(self, clients: int, told: Told = untold) -> float:
+    async def probe(self, clients: int) -> float:
         """Mean seconds of a request, of `clients` at once. Raises Problem if they fail.
 
         A server that refuses the field `ignore_eos` gets requests without it, whose answers may end early.
         """
-        found = await self.level(SweepLevel(clients, clients), told)
+        found = await self.level(SweepLevel(clients, clients))
         if "ignore_eos" in self._fields and "status 4" in found.fault:
             del self._fields["ignore_eos"]
-            found = await self.level(SweepLevel(clients, clients), told)
+            found = await self.level(SweepLevel(clients, clients))
         check(found)
         return found.latency_s
 

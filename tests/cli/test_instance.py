@@ -50,11 +50,13 @@ def test_why_no_worker_is_ready(tmp_path: Path) -> None:
     first = ProcessEntry(role="worker", id="worker-1", pid=1, state="starting", since=1.0, model="a", detail="weights")
     other = replace(first, id="worker-2", model="b", failed_starts=2, cause="no device")
     state = replace(instance(DataDir(tmp_path)), processes=(first, other))
-    assert state.problem_of("a") == "no worker is ready: weights"
-    assert state.problem_of("b") == state.worker_problem == "no worker is ready: worker-2 does not start: no device"
-    assert state.problem_of("c") == "", "nothing is known of it here"
+    assert state.worker_problem("a") == "no worker is ready: weights"
+    assert (
+        state.worker_problem("b") == state.worker_problem() == "no worker is ready: worker-2 does not start: no device"
+    )
+    assert state.worker_problem("c") == "", "nothing is known of it here"
     state = replace(state, processes=(replace(first, state="ready"), other))
-    assert (state.problem_of("a"), state.worker_problem) == ("", "")
+    assert (state.worker_problem("a"), state.worker_problem()) == ("", "")
 
 
 def test_a_ready_worker_whose_servers_are_away_is_a_problem(tmp_path: Path) -> None:
@@ -64,9 +66,9 @@ def test_a_ready_worker_whose_servers_are_away_is_a_problem(tmp_path: Path) -> N
     )
     state = replace(instance(DataDir(tmp_path)), processes=(alone,))
     said = "no server is there for worker-1: http://x (refused); jobs are kept until one is back"
-    assert state.problem_of("a") == state.worker_problem == said
+    assert state.worker_problem("a") == state.worker_problem() == said
     well = replace(alone, id="worker-2", away="")
-    assert replace(state, processes=(alone, well)).worker_problem == ""
+    assert replace(state, processes=(alone, well)).worker_problem() == ""
 
 
 def test_second_lock_names_the_first(tmp_path: Path) -> None:

@@ -55,15 +55,15 @@ def test_deaths_of_several_workers_count_together() -> None:
 def test_a_completed_job_begins_the_count_anew() -> None:
     """And a death without the job; of another worker neither does."""
     deaths = JobDeaths()
-    for begin_anew in (lambda: deaths.begin_anew("worker-1"), lambda: deaths.died("worker-1", ["job_y"])):
+    for begin_anew in (lambda: deaths.forget("worker-1"), lambda: deaths.died("worker-1", ["job_y"])):
         deaths.died("worker-1", ["job_x"])
         assert deaths.died("worker-1", ["job_x"]) is None
         begin_anew()
         assert deaths.died("worker-1", ["job_x"]) is None
-        deaths.begin_anew("worker-2")
+        deaths.forget("worker-2")
         assert deaths.died("worker-1", ["job_x"]) is None
         assert deaths.died("worker-1", ["job_x"]) is not None
-        deaths.begin_anew("worker-1")
+        deaths.forget("worker-1")
         assert deaths.suspected is None
 
 
