@@ -89,11 +89,10 @@ def cost_of(
 class CostPoint:
     """One batch on one device: how long a request takes, and what a million tokens cost."""
 
-    name: str
-    """Of the device."""
+    gpu: str
     batch: int
     latency_s: float
-    per_million: float
+    price_per_million_tokens: float
 
 
 def cost_points(found: Sequence[DeviceCost]) -> list[CostPoint]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from statistics import fmean, median
+from typing import Protocol
 
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
@@ -31,7 +32,6 @@ ENOUGH = 0.95
 MIN_REPEATS = 3
 MIN_HELD_OUT = 4
 """Concurrencies of which half are predicted from the other half."""
-NO_JOULES: Mapping[int, Sequence[float]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,43 @@ def held_out_error(rates: Mapping[int, Sequence[float]]) -> float | None:
     return median(abs(each / (t_mem + t_comp * each) / fmean(rates[each]) - 1) for each in clients[1::2])
 
 
+class MeasuredAnswer(Protocol):
+    """One answer of a server, with its times in seconds."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def ttft(self) -> float: ...
+    @property
+    def tpot(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LevelReading:
+    """What one concurrency or rate yielded."""
+
+    clients: int
+    requests: int
+    failed: int
+    tokens_s: float
+    requests_s: float
+    latency_s: float
+    """Mean, to the last token."""
+    seconds: float
+    """Of the whole measurement."""
+    answers: Sequence[MeasuredAnswer]
+    """Those without fault."""
+    fault: str = ""
+    """Of the first request that failed."""
+    joules: float | None = None
+    """That the GPUs used meanwhile; None: unknown."""
+
+    @property
+    def joules_token(self) -> float | None:
+        tokens = sum(answer.tokens for answer in self.answers)
+        return None if self.joules is None or not tokens else self.joules / tokens
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredFrontier:
     """All points, those that no other beats, and the knee."""
@@ -163,25 +200,22 @@ class MeasuredFrontier:
         return tuple((float(point.batch), round(point.tokens_s, 1)) for point in self.points)
 
 
-def frontier_of(
-    rates: Mapping[int, Sequence[float]],
-    requests_s: Mapping[int, Sequence[float]],
-    latencies_s: Mapping[int, Sequence[float]],
-    random: Random,
-    joules_token: Mapping[int, Sequence[float]] = NO_JOULES,
-) -> MeasuredFrontier:
-    """The frontier of measured tokens a second, requests a second, mean latencies and, where it is known, joules a
-    token, by concurrency and repeat."""
-    points = tuple(
-        FrontierPoint(
-            each, fmean(rates[each]), fmean(requests_s[each]), fmean(latencies_s[each]),
-            fmean(joules_token[each]) if joules_token.get(each) else None,
-        )
-        for each in sorted(rates)
-    )  # fmt: skip
+def frontier_of(readings: Mapping[int, Sequence[LevelReading]], random: Random) -> MeasuredFrontier:
+    """The frontier of all readings, by concurrency and repeat."""
+    points = tuple(_mean(clients, readings[clients]) for clients in sorted(readings))
     kept = pareto(points, lambda each: -each.tokens_s, lambda each: each.latency_s)
+    rates = {clients: [each.tokens_s for each in ones] for clients, ones in readings.items()}
     repeats = min(map(len, rates.values()))
     return MeasuredFrontier(points, tuple(kept), knee(rates, random), repeats, held_out_error(rates))
+
+
+def _mean(clients: int, ones: Sequence[LevelReading]) -> FrontierPoint:
+    """The repeats of one concurrency; its joules are those of the repeats whose energy is known."""
+    joules = [each.joules_token for each in ones if each.joules_token is not None]
+    tokens_s, requests_s, latency_s = (
+        fmean(each) for each in zip(*((one.tokens_s, one.requests_s, one.latency_s) for one in ones), strict=True)
+    )
+    return FrontierPoint(clients, tokens_s, requests_s, latency_s, fmean(joules) if joules else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,6 @@ from penstock.text import counted
 from planner.commands.answers import PlanAnswer, seconds, three
 from planner.commands.inputs import WORKLOAD, device_named, model_named, plan_command
 from planner.commands.tuning import (
-    LevelReading,
-    frontier_in,
     frontier_json,
     frontier_notes,
     frontier_plot,
@@ -36,8 +34,10 @@ from planner.facts.catalogue import PlanError
 from planner.goodput import Workload
 from planner.tuning import (
     MAX_REPEATS,
+    LevelReading,
     SweepLevel,
     SweepPlan,
+    frontier_of,
     is_flat,
     is_settled,
     line_of,
@@ -115,7 +115,8 @@ def frontier(
             f"{repeats} passes, at most {budget} s" + (f" ({plan.note})" if plan.note else "")
         )
         sweep = measured(source, plan, repeats, began + budget, progress)
-    found = replace(frontier_in(sweep.readings), left_out=sweep.left_out, cause=sweep.cause)
+    whole = frontier_of(sweep.readings, Random(1))  # noqa: S311 - a bootstrap
+    found = replace(whole, left_out=sweep.left_out, cause=sweep.cause)
     wanted = recommend(found, lengths, known, device, context or 0)
     value = frontier_json(found, wanted, sweep.readings) | {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,

@@ -18,9 +18,8 @@ from bench.table1.client import HttpConnection, NotAServer, TargetServer, TimedA
 from cli.client import KEY, Client
 from cli.options import Where
 from cli.output import Problem, note
-from planner.commands.tuning import LevelReading
 from planner.load import RequestLengths
-from planner.tuning import SweepLevel
+from planner.tuning import LevelReading, SweepLevel
 
 SEED = 1
 TIMEOUT_S = 600.0

@@ -270,16 +270,8 @@ def cost(
         "gpus": [_cost_json(each) for each in found],
     }
     points = cost_points(found)
-    kept = pareto(points, lambda each: each.per_million, lambda each: each.latency_s)
-    value["pareto"] = [
-        {
-            "gpu": each.name,
-            "batch": each.batch,
-            "latency_s": each.latency_s,
-            "price_per_million_tokens": each.per_million,
-        }
-        for each in kept
-    ]  # fmt: skip
+    kept = pareto(points, lambda each: each.price_per_million_tokens, lambda each: each.latency_s)
+    value["pareto"] = [asdict(each) for each in kept]
     value["assumed_prices"] = {each.name: each.price_per_hour for each in assumed if each.price_per_hour is not None}
     currency = CURRENCY if value["assumed_prices"] else ""
     value["currency"] = currency or None
@@ -300,10 +292,10 @@ def pareto_plot(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> str:
     prices: ""."""
     if not points:
         return ""
-    letters = dict(zip(dict.fromkeys(each.name for each in points), ascii_lowercase, strict=False))
+    letters = dict(zip(dict.fromkeys(each.gpu for each in points), ascii_lowercase, strict=False))
     points = sorted(points, key=kept.__contains__)  # those that are kept are drawn last, over the others
-    signs = "".join(letters[each.name].upper() if each in kept else letters[each.name] for each in points)
-    drawn = plot([(each.latency_s, each.per_million) for each in points], "latency of a request, s",
+    signs = "".join(letters[each.gpu].upper() if each in kept else letters[each.gpu] for each in points)
+    drawn = plot([(each.latency_s, each.price_per_million_tokens) for each in points], "latency of a request, s",
                  "price of a million tokens", signs=signs)  # fmt: skip
     names = ", ".join(f"{letter}: {name}" for name, letter in letters.items())
     return f"{drawn}\n{names}; each letter is a batch, doubling; capital: no other is as cheap at less latency"

@@ -3,64 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from planner.commands.answers import PlanTable, plot, seconds, three
 from planner.facts.device import Accelerator
 from planner.search import Attainment, LatencySlo
-from planner.tuning import MeasuredFrontier, Recommendation, frontier_of
-
-
-class MeasuredAnswer(Protocol):
-    """One answer of a server, with its times in seconds."""
-
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def ttft(self) -> float: ...
-    @property
-    def tpot(self) -> float | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LevelReading:
-    """What one concurrency or rate yielded."""
-
-    clients: int
-    requests: int
-    failed: int
-    tokens_s: float
-    requests_s: float
-    latency_s: float
-    """Mean, to the last token."""
-    seconds: float
-    """Of the whole measurement."""
-    answers: Sequence[MeasuredAnswer]
-    """Those without fault."""
-    fault: str = ""
-    """Of the first request that failed."""
-    joules: float | None = None
-    """That the GPUs used meanwhile; None: unknown."""
-
-    @property
-    def joules_token(self) -> float | None:
-        tokens = sum(answer.tokens for answer in self.answers)
-        return None if self.joules is None or not tokens else self.joules / tokens
-
-
-def frontier_in(readings: Mapping[int, Sequence[LevelReading]]) -> MeasuredFrontier:
-    """The frontier of all readings, by concurrency and repeat."""
-
-    def each(name: str) -> dict[int, list[float]]:
-        values = {clients: [getattr(one, name) for one in ones] for clients, ones in readings.items()}
-        return {clients: [one for one in ones if one is not None] for clients, ones in values.items()}
-
-    return frontier_of(
-        each("tokens_s"), each("requests_s"), each("latency_s"), Random(1),  # noqa: S311 - a bootstrap
-        joules_token=each("joules_token"),
-    )  # fmt: skip
+from planner.tuning import LevelReading, MeasuredFrontier, Recommendation
 
 
 def frontier_json(

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from bench.energy import EnergyMeter, counters_of, used
 from bench.table1.client import TargetServer, TimedAnswer
-from planner.commands.tuning import LevelReading
+from planner.tuning import LevelReading
 from telemetry.gpu import GpuReadings
 
 METRICS = """

@@ -50,12 +50,18 @@ def test_without_prices_it_says_what_one_may_cost() -> None:
 def test_the_pareto_of_cost_and_latency() -> None:
     """No kept point is beaten in both, and every other one is, or is equalled."""
     points = cost_points([found("l4", 0.8), found("h200", 3.8)])
-    assert {each.name for each in points} == {"l4", "h200"} and not cost_points([found("l4", None)])
-    kept = pareto(points, lambda each: each.per_million, lambda each: each.latency_s)
+    assert {each.gpu for each in points} == {"l4", "h200"} and not cost_points([found("l4", None)])
+    kept = pareto(points, lambda each: each.price_per_million_tokens, lambda each: each.latency_s)
     assert [each.latency_s for each in kept] == sorted(each.latency_s for each in kept)
     for each in points:
-        beaten = any(one.latency_s <= each.latency_s and one.per_million <= each.per_million for one in kept)
+        beaten = any(
+            one.latency_s <= each.latency_s and one.price_per_million_tokens <= each.price_per_million_tokens
+            for one in kept
+        )
         assert beaten and (each in kept) == (
-            not any(one.latency_s < each.latency_s and one.per_million <= each.per_million for one in points)
+            not any(
+                one.latency_s < each.latency_s and one.price_per_million_tokens <= each.price_per_million_tokens
+                for one in points
+            )
         )
     assert pareto([(1, 2), (1, 1), (2, 1), (3, 0)], lambda each: each[1], lambda each: each[0]) == [(1, 1), (3, 0)]

@@ -11,6 +11,7 @@ from planner.facts.catalogue import PlanError, device, model
 from planner.load import RequestLengths
 from planner.tuning import (
     LatencyLine,
+    LevelReading,
     MeasuredFrontier,
     SweepLevel,
     frontier_of,
@@ -88,9 +89,11 @@ def measured(noise: float, repeats: int = 3, most: int = 64) -> MeasuredFrontier
         2**p: [2**p / (0.02 + 0.001 * 2**p) * random.gauss(1, noise) for _ in range(repeats)]
         for p in range(most.bit_length())
     }
-    requests = {b: [rate / 100 for rate in each] for b, each in rates.items()}
-    latencies = {b: [b / rate for rate in each] for b, each in requests.items()}
-    return frontier_of(rates, requests, latencies, random)
+    readings = {
+        b: [LevelReading(b, 1, 0, rate, rate / 100, 100 * b / rate, 1.0, []) for rate in each]
+        for b, each in rates.items()
+    }
+    return frontier_of(readings, random)
 
 
 def test_a_frontier_of_measurements() -> None:

@@ -20,9 +20,9 @@ from house import eventually
 from bench.table1.client import TimedAnswer
 from cli.__main__ import main
 from cli.tune.frontier import MeasuredSweep
-from planner.commands.tuning import LevelReading, goodput_words, kept
+from planner.commands.tuning import goodput_words, kept
 from planner.search import Attainment, LatencySlo
-from planner.tuning import line_of, sweep_plan
+from planner.tuning import LevelReading, line_of, sweep_plan
 
 pytestmark = pytest.mark.slow
 
