@@ -6,7 +6,6 @@ that worker). The record names each run and its first frame. When the job has en
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections import Counter
@@ -145,13 +144,11 @@ class Deliveries:
     def __init__(self, client: RedisClient) -> None:
         self._client = client
         self._notes: dict[str, Delivered] = {}
-        self._noted = asyncio.Event()
 
     def note(self, job_id: str, delivered: Delivered) -> None:
         """Buffer when the answer of a job was delivered; dropped if MAX_WAITING entries are buffered."""
         if len(self._notes) < MAX_WAITING:
             self._notes[job_id] = delivered
-            self._noted.set()
 
     def of(self, job_id: str) -> Delivered | None:
         """Return an entry that is not written yet, or None."""
@@ -160,14 +157,7 @@ class Deliveries:
     async def keep_writing(self) -> None:
         """Write in a loop until cancelled."""
         expected = ExpectedErrors(Unavailable, log.debug, "deliveries are noted later: %s")
-        await run_periodically(self._write_noted, 0, expected)
-
-    async def _write_noted(self) -> None:
-        """Wait for an entry, then WRITE_INTERVAL_S for others, and write them together. Raises Unavailable."""
-        await self._noted.wait()
-        await asyncio.sleep(WRITE_INTERVAL_S)
-        await self.write()
-        self._noted.clear()
+        await run_periodically(self.write, WRITE_INTERVAL_S, expected, wait_first=True)
 
     async def write(self) -> None:
         """Write the buffered entries. Raises Unavailable; entries that were not written stay buffered."""
