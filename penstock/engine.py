@@ -387,7 +387,6 @@ class ContinuationJudge(Protocol):
 
     def restart_reason(self, request: Request) -> str:
         """Why the job must begin again, although a part of its answer is known; "" if the engine can continue it."""
-        ...
 
 
 @runtime_checkable
@@ -396,7 +395,6 @@ class Leaver(Protocol):
 
     def leave(self, request_id: str) -> None:
         """As `cancel`, but the answer may go on, since another worker will continue it."""
-        ...
 
 
 @runtime_checkable
@@ -405,7 +403,6 @@ class BudgetSharer(Protocol):
 
     def share(self, workers: int) -> None:
         """So many workers share the servers, this one included."""
-        ...
 
 
 class Engine(Protocol):
@@ -414,20 +411,16 @@ class Engine(Protocol):
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         """Load the model and begin stepping; report phases ("loading weights") as they begin. Raises EngineDead."""
-        ...
 
     async def check(self, request: Request) -> None:
         """Check that a request can run here at all, whatever else runs; keeps no state. The worker checks every prompt
         of a job before it submits the first. Raises Refused, EngineDead; `submit` may still refuse it."""
-        ...
 
     def submit(self, request: Request) -> None:
         """Queue one request in the engine. Raises Refused, EngineDead. Never blocks."""
-        ...
 
     def cancel(self, request_id: str) -> None:
         """Cancel one request. Idempotent. Its last piece (finish="cancelled") still comes through on_step."""
-        ...
 
     def stats(self) -> Stats: ...
 
@@ -435,4 +428,3 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """Abort running requests and free the device. Bounded in time; idempotent."""
-        ...
