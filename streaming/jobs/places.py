@@ -125,9 +125,8 @@ def task_bytes(job: Job, task: Task, card: ModelCard | None = None) -> int:
     """The most bytes of the answer to a task, as far as its request and the model's card tell."""
     prompt = job.prompt
     if task.kind == "tokenize":
-        return ID_BYTES * len(
-            msgspec.msgpack.encode(prompt)
-        )  # a character beside the vocabulary has an id for each byte
+        # A character beside the vocabulary has an id for each byte.
+        return ID_BYTES * len(msgspec.msgpack.encode(prompt))
     if task.kind == "detokenize":
         return TEXT_BYTES * sum(prompt_sizes(prompt))
     count = sum([len(group) for group in prompt.groups]) if isinstance(prompt, Inputs) else prompt_count(prompt)

@@ -268,18 +268,8 @@ class Summaries(ClientUser):
         time, job_id = before or ("", "")
         looked = max(limit, MAX_LOOKED // len(self._client.partitions))
         times = ["" if ms is None else ms for ms in (wanted.since_ms, wanted.until_ms)]
-        args = (
-            tenant,
-            horizon,
-            time,
-            job_id,
-            looked,
-            limit,
-            wanted.state or "",
-            wanted.model,
-            wanted.lane or "",
-            *times,
-        )
+        filters = (wanted.state or "", wanted.model, wanted.lane or "", *times)
+        args = (tenant, horizon, time, job_id, looked, limit, *filters)
         answers = await self._client.calls([("recent", partition, args) for partition in self._client.partitions])
         return merged([await self._part(answer, tenant) for answer in answers], limit)
 
