@@ -21,7 +21,7 @@ from planner.facts.model import ModelShape
 from planner.knee import GAIN, FrontierPoint, Knee, doublings, fitted, knee, pareto
 from planner.load import Precision, RequestLengths
 from planner.memory import BLOCK_TOKENS
-from scheduler.policy.snapshot import SLACK_BYTES, USABLE, Footprint, pack, replicas_for
+from scheduler.policy.snapshot import SLACK_BYTES, USABLE, Footprint, kv_tokens_of, replicas_for
 
 ROUNDS = 8
 """Requests of one client at low concurrency."""
@@ -258,7 +258,7 @@ def recommend(
     kv_bytes = float(batch * request * token)
     spare = USABLE * device.memory_bytes - footprint.weights - kv_bytes - SLACK_BYTES
     replicas = replicas_for(footprint, int(device.memory_bytes), batch)
-    tokens = pack(footprint, int(device.memory_bytes), replicas).kv_tokens if replicas else batch * request
+    tokens = kv_tokens_of(footprint, int(device.memory_bytes), replicas) if replicas else batch * request
     return Recommendation(batch, max(least, min(tokens, batch * request)), kv_bytes, spare, replicas, why)
 
 

@@ -254,7 +254,6 @@ class Footprint:
     weights: int
     kv_token: int
     """Per token: 2 * layers * kv heads * head size * bytes of the cache's type."""
-    activations: int = 0
     prompt: int = 512
     answer: int = 256
 
@@ -262,19 +261,6 @@ class Footprint:
     def request_tokens(self) -> float:
         """Mean tokens that a request holds in the KV cache while it runs."""
         return self.prompt + self.answer / 2
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """What each of `replicas` equal replicas gets."""
-
-    replicas: int
-    kv_bytes: int
-    kv_tokens: int
-    batch: int
-    """Concurrent requests."""
-    mps_percent: int
-    """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, if MPS is used."""
 
 
 def replicas_for(footprint: Footprint, gpu_bytes: int, knee: int) -> int:
@@ -286,16 +272,6 @@ def replicas_for(footprint: Footprint, gpu_bytes: int, knee: int) -> int:
     return min(MAX_REPLICAS, int(USABLE * gpu_bytes / each))
 
 
-def pack(footprint: Footprint, gpu_bytes: int, replicas: int) -> Packing:
-    """The budget of each replica: 0.9 M / R - W - activations bytes of cache. Raises ValueError if that is nothing.
-
-    All budgets and weights together are at most 0.9 of the GPU.
-    """
-    if replicas < 1:
-        raise ValueError(f"{replicas} replicas: at least one is needed")
-    kv_bytes = int(USABLE * gpu_bytes / replicas) - footprint.weights - footprint.activations
-    kv_tokens = kv_bytes // footprint.kv_token
-    batch = int(kv_tokens / footprint.request_tokens)
-    if batch < 1:
-        raise ValueError(f"{replicas} replicas do not fit: each would have {max(0, kv_bytes)} bytes of cache")
-    return Packing(replicas, kv_bytes, kv_tokens, batch, 100 // replicas)
+def kv_tokens_of(footprint: Footprint, gpu_bytes: int, replicas: int) -> int:
+    """Tokens in the KV cache of each of so many replicas that fit (`replicas_for`): (0.9 M / R - W) / kv_token."""
+    return (int(USABLE * gpu_bytes / replicas) - footprint.weights) // footprint.kv_token

@@ -17,7 +17,7 @@ from scheduler.policy.snapshot import (
     Shape,
     ShapeChoice,
     calibrated,
-    pack,
+    kv_tokens_of,
     replicas_for,
     route,
     threshold,
@@ -106,31 +106,24 @@ def test_shapes_that_were_renamed_are_chosen_anew() -> None:
     assert route(ShapeChoice("gone", 100.0, 0.0, 0.0), LOW_HIGH, 100, 1.0).shape == "high"
 
 
-SMALL = Footprint(weights=3 << 30, kv_token=36_864, activations=1 << 30)
+SMALL = Footprint(weights=3 << 30, kv_token=36_864)
 
 
-@given(st.integers(1, 8), st.integers(16, 160))
-def test_budgets_are_equal_and_fit(replicas: int, gib: int) -> None:
-    """All caches and all weights together stay within the usable share, or it says that they do not fit."""
-    gpu = gib << 30
-    try:
-        packing = pack(SMALL, gpu, replicas)
-    except ValueError as error:
-        assert "do not fit" in str(error)
+@given(st.integers(1, 256), st.integers(16, 160))
+def test_replicas_fit_with_their_caches(knee: int, gib: int) -> None:
+    """All caches and all weights together stay within the usable share, and each cache holds the knee's requests."""
+    replicas = replicas_for(SMALL, gib << 30, knee)
+    if not replicas:
         return
-    whole = replicas * (packing.kv_bytes + SMALL.weights + SMALL.activations)
-    assert whole <= USABLE * gpu
-    assert packing.kv_tokens * SMALL.kv_token <= packing.kv_bytes
-    assert packing.batch * SMALL.request_tokens <= packing.kv_tokens
+    tokens = kv_tokens_of(SMALL, gib << 30, replicas)
+    assert replicas * (tokens * SMALL.kv_token + SMALL.weights) <= USABLE * (gib << 30)
+    assert tokens >= knee * SMALL.request_tokens
 
 
 def test_as_many_replicas_as_run_the_knee() -> None:
-    """On 80 GiB three of them, though ten would fit; on 16 GiB two; on 4 GiB none. More than fit is an error."""
+    """On 80 GiB three of them, though ten would fit; on 16 GiB two; on 4 GiB none."""
     found = [replicas_for(SMALL, gib << 30, knee=128) for gib in (80, 16, 4)]
     assert found == [3, 2, 0]
-    assert [pack(SMALL, 80 << 30, r).mps_percent for r in (1, 2, 3)] == [100, 50, 33]
-    with pytest.raises(ValueError, match="0 replicas"):
-        pack(SMALL, 80 << 30, 0)
 
 
 def test_a_shape_between_two_equal_thresholds_is_refused() -> None:
