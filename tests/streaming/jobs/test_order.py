@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from flow import MODEL, delta
 
@@ -312,8 +313,8 @@ async def test_what_a_newer_version_must_read_lets_others_pass(wire: RedisClient
     queue, lease = Queue(wire), await a_lease(wire)
     newer, *others = await put(queue, job_of("a"), job_of("a"), job_of("b"))
     redis: Any = wire.redis
-    body = await redis.hget(partition_key(0, "job", newer), "body")
-    await redis.hset(partition_key(0, "job", newer), "body", body.replace(b"\xa1v\x01", b"\xa1v\x7f", 1))
+    body = msgspec.msgpack.decode(await redis.hget(partition_key(0, "job", newer), "body"))
+    await redis.hset(partition_key(0, "job", newer), "body", msgspec.msgpack.encode(body | {"v": 127}))
     (claim,) = (await lease.claim(0, 1)).jobs
     assert isinstance(claim, UnreadableClaim) and claim.newer
     await lease.decline([claim])
