@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.order.__main__ import main
-from bench.order.gate import ALWAYS, GATE, GREEDY, NEVER, GateSize, goals, row_of
+from bench.order.gate import ALWAYS, GATE, GREEDY, NEVER, goals
 from bench.report import load
 
 
@@ -18,13 +18,6 @@ def test_a_quick_run_shows_every_rule_and_judges_nothing(tmp_path: Path, capsys:
     found = load(tmp_path / "order-gate-quick.json")
     assert len(found.rows) == 8 and found.ratios == ()
     assert {row["evictions"] for row in found.rows if row["rule"] == NEVER} == {0}
-
-
-@pytest.mark.slow
-def test_a_seed_repeats_itself() -> None:
-    few = GateSize(texts=40)
-    assert row_of("doubling", 5, GATE, few) == row_of("doubling", 5, GATE, few)
-    assert row_of("doubling", 5, GATE, few) != row_of("doubling", 6, GATE, few)
 
 
 def test_the_goals() -> None:
