@@ -63,10 +63,10 @@ def test_no_reference_dangles() -> None:
         assert declared <= used
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_each_schema_is_one(name: str) -> None:
+def test_each_schema_is_one() -> None:
     """Of JSON Schema 2020-12, as OpenAPI 3.1 has it."""
-    jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema"} | SCHEMAS[name])
+    for schema in SCHEMAS.values():
+        jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema)
 
 
 def test_every_route_is_there_once() -> None:

@@ -69,9 +69,9 @@ def test_a_request_to_a_real_model_has_the_answer_of_its_row(real_house: House, 
     check(real_house, case)
 
 
-@pytest.mark.parametrize("case", ALL, ids=lambda case: case.what)
-def test_every_row_says_something(case: EntrypointCase) -> None:
+def test_every_row_says_something() -> None:
     """A row that asserts nothing of the answer could not fail: it does not fit an empty one. What it asserts of its
     fields, `check` shows."""
-    assert case.has and wrong_paths(case, {})
-    assert not case.ignored or f'"{case.ignored.split(".")[0]}"' in json.dumps(case.body)
+    for case in ALL:
+        assert case.has and wrong_paths(case, {}), case.what
+        assert not case.ignored or f'"{case.ignored.split(".")[0]}"' in json.dumps(case.body), case.what

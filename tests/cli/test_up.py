@@ -96,6 +96,10 @@ class Up:
         assert isinstance(found, list)
         return {row["id"]: row["pid"] for row in found}
 
+    def state_of(self, job_id: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port_of(self)}/v1/jobs/{job_id}") as answer:
+            return str(json.load(answer)["status"])
+
     def said(self) -> str:
         """What it wrote on stderr so far."""
         return self.errors.read_text()
@@ -346,7 +350,7 @@ def test_down_says_what_it_waits_for(start: Any) -> None:
     """`down` counts the running jobs, as the terminal of `up` does; a signal to `up` ends the wait."""
     up = start("--sim-step-ms", "500").ready()
     job_id = up.run("submit", "hello", "--max-tokens", "200").stdout.strip()
-    eventually(lambda: json.loads(up.run("jobs", "show", job_id, "--json").stdout)["status"] == "in_progress")
+    eventually(lambda: up.state_of(job_id) == "in_progress")
     command = [*penstock(), "down", "--data-dir", str(up.data_dir)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=up.environ, text=True) as down:
         assert down.stderr is not None
@@ -360,7 +364,7 @@ def test_second_interrupt_stops_now_and_loses_nothing(start: Any) -> None:
     """A long job is not waited for; it is still there, and finished, in the next life."""
     up = start("--sim-step-ms", "500", PENSTOCK_REDIS_LEASE_MS="1000").ready()
     job_id = up.run("submit", "hello", "--max-tokens", "200").stdout.strip()
-    eventually(lambda: json.loads(up.run("jobs", "show", job_id, "--json").stdout)["status"] == "in_progress")
+    eventually(lambda: up.state_of(job_id) == "in_progress")
     up.process.send_signal(signal.SIGINT)
     eventually(lambda: "again to stop now" in up.said())
     up.process.send_signal(signal.SIGINT)
@@ -729,7 +733,7 @@ def test_a_crash_loop_names_the_job_and_its_dead_letter(tmp_path: Path) -> None:
     up = Up(tmp_path, PENSTOCK_SIM_FAULTS="true", PENSTOCK_REDIS_LEASE_MS="1000").ready()
     try:
         job = up.run("submit", "[[crash@3]]").stdout.strip()
-        eventually(lambda: json.loads(up.run("jobs", "show", job, "--json").stdout)["status"] == "failed")
+        eventually(lambda: up.state_of(job) == "failed")
         named = f"worker-1 died 3 times running job {job}; it is a dead letter now\ncause: killed by SIGKILL ("
         show = f"penstock dlq show --data-dir {up.data_dir} {job}"
         eventually(lambda: named in up.said())

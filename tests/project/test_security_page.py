@@ -35,11 +35,11 @@ def collected(request: pytest.FixtureRequest) -> dict[str, set[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "words"), sorted(set(NAMED)))
-def test_a_test_that_the_page_names_is_there(name: str, words: str, collected: dict[str, set[str]]) -> None:
+def test_a_test_that_the_page_names_is_there(collected: dict[str, set[str]]) -> None:
     """Its file has tests, and each word of a selection selects one by its name, not by that of its file."""
-    assert collected[name]
-    if words:
-        assert re.fullmatch(r'\w+|"\w+( or \w+)*"', words), "a selection is words with `or` between them"
-        for word in words.strip('"').split(" or "):
-            assert any(word.lower() in test.lower() for test in collected[name]), word
+    for name, words in NAMED:
+        assert collected[name], name
+        if words:
+            assert re.fullmatch(r'\w+|"\w+( or \w+)*"', words), "a selection is words with `or` between them"
+            for word in words.strip('"').split(" or "):
+                assert any(word.lower() in test.lower() for test in collected[name]), (name, word)

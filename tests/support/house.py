@@ -72,8 +72,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def eventually(condition: Callable[[], object], *errors: type[Exception], seconds: float = 30) -> object:
-    """Poll until the condition gives something true; these errors count as "not yet"."""
-    deadline = time.monotonic() + seconds
+    """Poll until the condition gives something true, less often as it takes longer; these errors count as "not yet"."""
+    deadline, pause_s = time.monotonic() + seconds, 0.01
     while True:
         try:
             if value := condition():
@@ -81,7 +81,8 @@ def eventually(condition: Callable[[], object], *errors: type[Exception], second
         except errors:
             pass
         assert time.monotonic() < deadline, f"{condition} did not come true in {seconds} s"
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(0.05, 1.25 * pause_s)
 
 
 Answer = tuple[int, dict[str, str], bytes]
