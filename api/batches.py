@@ -20,7 +20,7 @@ from api.jobs import as_json, as_page
 from api.openai import errors
 from api.openai.batch_lines import WINDOWS, BatchRequest, so_far
 from api.openai.json_body import read_object, validated
-from api.openai.rendering import usage_object
+from api.openai.responses.object import usage_object
 from api.services import Services
 from streaming.batches.ledger import LineOutcome
 from streaming.batches.store import Batch, BatchCommand, BatchRecord, BatchState, LineFault
@@ -196,8 +196,6 @@ def batch_object(record: BatchRecord) -> dict[str, Any]:
     """Render OpenAI's batch object, followed by Penstock's own fields (paused, lane, lines_*)."""
     batch, progress, state = record.batch, record.progress, record.state
     ended = {state: _seconds(progress.ended_ms)} if state.final else {}
-    usage = progress.usage
-    tokens = usage_object(usage)
     return {
         "id": batch.id,
         "object": "batch",
@@ -219,13 +217,7 @@ def batch_object(record: BatchRecord) -> dict[str, Any]:
         "cancelling_at": _seconds(record.cancelling_ms),
         "cancelled_at": ended.get(BatchState.CANCELLED),
         "request_counts": {"total": progress.total, "completed": progress.completed, "failed": progress.failed},
-        "usage": {
-            "input_tokens": usage.prompt,
-            "input_tokens_details": tokens["prompt_tokens_details"],
-            "output_tokens": usage.completion,
-            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
-            "total_tokens": usage.prompt + usage.completion,
-        },
+        "usage": usage_object(progress.usage),
         "metadata": dict(batch.metadata) or None,
         "paused": record.paused,
         "lane": progress.lane or None,

@@ -65,11 +65,11 @@ def answer_schemas() -> dict[str, Schema]:
             "ChatCompletion", "Completion", "Response", "EmbeddingList", "Ranking", "TokenIds", "TokenText"
         ),
         "Model": _model(),
-        "ModelList": object_of(object=word_of("list"), data=list_of(schema("Model"))),
+        "ModelList": list_named("Model"),
         "DeadLetter": _dead_letter(),
-        "DeadLetterList": object_of(object=word_of("list"), data=list_of(schema("DeadLetter"))),
+        "DeadLetterList": list_named("DeadLetter"),
         "WebhookMessage": _webhook_message(),
-        "WebhookMessageList": object_of(object=word_of("list"), data=list_of(schema("WebhookMessage"))),
+        "WebhookMessageList": list_named("WebhookMessage"),
         "File": _file(),
         "FileList": page_of("File"),
         "Upload": object_of(file={"type": "string", "format": "binary"}, purpose=word_of("batch")),
@@ -77,27 +77,25 @@ def answer_schemas() -> dict[str, Schema]:
         "Batch": _batch(),
         "BatchList": page_of("Batch"),
         "Tenant": _tenant(),
-        "TenantList": object_of(object=word_of("list"), data=list_of(schema("Tenant"))),
+        "TenantList": list_named("Tenant"),
         "Pool": _pool(),
-        "PoolList": object_of(
-            object=word_of("list"),
-            data=list_of(schema("Pool")),
-            leader=maybe(object_of(id=STRING, epoch=INTEGER)),
-            actions=list_of(action_schema()),
+        "PoolList": list_named(
+            "Pool", leader=maybe(object_of(id=STRING, epoch=INTEGER)), actions=list_of(action_schema())
         ),
         "PoolOverride": _override_body(),
         "Job": job_schema(),
         "JobTiming": _timing(),
         "StreamMessages": list_of(object_of(event=STRING, id=STRING, data=FREE)),
-        "JobList": object_of(
-            object=word_of("list"), data=list_of(schema("Job")), has_more=BOOLEAN, next_cursor=maybe(STRING)
-        ),
+        "JobList": list_named("Job", has_more=BOOLEAN, next_cursor=maybe(STRING)),
     }
 
 
+def list_named(name: str, **more: Schema) -> Schema:
+    return object_of(object=word_of("list"), data=list_of(schema(name)), **more)
+
+
 def page_of(name: str) -> Schema:
-    ids = {name: maybe(STRING) for name in ("first_id", "last_id")}
-    return object_of(object=word_of("list"), data=list_of(schema(name)), has_more=BOOLEAN, **ids)
+    return list_named(name, has_more=BOOLEAN, first_id=maybe(STRING), last_id=maybe(STRING))
 
 
 def _file() -> Schema:
@@ -131,13 +129,7 @@ def _batch() -> Schema:
         created_at=INTEGER,
         **{f"{name}_at": maybe(INTEGER) for name in times},
         request_counts=object_of(total=INTEGER, completed=INTEGER, failed=INTEGER),
-        usage=object_of(
-            input_tokens=INTEGER,
-            input_tokens_details=object_of(cached_tokens=INTEGER),
-            output_tokens=INTEGER,
-            output_tokens_details=object_of(reasoning_tokens=INTEGER),
-            total_tokens=INTEGER,
-        ),
+        usage=usage_of_responses(),
         metadata=maybe({"type": "object", "additionalProperties": STRING}),
         paused=BOOLEAN,
         lane=maybe(STRING),
@@ -279,6 +271,17 @@ def _answer(kind: str, **said: Schema) -> Schema:
     )
     answer["properties"]["served_by"] = STRING | {"description": "If other models gave it than `model`: their names."}
     return answer
+
+
+def usage_of_responses() -> Schema:
+    """Schema of token counts as responses and batches have them."""
+    return object_of(
+        input_tokens=INTEGER,
+        input_tokens_details=object_of(cached_tokens=INTEGER),
+        output_tokens=INTEGER,
+        output_tokens_details=object_of(reasoning_tokens=INTEGER),
+        total_tokens=INTEGER,
+    )
 
 
 def _usage() -> Schema:

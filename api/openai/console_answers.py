@@ -10,6 +10,7 @@ from api.openai.answers import (
     Schema,
     action_schema,
     job_schema,
+    list_named,
     list_of,
     maybe,
     object_of,
@@ -30,9 +31,7 @@ def console_schemas() -> dict[str, Schema]:
         "AdminJob": _job_with(
             tenant=STRING, readable=readable, timing=schema("JobTiming"), finish_reasons=list_of(maybe(STRING))
         ),
-        "AdminJobList": object_of(
-            object=word_of("list"), data=list_of(schema("ListedJob")), has_more=BOOLEAN, next_cursor=maybe(STRING)
-        ),
+        "AdminJobList": list_named("ListedJob", has_more=BOOLEAN, next_cursor=maybe(STRING)),
         "ListedJob": _job_with(tenant=STRING),
         "KeyList": object_of(object=word_of("list"), data=list_of(_key())),
         "ConsoleSession": object_of(

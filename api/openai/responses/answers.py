@@ -16,6 +16,7 @@ from api.openai.answers import (
     object_of,
     page_of,
     schema,
+    usage_of_responses,
     word_of,
 )
 
@@ -23,13 +24,7 @@ from api.openai.answers import (
 def response_schemas() -> dict[str, Schema]:
     return {
         "Response": _response(),
-        "ResponseUsage": object_of(
-            input_tokens=INTEGER,
-            input_tokens_details=object_of(cached_tokens=INTEGER),
-            output_tokens=INTEGER,
-            output_tokens_details=object_of(reasoning_tokens=INTEGER),
-            total_tokens=INTEGER,
-        ),
+        "ResponseUsage": usage_of_responses(),
         "OutputMessage": _item("output_text", role=word_of("assistant")),
         "InputMessage": _item(
             "input_text", "output_text", role=word_of("system", "developer", "user", "assistant", "tool")
