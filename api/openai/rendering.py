@@ -333,10 +333,13 @@ class ChunkRenderer:
         self._head = b"data: " + to_json(head)[:-1] + b',"choices":['
         self._tail = (b',"usage":null}' if include_usage else b"}") + b"\n\n"
         text_at, text_end = (b'"delta":{"content":', b"}") if facts.chat else (b'"text":', b"")
-        self._text_start = [self._head + b'{"index":%d,' % index + text_at for index in range(facts.job.choices)]
+        choices = facts.job.choices
+        opening = [self._head + b'{"index":%d,' % index for index in range(choices)]
+        self._first_start = [each + text_at.replace(b"{", b'{"role":"assistant",') for each in opening]
+        self._text_start = [each + text_at for each in opening]
         self._text_end = text_end + b',"logprobs":null,"finish_reason":null}]' + self._tail
-        self._begun = [False] * facts.job.choices
-        self._offset = [0] * facts.job.choices
+        self._begun = [False] * choices
+        self._offset = [0] * choices
         self._servers: dict[int, str] = {}
         """By choice: the model that gives it, until a chunk has said so."""
         self._parts = CallParts() if facts.job.parted else None
@@ -362,8 +365,10 @@ class ChunkRenderer:
     def _text(self, index: int, text: str, logprobs: Sequence[Logprob]) -> bytes:
         if not text and not logprobs:
             return b""
-        if self._begun[index] and not self._logprobs and not self._servers:
-            return self._text_start[index] + to_json(text) + self._text_end
+        if not self._logprobs and not self._servers:
+            start = self._text_start if self._begun[index] else self._first_start
+            self._begun[index] = True
+            return start[index] + to_json(text) + self._text_end
         detail = self._detail(index, logprobs) if self._logprobs else None
         return self._chunk(index, {"content" if self._facts.chat else "text": text}, detail)
 
