@@ -83,7 +83,6 @@ class Gguf:
     """The header of a model file."""
 
     path: Path
-    version: int
     metadata: dict[str, Any]
     """Scalars and strings as they are, arrays as `Array`."""
     tensors: tuple[Tensor, ...]
@@ -98,19 +97,21 @@ class Gguf:
     @property
     def context_length(self) -> int:
         """The context the model was trained for, in tokens; 0: unknown."""
-        architecture = self.metadata.get("general.architecture", "")
-        return int(self.metadata.get(f"{architecture}.context_length", 0))
+        return int(self._own("context_length", 0))
 
     @property
     def pooling(self) -> bool:
         """Whether the file says how one vector is made of those of all tokens."""
-        return f"{self.metadata.get('general.architecture', '')}.pooling_type" in self.metadata
+        return self._own("pooling_type", None) is not None
 
     @property
     def embedding_length(self) -> int:
         """Numbers of a token's vector; 0: unknown."""
-        architecture = self.metadata.get("general.architecture", "")
-        return int(self.metadata.get(f"{architecture}.embedding_length", 0))
+        return int(self._own("embedding_length", 0))
+
+    def _own(self, name: str, default: Any) -> Any:
+        """A value that is kept under the name of the architecture."""
+        return self.metadata.get(f"{self.metadata.get('general.architecture', '')}.{name}", default)
 
     @property
     def chat_template(self) -> str:
@@ -280,7 +281,7 @@ def _header(path: Path, data: mmap.mmap) -> Gguf:
     rows = [_row(cursor) for _ in range(tensor_count)]
     base = aligned(cursor.at, alignment)
     tensors = tuple(Tensor(name, shape, kind, base + offset) for name, shape, kind, offset in rows)
-    return Gguf(path, version, metadata, tensors, metadata_end, file_type_at, alignment, len(data))
+    return Gguf(path, metadata, tensors, metadata_end, file_type_at, alignment, len(data))
 
 
 def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

@@ -187,7 +187,6 @@ class InFlight:
         self._live: dict[str, Live] = {}
         self._pumps: set[asyncio.Task[None]] = set()
         self._pending: list[Piece] = []
-        self._armed = False
         self._progress_at = 0.0
 
     def __len__(self) -> int:
@@ -317,13 +316,12 @@ class InFlight:
 
     def _emit(self, piece: Piece) -> None:
         """Queue a piece. An engine step wakes all its requests in one loop iteration, so one flush delivers them."""
-        self._pending.append(piece)
-        if not self._armed:
-            self._armed = True
+        if not self._pending:
             self._loop.call_soon(self._flush)
+        self._pending.append(piece)
 
     def _flush(self) -> None:
-        pieces, self._pending, self._armed = self._pending, [], False
+        pieces, self._pending = self._pending, []
         self.steps += 1
         burst = self._burst(pieces)
         if burst:
