@@ -107,6 +107,11 @@ HARMLESS = [
     b"data: {\"choices\": [{\"index\": 0, \"delta\": {\"content\": []}, \"finish_reason\": \"\"}]}\n\n",
     b"data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 3, \"completion_tokens\": 1}}\n\n",
     b"data: {\"choices\": [], \"prompt_filter_results\": []}\n\n",
+    b"data: {\"choices\": [], \"x\": NaN, \"y\": -Infinity}\n\n", b"data: {\"choices\": {}}\n\n",
+    b"data: {\"choices\": [{\"index\": 1, \"delta\": {\"content\": \"another answer\"}}]}\n\n",
+    b"data: {\"choices\": [{\"index\": 0, \"delta\": \"\", \"finish_reason\": false}]}\n\n",
+    b"data: {\"choices\": [{\"index\": 0, \"delta\": {\"content\": {}, \"reasoning\": {}}}]}\n\n",
+    b"data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 3.0, \"completion_tokens\": 1.0}}\n\n",
 ]  # fmt: skip
 
 
@@ -125,6 +130,30 @@ async def test_harmless_events_end_no_reply(place: Place) -> None:
         (choice,) = (await place.whole())["choices"]
         assert (choice["message"]["content"], choice["finish_reason"]) == ("ABC", "stop")
         assert choice["message"]["reasoning_content"] == "hm" and len(place.upstream.sent) == before + 1
+
+
+ODD_TEXTS = {
+    b'{"content": "A\xff"}': "A\ufffd",
+    b'{"content": "A\\ud83d"}': "A\ufffd",
+    b'{"content": "A\\ud83d\\ude00", "x": NaN}': "A\U0001f600",
+}
+
+
+@pytest.mark.parametrize("delta", ODD_TEXTS)
+async def test_text_that_is_no_text_is_replaced(place: Place, delta: bytes) -> None:
+    """As browsers decode event streams."""
+    chunk = b'data: {"choices": [{"index": 0, "delta": ' + delta + b"}]}\n\n"
+    place.upstream.script = [chunk, event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})]
+    assert (await place.whole())["choices"][0]["message"]["content"] == ODD_TEXTS[delta]
+    assert len(place.upstream.sent) == 1
+
+
+async def test_a_message_after_its_deltas_adds_nothing(place: Place) -> None:
+    texts = [event({"choices": [{"index": 0, "delta": {"content": each}}]}) for each in ("Hello", " world")]
+    last = {"index": 0, "message": {"content": "Hello world"}, "finish_reason": "stop"}
+    place.upstream.script = [*texts, event({"choices": [last]}), b"data: [DONE]\n\n"]
+    assert (await place.whole())["choices"][0]["message"]["content"] == "Hello world"
+    assert len(place.upstream.sent) == 1
 
 
 @pytest.mark.parametrize("finish", [{}, {"finish_reason": None}])

@@ -360,9 +360,12 @@ class BreakCounts:
     shown: bool = False
     """Whether a part of the answer had come out when the text was given back."""
     refused_at: float | None = None
-    """When a server first refused it because of a limit (429) since its last progress, in monotonic seconds."""
+    """When a server first refused it because of a limit (429) or its key since its last progress, in monotonic
+    seconds."""
     refusal: str = ""
     """What the last of these servers said."""
+    held: tuple[str, float] = ("", 0.0)
+    """The model whose servers get it no sooner than then (monotonic): they refused it, and took others."""
     by_model: dict[str, int] = field(default_factory=dict)
     """How often each model's servers failed it before its first token."""
 

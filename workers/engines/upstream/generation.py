@@ -51,6 +51,7 @@ from workers.engines.upstream.reply import (
     extras_of,
     is_blank,
     logprobs_of,
+    mended,
     text_of,
 )
 from workers.engines.upstream.server import DEFAULT_CONTEXT, ServerFacts
@@ -67,6 +68,7 @@ MAX_EXTRA_BYTES = 4 << 20
 COMPLETE = ("stop", "length", "content_filter")
 """Finish reasons of answers whose text is all that comes."""
 NO_EXTRAS: Extras = {}
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 MISMATCH = "the replay differs from what was shown"
 
 
@@ -198,10 +200,10 @@ class UpstreamGeneration:
             self.counts.by_model[model] = self.counts.by_model.get(model, 0) + 1
 
     def note_busy(self, outcome: ReplyOutcome, now: float) -> None:
-        """A server had no room for the request, or a limit held it."""
+        """A server had no room for the request, or a limit held it, or the server did not take its key."""
         self.refusals += 1
-        if outcome.status in LIMITED:
-            words = f": {outcome.words[:MAX_WORDS]}" if outcome.words else ""
+        if outcome.status in LIMITED or outcome.end is End.KEY:
+            words = f": {outcome.words[:MAX_WORDS]}" if outcome.words and outcome.end is not End.KEY else ""
             self.counts.refused_at = now if self.counts.refused_at is None else self.counts.refused_at
             self.counts.refusal = outcome.reason + words
 
@@ -287,25 +289,28 @@ class UpstreamGeneration:
         """The chunk; without its counts if they alone cannot be read and it ends the answer. Raises DecodeError."""
         try:
             return decode(data) if self._has_extras else decode_known(data)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             pass
+        self._has_extras = True
         try:
-            chunk = decode(data)
-        except msgspec.DecodeError:
+            return decode(data)
+        except UNREADABLE:
+            data = mended(data)
+        try:
+            return decode(data)
+        except UNREADABLE:
             chunk = decode_uncounted(data)
             if not (chunk.choices and chunk.choices[0].finish_reason):
                 raise
             self.miscounted = True
             return chunk
-        self._has_extras = True
-        return chunk
 
     def _piece(self, chunk: Chunk, now: float, extras: Extras) -> Piece | None:
-        choice = chunk.choices[0] if chunk.choices else None
-        if choice is not None and (choice.index or len(chunk.choices or ()) > 1):
-            raise ValueError("a choice that nobody asked for")
-        if choice is not None and choice.delta is None and choice.message is not None:
-            choice.delta = choice.message
+        choice = next((each for each in chunk.choices or () if not each.index), None)
+        if choice is None and chunk.choices:  # an answer that nobody asked for
+            return None
+        if choice is not None and choice.delta is None and not (self.received or self._uncounted):
+            choice.delta = choice.message  # after deltas it repeats them
         self._note_prompt(chunk, choice)
         count = self._count(chunk, choice) - self.received
         if choice is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import math
 import os
 import select
 import ssl
@@ -55,11 +57,34 @@ MIN_STATUS, MAX_STATUS = 100, 599
 
 
 def decoded(data: bytes) -> Any:
-    """The JSON of these bytes; None if they are none."""
+    """The JSON of these bytes, also of what servers take for JSON; None if they are none."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError):
+        return leniently_decoded(data)
+
+
+INFINITY = 9999.0
+"""In place of an infinite number: as a log-probability, what servers give that have none."""
+
+
+def leniently_decoded(data: bytes) -> Any:
+    """What servers take for JSON; None if it is none. NaN becomes null, 1.0 becomes 1, and bytes and surrogates that
+    are no text become U+FFFD."""
+    constants = {"NaN": None, "Infinity": INFINITY, "-Infinity": -INFINITY}
+    try:
+        found = json.loads(data.decode(errors="replace"), parse_constant=constants.get, parse_float=_number)
+        whole = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass")
+        return json.loads(whole.decode("utf-16", "replace"))
+    except (ValueError, RecursionError):
         return None
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    if math.isinf(number):
+        return math.copysign(INFINITY, number)
+    return int(number) if number.is_integer() else number
 
 
 def error_of(decoded: Any) -> tuple[str, int, str | None] | None:
@@ -133,10 +158,14 @@ class EventSplitter:
     complete object or `[DONE]` is an event of its own although no blank line separates it from the next one.
     """
 
-    __slots__ = ("_began", "_data", "_rest", "_returned", "_skips")
+    __slots__ = ("_began", "_data", "_rest", "_returned", "_size", "_skips")
 
     def __init__(self) -> None:
-        self._rest = self._data = b""
+        self._rest = b""
+        self._data: list[bytes] = []
+        """Lines of the open event."""
+        self._size = 0
+        """Bytes of them."""
         self._began = self._returned = self._skips = False
         """Whether the first line has come; whether the last byte was a CR; and whether the open event is a ping."""
 
@@ -149,7 +178,7 @@ class EventSplitter:
             return [data[6:-2]]  # one event, as nearly all reads bring it
         lines = (self._rest + data if self._rest else data).split(b"\n")
         self._rest = lines.pop()
-        if len(self._rest) + len(self._data) > MAX_LINE_BYTES and b"" not in lines:
+        if len(self._rest) + self._size > MAX_LINE_BYTES and b"" not in lines:
             raise LineTooLongError
         if not self._began and lines:
             self._began, lines[0] = True, lines[0].removeprefix(BOM)
@@ -173,14 +202,16 @@ class EventSplitter:
 
     def _add(self, data: bytes, events: list[bytes]) -> None:
         before = self._data
-        if before and (before == DONE or (before.endswith(b"}") and data.startswith((b"{", DONE)))):
+        if before and (before == [DONE] or (before[-1].endswith(b"}") and data.startswith((b"{", DONE)))):
             self._end(events)
-        self._data = self._data + b"\n" + data if self._data else data
+        if data or self._data:
+            self._data.append(data)
+            self._size += len(data) + 1
 
     def _end(self, events: list[bytes]) -> None:
         if self._data and not self._skips:
-            events.append(self._data)
-        self._data, self._skips = b"", False
+            events.append(b"\n".join(self._data))
+        self._data, self._size, self._skips = [], 0, False
 
     def _without_returns(self, data: bytes) -> bytes:
         if self._returned:  # a line has ended with the CR before

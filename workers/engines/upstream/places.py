@@ -310,6 +310,8 @@ class UpstreamKey:
         self.name, self.secret = name, secret
         self.requests, self.tokens = Bucket(), Bucket()
         self.blocked_until = -math.inf
+        self.refused: set[str] = set()
+        """Requests that were refused since the server last took one."""
         self.workers = 1
         """How many workers use it, each an equal part of its limits."""
 

@@ -72,7 +72,8 @@ class ServerPool:
 
     def state(self, generation: UpstreamGeneration) -> PoolState:
         """What counts of it for one request."""
-        wait_s = self.wait_s(self._cost(generation), time.monotonic()) if self.ready else 0.0
+        now = time.monotonic()
+        wait_s = max(self.wait_s(self._cost(generation), now), self._held_s(generation, now)) if self.ready else 0.0
         return PoolState(self.model, self.ready, wait_s, generation.counts.by_model.get(self.model, 0), self.card)
 
     def slots(self, now: float) -> int:
@@ -165,6 +166,7 @@ class ServerPool:
     async def _place(self, generation: UpstreamGeneration) -> ServerPlace | None:
         """A place at the server that may generate the answer still, where it needs no room; else at the next one."""
         cost = self._cost(generation)
+        await asyncio.sleep(self._held_s(generation, time.monotonic()))
         while (home := await self.exchange.detached.find(self.places.ready, generation)) is not None:
             now = time.monotonic()
             if (wait_s := home.wait_s(cost, now)) <= 0:
@@ -187,6 +189,11 @@ class ServerPool:
             reader.settle(ReplyOutcome(End.CANCELLED))
         return reader is not None
 
+    def _held_s(self, generation: UpstreamGeneration, now: float) -> float:
+        """Seconds for which a request that its servers have refused is held back."""
+        model, until = generation.counts.held
+        return max(0.0, until - now) if model == self.model else 0.0
+
     def _cost(self, generation: UpstreamGeneration) -> int:
         """Tokens that a request reserves of a rate limit: its prompt and its longest answer."""
         limit = generation.request.sampling.max_tokens or self.settings.default_output or 0
@@ -196,6 +203,8 @@ class ServerPool:
         """Tell breaker, budget and key how a reply ended, or the call that prepares it."""
         endpoint, now = place.endpoint, time.monotonic()
         breaker, was_closed = endpoint.breaker, endpoint.breaker.closed
+        name = generation.request.text_id or generation.id
+        has_token = bool(generation.received) and generation.progress_at >= sent_at
         if outcome.bare:
             endpoint.bare_ends += 1
             generation.bare_ends = endpoint.bare_ends
@@ -210,33 +219,42 @@ class ServerPool:
             log.warning("%s broke an answer: %s", endpoint.url, outcome.reason, extra={"request": generation.id})
             if not outcome.malformed:
                 answered_at = self.exchange.answered_at(endpoint.url)
-                name = generation.request.text_id or generation.id
-                has_token = generation.received and generation.progress_at >= sent_at
                 cut = not (outcome.status or outcome.stalled or outcome.bare or has_token)
                 down = not outcome.sent
                 breaker.fail(outcome.reason, now, request=name, down=down, cut=cut, answered_at=answered_at)
         elif outcome.end is End.FAILED:  # by the request's own fault, so the server is well
             breaker.succeed()
-        elif outcome.end is End.BUSY:
+        elif outcome.end in (End.BUSY, End.KEY):
             generation.note_busy(outcome, now)
+            place.key.refused.add(name)
             self._hold(generation, place, outcome, now)
             answers = self.exchange.answered_at(endpoint.url) > now - ANSWERS_S
-            if outcome.status != 429 and generation.refusals >= MAX_REFUSALS and not answers:
+            full = outcome.end is End.BUSY and outcome.status != 429
+            if full and generation.refusals >= MAX_REFUSALS and not answers:
                 breaker.fail(outcome.reason, now, down=True)  # a gateway without a server, perhaps
-        elif outcome.end is End.KEY:
-            log.error("%s does not take the key in %s: %s", endpoint.url, place.key.name or "(none)", outcome.reason)
-            place.key.block(REFUSED_S, now)
-            if all(key.blocked_until > now for key in endpoint.keys.keys):
-                breaker.fail("it takes none of the keys", now, down=True)
+        if outcome.end in (End.DONE, End.FAILED) or has_token:
+            place.key.refused.clear()
         if was_closed and not breaker.closed and not breaker.in_doubt:
             log.warning("%s gets no requests until it is back: %s", endpoint.url, breaker.reason)
 
     def _hold(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome, now: float) -> None:
+        """Hold the request back; its key or server too once they have refused another one and taken none since: the
+        refusal of one may be its own fault, and must not keep the others away."""
+        endpoint, key = place.endpoint, place.key
         wait = (
             min(HOLD_S * 2.0 ** (generation.refusals - 1), MAX_RETRY_S) if outcome.retry_s is None else outcome.retry_s
         )
-        if outcome.status == 429:
-            place.key.block(wait, now)
+        others = [each for each in endpoint.keys.keys if each is not key and each.blocked_until <= now]
+        if len(key.refused) < 2 and not (outcome.end is End.KEY and others):
+            generation.counts.held = (self.model, now + wait)
+        elif outcome.end is End.KEY:
+            log.error("%s does not take the key in %s: %s", endpoint.url, key.name or "(none)", outcome.reason)
+            key.block(REFUSED_S, now)
+            if not others:
+                endpoint.breaker.fail("it takes none of the keys", now, down=True)
         else:
-            place.endpoint.held_until = now + wait
-        place.endpoint.budget.note_busy(now)
+            if outcome.status == 429:
+                key.block(wait, now)
+            else:
+                endpoint.held_until = now + wait
+            endpoint.budget.note_busy(now)

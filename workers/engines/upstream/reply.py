@@ -12,12 +12,14 @@ import msgspec
 from penstock.engine import Failure, Logprob, token_text
 from penstock.extras import Extras
 from workers.engines.upstream.http import (
+    INFINITY,
     KEY_REFUSED,
     MAX_PARAM,
     MAX_WORDS,
     PINGS,
     decoded,
     error_of,
+    leniently_decoded,
     name_of,
     plain,
     without,
@@ -216,16 +218,30 @@ MAX_EXTRA_LEVELS = 32
 
 def extras_of(data: bytes) -> Extras:
     """The extras of a chunk, without those of its calls."""
-    chunk = decoded(data)
-    choices = chunk.get("choices") if isinstance(chunk, dict) else None
-    choice = choices[0] if isinstance(choices, list) and choices else {}
-    parts = {"chunk": chunk, "choice": choice, "delta": choice.get("delta") or choice.get("message") or {}}
     found = {}
-    for place, fields in parts.items():
+    for place, fields in _parts(decoded(data)).items():
         rest = {name: value for name, value in fields.items() if name not in READ[place] and not is_empty(value)}
         if rest and not _is_deep(rest):
             found[place] = rest
     return found
+
+
+def _parts(chunk: Any) -> dict[str, dict[str, Any]]:
+    choices = chunk.get("choices") if isinstance(chunk, dict) else None
+    own = [each for each in choices if isinstance(each, dict) and not each.get("index")] if choices else []
+    choice = own[0] if own else {}
+    parts = {"chunk": chunk, "choice": choice, "delta": choice.get("delta") or choice.get("message")}
+    return {place: fields for place, fields in parts.items() if isinstance(fields, dict)}
+
+
+def mended(data: bytes) -> bytes:
+    """A chunk as strict JSON, without the fields that say nothing, whatever their types; the data itself if it is no
+    JSON."""
+    chunk = leniently_decoded(data)
+    for fields in _parts(chunk).values():
+        for name in [name for name, value in fields.items() if not value]:
+            del fields[name]
+    return data if chunk is None else msgspec.json.encode(chunk)
 
 
 def is_empty(value: Any) -> bool:
@@ -254,8 +270,12 @@ def logprobs_of(raw: msgspec.Raw, most: int) -> tuple[Logprob, ...]:
 
 
 def _of_chat(row: dict[str, Any], most: int) -> Logprob:
-    others = tuple((_token(each), float(each["logprob"])) for each in (row.get("top_logprobs") or [])[:most])
-    return Logprob(_token(row), float(row["logprob"]), others)
+    others = tuple((_token(each), _number(each["logprob"])) for each in (row.get("top_logprobs") or [])[:most])
+    return Logprob(_token(row), _number(row["logprob"]), others)
+
+
+def _number(logprob: Any) -> float:
+    return -INFINITY if logprob is None else float(logprob)
 
 
 def _token(row: dict[str, Any]) -> str:
@@ -290,6 +310,7 @@ MAX_REASON = 64
 BUSY = (429, 503, 529)
 LIMITED = (429, 529)
 """Of these, the ones that a server gives while it is there: others are waited for as for one that is away."""
+TOO_LARGE = "request too large"
 RETRIED = (408, 409, 425, 500, 502, 504)
 PASSED_ON = (400, 403, 404, 405, 406, 413, 414, 415, 422, 431, 451)
 """Statuses that a client gets as they are: it may do something about them. Other ones of 4xx become 400."""
@@ -399,7 +420,9 @@ def by_malformed(what: str) -> ReplyOutcome:
 
 def _by_code(code: int, reason: str, words: str, param: str | None) -> ReplyOutcome:
     end, about = End.BROKEN, None
-    if code in BUSY:
+    if code in LIMITED and TOO_LARGE in words.lower():  # for the limit, however long it waits
+        end = End.FAILED
+    elif code in BUSY:
         end = End.BUSY
     elif code in KEY_REFUSED:
         end = End.KEY

@@ -561,14 +561,14 @@ async def test_servers_that_are_away_are_named_until_one_is_back() -> None:
 
 async def test_a_rate_limit_makes_no_request_fail() -> None:
     """While it holds, the worker claims nothing."""
-    fake = FakeUpstream("openai", [Fault(status=429, headers=(("retry-after-ms", "400"),))])
+    fake = FakeUpstream("openai", [Fault(status=429, headers=(("retry-after-ms", "400"),))] * 2)
     async with bench(fake) as desk:
-        asking = asyncio.create_task(desk.ask(HELLO, max_tokens=5))
-        await until(lambda: len(fake.sent) == 1 and not desk.engine.stats().accepts)
+        asking = asyncio.gather(*[desk.ask(HELLO, max_tokens=5) for _ in range(2)])
+        await until(lambda: len(fake.sent) == 2 and not desk.engine.stats().accepts)
         begun = time.monotonic()
-        answer = await asking
-    assert answer.failure is None and answer.returns == 0 and time.monotonic() - begun > 0.2
-    assert len(fake.sent) == 2
+        answers = await asking
+    assert all(answer.failure is None and answer.returns == 0 for answer in answers)
+    assert time.monotonic() - begun > 0.2 and len(fake.sent) == 4
 
 
 # --- a server that lies ----------------------------------------------------------------------------------------------

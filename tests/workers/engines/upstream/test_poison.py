@@ -81,6 +81,53 @@ async def test_a_reply_that_cannot_be_read_takes_no_server_away(after: int) -> N
     assert answer.returns == 0 and bool(answer.failure) == (after == 0)
 
 
+LATER = (("Retry-After", "600"),)
+REFUSALS = {
+    "a key": Fault(status=401),
+    "credits": Fault(status=402, headers=LATER),
+    "a limit": Fault(status=429, headers=LATER),
+    "no room": Fault(status=503, headers=LATER),
+    "overloaded": Fault(status=529, headers=LATER),
+    "a limit, in the stream": Fault(data=b'data: {"error":{"message":"slow down","code":429}}\n\n'),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+async def test_a_server_that_refuses_one_request_gets_the_others(kind: str) -> None:
+    """The refused one waits, as it is told; it may be the only one that is refused."""
+    fake = Poisoned(REFUSALS[kind])
+    async with bench(fake) as desk:
+        poison = asyncio.create_task(desk.ask(POISON, max_tokens=5))
+        while not fake.poisons:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            assert (await asyncio.wait_for(desk.ask(HELLO, max_tokens=5), 30)).text == "".join(ANSWER[:5])
+        assert desk.engine.stats().accepts and not poison.done()
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+async def test_a_server_that_refuses_two_requests_gets_no_more(kind: str) -> None:
+    fake = Poisoned(REFUSALS[kind])
+    async with bench(fake) as desk:
+        poisons = [asyncio.create_task(desk.ask((ChatTurn("user", f"poison {n}"),), max_tokens=5)) for n in range(2)]
+        while desk.engine.stats().accepts:
+            await asyncio.sleep(0.01)
+        assert fake.poisons >= 2 and not any(each.done() for each in poisons)
+
+
+async def test_a_request_that_is_too_large_for_a_limit_ends_at_once() -> None:
+    said = b'{"error":{"message":"Request too large for m on tokens per min (TPM): Limit 30, Requested 41"}}'
+    async with bench(Poisoned(Fault(status=429, body=said))) as desk:
+        answer = await asyncio.wait_for(desk.ask(POISON, max_tokens=5), 30)
+    assert answer.failure is not None and answer.failure.status == 400 and "Limit 30" in answer.failure.message
+
+
+async def test_a_key_that_is_refused_for_one_request_fails_it_in_the_end() -> None:
+    async with bench(Poisoned(Fault(status=401)), refused_s=0.5) as desk:
+        answer = await asyncio.wait_for(desk.ask(POISON, max_tokens=5), 30)
+    assert answer.failure is not None and answer.failure.code == "upstream_busy"
+
+
 async def test_a_refusal_shows_that_a_server_is_there() -> None:
     """Failures around it are not in a row."""
     faults = [Fault(status=500), Fault(status=500), Fault(status=400), Fault(status=500), Fault(status=500)]

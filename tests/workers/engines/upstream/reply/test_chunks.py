@@ -47,6 +47,15 @@ def test_a_number_that_cannot_be_true_makes_a_chunk_malformed(chunk: dict[str, A
         reply.decode(json.dumps(chunk).encode())
 
 
+@pytest.mark.parametrize("number", ["-Infinity", "NaN", "-1e999"])
+def test_a_log_probability_without_a_number_is_a_small_one(number: str) -> None:
+    row = f'{{"token": "a", "logprob": {number}, "top_logprobs": [{{"token": "b", "logprob": {number}}}]}}'
+    chunk = reply.decode(reply.mended(f'{{"choices": [{{"logprobs": {{"content": [{row}]}}}}]}}'.encode()))
+    assert chunk.choices
+    (found,) = reply.logprobs_of(chunk.choices[0].logprobs, 1)
+    assert found.logprob == -9999.0 and found.top == (("b", -9999.0),)
+
+
 def test_numbers_within_the_bounds_are_taken() -> None:
     for chunk in (*with_ids(0), *with_ids(MAX_TOKEN_ID), *with_counts(0), *with_counts(MAX_COUNT)):
         reply.decode(json.dumps(chunk).encode())
