@@ -157,12 +157,6 @@ def header(scope: Scope, name: bytes, default: str = "") -> str:
     return default if value is None else value.decode("latin-1")
 
 
-def check_coding(scope: Scope) -> None:
-    """Refuse a body with a Content-Encoding. Raises ApiError (415)."""
-    if header(scope, b"content-encoding").strip().lower() not in ("", "identity"):
-        raise errors.unsupported_coding()
-
-
 async def read_body(scope: Scope, receive: Receive, limit: int) -> Weighed:
     """Read a whole JSON body of at most `limit` bytes, and check that it parses fast enough.
 
@@ -173,7 +167,6 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> Weighed:
     kind = header(scope, b"content-type").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise errors.unsupported_media_type()
-    check_coding(scope)
     length = header(scope, b"content-length")
     if length.isdecimal() and int(length) > limit:
         raise errors.payload_too_large(limit)

@@ -21,7 +21,7 @@ from api.auth.console import ConsoleAccess
 from api.auth.guard import RequestGuard
 from api.chat import JobEndpoint
 from api.error_answers import error_response
-from api.middleware import Observed
+from api.middleware import Observed, decoded
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openapi import document
@@ -87,12 +87,15 @@ def guarded(app: ASGIApp, services: Services, console: ConsoleAccess | None = No
 
 class Shortcut:
     """Fast path for requests that become jobs: calls their endpoint without the framework's layers, which would add
-    half of the endpoint's own cost. Errors are answered by the same handlers."""
+    half of the endpoint's own cost. Errors are answered by the same handlers. Bodies are decoded here, for every
+    endpoint."""
 
     def __init__(self, app: Starlette) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            receive = decoded(scope, receive)
         endpoint = DIRECT.get(scope.get("path", ""))
         if endpoint is None or scope["method"] != "POST":
             await self._app(scope, receive, send)

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from api.admission import caller_of, check_coding, page_limit, page_order, services_of, whole_number, withdraw
+from api.admission import caller_of, page_limit, page_order, services_of, whole_number, withdraw
 from api.jobs import as_json, as_page
 from api.openai import errors
 from api.openai.batch_lines import MAX_EXPIRY_S, MIN_EXPIRY_S
@@ -29,7 +29,6 @@ async def create(request: Request) -> Response:
     services, caller = services_of(request), caller_of(request)
     if services.refusal:
         raise errors.store_full(services.refusal)
-    check_coding(request.scope)
     quota = services.quotas(caller).file_bytes
     used = 0 if quota is None else await services.quota_usage.file_bytes(caller.tenant)
     length = request.headers.get("content-length", "")

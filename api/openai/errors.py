@@ -169,9 +169,15 @@ def unsupported_media_type() -> ApiError:
     return ApiError(415, "unsupported_media_type", message)
 
 
-def unsupported_coding() -> ApiError:
-    message = "The body has a Content-Encoding, and none is supported here. Send it without one."
-    return ApiError(415, "unsupported_content_encoding", message, headers={"Accept-Encoding": "identity"})
+def unsupported_coding(known: Iterable[str]) -> ApiError:
+    names = ", ".join(known)
+    message = f"The body has a Content-Encoding that is not supported here. Send it as {names}, or without one."
+    return ApiError(415, "unsupported_content_encoding", message, headers={"Accept-Encoding": names})
+
+
+def coding_mismatch(name: str) -> ApiError:
+    message = f"The body is not what its Content-Encoding says: it is not valid {name} data, or not whole."
+    return ApiError(400, "invalid_content_encoding", message)
 
 
 def unsupported_upload() -> ApiError:
@@ -180,7 +186,7 @@ def unsupported_upload() -> ApiError:
 
 
 def encoded_part(field: str) -> ApiError:
-    message = f"A part of the body has a {field}. Send it without one."
+    message = f"A part of the body has a {field}. Encode the whole body instead, and send it with a Content-Encoding."
     return ApiError(415, "unsupported_content_encoding", message)
 
 

@@ -1,19 +1,49 @@
-"""Bodies that clients compressed are refused, and so is text in other encodings, on every route that reads a body."""
+"""Bodies that clients compressed, and text in other encodings, on every route that reads a body."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import random
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from backports import zstd
 from house import ADMIN_TOKEN, House
+from starlette.requests import Request
+
+from api.middleware import SLICE_BYTES, decoded
+from api.openai.errors import ApiError
 
 pytestmark = pytest.mark.slow
 
+BODY_LIMIT = 2 * 1024 * 1024
 CHAT = {"model": "sim", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
 JSON = "application/json"
 
+
+def bare(data: bytes) -> bytes:
+    return zlib.compress(data, wbits=-15)
+
+
+CODINGS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "X-GZip": gzip.compress,
+    "deflate": zlib.compress,
+    "Deflate": bare,
+    "zstd": zstd.compress,
+    "ZSTD": lambda data: zstd.compress(data[:20]) + zstd.compress(data[20:]),
+    "identity": lambda data: data,
+    "": lambda data: data,
+    "gzip,": lambda data: gzip.compress(data[:20]) + gzip.compress(data[20:]),
+    "gzip ": lambda data: gzip.compress(data) + b"\0",
+    "gzip  ": lambda data: gzip.compress(data).ljust(10_240, b"\0"),
+    "gzip, identity, zstd": lambda data: zstd.compress(gzip.compress(data)),
+    "deflate,gzip,zstd": lambda data: zstd.compress(gzip.compress(zlib.compress(data))),
+}
 
 UPLOAD = (
     b'--cut\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
@@ -51,24 +81,124 @@ def sent(house: House, body: bytes, coding: str, path: str = "/v1/chat/completio
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-def test_each_route_refuses_encoded_bodies(house: House, method: str, path: str) -> None:
-    """By name; also a label that does not fit, and a compressed body without one."""
-    fields, status = ROUTES[method, path]
+def test_each_route_reads_encoded_bodies(house: House, method: str, path: str) -> None:
+    """As it reads plain ones; a coding that is not known, and a label that does not fit, are refused by name."""
+    fields, _ = ROUTES[method, path]
     plain = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
-    assert sent(house, plain, "Identity", path, method)[0] == status
-    for coding, body in (("gzip", gzip.compress(plain)), ("br", plain), ("gzip, br", plain)):
-        refused = sent(house, body, coding, path, method)
-        assert (refused[0], refused[2]["error"]["code"]) == (415, "unsupported_content_encoding")
-        assert refused[1]["accept-encoding"] == "identity"
+    without = sent(house, plain, "identity", path, method)
+    for coding in ("gzip", "zstd"):
+        found = sent(house, CODINGS[coding](plain), coding, path, method)
+        assert (found[0], found[2].get("error")) == (without[0], without[2].get("error")), found
+    assert sent(house, zstd.compress(zstd.compress(plain)), "zstd, zstd", path, method)[0] == 415  # two windows
+    unknown = sent(house, plain, "br", path, method)
+    assert (unknown[0], unknown[2]["error"]["code"]) == (415, "unsupported_content_encoding")
+    assert unknown[1]["accept-encoding"] == "gzip, deflate, zstd"
+    wrong = sent(house, plain, "gzip", path, method)
+    assert (wrong[0], wrong[2]["error"]["code"]) == (400, "invalid_content_encoding")
+    assert "gzip" in wrong[2]["error"]["message"]
     unlabelled = sent(house, gzip.compress(plain), "", path, method)
     assert unlabelled[0] == 400 and (path == "/v1/files" or "gzip" in unlabelled[2]["error"]["message"])
 
 
-def test_a_retry_may_have_a_byte_order_mark(house: House) -> None:
-    """Or none: the fingerprint of an idempotency key is that of the text."""
+@pytest.mark.parametrize("coding", CODINGS)
+def test_codings_are_undone_in_turn(house: House, coding: str) -> None:
+    assert sent(house, CODINGS[coding](json.dumps(CHAT).encode()), coding)[0] == 200
+
+
+WRONG: dict[str, tuple[str, bytes]] = {
+    "cut off": ("gzip", gzip.compress(b"{}")[:-1]),
+    "cut off at the head": ("gzip", gzip.compress(b"{}")[:5]),
+    "cut off, zstd": ("zstd", zstd.compress(b"{}" * 100)[:-1]),
+    "cut off, deflate": ("deflate", zlib.compress(b"{}")[:-1]),
+    "nothing": ("gzip", b""),
+    "behind it": ("gzip", gzip.compress(b"{}") + b"more"),
+    "more behind zeros": ("gzip", gzip.compress(b"{}") + b"\0\0more"),
+    "many zeros behind it": ("gzip", gzip.compress(b"{}") + b"\0" * 1_000_000),
+    "zeros alone": ("gzip", b"\0\0"),
+    "zeros behind it, zstd": ("zstd", zstd.compress(b"{}") + b"\0"),
+    "zeros behind it, deflate": ("deflate", zlib.compress(b"{}") + b"\0"),
+    "behind it, zstd": ("zstd", zstd.compress(b"{}") + b"more"),
+    "behind it, deflate": ("deflate", zlib.compress(b"{}") + b"{}"),
+    "another": ("gzip", zstd.compress(b"{}")),
+    "wrong sum": ("gzip", gzip.compress(b"{}")[:-8] + b"\0" * 8),
+    "in the other order": ("zstd, gzip", zstd.compress(gzip.compress(b"{}"))),
+    "tiny members": ("gzip", gzip.compress(b"[]") * 50_000),
+    "empty frames": ("zstd", zstd.compress(b"") * 50_000),
+    "empty members": ("gzip", gzip.compress(b"") * 50_000),
+    "empty members inside": ("gzip, zstd", zstd.compress(gzip.compress(b"") * 1_000_000)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_label_that_does_not_fit_is_refused(house: House, what: str) -> None:
+    coding, body = WRONG[what]
+    status, _, answer = sent(house, body, coding)
+    assert (status, answer["error"]["code"]) == (400, "invalid_content_encoding"), answer
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "gzip, gzip", "gzip, zstd"])
+def test_a_body_is_decoded_within_the_limit(house: House, coding: str) -> None:
+    """The limit is one of decoded bytes, and is named; what is far larger is not decoded to its end."""
+    fits = json.dumps(CHAT | {"messages": [{"role": "user", "content": "x" * 2_000}]}).encode()
+    assert sent(house, encoded(fits, coding), coding)[0] == 200
+    for size in (BODY_LIMIT - len(b'{"user": "') + 1, 50_000_000):
+        body = encoded(b'{"user": "' + b"x" * size, coding)
+        status, _, answer = sent(house, body, coding)
+        assert (status, answer["error"]["code"]) == (413, "payload_too_large")
+        assert f"{BODY_LIMIT}" in answer["error"]["message"]
+
+
+def encoded(data: bytes, coding: str) -> bytes:
+    for name in coding.split(", "):
+        data = CODINGS[name](data)
+    return data
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+async def test_decoding_lets_others_work(coding: str) -> None:
+    """A slice is small, and other tasks run between two; also of what can hardly be compressed, received at once."""
+    for data in (b"x" * 20 * SLICE_BYTES, random.Random(1).randbytes(10 * SLICE_BYTES).hex().encode()):
+        body = CODINGS[coding](data)
+        await check_slices(body, coding, data)
+
+
+async def check_slices(body: bytes, coding: str, data: bytes) -> None:
+    turns = 0
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    headers = {b"content-encoding": coding.encode()}
+    scope = {"type": "http", "headers": list(headers.items()), "state": {"headers": headers}}
+    beside = asyncio.create_task(other())
+    parts = [part async for part in Request(scope, decoded(scope, receive)).stream()]
+    beside.cancel()
+    assert b"".join(parts) == data and max(map(len, parts)) <= SLICE_BYTES and turns >= 20
+
+
+async def test_several_fields_are_one_list() -> None:
+    fields = [(b"content-encoding", b"gzip"), (b"content-encoding", b"br")]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    with pytest.raises(ApiError) as refused:
+        await decoded({"headers": fields, "state": {"headers": dict(fields)}}, receive)()
+    assert refused.value.status == 415
+
+
+def test_a_retry_may_have_another_coding(house: House) -> None:
+    """And a byte order mark or none: the fingerprint of an idempotency key is that of the decoded body."""
     body, jobs = json.dumps(CHAT).encode(), set()
-    for data in (body, b"\xef\xbb\xbf" + body):
-        status, _, answer = house.request("POST", "/v1/jobs", data, {"Content-Type": JSON, "Idempotency-Key": "once"})
+    for coding, data in (("", body), ("gzip", gzip.compress(body)), ("zstd", zstd.compress(b"\xef\xbb\xbf" + body))):
+        headers = {"Content-Type": JSON, "Content-Encoding": coding, "Idempotency-Key": "once"}
+        status, _, answer = house.request("POST", "/v1/jobs", data, headers)
         assert status == 202, answer
         jobs.add(json.loads(answer)["id"])
     assert len(jobs) == 1
