@@ -38,7 +38,7 @@ from workers.engines import manifest
 from workers.engines.constraint import begins_json
 from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp.prompt import Tokenizer, max_tokens_of
-from workers.engines.llamacpp.request import Generation, engine_error, invalid, too_long
+from workers.engines.llamacpp.request import Gap, Generation, Row, engine_error, invalid, too_long
 from workers.engines.llamacpp.settings import LlamacppSettings, card_of
 from workers.engines.llamacpp.tasks import LlamacppTasks
 from workers.engines.llamacpp.weights import fetch
@@ -137,6 +137,9 @@ STOP_TIMEOUT_S = 5.0
 TRIAL_TOKENS = 3
 """Tokens generated to test whether a schema constrains the output."""
 
+HELD_ALTERNATIVES = 200
+"""Alternatives among which a token within a character is looked for first, before the whole vocabulary."""
+
 MAX_KNOWN_SCHEMAS = 256
 """Size of the cache of schemas that were tested."""
 
@@ -153,7 +156,7 @@ class LlamacppEngine:
         self._server: Any = None
         self._tokenizer: Tokenizer | None = None
         self._tasks: LlamacppTasks | None = None
-        self._embedding_size, self._pooled = 0, False
+        self._embedding_size, self._pooled, self._vocabulary = 0, False, 0
         self._folder: Path | None = None
         self._threads: list[threading.Thread] = []
         self._slots = Slots(settings.slots)
@@ -289,6 +292,7 @@ class LlamacppEngine:
             file = gguf.read(self._path)
             self._prompts = Prompts(file)
             self._context = min(self._settings.context, file.context_length or self._settings.context)
+            self._vocabulary = file.vocabulary
             self._pooled, self._embedding_size = file.pooling, file.embedding_length
         except gguf.GgufError as error:
             raise EngineDead(str(error)) from error
@@ -378,6 +382,8 @@ class LlamacppEngine:
 
         def on_chunk(chunk: dict[str, Any]) -> bool:
             self._last_chunk_at = time.monotonic()
+            if generation.gap is not None:
+                return True
             try:
                 if chunk.get("prompt_progress"):
                     slot.own(generation)
@@ -386,14 +392,55 @@ class LlamacppEngine:
                     self._push(piece)
             except Exception as error:  # noqa: BLE001 - the library would swallow it and end the stream
                 errors.append(error)
-            return bool(errors) or generation.done  # True: stop
+            return bool(errors) or generation.done or generation.gap is not None  # True: stop
 
-        self._server.handle_completions(generation.body(self._settings, slot.number, reuse=reuse), on_chunk)
-        if errors:
-            raise RuntimeError("a chunk was not understood") from errors[0]
+        while True:
+            self._server.handle_completions(generation.body(self._settings, slot.number, reuse=reuse), on_chunk)
+            if errors:
+                raise RuntimeError("a chunk was not understood") from errors[0]
+            if generation.gap is None or generation.cancelled:
+                break
+            self._fill(generation, slot, reuse=reuse)
+            if generation.done:
+                break
+        for piece in generation.late():
+            if generation.gap is not None:
+                self._fill(generation, slot, reuse=reuse)
+            elif piece.n or piece.text:
+                self._push(piece)
         if not generation.done:
             self._broken = "llama.cpp ended a request without a result"
             generation.fail(engine_error(self._broken))
+
+    def _fill(self, generation: Generation, slot: Slot, *, reuse: bool) -> None:
+        if generation.gap is not None:
+            self._push(generation.fill(self._held_tokens(generation, generation.gap, slot, reuse=reuse)))
+
+    def _held_tokens(self, generation: Generation, gap: Gap, slot: Slot, *, reuse: bool) -> list[tuple[int, Row]]:
+        """The tokens of a gap before its last one, with their rows; [] if they cannot be told.
+
+        llama.cpp gives no row for a token that ends within a character. Where it stood, another token is forced, and
+        the token is found among the alternatives, by its bytes.
+        """
+        left, held = bytes(gap.row["bytes"]), list[tuple[int, Row]]()
+        last = next((bytes(row["bytes"]) for row in gap.row["top_logprobs"] if row["id"] in gap.ids), b"")
+        asked = {"n_predict": 1, "temperature": 0, "logit_bias": [["\n", 100]], "id_slot": slot.number}
+        for rest in range(gap.tokens - 1, 0, -1):
+            prompt = [*generation.prompt_now, *(number for number, _ in held)]
+            for alternatives in (HELD_ALTERNATIVES, self._vocabulary):
+                answer = self._server.handle_completions(
+                    {"prompt": prompt, "cache_prompt": reuse, "logprobs": alternatives, **asked}
+                )
+                content = (answer["choices"][0]["logprobs"] or {}).get("content") if "choices" in answer else None
+                rows: list[Row] = content[0]["top_logprobs"] if content else []
+                found = next((row for row in rows if _begins(bytes(row["bytes"]), left, last, rest)), None)
+                if found is not None:
+                    break
+            if found is None:
+                return []
+            held.append((found["id"], {**found, "top_logprobs": rows}))
+            left = left[len(found["bytes"]) :]
+        return held
 
     def _is_enforced(self, schema: dict[str, Any], slot: Slot) -> bool:
         """Test whether llama.cpp applies this schema; the result is cached.
@@ -459,6 +506,19 @@ def _not_installed(error: ImportError) -> EngineDead:
 def build(model: str, settings: LlamacppSettings, data_dir: Path) -> LlamacppEngine:
     """See workers.engines.registry. Fetches the default model if none is set. Raises EngineDead."""
     return LlamacppEngine(model, settings, settings.path or fetch(data_dir / "weights", lambda *_: None))
+
+
+def _begins(token: bytes, left: bytes, last: bytes, rest: int) -> bool:
+    """Whether a token may begin the bytes that are left, and ends within a character; `rest` tokens follow it, at the
+    end `last` (b"": not known)."""
+    behind = len(left) - len(token)
+    if not token or not left.startswith(token) or behind < rest or (rest == 1 and last and left[len(token) :] != last):
+        return False
+    try:
+        token.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data" or error.start == 0
+    return False
 
 
 MIN_EMBEDDING_BATCH = 512

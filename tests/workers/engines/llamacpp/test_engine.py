@@ -13,7 +13,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from penstock.engine import ChatTurn, EngineDead, Failure, ModelCard, Piece, Refused, Request, Sampling
+from penstock.engine import ChatTurn, EngineDead, Failure, ModelCard, Piece, Refused, Request, Sampling, token_bytes
 from penstock.tools import Tool, Tools, read_answer
 from workers.engines.llamacpp import prompt as tokenizer_module
 from workers.engines.llamacpp.engine import LlamacppEngine
@@ -253,16 +253,38 @@ async def test_logprobs_come_with_each_token(desk: Desk, count: int) -> None:
 EMOJI = "Repeat: 😀 日本 🎉🎉 é\nRepeat: 😀 日本 🎉🎉 é\nRepeat:"
 
 
-@pytest.mark.parametrize("sampling", [{}, {"stop": ["eat"]}, {"json_schema": ANY}])
-async def test_a_character_of_several_tokens_has_one_row(desk: Desk, sampling: dict[str, Any]) -> None:
-    """The rows make up the text, which is the same as without them."""
-    sampling = {"max_tokens": 24, **sampling, **GREEDY}
-    sampling["repetition_penalty"] = 1.0  # llama.cpp forgets a cached prompt in its penalty
-    answer = await desk.ask(EMOJI, logprobs=2, **sampling)
-    assert "".join(row.token for row in answer.logprobs) == answer.text
+@pytest.mark.parametrize("sampling", [GREEDY, {"temperature": 1.0, "seed": 3}, {**GREEDY, "stop": ["eat"]}])
+async def test_a_token_within_a_character_has_a_row(desk: Desk, sampling: dict[str, Any]) -> None:
+    """As many rows as tokens, with the bytes of the text, and the same text as without them."""
+    sampling = {**sampling, "repetition_penalty": 1.0}  # llama.cpp forgets a cached prompt in its penalty
+    answer = await desk.ask(EMOJI, max_tokens=24, logprobs=2, **sampling)
+    parts = [row for row in answer.logprobs if row.token.startswith("bytes:")]
+    assert parts and b"".join(token_bytes(row.token) for row in answer.logprobs) == answer.text.encode()
+    assert len(answer.ids) == len(answer.logprobs) and 0 <= answer.n - len(answer.logprobs) < 4, "a cut character"
     assert all(len(row.top) == 2 and row.logprob <= 0 for row in answer.logprobs)
+    if "seed" not in sampling:
+        plain = await desk.ask(EMOJI, max_tokens=24, **sampling)
+        assert (answer.text, answer.finish, answer.n) == (plain.text, plain.finish, plain.n)
+        assert answer.prompt_tokens == plain.prompt_tokens
+    at = next(place for place, row in enumerate(answer.logprobs) if row in parts)
+    before = "".join(row.token for row in answer.logprobs[:at])
+    past = [(before, answer.ids[:at], at)] if at else []
+    again = await desk.ask(EMOJI, past, max_tokens=at + 3, logprobs=2, **sampling)
+    assert [token for token, _ in again.logprobs[0].top] == [token for token, _ in parts[0].top]
+
+
+@pytest.mark.parametrize(("sampling", "cut"), [({}, 1), ({"stop": ("🎉🎉",)}, 5), ({"max_tokens": 14}, 0)])
+async def test_a_token_within_a_character_of_json_has_a_row(desk: Desk, sampling: dict[str, Any], cut: int) -> None:
+    """Its grammar is not begun again in the middle: the rows come with the end, and the text is as without them. The
+    end token has no row, nor have the tokens of a stop; its first begins with a space, which is shown."""
+    schema = ANY | {"properties": {"a": {"const": "é 🎉🎉 日本 x"}, "b": {"enum": ["🎉"]}}, "required": ["a", "b"]}
+    sampling = {"max_tokens": 60, "json_schema": schema, **GREEDY, **sampling}
     plain = await desk.ask(EMOJI, **sampling)
+    answer = await desk.ask(EMOJI, logprobs=2, **sampling)
     assert (answer.text, answer.finish, answer.n) == (plain.text, plain.finish, plain.n)
+    assert any(row.token.startswith("bytes:") for row in answer.logprobs) or "stop" in sampling
+    assert b"".join(token_bytes(row.token) for row in answer.logprobs) == answer.text.encode()
+    assert answer.n - len(answer.logprobs) == cut and all(len(row.top) == 2 for row in answer.logprobs)
 
 
 async def test_a_seed_repeats_a_text(desk: Desk) -> None:
