@@ -113,8 +113,7 @@ class RequestGuard:
         """Return the answer to a CORS preflight; for anything else raise ApiError (403, 404, 405)."""
         methods = self._table.methods(scope["path"])
         if not methods:
-            meant = self._table.meant(scope["method"], scope["path"])
-            raise errors.unknown_route(meant and self._base_path + meant)
+            raise errors.unknown_route(self._base_path, self._table.meant(scope["method"], scope["path"]))
         if scope["method"] == "OPTIONS":
             preflight = self._origins.preflight(methods, scope["path"], scope["state"]["headers"])
             if preflight is not None:

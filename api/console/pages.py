@@ -47,7 +47,7 @@ async def asset(request: Request) -> Response:
     name, build = request.path_params["name"], request.path_params["build"]
     data = assets().get(name)
     if data is None:
-        raise errors.unknown_route("")
+        raise errors.unknown_route()
     kept = FOREVER if build == build_hash() else REVALIDATED
     return _cached(request, data, f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8", kept)
 

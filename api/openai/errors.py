@@ -136,9 +136,9 @@ def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
     return ApiError(400, "too_large_for_store", message, param=param)
 
 
-def unknown_route(instead: str = "") -> ApiError:
-    """`instead`: the path that was probably meant."""
-    hint = f"Did you mean {instead[:256]}?" if instead else "GET /openapi.json lists what there is."
+def unknown_route(base_path: str = "", meant: str = "") -> ApiError:
+    """`meant`: the path below the base path that was probably meant."""
+    hint = f"Did you mean {base_path}{meant[:256]}?" if meant else f"GET {base_path}/openapi.json lists what there is."
     return ApiError(404, "not_found", f"There is nothing at this address. {hint}")
 
 

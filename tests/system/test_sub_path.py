@@ -102,6 +102,7 @@ def test_links_lead_back_through_the_proxy(url: str) -> None:
     assert asked(urljoin(url, server["url"]) + "/v1/models")[0] == 200
     message = json.loads(asked(f"{url}/chat/completions", "POST", CHAT)[2])["error"]["message"]
     assert f"{BASE}/v1/chat/completions" in message
+    assert f"{BASE}/openapi.json" in json.loads(asked(f"{url}/nothing")[2])["error"]["message"]
     link = json.loads(asked(f"{url}/admin/console/links", "POST", {})[2])["path"]
     assert b"<title>Penstock" in asked(urljoin(url, link).partition("#")[0])[2]
 

@@ -58,11 +58,10 @@ export function chat({ root, signal, title, who }) {
     if (!kept.turns.length) turns.replaceChildren();
     const messages = [...kept.turns.filter((turn) => turn.text), { role: "user", text }].map(({ role, text: content }) => ({ role, content }));
     const body = { model: kept.model, messages, max_tokens: Number(kept.most), queue: { priority: kept.lane, on_disconnect: "continue", ...(kept.deadline && { deadline_ms: 1000 * Number(kept.deadline) }) } };
-    const sent = Date.now();
     const made = await act(() => api.post("/v1/jobs", body));
     if (!made) return;
     field.value = "";
-    kept.turns.push({ role: "user", text }, { role: "assistant", job: made.id, sent, text: "", state: "" });
+    kept.turns.push({ role: "user", text }, { role: "assistant", job: made.id, text: "", state: "" });
     keep();
     asked(kept.turns.at(-2));
     answer(kept.turns.at(-1), true);
@@ -74,7 +73,7 @@ export function chat({ root, signal, title, who }) {
   }
 
   /** Shows an answer and follows it from its first event, whether it has begun, or ended. Its times are taken here only
-   *  if it was sent from this page: after a reload all events come at once. At its end the server's times replace them. */
+   *  if it was sent from this page: after a reload all events come at once. At its end the server's pace replaces it. */
   function answer(turn, sent = false) {
     const text = h("div", { class: "text", "aria-busy": "true" }), line = h("p", { class: "meta" });
     turns.append(h("div", { class: "turn assistant" }, h("p", { class: "label" }, kept.model || "Answer"), text, line));
@@ -123,7 +122,7 @@ export function chat({ root, signal, title, who }) {
       run.tokens += data.tokens;
       run.last = performance.now();
       run.first ||= run.last;
-      if (run.sent && turn.ttft === undefined) { turn.ttft = Date.now() - turn.sent; keep(); }
+      if (run.sent && turn.ttft === undefined) { turn.ttft = null; time(turn).catch(() => {}); } // asked again at the end
       if (run.sent && run.last - run.first > 200) turn.pace = (1000 * (run.tokens - 1)) / (run.last - run.first);
     } else if (name === "stream.reset") {
       growing.clear();
@@ -151,7 +150,7 @@ export function chat({ root, signal, title, who }) {
   async function time(turn) {
     const found = await api.get(`/v1/jobs/${turn.job}/timing`, { signal });
     turn.ttft = found.time_to_first_token_ms;
-    turn.pace = found.time_per_output_token_ms ? 1000 / found.time_per_output_token_ms : null;
+    if (turn.state) turn.pace = found.time_per_output_token_ms ? 1000 / found.time_per_output_token_ms : null;
     keep();
   }
 
