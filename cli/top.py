@@ -106,7 +106,7 @@ def _rates(rates: Mapping[str, Any], width: int) -> RenderableType:
     flow.add_row("jobs per second", _number(rates["jobs_per_s"]))
     flow.add_row("open streams", str(rates["open_streams"]))
     if rates["failed"]:
-        flow.add_row(Text("failed in the last minute", "red"), str(rates["failed"]))
+        flow.add_row(Text(f"failed in {rates['window_s']:.0f} s", "red"), str(rates["failed"]))
     if width < NARROW:
         return Group(latencies, flow)
     beside = Table.grid(padding=(0, 4, 0, 0))

@@ -186,9 +186,11 @@ class Situation:
     """Share of the store's memory in use that admission may fill; None without a limit."""
     dead_letters: int = 0
     lapsed: int = 0
-    """Workers whose lease ran out in the last minute."""
+    """Workers whose lease ran out in the window."""
     failed: int = 0
-    """Jobs that failed in the last minute."""
+    """Jobs that failed in the window."""
+    window_s: float = 60.0
+    """The last minute, or the time since the newest reading before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +228,13 @@ def _problems(now: Situation) -> Iterator[ServiceProblem]:
     if not now.has_leader:
         cause, fix = "no scheduler leads, so nobody changes the number of workers", "penstock ps; start a scheduler"
         yield ServiceProblem("note", "no scheduler leads", cause, fix)
+    window = "minute" if now.window_s <= WINDOW_S else f"{now.window_s:.0f} s"
     if now.lapsed:
-        title = f"{counted(now.lapsed, 'worker')} lost in the last minute"
+        title = f"{counted(now.lapsed, 'worker')} lost in the last {window}"
         cause, fix = "a lease ran out; the jobs continue elsewhere", "penstock logs --role worker shows why"
         yield ServiceProblem("warning", title, cause, fix, "/models")
     if now.failed:
-        title = f"{counted(now.failed, 'job')} failed in the last minute"
+        title = f"{counted(now.failed, 'job')} failed in the last {window}"
         yield ServiceProblem("note", title, "see the error of each", "open them", "/jobs?status=failed&tenant=*")
     if now.dead_letters:
         title = f"{counted(now.dead_letters, 'dead letter')} to look at"
@@ -363,6 +366,7 @@ class LiveOverview:
             dead_letters=len(letters),
             lapsed=rates.lapsed,
             failed=rates.failed,
+            window_s=rates.window_s or WINDOW_S,
         )
         tokens_per_s = sum(process.tokens_per_s for process in processes)
         self._points.append(_point(reading.at, rates, tokens_per_s, pools))

@@ -17,7 +17,7 @@ from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import AbstractConnection, Connection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ClusterDownError, MovedError, ReadOnlyError, RedisClusterException, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -121,7 +121,10 @@ class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
     async def get_master_address(self) -> tuple[str, int]:
         """Ask the Sentinels. Connections to a former primary are closed: they would hang, or write what gets lost."""
         async with self._asking:
-            address: tuple[str, int] = await self.sentinel_manager.discover_master(self.service_name)
+            try:
+                address: tuple[str, int] = await self.sentinel_manager.discover_master(self.service_name)
+            except MasterNotFoundError:  # whose words repeat all options of the clients
+                raise MasterNotFoundError(f"no Sentinel names a primary of {self.service_name!r}") from None
         if address != self.master_address:
             self.master_address = address
             await self.disconnect()

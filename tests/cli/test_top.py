@@ -89,7 +89,7 @@ def test_a_screen_says_what_is_wrong_and_what_waits() -> None:
     assert any(line.split() == ["batch", "0", "–", "0"] for line in lines), "no job waits, so none is oldest"
     assert any(line.startswith("first token") and "92.0 ms" in line and "3,120" in line for line in lines)
     assert any(line.startswith("worker-1") and "3/4" in line and "25%" in line and "15.5 ms" in line for line in lines)
-    assert "failed in the last minute" in text and "\u001b" not in text
+    assert "failed in 2 s" in text and "\u001b" not in text
 
 
 def test_a_worker_whose_server_is_away_is_not_ready() -> None:
