@@ -13,7 +13,7 @@ from sim_worker import FAST, Start, a_job, ended, expected, recorder, start, tex
 
 from penstock.engine import Sampling
 from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, Opening, Run, Section, encode_delta, packed
-from streaming.jobs.history import LogName
+from streaming.jobs.history import LogName, read_log
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.lease import PREEMPTED, Claim, Lease
 from streaming.jobs.queue import Queue
@@ -123,15 +123,14 @@ async def test_a_slow_reader_goes_on_where_it_was(
     frames = [replace(frame, number=place, openings=opening) for place, frame in enumerate(frames, 1)]
     await lease.release(job.id, claim.number, frames, outcome=PREEMPTED)
     read, starts = list[int](), list[int]()
-    read_frames = relay._reader.frames
 
-    async def noted(partition: int, name: LogName, first: int) -> AsyncGenerator[Frame, None]:
+    async def noted(client: RedisClient, partition: int, name: LogName, first: int) -> AsyncGenerator[Frame, None]:
         starts.append(first)
-        async for frame in read_frames(partition, name, first):
+        async for frame in read_log(client, partition, name, first):
             read.append(frame.number)
             yield frame
 
-    monkeypatch.setattr(relay._reader, "frames", noted)
+    monkeypatch.setattr("streaming.jobs.relay.read_log", noted)
     buffer = relay.open(job.id)
     await relay.follow(buffer)
     seen: list[int] = []
