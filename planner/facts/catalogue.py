@@ -18,8 +18,8 @@ from planner.facts.model import ModelShape
 MAX_NEAREST = 3
 REPOSITORY = re.compile(r"config of [\w.-]+/([\w.-]*\w)")
 """In a model's source: its name on Hugging Face."""
-VARIANT = re.compile(r"-(instruct|chat|it|hf)$")
-"""The end of a name of other weights in the same shape."""
+VARIANT = re.compile(r"-(instruct|chat|it|hf|coder|base|\d{4})(?=-|$)")
+"""Part of a name of other weights in the same shape."""
 
 
 class PlanError(ValueError):
@@ -51,8 +51,15 @@ def model(name: str) -> ModelShape:
     """By its name here or on Hugging Face. Raises UnknownName."""
     short, known = name.lower().rpartition("/")[2], models()
     there = {match[1].lower(): each for each in known.values() if (match := REPOSITORY.search(each.source))}
-    found = known.get(short) or there.get(short) or known.get(VARIANT.sub("", short))
-    return found or _unknown("model", name, known, "or give its --config config.json")
+    there |= {alias: each for each in known.values() for alias in each.also}
+    plain = VARIANT.sub("", short)
+    sizes = [each for name, each in known.items() if re.fullmatch(rf"{re.escape(plain)}-\d+b", name)]
+    found = known.get(short) or there.get(short) or known.get(plain) or there.get(plain)
+    return (
+        found
+        or (sizes[0] if len(sizes) == 1 else None)
+        or _unknown("model", name, known, "or give its --config config.json")
+    )
 
 
 def device(name: str) -> Accelerator:

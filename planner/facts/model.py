@@ -16,6 +16,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """One model, as its config.json describes it."""
 
     name: str
+    also: tuple[str, ...] = ()
+    """Names of other weights in the same shape."""
     source: str
     checked: str = ""
     """A public copy of its configuration with the same shape; "": none was found."""

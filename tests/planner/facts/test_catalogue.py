@@ -75,6 +75,9 @@ def test_every_card_says_what_it_was_checked_against() -> None:
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"), ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"), ("google/gemma-3-4b-it", "gemma-3-4b"),
         ("deepseek-ai/DeepSeek-V3", "deepseek-v3"), ("opt-1.3b", "opt-1.3b"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"), ("deepseek-v3-0324", "deepseek-v3"), ("mistral-nemo", "mistral-nemo-12b"),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-32b"),
+        ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", "mistral-small-24b"),
     ],
 )  # fmt: skip
 def test_a_model_has_its_name_on_hugging_face(name: str, shape: str) -> None:
