@@ -113,16 +113,18 @@ class Claimer:
 
     async def run(self, partitions: Sequence[int]) -> None:
         """Claim from the partitions in turn, each round beginning with another, so that none starves; partitions with a
-        revoked lease are skipped."""
-        turn = deque(partitions)
+        revoked lease are skipped. The first round waits until the worker hears messages, which are lost before."""
+        turn, full = deque(partitions), [False]
         try:
-            while not self._ending:
+            while True:
+                if not any(full):
+                    await wait(self._look, self._settings.poll_ms / 1000)
+                if self._ending:
+                    break
                 self._look.clear()
                 full = [await self._claim_from(partition) for partition in turn]
                 self._starter.looked()
                 turn.rotate(-1)
-                if not any(full):
-                    await wait(self._look, self._settings.poll_ms / 1000)
             await asyncio.gather(*self._claims.values())  # this worker still runs what they claim
             self.is_full = False
             self._starter.looked()

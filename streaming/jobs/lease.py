@@ -24,6 +24,7 @@ from streaming.jobs.codec import (
     Frame,
     Opening,
     Terminal,
+    Wake,
     decode_control,
     decode_job,
     encode,
@@ -314,8 +315,10 @@ class Lease:
         return sum(await self._client.calls([("leave", p, (self.id, LOG_KEEP_S)) for p in self._client.partitions]))
 
     async def controls(self) -> AsyncIterator[Control]:
-        """Iterate over control messages to this worker, without malformed ones. Never ends; raises Unavailable."""
+        """Iterate over control messages to this worker, without malformed ones, behind a wake-up in place of what was
+        lost before. Never ends; raises Unavailable."""
         async with self._client.subscribe(channel("worker", self.id)) as subscription:
+            yield Wake()
             while True:
                 data = await subscription.message()
                 try:

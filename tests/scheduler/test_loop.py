@@ -186,6 +186,7 @@ async def test_a_slow_worker_is_cordoned_and_told(hand: Hand) -> None:
     """Five times its peer's step time, under a minute of looks: it stands in the plan and hears of it."""
     slow, loop = Lease(hand.wire, MODEL), hand.loop()
     controls = slow.controls()
+    await anext(controls)  # it listens
     hearing = asyncio.ensure_future(anext(controls))
     await hand.put()
     steps = 0

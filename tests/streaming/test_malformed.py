@@ -453,6 +453,7 @@ async def test_a_message_that_cannot_be_read_ends_no_subscription(wire: RedisCli
     """Nothing sent to a worker behind it is lost, and neither is what comes at once after it."""
     lease = await a_lease(wire)
     controls = lease.controls()
+    assert await anext(controls) == Wake()  # it listens
     heard = asyncio.ensure_future(anext(controls))
     name = channel("worker", lease.id)
     async with asyncio.timeout(20):

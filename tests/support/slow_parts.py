@@ -34,6 +34,8 @@ class SlowLease(Lease):
         super().__init__(wire, "sim")
         self._slow, self._delay_s = slow, delay_s
         self._begun = False
+        self.looked = asyncio.Event()
+        """Set once it has looked for jobs: a delay of the first look would be none of a request."""
 
     async def _pause(self, wanted: bool) -> None:
         if wanted:
@@ -43,6 +45,7 @@ class SlowLease(Lease):
         await self._pause(self._slow == "queue")
         claimed = await super().claim(partition, want, **options)
         await self._pause(self._slow == "gate" and bool(claimed.jobs))
+        self.looked.set()
         return claimed
 
     def send_nowait(self, calls: Sequence[Call], on_done: Callable[[bool, Sequence[Any]], None]) -> bool:
@@ -84,11 +87,14 @@ async def working(
         worker.on_step(pieces)
 
     card = await engine.start(on_step, lambda _: None)
-    with patch("workers.worker.Lease", lambda wire, _model, _name: SlowLease(wire, slow, delay_s)):
+    lease = SlowLease(wire, slow, delay_s)
+    with patch("workers.worker.Lease", lambda *_: lease):
         worker = Worker(wire, engine, card, WorkerSettings(poll_ms=1_500, drain_s=drain_s), recorder)
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     try:
+        async with asyncio.timeout(MAX_S):
+            await lease.looked.wait()
         yield worker
     finally:
         stop.set()
