@@ -479,9 +479,11 @@ class QueueMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(self.live()))
         claims = worker.held | worker.unheard
         mine = {
-            job_id: HeldJob(claim.number, cancelled, "owner" if cancelled else "")
+            job_id: HeldJob(
+                claim.number, job.cancelled, "reader" if job.abandoned else "owner" if job.cancelled else ""
+            )
             for job_id, claim in claims.items()
-            for cancelled in (self.jobs[job_id].cancelled,)
+            for job in (self.jobs[job_id],)
         }
         assert self.run(worker.lease.beat(0)) == mine
         assert mine.keys() == {job_id for job_id, job in self.jobs.items() if job.holder is worker}
