@@ -237,9 +237,17 @@ class Lease:
         summary, whole = encode(without_rows(end)), "1" if finish.with_rows else ""
         generated = end.usage.completion
         args = (
-            self.id, end.job, finish.number, end.state, encode(end), summary, whole, finish.dead, generated,
+            self.id,
+            end.job,
+            finish.number,
+            end.state,
+            encode(end),
+            summary,
+            whole,
+            finish.dead,
+            generated,
             finish.prompt,
-        )  # fmt: skip
+        )
         return ("finish", partition_of(end.job) or 0, args)
 
     def checkpoint_call(self, partition: int, job_id: str, number: int, frame: int) -> Call:

@@ -1,26 +1,23 @@
-"""Two trees compared: ratios and verdicts, and copies of trees."""
+"""Two trees compared: order of turns, ratios and verdicts, copies of trees, and a short real run."""
 
 from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from bench.gateway import base
 from bench.gateway.__main__ import main
-from bench.gateway.base import BASE, THIS, of_level, report
+from bench.gateway.base import BASE, THIS, of_level, per_round, report, turns
 from bench.gateway.sweep import GatewayOptions, GatewayReadings
-from bench.gateway.systems import ServingGateway
 from bench.load.plan import StreamReading
 from bench.program import WrongArguments
 from bench.report import load
 from bench.stats import Spread, coverage_of, median_interval
 from bench.trials import copy_tree
-from workers.engines.sim.settings import SimSettings
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +80,33 @@ def test_the_interval_is_the_narrowest_that_covers_enough(count: int, rank: int,
         assert coverage_of(count, rank + 1) < 0.95
 
 
+def test_the_interval_contains_the_true_median_as_often_as_it_says() -> None:
+    """For a lopsided distribution, whose mean is far from its median."""
+    numbers = random.Random(15)
+    samples = [[numbers.expovariate(1.0) for _ in range(9)] for _ in range(20_000)]
+    true = median(numbers.expovariate(1.0) for _ in range(200_001))
+    inside = sum(found.low <= true <= found.high for found in map(median_interval, samples))
+    assert inside / len(samples) == pytest.approx(coverage_of(9, 2), abs=0.01)
+
+
+def test_each_round_turns_abba_or_baab_so_that_a_steady_drift_cancels() -> None:
+    assert [turns(number) for number in range(3)] == [
+        (THIS, BASE, BASE, THIS),
+        (BASE, THIS, THIS, BASE),
+        (THIS, BASE, BASE, THIS),
+    ]
+    for number in range(2):
+        drifting = {
+            name: [50.0 + 10 * at for at, each in enumerate(turns(number)) if each == name] for name in VERSIONS
+        }
+        assert sum(drifting[THIS]) == sum(drifting[BASE])
+
+
+def test_a_round_is_weighed_by_its_tokens_and_needs_one() -> None:
+    assert per_round([reading(10, 1000), reading(40, 500), reading(7), reading(9)]) == [20, 8]
+    assert per_round([reading(0, 0), reading(0, 0)]) == [None]
+
+
 @pytest.mark.parametrize(
     ("ratios", "expected"),
     [
@@ -97,6 +121,22 @@ def test_a_bound_is_missed_only_by_a_whole_interval(ratios: list[float], expecte
     """Whatever the order of the rounds, and although the machine gets slower from round to round."""
     random.Random(1).shuffle(ratios)
     assert verdict(ratios) == [expected, "reached"]
+
+
+def test_the_report_shows_both_trees_at_each_level_and_every_ratio() -> None:
+    found = report(played([1.01, 0.99] * 5), VERSIONS, 1.03, options(10), "command")
+    assert [(row["system"], row["streams"], row["rounds"], row["errors"]) for row in found.rows] == [
+        (THIS, 16, 10, 0),
+        (BASE, 16, 10, 0),
+    ]
+    ratio = found.ratios[0]
+    assert ratio.what == "c=16: CPU per token, this tree / bbb" and ratio.at_most == 1.03
+    assert ratio.rounds == pytest.approx((1.01, 0.99) * 5) and ratio.interval == pytest.approx((0.99, 1.01))
+    assert "numbers 2 and 9" in found.notes[0] and "97.9 %" in found.notes[0]
+
+
+def test_failed_requests_of_this_tree_are_a_verdict_of_their_own() -> None:
+    assert verdict([0.5] * 9, errors=1) == ["reached", "missed"]
 
 
 def test_too_few_rounds_and_rounds_without_a_token_are_no_success() -> None:
@@ -127,7 +167,7 @@ def test_what_cannot_be_judged_is_refused(words: list[str], said: str, capsys: p
     assert said in capsys.readouterr().out
 
 
-SIM, WASTE = "workers/engines/sim/engine.py", "# slower\n"
+STEP = "    def _step(self, now: float) -> list[Piece]:\n"
 
 
 @pytest.fixture
@@ -151,35 +191,40 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_each_tree_runs_its_own_source_and_the_checkout_is_left_as_it_is(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The working tree's simulated engine costs twice what the commit's does: as told by the trees that are served."""
-    sim = checkout / SIM
-    sim.write_text(sim.read_text() + WASTE)
+def test_each_tree_runs_its_own_source_and_the_checkout_is_left_as_it_is(checkout: Path, tmp_path: Path) -> None:
+    """The working tree's simulated engine wastes 5 ms of CPU in each step; the commit's does not."""
+    sim = checkout / "workers" / "engines" / "sim" / "engine.py"
+    sim.write_text(sim.read_text().replace(STEP, f"{STEP}        sum(range(200_000))\n"))
     before = git(checkout, "status", "--porcelain")
-    assert before == f"M {SIM}"
-    served: list[str] = []
-
-    class Gateway:
-        def __init__(self, name: str, *, tree: Path) -> None:
-            self.name, self.tree = name, tree
-
-        @contextmanager
-        def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
-            served.append(self.name)
-            yield ServingGateway(1 + (WASTE in (self.tree / SIM).read_text()), [])
-
-    monkeypatch.setattr(base, "SETTLE_S", 0.0)
-    monkeypatch.setattr(base, "PenstockGateway", Gateway)
-    monkeypatch.setattr(base, "measure", lambda plan: reading(50.0 * plan.port))
-    assert main(["--base", "HEAD", "--quick", "--levels", "2", "--out", str(tmp_path)]) == 0
+    assert before == "M workers/engines/sim/engine.py"
+    words = ["--levels", "2", "--tokens", "16", "--step-ms", "2", "--prefill-ms", "2", "--out", str(tmp_path)]
+    assert main(["--base", "HEAD", "--quick", *words]) == 0
     found = load(tmp_path / "gateway-base-quick.json")
-    assert served == [THIS, BASE] and [row["system"] for row in found.rows] == [THIS, BASE]
-    assert found.ratios[0].value == pytest.approx(2.0) and found.ratios[0].verdict == ""
+    assert [(row["system"], row["streams"], row["requests"], row["errors"]) for row in found.rows] == [
+        (THIS, 2, 4, 0),
+        (BASE, 2, 4, 0),
+    ]
+    for row in found.rows:
+        assert {part.split()[0] for part in row["parts"].split(", ")} == {
+            "api-1",
+            "worker-1",
+            "redis",
+            "scheduler-1",
+            "offline-1",
+        }
+    ratio = found.ratios[0]
+    assert ratio.value is not None and ratio.value > 1.5 and ratio.verdict == ""
     commit = git(checkout, "rev-parse", "--short=12", "HEAD")
     assert found.settings["versions"] == {THIS: f"{commit}-dirty", BASE: commit}
     assert git(checkout, "status", "--porcelain") == before
     assert git(checkout, "worktree", "list").count("\n") == 0
+
+
+def test_a_tree_that_cannot_be_run_is_refused_with_the_reason(checkout: Path, tmp_path: Path) -> None:
     with pytest.raises(WrongArguments, match=r"git rev-parse .*no such commit"):
         base.export("nowhere", tmp_path / "base")
+    (checkout / "streaming" / "__init__.py").write_text("import a_library_of_another_time\n")
+    git(checkout, "commit", "--quiet", "--all", "--message", "another time")
+    with pytest.raises(WrongArguments, match=r"cannot be imported in this environment: .*a_library_of_another_time"):
+        base.export("HEAD", tmp_path / "base")
+    base.export("HEAD~1", tmp_path / "before")

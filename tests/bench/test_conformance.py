@@ -6,6 +6,7 @@ The suites are not part of this tree: the cases here are our own, by the shapes 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from bench.conformance.stream_writer import LEASE_MS, MODEL
 from bench.conformance.suites import (
     DURABLE,
     DURABLE_PACKAGE,
+    EXPECTED,
     FAILED,
     OPEN_RESPONSES_PROGRAM,
     PASSED,
@@ -25,6 +27,8 @@ from bench.conformance.suites import (
     SKIPPED,
     CaseVerdict,
     SuiteMissing,
+    all_but_expected,
+    reason_of,
     run_durable,
     run_open_responses,
     suite_of,
@@ -192,3 +196,18 @@ def test_verdicts_are_counted() -> None:
     assert [row[key] for key in ("suite", "cases", "passed", "excepted", "failed")] == [DURABLE, 4, 2, 1, 1]
     notes, failures = notes_of(verdicts), failures_of(verdicts)
     assert failures == [f"{DURABLE}: Reads two: failed: wrong"] and "forks" in notes[0] and len(notes) == 1
+
+
+def test_each_exception_has_a_reason_and_excuses_not_everything() -> None:
+    assert all(each.reason for each in EXPECTED)
+    assert [each.pattern for each in EXPECTED if re.search(each.pattern, "") or re.search(each.pattern, "a case")] == []
+    assert not reason_of(DURABLE, "Read Operations should read empty stream") and not reason_of(RESPONSES, "basic")
+    others = re.compile(all_but_expected(DURABLE))
+    for case in (
+        "Fork - Reading a",
+        "Read a Producer",
+        "TTL Expiry b",
+        "HEAD shows an expired one",
+        "Read Operations c",
+    ):
+        assert bool(others.search(case)) == (not reason_of(DURABLE, case)), case

@@ -6,11 +6,14 @@ import http.server
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from random import Random
 from typing import Any, cast
 
 from bench.energy import EnergyMeter, counters_of, used
 from bench.table1.client import TargetServer, TimedAnswer
-from planner.tuning import LevelReading
+from planner.commands.tuning import frontier_table, power_note
+from planner.facts.catalogue import device
+from planner.tuning import LevelReading, frontier_of
 from telemetry.gpu import GpuReadings
 
 METRICS = """
@@ -83,3 +86,19 @@ def test_energy_between_two_readings() -> None:
 def reading(clients: int, joules: float | None) -> LevelReading:
     answer = TimedAnswer(0.0, [0.5, 1.0], 10)
     return LevelReading(clients, 1, 0, 10.0 * clients, 1.0, 1.0, 2.0, [answer], joules=joules)
+
+
+def test_the_frontier_has_joules_where_they_are_known() -> None:
+    found = frontier_of({1: [reading(1, 20.0), reading(1, 40.0)], 2: [reading(2, None)]}, Random(1))
+    assert [point.joules_token for point in found.points] == [3.0, None]
+    table = frontier_table(found)
+    assert "J/token" in table.header and [row[4] for row in table.rows] == ["3.00", "-"]
+    unknown = frontier_of({1: [reading(1, None)], 2: [reading(2, None)]}, Random(1))
+    assert "J/token" not in frontier_table(unknown).header
+
+
+def test_how_near_to_its_limit_a_gpu_is() -> None:
+    found = {1: [reading(1, 200.0)], 2: [reading(2, 700.0)]}
+    (said,) = power_note(found, device("h100"), 1)
+    assert "At 2 at once" in said and "350 W, 50 %" in said
+    assert power_note(found, None, 1) == [] and power_note({1: [reading(1, None)]}, device("h100"), 1) == []

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
+from house import eventually
 from rich.console import Console
 
 from bench import program
@@ -44,6 +49,31 @@ def reading(
     )
 
 
+def test_a_row_is_the_median_of_its_rounds_and_the_sum_of_its_processes() -> None:
+    found = rows({("floor", 64): [reading(4), reading(9), reading(5, errors=2)]}, ["floor"])
+    assert [(row["system"], row["streams"], row["rounds"]) for row in found] == [("floor", 64, 3)]
+    row = found[0]
+    assert row["cpu_us_per_token"] == pytest.approx(6) and row["tokens_per_s"] == 100_000
+    assert row["parts"] == "api 5.0, redis 1.0"
+    assert (row["errors"], row["wrong"], row["requests"]) == (2, {"cut off": 2}, 300)
+
+
+def test_a_level_without_any_answer_has_no_times() -> None:
+    none = StreamReading(
+        requests=0,
+        wrong={"status 503": 8},
+        tokens=0,
+        seconds=0.0,
+        ttft=Spread(),
+        itl=Spread(),
+        e2e=Spread(),
+        cpu={"api": 1.0},
+        own_cpu=0.0,
+    )
+    row = rows({("router", 4): [none]}, ["router"])[0]
+    assert row["errors"] == 8 and row["cpu_us_per_token"] is None and "ttft_p50_ms" not in row
+
+
 def judged(found: list[dict[str, object]], *asked: str) -> dict[str, tuple[float | None, str]]:
     goals = Goals(found, asked)
     return {ratio.what: (ratio.value, ratio.verdict) for ratio in goals.of_sweep(15.0)}
@@ -71,11 +101,75 @@ def test_goals_compare_with_the_others_of_the_same_run() -> None:
     assert found["Penstock's errors"] == (0, "reached")
 
 
+def test_costs_are_compared_round_by_round() -> None:
+    """The machine is slow for everybody in the second round; one slow round of one system does not count."""
+    readings = {
+        ("penstock", 256): [reading(5), reading(11), reading(19)],
+        ("router", 256): [reading(9), reading(19), reading(9)],
+    }
+    names = ["penstock", "router"]
+    ratio = Goals(rows(readings, names), names).of_sweep(15.0)[0]
+    assert ratio.rounds == pytest.approx((0.6, 0.6, 2.0)) and ratio.value == pytest.approx(0.6)
+    assert ratio.figure == "0.60 (rounds 0.60 to 2.00)"
+    readings["router", 256].pop()  # it failed once: medians, then
+    left = Goals(rows(readings, names), names).of_sweep(15.0)[0]
+    assert left.rounds == () and left.value == pytest.approx(12 / 15)
+
+
+def test_the_router_is_compared_at_every_level_and_judged_at_the_highest() -> None:
+    names = ["penstock", "router"]
+    readings = {(name, level): [reading(cpu)] for level in (1, 64) for name, cpu in (("penstock", 9), ("router", 4))}
+    found = judged(rows(readings, names), *names)
+    words = "Penstock's CPU per token / SGLang router + engine server"
+    assert found[f"c=1: {words}"] == (pytest.approx(2), "") and found[f"c=64: {words}"] == (pytest.approx(2), "missed")
+
+
+def test_the_price_of_fsync_always_is_held_against_that_of_every_second() -> None:
+    names = ["penstock", "penstock-d2"]
+    readings = {
+        ("penstock", 1): [reading(9)],
+        ("penstock", 16): [reading(9), reading(9)],
+        ("penstock-d2", 1): [reading(19)],
+        ("penstock-d2", 16): [reading(10), reading(11)],
+    }
+    found = judged(rows(readings, names), *names)
+    assert found["c=16: CPU per token with fsync always / every second"] == (pytest.approx(1.15), "missed")
+    assert not any(what.startswith("c=1: CPU") for what in found)
+
+
 def test_a_goal_whose_rival_failed_is_not_reached_and_one_nobody_asked_for_is_not_shown() -> None:
     readings = {("penstock", 256): [reading(9)]}
     found = judged(rows(readings, ["penstock", "dynamo"]), "penstock", "dynamo")
     assert found["c=256: Penstock's CPU per token / Dynamo's"] == (None, "missed")
     assert not any("router" in what or "floor" in what for what in found)
+
+
+def in_front(own: float, server: float, ttft: float) -> StreamReading:
+    """Of a system that forwards to the engine server: CPU us per token of both."""
+    return msgspec.structs.replace(reading(0.0, ttft=ttft), cpu={"own": own, "engine": server})
+
+
+def test_a_path_in_front_of_a_server_is_judged_by_all_its_processes() -> None:
+    """The cost without the server is shown; first tokens are held against the server's own, at the highest level."""
+    names = ["floor", "penstock", "penstock-upstream", "router"]
+    each = {
+        "floor": in_front(0, 10, 20),
+        "penstock": reading(23, ttft=24),  # and one more of its store
+        "penstock-upstream": in_front(36, 70, 26),
+        "router": in_front(16, 50, 21),
+    }
+    found = rows({(name, level): [read] for name, read in each.items() for level in (1, 256)}, names)
+    judged = {ratio.what: (ratio.value, ratio.verdict) for ratio in Goals(found, names).of_upstream()}
+    both = "penstock-upstream / (penstock + router)"
+    own = f"CPU per token without the engine server, {both}"
+    assert judged[f"c=256: CPU per token, {both}"] == (pytest.approx((36 + 70) / (24 + 16)), "missed")
+    assert judged[f"c=256: {own}"] == (pytest.approx(0.9), "")
+    assert judged[f"c=1: CPU per token, {both}"][1] == ""
+    wait = "TTFT p50 of {} - the engine server's own, ms"
+    assert judged["c=256: " + wait.format("penstock-upstream")] == (pytest.approx(6), "missed")
+    assert judged["c=1: " + wait.format("penstock-upstream")][1] == ""
+    assert judged["c=256: " + wait.format("router")] == (pytest.approx(1), "")
+    assert judged["Penstock's errors in front of the engine server"] == (0, "reached")
 
 
 class Counted:
@@ -162,10 +256,11 @@ def test_the_whole_of_it_on_a_small_scale(tmp_path: Path, capsys: pytest.Capture
 def test_a_path_in_front_of_a_server_on_a_small_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every request is answered, and the table names each process that it cost."""
     monkeypatch.setattr("bench.gateway.sweep.clock_error", lambda _: ClockError(ttft=0.0, itl=0.0, itl_p99=0.0))
-    assert main(["--quick", "--upstream", "--systems", "floor,penstock-upstream", *SMALL, "--out", str(tmp_path)]) == 0
+    words = ["--quick", "--upstream", "--systems", "floor,penstock-upstream", *SMALL, "--levels", "2,40"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
     report = load(tmp_path / "gateway-upstream-quick.json")
     assert [(row["system"], row["streams"], row["errors"]) for row in report.rows] == [
-        (name, 2, 0) for name in ("floor", "penstock-upstream")
+        (name, streams, 0) for name in ("floor", "penstock-upstream") for streams in (2, 40)
     ]
     assert {part.split()[0] for part in report.rows[-1]["parts"].split(", ")} > {"engine", "worker-1", "api-1", "redis"}
 
@@ -173,3 +268,26 @@ def test_a_path_in_front_of_a_server_on_a_small_scale(tmp_path: Path, monkeypatc
 def test_an_unknown_system_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--systems", "floor,nginx"]) == 2
     assert "no system 'nginx'; there are floor, penstock," in capsys.readouterr().out
+
+
+def test_stopped_in_the_middle_it_leaves_no_process_behind(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "bench.gateway", "--systems", "penstock", "--levels", "1", "--tokens", "5000"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        eventually(lambda: len(_inside(tmp_path)) >= 4, seconds=60)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and b"every process has ended" in said
+    eventually(lambda: not _inside(tmp_path))  # the kernel takes a moment over what was killed
+
+
+def _inside(folder: Path) -> list[str]:
+    """Processes that run in a folder or below."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            if link.resolve().is_relative_to(folder):
+                found.append(str(link))
+        except OSError:
+            continue
+    return found

@@ -24,6 +24,13 @@ def reading(jobs: int, cpu: float = 1.0, client: float = 0.5, p50: float = 1.0) 
     )
 
 
+def test_a_row_is_the_median_of_its_rounds() -> None:
+    (row,) = rows({"arq": [reading(1000), reading(4000), reading(2000)]}, {"arq": [reading(10, p50=5.0)]})
+    assert row["jobs_per_s"] == 1000.0 and row["alone_p50_ms"] == 5.0
+    assert row["cpu_ms_per_job"] == pytest.approx(0.75) and row["client_ms_per_job"] == pytest.approx(0.25)
+    assert row["parts"] == "redis 500"
+
+
 def test_penstock_is_held_against_the_best_of_each_rival() -> None:
     crowd = {
         "penstock": [reading(5000)],
@@ -44,6 +51,20 @@ def test_penstock_is_held_against_the_best_of_each_rival() -> None:
         "Penstock's jobs/s, put and wait / arq's": (pytest.approx(3000 / 3001), "missed"),
         "one request alone: request to first token, p50 ms": (2.5, "reached"),
     }
+
+
+def test_a_ratio_shows_what_it_was_in_each_round() -> None:
+    """A round of each with the best of either side, unless somebody did not answer in one."""
+    crowd = {
+        "penstock": [reading(4000), reading(8000)],
+        "penstock-stream": [reading(6000), reading(5000)],
+        "arq": [reading(2000), reading(1000)],
+    }
+    cost, rate, alone = ratios(rows(crowd, {}))
+    assert rate.rounds == pytest.approx((3.0, 8.0)) and cost.rounds == pytest.approx((3.0, 8.0)) and not alone.rounds
+    assert rate.value == pytest.approx(5.5) and cost.value == pytest.approx(5.5), "the median of the rounds"
+    crowd["arq"].append(reading(1000))
+    assert [ratio.rounds for ratio in ratios(rows(crowd, {}))] == [(), (), ()]
 
 
 def test_an_answer_is_whole_at_its_end_and_not_before() -> None:

@@ -18,13 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.load.__main__ import LoadRun, summed
-from bench.load.plan import LoadPlan, measure
+from bench.load.plan import LoadPlan, StreamReading, measure
 from bench.load.scripted import ITL_MS, TTFT_MS, ClockError
 from bench.load.scripted import TOKENS as SCRIPTED
 from bench.load.streams import Framing, Heard, StreamedAnswer, hear
 from bench.ports import free_port
 from bench.processes import Processes
 from bench.report import goals
+from bench.stats import Spread, spread
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +47,13 @@ def whole(*words: str, end: bytes = b"data: [DONE]\n\n") -> bytes:
 
 def heard(raw: bytes, tokens: int = 4) -> Heard:
     return hear(StreamedAnswer(tokens, 0.0, [(1.0, raw)]))
+
+
+def test_quantiles_are_values_that_occurred() -> None:
+    assert spread([]) == Spread()
+    found = spread([5.0, 1.0, 4.0, 2.0, 3.0])
+    assert (found.count, found.mean, found.p50, found.p99, found.most) == (5, 3.0, 3.0, 5.0, 5.0)
+    assert spread([float(n) for n in range(1, 201)]).p99 == 198.0
 
 
 @given(st.lists(st.integers(0, len(whole(*WORDS))), max_size=12))
@@ -138,6 +146,21 @@ def _bare(port: int) -> tuple[float, float]:
             data += line.recv(65536)
             at += [time.monotonic()] * (data.count(b"content") - len(at))
     return 1000 * (at[0] - began), 1000 * median(later - one for one, later in itertools.pairwise(at))
+
+
+def test_a_wrong_clock_would_be_noticed() -> None:
+    late = StreamReading(
+        requests=1,
+        wrong={},
+        tokens=2,
+        seconds=1.0,
+        ttft=Spread(p50=23.0),
+        itl=Spread(p50=10.0, p99=10.5),
+        e2e=Spread(),
+        own_cpu=0.0,
+    )
+    assert ClockError.of(late) == ClockError(ttft=3.0, itl=0.0, itl_p99=0.5)
+    assert ClockError.of(late).worst == 3.0
 
 
 def test_a_closed_loop_against_the_floor(tmp_path: Path) -> None:

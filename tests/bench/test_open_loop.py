@@ -14,7 +14,7 @@ import pytest
 from bench.load.streams import StreamedAnswer
 from bench.table1.__main__ import main, workload
 from bench.table1.client import TargetServer
-from bench.table1.open_loop import ReplayedRequest, ReplayLimits, replay, rows
+from bench.table1.open_loop import ReplayedRequest, ReplayLimits, lateness, replay, rows
 from planner.simulator.trace import COLUMNS, Trace, TraceRow
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -95,6 +95,11 @@ def test_what_failed_was_not_in_time() -> None:
     failed = ReplayedRequest(TraceRow(0, 1, 1), StreamedAnswer(1, 10.0, fault="x"), 0.0)
     row = rows([answered("interactive", 0.1), failed], {"interactive": [1.0]})[0]
     assert (row["failed"], row["within"], row["faults"]) == (1, 50.0, {"x": 1})
+
+
+def test_leaving_late_is_told() -> None:
+    assert lateness([answered("interactive", 1.0)]).verdict == "reached"
+    assert lateness([ReplayedRequest(TraceRow(0, 1, 1), StreamedAnswer(1, 0.0), 0.006)]).verdict == "missed"
 
 
 def test_a_trace_is_cut_to_the_time_there_is(tmp_path: Path) -> None:

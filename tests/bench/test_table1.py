@@ -54,6 +54,13 @@ def test_a_level_is_a_timeout_from_nine_tenths_on(finished: int, lost: int, time
     assert (found["ttft_ms"] == TIMEOUT) is timed_out and found["timeout"] is timed_out
 
 
+def test_a_row_has_means_of_what_finished() -> None:
+    """TTFT 100 ms; four tokens by 300 ms later: 100 ms between two."""
+    found = row("x", a_level(3, 1))
+    assert found["ttft_ms"] == pytest.approx(100) and found["tbt_ms"] == pytest.approx(100)
+    assert found["tokens_per_s"] == pytest.approx(6.0) and (found["finished"], found["asked"]) == (3, 4)
+
+
 def test_the_servers_own_count_of_tokens_is_believed() -> None:
     """Pieces cut anywhere; one piece of two tokens; a usage chunk behind."""
     usage = block('{"choices":[],"usage":{"completion_tokens":3}}')

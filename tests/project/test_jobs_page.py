@@ -13,6 +13,7 @@ from commands import MODEL, ROOT, blocks, commands, curl, penstock, served_by
 from house import House, eventually
 from redis import Redis
 
+from streaming.jobs.job import JobState
 from streaming.keys import partition_key
 
 PAGE = ROOT / "docs" / "jobs.md"
@@ -44,6 +45,14 @@ def status(house: House, job_id: str, wait_s: int = 0) -> str:
 
 def reaches(house: House, job_id: str, state: str) -> None:
     eventually(lambda: status(house, job_id) == state)
+
+
+def test_the_diagram_has_the_states_of_the_code() -> None:
+    assert {state for arrow in DRAWN for state in arrow} == {state.value for state in JobState}
+    final = {state.value for state in JobState if state.final}
+    assert not any(begin in final for begin, _ in DRAWN)
+    ends = {begin for begin, end in ARROW.findall(blocks(PAGE, "mermaid")[0]) if end == "[*]"}
+    assert ends == final
 
 
 @pytest.mark.slow

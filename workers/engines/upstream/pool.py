@@ -226,7 +226,8 @@ class ServerPool:
             breaker.succeed()
         elif outcome.end in (End.BUSY, End.KEY):
             generation.note_busy(outcome, now)
-            place.key.refused.add(name)
+            if len(place.key.refused) < 2:  # more say no more
+                place.key.refused.add(name)
             self._hold(generation, place, outcome, now)
             answers = self.exchange.answered_at(endpoint.url) > now - ANSWERS_S
             full = outcome.end is End.BUSY and outcome.status != 429
