@@ -25,7 +25,12 @@ _VALUE = r"(?:(?<=(?<!\\)\")(?:[^\"\\]|\\.)+|(?<=\")[^\"\\]+|(?<=')[^'\\]+|[^\s\
 """Up to the closing quote, or to the end of the word."""
 _HEADERS = r"(?:authorization|cookie)"
 _SCHEME = r"(?:(?:bearer|basic|digest|token|api-?key)[ \t]{1,8})?"
-_NAMES = r"(?:passw(?:or)?d|secret|api[_ -]?key|(?:access|admin|auth|bearer|session)[_-]?token|(?<=[?&\"'])token)"
+_COUNT = r"[\"']\]?\s?[:=]\s?\d{1,12}(?![^\s,;}\])])"
+"""A quoted "token" before a bare number counts tokens; secrets are texts there."""
+_NAMES = (
+    r"(?:passw(?:or)?d|secret|api[_ -]?key|(?:access|admin|auth|bearer|session)[_-]?token"
+    rf"|(?<=[?&])token|(?<=[\"'])token(?!{_COUNT}))"
+)
 
 _FORMS = (
     # The password of a URL, also one with a slash or other illegal characters: then what follows the colon is no port.

@@ -170,6 +170,7 @@ def test_ids_and_digests_are_not_secrets() -> None:
         "smollm2-135m-instruct", "http://127.0.0.1:8000/v1/models", "user@example.org", "Idempotency-Key has 300",
         "this API key is not known here", "/var/lib/penstock/run/api-key", "AUTHOR of it, AUTHENTICATED",
         "2026-11-23T03:20:47.123Z", "cookies are not used", "a secret between us", "engine.sock", "eyJ is a prefix",
+        '{"token": 17}',
     ]  # fmt: skip
     assert [redact(text) for text in texts] == texts
 
