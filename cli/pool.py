@@ -1,6 +1,6 @@
 """Pool supervisor: keeps this machine's workers of one pool at its share of the leading scheduler's plan.
 
-Several machines with the same settings may follow one plan: Redis gives each its share (streaming/lua/share.lua). Each
+Several machines with the same settings may follow one plan: Redis gives each its share (streaming/lua/fleet.lua). Each
 action is first recorded in Redis under the plan's epoch. If Redis refuses, because a newer leader exists, the action is
 dropped: the newer leader's plan applies.
 """

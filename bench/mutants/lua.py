@@ -61,7 +61,7 @@ def _texts(tree: Path) -> dict[str, str]:
 def changes(text: str) -> Iterator[tuple[int, str, str]]:
     """Every change of a script: the line's number, the operator, and the line instead."""
     for number, line in enumerate(text.splitlines(), 1):
-        if number == 1 and line.startswith("#!"):
+        if line.startswith("#!"):
             continue
         bare = APART.sub(lambda found: " " * len(found[0]), line)
         for token in TOKEN.finditer(bare):

@@ -115,7 +115,7 @@ async def _report(fleet: Fleet, describe: Callable[[], Process], changed: asynci
 
 
 MAX_VERSION_DIGITS = 9
-"""Of a version; streaming/lua/lengths.lua uses the same number."""
+"""Of a version; streaming/lua/fleet.lua uses the same number."""
 KEPT_S = 7 * 24 * 3600
 """Seconds for which a history outlives its last write."""
 

@@ -1,4 +1,6 @@
-#!lua flags=allow-oom
+-- Scripts of a job's reader and owner: where its tokens go, its cancel, the delivery of its answer.
+
+#!lua name=follow flags=allow-oom
 -- Subscribes one more API process to a job's tokens; it reads earlier tokens from the log. ARGV: id, address,
 --       '1' if an idempotency key led to it
 -- Returns: the job's state, 'unknown', or 'abandoned' (cancelled because its last client left; its key is free)
@@ -11,3 +13,69 @@ if (s[1] == 'queued' or s[1] == 'in_progress') and not string.find(',' .. (s[3] 
   if s[1] == 'in_progress' then notify_worker(s[2], {'a', id, address}) end
 end
 return s[1]
+
+#!lua name=unfollow flags=allow-oom
+-- Removes the reply address of a lost API process from a worker's jobs, so that the worker stops publishing to it. A
+-- process that subscribes to that address again calls `follow` again. ARGV: worker, address, ids
+-- Returns: 'fenced' | number of these jobs that the worker still runs
+local worker, address, removed = ARGV[1], ARGV[2], 0
+if not is_live(worker) then return 'fenced' end
+for i = 3, #ARGV do
+  local job = job_key(ARGV[i])
+  local s = redis.pcall('HMGET', job, 'state', 'worker', 'reply')
+  if not s.err and s[1] == 'in_progress' and s[2] == worker then
+    redis.call('HSET', job, 'reply', without_address(s[3], address))
+    removed = removed + 1
+  end
+end
+return removed
+
+#!lua name=cancel flags=allow-oom
+-- Cancels a job: ends a queued one, and marks a running one and notifies its worker.
+-- ARGV: id, '1' to leave it alone if it runs, who cancels it (streaming/jobs/job.py), and if it is cancelled only because
+--       the last client of an API process disconnected: the address of that process. Then the job is kept if other
+--       processes follow it or a client knows its id (pinned); else its idempotency key is freed, so that the next request
+--       with that key computes anew. The field `cancel` names who cancelled the job first.
+-- Returns: the state it was found in, 'unknown' or 'kept'. A queued job has ended on return; a running one will. A job
+--          whose record is malformed has failed.
+local id, waiting_only, by, left = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4]
+return run_or_fail(id, nil, function()
+  local s = redis.call('HMGET', job_key(id), 'state', 'worker', 'reply', 'pinned', 'idem', 'lane', 'entry',
+    'cancel')
+  if not s[1] then return 'unknown' end
+  if not STATES[s[1]] then error('invalid state', 0) end
+  if s[1] == 'queued' then require_lane_entry(s[6], s[7]) end
+  if s[1] == 'in_progress' and not s[2] then error('invalid worker', 0) end
+  if left and (s[1] == 'queued' or s[1] == 'in_progress') then
+    local others = without_address(s[3], left)
+    redis.call('HSET', job_key(id), 'reply', others)
+    if others ~= '' or s[4] == '1' then return 'kept' end
+    redis.call('HSET', job_key(id), 'abandoned', 1)
+    redis.call('HDEL', job_key(id), 'idem')
+    free_idempotency_key(s[5], id)
+  end
+  if s[1] == 'queued' then
+    redis.call('HSET', job_key(id), 'cancel', by)
+    end_job(id, 'cancelled', 'cancelled', now_ms())
+  elseif s[1] == 'in_progress' and not waiting_only then
+    local first = string.match(s[8] or '', '^%l[%l_]*$') or by -- an older version wrote '1', and did not say who
+    redis.call('HSET', job_key(id), 'cancel', first)
+    notify_worker(s[2], {'c', id, first})
+  end
+  return s[1]
+end) or 'failed'
+
+#!lua name=deliver flags=allow-oom
+-- Records when answers were delivered to their clients, at most once per job; a job that is no longer kept is skipped.
+-- ARGV: pairs of id, note
+-- Returns: how many were new
+local new, jobs = 0, {}
+for i = 1, #ARGV, 2 do jobs[#jobs + 1] = job_key(ARGV[i]) end
+local all = redis.call('EXISTS', unpack(jobs)) == #jobs
+for i, job in ipairs(jobs) do
+  if all or redis.call('EXISTS', job) == 1 then 
+    local noted = redis.pcall('HSETNX', job, 'delivered', ARGV[2 * i])
+    new = new + (type(noted) == 'number' and noted or 0) -- skip a key that is not a hash
+  end
+end
+return new

@@ -1,4 +1,6 @@
-#!lua flags=allow-oom
+-- Scripts that mend what a lost worker, a lost part of the store or a malformed record has left behind.
+
+#!lua name=reap flags=allow-oom
 -- Reaper: fences workers whose lease has lapsed, requeues their jobs and expires waiting jobs. Any process may run it.
 -- ARGV: max workers at once, max expired jobs at once, max attempts, seconds to keep a dead worker's log, lease in ms,
 --       a worker whose process is known to have ended ('': none): its lease lapses now; max jobs whose tokens the caller
@@ -135,3 +137,56 @@ end
 local most_recorded = tonumber(ARGV[8])
 local ends = most_recorded > 0 and redis.call('LPOP', script_ends_key(), most_recorded) or {}
 return {#lapsed, requeued, expired, given_up, spared, redis.call('INCR', tick_key()), lapses, cut, ends}
+
+#!lua name=fail_malformed flags=allow-oom
+-- Fails a job whose record a reader could not decode, unless it has ended. ARGV: id, reason
+-- Returns: when it ended (ms), or now if that is malformed too; 0 if the job is not kept
+local now = now_ms()
+fail_malformed(ARGV[1], ARGV[2], now)
+local job = job_key(ARGV[1])
+if redis.call('EXISTS', job) == 0 then return 0 end
+return tonumber(string.match(redis.call('HGET', job, 'done') or '', '^%d+$')) or now
+
+#!lua name=salvage flags=allow-oom
+-- Stores the record of a job that a script ended after a worker had begun it, with the tokens that its workers have
+-- logged, and charges its tenant for them; their logs are then needed no more. Idempotent.
+-- ARGV: id, state, its runs, record, the same without its rows, tokens that the job has generated
+-- Returns: 1 | 0 (not kept, or it has a record, or another state or other runs than these)
+local id, state, runs, record, summary = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local s = redis.pcall('HMGET', job_key(id), 'state', 'runs', 'record', 'keep', 'tenant', 'size', 'lane', 'order')
+redis.call('ZREM', cut_key(), id)
+if s.err or s[1] ~= state or s[2] ~= runs or s[3] then return 0 end
+redis.call('HSET', job_key(id), 'record', record, 'summary', summary)
+if s[5] and (s[6] or '') ~= '' then
+  local ends = usage_span_end(tonumber(integer_text(s[4])) or 3600, now_ms())
+  buffer_write(buffered_usage, s[5], 'r' .. ends, #record + #summary)
+end
+local model, priority = parse_lane(s[7])
+local generated = parse_number(ARGV[6])
+if model and generated then charge_rest(model, priority, s[5] or '', s[8], generated, 0) end
+release_logs(id, runs)
+return 1
+
+#!lua name=rewound flags=allow-oom
+-- Begins a new epoch of a partition that has lost data: a process has seen a later tick than the store has. Idempotent.
+-- ARGV: the latest tick seen. Returns the epoch.
+local seen = tonumber(ARGV[1])
+if tonumber(redis.call('GET', tick_key()) or 0) < seen then
+  redis.call('SET', tick_key(), seen + 1)
+  return redis.call('INCR', epoch_key())
+end
+return tonumber(redis.call('GET', epoch_key()) or 0)
+
+#!lua name=reset flags=allow-oom
+-- Begins a new epoch of a job's events after the store lost deltas that a reader has seen, so that no event id is used
+-- twice; once for all readers of the old epoch. ARGV: id, number of resets that the reader knows
+-- Returns: number of resets now, or 'unknown'; the reader's number if the record is malformed: then the job has failed
+local id, seen = ARGV[1], tonumber(ARGV[2])
+return run_or_fail(id, nil, function()
+  local known = redis.call('HMGET', job_key(id), 'state', 'epoch')
+  if not known[1] then return 'unknown' end
+  local now = tonumber(integer_text(known[2] or '0'))
+  if not now then error('invalid epoch', 0) end
+  if now == seen then return redis.call('HINCRBY', job_key(id), 'epoch', 1) end
+  return now
+end) or seen

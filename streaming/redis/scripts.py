@@ -1,9 +1,9 @@
 """Script loader: reads the Lua scripts that Redis runs, and puts before each the shared functions it uses.
 
-Each script is atomic within one partition and documented at the head of its file. Those from `identify` on run in the
+Each script is atomic within one partition and documented at its head. Those from `identify` on run in the
 fleet's hash slot, which all processes share.
 
-Scripts that begin with `#!lua flags=allow-oom` also run while the store is full: they finish accepted work, free memory
+Scripts with the flag `allow-oom` also run while the store is full: they finish accepted work, free memory
 or renew a worker's lease. Scripts that bring new work (put, put_file, put_batch, put_conversation, amend_conversation,
 reserve, redeliver) are refused then. Admission reserves the memory that the others need (`streaming/store/memory.py`).
 
@@ -80,25 +80,7 @@ from importlib.resources import files
 from streaming.keys import lua_prelude
 from streaming.order import lua_constants
 
-SHARED = (
-    "writes",
-    "values",
-    "amounts",
-    "conversations",
-    "signals",
-    "consumers",
-    "index",
-    "takers",
-    "outboxes",
-    "logs",
-    "endings",
-    "file_costs",
-    "places",
-    "malformed",
-    "repair",
-    "fences",
-    "claims",
-)
+SHARED = ("values", "waiting", "endings", "file_costs", "malformed", "claims")
 """The files of the functions that scripts share, in `streaming/lua/shared`, without their suffix, in order: each uses
 only those before it."""
 
@@ -153,6 +135,7 @@ end
 
 """
 
+HEAD = re.compile(r"^#!lua name=(\w+)(.*)\n", re.MULTILINE)
 COMMENT = re.compile(r"--.*")
 WORD = re.compile(r"\w+")
 DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
@@ -167,23 +150,27 @@ def load_scripts() -> Mapping[str, Script]:
 
 
 def assemble(texts: Mapping[str, str]) -> dict[str, Script]:
-    """Build the scripts. `texts`: the text of every Lua file by its name, with its suffix."""
+    """Build the scripts. `texts`: the text of every Lua file by its name, with its suffix. In a file of scripts, the
+    line `#!lua name=... flags=...` begins each, as in a Redis function library."""
     shared = "".join(texts[f"{name}.lua"] for name in SHARED)
-    names = sorted({file.removesuffix(".lua") for file in texts}.difference(SHARED))
-    return {name: _script(name, texts[f"{name}.lua"], shared) for name in names}
+    scripts = {}
+    for file in sorted({file.removesuffix(".lua") for file in texts}.difference(SHARED)):
+        _, *parts = HEAD.split(texts[f"{file}.lua"])
+        for name, flags, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+            scripts[name] = _script(name, flags, text, shared)
+    return scripts
 
 
-def _script(name: str, text: str, shared: str) -> Script:
+def _script(name: str, flags: str, text: str, shared: str) -> Script:
     """Put together a script: the names of keys and constants, and a function with the shared functions and the script's
     own text. Lua creates every function at each call, and finds a variable of the surrounding function fast only if
     that is not the one that is running: so the names have a level of their own."""
     functions, names = _definitions(shared), _definitions(lua_prelude() + lua_constants())
     loop = CALL_LOOP % ("flush_writes()" if "flush_writes" in _used(text, functions) else "")
-    first, _, rest = text.partition("\n")
-    flags, body = (f"{first}\n", rest) if first.startswith("#!") else ("", text)
-    run = f"local function run(ARGV)\n{body}\nend\n{loop}"
+    run = f"local function run(ARGV)\n{text}\nend\n{loop}"
     script = f"local function script()\n{_functions(run, functions)}{run}end\nreturn script()\n"
-    source = f"{flags}{''.join(names[each] for each in _used(script, names))}{script}"
+    first = f"#!lua{flags}\n" if flags else ""
+    source = f"{first}{''.join(names[each] for each in _used(script, names))}{script}"
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -48,7 +48,7 @@ def test_mutants_of_scripts_are_drawn_alike_by_a_seed_and_can_be_loaded(redis_ur
         drawn = lua.draw(server, SOURCE, 1, 5)
         assert drawn == lua.draw(server, SOURCE, 1, 5)
         assert drawn != lua.draw(server, SOURCE, 2, 5)
-        broken = Mutant("streaming/lua/put.lua", "none", "if then")
+        broken = Mutant("streaming/lua/accept.lua", "none", "#!lua name=put\nif then")
         assert not lua.compiles(server, SOURCE, broken)
         assert all(lua.compiles(server, SOURCE, each) for each in drawn)
 

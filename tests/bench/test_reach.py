@@ -27,11 +27,13 @@ SOURCE = Path(__file__).parents[2]
 
 
 def test_a_shared_function_is_in_every_script_that_uses_it() -> None:
-    text = (SOURCE / "streaming/lua/shared/logs.lua").read_text()
-    whole = {"streaming/lua/shared/logs.lua": text.replace("'live'", "'lively'")}
-    own = {"streaming/lua/put.lua": (SOURCE / "streaming/lua/put.lua").read_text() + "return 1\n"}
-    assert {"finish", "claim"} <= changed_scripts(SOURCE, whole).keys()
-    assert changed_scripts(SOURCE, own).keys() == {"put"}
+    def changed(file: str, old: str, new: str) -> set[str]:
+        text = (SOURCE / file).read_text()
+        assert text.count(old) == 1
+        return set(changed_scripts(SOURCE, {file: text.replace(old, new)}))
+
+    assert {"finish", "claim"} <= changed("streaming/lua/shared/endings.lua", "~= 'live'", "~= 'lively'")
+    assert changed("streaming/lua/accept.lua", "#!lua name=join flags=allow-oom\n", "#!lua name=join\n") == {"join"}
 
 
 @pytest.mark.parametrize("name", ["claim", "append", "finish", "collect", "rewound"])
@@ -44,7 +46,7 @@ def test_a_test_that_fails_at_every_change_is_not_tried() -> None:
     """It would notice the wrong change as it notices the right one."""
     file, _, name = CHECKSUM.partition("::")
     assert f"def {name}(" in (SOURCE / file).read_text()
-    script = "streaming/lua/lead.lua"
+    script = "streaming/lua/fleet.lua"  # whose last script gets one more line
     text = (SOURCE / script).read_text()
     reach = Reach({}, {}, newer=frozenset({CHECKSUM, "tests/a.py::test_it"}))
     assert reach_module.tests_of(SOURCE, reach, {script: text + "redis.call('DEL', KEYS[1])\n"}) == [

@@ -53,11 +53,11 @@ def test_the_drawn_walk_is_the_one_that_a_chat_takes(empty_house: House, tmp_pat
         *api.first("api/stream/connection.py", ""),
         *api.first("penstock/loops.py", job),
         *api.first(connection, job, "penstock/loops.py")[1:],
-        "streaming/lua/put.lua",
+        "streaming/lua/accept.lua",
     ]
     way_out = [
         *worker.first(connection, "penstock:api:", "workers/engines/"),
-        "streaming/lua/append.lua",
+        "streaming/lua/run.lua",
         *api.first("api/stream/writer.py", "Delta"),
     ]
     for title, way in (("From the socket to the lane", way_in), ("From the engine to the socket", way_out)):

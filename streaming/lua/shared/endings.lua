@@ -1,3 +1,114 @@
+-- Ends of jobs, and what follows from them: turns of conversations, events, kept logs.
+
+-- Conversations: one turn at a time, what they count as, and how long they are kept.
+
+-- The most time (s) for which a conversation waits for the end of its turn. The end of the turn's job shortens it.
+local MAX_TURN_S = 31 * 86400
+
+-- Count a conversation's bytes as requests of its tenant until it expires, and no more where `size` says that they are
+-- counted. Returns what its record notes as its size: 'bytes:span end'.
+local function count_conversation(tenant, size, bytes, keep, now)
+  local was, span = string.match(size or '', '^(%d+):(%d+)$')
+  if integer_text(was) and integer_text(span) and tonumber(span) > now / 1000 then
+    buffer_write(buffered_usage, tenant, span, -was)
+  end
+  local ends = usage_span_end(keep, now)
+  if bytes > 0 then buffer_write(buffered_usage, tenant, tostring(ends), bytes) end
+  return bytes .. ':' .. ends
+end
+
+local function conversation_bytes(size)
+  return tonumber(integer_text(string.match(size or '', '^(%d+):')) or 0)
+end
+
+-- Give a conversation its turn: no other one may begin until this job has ended and its items were added.
+local function begin_turn(conversation, id)
+  redis.call('HSET', conversation_key(conversation), 'turn', id)
+  redis.call('EXPIRE', conversation_key(conversation), MAX_TURN_S)
+end
+
+-- Let a conversation be kept for as long as the job of its turn, which has ended. The job's items are added by whoever
+-- uses the conversation next, from the job's record. Does nothing if the conversation is gone or malformed.
+local function end_turn(conversation, id, keep, now)
+  if (conversation or '') == '' then return end
+  local key = conversation_key(conversation)
+  local s = redis.pcall('HMGET', key, 'turn', 'tenant', 'size')
+  if s.err or s[1] ~= id or not s[2] then return end
+  redis.call('HSET', key, 'size', count_conversation(s[2], s[3], conversation_bytes(s[3]), tonumber(keep), now))
+  redis.call('EXPIRE', key, keep)
+end
+
+-- Events of jobs for brokers and webhooks, until they are delivered.
+
+-- Append a lifecycle event to the outboxes that the job's record names: b the broker, w webhooks (final events only).
+-- The entry carries the webhook that the request names (h, o), because the record may be deleted before it is read.
+-- `what` is the event type, such as job.completed. Undelivered events are dropped after a week, so that they do not fill
+-- the store of a deployment without an offline process.
+local OUTBOX_RETENTION_S = 7 * 86400
+
+local function append_to_outbox(box, id, tenant, what, ...)
+  local oldest = string.format('%d-0', now_ms() - 1000 * OUTBOX_RETENTION_S)
+  redis.call('XADD', box, 'MINID', '~', oldest, '*', 'id', id, 'tenant', tenant, 'type', what, ...)
+  redis.call('EXPIRE', box, OUTBOX_RETENTION_S)
+end
+
+local function emit_event(for_whom, id, tenant, what, final)
+  if string.find(for_whom, 'b', 1, true) then append_to_outbox(outbox_key('broker'), id, tenant, what) end
+  if not final or not string.find(for_whom, 'w', 1, true) then return end
+  if string.find(for_whom, 'r', 1, true) then what = string.gsub(what, '^job', 'response') end
+  local webhook = string.find(for_whom, '[ho]') and redis.call('HGET', job_key(id), 'webhook') or ''
+  append_to_outbox(outbox_key('webhooks'), id, tenant, what, 'for', for_whom, 'webhook', webhook)
+end
+
+-- Schedule the next attempt of a webhook message. Its record and its endpoint's queue expire after 31 days, longer than
+-- attempts can go on; `settle` shortens that. The expiry also removes messages of endpoints that are not configured now.
+local WEBHOOK_RETENTION_S = 31 * 86400
+
+local function schedule_webhook(id, endpoint, due)
+  redis.call('HSET', hook_key(id), 'due', due)
+  redis.call('EXPIRE', hook_key(id), WEBHOOK_RETENTION_S)
+  redis.call('ZADD', hook_due_key(endpoint), due, id)
+  redis.call('EXPIRE', hook_due_key(endpoint), WEBHOOK_RETENTION_S)
+end
+
+-- Logs of workers that are gone, and parked logs: kept while an unfinished job has tokens in them.
+
+-- A dead worker's log is kept while an unfinished job has tokens in it: retain_log registers such jobs, release_logs
+-- removes one that has ended. After the last one the log expires within a minute, so that current readers can finish; so
+-- does the job's own parked log, which a run of frame 0 names.
+local LOG_GRACE_S = 60
+
+local function retain_log(worker, ids, keep)
+  if #ids > 0 then
+    redis.call('SADD', heirs_key(worker), unpack(ids))
+    redis.call('EXPIRE', heirs_key(worker), keep)
+  end
+end
+
+local function expire_log(worker, keep)
+  redis.call('EXPIRE', log_key(worker), redis.call('EXISTS', heirs_key(worker)) == 1 and keep or LOG_GRACE_S)
+end
+
+local function release_logs(id, runs)
+  redis.call('EXPIRE', parked_key(id), LOG_GRACE_S)
+  for worker in string.gmatch(runs or '', '([^:;]+):[^;]*;') do
+    if redis.call('SREM', heirs_key(worker), id) == 1 and redis.call('EXISTS', heirs_key(worker)) == 0
+      and redis.call('HGET', worker_key(worker), 'state') ~= 'live' then
+      redis.call('EXPIRE', log_key(worker), LOG_GRACE_S)
+    end
+  end
+end
+
+local MAX_SCRIPT_ENDS = 10000
+local SCRIPT_ENDS_EXPIRY_S = 86400
+
+-- Note that a script ended a job: the process whose sweep takes the id writes the record of the request.
+local function note_script_end(id)
+  redis.call('RPUSH', script_ends_key(), id)
+  redis.call('LTRIM', script_ends_key(), -MAX_SCRIPT_ENDS, -1)
+  redis.call('EXPIRE', script_ends_key(), SCRIPT_ENDS_EXPIRY_S)
+end
+
 -- Ends of jobs and of attempts that a script decides about.
 
 -- Note how the last attempt at a job ended: 'lost' with its worker, 'handed_back', 'preempted' or 'cancelled'. `finish`

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from streaming.redis.client import RedisClient
-from streaming.redis.scripts import _script
+from streaming.redis.scripts import SHARED as FILES
+from streaming.redis.scripts import Script, assemble
 
 SHARED = """
 local P = KEYS[1]
@@ -14,9 +15,15 @@ local function helper(x) counted = counted + 1 return shared(x) .. counted end
 """
 
 
+def linked(text: str, shared: str) -> Script:
+    """A script with these shared functions alone."""
+    files = dict.fromkeys((f"{name}.lua" for name in FILES), "")
+    return assemble(files | {f"{FILES[0]}.lua": shared, "test.lua": f"-- A file.\n\n#!lua name=test\n{text}\n"})["test"]
+
+
 async def test_a_script_has_the_shared_functions_it_uses_and_what_these_use(wire: RedisClient) -> None:
     """They keep their state over the calls of one batch."""
-    script = _script("test", "return helper(ARGV[1])", SHARED)
+    script = linked("return helper(ARGV[1])", SHARED)
     assert "other" not in script.source
     assert await wire.redis.eval(script.source, 1, "p:", "1", "x", "1", "y") == [b"p:x1", b"p:y2"]
 
@@ -24,7 +31,7 @@ async def test_a_script_has_the_shared_functions_it_uses_and_what_these_use(wire
 def test_a_word_in_a_comment_takes_no_function_along() -> None:
     """Neither in the script nor in a function that it uses."""
     shared = "local function helper(x) return x end\n-- helper, unusual\nlocal function unusual(x) return x end\n"
-    source = _script("test", "return helper(ARGV[1]) -- not unusual(x)", shared).source
+    source = linked("return helper(ARGV[1]) -- not unusual(x)", shared).source
     assert "local function helper" in source and "local function unusual" not in source
 
 
@@ -34,7 +41,7 @@ async def test_a_rare_function_is_created_when_it_is_called(wire: RedisClient) -
         SHARED
         + "local function twice(x) return x .. x end\nlocal function dead_letter(x) return helper(twice(x)) end\n"
     )
-    script = _script("test", "helper('') return ARGV[1] ~= '' and dead_letter(ARGV[1]) or 0", shared)
+    script = linked("helper('') return ARGV[1] ~= '' and dead_letter(ARGV[1]) or 0", shared)
     before, _, created = script.source.partition("function create_rare()")
     assert "local function helper" in before and "local function twice" in created
     assert await wire.redis.eval(script.source, 1, "p:", "1", "", "1", "x", "1", "y") == [0, b"p:xx3", b"p:yy5"]

@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from enum import Enum
-from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -235,8 +234,6 @@ def shapes() -> Iterator[str]:
 
 def digest() -> str:
     """Of all that another version would have to agree on."""
-    folder = files("streaming") / "lua"
-    paths = [*(f"shared/{name}.lua" for name in scripts.SHARED), *(f"{name}.lua" for name in scripts.load_scripts())]
     parts = [
         *(f"{key.name} {key.pattern} {key.kind}" for key in (*catalogue.CATALOGUE, *catalogue.FLEET)),
         *(f"{kind} {pattern}" for kind, pattern in catalogue.CHANNELS.items()),
@@ -244,7 +241,7 @@ def digest() -> str:
         keys.prefix(keys.FLEET_SLOT),
         keys.GROUP,
         *sorted(shapes()),
-        *(f"{Path(path).stem} {key_use((folder / path).read_text('utf-8'))}" for path in paths),
+        *(f"{name} {key_use(script.source)}" for name, script in sorted(scripts.load_scripts().items())),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

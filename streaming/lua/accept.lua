@@ -1,3 +1,6 @@
+-- Scripts that accept a job, or find the one that an idempotency key has accepted.
+
+#!lua name=put
 -- Accepts a job: checks idempotency key, quotas, lane limit and reserved memory, then writes record and lane entry.
 -- An idempotency key has no expiry until its job's end sets one: it lives as long as its job.
 -- ARGV: id, body, tenant, model, priority, reply, max_queue_ms | '', deadline_ms | '', digest of tenant and idempotency
@@ -132,3 +135,12 @@ local least = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
 local ahead = (redis.call('ZSCORE', tenants, tenant) or least[2]) - least[2]
 others = math.min(others, (redis.call('ZCARD', tenants) - 1) * place + (redis.call('ZRANK', tenants, tenant) or 0))
 return {'queued', now, {higher, requeued, place, others, math.floor(ahead / COUNTER_SCALE)}, epoch}
+
+#!lua name=join flags=allow-oom
+-- Finds the job of an idempotency key without accepting a new one, for a request that admission refuses: `put` would
+-- refuse it before it looks. ARGV: tenant, digest of tenant and idempotency key, body digest, '1' if the request waits
+-- Returns: {'joined', id, state, accepted at, attempt, epoch} | {'reused'} (both as of `put`) | {'free'}
+local tenant, idem, digest, waits = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
+local epoch = 0
+if not waits then epoch = (redis.call('GET', epoch_key()) or 0) + 1 end
+return find_by_idempotency_key(idem_key(idem), tenant, digest, not waits, epoch) or {'free'}

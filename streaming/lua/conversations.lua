@@ -1,3 +1,26 @@
+-- Scripts of conversations.
+
+#!lua name=put_conversation
+-- Stores a new conversation; once, however often it is called. ARGV: id, tenant, metadata, seconds to keep it, bytes that
+-- every conversation counts as besides its items, the tenant's quota of request bytes | '', the items
+-- Returns: when it was created (ms) | {'quota', 'requests', bytes the tenant keeps}
+local id, tenant, metadata, keep, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[6])
+local key, now = conversation_key(id), now_ms()
+local created = redis.call('HGET', key, 'created')
+if created then return tonumber(created) end
+local bytes = ARGV[5] + #metadata
+for i = 7, #ARGV do bytes = bytes + #ARGV[i] end
+if most then
+  local kept = tenant_usage(tenant, keep).requests
+  if kept + bytes > most then return {'quota', 'requests', kept} end
+end
+redis.call('HSET', key, 'tenant', tenant, 'created', now, 'metadata', metadata, 'version', 0, 'turn', '', 'next',
+  #ARGV - 6, 'size', count_conversation(tenant, '', bytes, keep, now))
+for i = 7, #ARGV do redis.call('HSET', key, 'i' .. (i - 6), ARGV[i]) end
+redis.call('EXPIRE', key, keep)
+return now
+
+#!lua name=amend_conversation
 -- Changes a conversation if it is still as the caller has read it: adds and deletes items, sets its metadata, ends its
 -- turn. ARGV: id, tenant, version and turn that it must have (version '': any), the turn that it then has, seconds to
 -- keep it, '=' and the metadata | '' to leave it, the tenant's quota of request bytes | '', the items to delete as number:id,
@@ -33,4 +56,13 @@ if version ~= '' then
 end
 redis.call('HSET', key, 'size', count_conversation(tenant, s[5], math.max(0, bytes), keep, now))
 if after == '' then redis.call('EXPIRE', key, keep) end -- else the end of the turn's job sets it
+return 'done'
+
+#!lua name=drop_conversation flags=allow-oom
+-- Deletes a conversation. ARGV: id, tenant. Returns: 'unknown' (gone, or another tenant's) | 'done'
+local key = conversation_key(ARGV[1])
+local s = redis.pcall('HMGET', key, 'tenant', 'size')
+if s.err or not s[1] or s[1] ~= ARGV[2] then return 'unknown' end
+count_conversation(s[1], s[2], 0, 1, now_ms())
+redis.call('DEL', key)
 return 'done'

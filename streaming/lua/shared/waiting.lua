@@ -1,3 +1,129 @@
+-- Waiting jobs: wake-ups of those who would take them, streams and their consumers, the index of a lane.
+
+-- Messages to processes: ends of jobs to their readers, wake-ups to workers and the scheduler.
+
+-- Publish a message to every API process that has a reader of this job. `reply`: addresses joined by commas.
+local function publish(reply, message)
+  for address in string.gmatch(reply or '', '[^,]+') do
+    redis.call('PUBLISH', address, message)
+  end
+end
+
+-- The reply addresses of a job without one of them.
+local function without_address(reply, address)
+  local kept = {}
+  for each in string.gmatch(reply or '', '[^,]+') do
+    if each ~= address then kept[#kept + 1] = each end
+  end
+  return table.concat(kept, ',')
+end
+
+local function notify_worker(worker, message)
+  redis.call('PUBLISH', CHANNEL .. 'worker:' .. worker, cmsgpack.pack(message))
+end
+
+-- Wake the worker of this model that most recently reported room: for the highest lane also one that would make room by
+-- preemption; else one that would prefetch it. Entries older than 2 s may be of dead workers. Returns whether one was found.
+local YIELDING_EXPIRY_S = 10
+local exhausted = {}
+local function wake_freshest(key, now)
+  for _ = 1, exhausted[key] and 0 or 4 do
+    local freshest = redis.call('ZPOPMAX', key)
+    if #freshest == 0 then
+      exhausted[key] = true
+      return false
+    end
+    if tonumber(freshest[2]) > now - 2000 then
+      notify_worker(freshest[1], {'w'})
+      return true
+    end
+  end
+  return false
+end
+
+local function wake_worker(model, priority, now)
+  return wake_freshest(idle_key(model), now) or priority == PRIORITIES[1] and wake_freshest(yielding_key(model), now)
+    or wake_freshest(prefetching_key(model), now)
+end
+
+-- Wake the scheduler before its next tick: a job waits and no worker is idle.
+local function wake_scheduler(model)
+  redis.call('PUBLISH', CHANNEL .. 'scheduler:wake', model)
+end
+
+-- Streams that workers read, and their consumers.
+
+-- The number of undelivered entries of a retry or suspects stream. (A lane's waiting jobs are counted by its index.)
+local function count_undelivered(stream)
+  local length = redis.call('XLEN', stream)
+  local pending = length > 0 and redis.pcall('XPENDING', stream, GROUP)
+  return length - (pending and pending[1] or 0)
+end
+
+-- A fact of a stream's group, by its name in the answer to XINFO; nil if the stream has no group.
+local function group_fact(stream, name)
+  local groups = redis.pcall('XINFO', 'GROUPS', stream)
+  for _, group in ipairs(groups.err and {} or groups) do
+    for i = 1, #group, 2 do
+      if group[i] == name then return group[i + 1] end
+    end
+  end
+end
+
+-- From where on the undelivered entries of a stream are, as XRANGE takes it.
+local function undelivered_from(stream)
+  local last = group_fact(stream, 'last-delivered-id')
+  return last and '(' .. last or '-'
+end
+
+-- Whether a live worker reads this model's lanes: a worker that leaves or whose lease lapses is removed from the groups.
+local function has_consumer(model)
+  for _, priority in ipairs(PRIORITIES) do
+    if (group_fact(lane_key(model, priority), 'consumers') or 0) > 0 then return true end
+  end
+  return false
+end
+
+-- Every stream of a model that workers read, in the order in which they read them.
+local function model_streams(model)
+  local lanes = {}
+  for _, priority in ipairs(PRIORITIES) do
+    for _, lane in ipairs({suspects_key(model, priority), retry_key(model, priority), lane_key(model, priority)}) do
+      lanes[#lanes + 1] = lane
+    end
+  end
+  return lanes
+end
+
+-- Delete a worker from the consumer groups, except where it has pending entries: those would be lost.
+local function delete_consumer(model, worker)
+  for _, lane in ipairs(model_streams(model)) do
+    local pending = redis.pcall('XPENDING', lane, GROUP, '-', '+', 1, worker)
+    if not pending.err and #pending == 0 then redis.pcall('XGROUP', 'DELCONSUMER', lane, GROUP, worker) end
+  end
+end
+
+-- Append a dead letter. Only operators read these, so the stream may be trimmed by length.
+local function dead_letter(...)
+  redis.call('XADD', dead_key(), 'MAXLEN', '~', 10000, '*', ...)
+end
+
+local function ack_and_delete(lane, entry)
+  if string.sub(lane or '', 1, #P) == P and is_entry(entry) then buffer_write(buffered_acks, lane, entry) end
+end
+
+-- Run a command that names a worker as a consumer of a stream. The stream or its group may not exist yet, or was lost with
+-- the data.
+local function run_in_group(stream, command)
+  for attempt = 1, 2 do
+    local got = command()
+    if type(got) ~= 'table' or not got.err then return got end
+    local missing = string.sub(got.err, 1, 7) == 'NOGROUP' or string.find(got.err, 'requires the key to exist', 1, true)
+    if attempt == 2 or not missing then error(got.err, 0) end
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+  end
+end
+
 -- Index of a lane: its waiting jobs in their order (streaming/order.py), and what goes before a new one.
 
 -- A member of the index is the entry of a job, padded so that members with equal scores sort by arrival; in the line of
@@ -142,4 +268,27 @@ local function count_earlier(model, priority)
   end
   earlier.higher, earlier.requeued = higher, count_requeued(model, priority)
   return earlier.higher, earlier.requeued
+end
+
+-- Takers: workers that would begin a new job at once.
+
+local MAX_LOOKED = 100
+
+-- Find such a worker, of those that said within the last 2 s that they have room, the one that said so last; for the highest
+-- lane also one that would preempt a job for it. `waiting`, `own`: jobs that wait in the lane, and the tenant's among them.
+-- Jobs that wait take what is free, but a place that a worker keeps from their tenants (closed_to in claims.lua) is for
+-- others in this lane. Returns the worker and the list that it is in; nil: none.
+local function find_taker(model, priority, tenant, waiting, own, now)
+  if count_earlier(model, priority) > 0 then return nil end
+  for _, list in ipairs({idle_key(model), priority == PRIORITIES[1] and yielding_key(model) or nil}) do
+    local ready = redis.call('ZRANGE', list, '+inf', now - 2000, 'BYSCORE', 'REV', 'LIMIT', 0, MAX_LOOKED)
+    for _, worker in ipairs(ready) do
+      local closed = redis.call('HGET', worker_key(worker), 'closed') or ''
+      local function is_closed_to(name) return string.find(closed, '\n' .. name, 1, true) end
+      local before = is_closed_to('tenant:') and own or waiting
+      if before == 0 and not is_closed_to('lane:' .. priority .. '\n') and not is_closed_to('tenant:' .. tenant .. '\n') then
+        return worker, list
+      end
+    end
+  end
 end
