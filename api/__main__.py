@@ -22,8 +22,13 @@ from api.health import live_samples
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
-from api.stream.connection_guard import RESERVED_FILES, SWEEP_INTERVAL_S, ConnectionGuard, allowed_connections
-from api.stream.draining_server import DrainingServer
+from api.stream.connection_guard import (
+    RESERVED_FILES,
+    SWEEP_INTERVAL_S,
+    ConnectionGuard,
+    DrainingServer,
+    allowed_connections,
+)
 from penstock import __version__
 from penstock.config import Config, ConfigError
 from penstock.loops import supervise

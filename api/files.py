@@ -16,7 +16,7 @@ from api.openai import errors
 from api.openai.batch_lines import MAX_EXPIRY_S, MIN_EXPIRY_S
 from api.services import Services
 from api.uploads import Allowance, Upload, receive
-from streaming.batches.files import StoredFile
+from streaming.batches.store import StoredFile
 from streaming.errors import QuotaExceeded, UnknownFile
 
 BATCH = "batch"

@@ -15,7 +15,7 @@ from api.openai.responses.answers import response_schemas
 from api.openai.responses.conversation import ConversationRequest, ConversationUpdate, ItemsRequest
 from api.openai.responses.request import CountRequest, ResponseRequest
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
-from api.openai.tasks.answer_schemas import task_answer_schemas
+from api.openai.tasks.answers import task_answer_schemas
 from api.openai.tasks.request import (
     DetokenizeRequest,
     EmbeddingJobRequest,

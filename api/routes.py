@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from api import batches, chat, durable, events, files, health, jobs, models, timing
-from api.admin import dead_letters, keys, overview, pools, tenants, webhooks
+from api import batches, chat, durable, events, files, health, jobs, timing
+from api.admin import dead_letters, overview, pools, tenants, webhooks
 from api.admin import jobs as all_jobs
 from api.auth.access import Access, Rule
-from api.console import pages, session
+from api.console import pages
 from api.responses import conversations
 from api.responses import endpoints as responses
 
@@ -121,8 +121,8 @@ ROUTES = (
           bodies=("TokenizeRequest",), **_TASK),
     Route("POST", "/detokenize", DETOKENIZE, CALLER, "Turn token ids into a text", "TokenText",
           bodies=("DetokenizeRequest",), **_TASK),
-    Route("GET", "/v1/models", models.listing, CALLER, "List the models", "ModelList"),
-    Route("GET", "/v1/models/{model:path}", models.show, CALLER, "Describe a model", "Model"),
+    Route("GET", "/v1/models", chat.listing, CALLER, "List the models", "ModelList"),
+    Route("GET", "/v1/models/{model:path}", chat.show, CALLER, "Describe a model", "Model"),
     Route("POST", "/v1/jobs", jobs.create, CALLER, "Queue a job", "Job", 202, params=_KEY, errors=_ACCEPT,
           bodies=("ChatJobRequest", "CompletionJobRequest", "EmbeddingJobRequest", "RerankJobRequest"),
           headers=(*JOB_HEADERS, "Location")),
@@ -172,7 +172,7 @@ ROUTES = (
           "AdminJob", errors=(410,)),
     Route("POST", "/admin/jobs/{job_id}/cancel", all_jobs.cancel, ADMIN, "Cancel any job", "AdminJob",
           action="job.cancel", errors=(410,)),
-    Route("GET", "/admin/keys", keys.listing, ADMIN, "List the configured keys", "KeyList"),
+    Route("GET", "/admin/keys", tenants.keys, ADMIN, "List the configured keys", "KeyList"),
     Route("GET", "/admin/webhooks", webhooks.listing, ADMIN, "List webhook messages", "WebhookMessageList",
           params=_PAGE),
     Route("GET", "/admin/webhooks/{message_id}", webhooks.show, ADMIN, "Show a webhook message", "WebhookMessage"),
@@ -188,12 +188,12 @@ ROUTES = (
           "Pool", action="pool.override", bodies=("PoolOverride",)),
     Route("DELETE", "/admin/pools/{model:path}", pools.resume, ADMIN, "Let the scheduler decide again", "Pool",
           action="pool.resume"),
-    Route("GET", "/admin/console/session", session.show, ADMIN, "Show who you are to the console", "ConsoleSession"),
-    Route("POST", "/admin/console/links", session.link, ADMIN, "Make a link that opens the console once", "ConsoleLink",
+    Route("GET", "/admin/console/session", pages.show, ADMIN, "Show who you are to the console", "ConsoleSession"),
+    Route("POST", "/admin/console/links", pages.link, ADMIN, "Make a link that opens the console once", "ConsoleLink",
           201, "console.link"),
-    Route("DELETE", "/admin/console/session", session.logout, ADMIN, "End the console's session that sends this",
+    Route("DELETE", "/admin/console/session", pages.logout, ADMIN, "End the console's session that sends this",
           "application/json", action="console.logout"),
-    Route("POST", "/console/session", session.login, ANYONE),
+    Route("POST", "/console/session", pages.login, ANYONE),
     Route("GET", "/console/assets/{build}/{name}", pages.asset, ANYONE),
     Route("GET", "/console/{page:path}", pages.page, ANYONE),
     Route("GET", "/console", pages.page, ANYONE),

@@ -18,17 +18,16 @@ from api.waits import WaitEstimates, WaitSampler
 from penstock.engine import ModelCard
 from penstock.loops import ExpectedErrors, run_periodically, supervise, watch_lag
 from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
-from streaming.batches.files import Files
-from streaming.batches.store import Batches
+from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable
 from streaming.events.outbox import EventSubscriptions
 from streaming.events.settings import EventSettings
 from streaming.fleet.plans import Leadership, Overrides, Plans, stall_of
 from streaming.fleet.processes import ConsoleSessions, Fleet
 from streaming.fleet.settings import ModelSettings
-from streaming.jobs.backlog import Backlog
 from streaming.jobs.conversations import Conversations
 from streaming.jobs.job import Job
+from streaming.jobs.places import Backlog
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader, Summaries

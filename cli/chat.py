@@ -16,10 +16,9 @@ import click
 
 from cli.client import Client
 from cli.job import AnswerPrinter, interruption, print_answer
-from cli.options import Command, Where, where_options
+from cli.options import Command, Where, completed, where_options
 from cli.output import DONE, Problem, complain, note
 from cli.progress import ProgressLine
-from cli.suggestions import completed
 from penstock.client import StreamEvent
 from penstock.files import write_file
 from penstock.text import fault_of

@@ -30,14 +30,13 @@ from cli.deployment import Deployment, is_gguf, load_deployment, saved_deploymen
 from cli.embedded import find_server
 from cli.engines import check_plugins, look
 from cli.instance import DataDir, Instance, Suspicion, deaths_of
-from cli.options import Command, Where, config_option, json_option, where_options
+from cli.options import Command, Where, completed, config_option, json_option, where_options
 from cli.output import DONE, FAILED, emit, fitted, print_json
 from cli.processes import SILENT, rows_of
 from cli.progress import ProgressLine
 from cli.registry import connected
 from cli.screen import place
 from cli.settings import remedy
-from cli.suggestions import completed
 from penstock.config import Config, ConfigError
 from penstock.text import counted
 from streaming.batches.file_store import FileStore
@@ -47,8 +46,8 @@ from streaming.fleet.process import without_host
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
 from streaming.ids import partition_of
-from streaming.jobs.backlog import Backlog
 from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.places import Backlog
 from streaming.jobs.records import parse_record
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import Durability, RedisSettings

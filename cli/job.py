@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cli.client import Client
-from cli.options import Where
+from cli.options import Where, completed
 from cli.output import (
     DONE,
     ENDED_BADLY,
@@ -29,7 +29,6 @@ from cli.output import (
     visible,
 )
 from cli.progress import ProgressLine
-from cli.suggestions import completed
 from penstock.client import FINAL, JobFailed, Pause, StreamEvent, StreamReset
 from telemetry.report.words import duration
 

@@ -32,7 +32,7 @@ from penstock.text import counted
 from streaming.errors import Loading, Unavailable
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import ConsoleSessions, Fleet
-from streaming.jobs.backlog import Backlog
+from streaming.jobs.places import Backlog
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Lapse, Reaper
 from streaming.redis.client import RedisClient

@@ -21,10 +21,9 @@ import msgspec
 
 from api.settings import ApiSettings
 from cli.instance import DataDir, Instance, ProcessEntry
-from cli.options import Command, Where, json_option, where_options
+from cli.options import Command, Where, completed, json_option, where_options
 from cli.output import DONE, FAILED, CommandResult, Problem, note, print_rows, timed
 from cli.progress import ProgressLine
-from cli.suggestions import completed
 from penstock.config import Config
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process
 

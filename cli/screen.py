@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 from cli.instance import MIN_DEATHS, Instance, Suspicion
 from cli.log_lines import text_of
 from cli.logs import Filters, from_now, merged
+from cli.options import completed, own_command, short_path
 from cli.output import ERROR_INDENT, Problem, error_block, terminal_width, wrapped
 from cli.progress import ProgressLine
 from cli.settings import UpSettings
-from cli.suggestions import completed, own_command, short_path
 from cli.supervisor import Child
 from penstock.text import counted
 

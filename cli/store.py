@@ -14,10 +14,9 @@ import click
 from cli.app import Group
 from cli.embedded import Embedded, end_orphan, find_server
 from cli.instance import DataDir
-from cli.options import Command, Where, json_option, where_options
+from cli.options import Command, Where, completed, json_option, where_options
 from cli.output import DONE, CommandResult, Problem, note, print_table
 from cli.registry import connected, store_settings, unreachable
-from cli.suggestions import completed
 from cli.supervisor import Supervisor
 from penstock.text import counted
 from streaming.batches.file_store import FilesSettings, FileStore
@@ -25,8 +24,16 @@ from streaming.errors import Unavailable
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.acl import acl_file
-from streaming.store.identity import FORMAT, check_identity, enter_store, read_identity
-from streaming.store.reset import Contents, count_contents, live_processes, reset_store
+from streaming.store.identity import (
+    FORMAT,
+    Contents,
+    check_identity,
+    count_contents,
+    enter_store,
+    live_processes,
+    read_identity,
+    reset_store,
+)
 
 T = TypeVar("T")
 REDIS_START_S = 60.0

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from planner.facts.catalogue import PlanError
-from planner.facts.device import Accelerator
+from planner.facts.catalogue import Accelerator, PlanError
 from planner.facts.model import ModelShape
 from planner.knee import GAIN, FrontierPoint, modelled
 from planner.load import Precision, RequestLengths

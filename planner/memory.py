@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from planner.facts.catalogue import PlanError, devices
-from planner.facts.device import Accelerator
+from planner.facts.catalogue import Accelerator, PlanError, devices
 from planner.facts.model import ModelShape
 from planner.load import Precision, RequestLengths
 from planner.roofline import RooflineInput, decode, send_s, streamed_layer_s

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from random import Random
 
-from planner.facts.catalogue import PlanError
-from planner.facts.device import Accelerator
+from planner.facts.catalogue import Accelerator, PlanError
 from planner.facts.model import ModelShape
 from planner.load import Precision, RequestLengths
 from planner.search import MAX_BATCH, MAX_STEP_TOKENS, LatencySlo, ParallelPlan, ReplicaModel, StepMeter, attainment

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, TypeAlias
 
-from planner.facts.device import Accelerator
+from planner.facts.catalogue import Accelerator
 from planner.facts.model import ModelShape
 from planner.load import DENSE, HALF, KvReads, Precision
 

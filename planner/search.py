@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
 
-from planner.facts.catalogue import PlanError
-from planner.facts.device import Accelerator
+from planner.facts.catalogue import Accelerator, PlanError
 from planner.facts.model import ModelShape
 from planner.load import Precision, RequestLengths
 from planner.memory import divisors

@@ -15,8 +15,7 @@ from random import Random
 from statistics import fmean, median
 from typing import Protocol
 
-from planner.facts.catalogue import PlanError
-from planner.facts.device import Accelerator
+from planner.facts.catalogue import Accelerator, PlanError
 from planner.facts.model import ModelShape
 from planner.knee import GAIN, FrontierPoint, Knee, doublings, fitted, knee, pareto
 from planner.load import Precision, RequestLengths

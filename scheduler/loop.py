@@ -11,14 +11,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from msgspec import structs
 
 from penstock.loops import ExpectedErrors, run_periodically, wait, wait_any
-from scheduler.observe import observe
+from scheduler.policy import snapshot
 from scheduler.policy.decide import LaneOutlook, PolicyState
 from scheduler.policy.snapshot import ScalingLimits, ShapeChoice, Snapshot
 from scheduler.policy.switch import Switch, SwitchDecision, decide
@@ -38,13 +38,46 @@ from streaming.fleet.plans import (
 )
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
-from streaming.jobs.backlog import Backlog
+from streaming.jobs.places import Backlog, LaneDepth, WaitingDeadline
 from streaming.jobs.reaper import Reaper
 from streaming.order import FLOOR
 from streaming.redis.client import RedisClient
 from telemetry.gpu import Facts
 from telemetry.metrics import Metrics
 from telemetry.records.schema import RecordedDepth
+
+
+async def observe(models: Iterable[str], workers: Sequence[Process], backlog: Backlog) -> list[Snapshot]:
+    """One snapshot per model, in the order given. Raises Unavailable."""
+    models = tuple(models)
+    seen = await backlog.look(models)
+    return [look(model, seen.lanes, workers, seen.due) for model in models]
+
+
+def look(
+    model: str, lanes: Iterable[LaneDepth], workers: Iterable[Process], due: Iterable[WaitingDeadline] = ()
+) -> Snapshot:
+    """The snapshot of one model, from lanes, workers and deadlines of all models."""
+    deadlines = [each for each in due if each.model == model]
+    return Snapshot(
+        model,
+        tuple(_lane(lane, deadlines) for lane in lanes if lane.model == model),
+        tuple(worker for worker in workers if worker.model == model),
+    )
+
+
+def _lane(lane: LaneDepth, deadlines: Iterable[WaitingDeadline]) -> snapshot.LaneLoad:
+    due = tuple(
+        snapshot.DueJob(each.in_ms / 1000, _before(each, lane)) for each in deadlines if each.priority is lane.priority
+    )
+    return snapshot.LaneLoad(lane.priority.value, lane.waiting, lane.running, lane.oldest_ms / 1000, lane.added, due)
+
+
+def _before(due: WaitingDeadline, lane: LaneDepth) -> int:
+    """Estimated number of earlier jobs in its lane, if jobs arrived evenly since the oldest."""
+    younger = min(1.0, due.age_ms / lane.oldest_ms) if lane.oldest_ms else 1.0
+    return int(lane.waiting * (1 - younger))
+
 
 log = logging.getLogger(__name__)
 

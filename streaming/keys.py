@@ -1,12 +1,251 @@
-"""Names of keys and channels in Redis, made from the catalogue. The Lua scripts get theirs from here too.
+"""Keys and channels in Redis: the use, writer and lifetime of every kind, and their names.
+
+The Lua scripts get theirs from here too.
 
 All keys of a partition share its hash tag, so one script may touch them all, on one server and on a cluster alike.
 """
 
 from __future__ import annotations
 
-from streaming.catalogue import CATALOGUE, CHANNELS, FLEET, ROOT
+from dataclasses import dataclass
+
 from streaming.order import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One kind of key. `pattern` is what follows the partition's prefix, `{}` standing for each argument."""
+
+    pattern: str
+    kind: str
+    """Its type in Redis."""
+
+    @property
+    def name(self) -> str:
+        return self.pattern.partition(":")[0].replace("-", "_")
+
+
+ROOT = "penstock:"
+"""What every name of ours begins with."""
+
+CATALOGUE = (
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+    # The record of one job: state, body, attempt, worker, its name, run, earlier attempts (past), lane, entry, times
+    # (ms, with decimals where they divide its timing), reply addresses, runs, resets (epoch), record, when its answer
+    # was delivered, its idempotency key, whether a request that did not wait was told its id (pinned); for lists its
+    # metadata, and a summary: the record without its rows; the bytes of its request with the span they are counted in
+    # (size); what it costs, its tenant's weight and its patience (order); the texts of a response that were given up
+    # (draft:<epoch>), and the epoch of the partition when it was accepted (born); the letter of its endpoint, and the
+    # conversation whose turn it is. Writers: put; claim, restart, checkpoint, finish, cancel, reap, salvage, reset,
+    # deliver, follow, unfollow. Lifetime: until retention after its end.
+    Key("job:{}", "hash"),
+    # By model and priority: ids of accepted jobs, read through the group. Writers: put. Lifetime: for ever; an entry
+    # until its job's end.
+    Key("lane:{}:{}", "stream"),
+    # By model and priority: ids of jobs whose worker was lost; read before the lane. Writers: reap, release. Lifetime:
+    # for ever; an entry until its job's end.
+    Key("retry:{}:{}", "stream"),
+    # By model and priority: tenants with jobs that wait in the lane, by their virtual counter (units of work).
+    # Writers: put, decline; claim, finish, cancel, reap. Lifetime: an entry while its tenant has waiting jobs.
+    Key("tenants:{}:{}", "zset"),
+    # By length of the model's name, model, priority and tenant: entries and ids of waiting jobs by their latest start
+    # (ms). Writers: put, decline; claim, cancel, reap. Lifetime: an entry while its job waits in the lane.
+    Key("line:{}:{}:{}:{}", "zset"),
+    # By model and priority: entries of waiting jobs, by the Redis time (ms) when they were accepted. Writers: put,
+    # decline; claim, cancel, reap. Lifetime: an entry while its job waits in the lane.
+    Key("arrivals:{}:{}", "zset"),
+    # By model and priority: virtual counters of tenants without waiting jobs, and the virtual time of an empty lane
+    # under the empty name. Writers: claim, cancel, reap, finish. Lifetime: an hour after the last one was noted; an
+    # entry until the virtual time has passed it.
+    Key("served:{}:{}", "zset"),
+    # By model: the credit of each lower lane toward its floor, in parts of a unit of work. Writers: claim; put,
+    # decline. Lifetime: an hour after the last claim that changed it.
+    Key("credit:{}", "hash"),
+    # By model and priority: the entry of a lane up to which its index has been repaired. Writers: reap. Lifetime: an
+    # hour; a field until the lane has been read to its end.
+    Key("repairs", "hash"),
+    # One worker's lease: state (live, dead, left), model, name, number of its last frame, the end it was spared until,
+    # and for whom the places are not that its last claim has left. Writers: register; append. Lifetime: an hour after
+    # its end.
+    Key("worker:{}", "hash"),
+    # Live workers by the Redis time (ms) at which their lease lapses. Writers: register, append, beat; reap. Lifetime:
+    # for ever.
+    Key("leases", "zset"),
+    # The jobs a worker holds. Writers: claim; finish, reap. Lifetime: until its worker's end.
+    Key("claims:{}", "set"),
+    # One entry per engine step of a worker, id <frame number>-0, a field per reply address: the token log. Writers:
+    # append. Lifetime: trimmed behind its oldest running job; after its worker's end until the jobs it was lost with
+    # have ended, a day at most.
+    Key("log:{}", "stream"),
+    # By job: frames with everything that its runs generated before a worker put it back, in the form of a worker's
+    # log; the record names frame 0 for a run whose deltas are here. Writers: release; finish, salvage, restart.
+    # Lifetime: until a minute after its job's end.
+    Key("parked:{}", "stream"),
+    # By worker: jobs that were lost with it, whose tokens its log has. Writers: reap, release; finish, cancel, claim.
+    # Lifetime: until the last of these jobs has ended, a day at most.
+    Key("heirs:{}", "set"),
+    # By model: workers with room, by the Redis time (ms) they last said so; put wakes the freshest. Writers: claim;
+    # put. Lifetime: an entry for a second or two.
+    Key("idle:{}", "zset"),
+    # By model: workers that would preempt a batch job for one of lane interactive, as in idle. Writers: claim; put.
+    # Lifetime: ten seconds after its newest entry.
+    Key("yielding:{}", "zset"),
+    # By model: workers without a free place that would hold one more job, as in idle; put wakes them last. Writers:
+    # claim; put. Lifetime: ten seconds after its newest entry.
+    Key("prefetching:{}", "zset"),
+    # Waiting jobs by the Redis time (ms) after which they expire. Writers: put; claim, reap. Lifetime: an entry until
+    # its job's claim or end.
+    Key("timers", "zset"),
+    # By tenant: job ids by acceptance time (ms). Writers: put; list. Lifetime: twice the retention after its newest
+    # entry; so is each entry.
+    Key("jobs:{}", "zset"),
+    # By tenant: bytes of the requests (and, after an r, results) of its jobs, by the second by which they are gone.
+    # Writers: put, finish, cancel, claim, reap. Lifetime: until the retention time after its newest entry; so is each
+    # field.
+    Key("kept:{}", "hash"),
+    # By digest of tenant and idempotency key: job id and digest of the body. Writers: put; finish, cancel, reap.
+    # Lifetime: as its job: while that waits or runs, then until retention after its end.
+    Key("idem:{}", "string"),
+    # By model and priority: bytes that unfinished jobs may still write, so that admission leaves room for them.
+    # Writers: put; finish, cancel, claim, reap, release. Lifetime: a field while a job of its lane is unfinished.
+    Key("owed", "hash"),
+    # By model and priority: ids of jobs that lost all but their last worker; each is run alone. Writers: reap.
+    # Lifetime: for ever; an entry until its job's end.
+    Key("suspects:{}:{}", "stream"),
+    # By model: the worker that runs suspects now, one at a time and nothing beside them. Writers: claim. Lifetime: a
+    # few leases.
+    Key("alone:{}", "string"),
+    # Grows with every sweep: who sees it smaller than before knows that the store has lost data. Writers: reap.
+    # Lifetime: for ever.
+    Key("tick", "string"),
+    # Redis time (ms) of the last sweep: after a long gap leases are judged by when they could be renewed. Writers:
+    # reap. Lifetime: for ever.
+    Key("swept", "string"),
+    # Grows when the store was found to have lost data; part of every event id. Writers: rewound. Lifetime: for ever.
+    Key("epoch", "string"),
+    # Written before each WAIT for a replica, which counts only what its own connection wrote. Writers: RedisClient, at
+    # D3. Lifetime: for ever.
+    Key("mark", "string"),
+    # Jobs that a script ended after a worker had begun them, whose tokens are only in logs, by the Redis time (ms)
+    # from which on a sweeping process may store them. Writers: reap, release, cancel, claim, decline; salvage.
+    # Lifetime: an entry until the job's tokens are stored, seconds.
+    Key("cut", "zset"),
+    # Ids of jobs that a script ended, oldest first: the process that takes one writes the record of the request.
+    # Writers: reap, release, cancel, claim, decline; reap. Lifetime: a day after the last one; an entry until a
+    # sweeping process takes it, seconds; the newest ten thousand.
+    Key("script_ends", "list"),
+    # Dead letters: entries nobody could read and jobs given up, with the reason. Writers: claim, reap. Lifetime: for
+    # ever.
+    Key("dead", "stream"),
+    # --- conversations ------------------------------------------------------------------------------------------------
+    # One conversation: tenant, when it was created, metadata, its items by number (i1, i2...), their last number, the
+    # version that grows with each change of items, the job of its turn, its bytes with the span that they are counted
+    # in (size). Writers: put_conversation; amend_conversation, put, finish, cancel, claim, reap; drop_conversation.
+    # Lifetime: until retention after its last change; in a turn until retention after the end of its job, 31 days at
+    # most.
+    Key("conversation:{}", "hash"),
+    # --- files and batches --------------------------------------------------------------------------------------------
+    # One batch of lines: what was asked, status, progress, due notices (turn, heard), its lease (epoch, lease).
+    # Writers: put_batch; steer, due, hold, save, reserve. Lifetime: until retention after its end.
+    Key("batch:{}", "hash"),
+    # By tenant: batch ids by creation time (ms). Writers: put_batch; forget. Lifetime: an entry until its batch is
+    # forgotten.
+    Key("batches:{}", "zset"),
+    # Unfinished batches by the Redis time (ms) at which somebody must be told to work on them. Writers: put_batch,
+    # steer, due, hold, save. Lifetime: an entry until its batch's end.
+    Key("due", "zset"),
+    # By tenant: tokens still to be computed, by batch id. Writers: reserve; save. Lifetime: a field until its batch's
+    # end.
+    Key("enqueued:{}", "hash"),
+    # What a file is. Writers: put_file, save; forget. Lifetime: until it is deleted or expires.
+    Key("file:{}", "string"),
+    # By tenant: file ids by creation time (ms). Writers: put_file, save; forget. Lifetime: an entry until its file is
+    # forgotten.
+    Key("files:{}", "zset"),
+    # By tenant: its last thousand deleted files, batches and conversation items, and the place of each in its list.
+    # Writers: forget, amend_conversation. Lifetime: a day after the last deletion.
+    Key("places:{}", "list"),
+    # By tenant: bytes that each of its files counts as, by id, and their sum (total). Writers: put_file, save; forget.
+    # Lifetime: a field until its file is forgotten.
+    Key("sizes:{}", "hash"),
+    # By file: batches made of it that have not ended. Writers: put_batch; save, forget. Lifetime: an entry until its
+    # batch has ended.
+    Key("readers:{}", "set"),
+    # By tenant: bytes that files count as that are gone and that batches still work on, and their sum (total).
+    # Writers: put_batch, forget; save. Lifetime: a field until the batches made of its file have ended.
+    Key("held:{}", "hash"),
+    # Files and ended batches, each with its tenant, by the Redis time (ms) at which they are forgotten; files that are
+    # held, by the time at which they are looked at again. Writers: put_file, put_batch, save; forget. Lifetime: an
+    # entry until it is forgotten.
+    Key("expiring", "zset"),
+    # --- events -------------------------------------------------------------------------------------------------------
+    # By whom it is for (broker, webhooks): what happened to which job or batch, read through the group. Writers: put,
+    # claim, finish, cancel, reap, release, save; dispatch, posted. Lifetime: a week after its newest entry; an entry
+    # until it is passed on, a week at most.
+    Key("outbox:{}", "stream"),
+    # One webhook message for one endpoint: the event, state, attempts, the last answer. Writers: dispatch; outgoing,
+    # settle, redeliver. Lifetime: until retention after its end; 31 days after its last attempt at most.
+    Key("hook:{}", "hash"),
+    # By endpoint: messages by the Redis time (ms) of their next attempt. Writers: dispatch, outgoing, settle,
+    # redeliver. Lifetime: 31 days after its newest entry; an entry until its message's end.
+    Key("hook_due:{}", "zset"),
+    # Webhook messages by the time (ms) of their event. Writers: dispatch; list. Lifetime: twice the retention after
+    # its newest entry; so is each entry.
+    Key("hooks", "zset"),
+    # By digest of a queue and a message id: how often the message was taken up again without an outcome. Writers:
+    # whoever takes jobs from a broker. Lifetime: until the message has an outcome; a day at most.
+    Key("redelivery:{}", "string"),
+)
+"""Keys of a partition. Each name becomes a function of the Lua scripts: job_key(id), lane_key(model, priority)..."""
+
+FLEET = (
+    # What this store is: format, partitions, deployment (a random id), created (Redis time, ms). Writers: identify.
+    # Lifetime: for ever.
+    Key("store", "hash"),
+    # Processes, each as <role>:<its life>, by the Redis time (s) at which they count as gone. Writers: report.
+    # Lifetime: for ever; an entry until an hour after its process's end.
+    Key("procs", "zset"),
+    # By role and life: what a process says of itself; a life is a random id that no other process has, and no other
+    # start of the same process. Writers: report. Lifetime: 10 s.
+    Key("proc:{}", "string"),
+    # Model cards by model name. Writers: a worker that has loaded. Lifetime: for ever.
+    Key("card", "hash"),
+    # By model: the newest output lengths of its answers by lane and tenant (lengths), and the version of that message.
+    # Writers: a worker, every few seconds while answers end. Lifetime: a week after its newest write.
+    Key("lengths:{}", "hash"),
+    # The scheduler that acts, by the name it leads under. Writers: lead. Lifetime: a few seconds.
+    Key("leader", "string"),
+    # Grows with every new leader; what was decided under an older one is not done any more. Writers: lead. Lifetime:
+    # for ever.
+    Key("leader-epoch", "string"),
+    # By model name: workers wanted, the reason, what to expect. Writers: plan. Lifetime: for ever.
+    Key("plan", "hash"),
+    # By model (model#shape): seconds from an order to a worker. Writers: plan. Lifetime: for ever.
+    Key("cold", "hash"),
+    # What was done to the pools, and why. Writers: plan, act, override. Lifetime: the newest thousand.
+    Key("actions", "stream"),
+    # By pool: how many of its workers each machine is to have, and until when that holds. Writers: share. Lifetime:
+    # until no machine follows the pool any more.
+    Key("shares:{}", "hash"),
+    # By model: a human's decision. Writers: override. Lifetime: until it is ended or its time is over.
+    Key("override:{}", "string"),
+    # By digest: a session of the console, or a link that opens one once: whose it is, and a seal by the key. Writers:
+    # console. Lifetime: a minute for a link, twelve hours for a session.
+    Key("console:{}", "string"),
+)
+"""Keys of the one slot all processes share: functions of the Lua scripts that run there."""
+
+CHANNELS = {
+    # Frames and terminals for the responses that one API process holds open.
+    "api": "penstock:api:{}",
+    # Wake, cancel, follow, cordon and hold messages for one worker.
+    "worker": "penstock:worker:{}",
+    # A job waits and no worker was there to be woken, or an override has changed.
+    "scheduler": "penstock:scheduler:wake",
+    # The plan has changed.
+    "pools": "penstock:pools:plan",
+}
+
 
 GROUP = "workers"
 """The consumer group of every lane; a consumer is a worker's lease id."""

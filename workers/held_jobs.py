@@ -5,7 +5,7 @@ from __future__ import annotations
 from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, packed
 from streaming.jobs.lease import SILENT, Lease
 from workers.attempt import Attempt
-from workers.victims import MAX_PARKED_DELTAS
+from workers.slot_shares import MAX_PARKED_DELTAS
 from workers.writer import StepWrite, Writer
 
 

@@ -24,7 +24,7 @@ from workers.attempt import Attempt
 from workers.choices import ChoiceStarter
 from workers.held_jobs import HeldJobs
 from workers.record import Recorder
-from workers.victims import MAX_VICTIMS, RunningJob, choose_victims, preemptible
+from workers.slot_shares import MAX_VICTIMS, RunningJob, choose_victims, preemptible
 
 MAX_RETURNS = 20
 """An engine gives a job back while what computes it is away, which costs no attempt. A job that is given back so often

@@ -21,7 +21,7 @@ from api.services import Services
 from streaming.fleet.plans import Lead, Noted, Override, Plan, Prospect, stall_of
 from streaming.fleet.process import Process
 from streaming.fleet.settings import ModelSettings
-from streaming.jobs.backlog import LaneDepth
+from streaming.jobs.places import LaneDepth
 
 MAX_ACTIONS = 20
 FIELDS = ("want", "paused", "for_s")

@@ -1,4 +1,7 @@
-"""/admin/tenants: shows each tenant's storage usage and quotas. Needs an admin key."""
+"""/admin/tenants and /admin/keys: each tenant's storage usage and quotas, and the configured keys.
+
+Of keys only hashes are known. Needs an admin key.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admission import services_of
+from api.auth.keys import Caller
 from api.jobs import as_json
 from api.openai import errors
 from api.services import Services
 from streaming.ids import TENANT_NAME
+
+
+async def keys(request: Request) -> Response:
+    """GET /admin/keys: list the keys by name; a server without keys has none."""
+    callers = sorted(services_of(request).keyring.callers, key=lambda caller: caller.name)
+    return as_json({"object": "list", "data": [_key(caller) for caller in callers]})
+
+
+def _key(caller: Caller) -> dict[str, Any]:
+    return {
+        "object": "key",
+        "name": caller.name,
+        "tenant": caller.tenant,
+        "highest_lane": caller.ceiling.value,
+        "admin": caller.admin,
+        "batch_tokens": caller.batch_tokens,
+        "quotas": msgspec.structs.asdict(caller.quotas),
+    }
+
 
 USAGE_FIELDS = ("jobs", "job_bytes", "result_bytes", "files", "file_bytes")
 

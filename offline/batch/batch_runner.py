@@ -14,8 +14,7 @@ from offline.app import LOOK_AT_BATCH
 from offline.batch.turn import BatchTurn, TurnContext
 from penstock.config import ConfigError
 from penstock.loops import ExpectedErrors, run_periodically
-from streaming.batches.files import Files
-from streaming.batches.store import Batches
+from streaming.batches.store import Batches, Files
 from streaming.errors import DecodeError, Fenced, Superseded, Unavailable
 from streaming.store.identity import check_identity, disagreement, read_identity
 from telemetry import tracing as names

@@ -20,9 +20,17 @@ from offline.batch.input_validation import Terms, ValidatedInput, ValidationInte
 from offline.batch.lines import BatchTools, Lines
 from penstock.loops import ExpectedErrors, run_periodically, wait
 from streaming.batches.file_store import FileStore, Incoming
-from streaming.batches.files import Files, StoredFile
 from streaming.batches.ledger import PLAN, InputPlan, Ledger, LineOutcome, Segment
-from streaming.batches.store import Batches, BatchLease, BatchProgress, BatchState, LineFault, SaveResult
+from streaming.batches.store import (
+    Batches,
+    BatchLease,
+    BatchProgress,
+    BatchState,
+    Files,
+    LineFault,
+    SaveResult,
+    StoredFile,
+)
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.processes import Fleet
 from telemetry.metrics import Metrics

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from planner.facts.device import Accelerator
+from planner.facts.catalogue import Accelerator
 from planner.facts.model import ModelShape
 from planner.load import Precision, RequestLengths
 from planner.search import SearchInput

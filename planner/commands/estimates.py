@@ -36,8 +36,7 @@ from planner.cost import (
     what_if_advice,
 )
 from planner.cost import what_if as asked
-from planner.facts.catalogue import PlanError
-from planner.facts.device import Accelerator
+from planner.facts.catalogue import Accelerator, PlanError
 from planner.facts.model import ModelShape
 from planner.knee import batches, pareto
 from planner.load import KvReads, Precision, RequestLengths

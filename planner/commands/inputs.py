@@ -16,8 +16,7 @@ import click
 from planner.commands.answers import PlanAnswer
 from planner.commands.records import is_records, records_in, rows_of
 from planner.facts import catalogue
-from planner.facts.catalogue import PlanError
-from planner.facts.device import Accelerator
+from planner.facts.catalogue import Accelerator, PlanError
 from planner.facts.model import ModelShape
 from planner.facts.model_config import from_config, from_gguf
 from planner.goodput import Workload, mix_of, slo_of, workloads

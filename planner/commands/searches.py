@@ -13,8 +13,7 @@ from planner.commands.inputs import EFFICIENCY, GPU, GPUS, LEAST, MOST, SLO, pla
 from planner.cost import best_by_concurrency, grid_advice, knee_of, per_million
 from planner.cost import grid as layouts_of
 from planner.facts import catalogue
-from planner.facts.catalogue import PlanError
-from planner.facts.device import Accelerator
+from planner.facts.catalogue import Accelerator, PlanError
 from planner.goodput import best_goodput, goodput_advice, work_note
 from planner.knee import modelled, pareto
 from planner.load import Precision, RequestLengths

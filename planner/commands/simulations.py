@@ -26,8 +26,7 @@ from planner.commands.records import (
     workers_of,
 )
 from planner.cost import MAX_REQUESTS, TimelineRow, simulated, texts_of, timeline, timeline_advice
-from planner.facts.catalogue import PlanError
-from planner.facts.device import Accelerator
+from planner.facts.catalogue import Accelerator, PlanError
 from planner.facts.model import ModelShape
 from planner.fit import (
     MIN_REQUESTS,

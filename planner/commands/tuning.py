@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.commands.answers import PlanTable, plot, seconds, three
-from planner.facts.device import Accelerator
+from planner.facts.catalogue import Accelerator
 from planner.search import Attainment, LatencySlo
 from planner.tuning import LevelReading, MeasuredFrontier, Recommendation
 

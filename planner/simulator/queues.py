@@ -25,8 +25,16 @@ from streaming.order import (
     units,
     virtual_time,
 )
-from workers.slot_shares import SlotShares, reserved_slots, room_for_batch, tenant_slots
-from workers.victims import MAX_VICTIMS, RunningJob, choose_victims, preemptible
+from workers.slot_shares import (
+    MAX_VICTIMS,
+    RunningJob,
+    SlotShares,
+    choose_victims,
+    preemptible,
+    reserved_slots,
+    room_for_batch,
+    tenant_slots,
+)
 
 LANES = tuple(Priority)
 

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from streaming.catalogue import CATALOGUE, CHANNELS, FLEET, ROOT
-from streaming.keys import BROKER, FLEET_SLOT, prefix
+from streaming.keys import BROKER, CATALOGUE, CHANNELS, FLEET, FLEET_SLOT, ROOT, prefix
 from streaming.redis.client import KEPT
 from streaming.redis.scripts import load_scripts
 

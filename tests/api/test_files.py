@@ -18,7 +18,7 @@ from redis import Redis
 
 from api.files import RECORDS_PER_CALL
 from streaming.batches.file_store import FileStore
-from streaming.batches.files import Files, StoredFile
+from streaming.batches.store import Files, StoredFile
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings

@@ -12,8 +12,8 @@ from api.settings import ApiSettings
 from cli.deployment import Deployment, load_deployment
 from cli.instance import DataDir
 from cli.machine import outside_url
+from cli.options import own_command
 from cli.screen import place
-from cli.suggestions import own_command
 from penstock.config import FLAGS, Config, ConfigError
 from workers.engines.llamacpp.settings import LlamacppSettings
 

@@ -17,8 +17,7 @@ from streaming.batches.file_store import FileStore
 from streaming.errors import Unavailable
 from streaming.keys import fleet_key, partition_key
 from streaming.redis.client import RedisClient
-from streaming.store.identity import FORMAT, enter_store
-from streaming.store.reset import count_contents, reset_store
+from streaming.store.identity import FORMAT, count_contents, enter_store, reset_store
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 
 from cli.__main__ import main
 from cli.app import app
-from cli.suggestions import GROUPS, TAKEN, completed
+from cli.options import GROUPS, TAKEN, completed
 
 
 def under(*words: str) -> click.Context:

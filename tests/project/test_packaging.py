@@ -70,7 +70,7 @@ def test_only_the_catalogue_spells_a_redis_name() -> None:
         for path in (ROOT / name).rglob("*.py")
         if re.search(r"[\"']penstock:", path.read_text(encoding="utf-8"))
     ]
-    assert spelled == ["streaming/catalogue.py"]
+    assert spelled == ["streaming/keys.py"]
 
 
 def test_nothing_on_a_wire_is_pickled() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from scheduler.observe import look
+from scheduler.loop import look
 from scheduler.policy.snapshot import DueJob
-from streaming.jobs import backlog
-from streaming.jobs.backlog import LaneDepth
+from streaming.jobs import places as backlog
+from streaming.jobs.places import LaneDepth
 from streaming.order import Priority
 
 

@@ -17,9 +17,8 @@ from flow import until
 from house import House, eventually, redis_process
 from redis import Redis
 
-from streaming.catalogue import CATALOGUE, FLEET, ROOT, Key
 from streaming.jobs.reaper import Reaper
-from streaming.keys import BROKER, partition_key
+from streaming.keys import BROKER, CATALOGUE, FLEET, ROOT, Key, partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 

@@ -11,19 +11,18 @@ from flow import a_job, append, delta, deltas_of
 from msgspec.structs import replace
 
 from penstock.engine import Capabilities, ModelCard
-from streaming.batches.files import UNREADABLE, Files, StoredFile
-from streaming.batches.store import Batch, Batches, BatchState
+from streaming.batches.store import UNREADABLE, Batch, Batches, BatchState, Files, StoredFile
 from streaming.errors import MalformedJob, Superseded, UnknownFile
 from streaming.events.outbox import Event, Outbox, Webhooks
 from streaming.fleet.plans import Action, Leadership, Overrides, Plan, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.ids import idempotency_digest, message_id
-from streaming.jobs.backlog import Backlog
 from streaming.jobs.codec import Run, Section, Terminal, Wake, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
+from streaming.jobs.places import Backlog
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper

@@ -31,7 +31,7 @@ from streaming.keys import partition_key, prefix
 from streaming.redis.client import REFUSALS, RedisClient
 from streaming.redis.scripts import load_scripts
 from streaming.redis.settings import RedisSettings
-from streaming.store.reset import reset_store
+from streaming.store.identity import reset_store
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,7 @@ from openai import OpenAI, RateLimitError
 from redis import Redis
 from severing import store_cut
 
-from streaming.batches.files import Files, StoredFile
-from streaming.batches.store import Batch, Batches, BatchLease, BatchProgress, BatchState
+from streaming.batches.store import Batch, Batches, BatchLease, BatchProgress, BatchState, Files, StoredFile
 from streaming.errors import QuotaExceeded, UnknownBatch
 from streaming.jobs.quotas import Quotas
 from streaming.keys import partition_key

@@ -21,7 +21,7 @@ from redis import Redis
 
 from cli.__main__ import main
 from penstock.engine import ChatTurn
-from streaming.batches.files import Files, StoredFile
+from streaming.batches.store import Files, StoredFile
 from streaming.errors import QuotaExceeded
 from streaming.ids import partition_of
 from streaming.jobs import quotas as quotas_module

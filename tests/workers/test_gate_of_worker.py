@@ -13,7 +13,7 @@ from streaming.jobs.reader import JobReader
 from streaming.keys import fleet_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from workers import victims
+from workers import slot_shares as victims
 from workers.engines.sim.settings import SimSettings
 from workers.gate import VERSION, OutputLengths
 from workers.settings import WorkerSettings

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming.order import Priority
-from workers.victims import MIN_RUN_S, RunningJob, choose_victims, obstacle
+from workers.slot_shares import MIN_RUN_S, RunningJob, choose_victims, obstacle
 
 NOW = 1_000.0
 

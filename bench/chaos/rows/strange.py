@@ -18,9 +18,8 @@ from bench.chaos.processes import ManagedProcess, becomes, until
 from bench.chaos.rows.requests import put_raw
 from bench.chaos.rows.workers import asks, requests, victim
 from bench.chaos.stage import FaultRow, FaultTestbed
-from streaming.catalogue import ROOT
 from streaming.jobs.job import JobState
-from streaming.keys import fleet_key, partition_key, prefix
+from streaming.keys import ROOT, fleet_key, partition_key, prefix
 
 TOKENS = 200
 

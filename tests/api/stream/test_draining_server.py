@@ -16,8 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.settings import ApiSettings
 from api.stream.connection import Connection
-from api.stream.connection_guard import ConnectionGuard
-from api.stream.draining_server import DrainingServer
+from api.stream.connection_guard import ConnectionGuard, DrainingServer
 
 ASK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 CLIENTS = 5
@@ -112,7 +111,7 @@ async def test_nobody_is_accepted_after_the_end() -> None:
 
 
 async def test_a_signal_ends_the_server_without_waiting_for_its_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.stream.draining_server.TICK_INTERVAL_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("api.stream.connection_guard.TICK_INTERVAL_S", 10 * PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S), serving() as (server, _):
         ticking = asyncio.create_task(server.main_loop())
         await asyncio.sleep(0)

@@ -15,8 +15,7 @@ from house import House, eventually, redis_process
 
 from offline.batch.turn import Ending, note_ending, noted_ending
 from streaming.batches.file_store import DAY_S, FileStore
-from streaming.batches.files import StoredFile
-from streaming.batches.store import BatchProgress, BatchState
+from streaming.batches.store import BatchProgress, BatchState, StoredFile
 
 pytestmark = pytest.mark.slow
 

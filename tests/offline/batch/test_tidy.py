@@ -20,7 +20,7 @@ from offline.batch.batch_runner import BatchRunner
 from offline.batch.lines import BatchTools
 from offline.batch.turn import TurnContext
 from streaming.batches.file_store import DAY_S, ORPHAN_AGE_S, BatchSettings, FileStore
-from streaming.batches.files import Files, StoredFile
+from streaming.batches.store import Files, StoredFile
 from streaming.jobs.quotas import Quotas
 from streaming.keys import fleet_key, partition_key
 from streaming.redis.client import RedisClient

@@ -9,7 +9,6 @@ import pytest
 from flow import until
 from msgspec.structs import replace
 
-from streaming.batches.files import Files, StoredFile
 from streaming.batches.store import (
     LEASES_HELD,
     LEASES_UNTIL_NEXT_NOTICE,
@@ -19,6 +18,8 @@ from streaming.batches.store import (
     BatchLease,
     BatchProgress,
     BatchState,
+    Files,
+    StoredFile,
 )
 from streaming.errors import Fenced, KeyReused, Superseded, UnknownBatch
 from streaming.ids import line_job_id, partition_of

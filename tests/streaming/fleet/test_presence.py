@@ -14,7 +14,7 @@ from streaming.fleet.processes import Fleet, present
 from streaming.ids import new_life
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
-from streaming.store.reset import live_processes
+from streaming.store.identity import live_processes
 
 
 class Telling:

@@ -9,10 +9,10 @@ import pytest
 from flow import until
 
 from penstock.engine import ChatTurn
-from streaming.jobs import backlog
-from streaming.jobs.backlog import Backlog, LaneDepth
+from streaming.jobs import places as backlog
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Claim, Lease
+from streaming.jobs.places import Backlog, LaneDepth
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key

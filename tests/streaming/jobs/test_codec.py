@@ -16,8 +16,8 @@ from penstock import engine
 from penstock.engine import ChatTurn, Sampling, Task
 from penstock.tools import Tool, ToolCall, Tools
 from streaming.batches import file_store as batch_settings
-from streaming.batches import files
 from streaming.batches import store as batches
+from streaming.batches import store as files
 from streaming.errors import DecodeError, NewerMessage
 from streaming.events import settings as event_settings
 from streaming.fleet import plans, process

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine import ChatTurn
-from streaming.catalogue import CATALOGUE
 from streaming.errors import Abandoned, KeyReused
 from streaming.ids import idempotency_digest, joined
 from streaming.jobs.codec import Terminal
@@ -20,7 +19,7 @@ from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.keys import partition_key
+from streaming.keys import CATALOGUE, partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings

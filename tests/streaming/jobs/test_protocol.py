@@ -12,12 +12,12 @@ from flow import append, delta, deltas_of, until
 from penstock.engine import ChatTurn
 from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
 from streaming.ids import new_job_id
-from streaming.jobs.backlog import Backlog
 from streaming.jobs.codec import Delta, Run, Section, Terminal
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, Lease, UnreadableClaim
+from streaming.jobs.places import Backlog
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper, Swept

@@ -23,10 +23,10 @@ from streaming.fleet.plans import Leadership, Overrides, Plan, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.ids import partition_of
-from streaming.jobs.backlog import Backlog
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, HeldJob, Lease
+from streaming.jobs.places import Backlog
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.relay import Relay
@@ -35,10 +35,9 @@ from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from streaming.redis.settings import RedisSettings
-from streaming.store.identity import enter_store, read_identity
+from streaming.store.identity import count_contents, enter_store, read_identity, reset_store
 from streaming.store.memory import Headroom
 from streaming.store.monitor import check_level
-from streaming.store.reset import count_contents, reset_store
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 
 from cli.__main__ import main
 from penstock.engine import ChatTurn
-from streaming.batches.files import Files, StoredFile
-from streaming.batches.store import Batches
+from streaming.batches.store import Batches, Files, StoredFile
 from streaming.errors import Unavailable
 from streaming.events.outbox import Redeliveries, Webhooks
 from streaming.fleet.plans import Overrides, Plans

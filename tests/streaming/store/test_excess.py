@@ -14,9 +14,7 @@ import pytest
 from guarded import GuardedHouse, as_user, guarded
 from redis import Redis
 
-from streaming.batches.files import Files
-from streaming.batches.store import Batches
-from streaming.catalogue import CATALOGUE, FLEET
+from streaming.batches.store import Batches, Files
 from streaming.errors import UnknownConversation, UnknownFile, UnknownJob
 from streaming.events.outbox import Redeliveries, Webhooks
 from streaming.fleet.plans import Overrides, Plans
@@ -26,7 +24,7 @@ from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import LogName, read_log
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.keys import FLEET_SLOT, fleet_key, partition_key, prefix
+from streaming.keys import CATALOGUE, FLEET, FLEET_SLOT, fleet_key, partition_key, prefix
 from streaming.redis.client import RedisClient, cursor_after
 from streaming.redis.settings import RedisSettings
 from streaming.store.acl import COMMANDS, COMMON_COMMANDS, CONNECTION, SCRIPTS

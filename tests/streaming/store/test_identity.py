@@ -21,9 +21,9 @@ from redis import Redis
 from penstock import engine
 from penstock.config import ConfigError
 from penstock.engine import Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling
-from streaming import catalogue, keys, order
-from streaming.batches import files as stored_files
+from streaming import keys, order
 from streaming.batches import store as batches
+from streaming.batches import store as stored_files
 from streaming.fleet import plans, process
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
@@ -235,8 +235,8 @@ def shapes() -> Iterator[str]:
 def digest() -> str:
     """Of all that another version would have to agree on."""
     parts = [
-        *(f"{key.name} {key.pattern} {key.kind}" for key in (*catalogue.CATALOGUE, *catalogue.FLEET)),
-        *(f"{kind} {pattern}" for kind, pattern in catalogue.CHANNELS.items()),
+        *(f"{key.name} {key.pattern} {key.kind}" for key in (*keys.CATALOGUE, *keys.FLEET)),
+        *(f"{kind} {pattern}" for kind, pattern in keys.CHANNELS.items()),
         keys.prefix(0),
         keys.prefix(keys.FLEET_SLOT),
         keys.GROUP,
