@@ -34,8 +34,7 @@ from penstock.config import Config, ConfigError
 from penstock.loops import supervise
 from penstock.process import Launch, StartError, argument_parser, collect_rarely, listen, run_process
 from streaming.batches.file_store import BatchSettings, FilesSettings
-from streaming.events.outbox import EventSubscriptions
-from streaming.events.settings import EventSettings, WebhookSettings
+from streaming.events import EventSettings, EventSubscriptions, WebhookSettings
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
 from streaming.fleet.settings import ModelSettings, served_models

@@ -44,7 +44,7 @@ from streaming.errors import (
     UnknownFile,
     UnknownJob,
 )
-from streaming.events.outbox import with_webhook
+from streaming.events import with_webhook
 from streaming.ids import joined, partition_of
 from streaming.jobs.job import CancelledBy, Job, unsupported
 from streaming.jobs.queue import Accepted

@@ -15,14 +15,14 @@ from api.openai.responses.answers import response_schemas
 from api.openai.responses.conversation import ConversationRequest, ConversationUpdate, ItemsRequest
 from api.openai.responses.request import CountRequest, ResponseRequest
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
-from api.openai.tasks.answers import task_answer_schemas
-from api.openai.tasks.request import (
+from api.openai.tasks import (
     DetokenizeRequest,
     EmbeddingJobRequest,
     EmbeddingRequest,
     RerankJobRequest,
     RerankRequest,
     TokenizeRequest,
+    task_answer_schemas,
 )
 from api.routes import JOB_HEADERS, ROUTES, Route
 from streaming.jobs.job import JobState
@@ -45,7 +45,7 @@ PLAIN: dict[str, Schema] = {
 
 _ALWAYS = ("x-request-id", "openai-processing-ms")
 _ANYWHERE = (403, 421)
-"""Errors that every route may answer (api/auth/hosts.py, api/auth/hosts.py)."""
+"""Errors that every route may answer (api/auth/hosts.py, api/auth/guard.py)."""
 _SECURITY: dict[Access, list[dict[str, list[str]]]] = {Access.ANYONE: [], Access.METRICS: [{}, {"key": []}]}
 """Security of routes that differ from the document's default."""
 

@@ -20,8 +20,7 @@ from penstock.loops import ExpectedErrors, run_periodically, supervise, watch_la
 from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable
-from streaming.events.outbox import EventSubscriptions
-from streaming.events.settings import EventSettings
+from streaming.events import EventSettings, EventSubscriptions
 from streaming.fleet.plans import Leadership, Overrides, Plans, stall_of
 from streaming.fleet.processes import ConsoleSessions, Fleet
 from streaming.fleet.settings import ModelSettings
@@ -37,8 +36,7 @@ from streaming.jobs.relay import Relay
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
-from streaming.store.memory import Headroom
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import Headroom, StoreMonitor
 from telemetry.metrics import Metrics
 from telemetry.records.writer import NO_RECORDS, RecordSink
 from telemetry.tracing import Tracing

@@ -20,7 +20,7 @@ from penstock import bundle
 from penstock.config import Config, ConfigError, load, nearest
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
-from streaming.events.settings import EventSettings, WebhookSettings
+from streaming.events import EventSettings, WebhookSettings
 from streaming.fleet.settings import ModelSettings, ShapeSettings, check_model_names, check_runnable
 from streaming.jobs.settings import QuotaSettings, TenantSettings
 from streaming.redis.settings import RedisSettings

@@ -30,7 +30,7 @@ from cli.output import (
 )
 from cli.progress import ProgressLine
 from penstock.client import FINAL, JobFailed, Pause, StreamEvent, StreamReset
-from telemetry.report.words import duration
+from penstock.text import duration
 
 ATTEMPT_COLUMNS = ("WORKER", "STARTED", "SECONDS", "TOKENS", "OUTCOME")
 OUTCOMES = {

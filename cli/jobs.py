@@ -44,9 +44,9 @@ from cli.output import (
 )
 from cli.progress import ProgressLine
 from penstock.client import JobFailed, WaitTimeout
+from penstock.text import duration
 from streaming.order import Priority
 from telemetry.latency import EGRESS_FIRST, PARTS
-from telemetry.report.words import duration
 
 COLUMNS = ("id", "status", "lane", "model", "created_at", "took", "tokens", "prompt")
 STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"]

@@ -63,7 +63,7 @@ def plan() -> None:
     """
 
 
-@click.group(cls=PlanGroup, modules={"frontier": "cli.tune.frontier", "goodput": "cli.tune.goodput"})
+@click.group(cls=PlanGroup, modules={"frontier": "cli.tune", "goodput": "cli.tune"})
 def tune() -> None:
     """Measure a running server: its best batch, and the rate that it serves in time.
 

@@ -38,15 +38,15 @@ from cli.output import (
 )
 from cli.progress import ProgressLine
 from penstock.files import write_file
+from penstock.text import duration, percent, shared, three
 from telemetry.latency import EGRESS_FIRST, PARTS
+from telemetry.records.reader import GROUP_OF
 from telemetry.records.schema import RecordSettings
 from telemetry.report.energy import EnergyFigures
 from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
 from telemetry.report.finding import Advice
 from telemetry.report.ideal import ModelRunTime
 from telemetry.report.report import RequestReport, Scope, report_of
-from telemetry.report.requests import GROUP_OF
-from telemetry.report.words import duration, percent, shared, three
 
 BAR = 30
 PAGE_WIDTH = 110

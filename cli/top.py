@@ -27,7 +27,7 @@ from rich.text import Text
 from cli.client import Client
 from cli.options import Command, Where, json_option, where_options
 from cli.output import DONE, INTERRUPTED, UNREACHABLE, Problem, print_json, styled, terminal_width, visible
-from telemetry.report.words import duration, three
+from penstock.text import duration, three
 
 FLOWS = {"flowing": "bold green", "behind": "bold yellow", "stopped": "bold red", "unknown": "bold"}
 SEVERITIES = {"error": "red", "warning": "yellow", "note": ""}

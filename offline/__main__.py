@@ -33,16 +33,14 @@ from penstock.process import Launch, Lifeline, argument_parser, needed_to_start,
 from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
-from streaming.events.outbox import EventSubscriptions
-from streaming.events.settings import EventSettings, WebhookSettings
+from streaming.events import EventSettings, EventSubscriptions, WebhookSettings
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
 from streaming.fleet.settings import ModelSettings, served_models
 from streaming.jobs.settings import QuotaSettings, TenantSettings, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
-from streaming.store.memory import Headroom
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import Headroom, StoreMonitor
 from telemetry.gpu import Facts, Sampler
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry

@@ -30,8 +30,7 @@ from api.openai.schemas import check_choices, parse, to_job
 from penstock.config import ConfigError
 from penstock.loops import ExpectedErrors
 from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, StoreFull, Unavailable
-from streaming.events.outbox import Event, EventSubscriptions, Outbox, Redeliveries, with_webhook
-from streaming.events.settings import EventSettings
+from streaming.events import Event, EventSettings, EventSubscriptions, Outbox, Redeliveries, with_webhook
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
 from streaming.ids import joined
@@ -41,8 +40,7 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.jobs.settings import NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.redis.client import RedisClient
-from streaming.store.memory import Headroom
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import Headroom, StoreMonitor
 from telemetry import tracing as names
 from telemetry.metrics import Metrics
 from telemetry.tracing import NO_TRACING, Attributes, Tracing, extract

@@ -37,8 +37,16 @@ from penstock.config import ConfigError
 from penstock.loops import ExpectedErrors, run_periodically
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable, UnknownBatch, UnknownJob
-from streaming.events.outbox import DeliveryAttempt, Event, Outbox, Webhooks, endpoints_for
-from streaming.events.settings import WebhookSettings, allows_url, signing_key
+from streaming.events import (
+    DeliveryAttempt,
+    Event,
+    Outbox,
+    Webhooks,
+    WebhookSettings,
+    allows_url,
+    endpoints_for,
+    signing_key,
+)
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.redis.client import RedisClient

@@ -25,7 +25,7 @@ from penstock.text import counted
 from streaming.errors import Unavailable
 from streaming.fleet.process import Process
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.store.memory import ADMISSION_SHARE
+from streaming.store.monitor import ADMISSION_SHARE
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from api.admission import MAX_PER_PAGE, page_limit, services_of
 from api.jobs import as_json
-from streaming.events.outbox import WebhookMessage, Webhooks
+from streaming.events import WebhookMessage, Webhooks
 
 
 async def listing(request: Request) -> Response:

@@ -9,7 +9,7 @@ from api.openai.errors import from_terminal
 from api.openai.rendering import Facts, completion_in_slices
 from api.openai.responses.items import sent_items
 from api.openai.responses.object import ended_response
-from api.openai.tasks.answers import task_answer_in_slices
+from api.openai.tasks import task_answer_in_slices
 from penstock.engine import Sampling, Task
 from penstock.loops import Sliced, at_once
 from penstock.tools import Tools

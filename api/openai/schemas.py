@@ -50,7 +50,7 @@ from api.openai.messages import ChatMessage, HostedTool, ToolFields
 from api.openai.responses.items import HostedItem
 from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest
-from api.openai.tasks.request import (
+from api.openai.tasks import (
     DetokenizeRequest,
     EmbeddingJobRequest,
     EmbeddingRequest,

@@ -16,7 +16,7 @@ from api.openai.errors import ApiError, from_failure, from_terminal, stream_rese
 from api.openai.rendering import Facts, to_json
 from api.openai.responses.events import EventSequence
 from api.openai.results import answer_in_slices
-from api.openai.tasks.answers import count_of
+from api.openai.tasks import count_of
 from api.responses.stored import add_turn
 from api.services import Services
 from api.stream.connection import Connection

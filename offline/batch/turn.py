@@ -16,8 +16,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from api.openai.batch_lines import blocks, output_lines
-from offline.batch.input_validation import Terms, ValidatedInput, ValidationInterrupted, validate_input
-from offline.batch.lines import BatchTools, Lines
+from offline.batch.lines import BatchTools, Lines, Terms, ValidatedInput, ValidationInterrupted, validate_input
 from penstock.loops import ExpectedErrors, run_periodically, wait
 from streaming.batches.file_store import FileStore, Incoming
 from streaming.batches.ledger import PLAN, InputPlan, Ledger, LineOutcome, Segment

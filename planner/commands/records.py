@@ -12,9 +12,8 @@ from typing import TypeAlias
 from planner.facts.catalogue import PlanError
 from planner.fit import ServedLimits, ServedText
 from planner.simulator.trace import TraceRow
-from telemetry.records.reader import Skipped, decode_line, read_records
+from telemetry.records.reader import Evidence, ReportedRequest, Skipped, decode_line, evidence_of, read_records
 from telemetry.records.schema import Record
-from telemetry.report.requests import Evidence, ReportedRequest, evidence_of
 
 DEFAULT_STEP_TOKENS, EMBEDDED_STEP_TOKENS = 512, 128
 """Prompt tokens of one step of the simulated and of the embedded engine, unless they are set otherwise."""

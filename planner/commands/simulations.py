@@ -57,7 +57,7 @@ from planner.search import (
 )
 from planner.simulator.engine import ModelText
 from planner.simulator.trace import Malformed, Trace, cut
-from telemetry.report.requests import ReportedRequest
+from telemetry.records.reader import ReportedRequest
 
 
 @plan_command("simulate", MODEL, GPU, LENGTHS, BITS, max_batch(), SLO, EFFICIENCY, shown="simulating")

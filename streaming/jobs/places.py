@@ -126,7 +126,7 @@ def _due(now: int, lane: bytes, created: bytes, at: bytes) -> WaitingDeadline | 
         return None
 
 
-# One unit of work is one token of one choice. The store's memory reservation (`streaming/store/memory.py`) and the
+# One unit of work is one token of one choice. The store's memory reservation (`streaming/store/monitor.py`) and the
 # token quotas of batches use it, and a worker's share of its KV cache uses the same limit of an answer, so that no
 # form of a request (prompt lists, n, no max_tokens) is cheaper in one of them. Quotas also count prompts, once for
 # each choice: an engine computes the prompt of every choice unless its prefix cache has it.

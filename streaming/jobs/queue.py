@@ -35,7 +35,7 @@ from streaming.jobs.quotas import NAMES, Quotas
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
 from streaming.redis.client import Call, RedisClient, ScriptBatcher
-from streaming.store.memory import Headroom, Reservation
+from streaming.store.monitor import Headroom, Reservation
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ fleet's hash slot, which all processes share.
 
 Scripts with the flag `allow-oom` also run while the store is full: they finish accepted work, free memory
 or renew a worker's lease. Scripts that bring new work (put, put_file, put_batch, put_conversation, amend_conversation,
-reserve, redeliver) are refused then. Admission reserves the memory that the others need (`streaming/store/memory.py`).
+reserve, redeliver) are refused then. Admission reserves the memory that the others need (`streaming/store/monitor.py`).
 
 | script         | run by                 | what it does in one step                                            |
 |----------------|------------------------|---------------------------------------------------------------------|

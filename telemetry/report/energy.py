@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import msgspec
 
+from telemetry.records.reader import Evidence
 from telemetry.records.schema import SampleRecord
-from telemetry.report.requests import Evidence
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 import msgspec
 
 from telemetry.latency import EGRESS_FIRST
+from telemetry.records.reader import GROUP_OF, PART_NAMES, Evidence, ReportedRequest
 from telemetry.records.schema import SampleRecord
 from telemetry.report.energy import EnergyFigures
-from telemetry.report.requests import GROUP_OF, PART_NAMES, Evidence, ReportedRequest
 
 
 class Distribution(msgspec.Struct, frozen=True):

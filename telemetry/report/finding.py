@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.text import counted
+from penstock.text import counted, duration
 from telemetry.latency import GROUPS
+from telemetry.records.reader import Evidence, ReportedRequest
 from telemetry.report.figures import Figures, GroupFigures, ProcessFigures, group_shares, groups_of, percentile, span_s
-from telemetry.report.requests import Evidence, ReportedRequest
-from telemetry.report.words import duration
 
 MIN_REQUESTS = 5
 """Fewer say nothing of a worker or a lane."""

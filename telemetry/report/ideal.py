@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from telemetry.report.requests import ReportedRequest
+from telemetry.records.reader import ReportedRequest
 
 MIN_POINTS = 8
 """Requests to fit a worker's coefficients to; with fewer, those of all its model's workers serve."""

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from telemetry.records.reader import OnRead, Skipped, read_records
+from telemetry.records.reader import Evidence, OnRead, ReportedRequest, Skipped, evidence_of, read_records
 from telemetry.report.energy import energy_of
 from telemetry.report.figures import Figures, figures_of
 from telemetry.report.finding import Advice, advise, verdict
 from telemetry.report.ideal import ModelRunTime, run_times
-from telemetry.report.requests import Evidence, ReportedRequest, evidence_of
 
 
 @dataclass(frozen=True, slots=True)

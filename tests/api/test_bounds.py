@@ -28,12 +28,10 @@ from api.openapi import document
 from api.settings import ApiSettings
 from api.stream.connection_guard import RESERVED_FILES
 from offline.broker import Intake, Rejected
-from streaming.events.outbox import EventSubscriptions
-from streaming.events.settings import EventSettings
+from streaming.events import EventSettings, EventSubscriptions
 from streaming.fleet.settings import ModelSettings
 from streaming.redis.client import RedisClient
-from streaming.store.memory import Headroom
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import Headroom, StoreMonitor
 
 pytestmark = pytest.mark.slow
 

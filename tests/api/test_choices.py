@@ -14,12 +14,10 @@ from house import House, free_port, serving
 from api.openai.errors import ApiError
 from api.openai.schemas import Kind, check_choices, parse
 from offline.broker import Intake, Rejected
-from streaming.events.outbox import EventSubscriptions
-from streaming.events.settings import EventSettings
+from streaming.events import EventSettings, EventSubscriptions
 from streaming.fleet.settings import ModelSettings
 from streaming.redis.client import RedisClient
-from streaming.store.memory import Headroom
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import Headroom, StoreMonitor
 
 pytestmark = pytest.mark.slow
 

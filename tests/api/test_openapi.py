@@ -25,7 +25,7 @@ from api.openai.rendering import Waiting, job_object
 from api.openapi import CURSOR, ERRORS, HEADERS
 from penstock.engine import Failure
 from streaming.batches.store import Batch, BatchProgress, BatchRecord, BatchState, LineFault, StoredFile
-from streaming.events.outbox import WebhookMessage
+from streaming.events import WebhookMessage
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.dead_letters import DeadLetter
 from streaming.jobs.job import JobState

@@ -18,11 +18,11 @@ from cli.options import moment
 from cli.output import Problem
 from cli.progress import ProgressLine
 from cli.report import changed_findings, emit_styled, shown
+from penstock.text import duration, three
 from telemetry.records.reader import create
 from telemetry.records.schema import ENCODER
 from telemetry.report.finding import Advice
 from telemetry.report.report import RequestReport, Scope, report_of
-from telemetry.report.words import duration, three
 
 NOW = 1_800_000_000.0
 

@@ -17,7 +17,7 @@ from penstock.config import SECTIONS, Config, ConfigError, load
 from scheduler.policy.snapshot import Shape
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
-from streaming.events.settings import End, EventSettings, WebhookSettings
+from streaming.events import End, EventSettings, WebhookSettings
 from streaming.fleet.settings import LaneTargets, LatencyTargets, ModelSettings, Resources, ShapeSettings, served_models
 from streaming.jobs.settings import QuotaSettings, TenantSettings
 from streaming.redis.settings import RedisSettings

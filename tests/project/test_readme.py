@@ -25,7 +25,7 @@ from penstock.client import PenstockClient, StreamEvent, StreamReset
 from penstock.config import build, load
 from scheduler.settings import SchedulerSettings
 from streaming.batches.file_store import BatchSettings, FilesSettings
-from streaming.events.settings import EventSettings, WebhookSettings
+from streaming.events import EventSettings, WebhookSettings
 from streaming.fleet.settings import ModelSettings
 from streaming.redis.settings import RedisSettings
 from telemetry.settings import TelemetrySettings

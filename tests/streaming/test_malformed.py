@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from penstock.engine import Capabilities, ModelCard
 from streaming.batches.store import UNREADABLE, Batch, Batches, BatchState, Files, StoredFile
 from streaming.errors import MalformedJob, Superseded, UnknownFile
-from streaming.events.outbox import Event, Outbox, Webhooks
+from streaming.events import Event, Outbox, Webhooks
 from streaming.fleet.plans import Action, Leadership, Overrides, Plan, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet

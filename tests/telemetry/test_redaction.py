@@ -22,7 +22,7 @@ from otlp_collector import Collector, attributes_of, collector
 
 from offline.settings import OfflineSettings
 from penstock.config import Config, hide_environment
-from streaming.events.settings import EventSettings, WebhookSettings
+from streaming.events import EventSettings, WebhookSettings
 from streaming.ids import new_deployment_id, new_file_id, new_job_id
 from streaming.redis.settings import RedisSettings
 from telemetry.process import start_tracing

@@ -1,8 +1,7 @@
 // Chat: each answer is a job, so it survives a reload, a cut connection and the loss of its worker.
 
-import { ADDRESS, api } from "./api.js";
+import { ADDRESS, api, tellFreshness } from "./api.js";
 import { milliseconds, plural, rate, seconds } from "./format.js";
-import { tellFreshness } from "./live.js";
 import { act, badge, draw, fromCode, h, heading, say, select } from "./parts.js";
 import { Growing, follow, keepEndInView, markAttempt } from "./stream.js";
 

@@ -1,8 +1,7 @@
 // One job: what happened to it and when, its text while it comes, and what can be done with it.
 
-import { ADDRESS, api, save } from "./api.js";
+import { ADDRESS, api, save, watch } from "./api.js";
 import { count, milliseconds, percent, plural, seconds } from "./format.js";
-import { watch } from "./live.js";
 import { act, badge, bar, confirmed, copyButton, draw, empty, failed, fromCode, h, heading, loading, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
 import { Growing, follow, keepEndInView, markAttempt } from "./stream.js";
 

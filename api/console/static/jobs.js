@@ -1,8 +1,7 @@
 // Jobs: a list in pages, filtered by the server; its address holds the filter.
 
-import { ADDRESS, api, query } from "./api.js";
+import { ADDRESS, api, query, watch } from "./api.js";
 import { count, plural, seconds } from "./format.js";
-import { watch } from "./live.js";
 import { act, badge, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, modelLink, select, table, tenantLink, when } from "./parts.js";
 
 const STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"];

@@ -1,8 +1,7 @@
 // Keys and storage: who may use the server, up to which lane, and what each tenant stores. They are set in penstock.toml.
 
-import { api } from "./api.js";
+import { api, watch } from "./api.js";
 import { bytes, count } from "./format.js";
-import { watch } from "./live.js";
 import { draw, empty, failed, fromCode, h, heading, loading, section, table, tenantLink } from "./parts.js";
 
 export function keys({ root, signal, title }) {

@@ -1,8 +1,7 @@
 // Dead letters: jobs that were given up, by reason; replay or drop one, or all of a reason.
 
-import { ADDRESS, api } from "./api.js";
+import { ADDRESS, api, watch } from "./api.js";
 import { plural } from "./format.js";
-import { watch } from "./live.js";
 import { act, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, modelLink, section, table, when } from "./parts.js";
 
 const MOST = 100;

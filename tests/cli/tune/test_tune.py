@@ -19,8 +19,8 @@ from house import eventually
 
 from bench.table1.client import TimedAnswer
 from cli.__main__ import main
-from cli.tune.frontier import MeasuredSweep
-from planner.commands.tuning import goodput_words, kept
+from cli.tune import MeasuredSweep
+from planner.commands.searches import goodput_words, kept
 from planner.search import Attainment, LatencySlo
 from planner.tuning import LevelReading, line_of, sweep_plan
 
@@ -200,7 +200,7 @@ def test_a_server_that_closes_after_each_answer_loses_none(
 def yields(monkeypatch: pytest.MonkeyPatch, *rates: float) -> None:
     """The measurement has found these tokens a second at 1, 2, 4, ... requests at once."""
     readings = {2**at: [LevelReading(2**at, 8, 0, rate, rate / 4, 0.1, 1.0, [])] * 2 for at, rate in enumerate(rates)}
-    monkeypatch.setattr("cli.tune.frontier.measured", lambda *_: MeasuredSweep(readings))
+    monkeypatch.setattr("cli.tune.measured", lambda *_: MeasuredSweep(readings))
 
 
 @pytest.mark.parametrize(("owner", "shown"), [("penstock", True), ("llamacpp", False)])

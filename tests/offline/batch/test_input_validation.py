@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from batching import jsonl, line
 
-from offline.batch.input_validation import MAX_FAULTS, Terms, ValidatedInput, ValidationInterrupted, validate_input
+from offline.batch.lines import MAX_FAULTS, Terms, ValidatedInput, ValidationInterrupted, validate_input
 from streaming.batches.ledger import AnswerReader, Ledger, LineOutcome, Segment
 
 TERMS = Terms("/v1/chat/completions", {"sim", "other"}, 1000)

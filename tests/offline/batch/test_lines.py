@@ -24,8 +24,7 @@ from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.identity import enter_store
-from streaming.store.memory import Headroom
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import Headroom, StoreMonitor
 
 RETRIES = 2
 

@@ -16,8 +16,7 @@ from openai import OpenAI
 from openai.types import Batch as BatchObject
 from redis import Redis
 
-from offline.batch.input_validation import Terms, validate_input
-from offline.batch.lines import BatchTools, Lines
+from offline.batch.lines import BatchTools, Lines, Terms, validate_input
 from penstock.engine import Capabilities, ModelCard
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import LineOutcome, Segment
@@ -26,8 +25,7 @@ from streaming.jobs.job import Job
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from streaming.store.memory import Headroom
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import Headroom, StoreMonitor
 
 pytestmark = pytest.mark.slow
 

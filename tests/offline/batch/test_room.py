@@ -15,16 +15,14 @@ from house import House, redis_process
 
 from api.openai.errors import too_large_for_store
 from offline.batch import lines as lines_module
-from offline.batch.input_validation import Terms, validate_input
-from offline.batch.lines import BatchTools, Lines
+from offline.batch.lines import BatchTools, Lines, Terms, validate_input
 from offline.broker import Intake, Rejected
 from penstock.engine import Capabilities, ModelCard, Sampling
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import Segment
 from streaming.batches.store import Batch, BatchLease, BatchProgress, BatchState
 from streaming.errors import NeverFits, StoreFull
-from streaming.events.outbox import EventSubscriptions
-from streaming.events.settings import EventSettings
+from streaming.events import EventSettings, EventSubscriptions
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
 from streaming.ids import partition_of
@@ -35,8 +33,7 @@ from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
-from streaming.store.memory import ADMISSION_SHARE, BATCH_LINE_SHARE, Headroom, max_job_bytes
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import ADMISSION_SHARE, BATCH_LINE_SHARE, Headroom, StoreMonitor, max_job_bytes
 
 pytestmark = pytest.mark.slow
 

@@ -25,8 +25,7 @@ from streaming.jobs.quotas import Quotas
 from streaming.keys import fleet_key, partition_key
 from streaming.redis.client import RedisClient
 from streaming.store.identity import disagreement, enter_store, identify
-from streaming.store.memory import Headroom
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import Headroom, StoreMonitor
 from telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,7 @@ from flow import until
 from msgspec.structs import replace
 
 from offline.batch import turn as turns
-from offline.batch.input_validation import Terms, validate_input
-from offline.batch.lines import BatchTools
+from offline.batch.lines import BatchTools, Terms, validate_input
 from offline.batch.turn import BatchTurn, TurnContext
 from streaming.batches.file_store import BatchSettings, FileStore
 from streaming.batches.ledger import PLAN, LineOutcome, Segment
@@ -25,8 +24,7 @@ from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from streaming.store.memory import Headroom
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import Headroom, StoreMonitor
 from telemetry.metrics import Metrics
 
 GOING_ON, CANCELLING = BatchState.IN_PROGRESS, BatchState.CANCELLING

@@ -14,7 +14,7 @@ from kombu.entity import Queue as BrokerQueue
 from offline.broker import RETRY_DELAY_S, Broker, BrokerUnavailable, Consumer, check_broker
 from penstock.config import ConfigError
 from streaming.errors import StoreFull
-from streaming.events.settings import EventSettings
+from streaming.events import EventSettings
 from telemetry.metrics import Metrics
 
 

@@ -17,16 +17,14 @@ from redis import Redis
 from offline import broker as publishers
 from offline.broker import MAX_MESSAGE_ID, MAX_REDELIVERIES, BrokerUnavailable, Intake, Rejected, cloud_event
 from streaming.errors import LaneFull, QuotaExceeded, StreamingError, Unavailable
-from streaming.events.outbox import Event, EventSubscriptions
-from streaming.events.settings import EventSettings, WebhookSettings
+from streaming.events import Event, EventSettings, EventSubscriptions, WebhookSettings
 from streaming.fleet.settings import ModelSettings
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.settings import QuotaSettings
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
-from streaming.store.memory import Headroom
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import Headroom, StoreMonitor
 from telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.slow

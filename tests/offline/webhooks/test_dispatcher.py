@@ -37,8 +37,19 @@ from offline.webhooks import (
 )
 from penstock.config import ConfigError, build
 from streaming.batches.store import Batches
-from streaming.events.outbox import DeliveryAttempt, Event, EventSubscriptions, Outbox, Webhooks, endpoints_for
-from streaming.events.settings import ENDS, EventSettings, WebhookSettings, allows_url, signing_key
+from streaming.events import (
+    ENDS,
+    DeliveryAttempt,
+    Event,
+    EventSettings,
+    EventSubscriptions,
+    Outbox,
+    Webhooks,
+    WebhookSettings,
+    allows_url,
+    endpoints_for,
+    signing_key,
+)
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader

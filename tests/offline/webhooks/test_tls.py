@@ -20,8 +20,7 @@ from receiver import Receiver, due_now, receiving
 
 from offline.webhooks import WebhookEndpoint
 from penstock.config import ConfigError, build
-from streaming.events.outbox import DeliveryAttempt
-from streaming.events.settings import WebhookSettings
+from streaming.events import DeliveryAttempt, WebhookSettings
 
 pytestmark = pytest.mark.slow
 

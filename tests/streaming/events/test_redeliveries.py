@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streaming.events.outbox import Redeliveries
+from streaming.events import Redeliveries
 from streaming.redis.client import RedisClient
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streaming.events.outbox import Event, Webhooks
+from streaming.events import Event, Webhooks
 from streaming.ids import message_id
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient

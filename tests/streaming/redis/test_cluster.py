@@ -36,8 +36,7 @@ from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from streaming.redis.settings import RedisSettings
 from streaming.store.identity import count_contents, enter_store, read_identity, reset_store
-from streaming.store.memory import Headroom
-from streaming.store.monitor import check_level
+from streaming.store.monitor import Headroom, check_level
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from cli.__main__ import main
 from penstock.engine import ChatTurn
 from streaming.batches.store import Batches, Files, StoredFile
 from streaming.errors import Unavailable
-from streaming.events.outbox import Redeliveries, Webhooks
+from streaming.events import Redeliveries, Webhooks
 from streaming.fleet.plans import Overrides, Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.dead_letters import DeadLetters
@@ -37,7 +37,7 @@ from streaming.redis.client import RedisClient, ScriptBatcher, cursor_after
 from streaming.redis.settings import RedisSettings
 from streaming.store.acl import BROKER_COMMANDS, SCRIPTS, acl_file, script_channels, script_commands, script_kinds
 from streaming.store.identity import enter_store, read_identity
-from streaming.store.memory import Headroom
+from streaming.store.monitor import Headroom
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from redis import Redis
 
 from streaming.batches.store import Batches, Files
 from streaming.errors import UnknownConversation, UnknownFile, UnknownJob
-from streaming.events.outbox import Redeliveries, Webhooks
+from streaming.events import Redeliveries, Webhooks
 from streaming.fleet.plans import Overrides, Plans
 from streaming.fleet.processes import ConsoleSessions, Fleet, LengthStore
 from streaming.jobs.conversations import Conversations
@@ -29,7 +29,7 @@ from streaming.redis.client import RedisClient, cursor_after
 from streaming.redis.settings import RedisSettings
 from streaming.store.acl import COMMANDS, COMMON_COMMANDS, CONNECTION, SCRIPTS
 from streaming.store.identity import enter_store, read_identity
-from streaming.store.memory import Headroom
+from streaming.store.monitor import Headroom
 
 JOB, FILE, BATCH, MESSAGE, CONVERSATION = (name + "0" * 32 for name in ("job_", "file-", "batch_", "msg_", "conv_"))
 TENANT, LETTER = "t", "0-1-0"

@@ -13,7 +13,7 @@ from house import Answer, House, eventually, redis_process
 from redis import Redis
 
 from streaming.jobs.places import JOB_BYTES, TOKEN_BYTES
-from streaming.store.memory import ADMISSION_SHARE
+from streaming.store.monitor import ADMISSION_SHARE
 
 pytestmark = pytest.mark.slow
 

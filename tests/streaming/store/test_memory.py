@@ -37,7 +37,7 @@ from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient, ServerMemory
 from streaming.redis.settings import RedisSettings
-from streaming.store.memory import ADMISSION_SHARE, Headroom, full_reason, next_look_s
+from streaming.store.monitor import ADMISSION_SHARE, Headroom, full_reason, next_look_s
 
 pytestmark = pytest.mark.slow
 

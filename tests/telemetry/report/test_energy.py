@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telemetry.records.reader import evidence_of
 from telemetry.records.schema import ENCODER, RequestRecord, SampleRecord
 from telemetry.report.energy import energy_of
 from telemetry.report.report import Scope, report_of
-from telemetry.report.requests import evidence_of
 
 
 def sample(

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from pytest import approx
 from recorded import delivery, request, sample
 
+from telemetry.records.reader import ReportedRequest, evidence_of
 from telemetry.records.schema import REFUSED, Record, RequestRecord
 from telemetry.report.figures import figures_of
 from telemetry.report.finding import Advice, advise, verdict
 from telemetry.report.ideal import fit, run_times
-from telemetry.report.requests import ReportedRequest, evidence_of
 
 
 def kinds(records: Iterable[Record]) -> list[str]:
