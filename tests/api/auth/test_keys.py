@@ -6,12 +6,12 @@ import hashlib
 
 import msgspec
 import pytest
-from streaming.events.settings import EventSettings, WebhookSettings
 
 from api.auth.keys import LOCAL_CALLER, Caller, Keyring, check_exposure
 from api.openai.errors import ApiError
 from api.settings import KeySettings
 from penstock.config import ConfigError, build
+from streaming.events import EventSettings, WebhookSettings
 from streaming.jobs.settings import QuotaSettings
 from streaming.order import Priority
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from penstock import engine
 from penstock.engine import ChatTurn, Sampling, Task
 from penstock.tools import Tool, ToolCall, Tools
+from streaming import events as event_settings
 from streaming.batches import file_store as batch_settings
 from streaming.batches import store as batches
 from streaming.batches import store as files
 from streaming.errors import DecodeError, NewerMessage
-from streaming.events import settings as event_settings
 from streaming.fleet import plans, process
 from streaming.fleet import settings as model_settings
 from streaming.ids import new_job_id, partition_of
