@@ -120,7 +120,7 @@ class ClosedBody(StrictBody):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, fields: Any) -> Any:
-        known = cls.model_fields
+        known = cls.__pydantic_fields__  # read for every body: `model_fields` is a call
         if not isinstance(fields, dict) or fields.keys() <= known.keys():
             return fields
         first = next(name for name in fields if name not in known)

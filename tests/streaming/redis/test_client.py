@@ -77,6 +77,16 @@ def test_an_address_that_leads_nowhere_is_a_setting_at_fault(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+async def test_sentinels_that_are_gone_are_named_without_their_options() -> None:
+    """The client's own error repeats every option of its connections, the password among them."""
+    url = f"redis+sentinel://:hunter2@127.0.0.1:{free_port()}/main"
+    wire = RedisClient.open(RedisSettings(url=url, timeout_s=1.0))
+    with pytest.raises(Unavailable, match="no Sentinel names a primary of 'main'") as caught:
+        await Queue(wire).put(a_job(Queue(wire)))
+    assert "hunter2" not in str(caught.value) and "Connection" not in str(caught.value)
+    await wire.close()
+
+
 async def test_a_server_that_cannot_write_is_unavailable(tmp_path: Path) -> None:
     """Out of memory, too few replicas, a replica, without permission, gone: each with the server's own word for it."""
     with redis_process(tmp_path) as url, Redis.from_url(url) as client:
