@@ -18,25 +18,6 @@ from api.openai import errors
 from api.services import Services
 from streaming.ids import TENANT_NAME
 
-
-async def keys(request: Request) -> Response:
-    """GET /admin/keys: list the keys by name; a server without keys has none."""
-    callers = sorted(services_of(request).keyring.callers, key=lambda caller: caller.name)
-    return as_json({"object": "list", "data": [_key(caller) for caller in callers]})
-
-
-def _key(caller: Caller) -> dict[str, Any]:
-    return {
-        "object": "key",
-        "name": caller.name,
-        "tenant": caller.tenant,
-        "highest_lane": caller.ceiling.value,
-        "admin": caller.admin,
-        "batch_tokens": caller.batch_tokens,
-        "quotas": msgspec.structs.asdict(caller.quotas),
-    }
-
-
 USAGE_FIELDS = ("jobs", "job_bytes", "result_bytes", "files", "file_bytes")
 
 
@@ -67,4 +48,25 @@ async def _tenant(services: Services, tenant: str) -> dict[str, Any]:
         "tenant": tenant,
         **msgspec.structs.asdict(usage),
         "limits": msgspec.structs.asdict(limits),
+    }
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+async def keys(request: Request) -> Response:
+    """GET /admin/keys: list the keys by name; a server without keys has none."""
+    callers = sorted(services_of(request).keyring.callers, key=lambda caller: caller.name)
+    return as_json({"object": "list", "data": [_key(caller) for caller in callers]})
+
+
+def _key(caller: Caller) -> dict[str, Any]:
+    return {
+        "object": "key",
+        "name": caller.name,
+        "tenant": caller.tenant,
+        "highest_lane": caller.ceiling.value,
+        "admin": caller.admin,
+        "batch_tokens": caller.batch_tokens,
+        "quotas": msgspec.structs.asdict(caller.quotas),
     }
