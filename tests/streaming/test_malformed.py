@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from flow import a_job, append, delta, deltas_of
-from msgspec.structs import replace
+from flow import a_job, a_lease, append, claim_one, delta, deltas_of, lapse, put_job
 
 from penstock.engine import Capabilities, ModelCard
 from streaming.batches.store import UNREADABLE, Batch, Batches, BatchState, Files, StoredFile
@@ -55,12 +54,6 @@ async def relay(wire: RedisClient) -> AsyncIterator[Relay]:
     await asyncio.wait_for(relay.connected.wait(), 20)
     yield relay
     await relay.stop()
-
-
-async def a_lease(wire: RedisClient) -> Lease:
-    lease = Lease(wire, "m")
-    await lease.register()
-    return lease
 
 
 async def spoil(wire: RedisClient, job_id: str, fault: str) -> None:
@@ -153,8 +146,7 @@ async def test_a_record_spoiled_before_its_end_has_one_end(wire: RedisClient, re
 async def test_a_job_that_cannot_be_read_has_an_end_in_time(wire: RedisClient, fault: str) -> None:
     """Who waits for a job's end by its time is told it, and until when it is kept: the same at every look and list."""
     queue = Queue(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await spoil(wire, job.id, fault)
     before = await wire.now_ms()
     looks = [await JobReader(wire).record(job.id) for _ in range(2)]
@@ -185,8 +177,7 @@ async def test_a_claim_gives_the_other_jobs(wire: RedisClient, fault: str) -> No
 async def test_a_number_that_is_no_longer_exact_is_none(wire: RedisClient) -> None:
     """Of sixteen digits: what a script adds to it may be lost."""
     queue, lease = Queue(wire), await a_lease(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await wire.redis.hset(partition_key(0, "job", job.id), "attempt", "9" * 16)
     assert (await lease.claim(0, 1)).jobs == []
     assert "invalid attempt" in (await reasons(wire))[job.id]
@@ -216,8 +207,7 @@ async def test_a_malformed_job_leaves_nothing_behind(wire: RedisClient) -> None:
         await queue.put(job, idempotency_key=name, digest="d")
     claims = [claim for claim in (await lost.claim(0, 2)).jobs if isinstance(claim, Claim)]
     await lost.calls([append(lost, {"-": [delta(claim, 1) for claim in claims]}, *claims)])
-    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
-    assert (await Reaper(wire).sweep()).requeued == 2
+    assert (await lapse(wire, lost)).requeued == 2
     assert await wire.redis.scard(partition_key(0, "heirs", lost.id)) == 2  # type: ignore[misc]
     await spoil(wire, read.id, "created")
     await JobReader(wire).record(read.id)
@@ -247,8 +237,7 @@ async def test_a_job_that_is_malformed_as_its_worker_dies_keeps_no_log(wire: Red
     """It fails in the sweep itself: nobody reads the dead worker's log for it any more."""
     queue, lost = Queue(wire), await a_lease(wire)
     await queue.put(job := a_job(queue))
-    (claim,) = (await lost.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
+    claim = await claim_one(lost)
     await lost.calls([append(lost, {"-": [delta(claim, 1)]}, claim)])
     await spoil(wire, job.id, "deadline")
     await Reaper(wire).sweep(ended=lost.id)
@@ -298,7 +287,7 @@ async def test_a_word_about_a_job_that_cannot_be_read_changes_nothing(
 
 
 async def test_the_event_of_a_job_that_cannot_be_read_is_its_tenants(wire: RedisClient) -> None:
-    queue, job = Queue(wire), replace(a_job(Queue(wire)), tenant="mine", events="w")
+    queue, job = Queue(wire), a_job(Queue(wire), tenant="mine", events="w")
     await queue.put(job)
     await spoil(wire, job.id, "attempt")
     await JobReader(wire).record(job.id)
@@ -359,8 +348,7 @@ async def test_a_job_that_is_kept_for_no_number_of_seconds_ends_all_the_same(wir
     queue, lease = Queue(wire), await a_lease(wire)
     waiting, running = a_job(queue), a_job(queue)
     await queue.put(running)
-    (claim,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
+    claim = await claim_one(lease)
     await queue.put(waiting)
     for job in (waiting, running):
         await spoil(wire, job.id, "keep")
@@ -383,7 +371,7 @@ async def test_bytes_reserved_for_what_is_no_lane_are_given_back(wire: RedisClie
 async def test_a_time_that_has_come_for_no_hash_ends_no_sweep(wire: RedisClient) -> None:
     """The index of deadlines names a key of another type, and one that is due."""
     queue, reaper = Queue(wire), Reaper(wire)
-    bad, good = (msgspec.structs.replace(a_job(queue), max_queue_ms=10) for _ in range(2))
+    bad, good = (a_job(queue, max_queue_ms=10) for _ in range(2))
     for job in (bad, good):
         await queue.put(job)
     await spoil(wire, bad.id, NO_HASH)
@@ -414,8 +402,7 @@ async def test_a_frame_that_cannot_be_read_is_left_out(wire: RedisClient, relay:
     job = a_job(queue, reply_to=relay.address)
     buffer = relay.open(job.id)
     await queue.put(job)
-    (claim,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
+    claim = await claim_one(lease)
     log = partition_key(0, "log", lease.id)
     await lease.calls([append(lease, {"-": [delta(claim, 1)]}, claim)])
     await wire.redis.xadd(log, {"-": data}, id="1-1")
@@ -439,8 +426,7 @@ async def test_a_log_that_is_no_stream_deafens_nobody_else(wire: RedisClient, re
         job = a_job(queue, reply_to=relay.address)
         buffers.append(relay.open(job.id))
         await queue.put(job)
-        (claim,) = (await lease.claim(0, 1)).jobs
-        assert isinstance(claim, Claim)
+        claim = await claim_one(lease)
         await lease.calls([append(lease, {"-": [delta(claim, 1)]}, claim)])
     await wire.redis.set(partition_key(0, "log", first.id), b"x")
     async with asyncio.timeout(20):
@@ -473,8 +459,8 @@ async def test_the_readers_of_a_newer_worker_are_told_so(wire: RedisClient, rela
     buffers = [relay.open(each.id) for each in (job, other)]
     for lease, each in ((newer, job), (ours, other)):
         await queue.put(each)
-        (claim,) = (await lease.claim(0, 1)).jobs
-        assert isinstance(claim, Claim) and claim.job.id == each.id
+        claim = await claim_one(lease)
+        assert claim.job.id == each.id
     frame = msgspec.msgpack.encode(["f2", newer.id, 1, {"rows": []}])
     await wire.redis.xadd(partition_key(0, "log", newer.id), {relay.address: frame}, id="1-0")
     await wire.redis.publish(relay.address, frame)
@@ -490,8 +476,7 @@ async def test_the_readers_of_a_newer_worker_are_told_so(wire: RedisClient, rela
 async def test_a_result_of_a_newer_version_is_not_lost(wire: RedisClient) -> None:
     """The job has completed, and whoever cannot read its record says so; nothing is changed."""
     queue, lease = Queue(wire), await a_lease(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await lease.claim(0, 1)
     record = msgspec.msgpack.encode(["t2", job.id, "completed", {"seq": 1}])
     await wire.call("finish", 0, lease.id, job.id, 1, "completed", record, record, "1", "")
@@ -539,7 +524,7 @@ async def test_an_override_that_cannot_be_read_is_a_pause(wire: RedisClient) -> 
 async def test_lanes_and_deadlines_are_counted_without_what_cannot_be_read(wire: RedisClient) -> None:
     """What the scheduler looks at once a second."""
     queue = Queue(wire)
-    jobs = [msgspec.structs.replace(a_job(queue), deadline_ms=60_000) for _ in range(4)]
+    jobs = [a_job(queue, deadline_ms=60_000) for _ in range(4)]
     for job in jobs:
         await queue.put(job)
     await spoil(wire, jobs[0].id, "lane")
@@ -636,8 +621,7 @@ async def test_an_event_that_cannot_be_read_is_dropped(wire: RedisClient) -> Non
 async def test_a_dead_letter_without_a_body_is_not_replayed(wire: RedisClient) -> None:
     """A job with an empty prompt is nothing that anybody asked for."""
     queue, lease = Queue(wire), await a_lease(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await wire.redis.hset(partition_key(0, "job", job.id), "body", b"\xc1")
     (broken,) = (await lease.claim(0, 1)).jobs
     assert isinstance(broken, UnreadableClaim)
@@ -652,8 +636,7 @@ async def test_a_dead_letter_without_a_body_is_not_replayed(wire: RedisClient) -
 async def test_a_dead_letter_replayed_twice_is_one_job(wire: RedisClient) -> None:
     """By several at the same time; a process lost between the put and the end of its letter is the same case."""
     queue, letters = Queue(wire), DeadLetters(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     lease = await a_lease(wire)
     await lease.claim(0, 1)
     end = Terminal(job.id, JobState.FAILED, 0)

@@ -7,8 +7,7 @@ import math
 import time
 
 import pytest
-from flow import a_job, append, delta
-from msgspec.structs import replace
+from flow import a_job, a_lease, append, claim_one, delta, lapse, put_job
 
 from streaming.errors import Fenced, Unavailable
 from streaming.ids import new_job_id
@@ -16,7 +15,7 @@ from streaming.jobs import quotas
 from streaming.jobs.codec import Run, Section, Terminal, decode_reply
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
-from streaming.jobs.lease import LOG_KEEP_S, SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim, without_rows
+from streaming.jobs.lease import LOG_KEEP_S, SILENT, Finish, HeldJob, Lease, UnreadableClaim, without_rows
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader
@@ -28,18 +27,6 @@ from streaming.redis.settings import RedisSettings
 
 LANE = partition_key(0, "lane", "m", "standard")
 RETRY = partition_key(0, "retry", "m", "standard")
-
-
-async def a_lease(wire: RedisClient) -> Lease:
-    lease = Lease(wire, "m")
-    await lease.register()
-    return lease
-
-
-async def claim_one(lease: Lease) -> Claim:
-    (claim,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
-    return claim
 
 
 async def finish(lease: Lease, job_id: str, run: int) -> None:
@@ -95,8 +82,7 @@ async def test_a_release_that_arrives_late_leaves_the_next_attempt_alone(wire: R
 async def test_a_put_that_is_repeated_has_the_time_of_the_first(wire: RedisClient) -> None:
     """Its reply was lost: what is rendered from the second one equals what every later reader gets."""
     queue = Queue(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await wire.redis.hset(partition_key(0, "job", job.id), "created", "1700000000123.456")
     assert (await queue.put(job)).created_ms == 1_700_000_000_123
 
@@ -104,8 +90,7 @@ async def test_a_put_that_is_repeated_has_the_time_of_the_first(wire: RedisClien
 async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: RedisClient) -> None:
     """Its first sending has been claimed, and then has ended: there is no second entry and the record stays."""
     queue, lease = Queue(wire), await a_lease(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     claim = await claim_one(lease)
     await queue.put(job)
     assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is JobState.RUNNING
@@ -119,8 +104,7 @@ async def test_a_lost_worker_leaves_no_entry_behind(wire: RedisClient) -> None:
     queue, lost = Queue(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
     await claim_one(lost)
-    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
-    assert (await Reaper(wire).sweep()).requeued == 1
+    assert (await lapse(wire, lost)).requeued == 1
     assert (await wire.redis.xlen(LANE), await wire.redis.xlen(RETRY)) == (0, 1)
     heir = await a_lease(wire)
     await finish(heir, job_id, (await claim_one(heir)).number)
@@ -146,7 +130,7 @@ async def test_a_clients_clock_decides_nothing(wire: RedisClient, monkeypatch: p
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 3600 * hours)
     lease, queue = await a_lease(wire), Queue(wire)
-    job_id = (await queue.put(a_job(queue, job_id=queue.new_id("t")))).id
+    job_id = (await queue.put(a_job(queue))).id
     await claim_one(lease)
     assert await lease.beat(0) == {job_id: HeldJob(1, False)}
     assert not await Reaper(wire).sweep()
@@ -158,7 +142,7 @@ async def test_the_time_the_store_was_away_ends_no_lease(wire: RedisClient) -> N
     """Who could not renew a lease has it once more, and only once; one that had lapsed before was over anyway."""
     living, dead, queue, reaper = await a_lease(wire), await a_lease(wire), Queue(wire), Reaper(wire)
     leases = partition_key(0, "leases")
-    job_id = (await queue.put(a_job(queue, job_id=queue.new_id("t")))).id
+    job_id = (await queue.put(a_job(queue))).id
     await claim_one(living)
     await reaper.sweep()
 
@@ -263,7 +247,7 @@ async def test_a_list_of_jobs_is_as_long_as_its_time(wire: RedisClient) -> None:
 async def test_a_clock_that_is_set_back_keeps_no_dead_worker(wire: RedisClient) -> None:
     """A lease that ends ten minutes from now was made by a clock that was ahead: it ends within one lease."""
     dead, queue, reaper = await a_lease(wire), Queue(wire), Reaper(wire)
-    job_id = (await queue.put(a_job(queue, job_id=queue.new_id("t")))).id
+    job_id = (await queue.put(a_job(queue))).id
     await claim_one(dead)
     leases = partition_key(0, "leases")
     await wire.redis.zadd(leases, {dead.id: await wire.now_ms() + 600_000})
@@ -302,8 +286,7 @@ async def test_a_job_begins_anew_at_the_word_of_its_own_run_only(wire: RedisClie
     queue, reader, lost = Queue(wire), JobReader(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
     await claim_one(lost)
-    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
-    await Reaper(wire).sweep()
+    await lapse(wire, lost)
     holder = await a_lease(wire)
     run = (await claim_one(holder)).number
     before = await reader.record(job_id)
@@ -328,7 +311,7 @@ async def test_a_job_that_was_cancelled_is_not_put_back_for_a_newer_worker(wire:
 async def test_a_job_that_is_put_back_for_a_newer_worker_waits_no_longer_than_it_may(wire: RedisClient) -> None:
     """Nobody has begun it: the limit on its waiting holds on."""
     queue, lease = Queue(wire), await a_lease(wire)
-    job_id = (await queue.put(replace(a_job(queue), max_queue_ms=60_000))).id
+    job_id = (await queue.put(a_job(queue, max_queue_ms=60_000))).id
     run = (await claim_one(lease)).number
     await lease.decline([UnreadableClaim(job_id, run, "", newer=True)])
     lane = await wire.redis.hget(partition_key(0, "job", job_id), "lane")
@@ -373,7 +356,7 @@ async def test_what_is_kept_elsewhere_counts_against_a_quota_once(redis_url: str
     wide = RedisClient.open(RedisSettings(url=redis_url, partitions=2))
     queue = Queue(wide)
     for partition in (0, 0, 0, 1):
-        await queue.put(a_job(queue, job_id=new_job_id(partition)))
+        await queue.put(a_job(queue, id=new_job_id(partition)))
     left = [await Quotas(wide).left("t", partition, QuotaSettings(jobs=10)) for partition in (0, 1)]
     assert [jobs for jobs, *_ in left] == [10 - 1, 10 - 3]
     await wide.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from flow import a_job, append, delta, until
+from flow import a_job, a_lease, append, delta, until
 from house import House, eventually, redis_process
 from redis import Redis
 from redis.exceptions import ResponseError
@@ -59,7 +59,7 @@ class Desk:
         """The whole ones stand before, between and behind the others."""
         await self.lease.register()
         for field in ("", *FIELDS[:12], "", *FIELDS[12:], ""):
-            job = msgspec.structs.replace(a_job(self.queue), events="bw", **settings)
+            job = a_job(self.queue, events="bw", **settings)
             await self.queue.put(job, idempotency_key=job.id, digest="d")
             if field:
                 self.spoiled[field] = job.id
@@ -334,8 +334,7 @@ async def test_a_refusal_in_the_middle_of_a_claim_loses_no_job(desk: Desk, redis
             jobs[2] = msgspec.structs.replace(jobs[2], events="b")
             for job in jobs:
                 await desk.queue.put(job)
-            lease = Lease(narrow, "m")
-            await lease.register()
+            lease = await a_lease(narrow)
             await redis.execute_command("ACL", "SETUSER", "narrow", "-xadd")
             with pytest.raises((ResponseError, Unavailable)):
                 await lease.claim(0, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.engine import ChatTurn
 from streaming.errors import Fenced, Rewound, Unavailable
@@ -15,9 +15,10 @@ from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.reaper import Reaper
+from streaming.jobs.reaper import Reaper, Swept
 from streaming.jobs.records import JobRecord
 from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import Call, RedisClient
 
@@ -28,17 +29,38 @@ PAUSE_S = 0.02
 T = TypeVar("T")
 
 
-def a_job(queue: Queue, *, job_id: str = "", reply_to: str = "") -> Job:
+def a_job(queue: Queue, priority: Priority = Priority.STANDARD, *, reply_to: str = "", **changes: object) -> Job:
     """A job of the flow's model; streamed if somebody listens."""
-    return Job(
-        id=job_id or queue.new_id("t"),
-        model=MODEL,
-        tenant="t",
-        priority=Priority.STANDARD,
-        prompt=Chat((ChatTurn("user", "hello"),)),
-        stream=bool(reply_to),
-        reply_to=reply_to,
-    )
+    fields = {"id": queue.new_id("t"), "model": MODEL, "tenant": "t", "priority": priority, "reply_to": reply_to}
+    fields |= {"prompt": Chat((ChatTurn("user", "hello"),)), "stream": bool(reply_to), **changes}
+    return Job(**fields)  # type: ignore[arg-type]
+
+
+async def put_job(queue: Queue, *args: Any, **changes: Any) -> Job:
+    """A job that waits."""
+    job = a_job(queue, *args, **changes)
+    await queue.put(job)
+    return job
+
+
+async def a_lease(wire: RedisClient, name: str = "") -> Lease:
+    """A new worker's, registered."""
+    lease = Lease(wire, MODEL, name)
+    await lease.register()
+    return lease
+
+
+async def claim_one(lease: Lease, *, alone: bool = False) -> Claim:
+    """The one job that is next in partition 0."""
+    (claim,) = (await lease.claim(0, 1, alone=alone)).jobs
+    assert isinstance(claim, Claim)
+    return claim
+
+
+async def lapse(wire: RedisClient, lease: Lease) -> Swept:
+    """Its worker is lost in partition 0: make the lease old, then sweep."""
+    await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
+    return await Reaper(wire).sweep()
 
 
 def tokens_of(record: JobRecord) -> list[int]:
@@ -112,7 +134,7 @@ async def until(condition: Callable[[], Awaitable[T] | T], seconds: float = 30) 
                     return value
             except Unavailable:
                 pass
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(0.01)
 
 
 class Flow:

@@ -31,6 +31,10 @@ class LlamaProcess:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
     def start(self) -> None:
         """Start it, and return once it answers."""
         with self._log.open("ab") as log:

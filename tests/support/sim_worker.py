@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
+from flow import deltas_of, until
 from msgspec.structs import replace
 
-from penstock.engine import ChatTurn, ModelCard, Piece, Request, Sampling, Step
-from streaming.jobs.job import Chat, Job
+from penstock.engine import ChatTurn, Failure, ModelCard, Piece, Request, Sampling, Step
+from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.lease import Claim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
@@ -88,16 +90,25 @@ def a_job(queue: Queue, text: str = "hello", max_tokens: int = 10, **changes: ob
     return Job(**{**fields, **changes})  # type: ignore[arg-type]
 
 
+def a_claim(job: Job, number: int = 1, **changes: object) -> Claim:
+    """As a worker has it, of an attempt and a run of this number."""
+    fields: dict[str, object] = {
+        "job": job, "partition": 0, "attempt": number, "number": number, "created_ms": 1_000, "claimed_ms": 3_000,
+        "deadline_ms": None, "reply": (), "past": (), "first_frame": 1,
+    }  # fmt: skip
+    return Claim(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+async def put_job(queue: Queue, *args: Any, **changes: Any) -> Job:
+    """A job that waits."""
+    job = a_job(queue, *args, **changes)
+    await queue.put(job)
+    return job
+
+
 def expected(text: str, tokens: int) -> str:
     prompt = prompt_text((ChatTurn("user", text),))
     return "".join(token_text(prompt, index) for index in range(tokens))
-
-
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not await condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.01)
 
 
 async def lose_lease(wire: RedisClient, worker: Worker, partition: int = 0) -> None:
@@ -111,14 +122,26 @@ async def lose_lease(wire: RedisClient, worker: Worker, partition: int = 0) -> N
     await until(taken)
 
 
+async def has_deltas(wire: RedisClient, job_id: str, count: int) -> bool:
+    """Whether so many are logged, at least."""
+    reader = JobReader(wire)
+    return len(await deltas_of(reader, await reader.record(job_id))) >= count
+
+
 async def ended(wire: RedisClient, job_id: str) -> JobRecord:
     reader = JobReader(wire)
 
-    async def final() -> bool:
-        return (await reader.record(job_id)).state.final
+    async def final() -> JobRecord | None:
+        record = await reader.record(job_id)
+        return record if record.state.final else None
 
-    await until(final)
-    return await reader.record(job_id)
+    return cast(JobRecord, await until(final))
+
+
+def failure_of(record: JobRecord) -> Failure:
+    """Why this job, and no other end, failed."""
+    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
+    return record.terminal.failure
 
 
 def text_of(record: JobRecord, index: int = 0) -> str:

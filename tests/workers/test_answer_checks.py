@@ -6,7 +6,20 @@ import asyncio
 
 import pytest
 from flow import deltas_of
-from sim_worker import LONG, DeafEngine, Start, a_job, ended, expected, recorder, start, text_of, until
+from sim_worker import (
+    LONG,
+    DeafEngine,
+    Start,
+    a_job,
+    ended,
+    expected,
+    failure_of,
+    put_job,
+    recorder,
+    start,
+    text_of,
+    until,
+)
 
 from penstock.engine import ChatTurn, Failure, Sampling
 from penstock.tools import Tool, ToolCall, Tools
@@ -41,8 +54,7 @@ async def test_an_answer_that_is_not_the_json_asked_for_fails(
         await queue.put(job)
     for job in jobs:
         record = await ended(wire, job.id)
-        assert record.state is JobState.FAILED and record.terminal is not None
-        assert record.terminal.failure is not None and record.terminal.failure.code == "constraint_violated"
+        assert failure_of(record).code == "constraint_violated"
     assert (await ended(wire, plain.id)).state is JobState.COMPLETED
 
 
@@ -62,8 +74,7 @@ async def test_beside_tools_the_text_is_checked_and_calls_need_none(wire: RedisC
     assert record.state is JobState.COMPLETED and record.terminal is not None
     assert record.terminal.finishes == ("tool_calls",)
     record = await ended(wire, text.id)
-    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
-    assert record.terminal.failure.code == "constraint_violated"
+    assert failure_of(record).code == "constraint_violated"
 
 
 async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(
@@ -93,8 +104,7 @@ async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(
     states = [(await ended(wire, job.id)).state for job in (cancelled, late, broken)]
     assert states == [JobState.CANCELLED, JobState.EXPIRED, JobState.FAILED]
     record = await JobReader(wire).record(broken.id)
-    assert record.terminal is not None and record.terminal.failure is not None
-    assert record.terminal.failure.code == "constraint_unchecked" and running.worker.running == 0
+    assert failure_of(record).code == "constraint_unchecked" and running.worker.running == 0
 
 
 async def test_a_job_that_was_dropped_is_not_ended_by_its_check(
@@ -133,11 +143,10 @@ async def test_a_schema_that_cannot_be_used_ends_its_job_at_once(wire: RedisClie
     """Not only when all its tokens are computed."""
     queue = Queue(wire)
     await start(LONG, engine=DeafEngine)
-    job = a_job(queue, sampling=Sampling(max_tokens=3000, json_schema={"type": "nope"}))
-    await queue.put(job)
+    job = await put_job(queue, sampling=Sampling(max_tokens=3000, json_schema={"type": "nope"}))
     record = await ended(wire, job.id)
-    assert record.terminal is not None and record.terminal.failure is not None
-    assert (record.terminal.failure.status, record.terminal.failure.param) == (400, "response_format")
+    assert (failure_of(record).status, failure_of(record).param) == (400, "response_format")
+    assert record.terminal is not None
     assert record.terminal.usage.completion < 3000
 
 

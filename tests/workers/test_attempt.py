@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from sim_worker import a_claim
 
 from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineTimes, Logprob, Piece, Sampling
 from streaming.jobs.codec import Delta, Generated, Opening, Run, Section, Usage, decode_terminal, encode, encode_delta
 from streaming.jobs.history import History
 from streaming.jobs.job import Chat, Job, PastAttempt, Text
-from streaming.jobs.lease import Claim
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
@@ -50,27 +50,8 @@ def attempt_with(
     sampling: Sampling = PLAIN,
     priority: Priority = Priority.STANDARD,
 ) -> Attempt:
-    job = Job(
-        id="0-job",
-        model="m",
-        tenant="t",
-        priority=priority,
-        prompt=prompt,
-        sampling=sampling,
-        stream=True,
-    )
-    claim = Claim(
-        job=job,
-        partition=0,
-        attempt=2,
-        number=STREAM,
-        created_ms=1,
-        claimed_ms=2,
-        deadline_ms=None,
-        reply=("penstock:api:a",),
-        past=(),
-        first_frame=1,
-    )
+    job = Job(id="0-job", model="m", tenant="t", priority=priority, prompt=prompt, sampling=sampling, stream=True)
+    claim = a_claim(job, STREAM, attempt=2, created_ms=1, claimed_ms=2, reply=("penstock:api:a",))
     attempt = Attempt(claim, History(history, (Section(1, EARLIER),) if history else ()))
     attempt.requests()
     return attempt

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 from otlp_collector import Collector, attributes_of, collector
+from sim_worker import a_claim
 
 from penstock.engine import ChatTurn, Sampling
 from streaming.jobs.codec import Terminal, Usage, decode_job, encode
 from streaming.jobs.job import Chat, Job, JobState, PastAttempt
-from streaming.jobs.lease import PREEMPTED, Claim
+from streaming.jobs.lease import PREEMPTED
 from streaming.jobs.reaper import attempt_id, own_attempts
 from streaming.order import Priority
 from telemetry.process import start_tracing
@@ -42,20 +43,7 @@ def tracing(collector: Collector) -> Iterator[Tracing]:
 
 
 def claimed(job: Job, number: int, claimed_ms: int, earlier: tuple[PastAttempt, ...] = ()) -> Attempt:
-    claim = Claim(
-        job=job,
-        partition=0,
-        attempt=number,
-        number=number,
-        created_ms=1_000,
-        claimed_ms=claimed_ms,
-        deadline_ms=None,
-        reply=(),
-        past=(),
-        first_frame=1,
-        earlier=earlier,
-    )
-    return Attempt(claim)
+    return Attempt(a_claim(job, number, claimed_ms=claimed_ms, earlier=earlier))
 
 
 def sampled(tracing: Tracing) -> Job:

@@ -13,12 +13,23 @@ import pytest
 from flow import deltas_of
 from many_choices import job_of, many, nothing_left, prompts
 from msgspec.structs import replace
-from sim_worker import DeafEngine, Running, Start, a_job, ended, recorder, start, text_of, until
+from sim_worker import (
+    DeafEngine,
+    Start,
+    a_claim,
+    a_job,
+    ended,
+    failure_of,
+    put_job,
+    recorder,
+    start,
+    text_of,
+    until,
+)
 
 from penstock.engine import EngineDead, EngineHealth, Piece, Request, Sampling, Stats
 from streaming.fleet.settings import NO_TARGETS
 from streaming.jobs.job import Job, JobState, Text
-from streaming.jobs.lease import Claim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
@@ -90,8 +101,7 @@ async def test_one_request_has_half_of_the_slots(wire: RedisClient, start: Start
     """At least one; the other choices are started as its own end, in their order, and each with its own seed."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=slots), engine=Counted)
-    job = a_job(queue, prompt=prompts(5), sampling=Sampling(max_tokens=6, n=4, seed=100))
-    await queue.put(job)
+    job = await put_job(queue, prompt=prompts(5), sampling=Sampling(max_tokens=6, n=4, seed=100))
     await exact(wire, job, 6)
     engine = running.engine
     assert isinstance(engine, Counted) and engine.most[job.id] == share
@@ -107,7 +117,7 @@ async def test_others_are_claimed_and_run_beside_it(wire: RedisClient, start: St
         running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=slots))
         large = many(queue, 40, 40, tenant="large")
         await queue.put(large)
-        await until(lambda: _texts(running, max(1, slots // 2)))  # noqa: B023
+        await until(lambda: running.worker._starter.texts == max(1, slots // 2))  # noqa: B023
         for number in range(3):
             other = a_job(queue, f"other {number}", 4, tenant="other")
             await queue.put(other)
@@ -119,17 +129,13 @@ async def test_others_are_claimed_and_run_beside_it(wire: RedisClient, start: St
         await running.task
 
 
-async def _texts(running: Running, count: int) -> bool:
-    return running.worker._starter.texts == count
-
-
 async def test_it_has_half_of_the_cache(wire: RedisClient, start: Start) -> None:
     """Where the KV cache is smaller than the slots would need, half of that is the limit, by estimated sizes."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=8, kv_tokens=400), engine=Counted)
     job = many(queue, 12, 78)  # of 80 tokens each
     await queue.put(job)
-    await until(lambda: _texts(running, 2))
+    await until(lambda: running.worker._starter.texts == 2)
     other = a_job(queue, "other", 4)
     await queue.put(other)
     assert (await ended(wire, other.id)).state is JobState.COMPLETED
@@ -143,8 +149,7 @@ async def test_the_longest_prompt_is_what_counts(wire: RedisClient, start: Start
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=8, kv_tokens=400), engine=Counted)
     texts = ("short", "long" * 100, *["short"] * 6)
-    job = a_job(queue, prompt=Text(texts), sampling=Sampling(max_tokens=20))
-    await queue.put(job)
+    job = await put_job(queue, prompt=Text(texts), sampling=Sampling(max_tokens=20))
     await exact(wire, job, 20)
     assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 1
 
@@ -179,7 +184,7 @@ async def test_lane_batch_leaves_the_reserved_slots_free(wire: RedisClient, star
     for line in lines:
         await queue.put(line)
     running = await start(SLOW, WorkerSettings(reserved_slots=2, drain_s=5))
-    await until(lambda: _texts(running, 6))
+    await until(lambda: running.worker._starter.texts == 6)
     assert running.worker._starter.batch_texts == 6
     chat = a_job(queue, "chat", 4, priority=Priority.INTERACTIVE)
     await queue.put(chat)
@@ -188,7 +193,7 @@ async def test_lane_batch_leaves_the_reserved_slots_free(wire: RedisClient, star
     for line in lines[:3]:
         await queue.cancel(line.id)
         await ended(wire, line.id)
-    await until(lambda: _texts(running, 6))  # what is left goes on in their place
+    await until(lambda: running.worker._starter.texts == 6)  # what is left goes on in their place
     assert running.worker._starter.batch_texts == 6
 
 
@@ -203,7 +208,7 @@ async def test_of_what_waits_the_highest_lane_goes_first(wire: RedisClient, star
     lines = [many(queue, 12, 60, priority=Priority.BATCH) for _ in range(2)]
     for job in lines:
         await queue.put(job)
-    await until(lambda: _texts(running, 4))
+    await until(lambda: running.worker._starter.texts == 4)
     chat = many(queue, 8, 10, priority=Priority.INTERACTIVE)
     await queue.put(chat)
     await exact(wire, chat, 10)
@@ -220,7 +225,7 @@ async def test_its_end_before_its_time_starts_no_choice(wire: RedisClient, start
     running = await start(SLOW, engine=Counted)
     job = many(queue, 20, 500, deadline_ms=400 if stop == "deadline" else None)
     await queue.put(job)
-    await until(lambda: _texts(running, 4))
+    await until(lambda: running.worker._starter.texts == 4)
     if stop == "cancel":
         await queue.cancel(job.id)
     record = await ended(wire, job.id)
@@ -238,11 +243,9 @@ async def test_one_choice_that_fails_ends_the_job(wire: RedisClient, start: Star
     queue = Queue(wire)
     running = await start(replace(SLOW, faults=True, step_ms=2), engine=Counted)
     texts = tuple(f"prompt {number}" + " [[fail@3]]" * (number == 5) for number in range(30))
-    job = a_job(queue, prompt=Text(texts), sampling=Sampling(max_tokens=10))
-    await queue.put(job)
+    job = await put_job(queue, prompt=Text(texts), sampling=Sampling(max_tokens=10))
     record = await ended(wire, job.id)
-    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
-    assert record.terminal.failure.code == "engine_error"
+    assert failure_of(record).code == "engine_error"
     assert isinstance(running.engine, Counted) and len(running.engine.given) < 12
     nothing_left(running)
 
@@ -264,8 +267,7 @@ async def test_a_list_with_one_impossible_prompt_computes_nothing(wire: RedisCli
 async def refused_with(wire: RedisClient, job: Job) -> int:
     """A job that is too long: how many of its tokens were said."""
     record = await ended(wire, job.id)
-    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
-    assert record.terminal.failure.code == "context_length_exceeded"
+    assert failure_of(record).code == "context_length_exceeded"
     return record.terminal.usage.completion
 
 
@@ -290,8 +292,7 @@ async def test_a_drain_hands_over_what_was_not_started(wire: RedisClient, start:
     """Some choices ended, some under way, some never begun: another worker, with other slots, does the rest."""
     queue = Queue(wire)
     first = await start(SLOW, WorkerSettings(drain_s=0.1))
-    job = a_job(queue, prompt=prompts(6), sampling=Sampling(max_tokens=25, n=2))
-    await queue.put(job)
+    job = await put_job(queue, prompt=prompts(6), sampling=Sampling(max_tokens=25, n=2))
     await until(lambda: _ended_choices(wire, job))
     first.stop.set()
     await first.task
@@ -335,11 +336,7 @@ async def test_long_ones_are_checkpointed_while_choices_wait(wire: RedisClient, 
     )
     job = many(queue, 4, 400)
     await queue.put(job)
-
-    async def checkpointed() -> bool:
-        return any(attempt.is_checkpointed for attempt in running.worker._attempts.values())
-
-    await until(checkpointed)
+    await until(lambda: any(attempt.is_checkpointed for attempt in running.worker._attempts.values()))
     running.stop.set()
     await running.task
     await start(SimSettings(step_ms=1, prefill_ms=1, slots=8))
@@ -353,8 +350,7 @@ async def test_json_that_was_not_all_started_is_computed_again_as_a_whole(wire: 
     first = await start(SLOW, WorkerSettings(drain_s=0), engine=DeafEngine)
     stop = token_text("prompt 0", 5)  # ends the first choice in the middle of the others
     assert [at for at in range(10) if stop in said(f"prompt {at}", 25)] == [0]
-    job = a_job(queue, prompt=prompts(10), sampling=Sampling(max_tokens=25, json_schema={}, stop=(stop,)))
-    await queue.put(job)
+    job = await put_job(queue, prompt=prompts(10), sampling=Sampling(max_tokens=25, json_schema={}, stop=(stop,)))
     await until(lambda: _ended_choices(wire, job))
     first.stop.set()
     await first.task
@@ -375,7 +371,7 @@ async def test_a_slot_that_becomes_free_is_taken_at_once(wire: RedisClient, star
     jobs = [many(queue, 1, 4000), many(queue, 1, 4000), a_job(queue, prompt=Text(("short", "long")), sampling=short)]
     for job in jobs:
         await queue.put(job)
-    await until(lambda: _texts(running, 4))
+    await until(lambda: running.worker._starter.texts == 4)
     waits = a_job(queue, "waits", 4)
     await queue.put(waits)
     assert (await ended(wire, waits.id)).state is JobState.COMPLETED
@@ -389,17 +385,13 @@ async def test_a_job_whose_choices_have_all_begun_makes_room_for_others() -> Non
         asyncio.Event(),
         Job(id="0-j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("one", "two"))),
     )
-    claim = Claim(
-        job=job, partition=0, attempt=1, number=1, created_ms=0, claimed_ms=0, deadline_ms=None, reply=(), past=(),
-        first_frame=1,
-    )  # fmt: skip
     card: Any = SimpleNamespace(context=512)
     gate = Gatekeeper(engine, card, WorkerSettings(), NO_TARGETS, cast(Any, None))
     starter = ChoiceStarter(
         engine, card, WorkerSettings(), gate, room,
         is_full=lambda: False, on_stopped=lambda _: None, on_started=lambda: None,
     )  # fmt: skip
-    starter.submit(Attempt(claim))
+    starter.submit(Attempt(a_claim(job)))
     assert (len(starter.waiting), room.is_set()) == (1, False)
     await asyncio.sleep(0)
     assert (len(starter.waiting), starter.texts, room.is_set()) == (0, 2, True)

@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from sim_worker import Running, Start, a_job, ended, expected, recorder, start, text_of, until
+from flow import a_lease, claim_one, lapse
+from sim_worker import Running, Start, a_job, ended, expected, put_job, recorder, start, text_of, until
 
 from penstock.engine import Capabilities, Stats
 from streaming.fleet.plans import Leadership, Plans
@@ -22,7 +23,6 @@ from streaming.jobs.job import JOB_VERSION, Job, JobState
 from streaming.jobs.lease import Claim, Claimed, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
@@ -46,11 +46,9 @@ async def test_suspects_run_alone_and_the_innocent_complete(
     for job in jobs:
         await queue.put(job)
     for _ in range(2):
-        lease = Lease(wire, "m")
-        await lease.register()
+        lease = await a_lease(wire)
         assert len((await lease.claim(0, 5)).jobs) == 3
-        await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
-        await Reaper(wire).sweep()
+        await lapse(wire, lease)
     running = await start()
     most, deadline = 0, time.monotonic() + 30
     while not all([(await JobReader(wire).record(job.id)).state.final for job in jobs]):
@@ -62,11 +60,7 @@ async def test_suspects_run_alone_and_the_innocent_complete(
         assert record.state is JobState.COMPLETED and text_of(record) == expected(f"suspect {number}", 20)
         assert record.attempt == 3
     assert most == 1
-
-    async def none_is_held() -> bool:
-        return running.worker.running == 0
-
-    await until(none_is_held)
+    await until(lambda: running.worker.running == 0)
     lone = [each for each in caplog.records if each.getMessage().startswith("a job runs alone")]
     named = [json.loads(JsonLines("worker").format(each)) for each in lone]
     assert sorted(each["jobs"] for each in named) == sorted([job.id] for job in jobs)
@@ -118,12 +112,11 @@ async def test_a_held_worker_leaves_new_jobs_to_others_and_finishes_its_own(wire
     held = await start(SimSettings(step_ms=5, prefill_ms=1, slots=8))
     long = a_job(queue, "long", 200)
     await queue.put(long)
-    await until(lambda: _runs(held, 1))
+    await until(lambda: held.worker.running == 1)
     await hold(wire, held, 60_000)
     other = await start()
     for number in range(10):
-        job = a_job(queue, f"job {number}")
-        await queue.put(job)
+        job = await put_job(queue, f"job {number}")
         record = await ended(wire, job.id)
         assert record.terminal is not None and record.terminal.worker == other.worker.lease.id
     record = await ended(wire, long.id)
@@ -140,8 +133,7 @@ async def test_a_hold_that_is_not_said_again_is_over(wire: RedisClient, start: S
     """With no scheduler left, a job waits no longer than the hold was for."""
     queue, running = Queue(wire), await start()
     await hold(wire, running, 400)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     assert (await ended(wire, job.id)).state is JobState.COMPLETED
 
 
@@ -156,10 +148,6 @@ async def test_whoever_may_have_to_run_suspects_is_not_held_from_them(wire: Redi
         partitions.add(0)
         assert claimer._wanted(0)[0] > 0
         partitions.clear()
-
-
-async def _runs(running: Running, jobs: int) -> bool:
-    return running.worker.running == jobs
 
 
 async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(wire: RedisClient, start: Start) -> None:
@@ -196,8 +184,7 @@ async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(wire: RedisClie
 async def test_a_job_that_a_newer_worker_began_waits_for_one(wire: RedisClient, start: Start) -> None:
     """Its body can be read, the log of its first attempt cannot: it is not begun anew, and not failed."""
     queue, lost = Queue(wire), Lease(wire, "m")
-    job = a_job(queue, max_tokens=5)
-    await queue.put(job)
+    job = await put_job(queue, max_tokens=5)
     await lost.register()
     await lost.claim(0, 1)
     frame = msgspec.msgpack.encode(["f2", lost.id, 1, {}])
@@ -354,18 +341,15 @@ async def test_a_job_that_ends_between_its_claim_and_its_reading_is_not_begun(
 ) -> None:
     """The worker was taken for dead and the job cancelled while the log of the first attempt was being read."""
     queue, first, second = Queue(wire), Lease(wire, "m"), Lease(wire, "m")
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     for lease in (first, second):
         await lease.register()
     await first.claim(0, 1)
     await first.release(job.id, 1)
-    (claim,) = (await second.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
+    claim = await claim_one(second)
     if has_ended:
         await queue.cancel(job.id)
-        await wire.redis.zadd(partition_key(0, "leases"), {second.id: 1})
-        await Reaper(wire).sweep()
+        await lapse(wire, second)
         assert (await JobReader(wire).record(job.id)).state is JobState.CANCELLED
     claimer, hands = a_claimer(wire, second)
     assert await claimer._begin_continued([claim]) == []
@@ -379,14 +363,12 @@ async def test_claims_are_logged_with_job_and_worker(wire: RedisClient, caplog: 
         lease = Lease(wire, "m", name)
         await lease.register()
         if job is None:
-            job = a_job(queue)
-            await queue.put(job)
+            job = await put_job(queue)
         claimer, _ = a_claimer(wire, lease)
         with caplog.at_level("INFO"):
             for _ in range(2):  # the first says whether suspects wait
                 await claimer._claim(0, 1, 1)
-        await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
-        await Reaper(wire).sweep()
+        await lapse(wire, lease)
     found = [vars(each) for each in caplog.records if each.name == "workers.claimer" and "worker" in vars(each)]
     assert job is not None
     assert [(each["worker"], each["message"]) for each in found] == [

@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 from flow import deltas_of
-from sim_worker import FAST, Start, a_job, ended, expected, lose_lease, recorder, start, text_of, until
+from sim_worker import (
+    FAST,
+    Start,
+    a_job,
+    ended,
+    expected,
+    has_deltas,
+    lose_lease,
+    put_job,
+    recorder,
+    start,
+    text_of,
+    until,
+)
 
 from streaming.errors import Fenced
 from streaming.ids import new_job_id
@@ -58,15 +71,10 @@ async def test_a_drained_worker_finishes_or_hands_over(
 async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: RedisClient, start: Start) -> None:
     """Until a job is put back, the log has all that a reader, or another worker after a loss, has to read."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue, "handed", 4000)
-    await queue.put(job)
+    job = await put_job(queue, "handed", 4000)
     leaving = await start(FAST, WorkerSettings(drain_s=0.2))
     lease, gate = leaving.worker.lease, asyncio.Event()
-
-    async def has_tokens() -> bool:
-        return len(await deltas_of(reader, await reader.record(job.id))) >= 200
-
-    await until(has_tokens)
+    await until(lambda: has_deltas(wire, job.id, 200))
     write, release, seqs = lease.calls, lease.release, list[int]()
 
     async def looked_at(*args: Any, **options: Any) -> None:
@@ -81,11 +89,7 @@ async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: RedisCl
     lease.release = looked_at  # type: ignore[method-assign]
     lease.send_nowait = lambda *_: False  # type: ignore[method-assign]  # so that all goes that way
     leaving.stop.set()
-
-    async def handed_back() -> bool:
-        return leaving.worker.running == 0
-
-    await until(handed_back)
+    await until(lambda: leaving.worker.running == 0)
     gate.set()
     await asyncio.wait_for(leaving.task, 20)
     record = await reader.record(job.id)
@@ -108,11 +112,7 @@ async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
     jobs = [a_job(queue, "x", 300, id=new_job_id(partition)) for partition in (0, 1)]
     for job in jobs:
         await queue.put(job)
-
-    async def both_run() -> bool:
-        return engine.stats().running == 2
-
-    await until(both_run)
+    await until(lambda: engine.stats().running == 2)
     if draining:
         stop.set()
     await lose_lease(wire, worker)
@@ -131,13 +131,8 @@ async def test_a_lease_lost_everywhere_ends_the_worker_at_once(wire: RedisClient
     """There is nothing left to drain, however long the grace time is."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=20, prefill_ms=1), WorkerSettings(drain_s=600))
-    job = a_job(queue, max_tokens=4000)
-    await queue.put(job)
-
-    async def runs() -> bool:
-        return running.engine.stats().running == 1
-
-    await until(runs)
+    await put_job(queue, max_tokens=4000)
+    await until(lambda: running.engine.stats().running == 1)
     await lose_lease(wire, running.worker)
     with pytest.raises(Fenced):
         await asyncio.wait_for(running.task, 20)

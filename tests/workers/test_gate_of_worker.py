@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from sim_worker import Running, Start, a_job, ended, expected, recorder, start, text_of, until
+from sim_worker import Running, Start, a_job, ended, expected, failure_of, put_job, recorder, start, text_of, until
 
 from streaming.fleet.processes import LengthStore
 from streaming.jobs.job import Job, JobState
@@ -119,8 +119,7 @@ async def test_the_history_survives_a_restart(wire: RedisClient, start: Start) -
     """A worker that starts is as wise as the one before it was; so is one of another engine setting."""
     queue, running = Queue(wire), await start(FULL)
     for number in range(3):
-        job = a_job(queue, f"job {number}", 20 + number)
-        await queue.put(job)
+        job = await put_job(queue, f"job {number}", 20 + number)
         await ended(wire, job.id)
     await running.worker._lengths._write()
     assert 0 < await wire.redis.ttl(fleet_key("lengths", "m")) <= 7 * 24 * 3600
@@ -139,8 +138,7 @@ async def test_a_newer_history_is_left_to_newer_workers(
     store = LengthStore(wire)
     assert await store.write("m", VERSION + 1, b"of the future")
     queue, running = Queue(wire), await start(FULL)
-    job = a_job(queue, "hello", 9)
-    await queue.put(job)
+    job = await put_job(queue, "hello", 9)
     await ended(wire, job.id)
     await running.worker._lengths._write()
     assert await store.read("m") == (VERSION + 1, b"of the future")
@@ -167,8 +165,7 @@ async def test_a_history_that_cannot_be_read_is_replaced(
     assert await store.read("m") is None
     await wire.redis.hset(fleet_key("lengths", "m"), mapping={"version": version, "lengths": lengths})
     queue, running = Queue(wire), await start(FULL)
-    job = a_job(queue, "hello", 9)
-    await queue.put(job)
+    job = await put_job(queue, "hello", 9)
     await ended(wire, job.id)
     await running.worker._lengths._write()
     stored = await store.read("m")
@@ -227,14 +224,13 @@ async def test_what_can_never_fit_does_not_wait_behind_others(wire: RedisClient,
 
 async def _is_refused(wire: RedisClient, job: Job) -> None:
     record = await ended(wire, job.id)
-    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
-    assert (record.terminal.failure.code, record.terminal.failure.status) == ("context_length_exceeded", 400)
+    assert (failure_of(record).code, failure_of(record).status) == ("context_length_exceeded", 400)
 
 
 async def test_a_chat_that_does_not_fit_anyway_preempts_nothing(wire: RedisClient, start: Start) -> None:
     """Beside a job of lane standard it would not fit, even if every line of a batch gave way."""
     queue = Queue(wire)
-    running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=0))
+    running = await start(msgspec.structs.replace(FULL, step_ms=10), WorkerSettings(drain_s=0))
     standard = a_job(queue, "standard", 300)
     lines = [a_job(queue, f"line {number}", 60, priority=Priority.BATCH) for number in range(3)]
     for job in (standard, *lines):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+from sim_worker import a_claim
 
 from penstock.engine import Capabilities, ModelCard, Piece, Sampling, Stats
 from streaming.fleet.settings import LaneTargets, LatencyTargets
 from streaming.jobs.job import Job, Text, Tokens
-from streaming.jobs.lease import Claim
 from streaming.order import Priority
 from workers.attempt import Attempt
 from workers.gate import SAMPLE_INTERVAL_S, KvCapacity
@@ -52,12 +52,7 @@ class Bench:
         sent = Tokens(((1,) * prompt,)) if isinstance(prompt, int) else prompt
         sampling = Sampling(max_tokens=limit)
         made = Job(id=f"0-{self._count}", model="m", tenant="t", priority=lane, sampling=sampling, prompt=sent)
-        attempt = Attempt(
-            Claim(
-                job=made, partition=0, attempt=1, number=self._count, created_ms=0, claimed_ms=0, deadline_ms=None,
-                reply=(), past=(), first_frame=1,
-            )
-        )  # fmt: skip
+        attempt = Attempt(a_claim(made, self._count, attempt=1))
         attempt.queue_choices()
         return attempt
 
@@ -127,18 +122,6 @@ def test_it_says_whether_texts_would_begin_without_others() -> None:
     assert list(bench.keeper.gate.held) == ids
 
 
-def test_an_engine_that_never_evicts_is_filled_to_the_last_token() -> None:
-    """Its promise needs no reserve."""
-    for stats, most in ((Stats(slots=8, kv_tokens=1000), 5), (EVICTING, 4)):
-        bench = Bench(stats)
-        assert sum([bench.begin(bench.text()) for _ in range(8)]) == most
-
-
-def test_pinned_tokens_are_taken() -> None:
-    bench = Bench(Stats(slots=8, kv_tokens=1000, kv_pinned=500))
-    assert sum([bench.begin(bench.text()) for _ in range(8)]) == 2
-
-
 def test_as_many_jobs_are_claimed_as_fit_and_one_to_be_at_hand() -> None:
     bench = Bench()
     assert bench.begin(bench.text(200, 200))
@@ -203,14 +186,6 @@ def test_answers_that_ended_count_once_beside_evictions() -> None:
     assert [reserve for _, reserve in bench.noted.gauges] == pytest.approx([0.05, 0.07])
 
 
-def test_evictions_raise_the_reserve_and_the_gauges_show_it() -> None:
-    bench = Bench()
-    assert bench.begin(bench.text())
-    bench.noted.load = Stats(slots=8, kv_tokens=1000, evicts=True, evictions=50)
-    bench.keeper.report()
-    assert bench.noted.gauges == [(200, pytest.approx(0.07))]
-
-
 def test_a_text_that_waits_is_tried_again_now_and_then() -> None:
     bench = Bench()
     assert not bench.keeper.is_due(100.0)
@@ -261,9 +236,3 @@ def test_one_line_of_a_batch_runs_on_an_engine_that_is_too_slow_for_the_targets(
     assert [bench.begin(line) for line in lines] == [True, False] and bench.keeper.batch_room(3, 0) == 0
     bench.give(lines[0], 100, "length")
     assert bench.begin(lines[1])
-
-
-def test_without_targets_no_step_is_noted() -> None:
-    bench = Bench()
-    slow_steps(bench)
-    assert bench.keeper._colocation is None and bench.keeper.batch_room(None, 0) is None

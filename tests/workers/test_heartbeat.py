@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from sim_worker import Start, a_job, ended, expected, recorder, start, text_of, until
+from sim_worker import Start, ended, expected, put_job, recorder, start, text_of, until
 
 from streaming.errors import Fenced
 from streaming.jobs.history import History, LoggedRun
@@ -31,8 +31,7 @@ async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: RedisClient, s
     queue = Queue(wire)
     running = await start()
     await until(lambda: _leased(wire, running.worker.lease.id))
-    job = a_job(queue, model="other")
-    await queue.put(job)
+    job = await put_job(queue, model="other")
     # The claim as it would be made, its answer thrown away.
     await wire.call("claim", 0, running.worker.lease.id, "other", 1, 1000, "", "", 100)
 
@@ -50,8 +49,7 @@ async def _leased(wire: RedisClient, lease: str) -> bool:
 async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: RedisClient, start: Start) -> None:
     """Reading what the job's last worker logged outlasts several heartbeats: the job is still begun once, by one."""
     queue, lost = Queue(wire), Lease(wire, "m")
-    job = a_job(queue, "slow", 30)
-    await queue.put(job)
+    job = await put_job(queue, "slow", 30)
     await lost.register()
     await lost.claim(0, 1)
     await lost.release(job.id, 1)
@@ -109,8 +107,7 @@ async def test_a_job_that_one_heartbeat_leaves_out_goes_on(wire: RedisClient, st
     """Only where two heartbeats in a row do not name a job has the server taken it away."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=20, prefill_ms=1))
-    job = a_job(queue, "seen", 100)
-    await queue.put(job)
+    job = await put_job(queue, "seen", 100)
     beat, left_out = running.worker.lease.beat, 0
 
     async def beaten(partition: int) -> dict[str, HeldJob]:

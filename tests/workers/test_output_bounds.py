@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
-from sim_worker import FAST, Start, a_job, ended, expected, recorder, start, text_of
+from sim_worker import FAST, Start, a_job, ended, expected, failure_of, recorder, start, text_of
 
 from penstock.engine import EngineTimes, ModelCard, Piece, Sampling, Step
 from streaming.jobs.job import JobState, Text
@@ -60,15 +60,14 @@ async def test_it_fails_its_own_job_and_the_others_go_on(
     await queue.put(bad)
     await queue.put(beside)
     record = await ended(wire, bad.id)
-    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
-    assert (record.terminal.failure.code, record.terminal.failure.status) == ("engine_error", 500)
-    assert "cannot be stored (" in record.terminal.failure.message
+    assert (failure_of(record).code, failure_of(record).status) == ("engine_error", 500)
+    assert "cannot be stored (" in failure_of(record).message
     assert [row.seq for row in record.terminal.rows] == list(range(1, record.terminal.seq + 1))
     await queue.put(after)
     for job, text in ((beside, "beside"), (after, "after")):
         other = await ended(wire, job.id)
         assert other.state is JobState.COMPLETED and text_of(other) == expected(text, 20)
-    assert [each.message for each in caplog.records].count(record.terminal.failure.message) == 1
+    assert [each.message for each in caplog.records].count(failure_of(record).message) == 1
 
 
 async def test_it_fails_a_job_of_several_texts(wire: RedisClient, start: Start) -> None:

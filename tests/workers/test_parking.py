@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
-from flow import SILENT, append, delta, deltas_of
+from flow import SILENT, a_lease, append, claim_one, delta, deltas_of
 from msgspec.structs import replace
-from sim_worker import FAST, Start, a_job, ended, expected, recorder, start, text_of, until
+from sim_worker import FAST, Start, a_job, ended, expected, put_job, recorder, start, text_of, until
 
 from penstock.engine import Sampling
 from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, Opening, Run, Section, encode_delta, packed
@@ -37,11 +37,8 @@ async def relay(wire: RedisClient) -> AsyncIterator[Relay]:
 
 async def claim_of(wire: RedisClient, name: str = "") -> tuple[Lease, Claim]:
     """A new worker's claim of the only waiting job."""
-    lease = Lease(wire, "m", name)
-    await lease.register()
-    (claim,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
-    return lease, claim
+    lease = await a_lease(wire, name)
+    return lease, await claim_one(lease)
 
 
 def parked(lease: Lease, claim: Claim, own: range, copied: range, sections: tuple[Section, ...] = ()) -> list[Frame]:
@@ -72,8 +69,7 @@ async def put_back_three_times(wire: RedisClient, job: Job) -> list[Run]:
 async def test_it_holds_everything_after_any_number_of_runs(wire: RedisClient) -> None:
     """Deltas, who wrote each, and an attempt log that says why: a cursor of the first run is still one of this job."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     runs = await put_back_three_times(wire, job)
     record = await reader.record(job.id)
     assert record.state is JobState.QUEUED and [each.run for each in record.runs] == runs
@@ -112,8 +108,7 @@ async def test_a_slow_reader_goes_on_where_it_was(
 ) -> None:
     """Its buffer fills up again and again: each time, the parked log is read from the next delta's frame on."""
     queue, count = Queue(wire), 20 * MAX_ROWS_PER_FRAME
-    job = a_job(queue, reply_to=relay.address, stream=True)
-    await queue.put(job)
+    job = await put_job(queue, reply_to=relay.address, stream=True)
     lease, claim = await claim_of(wire)
     frames = [
         parked(lease, claim, range(first, first + MAX_ROWS_PER_FRAME), range(0))[0]
@@ -145,8 +140,7 @@ async def test_a_slow_reader_goes_on_where_it_was(
 async def test_a_job_that_is_cancelled_keeps_its_parked_tokens(wire: RedisClient, cancelled: str) -> None:
     """Whether the owner cancels it before it is put back or while it waits; then the parked log expires."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     lease, claim = await claim_of(wire)
     if cancelled == "before":
         await queue.cancel(job.id)
@@ -164,8 +158,7 @@ async def test_a_job_that_is_cancelled_keeps_its_parked_tokens(wire: RedisClient
 async def test_a_late_repetition_of_the_call_changes_nothing(wire: RedisClient) -> None:
     """Its answer was lost, and another worker has claimed the job and gone on meanwhile."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     lease, claim = await claim_of(wire)
     frames = parked(lease, claim, range(1, 3), range(0))
     await lease.release(job.id, claim.number, frames, outcome=PREEMPTED)
@@ -186,8 +179,7 @@ async def test_a_drained_workers_job_goes_on_without_its_log(
     """Twice put back, by two workers whose logs are lost: the text is that of an undisturbed run, and in the end
     nothing is left of the parked log."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue, "long", sampling=Sampling(max_tokens=tokens, n=choices))
-    await queue.put(job)
+    job = await put_job(queue, "long", sampling=Sampling(max_tokens=tokens, n=choices))
     for turn in range(1, 3):
         leaving = await start(FAST, WorkerSettings(drain_s=0.01))
 
@@ -222,8 +214,7 @@ async def undisturbed(wire: RedisClient, job: Job) -> JobRecord:
 async def test_a_run_without_tokens_parks_nothing(wire: RedisClient) -> None:
     """A job put back at once begins with the next worker as if for the first time."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     lease, claim = await claim_of(wire)
     await lease.release(job.id, claim.number, outcome=PREEMPTED)
     assert not await wire.redis.exists(partition_key(0, "parked", job.id))

@@ -5,11 +5,9 @@ The engine here ends a text when the test says so, so nothing depends on time.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import pytest
 from many_choices import job_of, many, nothing_left
-from sim_worker import Start, a_job, recorder, start, until
+from sim_worker import Start, a_job, put_job, recorder, start, until
 
 from penstock.engine import Piece, Request, Sampling, Stats
 from streaming.jobs.job import Job
@@ -80,22 +78,20 @@ class Bench:
         self.running = await self._start(SLOTS, settings, engine=Manual)
         assert isinstance(self.running.engine, Manual)
         self.engine = self.running.engine
-        await until(_true(lambda: len(self.engine.live) == min(2 * large, SLOTS.slots)))
+        await until(lambda: len(self.engine.live) == min(2 * large, SLOTS.slots))
         return jobs
 
     async def chat(self, priority: Priority = Priority.INTERACTIVE) -> Job:
         """A job of one choice."""
-        job = a_job(self.queue, priority=priority, sampling=Sampling(max_tokens=4))
-        await self.queue.put(job)
-        return job
+        return await put_job(self.queue, priority=priority, sampling=Sampling(max_tokens=4))
 
     async def given(self, job: Job) -> None:
         """Until the engine has it."""
-        await until(_true(lambda: job.id in self.engine.given))
+        await until(lambda: job.id in self.engine.given)
 
     async def looked(self) -> None:
         """Until the worker has looked for work and found that it has no room."""
-        await until(_true(lambda: self.running.worker._claimer.is_full))
+        await until(lambda: self.running.worker._claimer.is_full)
 
     async def ended(self, jobs: list[Job]) -> None:
         """All end, with every choice."""
@@ -108,13 +104,6 @@ class Bench:
         await until(is_over)
         assert [self.engine.given.count(job.id) for job in jobs] == [job.choices for job in jobs]
         nothing_left(self.running)
-
-
-def _true(condition: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
-    async def true() -> bool:
-        return condition()
-
-    return true
 
 
 @pytest.fixture
@@ -197,7 +186,7 @@ async def test_without_a_place_beyond_the_slots_a_claim_goes_first(bench: Bench)
     assert bench.engine.given[4] == chat.id and len(bench.engine.live) == 4
     await bench.looked()
     bench.engine.end(jobs[0])  # nobody waits in the queue
-    await until(_true(lambda: len(bench.engine.live) == 4))
+    await until(lambda: len(bench.engine.live) == 4)
     assert bench.engine.given[5] in {job.id for job in jobs}
     await bench.ended([*jobs, chat])
 
@@ -231,20 +220,16 @@ async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: R
     assert isinstance(engine, Manual)
     small = a_job(queue, tenant="light")
     await queue.put(small)
-    await until(_true(lambda: len(engine.live) == 1))
+    await until(lambda: len(engine.live) == 1)
     flood = [*(many(queue, 8, 4, tenant="flood") for _ in range(2)), a_job(queue, tenant="flood")]
     for job in flood:
         await queue.put(job)
-    await until(_true(lambda: len(engine.live) == 4))
+    await until(lambda: len(engine.live) == 4)
     engine.end(small)
-
-    async def few_run() -> bool:
-        return not running.worker._claimer._claims and len(engine.live) == 3
-
-    await until(few_run)
+    await until(lambda: not running.worker._claimer._claims and len(engine.live) == 3)
     later = a_job(queue, tenant="light")
     await queue.put(later)
-    await until(_true(lambda: later.id in engine.given))
+    await until(lambda: later.id in engine.given)
     assert len(engine.live) == 4 and [job_of(each) for each in engine.live].count(later.id) == 1
 
     async def is_over() -> bool:
@@ -265,13 +250,13 @@ async def test_a_share_of_the_slots_is_by_weight(wire: RedisClient, start: Start
     assert isinstance(engine, Manual)
     small = a_job(queue, tenant="light")
     await queue.put(small)
-    await until(_true(lambda: len(engine.live) == 1))
+    await until(lambda: len(engine.live) == 1)
     engine.end(small)
     for _ in range(6):
         await queue.put(a_job(queue, tenant="heavy"))
-    await until(_true(lambda: len(engine.live) == 4))
+    await until(lambda: len(engine.live) == 4)
     engine.end()
-    await until(_true(lambda: len(engine.live) == 4))
+    await until(lambda: len(engine.live) == 4)
 
     async def is_over() -> bool:
         if engine.live:

@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sim_worker import LONG, DeafEngine, Running, Start, a_job, ended, expected, recorder, start, text_of, until
+from sim_worker import (
+    LONG,
+    DeafEngine,
+    Running,
+    Start,
+    a_job,
+    ended,
+    expected,
+    put_job,
+    recorder,
+    start,
+    text_of,
+    until,
+)
 
 from penstock.engine import Sampling, Task, TaskKind
 from streaming.errors import NoCapacity, Unavailable
@@ -92,11 +105,7 @@ async def test_while_the_store_is_away_the_job_stays_this_workers(
         return found
 
     monkeypatch.setattr(lease, "beat", counted)
-
-    async def some_beats() -> bool:
-        return beats >= 4 and calls >= 3
-
-    await until(some_beats)
+    await until(lambda: beats >= 4 and calls >= 3)
     record = await reader.record(job.id)
     assert record.state is JobState.RUNNING and record.attempt == 1
     assert len((await reader.history(job.id, record.runs)).rows) >= before
@@ -134,14 +143,9 @@ async def test_what_cannot_be_continued_exactly_keeps_its_place(wire: RedisClien
     """JSON of an engine that cannot restore a grammar's state."""
     queue = Queue(wire)
     sampling = Sampling(max_tokens=400, json_schema={})
-    job = a_job(queue, "json", priority=Priority.BATCH, sampling=sampling)
-    await queue.put(job)
+    job = await put_job(queue, "json", priority=Priority.BATCH, sampling=sampling)
     running = await start(LONG, engine=DeafEngine)
-
-    async def runs() -> bool:
-        return running.engine.stats().running == 1
-
-    await until(runs)
+    await until(lambda: running.engine.stats().running == 1)
     assert running.worker._preemption.places() == 0
     running.worker._preemption.free(1)
     assert job.id in running.worker._attempts
@@ -153,25 +157,23 @@ FULL = WorkerSettings(drain_s=20, reserved_slots=0, poll_ms=20_000)
 """Batch jobs may fill every slot, and nothing but a wake-up makes the worker look for others in time."""
 
 
-async def full_of_batch(wire: RedisClient, start: Start, settings: WorkerSettings = FULL) -> tuple[Running, list[Job]]:
+async def full_of_batch(
+    wire: RedisClient, start: Start, settings: WorkerSettings = FULL, tokens: int = 2_000
+) -> tuple[Running, list[Job]]:
     """A worker with more batch jobs than slots."""
     queue = Queue(wire)
-    jobs = [a_job(queue, f"line {number}", 2_000, priority=Priority.BATCH) for number in range(12)]
+    jobs = [a_job(queue, f"line {number}", tokens, priority=Priority.BATCH) for number in range(12)]
     for job in jobs:
         await queue.put(job)
     running = await start(LONG, settings)
-
-    async def is_full() -> bool:
-        return running.engine.stats().running == LONG.slots and running.worker._claimer.is_full
-
-    await until(is_full)
+    await until(lambda: running.engine.stats().running == LONG.slots and running.worker._claimer.is_full)
     return running, jobs
 
 
 async def test_a_chat_takes_the_place_of_a_batch_job(wire: RedisClient, start: Start) -> None:
     """Of the youngest, which had waited in the engine, and of the next one: every slot is taken. No batch job has ended
     when the chat has, and all end with the text of an undisturbed run."""
-    running, jobs = await full_of_batch(wire, start)
+    running, jobs = await full_of_batch(wire, start, tokens=800)
     queue = Queue(wire)
     chat = a_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
     await queue.put(chat)
@@ -182,7 +184,7 @@ async def test_a_chat_takes_the_place_of_a_batch_job(wire: RedisClient, start: S
     preempted = 0
     for number, job in enumerate(jobs):
         record = await ended(wire, job.id)
-        assert record.state is JobState.COMPLETED and text_of(record) == expected(f"line {number}", 2_000)
+        assert record.state is JobState.COMPLETED and text_of(record) == expected(f"line {number}", 800)
         preempted += sum(each.outcome == "preempted" for each in record.attempts)
     assert 1 <= preempted <= 2
 
@@ -212,8 +214,7 @@ async def test_a_job_of_lane_standard_preempts_nothing(wire: RedisClient, start:
     """It waits for a batch job to end, and a full worker claims none."""
     running, jobs = await full_of_batch(wire, start, WorkerSettings(drain_s=0.1, reserved_slots=0, poll_ms=10))
     queue = Queue(wire)
-    job = a_job(queue, "standard", 5)
-    await queue.put(job)
+    job = await put_job(queue, "standard", 5)
     claims, claim = 0, running.worker.lease.claim
 
     async def counted(*args: Any, **options: Any) -> Any:
@@ -222,11 +223,7 @@ async def test_a_job_of_lane_standard_preempts_nothing(wire: RedisClient, start:
         return await claim(*args, **options)
 
     running.worker.lease.claim = counted  # type: ignore[method-assign]
-
-    async def several_claims() -> bool:
-        return claims >= 5
-
-    await until(several_claims)
+    await until(lambda: claims >= 5)
     record = await JobReader(wire).record(job.id)
     assert record.state is JobState.QUEUED and not running.worker._preemption.tasks
     for job in jobs:
@@ -275,11 +272,7 @@ async def test_a_job_of_lane_standard_beside_a_chat_preempts_nothing(wire: Redis
     for job in lines:
         await queue.put(job)
     running = await start(replace(LONG, slots=4), WorkerSettings(drain_s=20))
-
-    async def three_run() -> bool:
-        return running.engine.stats().running == 3
-
-    await until(three_run)
+    await until(lambda: running.engine.stats().running == 3)
     standard, chat = a_job(queue, "standard", 5), a_job(queue, "chat", 50, priority=Priority.INTERACTIVE)
     await queue.put_parts([standard, chat])
     ends = [await ended(wire, job.id) for job in (standard, chat, *lines)]
@@ -304,8 +297,4 @@ async def test_a_worker_whose_slots_are_taken_is_not_idle(wire: RedisClient, sta
     with pytest.raises(NoCapacity):
         await queue.put(a_job(queue, "now", 5, priority=lane), must_run=True)
     await queue.put(a_job(queue, "later", 5, priority=lane))
-
-    async def is_prefetched() -> bool:
-        return running.worker.running == 2
-
-    await until(is_prefetched)
+    await until(lambda: running.worker.running == 2)

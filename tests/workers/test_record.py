@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
+from sim_worker import a_claim
 
 from penstock.config import Config
 from penstock.engine import ChatTurn, Failure, Sampling, Stats
 from streaming.fleet.processes import this_process
 from streaming.jobs.codec import Generated, Terminal
 from streaming.jobs.job import Chat, Job, JobState
-from streaming.jobs.lease import Claim
 from streaming.order import Priority
 from telemetry.gpu import GpuReading
 from telemetry.metrics import Metrics
@@ -38,20 +38,7 @@ JOB = Job(
 
 def attempt(number: int) -> Attempt:
     """Of a job that has waited for two seconds."""
-    return Attempt(
-        Claim(
-            job=JOB,
-            partition=0,
-            attempt=number,
-            number=number,
-            created_ms=1_000,
-            claimed_ms=3_000,
-            deadline_ms=None,
-            reply=(),
-            past=(),
-            first_frame=1,
-        )
-    )
+    return Attempt(a_claim(JOB, number))
 
 
 @pytest.fixture

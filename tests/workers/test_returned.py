@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from sim_worker import FAST, Start, a_job, ended, recorder, start
+from sim_worker import FAST, Start, ended, failure_of, put_job, recorder, start
 
 from penstock.engine import RETURNED, ModelCard, Piece, Request, Step
 from streaming.jobs.job import JobState
@@ -51,8 +51,7 @@ class ReturningOnce(Returning):
 async def test_a_job_that_is_given_back_is_claimed_again(wire: RedisClient, start: Start) -> None:
     """And no attempt is lost."""
     queue = Queue(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await start(FAST, engine=ReturningOnce)
     record = await ended(wire, job.id)
     assert record.state is JobState.COMPLETED
@@ -62,10 +61,8 @@ async def test_a_job_that_is_given_back_is_claimed_again(wire: RedisClient, star
 async def test_a_job_that_is_always_given_back_fails(wire: RedisClient, start: Start) -> None:
     """It may be what brings the engine's servers down."""
     queue = Queue(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await start(FAST, engine=Returning)
     record = await ended(wire, job.id)
-    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
-    assert (record.terminal.failure.code, record.terminal.failure.status) == ("upstream_error", 502)
+    assert (failure_of(record).code, failure_of(record).status) == ("upstream_error", 502)
     assert [each.outcome for each in record.attempts][-2:] == ["returned", "failed"]

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from typing import cast
 
 import pytest
-from flow import append, delta, deltas_of
-from sim_worker import Start, a_job, ended, expected, lose_lease, recorder, start, text_of, until
+from flow import append, claim_one, delta, deltas_of, lapse
+from sim_worker import Start, a_job, ended, expected, has_deltas, lose_lease, put_job, recorder, start, text_of, until
 
 from penstock.engine import ChatTurn, Sampling
 from streaming.jobs.codec import Control, Follow, Frame, Opening, Terminal, decode_reply
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import LogName, read_log
 from streaming.jobs.job import JobState
-from streaming.jobs.lease import Claim, Finish, Lease
+from streaming.jobs.lease import Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
@@ -36,14 +36,8 @@ async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: RedisClient, 
     """A worker that vanishes in mid-sentence is fenced after its lease, and another one completes the same text."""
     queue = Queue(wire)
     lost = await start(SimSettings(step_ms=5, prefill_ms=1))
-    job = a_job(queue, "go on", 300)
-    await queue.put(job)
-    reader = JobReader(wire)
-
-    async def has_tokens() -> bool:
-        return len(await deltas_of(reader, await reader.record(job.id))) >= 20
-
-    await until(has_tokens)
+    job = await put_job(queue, "go on", 300)
+    await until(lambda: has_deltas(wire, job.id, 20))
     lost.task.cancel()  # neither writes nor beats any more
     with contextlib.suppress(asyncio.CancelledError):
         await lost.task
@@ -60,15 +54,10 @@ async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: RedisClient, 
 
 async def test_a_store_that_lost_frames_gets_them_again(wire: RedisClient, start: Start) -> None:
     """The worker still has every token of its running jobs: the log is made whole and the text stays exact."""
-    queue, reader = Queue(wire), JobReader(wire)
+    queue = Queue(wire)
     running = await start(SimSettings(step_ms=5, prefill_ms=1))
-    job = a_job(queue, "set back", 200)
-    await queue.put(job)
-
-    async def has_tokens() -> bool:
-        return len(await deltas_of(reader, await reader.record(job.id))) >= 30
-
-    await until(has_tokens)
+    job = await put_job(queue, "set back", 200)
+    await until(lambda: has_deltas(wire, job.id, 30))
     # As after a power loss: the last frames are gone, and the worker's frame number with them.
     lease = running.worker.lease.id
     await wire.redis.hset(partition_key(0, "worker", lease), "frame", 10)
@@ -80,16 +69,13 @@ async def test_a_store_that_lost_frames_gets_them_again(wire: RedisClient, start
 async def test_the_next_worker_numbers_on_where_the_log_ends(wire: RedisClient, start: Start) -> None:
     """No delta has two authors: what the lost worker has said is never said anew."""
     queue, lost = Queue(wire), Lease(wire, "m")
-    job = a_job(queue, "on", 20)
-    await queue.put(job)
+    job = await put_job(queue, "on", 20)
     await lost.register()
-    (claim,) = (await lost.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
+    claim = await claim_one(lost)
     prompt = prompt_text((ChatTurn("user", "on"),))
     rows = [delta(claim, index + 1, token_text(prompt, index)) for index in range(5)]
     await lost.calls([append(lost, {"-": rows}, claim)])
-    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
-    assert (await Reaper(wire).sweep()).requeued == 1
+    assert (await lapse(wire, lost)).requeued == 1
     heir = await start()
     assert text_of(await ended(wire, job.id)) == expected("on", 20)
     frames = [frame async for frame in read_log(wire, 0, LogName("log", heir.worker.lease.id), 1)]
@@ -122,8 +108,7 @@ async def test_a_long_job_does_not_keep_the_whole_log(wire: RedisClient, start: 
     assert history.whole and record.runs[0].frame > 150
     first.task.cancel()
     await asyncio.gather(first.task, return_exceptions=True)
-    await wire.redis.zadd(partition_key(0, "leases"), {first.worker.lease.id: 1})
-    assert (await Reaper(wire).sweep()).requeued == 1
+    assert (await lapse(wire, first.worker.lease)).requeued == 1
     await start(SimSettings(step_ms=1, prefill_ms=1), settings)
     done = await ended(wire, long.id)
     assert text_of(done) == expected("long", 5000) and done.attempt == 2 and done.epoch == record.epoch
@@ -132,18 +117,15 @@ async def test_a_long_job_does_not_keep_the_whole_log(wire: RedisClient, start: 
 async def test_a_job_whose_log_has_a_hole_begins_anew(wire: RedisClient, start: Start) -> None:
     """Half of what the lost worker logged is gone: neither a splice nor a shorter text, and a new epoch says so."""
     queue, reader, lost = Queue(wire), JobReader(wire), Lease(wire, "m")
-    job = a_job(queue, "hole", 20)
-    await queue.put(job)
+    job = await put_job(queue, "hole", 20)
     await lost.register()
-    (claim,) = (await lost.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
+    claim = await claim_one(lost)
     for first in (1, 4):
         rows = [delta(claim, seq, "lost") for seq in range(first, first + 3)]
         await lost.calls([append(lost, {"-": rows}, claim)])
     await wire.redis.xdel(partition_key(0, "log", lost.id), "1-0")
     before = (await reader.record(job.id)).epoch
-    await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
-    assert (await Reaper(wire).sweep()).requeued == 1
+    assert (await lapse(wire, lost)).requeued == 1
     heir = await start()
     record = await ended(wire, job.id)
     assert text_of(record) == expected("hole", 20) and record.terminal is not None
@@ -159,13 +141,8 @@ async def test_a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go(
     """The store forgot its claim, as after a failover: two runs of one job on one engine never mix."""
     queue, reader = Queue(wire), JobReader(wire)
     running = await start(SimSettings(step_ms=20, prefill_ms=1))
-    job = a_job(queue, "twice", 60, **shape)
-    await queue.put(job)
-
-    async def has_tokens() -> bool:
-        return len(await deltas_of(reader, await reader.record(job.id))) >= 10
-
-    await until(has_tokens)
+    job = await put_job(queue, "twice", 60, **shape)
+    await until(lambda: has_deltas(wire, job.id, 10))
     lane = partition_key(0, "lane", "m", job.priority)
     old = (await reader.record(job.id)).entry
     entry = f"{int(old.partition('-')[0]) + 1}-0"
@@ -190,8 +167,7 @@ async def test_a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go(
 async def test_a_run_is_opened_once_to_each_who_listens(wire: RedisClient, start: Start) -> None:
     """The job's id goes out with the first tokens an address gets, then the run's number stands for it."""
     queue = Queue(wire)
-    job = a_job(queue, "named", 300, stream=True, reply_to="first")
-    await queue.put(job)
+    job = await put_job(queue, "named", 300, stream=True, reply_to="first")
     running = await start()
     lease, reader = running.worker.lease, JobReader(wire)
 
@@ -225,8 +201,7 @@ async def test_a_record_spoiled_between_two_attempts_ends_no_worker(
 ) -> None:
     """The second claim finds a record it cannot read, or a job that has failed since; the worker goes on."""
     queue, lost = Queue(wire), Lease(wire, "m")
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await lost.register()
     await lost.claim(0, 1)
     await lost.release(job.id, 1)
@@ -242,8 +217,7 @@ async def test_a_record_spoiled_between_two_attempts_ends_no_worker(
 async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: RedisClient, start: Start) -> None:
     """The claim is under way, its reply addresses are read already: the follow is remembered until the job begins."""
     queue, lost = Queue(wire), Lease(wire, "m")
-    job = a_job(queue, "late", 30, stream=True)
-    await queue.put(job)
+    job = await put_job(queue, "late", 30, stream=True)
     await lost.register()
     await lost.claim(0, 1)
     await lost.release(job.id, 1)
@@ -275,13 +249,8 @@ async def test_the_late_end_of_an_earlier_run_does_not_end_the_run_held_now(wire
     """The answer to an old run's finish may come after the same worker has claimed the job again."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=20, prefill_ms=1))
-    job = a_job(queue, max_tokens=4000)
-    await queue.put(job)
-
-    async def runs() -> bool:
-        return running.engine.stats().running == 1
-
-    await until(runs)
+    job = await put_job(queue, max_tokens=4000)
+    await until(lambda: running.engine.stats().running == 1)
     number = running.worker._attempts[job.id].number
     old = Finish(Terminal(job.id, JobState.COMPLETED, 0, ("stop",)), number - 1, False)
     running.worker._on_written((old,))
@@ -294,8 +263,7 @@ async def test_the_late_end_of_an_earlier_run_does_not_end_the_run_held_now(wire
 async def test_the_first_token_of_a_job_stays_that_of_the_attempt_that_gave_it(wire: RedisClient, start: Start) -> None:
     """Continued by another worker, and by a third, whose attempts each say how many tokens they gave."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue, "first", 120, stream=True, reply_to="someone")
-    await queue.put(job)
+    job = await put_job(queue, "first", 120, stream=True, reply_to="someone")
     firsts = []
     for place in (1, 2, 3):
         running = await start(SimSettings(step_ms=5, prefill_ms=1))

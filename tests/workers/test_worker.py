@@ -6,13 +6,26 @@ import asyncio
 from typing import Any
 
 import pytest
-from sim_worker import LONG, Start, a_job, ended, expected, recorder, start, text_of, until
+from sim_worker import (
+    LONG,
+    Start,
+    a_claim,
+    a_job,
+    ended,
+    expected,
+    failure_of,
+    put_job,
+    recorder,
+    start,
+    text_of,
+    until,
+)
 
 from penstock.engine import Request, Sampling
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import NOTHING
 from streaming.jobs.job import JobState, Text
-from streaming.jobs.lease import Claim, Claimed, HeldJob
+from streaming.jobs.lease import Claimed, HeldJob
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
@@ -43,8 +56,7 @@ async def test_choices_prompts_and_stop_strings(wire: RedisClient, start: Start)
     """Two prompts times two choices are four texts; a stop string cuts each before it."""
     queue = Queue(wire)
     await start()
-    job = a_job(queue, prompt=Text(("one", "two")), sampling=Sampling(max_tokens=5, n=2))
-    await queue.put(job)
+    job = await put_job(queue, prompt=Text(("one", "two")), sampling=Sampling(max_tokens=5, n=2))
     record = await ended(wire, job.id)
     assert [text_of(record, index) for index in range(4)] == [
         "".join(token_text(prompt, index) for index in range(5)) for prompt in ("one", "one", "two", "two")
@@ -71,8 +83,7 @@ async def test_a_request_the_engine_cannot_run_fails_with_its_reason(wire: Redis
         await queue.put(job)
     for job, code in ((too_long, "context_length_exceeded"), (odd, "invalid_request_error")):
         record = await ended(wire, job.id)
-        assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
-        assert (record.terminal.failure.code, record.terminal.failure.status) == (code, 400)
+        assert (failure_of(record).code, failure_of(record).status) == (code, 400)
     assert (await ended(wire, fine.id)).state is JobState.COMPLETED
 
 
@@ -100,19 +111,11 @@ async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: Red
     cancelled, late = a_job(queue, max_tokens=4000), a_job(queue, max_tokens=4000, deadline_ms=300)
     await queue.put(cancelled)
     await queue.put(late)
-
-    async def both_run() -> bool:
-        return running.engine.stats().running == 2
-
-    await until(both_run)
+    await until(lambda: running.engine.stats().running == 2)
     await queue.cancel(cancelled.id)
     assert (await ended(wire, cancelled.id)).state is JobState.CANCELLED
     assert (await ended(wire, late.id)).state is JobState.EXPIRED
-
-    async def quiet() -> bool:
-        return running.engine.stats().running == 0 and running.worker.running == 0
-
-    await until(quiet)
+    await until(lambda: running.engine.stats().running == 0 and running.worker.running == 0)
 
 
 async def test_a_cancel_waits_for_no_heartbeat(wire: RedisClient, start: Start) -> None:
@@ -126,11 +129,7 @@ async def test_a_cancel_waits_for_no_heartbeat(wire: RedisClient, start: Start) 
 
     running.worker.lease.beat = silent  # type: ignore[method-assign]
     await queue.put(job)
-
-    async def runs() -> bool:
-        return running.engine.stats().running == 1
-
-    await until(runs)
+    await until(lambda: running.engine.stats().running == 1)
     await queue.cancel(job.id)
     assert (await ended(wire, job.id)).state is JobState.CANCELLED
 
@@ -162,10 +161,7 @@ async def test_a_deadline_is_as_far_off_as_the_store_says(wire: RedisClient, sta
     running, loop = await start(LONG), asyncio.get_running_loop()
     for due_ms, in_s in ((10_001_000, 10_000.0), (0, 0.0)):
         job = a_job(Queue(wire), max_tokens=4000)
-        claim = Claim(
-            job=job, partition=0, attempt=1, number=1, created_ms=500, claimed_ms=1_000, deadline_ms=due_ms,
-            reply=(), past=(), first_frame=1,
-        )  # fmt: skip
+        claim = a_claim(job, created_ms=500, claimed_ms=1_000, deadline_ms=due_ms)
         before = loop.time()
         running.worker.begin(claim, NOTHING)
         deadline = running.worker._attempts[job.id].deadline
@@ -187,9 +183,3 @@ async def test_an_unreadable_body_fails_its_job_alone(wire: RedisClient, start: 
     (letter,) = await DeadLetters(wire).recent(10)
     assert letter.job == broken.id and "unreadable" in letter.reason
     assert b'penstock_job_failures_total{code="malformed_job"} 1.0' in recorder.metrics.expose()
-
-
-# --- several shapes --------------------------------------------------------------------------------------------------
-
-
-# --- JSON ------------------------------------------------------------------------------------------------------------

@@ -6,21 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from flow import append
+from flow import a_job, a_lease, append, claim_one, lapse, put_job
 from msgspec.structs import replace
 
-from penstock.engine import ChatTurn, Sampling
+from penstock.engine import Sampling
 from streaming.jobs.codec import Delta, Opening, Run, Section, Terminal, Usage
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import History
-from streaming.jobs.job import CancelledBy, Chat, Job, JobState, PastAttempt, Text
+from streaming.jobs.job import CancelledBy, Job, JobState, PastAttempt, Text
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
-from streaming.jobs.reaper import Reaper, Swept
+from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import MAX_ATTEMPTS, JobRecord
 from streaming.keys import partition_key
-from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 pytestmark = pytest.mark.slow
@@ -28,18 +27,10 @@ pytestmark = pytest.mark.slow
 AT_MS = 1_700_000_000_000
 
 
-def a_job(queue: Queue, **changes: object) -> Job:
-    fields = {"id": queue.new_id("t"), "model": "m", "tenant": "t", "priority": Priority.STANDARD}
-    return Job(**{**fields, "prompt": Chat((ChatTurn("user", "hello"),)), **changes})  # type: ignore[arg-type]
-
-
 async def claimed(wire: RedisClient, name: str, *, alone: bool = False) -> tuple[Lease, Claim]:
     """A new worker of this name, with the one job that waits."""
-    lease = Lease(wire, "m", name)
-    await lease.register()
-    (claim,) = (await lease.claim(0, 1, alone=alone)).jobs
-    assert isinstance(claim, Claim)
-    return lease, claim
+    lease = await a_lease(wire, name)
+    return lease, await claim_one(lease, alone=alone)
 
 
 def row(claim: Claim, seq: int, index: int = 0, prompt: tuple[int, int] | None = None, finish: str = "") -> Delta:
@@ -49,11 +40,6 @@ def row(claim: Claim, seq: int, index: int = 0, prompt: tuple[int, int] | None =
 async def wrote(lease: Lease, claim: Claim, rows: Sequence[Delta], parent: Run | None = None, at_ms: int = 0) -> None:
     opening = Opening(claim.job.id, rows[0].seq, parent, at_ms=at_ms)
     await lease.calls([append(lease, {"-": rows}, (claim.number, opening), oldest=claim.first_frame)])
-
-
-async def lapse(wire: RedisClient, lease: Lease) -> Swept:
-    await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
-    return await Reaper(wire).sweep()
 
 
 async def given_up(wire: RedisClient, job: Job, rows: Sequence[Sequence[tuple[int, tuple[int, int] | None]]]) -> None:
@@ -81,8 +67,7 @@ async def stored(wire: RedisClient, job: Job) -> bool:
 async def test_a_job_that_is_given_up_keeps_its_tokens_its_usage_and_its_attempts(wire: RedisClient) -> None:
     """A sweep stores what its three workers have logged; the logs are then no longer kept, and the record says all."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await given_up(wire, job, [[(0, (7, 2)), (0, None)], [], [(0, None)]])
     assert not await stored(wire, job)
     await salvaged_by(Reaper(wire, salvager=reader))
@@ -107,8 +92,7 @@ async def test_a_job_that_is_given_up_keeps_its_tokens_its_usage_and_its_attempt
 async def test_the_first_reader_stores_the_tokens_if_no_sweep_has(wire: RedisClient) -> None:
     """Whoever gave the job up may have died, or may not read tokens; every way to read it shows the same end."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue, sampling=Sampling(n=2))
-    await queue.put(job)
+    job = await put_job(queue, sampling=Sampling(n=2))
     await given_up(wire, job, [[(0, (7, 2)), (1, (7, 0))], [(0, None)], []])
     (outline,) = await reader.records([job.id], bodies=False, resultless=[job.id])
     assert outline is not None and outline.terminal is not None and await stored(wire, job)
@@ -120,8 +104,7 @@ async def test_the_first_reader_stores_the_tokens_if_no_sweep_has(wire: RedisCli
 
 async def test_each_of_several_prompts_is_counted(wire: RedisClient) -> None:
     queue = Queue(wire)
-    job = a_job(queue, prompt=Text(("one", "two")), sampling=Sampling(n=2))
-    await queue.put(job)
+    job = await put_job(queue, prompt=Text(("one", "two")), sampling=Sampling(n=2))
     await given_up(wire, job, [[(0, (5, 0)), (1, (5, 5)), (2, (9, 0)), (3, (9, 0))], [], []])
     end = (await JobReader(wire).record(job.id)).terminal
     assert end is not None and end.usage == Usage(14, 4, 5) and end.finishes == ("", "", "", "")
@@ -131,8 +114,7 @@ async def test_a_job_cancelled_after_its_worker_was_lost_keeps_its_tokens(wire: 
     """Cancelled while it runs and then lost; and cancelled while it waits for its second worker."""
     queue, reader = Queue(wire), JobReader(wire)
     for waits in (False, True):
-        job = a_job(queue)
-        await queue.put(job)
+        job = await put_job(queue)
         lease, claim = await claimed(wire, "worker-1")
         await wrote(lease, claim, [row(claim, 1, prompt=(4, 0))])
         if not waits:
@@ -150,8 +132,7 @@ async def test_a_job_cancelled_after_its_worker_was_lost_keeps_its_tokens(wire: 
 async def test_the_record_says_who_cancelled_a_job_first(wire: RedisClient, place: str) -> None:
     """Whoever ends it: the cancel itself, its worker, the sweep after its worker was lost, or a worker that drains."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     if place != "waits":
         lease, claim = await claimed(wire, "worker-1")
     await queue.cancel(job.id, CancelledBy.ADMIN)
@@ -173,8 +154,7 @@ async def test_the_record_says_who_cancelled_a_job_first(wire: RedisClient, plac
 @pytest.mark.parametrize("word", [None, b"1", b"\xff", b"somebody of a later version"])
 async def test_a_cancel_of_another_version_is_one_by_nobody_known(wire: RedisClient, word: bytes | None) -> None:
     queue = Queue(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await queue.cancel(job.id)
     key = partition_key(0, "job", job.id)
     await (wire.redis.hdel(key, "cancel") if word is None else wire.redis.hset(key, "cancel", word))  # type: ignore[misc]
@@ -185,8 +165,7 @@ async def test_a_cancel_of_another_version_is_one_by_nobody_known(wire: RedisCli
 
 async def test_a_worker_that_does_not_say_who_cancelled_leaves_it_to_the_record(wire: RedisClient) -> None:
     queue = Queue(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     lease, claim = await claimed(wire, "worker-1")
     await queue.abandon(job.id, "gone")
     await lease.calls([lease.finish_call(Finish(Terminal(job.id, JobState.CANCELLED, 0), claim.number, True))])
@@ -196,8 +175,7 @@ async def test_a_worker_that_does_not_say_who_cancelled_leaves_it_to_the_record(
 
 async def test_the_stored_tokens_count_against_the_tenants_quota(wire: RedisClient) -> None:
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await given_up(wire, job, [[(0, (7, 2))], [], []])
 
     async def result_bytes() -> int:
@@ -224,8 +202,7 @@ async def test_tokens_behind_a_hole_in_the_log_are_not_kept(wire: RedisClient) -
 async def test_a_job_that_the_store_has_lost_is_looked_at_once(wire: RedisClient) -> None:
     """An id without a record does not stay behind in the set of jobs whose tokens are to be stored."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await given_up(wire, job, [[(0, None)], [], []])
     assert await wire.redis.zrange(partition_key(0, "cut"), 0, -1) == [job.id.encode()]
     await wire.redis.delete(partition_key(0, "job", job.id))
@@ -236,8 +213,7 @@ async def test_a_job_that_the_store_has_lost_is_looked_at_once(wire: RedisClient
 async def test_the_log_holds_the_newest_twenty_attempts(wire: RedisClient) -> None:
     """Of a job that is handed back again and again; while it runs its last attempt has no end."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     for number in range(1, MAX_ATTEMPTS + 5):
         lease, claim = await claimed(wire, f"worker-{number}")
         await lease.release(job.id, claim.number)
@@ -260,8 +236,7 @@ async def test_the_log_holds_the_newest_twenty_attempts(wire: RedisClient) -> No
 async def test_a_record_of_an_earlier_version_shows_what_it_has(wire: RedisClient) -> None:
     """Without names and ends of its attempts: the last attempt, under its lease; and a spoiled field spoils no job."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     lost, _ = await claimed(wire, "worker-1")
     await lapse(wire, lost)
     lease, claim = await claimed(wire, "worker-2")
@@ -278,8 +253,7 @@ async def test_a_record_of_an_earlier_version_shows_what_it_has(wire: RedisClien
 async def test_a_record_of_a_later_version_shows_what_this_one_knows(wire: RedisClient) -> None:
     """It may say more of an attempt, and know more outcomes; the attempt is shown all the same."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     lost, _ = await claimed(wire, "worker-1")
     await lapse(wire, lost)
     before = (await reader.record(job.id)).attempts
@@ -291,8 +265,7 @@ async def test_a_record_of_a_later_version_shows_what_this_one_knows(wire: Redis
 
 async def test_a_replay_keeps_the_attempts_at_the_job_that_was_given_up(wire: RedisClient) -> None:
     queue, reader, letters = Queue(wire), JobReader(wire), DeadLetters(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await given_up(wire, job, [[(0, None)], [], []])
     before = (await reader.record(job.id)).attempts
     (letter,) = await letters.recent(5)
@@ -308,8 +281,7 @@ async def test_what_a_sweep_finds_is_logged_with_job_and_worker(
 ) -> None:
     """The lapse of a worker with its jobs, and each job that is given up."""
     queue = Queue(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     with caplog.at_level("INFO"):
         await given_up(wire, job, [[], [], []])
     found = [vars(each) for each in caplog.records if each.name == "streaming.jobs.reaper"]
@@ -320,8 +292,7 @@ async def test_what_a_sweep_finds_is_logged_with_job_and_worker(
 async def test_one_process_at_a_time_stores_a_jobs_tokens(wire: RedisClient) -> None:
     """And another one a lease later, if the first has not; one that may not read tokens is given none."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await given_up(wire, job, [[(0, None)], [], []])
     key = partition_key(0, "cut")
     await Reaper(wire).sweep()
@@ -367,8 +338,7 @@ async def test_very_many_jobs_of_a_dead_worker_read_its_log_together(
 async def test_the_logs_of_a_job_are_kept_until_its_tokens_are_stored(wire: RedisClient) -> None:
     """Of each worker that ran it, for longer than the minute that running readers are given."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await given_up(wire, job, [[(0, None)], [(0, None)], [(0, None)]])
     logs = [log async for log in wire.redis.scan_iter("*:log:*")]
     assert len(logs) == 3 and all([await wire.redis.ttl(log) > 3600 for log in logs])

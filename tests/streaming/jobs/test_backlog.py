@@ -6,15 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from flow import until
+from flow import a_lease, lapse, until
 
 from penstock.engine import ChatTurn
 from streaming.jobs import places as backlog
 from streaming.jobs.job import Chat, Job
-from streaming.jobs.lease import Claim, Lease
+from streaming.jobs.lease import Claim
 from streaming.jobs.places import Backlog, LaneDepth
 from streaming.jobs.queue import Queue
-from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
@@ -53,11 +52,9 @@ async def test_suspects_wait_as_others_do(wire: RedisClient) -> None:
     """Else a pool would sleep while only they are left, and nobody would ever run them."""
     await put(wire, Priority.STANDARD)
     for _ in range(wire.settings.max_attempts - 1):
-        lost = Lease(wire, "m")
-        await lost.register()
+        lost = await a_lease(wire)
         assert len((await lost.claim(0, 1)).jobs) == 1
-        await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
-        await Reaper(wire).sweep()
+        await lapse(wire, lost)
     assert await wire.redis.exists(partition_key(0, "suspects", "m", "standard"))
     assert (await lane_of(wire, Priority.STANDARD)).waiting == 1
 
@@ -67,8 +64,7 @@ async def test_jobs_ever_put_are_counted(wire: RedisClient) -> None:
     for _ in range(3):
         await put(wire, Priority.STANDARD)
     await put(wire, Priority.BATCH)
-    lease = Lease(wire, "m")
-    await lease.register()
+    lease = await a_lease(wire)
     claimed = await lease.claim(0, 2)
     lane = await lane_of(wire, Priority.STANDARD)
     assert (lane.added, lane.waiting, lane.running) == (3, 1, 2)
@@ -85,8 +81,7 @@ async def test_the_nearest_deadlines_are_told(wire: RedisClient) -> None:
     """With their lane and age, nearest first; claimed jobs and jobs without one are left out."""
     assert (await Backlog(wire).look([])).due == []
     await put(wire, Priority.INTERACTIVE, deadline_ms=30_000)
-    lease = Lease(wire, "m")
-    await lease.register()
+    lease = await a_lease(wire)
     await lease.claim(0, 1)
     await put(wire, Priority.STANDARD)
     await put(wire, Priority.BATCH, deadline_ms=60_000)
@@ -101,8 +96,7 @@ async def test_a_look_is_one_call_for_each_partition(wide: RedisClient) -> None:
     """However many models there are, and whatever waits; the partitions' counts are one lane's."""
     for _ in range(12):
         await put(wide, Priority.STANDARD, deadline_ms=60_000)
-    lease = Lease(wide, "m")
-    await lease.register()
+    lease = await a_lease(wide)
     running = sum([len((await lease.claim(partition, 1)).jobs) for partition in wide.partitions])
     models = ["m", *(f"other-{number}" for number in range(9))]
     await Backlog(wide).look(models)
@@ -119,27 +113,9 @@ async def test_a_look_is_one_call_for_each_partition(wide: RedisClient) -> None:
     assert (scripts, clocks) == (2 * len(wide.partitions), 2 * len(wide.partitions))  # nobody asked for the time beside
 
 
-async def test_what_is_put_back_counts_as_waiting_and_keeps_its_lanes_age(wire: RedisClient) -> None:
-    """In whichever stream it waits; its place there is younger than the lane's oldest."""
-    for _ in range(2):
-        await put(wire, Priority.STANDARD)
-    lease = Lease(wire, "m")
-    await lease.register()
-    (claimed, _) = (await lease.claim(0, 2)).jobs
-    assert isinstance(claimed, Claim)
-    await asyncio.sleep(0.05)
-    lane = await lane_of(wire, Priority.STANDARD)
-    assert (lane.waiting, lane.running, lane.oldest_ms) == (0, 2, 0)
-    await lease.release(claimed.job.id, claimed.attempt)
-    await asyncio.sleep(0.05)
-    lane = await lane_of(wire, Priority.STANDARD)
-    assert (lane.waiting, lane.running, lane.added) == (1, 1, 2) and 50 <= lane.oldest_ms < 10_000
-
-
 async def test_the_oldest_waiting_job_is_none_that_runs(wire: RedisClient) -> None:
     """What a worker was given stays in the lane until its end, before all that wait."""
-    lease = Lease(wire, "m")
-    await lease.register()
+    lease = await a_lease(wire)
     await put(wire, Priority.STANDARD)
     await lease.claim(0, 1)
     given_ms = await wire.now_ms()
@@ -176,8 +152,7 @@ async def test_the_next_job_of_each_tenant_is_told_with_its_wait(wide: RedisClie
     waits = found["m", Priority.BATCH]
     assert set(waits) == {"a", "b"} and waits["a"] >= waits["b"] + 30 >= 60
     assert found["m", Priority.INTERACTIVE] == found["other", Priority.BATCH] == {}
-    lease = Lease(wide, "m")
-    await lease.register()
+    lease = await a_lease(wide)
     claimed = 0
     while claimed < 13:
         for partition in range(4):

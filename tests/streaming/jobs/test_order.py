@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from flow import MODEL, delta
+from flow import MODEL, a_lease, delta
 
 from penstock.engine import Sampling
 from streaming.ids import new_job_id
@@ -46,12 +46,6 @@ def job_of(tenant: str, *, tokens: int = 10, prompt: int = 0, partition: int = 0
 async def put(queue: Queue, *jobs: Job) -> list[str]:
     await queue.put_parts(jobs)
     return [job.id for job in jobs]
-
-
-async def a_lease(wire: RedisClient) -> Lease:
-    lease = Lease(wire, MODEL)
-    await lease.register()
-    return lease
 
 
 async def claimed(lease: Lease, want: int, partition: int = 0) -> list[Claim]:
@@ -274,8 +268,8 @@ async def test_a_lost_index_of_any_length_is_made_again(redis_url: str) -> None:
             counts.append(await wire.redis.zcard(arrivals))
         assert counts == [10_000, 12_000, 12_000]
         assert not await wire.redis.exists(partition_key(0, "repairs"))
-    lease = await a_lease(wire)
-    assert len({claim.job.id for _ in range(12) for claim in await claimed(lease, 1000)}) == 12_000
+    claims = [claim.job.id for _ in range(12) for claim in await claimed(await a_lease(wire), 1000)]
+    assert len(claims) == len(set(claims)) == 12_000 and await index_keys(wire) == []
     await wire.close()
 
 
@@ -348,19 +342,6 @@ async def test_tokens_of_a_job_that_a_script_ends_are_charged(wire: RedisClient)
     await put(queue, *[job_of("quitter") for _ in range(30)])
     got = tenants_of(await claimed(lease, 16))
     assert got == ["other"] * 16, "8 tokens cost as much as 16 empty prompts"
-
-
-async def test_ten_thousand_jobs_of_a_lane_are_all_claimed_once(redis_url: str) -> None:
-    """Lines of batches, in several calls, from several workers at the same time."""
-    wire = RedisClient.open(RedisSettings(url=redis_url, timeout_s=60))
-    queue = Queue(wire)
-    ids = [job_id for n in range(10) for job_id in await put(queue, *[job_of(f"t{n}") for _ in range(1000)])]
-    found: list[str] = []
-    for _ in range(10):
-        lease = await a_lease(wire)
-        found += [claim.job.id for claim in await claimed(lease, 1000)]
-    assert len(found) == 10_000 and set(found) == set(ids) and await index_keys(wire) == []
-    await wire.close()
 
 
 async def test_a_limit_that_is_never_used_delays_nobody(wire: RedisClient) -> None:

@@ -7,52 +7,27 @@ import time
 from typing import Any
 
 import pytest
-from flow import append, delta, deltas_of, until
+from flow import a_job, a_lease, append, claim_one, delta, deltas_of, lapse, put_job, until
 
-from penstock.engine import ChatTurn
-from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
+from streaming.errors import Fenced, KeyReused, LaneFull, Rewound, UnknownJob
 from streaming.ids import new_job_id
 from streaming.jobs.codec import Delta, Run, Section, Terminal
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import LoggedRun
-from streaming.jobs.job import Chat, Job, JobState
-from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, Lease, UnreadableClaim
+from streaming.jobs.job import JobState
+from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, UnreadableClaim
 from streaming.jobs.places import Backlog
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.reaper import Reaper, Swept
+from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key, prefix
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
-from telemetry.metrics import Metrics
-
-
-def a_job(queue: Queue, priority: Priority = Priority.STANDARD, **changes: object) -> Job:
-    fields = {"id": queue.new_id("t"), "model": "m", "tenant": "t", "priority": priority}
-    return Job(**{**fields, "prompt": Chat((ChatTurn("user", "hello"),)), **changes})  # type: ignore[arg-type]
-
-
-async def a_lease(wire: RedisClient) -> Lease:
-    lease = Lease(wire, "m")
-    await lease.register()
-    return lease
-
-
-async def claim_one(lease: Lease) -> Claim:
-    (claim,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
-    return claim
 
 
 def a_finish(claim: Claim, seq: int, rows: tuple[Delta, ...] = ()) -> Finish:
     return Finish(Terminal(claim.job.id, JobState.COMPLETED, seq, ("stop",), rows=rows), claim.number, True)
-
-
-async def lapse(wire: RedisClient, lease: Lease) -> Swept:
-    """Make a lease old, then sweep."""
-    await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
-    return await Reaper(wire).sweep()
 
 
 async def test_a_job_is_put_claimed_logged_and_finished(wire: RedisClient) -> None:
@@ -93,8 +68,7 @@ async def test_the_highest_lane_is_read_first_and_lost_jobs_before_new_ones(wire
 async def test_a_fenced_worker_can_write_nothing(wire: RedisClient) -> None:
     """After its lease was taken a worker's append, finish, claim, beat and release are all refused."""
     queue = Queue(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     zombie = await a_lease(wire)
     claim = await claim_one(zombie)
     await lapse(wire, zombie)
@@ -143,8 +117,7 @@ async def test_a_run_shares_its_number_with_none_of_another_partition(
 async def test_the_next_worker_finds_what_the_lost_one_logged(wire: RedisClient) -> None:
     """A second attempt names the first run, whose deltas are all in the log."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     lost = await a_lease(wire)
     first = await claim_one(lost)
     await lost.calls([append(lost, {"-": [delta(first, 1), delta(first.number + 1, 1)]}, first)])
@@ -163,8 +136,7 @@ async def test_the_next_worker_finds_what_the_lost_one_logged(wire: RedisClient)
 async def test_a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log(wire: RedisClient) -> None:
     """Sent before its frame is there, by another worker, or for an earlier run, it changes nothing; twice is once."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     lease, other = await a_lease(wire), await a_lease(wire)
     claim = await claim_one(lease)
     rows = [delta(claim, 1), delta(claim, 2)]
@@ -188,8 +160,7 @@ async def test_a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log(wi
 async def test_a_job_that_ends_while_its_log_is_read_is_read_whole(wire: RedisClient) -> None:
     """Once it has ended its worker no longer keeps the frames, and the first of them says whose tokens these are."""
     queue, reader, lease = Queue(wire), JobReader(wire), await a_lease(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     claim = await claim_one(lease)
     rows = [delta(claim, seq) for seq in (1, 2, 3)]
     await lease.calls([append(lease, {"-": rows[:1]}, claim)])
@@ -205,8 +176,7 @@ async def test_a_job_that_ends_while_its_log_is_read_is_read_whole(wire: RedisCl
 async def test_repeated_writes_change_nothing(wire: RedisClient) -> None:
     """A put, append or finish whose answer was lost may be sent again."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await queue.put(job)
     lease = await a_lease(wire)
     claims = (await lease.claim(0, 5)).jobs
@@ -236,8 +206,7 @@ async def test_a_worker_that_held_very_many_jobs_leaves_all_of_them(wire: RedisC
 async def test_a_job_given_up_after_too_many_lost_workers_is_a_dead_letter(wire: RedisClient) -> None:
     """It fails with its reason instead of killing workers for ever."""
     queue = Queue(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     for _ in range(wire.settings.max_attempts - 1):
         lease = await a_lease(wire)
         await claim_one(lease)
@@ -280,22 +249,6 @@ async def test_a_released_job_is_not_counted_as_a_loss(wire: RedisClient) -> Non
         assert claim.attempt == attempt and await leaving.leave() == 1
         await leaving.release(claim.job.id, claim.number)
         assert await leaving.leave() == 0
-
-
-async def test_time_in_the_queue_is_limited_by_the_servers_clock(wire: RedisClient) -> None:
-    """An expired job is never given to a worker, and the reaper ends it even when no worker is there."""
-    queue, reader = Queue(wire), JobReader(wire)
-    at_claim, by_reaper = a_job(queue, max_queue_ms=1), a_job(queue, deadline_ms=1)
-    for job in (at_claim, by_reaper):
-        await queue.put(job)
-    deadline = time.monotonic() + 10
-    while (await Reaper(wire).sweep()).expired < 2 and time.monotonic() < deadline:
-        states = {(await reader.record(job.id)).state for job in (at_claim, by_reaper)}
-        if states == {JobState.EXPIRED}:
-            break
-        await asyncio.sleep(0.01)
-    assert {(await reader.record(job.id)).state for job in (at_claim, by_reaper)} == {JobState.EXPIRED}
-    assert (await (await a_lease(wire)).claim(0, 5)).jobs == []
 
 
 async def test_an_idempotency_key_leads_to_one_job(wire: RedisClient) -> None:
@@ -343,27 +296,6 @@ async def test_a_lane_that_one_tenant_fills_takes_a_job_of_each_other_one(redis_
     await wire.close()
 
 
-async def test_a_job_that_must_not_queue_needs_an_idle_worker(wire: RedisClient) -> None:
-    """It is refused unless a worker said a moment ago that it has room."""
-    queue = Queue(wire)
-    with pytest.raises(NoCapacity):
-        await queue.put(a_job(queue), must_run=True)
-    await (await a_lease(wire)).claim(0, 1)
-    await queue.put(a_job(queue), must_run=True)
-
-
-async def test_a_put_wakes_a_worker_that_has_room(wire: RedisClient) -> None:
-    """The worker need not poll."""
-    lease = await a_lease(wire)
-    controls = lease.controls()
-    await anext(controls)  # it listens
-    queue = Queue(wire)
-    await lease.claim(0, 1)  # says it has room
-    await queue.put(a_job(queue))
-    await asyncio.wait_for(anext(controls), 30)
-    await controls.aclose()  # type: ignore[attr-defined]
-
-
 async def test_lost_groups_and_alien_entries_do_not_stop_a_lane(wire: RedisClient) -> None:
     """A missing consumer group is made again; an entry that is not ours becomes a dead letter."""
     queue = Queue(wire)
@@ -373,8 +305,7 @@ async def test_lost_groups_and_alien_entries_do_not_stop_a_lane(wire: RedisClien
     lease = await a_lease(wire)
     assert len((await lease.claim(0, 5)).jobs) == 1
     await wire.redis.xgroup_destroy(lane, "workers")
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     assert [claim.job.id for claim in (await lease.claim(0, 5)).jobs if isinstance(claim, Claim)] == [job.id]
     await Reaper(wire).sweep()
     (letter,) = await DeadLetters(wire).recent(10)
@@ -395,8 +326,7 @@ async def test_all_keys_of_a_partition_share_a_hash_tag(wire: RedisClient) -> No
 async def test_a_store_that_was_set_back_begins_a_new_epoch_once(wire: RedisClient) -> None:
     """Whoever saw a later tick says so; several who saw it make one epoch of it."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     first, second = Reaper(wire), Reaper(wire)
     for _ in range(3):
         await first.sweep()
@@ -424,30 +354,13 @@ async def test_frames_behind_lost_ones_are_refused_until_the_loss_is_made_good(w
     assert await deltas_of(JobReader(wire), record) == rows
 
 
-async def test_sweeps_are_counted(wire: RedisClient) -> None:
-    """What a sweep did is on the metrics page of the process that did it."""
-    queue, metrics = Queue(wire), Metrics.start("", "scheduler")
-    await queue.put(a_job(queue))
-    lease = await a_lease(wire)
-    await claim_one(lease)
-    await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
-    await Reaper(wire, metrics).sweep()
-    page = metrics.expose().decode()
-    assert "penstock_lapsed_workers_total 1.0" in page and "penstock_lease_reclaims_total 1.0" in page
-
-
 async def test_a_suspect_that_is_handed_back_stays_one(wire: RedisClient) -> None:
     """A drained worker's suspect is run alone by the next worker too, and the drained one is its runner no more."""
-    queue = Queue(wire)
-    await queue.put(a_job(queue))
-    for _ in range(wire.settings.max_attempts - 1):
-        lease = await a_lease(wire)
-        await claim_one(lease)
-        await lapse(wire, lease)
+    await suspects(wire, 1)
     drained, heir = await a_lease(wire), await a_lease(wire)
     assert (await drained.claim(0, 1)).suspects
-    (suspect,) = (await drained.claim(0, 1, alone=True)).jobs
-    assert isinstance(suspect, Claim) and not (await heir.claim(0, 1)).suspects
+    suspect = await claim_one(drained, alone=True)
+    assert not (await heir.claim(0, 1)).suspects
     await drained.release(suspect.job.id, suspect.number)
     assert await drained.leave() == 0
     assert await heir.claim(0, 1) == Claimed([], suspects=True)
@@ -480,8 +393,7 @@ async def test_a_suspect_of_a_newer_version_is_left_to_a_newer_worker(wire: Redi
     await suspects(wire, 1)
     older, newer = await a_lease(wire), await a_lease(wire)
     assert (await older.claim(0, 1)).suspects
-    (suspect,) = (await older.claim(0, 1, alone=True)).jobs
-    assert isinstance(suspect, Claim)
+    suspect = await claim_one(older, alone=True)
     await older.decline([UnreadableClaim(suspect.job.id, suspect.number, "", newer=True)])
     assert await newer.claim(0, 1) == Claimed([], suspects=True)
 
@@ -507,8 +419,7 @@ async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: RedisClie
 async def test_resets_that_know_the_same_epoch_begin_one_new_epoch(wire: RedisClient) -> None:
     """Two readers that miss the same deltas ask for a reset with the same number: the job's epoch rises once."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     before = (await reader.record(job.id)).epoch
     assert [await queue.reset(job.id, 0) for _ in range(3)] == [1, 1, 1]
     assert (await reader.record(job.id)).epoch == before + 1
@@ -528,6 +439,7 @@ async def test_a_job_expires_at_the_earlier_of_its_two_times(wire: RedisClient) 
 
     await until(all_expired)
     assert [await limit_passed(wire, job.id) for job in jobs] == ["queue.deadline_ms", "queue.max_queue_ms"]
+    assert (await (await a_lease(wire)).claim(0, 5)).jobs == []
 
 
 async def limit_passed(wire: RedisClient, job_id: str) -> str | None:
@@ -540,13 +452,7 @@ async def limit_passed(wire: RedisClient, job_id: str) -> str | None:
 
 async def test_a_heartbeat_renews_the_right_to_run_suspects(wire: RedisClient) -> None:
     """A suspect may run for longer than the key of its runner lives: no other worker is told to take suspects."""
-    queue = Queue(wire)
-    for _ in range(2):
-        await queue.put(a_job(queue))
-    for _ in range(wire.settings.max_attempts - 1):
-        lease = await a_lease(wire)
-        assert len((await lease.claim(0, 2)).jobs) == 2
-        await lapse(wire, lease)
+    await suspects(wire, 2)
     runner, other = await a_lease(wire), await a_lease(wire)
     assert (await runner.claim(0, 1)).suspects
     assert len((await runner.claim(0, 1, alone=True)).jobs) == 1
@@ -561,8 +467,7 @@ async def test_a_heartbeat_renews_the_right_to_run_suspects(wire: RedisClient) -
 async def test_a_worker_unfollows_its_own_jobs_only(wire: RedisClient) -> None:
     """A worker that names a job of another worker changes nothing: its readers go on getting its deltas."""
     queue, reader = Queue(wire), JobReader(wire)
-    job = a_job(queue, stream=True, reply_to="penstock:api:here")
-    await queue.put(job)
+    job = await put_job(queue, stream=True, reply_to="penstock:api:here")
     owner, other = await a_lease(wire), await a_lease(wire)
     await claim_one(owner)
     await other.unfollow(0, "penstock:api:here", [job.id])
@@ -594,14 +499,12 @@ async def test_a_worker_that_goes_is_not_woken_any_more(
     wire: RedisClient, mark: str, places: dict[str, int], way: str
 ) -> None:
     """No list of those that have room, would prefetch or would make room has it."""
-    lease = Lease(wire, "m")
-    await lease.register()
+    lease = await a_lease(wire)
     assert (await lease.claim(0, 1, **places)).jobs == []
     key = partition_key(0, mark, "m")
     assert await wire.redis.zscore(key, lease.id) is not None
     if way == "leave":
         assert await lease.leave() == 0
     else:
-        await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
-        await Reaper(wire).sweep()
+        await lapse(wire, lease)
     assert await wire.redis.zscore(key, lease.id) is None

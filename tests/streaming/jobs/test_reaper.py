@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from flow import a_job, append, delta
+from flow import a_job, a_lease, append, claim_one, delta
 
 from streaming.errors import Fenced
-from streaming.ids import partition_of
+from streaming.ids import new_job_id
 from streaming.jobs.lease import Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
@@ -18,18 +18,10 @@ from telemetry.metrics import Metrics
 LEASES, IDLE = partition_key(0, "leases"), partition_key(0, "idle", "m")
 
 
-async def a_lease(wire: RedisClient) -> Lease:
-    lease = Lease(wire, "m")
-    await lease.register()
-    return lease
-
-
 async def running(wire: RedisClient, lease: Lease) -> Claim:
     """A job that the worker runs."""
     await Queue(wire).put(a_job(Queue(wire)))
-    (claim,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
-    return claim
+    return await claim_one(lease)
 
 
 async def test_the_jobs_of_a_process_that_ended_wait_for_no_lapse(wire: RedisClient) -> None:
@@ -42,8 +34,8 @@ async def test_the_jobs_of_a_process_that_ended_wait_for_no_lapse(wire: RedisCli
     assert [lapse.jobs for lapse in swept.lapses] == [(claim.job.id,)]
     with pytest.raises(Fenced):
         await dead.calls([append(dead, {"-": [delta(claim, 1)]}, claim)])
-    (again,) = (await heir.claim(0, 1)).jobs
-    assert isinstance(again, Claim) and (again.job.id, again.attempt) == (claim.job.id, 2)
+    again = await claim_one(heir)
+    assert (again.job.id, again.attempt) == (claim.job.id, 2)
 
 
 async def test_no_other_worker_is_touched(wire: RedisClient) -> None:
@@ -110,10 +102,7 @@ async def test_a_death_is_counted_once_however_many_partitions_there_are(
         dead, metrics = await a_lease(wire), [Metrics.start("", "worker"), Metrics.start("", "scheduler")]
         queue = Queue(wire)
         for partition in (1, 3):
-            job = a_job(queue)
-            while partition_of(job.id) != partition:
-                job = a_job(queue)
-            await queue.put(job)
+            await queue.put(a_job(queue, id=new_job_id(partition)))
             assert len((await dead.claim(partition, 1)).jobs) == 1
         for partition in (0, 1):
             await wire.redis.zadd(partition_key(partition, "leases"), {dead.id: 1})
@@ -122,6 +111,7 @@ async def test_a_death_is_counted_once_however_many_partitions_there_are(
         assert (first.lapsed_workers, second.lapsed_workers, first.requeued, second.requeued) == (1, 0, 1, 1)
         pages = [each.expose().decode() for each in metrics]
         assert [f"penstock_lapsed_workers_total {count}.0" in page for count, page in zip((1, 0), pages, strict=True)]
+        assert all("penstock_lease_reclaims_total 1.0" in page for page in pages)
         said = [record for record in caplog.records if " lapsed: " in record.message]
         assert len(said) == 3, "of partition 0, and where it held jobs"
     finally:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from flow import append, delta, until
+from flow import a_lease, append, claim_one, delta, until
 
 from penstock.engine import ChatTurn
 from streaming.errors import UnknownJob
@@ -57,8 +57,7 @@ class Running:
             Job(id=job_id, model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, stream=True, reply_to=reply)
         )
         await lease.register()
-        (claim,) = (await lease.claim(0, 1)).jobs
-        assert isinstance(claim, Claim)
+        claim = await claim_one(lease)
         return cls(lease, claim)
 
     async def write(self, count: int, address: str) -> None:
@@ -105,14 +104,6 @@ def test_a_buffer_puts_what_comes_in_order_and_takes_each_once() -> None:
         buffer.push(delta(0, seq))
     buffer.end(Terminal("j", JobState.COMPLETED, 50, sections=(Section(1, NO_RUN),)))
     assert buffer.terminal is not None and [row.seq for row in buffer._rows] == list(range(1, 51))
-
-
-def test_a_buffer_waits_for_what_is_missing_before_it_ends() -> None:
-    """A terminal that knows more deltas than arrived is not shown yet."""
-    buffer = ReorderBuffer("j")
-    buffer.push(delta(0, 1))
-    buffer.end(Terminal("j", JobState.COMPLETED, 2, sections=(Section(1, NO_RUN),)))
-    assert buffer.terminal is None and buffer.stale
 
 
 def test_a_slow_reader_is_bounded_in_memory() -> None:
@@ -261,10 +252,8 @@ async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: R
     before, holder, claim = first.run, first.lease, first.claim
     for written in (2, 4):
         await holder.release(job_id, claim.number)
-        holder = Lease(wire, "m")
-        await holder.register()
-        (claimed,) = (await holder.claim(0, 1)).jobs
-        assert isinstance(claimed, Claim)
+        holder = await a_lease(wire)
+        claimed = await claim_one(holder)
         claim, opening = claimed, Opening(job_id, written + 1, before)
         rows = [delta(claim, written + number) for number in (1, 2)]
         await holder.calls([append(holder, {SILENT: rows}, (claim.number, opening))])
@@ -287,8 +276,7 @@ async def test_what_one_worker_logged_in_two_runs_is_read_from_the_first_of_them
     await running.write(2, SILENT)
     lease, first = running.lease, running.run
     await lease.release(job_id, first.number)
-    (claim,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
+    claim = await claim_one(lease)
     second, rows = Run(lease.id, claim.number), [delta(claim, seq) for seq in (3, 4)]
     await lease.calls([append(lease, {SILENT: rows}, (claim.number, Opening(job_id, 3, first)))])
     assert await first_of(relay, job_id, 4) == [(1, first), (2, first), (3, second), (4, second)]
@@ -304,8 +292,7 @@ async def test_copies_of_what_earlier_runs_wrote_stand_in_for_a_log_that_is_gone
     first, heir = running.run, Lease(wire, "m")
     await running.lease.release(job_id, first.number)
     await heir.register()
-    (claim,) = (await heir.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
+    claim = await claim_one(heir)
     await wire.redis.delete(partition_key(0, "log", first.worker))
     rows = [delta(-claim.number, 1), delta(-claim.number, 2), delta(claim, 3)]
     copies = Opening(job_id, copied=(Section(1, first),))
@@ -496,24 +483,6 @@ async def test_a_sink_that_has_enough_gets_no_more_until_it_asks(wire: RedisClie
     assert [row.seq for row in rows] == [3]
 
 
-async def test_a_sink_that_fails_fails_its_own_reader_alone(wire: RedisClient, relay: Relay) -> None:
-    """One frame for two readers: the fault of the first is raised where it pours, the second gets everything."""
-    job_id = Queue(wire).new_id("t")
-    first, second = relay.open(job_id), relay.open(job_id)
-    running = await Running.begin(wire, relay, job_id)
-
-    def faulty(rows: list[Delta], _: Terminal | None) -> bool:
-        raise LookupError("rendering failed")
-
-    pouring = asyncio.create_task(first.attach_sink(faulty))
-    await asyncio.sleep(0)
-    await running.write(3, relay.address)
-    await running.finish()
-    with pytest.raises(LookupError, match="rendering failed"):
-        await asyncio.wait_for(pouring, 20)
-    assert await read_all(second) == [1, 2, 3]
-
-
 async def test_a_reader_who_leaves_ends_the_pouring() -> None:
     buffer = ReorderBuffer("j")
     pouring = asyncio.create_task(buffer.attach_sink(lambda *_: True))
@@ -559,20 +528,24 @@ async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wi
 
 
 async def test_a_flow_that_has_enough_stops_and_one_that_fails_fails_alone(wire: RedisClient, relay: Relay) -> None:
+    """The fault of a reader is raised where it pours, one by one or several at a time; the others get everything."""
     job_id = Queue(wire).new_id("t")
-    first, second, third = (relay.open(job_id) for _ in range(3))
+    first, second, third, fourth = (relay.open(job_id) for _ in range(4))
     running = await Running.begin(wire, relay, job_id)
 
-    def faulty(row: Delta, _: float) -> bool:
+    def faulty(*_: object) -> bool:
         raise LookupError("rendering failed")
 
     full = asyncio.create_task(first.attach_sink(lambda *_: True, lambda *_: False))
-    failing = asyncio.create_task(second.attach_sink(lambda *_: True, faulty))
+    failing = [
+        asyncio.create_task(each) for each in (second.attach_sink(lambda *_: True, faulty), fourth.attach_sink(faulty))
+    ]
     await asyncio.sleep(0)
     await running.write(2, relay.address)
     await asyncio.wait_for(full, 20)
-    with pytest.raises(LookupError, match="rendering failed"):
-        await asyncio.wait_for(failing, 20)
+    for task in failing:
+        with pytest.raises(LookupError, match="rendering failed"):
+            await asyncio.wait_for(task, 20)
     await running.write(1, relay.address)
     await running.finish()
     assert await read_all(third) == [1, 2, 3]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from flow import MODEL, a_job
+from flow import MODEL, a_job, claim_one, put_job
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -26,7 +26,7 @@ from streaming.jobs.job import (
     Tokens,
     preview_of,
 )
-from streaming.jobs.lease import Claim, Finish, Lease
+from streaming.jobs.lease import Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import ANY, JobFilter, JobPage, JobReader, PagePart, Place, Summaries, merged
 from streaming.jobs.records import JobRecord
@@ -105,8 +105,7 @@ async def test_a_page_says_what_was_put_and_how_it_ended(wire: RedisClient) -> N
     jobs = [replace(a_job(queue), metadata={"n": str(number)}) for number in range(4)]
     ended = jobs[0].id
     await queue.put(jobs[0])
-    (claim,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
+    claim = await claim_one(lease)
     end = Terminal(ended, JobState.COMPLETED, 3, ("stop",), Usage(1, 2, 0), worker=lease.id, first_ms=7)
     await lease.calls([lease.finish_call(Finish(end, claim.attempt, False))])
     await queue.put(jobs[1])
@@ -218,7 +217,7 @@ async def test_jobs_of_one_moment_are_told_apart(wide: RedisClient) -> None:
     queue = Queue(wide)
     jobs = [a_job(queue).id for _ in range(60)]
     for job in jobs:
-        await queue.put(a_job(queue, job_id=job))
+        await queue.put(a_job(queue, id=job))
         at = await wide.now_ms() // 10**7 * 10**7
         await wide.redis.zadd(partition_key(partition_of(job) or 0, "jobs", "t"), {job: at})
     assert await pages(wide, 7) == sorted(jobs, reverse=True)
@@ -269,8 +268,7 @@ async def test_a_list_says_what_a_look_says_of_an_end_that_cannot_be_read(wire: 
     queue = Queue(wire)
     codes = {"newer_version": msgspec.msgpack.encode(["t2", "x", {}]), "malformed_job": b"\xc1"}
     for end in codes.values():
-        job = a_job(queue)
-        await queue.put(job)
+        job = await put_job(queue)
         fields = {"state": "completed", "record": end, "summary": end}
         await wire.redis.hset(partition_key(0, "job", job.id), mapping=fields)  # type: ignore[misc]
     listed = (await Summaries(wire).recent("t", None, 10)).jobs
@@ -281,8 +279,7 @@ async def test_a_list_says_what_a_look_says_of_an_end_that_cannot_be_read(wire: 
 
 async def test_a_job_that_a_list_fails_is_in_the_log(wire: RedisClient, caplog: pytest.LogCaptureFixture) -> None:
     queue = Queue(wire)
-    job = a_job(queue)
-    await queue.put(job)
+    job = await put_job(queue)
     await wire.redis.hset(partition_key(0, "job", job.id), "created", b"yesterday")  # type: ignore[misc]
     assert [each.state for each in (await Summaries(wire).recent("t", None, 10)).jobs] == [JobState.FAILED]
     assert [getattr(record, "job", "") for record in caplog.records if "cannot be read" in record.message] == [job.id]

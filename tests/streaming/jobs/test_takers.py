@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from flow import a_lease
 
 from penstock.engine import ChatTurn
 from streaming.errors import NoCapacity
 from streaming.jobs.job import Chat, Job
-from streaming.jobs.lease import Claim, Lease
+from streaming.jobs.lease import Claim
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.order import Priority
@@ -21,12 +22,6 @@ LANES = {priority.value: priority for priority in Priority}
 def a_job(queue: Queue, tenant: str = "t", lane: Priority = Priority.STANDARD) -> Job:
     prompt = Chat((ChatTurn("user", "hello"),))
     return Job(id=queue.new_id(tenant), model="m", tenant=tenant, priority=lane, prompt=prompt)
-
-
-async def a_lease(wire: RedisClient) -> Lease:
-    lease = Lease(wire, "m")
-    await lease.register()
-    return lease
 
 
 async def is_let_in(queue: Queue, tenant: str = "t", lane: Priority = Priority.STANDARD) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flow import MODEL, TOKENS, Flow, a_job, numbers_read, tokens_of, until
+from flow import MODEL, TOKENS, Flow, a_job, a_lease, numbers_read, tokens_of, until
 from house import eventually, free_port, redis_process
 from redis import Redis
 from redis.crc import key_slot
@@ -139,10 +139,10 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: RedisCli
     """Put, listed, counted, claimed, followed, appended, finished, cancelled: on whichever node the partition lies."""
     assert {nodes.owner(partition) for partition in wire.partitions} == set(nodes.ports)
     queue, reader, lease = Queue(wire), JobReader(wire), Lease(wire, MODEL)
-    jobs = [a_job(queue, job_id=job_id(partition)) for partition in wire.partitions]
+    jobs = [a_job(queue, id=job_id(partition)) for partition in wire.partitions]
     for job in jobs:
         await queue.put(job, idempotency_key=job.id, digest="d")
-    assert (await queue.put(a_job(queue, job_id=job_id(5, 2)), idempotency_key=jobs[5].id, digest="d")).joined
+    assert (await queue.put(a_job(queue, id=job_id(5, 2)), idempotency_key=jobs[5].id, digest="d")).joined
     assert [record is not None and record.job.id for record in await reader.records([job.id for job in jobs])] == [
         job.id for job in jobs
     ]
@@ -217,7 +217,7 @@ async def test_a_store_on_a_cluster_is_counted_and_reset(nodes: Nodes, wire: Red
     queue = Queue(wire)
     await enter_store(wire)
     for partition in wire.partitions:
-        await queue.put(a_job(queue, job_id=job_id(partition)))
+        await queue.put(a_job(queue, id=job_id(partition)))
     contents = await count_contents(wire)
     assert contents.jobs == contents.unfinished == PARTITIONS and contents.running == 0
     assert await reset_store(wire) == contents.keys
@@ -245,7 +245,7 @@ async def test_frames_reach_a_reader_from_every_node(nodes: Nodes, wire: RedisCl
     queue, relay = Queue(wire), Relay(wire)
     await relay.start()
     await relay.connected.wait()
-    jobs = [a_job(queue, job_id=job_id(p), reply_to=relay.address) for p in wire.partitions]
+    jobs = [a_job(queue, id=job_id(p), reply_to=relay.address) for p in wire.partitions]
     buffers = [relay.open(job.id) for job in jobs]
     for job in jobs[:3]:
         await queue.put(job)
@@ -271,8 +271,7 @@ async def test_a_node_given_as_the_only_server_says_so(nodes: Nodes) -> None:
 
 async def test_a_script_one_node_has_forgotten_is_loaded_there(nodes: Nodes, wire: RedisClient) -> None:
     """A new primary knows no scripts: the calls of all partitions are answered all the same."""
-    lease = Lease(wire, MODEL)
-    await lease.register()
+    lease = await a_lease(wire)
     ask(nodes.ports[1], "SCRIPT", "FLUSH")
     assert await lease.leave() == 0
 
@@ -289,7 +288,7 @@ async def test_a_slot_moves_under_a_steady_flow(nodes: Nodes, wire: RedisClient)
         ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", ask(target, "CLUSTER", "MYID"))
         await until(lambda: flow.refused > 0)
         with pytest.raises(Unavailable, match="ASK"):
-            await Queue(wire).put(a_job(Queue(wire), job_id=job_id(partition)))
+            await Queue(wire).put(a_job(Queue(wire), id=job_id(partition)))
         with Redis(port=source) as client:
             while keys := client.cluster("GETKEYSINSLOT", str(slot), "100"):
                 client.migrate("127.0.0.1", target, keys, 0, 5_000)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from flow import until
+from flow import a_lease, until
 from house import redis_process
 from redis import Redis
 from redis.asyncio import BlockingConnectionPool
@@ -236,8 +236,7 @@ async def test_a_server_that_does_not_answer_is_given_up_in_time(tmp_path: Path)
     with redis_process(tmp_path) as url, Redis.from_url(url) as client:
         pid = client.info()["process_id"]
         wire = RedisClient.open(RedisSettings(url=url, timeout_s=0.5))
-        lease = Lease(wire, "m")
-        await lease.register()
+        lease = await a_lease(wire)
         os.kill(pid, signal.SIGSTOP)
         try:
             calls = [asyncio.create_task(lease.beat(0)) for _ in range(20)]

@@ -202,7 +202,7 @@ async def test_nobody_waits_on_a_stopped_primary(deployment: Deployment, wire: R
     try:
         job_id = queue.new_id("t")
         buffer = relay.open(job_id)
-        await until(lambda: queue.put(a_job(queue, job_id=job_id, reply_to=relay.address)))
+        await until(lambda: queue.put(a_job(queue, id=job_id, reply_to=relay.address)))
         assert deployment.named() in deployment.replicas
         await until(lambda: subscribers(deployment.named(), relay.address))
         async with Flow(wire).running():

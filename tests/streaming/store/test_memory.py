@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from flow import MODEL, a_job, append, delta, deltas_of, until
+from flow import MODEL, a_job, append, claim_one, delta, deltas_of, put_job, until
 from house import redis_process
 from redis import Redis
 
@@ -85,11 +85,10 @@ async def test_admission_stops_while_running_jobs_can_still_end(tmp_path: Path) 
         wire = RedisClient.open(RedisSettings(url=url))
         queue, lease, headroom = Queue(wire), Lease(wire, MODEL), Headroom(wire)
         looking = asyncio.create_task(headroom.keep_looking())
-        job = a_job(queue)
-        await queue.put(job)
+        job = await put_job(queue)
         await lease.register()
-        (claim,) = (await lease.claim(0, 1)).jobs
-        assert isinstance(claim, Claim) and not headroom.full
+        claim = await claim_one(lease)
+        assert not headroom.full
 
         for number in range(100):
             await headroom.look()
@@ -157,11 +156,9 @@ def a_job_of(sampling: Sampling) -> Job:
 async def test_a_token_weighs_no_more_than_is_reserved_for_it(wire: RedisClient, alternatives: int | None) -> None:
     """Measured: a job that is alone in its worker's steps, 1,000 tokens in the log and in the record."""
     queue, lease = Queue(wire), Lease(wire, MODEL)
-    job = a_job(queue, reply_to="penstock:api:0123456789ab")
-    await queue.put(job)
+    job = await put_job(queue, reply_to="penstock:api:0123456789ab")
     await lease.register()
-    (claim,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
+    claim = await claim_one(lease)
     top = tuple((" other", -2.5 - number) for number in range(alternatives or 0))
     logprobs = () if alternatives is None else (Logprob(" tokens", -0.5, top),)
     rows = [Delta(claim.number, seq, 0, " tokens", (100_000 + seq,), 1, "", logprobs) for seq in range(1, 1001)]
@@ -210,7 +207,7 @@ async def test_what_is_accepted_leaves_room_for_its_output(small: tuple[RedisCli
     for door in doors:
         await door.look()
     queues = [Queue(wire, door) for door in doors]
-    job = msgspec.structs.replace(a_job(queues[0]), sampling=Sampling(max_tokens=10_000))
+    job = a_job(queues[0], sampling=Sampling(max_tokens=10_000))
     room = 0.8 * (64 << 20) - int(client.info("memory")["used_memory"])
     accepted = await flooded(queues[:1], job)
     assert 0.9 * room / reserved_bytes(job) - 1 <= len(accepted) <= room / reserved_bytes(job)
@@ -254,7 +251,7 @@ async def test_what_brings_nothing_into_the_store_takes_no_room(small: tuple[Red
     headroom = Headroom(wire)
     await headroom.look()
     queue = Queue(wire, headroom)
-    job = msgspec.structs.replace(a_job(queue), sampling=Sampling(max_tokens=10_000))
+    job = a_job(queue, sampling=Sampling(max_tokens=10_000))
     first = await queue.put(keyed(queue, job), idempotency_key="k", digest="d")
     for _ in range(200):
         assert (await queue.put(keyed(queue, job), idempotency_key="k", digest="d")).id == first.id
@@ -291,7 +288,7 @@ async def test_a_full_store_answers_a_key_whose_job_it_has(small: tuple[RedisCli
     headroom = Headroom(wire)
     await headroom.look()
     queue = Queue(wire, headroom)
-    job = msgspec.structs.replace(a_job(queue), sampling=Sampling(max_tokens=10_000))
+    job = a_job(queue, sampling=Sampling(max_tokens=10_000))
     streamer = "penstock:api:streamer"
     streamed = msgspec.structs.replace(keyed(queue, job), stream=True, reply_to=streamer)
     first = await queue.put(streamed, idempotency_key="k", digest="d")
@@ -324,7 +321,7 @@ async def test_lines_of_a_batch_leave_room_for_others(small: tuple[RedisClient, 
     headroom = Headroom(wire)
     await headroom.look()
     queue = Queue(wire, headroom)
-    job = msgspec.structs.replace(a_job(queue), sampling=Sampling(max_tokens=10_000))
+    job = a_job(queue, sampling=Sampling(max_tokens=10_000))
     lines = [again(queue, job) for _ in range(200)]
     answers = await queue.put_parts(lines)
     taken = [isinstance(answer, Accepted) for answer in answers]
@@ -350,8 +347,8 @@ async def test_what_ends_gives_its_reservation_back(wire: RedisClient) -> None:
     await lease.calls([end])
     await lease.calls([end])
     await lease.release(second.job.id, second.number)
-    (again,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(again, Claim) and again.job == second.job
+    again = await claim_one(lease)
+    assert again.job == second.job
     assert await owed_now(wire) == 2 * reserved_bytes(jobs[0])
     await queue.cancel(next(job.id for job in jobs if job.id not in claims))
     await lease.calls([lease.finish_call(Finish(Terminal(again.job.id, JobState.FAILED, 0), again.number, False))])
@@ -361,7 +358,7 @@ async def test_what_ends_gives_its_reservation_back(wire: RedisClient) -> None:
 async def test_a_sum_that_outlived_its_jobs_is_forgotten(wire: RedisClient) -> None:
     """Where no job is left nothing is owed, whatever the store lost: the next sweep says so."""
     queue, redis = Queue(wire), wire.redis
-    kept, lost = a_job(queue), msgspec.structs.replace(a_job(queue), priority=Priority.BATCH)
+    kept, lost = a_job(queue), a_job(queue, priority=Priority.BATCH)
     await queue.put(kept)
     await queue.put(lost)
     await redis.delete(partition_key(0, "job", lost.id), partition_key(0, "lane", MODEL, "batch"))
@@ -378,13 +375,13 @@ async def test_what_drains_a_full_store_runs(small: tuple[RedisClient, Redis]) -
     takes a reader on, hands back, ends and leaves; a lost one's jobs are taken over. Only new jobs are refused."""
     wire, client = small
     queue = Queue(wire)
-    jobs = [msgspec.structs.replace(a_job(queue, job_id=f"job_00{n:030x}"), stream=True) for n in range(3)]
+    jobs = [msgspec.structs.replace(a_job(queue, id=f"job_00{n:030x}"), stream=True) for n in range(3)]
     for job in jobs:
         await queue.put(job)
     client.set("filler", b"x" * MIB)
     client.config_set("maxmemory", MIB)
     with pytest.raises(Unavailable, match="OOM"):
-        await queue.put(a_job(queue, job_id="job_00" + "f" * 30))
+        await queue.put(a_job(queue, id="job_00" + "f" * 30))
     first, second = Lease(wire, MODEL), Lease(wire, MODEL)
     await Fleet(wire).publish_card(CARD)
     await Fleet(wire).report(Process(role="worker", id="w", life="w", pid=1, host="h", state="ready", since=0.0))
@@ -420,8 +417,7 @@ async def test_a_store_that_refuses_writes_costs_no_job_an_attempt(
     """For several leases, again and again: a worker that lives and tries keeps its jobs, and no loss is counted."""
     wire, client = small
     queue, lease, reaper = Queue(wire), Lease(wire, MODEL), Reaper(wire)
-    job = a_job(queue, job_id="job_00" + "0" * 30)
-    await queue.put(job)
+    job = await put_job(queue, id="job_00" + "0" * 30)
     await lease.register()
     await lease.claim(0, 1)
 
