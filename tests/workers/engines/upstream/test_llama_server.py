@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from llama_process import LlamaProcess
-from sim_worker import Running, a_job, ended, recorder, text_of, until
+from sim_worker import Running, ended, failure_of, put_job, recorder, text_of, until
 from upstream_worker import StartUpstream, start_upstream
 
 from penstock.engine import ChatTurn, Sampling
@@ -28,12 +28,20 @@ TALK = Chat((ChatTurn("user", "Tell me about rivers."),))
 GREEDY = Sampling(max_tokens=60, temperature=0)
 
 
-@pytest.fixture
-def llama(real_model: Path, tmp_path: Path) -> Iterator[LlamaProcess]:
-    server = LlamaProcess(real_model, tmp_path / "llama.log")
-    server.start()
+@pytest.fixture(scope="module")
+def llama_process(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaProcess]:
+    server = LlamaProcess(real_model, tmp_path_factory.mktemp("llama") / "llama.log")
     yield server
     server.kill()
+
+
+@pytest.fixture
+async def llama(llama_process: LlamaProcess) -> LlamaProcess:
+    """A server that runs nothing: it is started where the test before has left none."""
+    if not llama_process.is_running:
+        await asyncio.to_thread(llama_process.start)
+    await until(lambda: idle(llama_process))
+    return llama_process
 
 
 def exact(*servers: LlamaProcess) -> UpstreamSettings:
@@ -41,19 +49,17 @@ def exact(*servers: LlamaProcess) -> UpstreamSettings:
     return UpstreamSettings(urls=tuple(server.url for server in servers), cache_prompt=False)
 
 
-async def tokens_logged(wire: RedisClient, job_id: str) -> int:
+async def more_than(tokens: int, wire: RedisClient, job: Job) -> bool:
+    """Whether so many are logged of a job that runs."""
     reader = JobReader(wire)
-    record = await reader.record(job_id)
+    record = await reader.record(job.id)
     if record is None or record.state.final or not record.runs:
-        return 0
-    return sum((await reader.history(job_id, record.runs)).tokens)
+        return False
+    return sum((await reader.history(job.id, record.runs)).tokens) > tokens
 
 
-async def submitted(wire: RedisClient, **changes: object) -> Job:
-    queue = Queue(wire)
-    job = a_job(queue, **changes)
-    await queue.put(job)
-    return job
+async def idle(server: LlamaProcess) -> bool:
+    return await asyncio.to_thread(server.gauge, "requests_processing") == 0
 
 
 def facts_of(record: JobRecord) -> tuple[str, tuple[int, ...], tuple[str, ...], int, int]:
@@ -78,11 +84,16 @@ CUT = {
     "chat": {"prompt": TALK, "sampling": GREEDY},
     "text": {"prompt": STORY, "sampling": GREEDY},
     "emoji": {"prompt": Text(("Emoji: 😀😃😄 ",)), "sampling": Sampling(max_tokens=60, temperature=0)},
-    "penalties": {"prompt": STORY, "sampling": Sampling(max_tokens=60, temperature=0, presence_penalty=0.8)},
     "further": {
         "prompt": STORY,
         "sampling": Sampling(
-            max_tokens=60, temperature=0, top_k=20, min_p=0.1, repetition_penalty=1.3, logit_bias={28: -100.0, 30: 2.5}
+            max_tokens=60,
+            temperature=0,
+            top_k=20,
+            min_p=0.1,
+            presence_penalty=0.8,
+            repetition_penalty=1.3,
+            logit_bias={28: -100.0, 30: 2.5},
         ),
     },
     "logprobs": {"prompt": STORY, "sampling": Sampling(max_tokens=60, temperature=0, logprobs=2)},
@@ -96,13 +107,9 @@ async def test_a_killed_server_shows_in_nothing(
     """SIGKILL in the middle, and a new process: text, token ids, finish reason and counts are those of an unbroken
     run, and no attempt was lost."""
     await start_upstream(exact(llama))
-    whole = await ended(wire, (await submitted(wire, **CUT[case])).id)
-    job = await submitted(wire, **CUT[case])
-
-    async def half() -> bool:
-        return await tokens_logged(wire, job.id) > 20
-
-    await until(half)
+    whole = await ended(wire, (await put_job(Queue(wire), **CUT[case])).id)
+    job = await put_job(Queue(wire), **CUT[case])
+    await until(lambda: more_than(20, wire, job))
     await asyncio.to_thread(llama.kill)
     await asyncio.to_thread(llama.start)
     broken = await ended(wire, job.id)
@@ -117,13 +124,9 @@ async def test_a_lost_worker_shows_in_nothing(
 ) -> None:
     """Another worker continues a conversation at the same server, by token ids."""
     first = await start_upstream(exact(llama))
-    whole = await ended(wire, (await submitted(wire, prompt=TALK, sampling=GREEDY)).id)
-    job = await submitted(wire, prompt=TALK, sampling=GREEDY)
-
-    async def half() -> bool:
-        return await tokens_logged(wire, job.id) > 20
-
-    await until(half)
+    whole = await ended(wire, (await put_job(Queue(wire), prompt=TALK, sampling=GREEDY)).id)
+    job = await put_job(Queue(wire), prompt=TALK, sampling=GREEDY)
+    await until(lambda: more_than(20, wire, job))
     first.task.cancel()
     await asyncio.gather(first.task, return_exceptions=True)
     await first.engine.stop()
@@ -141,13 +144,9 @@ async def test_another_server_continues(
     other.start()
     try:
         await start_upstream(exact(llama, other))
-        whole = await ended(wire, (await submitted(wire, prompt=STORY, sampling=GREEDY)).id)
-        job = await submitted(wire, prompt=STORY, sampling=GREEDY)
-
-        async def half() -> bool:
-            return await tokens_logged(wire, job.id) > 20
-
-        await until(half)
+        whole = await ended(wire, (await put_job(Queue(wire), prompt=STORY, sampling=GREEDY)).id)
+        job = await put_job(Queue(wire), prompt=STORY, sampling=GREEDY)
+        await until(lambda: more_than(20, wire, job))
         busy = llama if llama.gauge("requests_processing") else other
         await asyncio.to_thread(busy.kill)
         broken = await ended(wire, job.id)
@@ -162,16 +161,12 @@ async def test_a_stop_string_over_the_cut_is_found(
 ) -> None:
     """One half of it came from the server that died."""
     await start_upstream(exact(llama))
-    text = text_of(await ended(wire, (await submitted(wire, prompt=STORY, sampling=GREEDY)).id))
+    text = text_of(await ended(wire, (await put_job(Queue(wire), prompt=STORY, sampling=GREEDY)).id))
     middle = len(text) // 2
     stop = text[middle - 4 : middle + 12]
     at = text.find(stop)
-    job = await submitted(wire, prompt=STORY, sampling=Sampling(max_tokens=60, temperature=0, stop=(stop,)))
-
-    async def nearly() -> bool:
-        return await tokens_logged(wire, job.id) > 10
-
-    await until(nearly)
+    job = await put_job(Queue(wire), prompt=STORY, sampling=Sampling(max_tokens=60, temperature=0, stop=(stop,)))
+    await until(lambda: more_than(10, wire, job))
     await asyncio.to_thread(llama.kill)
     await asyncio.to_thread(llama.start)
     record = await ended(wire, job.id)
@@ -185,19 +180,11 @@ async def test_a_cancel_reaches_the_server(
     """Nothing runs there any more, long before its end."""
     await start_upstream(exact(llama))
     before = llama.gauge("tokens_predicted_total")
-    job = await submitted(wire, prompt=STORY, sampling=Sampling(max_tokens=2000, temperature=0))
-
-    async def begun() -> bool:
-        return await tokens_logged(wire, job.id) > 3
-
-    await until(begun)
+    job = await put_job(Queue(wire), prompt=STORY, sampling=Sampling(max_tokens=2000, temperature=0))
+    await until(lambda: more_than(3, wire, job))
     assert llama.gauge("requests_processing") == 1
     await Queue(wire).cancel(job.id)
-
-    async def idle() -> bool:
-        return await asyncio.to_thread(llama.gauge, "requests_processing") == 0
-
-    await until(idle)
+    await until(lambda: idle(llama))
     assert (await ended(wire, job.id)).state is JobState.CANCELLED
     assert llama.gauge("tokens_predicted_total") - before < 2000, "it went on to its end"
 
@@ -209,7 +196,8 @@ async def test_every_job_survives_an_outage(
     and after, requests wait in our queue and not in the server."""
     running = await start_upstream(exact(llama))
     jobs = [
-        await submitted(wire, prompt=Text((f"The number {n} is",)), sampling=Sampling(max_tokens=12)) for n in range(8)
+        await put_job(Queue(wire), prompt=Text((f"The number {n} is",)), sampling=Sampling(max_tokens=12))
+        for n in range(8)
     ]
     done = JobReader(wire)
 
@@ -221,13 +209,10 @@ async def test_every_job_survives_an_outage(
     await until(some)
     await asyncio.to_thread(llama.kill)
     jobs += [
-        await submitted(wire, prompt=Text((f"The year {n} is",)), sampling=Sampling(max_tokens=12)) for n in range(4)
+        await put_job(Queue(wire), prompt=Text((f"The year {n} is",)), sampling=Sampling(max_tokens=12))
+        for n in range(4)
     ]
-
-    async def away() -> bool:
-        return not running.engine.stats().accepts and not running.worker.running
-
-    await until(away)
+    await until(lambda: not running.engine.stats().accepts and not running.worker.running)
     assert running.engine.health().ok
     await asyncio.sleep(0.6)  # a claim more would come within poll_ms
     assert not running.worker.running
@@ -245,11 +230,10 @@ async def test_what_the_server_refuses_fails_alone(
 ) -> None:
     """With its words, and the worker goes on."""
     await start_upstream(exact(llama))
-    long = await submitted(wire, prompt=Text(("word " * 3000,)), sampling=Sampling(max_tokens=5))
-    short = await submitted(wire, prompt=STORY, sampling=Sampling(max_tokens=5))
+    long = await put_job(Queue(wire), prompt=Text(("word " * 3000,)), sampling=Sampling(max_tokens=5))
+    short = await put_job(Queue(wire), prompt=STORY, sampling=Sampling(max_tokens=5))
     record = await ended(wire, long.id)
-    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
-    assert record.terminal.failure.status == 400 and "exceeds the available context" in record.terminal.failure.message
+    assert failure_of(record).status == 400 and "exceeds the available context" in failure_of(record).message
     assert (await ended(wire, short.id)).state is JobState.COMPLETED
 
 
@@ -268,12 +252,8 @@ async def test_the_next_worker_reads_the_generation_of_a_killed_one(
 ) -> None:
     """Sampled answers, JSON too, go on without a new generation: the server reads no second prompt."""
     first = await start_upstream(exact(llama))
-    job = await submitted(wire, **SAMPLED[case])
-
-    async def half() -> bool:
-        return await tokens_logged(wire, job.id) > 20
-
-    await until(half)
+    job = await put_job(Queue(wire), **SAMPLED[case])
+    await until(lambda: more_than(20, wire, job))
     prompts = llama.gauge("prompt_tokens_total")
     killed(first)
     await start_upstream(exact(llama))
@@ -289,26 +269,14 @@ async def test_a_cancel_reaches_the_generation_of_a_killed_worker(
 ) -> None:
     """Once another worker has it."""
     first, before = await start_upstream(exact(llama)), llama.gauge("tokens_predicted_total")
-    job = await submitted(wire, prompt=STORY, sampling=Sampling(max_tokens=2000, ignore_eos=True))
-
-    async def begun() -> bool:
-        return await tokens_logged(wire, job.id) > 3
-
-    await until(begun)
+    job = await put_job(Queue(wire), prompt=STORY, sampling=Sampling(max_tokens=2000, ignore_eos=True))
+    await until(lambda: more_than(3, wire, job))
     killed(first)
     second = await start_upstream(exact(llama))
-
-    async def taken() -> bool:
-        return bool(second.worker.running)
-
-    await until(taken)
+    await until(lambda: bool(second.worker.running))
     assert llama.gauge("requests_processing") == 1
     await Queue(wire).cancel(job.id)
-
-    async def idle() -> bool:
-        return await asyncio.to_thread(llama.gauge, "requests_processing") == 0
-
-    await until(idle)
+    await until(lambda: idle(llama))
     assert (await ended(wire, job.id)).state is JobState.CANCELLED
     assert llama.gauge("tokens_predicted_total") - before < 2000, "it went on to its end"
 
