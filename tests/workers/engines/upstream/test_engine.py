@@ -7,17 +7,17 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_upstream import ANSWER, FakeUpstream, Fault, serving
+from flow import until
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from otlp_collector import Collector, attributes_of, collector
 from upstream_bench import FAST, HELLO, Bench, bench
 
 from penstock.config import ConfigError
-from penstock.engine import EngineDead, Request, Sampling
+from penstock.engine import EngineDead, Request, Sampling, Task
 from penstock.tools import REASONING, TEXT
 from streaming.jobs.job import Chat, Job, Text, Tokens, unsupported
 from streaming.order import Priority
@@ -32,13 +32,6 @@ pytestmark = pytest.mark.slow
 __all__ = ["collector"]  # a fixture
 
 WHOLE = "".join(ANSWER)
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.01)
 
 
 # --- what it finds out -----------------------------------------------------------------------------------------------
@@ -120,13 +113,6 @@ def _settings(url: str, **more: Any) -> Any:
 
 
 # --- continuing ------------------------------------------------------------------------------------------------------
-
-
-async def test_an_end_without_a_finish_reason_completes_nothing() -> None:
-    """vLLM and SGLang send [DONE] after errors too."""
-    async with bench(FakeUpstream("vllm", [Fault(after=10, done=True)])) as desk:
-        answer = await desk.ask(HELLO, max_tokens=50)
-    assert (answer.text, answer.finish) == ("".join(ANSWER[:50]), "length")
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -263,25 +249,6 @@ async def test_no_id_is_logged_before_its_text() -> None:
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-async def test_comments_and_empty_chunks_are_no_progress() -> None:
-    """A server that sends only these is left, and the request goes on elsewhere."""
-    empty = b": ping\n\n" + b'data: {"choices": [{"index": 0, "delta": {"content": ""}}]}\n\n'
-    fake = FakeUpstream("ollama", [Fault(data=empty * 50, stall_s=0.1), Fault(stall_s=30)])
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=20)
-    assert answer.text == "".join(ANSWER[:20]) and len(fake.sent) == 3
-
-
-async def test_nothing_limits_the_time_of_a_whole_answer() -> None:
-    """It takes several times as long as the first token and each further one may."""
-    fake = FakeUpstream("vllm", step_s=0.06)
-    async with bench(fake, first_token_s=0.5, between_tokens_s=0.5) as desk:
-        begun = time.monotonic()
-        answer = await desk.ask(HELLO, max_tokens=40)
-        assert time.monotonic() - begun > 2
-    assert answer.text == "".join(ANSWER[:40]) and len(fake.sent) == 1
-
-
 async def test_a_request_that_breaks_everywhere_fails_alone() -> None:
     """Five times without a token, on two servers that work for others."""
     fakes = [FakeUpstream("vllm", [Fault(status=500)] * 9) for _ in range(2)]
@@ -386,14 +353,6 @@ async def test_a_request_that_waits_is_cancelled_at_once() -> None:
 
 
 # --- load ------------------------------------------------------------------------------------------------------------
-
-
-async def test_no_more_runs_there_than_the_server_runs_at_once() -> None:
-    """The rest waits here, where the worker orders it."""
-    fake = FakeUpstream("llama-server", step_s=0.001)
-    async with bench(fake) as desk:
-        answers = await asyncio.gather(*(desk.ask(HELLO, max_tokens=10) for _ in range(40)))
-    assert {answer.text for answer in answers} == {"".join(ANSWER[:10])} and fake.most_running == 4
 
 
 async def test_waiting_requests_in_the_server_lower_the_budget() -> None:
@@ -632,9 +591,6 @@ async def test_a_whole_reply_is_bounded() -> None:
         await desk.engine.stop()
 
 
-# --- servers that lie ------------------------------------------------------------------------------------------------
-
-
 async def test_a_probe_that_breaks_is_a_failed_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a page that no code foresaw, at the start and after the server was away: the next one finds it well."""
     fake, facts, phases = FakeUpstream("vllm"), ServerProbe.facts, list[str]()
@@ -735,21 +691,32 @@ async def test_each_call_is_a_span_and_carries_it_on(collector: Collector) -> No
 
 
 @pytest.mark.parametrize(
-    ("prompt", "operation"), [("a", "text_completion"), ([1, 2], "text_completion"), (HELLO, "chat")]
+    ("asked", "operation"),
+    [
+        ({"prompt": "a"}, "text_completion"),
+        ({"prompt": [1, 2]}, "text_completion"),
+        ({"prompt": HELLO}, "chat"),
+        ({"prompt": "", "task": Task(kind="embed"), "inputs": ("a",)}, "embeddings"),
+    ],
 )
-async def test_the_span_of_a_call_has_the_operation(collector: Collector, prompt: Any, operation: str) -> None:
-    """Token ids are a text, not a conversation."""
+async def test_the_span_of_a_call_has_the_operation(collector: Collector, asked: Any, operation: str) -> None:
+    """Token ids are a text, not a conversation; a task is called like a text."""
     tracing = start_tracing("worker", collector.url)
     attempt = tracing.enter("attempt", {"traceparent": "00-" + "4b" * 16 + "-" + "f0" * 8 + "-01"})
-    async with bench(FakeUpstream("vllm")) as desk:
+    fake = FakeUpstream("vllm")
+    fake.vector = [0.5]
+    async with bench(fake) as desk:
         desk.engine.trace_calls(tracing)
-        queue = desk.begin(Request("r", prompt, Sampling(max_tokens=3), trace=attempt.carrier()["traceparent"]))
+        trace = attempt.carrier()["traceparent"]
+        queue = desk.begin(Request("r", sampling=Sampling(max_tokens=3), trace=trace, **asked))
         while not (await asyncio.wait_for(queue.get(), 20)).last:
             pass
     attempt.end()
     tracing.close()
     (call,) = (span for span in collector.sent if span.kind == SentSpan.SPAN_KIND_CLIENT)
     assert attributes_of(call)["gen_ai.operation.name"] == operation and call.name.startswith(f"{operation} ")
+    assert call.parent_span_id.hex() == attempt.span_id
+    assert fake.sent[-1].headers["traceparent"] == f"00-{attempt.trace_id}-{call.span_id.hex()}-01"
 
 
 async def test_a_trace_that_is_not_recorded_is_passed_on_as_it_is() -> None:

@@ -44,15 +44,6 @@ def _opens_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-async def test_a_request_that_one_server_always_fails_ends() -> None:
-    """Alone at the only server, which stays open for others: one request tells nothing of a server."""
-    fake = Poisoned(Fault(status=500))
-    async with bench(fake) as desk:
-        answer = await asyncio.wait_for(desk.ask(POISON, max_tokens=5), 15)
-    assert answer.failure is not None and (answer.failure.code, answer.failure.status) == ("upstream_error", 502)
-    assert answer.returns == 0 and fake.poisons == MAX_BREAKS
-
-
 async def test_requests_of_another_tenant_are_served_beside_it() -> None:
     """While the server gives tokens to others, no failure of one prompt takes it away from them."""
     fake = Poisoned(Fault(status=500), step_s=0.02)

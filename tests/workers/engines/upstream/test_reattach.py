@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fake_upstream import Fault, serving
+from flow import until
 from keeping_upstream import NAMES, KeepingUpstream, told
 from upstream_bench import FAST, HELLO, Bench, bench
 
@@ -382,9 +383,3 @@ async def test_a_penstock_that_has_just_started_can_what_it_could() -> None:
         await until(lambda: desk.engine._own.ready)
         (endpoint,) = desk.engine._own.endpoints
         assert endpoint.facts is not None and endpoint.facts.json_schema and not endpoint.unfit
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)

@@ -10,12 +10,10 @@ from array import array
 
 import pytest
 from fake_upstream import ANSWER, FIRST_ID, FakeUpstream, Fault
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
-from otlp_collector import Collector, attributes_of, collector
+from otlp_collector import collector
 from upstream_bench import HELLO, Answer, bench
 
 from penstock.engine import Request, Sampling, Task
-from telemetry.process import start_tracing
 from workers.engines.upstream.engine import MAX_BREAKS
 from workers.engines.upstream.server import ServerFacts, card_of, lacking
 from workers.engines.upstream.settings import UpstreamSettings
@@ -224,24 +222,3 @@ async def test_a_card_says_whether_a_server_tells_token_ids(kind: str, can: bool
 
 
 # --- traces ----------------------------------------------------------------------------------------------------------
-
-
-async def test_each_call_is_a_span_and_carries_it_on(collector: Collector) -> None:
-    """As for a text: one for each try, under the attempt's, named after the task."""
-    tracing = start_tracing("worker", collector.url)
-    attempt = tracing.enter("embeddings m", {"traceparent": "00-" + "4b" * 16 + "-" + "f0" * 8 + "-01"})
-    upstream = fake("vllm", Fault(status=500))
-    async with bench(upstream) as desk:
-        desk.engine.trace_calls(tracing)
-        trace = attempt.carrier()["traceparent"]
-        queue = desk.begin(Request("r", "", Sampling(), task=EMBED, inputs=TEXTS, trace=trace))
-        assert (await asyncio.wait_for(queue.get(), 20)).finish == "stop"
-    attempt.end()
-    tracing.close()
-    calls = [span for span in collector.sent if span.kind == SentSpan.SPAN_KIND_CLIENT]
-    assert [attributes_of(call).get("error.type") for call in calls] == ["500", None]
-    assert all(call.name.startswith("embeddings ") for call in calls)
-    assert {call.parent_span_id.hex() for call in calls} == {attempt.span_id}
-    assert [sent.headers.get("traceparent") for sent in upstream.sent] == [
-        f"00-{attempt.trace_id}-{call.span_id.hex()}-01" for call in calls
-    ]

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import uvloop
 from certificates import Authority, secured
 from fake_upstream import FakeUpstream, serving
 
@@ -115,16 +114,6 @@ async def test_tls_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(ConnectError, match="certificate verify failed"):
             await stranger.ask("GET", "/v1/models")
         stranger.close()
-
-
-def test_it_runs_on_the_loop_of_a_worker() -> None:
-    """Whose transports have another base class."""
-
-    async def ask() -> int:
-        async with answering(WHOLE[0]) as client:
-            return (await client.ask("GET", "/")).status
-
-    assert uvloop.run(ask()) == 200
 
 
 @pytest.mark.parametrize(

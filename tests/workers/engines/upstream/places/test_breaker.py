@@ -9,12 +9,6 @@ import pytest
 from workers.engines.upstream.places import MAX_OPEN_S, MIN_OPEN_S, Breaker
 
 
-def test_a_breaker_opens_at_once_when_nothing_answers() -> None:
-    breaker = Breaker()
-    breaker.fail("refused", 0.0, down=True)
-    assert not breaker.closed and breaker.reason == "refused"
-
-
 def test_a_breaker_opens_after_three_failures_in_a_row() -> None:
     """A success between them begins the count anew."""
     breaker = Breaker()
