@@ -61,12 +61,6 @@ def test_no_draw_leaves_the_bounds(generated: int) -> None:
         assert all(generated < each <= 100 for each in drawn)
 
 
-def test_the_same_generator_draws_the_same() -> None:
-    window = LengthWindow(range(1, 200))
-    assert window.draws(5, 900, 20, Random(6)) == window.draws(5, 900, 20, Random(6))
-    assert window.draws(5, 900, 20, Random(6)) != window.draws(5, 900, 20, Random(7))
-
-
 def test_a_tenant_is_drawn_from_its_own_lengths_once_enough_are_known() -> None:
     history = LengthHistory()
     for number in range(MIN_TENANT_LENGTHS):

@@ -86,15 +86,6 @@ async def test_requests_in_flight_share_each_step(start: Start) -> None:
     assert {name: text(by_id[name]) for name in "abcd"} == {name: expected(f"prompt {name}", 6) for name in "abcd"}
 
 
-async def test_a_request_beyond_the_slots_waits(start: Start) -> None:
-    """It begins when a slot is free."""
-    bench = await start(slots=1)
-    bench.engine.submit(Request("a", "a", Sampling(max_tokens=3)))
-    bench.engine.submit(Request("b", "b", Sampling(max_tokens=3)))
-    await bench.until_ended("a", "b")
-    assert [piece.id for piece in bench.pieces()] == ["a"] * 3 + ["b"] * 3
-
-
 async def test_going_on_after_a_loss_gives_exactly_the_rest(start: Start) -> None:
     """Past tokens are not said again and count towards max_tokens; a stop string may span the cut."""
     bench = await start()
@@ -160,15 +151,6 @@ async def test_with_full_use_the_youngest_is_evicted_and_comes_back(start: Start
     assert (stats.evicts, stats.evictions) == (True, 1)
     assert order.startswith("ab") and order.rstrip("b").endswith("a" * 2), "b pauses while a goes on alone"
     assert text(by_id["a"]) == text(by_id["b"]) == expected(prompt, 20)
-
-
-async def test_what_can_never_fit_is_refused_at_once(start: Start) -> None:
-    """With both numbers, for the requester."""
-    bench = await start(context=100)
-    for request in (Request("a", "x" * 4000, Sampling()), Request("b", "x", Sampling(max_tokens=100))):
-        with pytest.raises(Refused, match="100"):
-            bench.engine.submit(request)
-    assert bench.engine.stats().waiting == 0
 
 
 async def test_cancel_frees_the_slot_in_a_step(start: Start) -> None:

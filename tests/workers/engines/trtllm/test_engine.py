@@ -22,6 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from flow import until
 
 from penstock.config import build
 from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineDead, Failure, Piece, Refused, Request, Sampling
@@ -292,13 +293,6 @@ async def settle() -> None:
     """Let everything that is ready on the loop run."""
     for _ in range(6):
         await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -697,13 +691,15 @@ async def test_sampling_is_explicit_and_never_shared(rig: Any) -> None:
     """Each request gets its own parameters with the public API's defaults rather than the engine's."""
     started = await rig()
     started.engine.submit(ask("a"))
-    started.engine.submit(ask("b", temperature=0.3, top_p=0.5, seed=-1, max_tokens=7, presence_penalty=0.5))
+    further = {"presence_penalty": 0.5, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.2}
+    started.engine.submit(ask("b", temperature=0.3, top_p=0.5, seed=-1, max_tokens=7, **further))
     first, second = params(started, 0), params(started, 1)
     assert (first["max_tokens"], first["temperature"], first["top_p"]) == (1024, 1.0, 1.0)
     assert (first["n"], first["best_of"], first["detokenize"], first["end_id"]) == (1, 1, False, END)
     assert (second["max_tokens"], second["temperature"], second["top_p"]) == (7, 0.3, 0.5)
     assert second["seed"] == 2**63 - 1
-    assert second["presence_penalty"] == 0.5
+    assert {name: second[name] for name in further} == further
+    assert "top_k" not in first and "min_p" not in first and first["repetition_penalty"] is None
     assert started.llm.calls[0]["sampling_params"] is not started.llm.calls[1]["sampling_params"]
     assert all(call["streaming"] for call in started.llm.calls)
 
@@ -715,15 +711,6 @@ async def test_greedy_choices_run_one_by_one(rig: Any) -> None:
     assert params(started)["top_k"] == 1
     assert "temperature" not in params(started)
     assert (params(started)["n"], params(started)["best_of"]) == (1, 1)
-
-
-async def test_further_sampling_reaches_the_engine(rig: Any) -> None:
-    started = await rig()
-    started.engine.submit(ask("a", top_k=20, min_p=0.1, repetition_penalty=1.2))
-    started.engine.submit(ask("b"))
-    first, second = params(started, 0), params(started, 1)
-    assert (first["top_k"], first["min_p"], first["repetition_penalty"]) == (20, 0.1, 1.2)
-    assert "top_k" not in second and "min_p" not in second and second["repetition_penalty"] is None
 
 
 async def test_a_stop_string_across_steps_is_cut_before_it(rig: Any) -> None:
@@ -746,16 +733,6 @@ async def test_a_stop_string_may_end_with_the_text(rig: Any) -> None:
     started.engine.submit(ask(stop=("d.!",)))
     await started.finish("r")
     assert started.text("r") == "Hello, world."
-
-
-async def test_half_characters_wait_for_their_other_half(rig: Any) -> None:
-    """A character of several tokens is shown once and whole, never as replacement characters."""
-    started = await rig()
-    started.llm.reply = "né 日本 🐟"
-    started.engine.submit(ask())
-    await started.finish("r")
-    assert started.text("r") == "né 日本 🐟"
-    assert not any("\ufffd" in piece.text for piece in started.pieces("r"))
 
 
 def test_the_detokeniser_agrees_with_decoding_at_once() -> None:
