@@ -106,7 +106,7 @@ def test_want_is_within_the_limits_and_says_why(
     snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, later: float
 ) -> None:
     """Whatever is seen, the answer respects minimum, maximum and budget, explains itself, and is what the next decision
-    starts from."""
+    starts from. The same question has the same answer: nothing is remembered but the state."""
     plan = decide(snapshot, limits, state, 1000.0 + later)
     if not limits.paused:
         assert min(limits.min, limits.ceiling) <= plan.want <= limits.max
@@ -114,14 +114,7 @@ def test_want_is_within_the_limits_and_says_why(
     assert plan.reason.strip()
     assert plan.state.want == plan.want
     assert all(outlook.wait_s >= plan.wake_s for outlook in plan.outlook.values())
-
-
-@given(snapshots, limits(), states(), seconds)
-def test_the_same_question_has_the_same_answer(
-    snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, later: float
-) -> None:
-    """Nothing is remembered but the state."""
-    assert decide(snapshot, limits, state, 1000.0 + later) == decide(snapshot, limits, state, 1000.0 + later)
+    assert decide(snapshot, limits, state, 1000.0 + later) == plan
 
 
 @given(snapshots, limits(), states(), seconds, counts, st.sampled_from(LANES))
