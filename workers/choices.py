@@ -34,22 +34,18 @@ class ChoiceStarter:
         gate: Gatekeeper,
         room: asyncio.Event,
         *,
-        is_full: Callable[[], bool],
         on_stopped: Callable[[Attempt], None],
-        on_started: Callable[[], None],
         weights: Mapping[str, float] = NO_WEIGHTS,
     ) -> None:
         """
         Args:
             gate: says which choices the engine takes.
             room: set when the claimer should look for jobs.
-            is_full: whether the claimer found no room when it last looked.
             on_stopped: called with an attempt whose choice the engine refused after others had started.
-            on_started: called once choices that waited have been started.
             weights: of tenants, for their shares of the slots.
         """
         self._engine, self.card, self._settings, self._room = engine, card, settings, room
-        self._is_full, self._on_stopped, self._on_started = is_full, on_stopped, on_started
+        self._on_stopped = on_stopped
         self.gate, self.running = gate, gate.running
         """Running choices, by the engine's request id: the attempt, and the index of the choice."""
         self.batch_texts = 0
@@ -62,6 +58,8 @@ class ChoiceStarter:
         The next place goes to a waiting choice, if its lane is not lower."""
         self._starts = 0
         """Choices started so far."""
+        self.is_full = False
+        """Whether the claimer found no room when it last looked: it looks again as soon as a slot is free."""
         self._is_offered = False
         """A free place is kept for the claimer until it has looked for jobs."""
         self.dead: EngineDead | None = None
@@ -250,7 +248,6 @@ class ChoiceStarter:
             if not attempt.waits:
                 self.waiting.pop(attempt.job.id, None)
                 self._room.set()
-        self._on_started()
 
     def _start_next(self, attempt: Attempt) -> None:
         """Start one more choice of a job that has begun. Raises EngineDead."""
@@ -280,7 +277,7 @@ class ChoiceStarter:
         """Called when a choice has ended: a waiting choice takes its place. If no place is kept for claims and the
         claimer found no room last time, the claimer looks first; on a full worker, every second time."""
         owed = any(self._is_owed(attempt) for attempt in self.waiting.values())
-        if self._is_full() and not self._settings.prefetch and not owed:
+        if self.is_full and not self._settings.prefetch and not owed:
             self._is_offered = True
             self._room.set()
         else:

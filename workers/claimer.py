@@ -108,8 +108,6 @@ class Claimer:
         self._fenced: set[int] = set()
         """Partitions where the worker's lease was revoked."""
         self._ending = False
-        self.is_full = False
-        """Whether the last round found no room: start another one as soon as a slot is free."""
 
     async def run(self, partitions: Sequence[int]) -> None:
         """Claim from the partitions in turn, each round beginning with another, so that none starves; partitions with a
@@ -126,7 +124,7 @@ class Claimer:
                 self._starter.looked()
                 turn.rotate(-1)
             await asyncio.gather(*self._claims.values())  # this worker still runs what they claim
-            self.is_full = False
+            self._starter.is_full = False
             self._starter.looked()
         finally:
             for claim in self._claims.values():
@@ -307,13 +305,13 @@ class Claimer:
         if self._suspects and (self._worker.running or self._claims or partition not in self._suspects):
             return 0, 0
         if not self._starter.stats().accepts:
-            self.is_full = False
+            self._starter.is_full = False
             return 0, 0
         if self._starter.is_laden:
-            self.is_full = True
+            self._starter.is_full = True
             return 0, 0
         free = self._starter.room()
-        self.is_full = free <= 0
+        self._starter.is_full = free <= 0
         free = max(0, free)
         return free + (0 if self._suspects else self._starter.chat_room() + self._worker.places()), free
 

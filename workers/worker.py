@@ -81,9 +81,7 @@ class Worker:
             settings,
             self._gate,
             self._room,
-            is_full=lambda: self._claimer.is_full,
-            on_stopped=self._end_if_over,
-            on_started=self._send_all,
+            on_stopped=self._end_if_over_and_send,
             weights=weights,
         )
         self._choices, self._partial = self._starter.running, self._starter.waiting
@@ -214,8 +212,7 @@ class Worker:
             self._set_deadline(attempt)
             if attempt.constrained:
                 self._checks.try_schema(attempt)
-        self._end_if_over(attempt)
-        self._writers[attempt.partition].send()
+        self._end_if_over_and_send(attempt)
 
     def refuse(self, broken: UnreadableClaim) -> None:
         """End a claimed job whose record is unreadable."""
@@ -245,7 +242,7 @@ class Worker:
             if choice is None:  # handed back or preempted: its next worker continues it
                 if piece.last:
                     freed = True
-                    if self._claimer.is_full:
+                    if self._starter.is_full:
                         self._room.set()
                 continue
             attempt, index = choice
@@ -269,7 +266,7 @@ class Worker:
                 self._starter.end(attempt, index, piece)
                 self._end_if_over(attempt)
                 freed = True
-                if not attempt.over and self._claimer.is_full:
+                if not attempt.over and self._starter.is_full:
                     self._room.set()  # where a job ends, this is done once that is written
         if self._partial and (freed or self._gate.is_due(now)):
             self._starter.refill()
@@ -291,6 +288,10 @@ class Worker:
                 self._end(attempt)
         elif attempt.stopped:  # by the failure of one of its texts
             self._starter.stop(attempt)
+
+    def _end_if_over_and_send(self, attempt: Attempt) -> None:
+        self._end_if_over(attempt)
+        self._writers[attempt.partition].send()
 
     def _end_and_send(self, attempt: Attempt) -> None:
         self._end(attempt)

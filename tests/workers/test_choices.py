@@ -387,10 +387,7 @@ async def test_a_job_whose_choices_have_all_begun_makes_room_for_others() -> Non
     )
     card: Any = SimpleNamespace(context=512)
     gate = Gatekeeper(engine, card, WorkerSettings(), NO_TARGETS, cast(Any, None))
-    starter = ChoiceStarter(
-        engine, card, WorkerSettings(), gate, room,
-        is_full=lambda: False, on_stopped=lambda _: None, on_started=lambda: None,
-    )  # fmt: skip
+    starter = ChoiceStarter(engine, card, WorkerSettings(), gate, room, on_stopped=lambda _: None)
     starter.submit(Attempt(a_claim(job)))
     assert (len(starter.waiting), room.is_set()) == (1, False)
     await asyncio.sleep(0)
