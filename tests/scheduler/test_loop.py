@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
+from flow import put_job
 from redis import Redis
 
-from penstock.engine import ChatTurn
 from penstock.loops import wait_any
 from scheduler.loop import MIN_TICK_GAP_S, Loop, holder_of, prospect_of
 from scheduler.policy.decide import LaneOutlook, PolicyState, PoolPlan
@@ -24,7 +24,6 @@ from streaming.fleet.plans import Leadership, Overrides, Plan, Plans, Prospect
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.codec import Control, Cordon, Hold, decode_control, encode
-from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper, Swept
@@ -60,10 +59,7 @@ class Hand:
 
     async def put(self, jobs: int = 1) -> None:
         for _ in range(jobs):
-            prompt = Chat((ChatTurn("user", "hello"),))
-            await self.queue.put(
-                Job(id=self.queue.new_id("t"), model=MODEL, tenant="t", priority=Priority.INTERACTIVE, prompt=prompt)
-            )
+            await put_job(self.queue, Priority.INTERACTIVE)
 
     async def worker(self, name: str, state: str = "ready", **more: object) -> Process:
         """A worker that says it is there."""

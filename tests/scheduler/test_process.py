@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from flow import put_job
 from kube import Kube
 
 from penstock.config import Config, ConfigError
-from penstock.engine import ChatTurn
 from penstock.process import Lifeline
 from scheduler.__main__ import Settings, main, run
 from scheduler.pools.base import Pool
@@ -26,9 +26,7 @@ from scheduler.settings import KubernetesSettings
 from streaming.fleet.plans import Lead, Leadership, Noted, Overrides, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, this_process
-from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
-from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.identity import enter_store
 from telemetry.metrics import Metrics
@@ -180,9 +178,8 @@ def test_two_pools_of_one_deployment_are_refused(deployment: str, models: dict[s
 
 async def test_one_alone(schedulers: Schedulers, wire: RedisClient) -> None:
     """It sees a put job, publishes one worker, is in the fleet, and SIGTERM ends it with 0 and the lead free."""
-    queue, fleet = Queue(wire), Fleet(wire)
-    turn = Chat((ChatTurn("user", "hello"),))
-    await queue.put(Job(id=queue.new_id("t"), model=MODEL, tenant="t", priority=Priority.STANDARD, prompt=turn))
+    fleet = Fleet(wire)
+    await put_job(Queue(wire))
     process = schedulers.start("scheduler-7")
     plan = await schedulers.until(lambda: _plan(schedulers))
 

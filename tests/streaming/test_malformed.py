@@ -145,8 +145,7 @@ async def test_a_record_spoiled_before_its_end_has_one_end(wire: RedisClient, re
 @pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane"])
 async def test_a_job_that_cannot_be_read_has_an_end_in_time(wire: RedisClient, fault: str) -> None:
     """Who waits for a job's end by its time is told it, and until when it is kept: the same at every look and list."""
-    queue = Queue(wire)
-    job = await put_job(queue)
+    job = await put_job(Queue(wire))
     await spoil(wire, job.id, fault)
     before = await wire.now_ms()
     looks = [await JobReader(wire).record(job.id) for _ in range(2)]

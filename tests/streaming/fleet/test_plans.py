@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from flow import a_job
 from redis import Redis
 
-from penstock.engine import ChatTurn
 from streaming.fleet.plans import Action, Lead, Leadership, Overrides, Plan, Plans, Prospect, told
 from streaming.fleet.process import Cordoned
 from streaming.jobs.codec import Cordon
-from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
 from streaming.keys import channel
-from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
@@ -29,16 +27,6 @@ def a_plan(lead: Lead, want: int = 1) -> Plan:
 
 def an_action(kind: str = "up", **more: object) -> Action:
     return Action(model=MODEL, kind=kind, reason="because", by="s", **more)  # type: ignore[arg-type]
-
-
-def a_job(queue: Queue) -> Job:
-    return Job(
-        id=queue.new_id("t"),
-        model=MODEL,
-        tenant="t",
-        priority=Priority.STANDARD,
-        prompt=Chat((ChatTurn("user", "hi"),)),
-    )
 
 
 LAST_WORD = b"that was all"

@@ -103,8 +103,7 @@ async def test_the_first_reader_stores_the_tokens_if_no_sweep_has(wire: RedisCli
 
 
 async def test_each_of_several_prompts_is_counted(wire: RedisClient) -> None:
-    queue = Queue(wire)
-    job = await put_job(queue, prompt=Text(("one", "two")), sampling=Sampling(n=2))
+    job = await put_job(Queue(wire), prompt=Text(("one", "two")), sampling=Sampling(n=2))
     await given_up(wire, job, [[(0, (5, 0)), (1, (5, 5)), (2, (9, 0)), (3, (9, 0))], [], []])
     end = (await JobReader(wire).record(job.id)).terminal
     assert end is not None and end.usage == Usage(14, 4, 5) and end.finishes == ("", "", "", "")
@@ -280,8 +279,7 @@ async def test_what_a_sweep_finds_is_logged_with_job_and_worker(
     wire: RedisClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The lapse of a worker with its jobs, and each job that is given up."""
-    queue = Queue(wire)
-    job = await put_job(queue)
+    job = await put_job(Queue(wire))
     with caplog.at_level("INFO"):
         await given_up(wire, job, [[], [], []])
     found = [vars(each) for each in caplog.records if each.name == "streaming.jobs.reaper"]

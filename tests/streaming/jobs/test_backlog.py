@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from flow import a_lease, lapse, until
+from flow import a_lease, lapse, put_job, until
 
-from penstock.engine import ChatTurn
 from streaming.jobs import places as backlog
-from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Claim
 from streaming.jobs.places import Backlog, LaneDepth
 from streaming.jobs.queue import Queue
@@ -30,17 +28,7 @@ async def wide(redis_url: str) -> AsyncIterator[RedisClient]:
 
 async def put(wire: RedisClient, priority: Priority, **limits: int) -> str:
     """A waiting job of model m."""
-    queue = Queue(wire)
-    job = Job(
-        id=queue.new_id("t"),
-        model="m",
-        tenant="t",
-        priority=priority,
-        prompt=Chat((ChatTurn("user", "hello"),)),
-        **limits,
-    )
-    await queue.put(job)
-    return job.id
+    return (await put_job(Queue(wire), priority, **limits)).id
 
 
 async def lane_of(wire: RedisClient, priority: Priority) -> LaneDepth:
@@ -143,9 +131,7 @@ async def test_the_next_job_of_each_tenant_is_told_with_its_wait(wide: RedisClie
     queue = Queue(wide)
     for tenant, number in (("a", 12), ("b", 1)):
         for _ in range(number):
-            job = Job(id=queue.new_id(tenant), model="m", tenant=tenant, priority=Priority.BATCH,
-                      prompt=Chat((ChatTurn("user", "hello"),)))  # fmt: skip
-            await queue.put(job)
+            await put_job(queue, Priority.BATCH, id=queue.new_id(tenant), tenant=tenant)
         await asyncio.sleep(0.03)
     lanes = Backlog(wide)
     found = await lanes.ages(["m", "other"])
@@ -165,8 +151,6 @@ async def test_of_many_tenants_the_least_served_are_told(wire: RedisClient, monk
     monkeypatch.setattr(backlog, "MAX_TENANTS", 2)
     queue = Queue(wire)
     for number in range(5):
-        job = Job(id=queue.new_id(f"t{number}"), model="m", tenant=f"t{number}", priority=Priority.BATCH,
-                  prompt=Chat((ChatTurn("user", "hello"),)))  # fmt: skip
-        await queue.put(job)
+        await put_job(queue, Priority.BATCH, tenant=f"t{number}")
         await wire.redis.zadd(partition_key(0, "tenants", "m", "batch"), {f"t{number}": 100 - number})
     assert set((await Backlog(wire).ages(["m"]))["m", Priority.BATCH]) == {"t3", "t4"}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
-from flow import until
+from flow import a_job, a_lease, claim_one, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine import ChatTurn
 from streaming.errors import Abandoned, KeyReused
 from streaming.ids import idempotency_digest, joined
 from streaming.jobs.codec import Terminal
-from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
@@ -38,21 +38,14 @@ async def brief(redis_url: str) -> AsyncIterator[RedisClient]:
     await wire.close()
 
 
-def a_job(queue: Queue, key: str, tenant: str = "t", **changes: object) -> Job:
-    fields = {"id": queue.new_id(tenant, key), "model": "m", "tenant": tenant, "priority": Priority.STANDARD}
-    return Job(**{**fields, "prompt": Chat((ChatTurn("user", "hello"),)), **changes})  # type: ignore[arg-type]
+async def put(queue: Queue, key: str, tenant: str = "t", **changes: Any) -> Accepted:
+    job = a_job(queue, id=queue.new_id(tenant, key), tenant=tenant, **changes)
+    return await queue.put(job, idempotency_key=key, digest="d")
 
 
-async def put(queue: Queue, key: str, tenant: str = "t", **changes: object) -> Accepted:
-    return await queue.put(a_job(queue, key, tenant, **changes), idempotency_key=key, digest="d")
-
-
-async def claim_one(wire: RedisClient) -> tuple[Lease, Claim]:
-    lease = Lease(wire, "m")
-    await lease.register()
-    (claim,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
-    return lease, claim
+async def claimed(wire: RedisClient) -> tuple[Lease, Claim]:
+    lease = await a_lease(wire)
+    return lease, await claim_one(lease)
 
 
 async def finish(lease: Lease, claim: Claim) -> None:
@@ -71,7 +64,7 @@ async def test_a_key_leads_to_its_job_for_as_long_as_that_waits_and_runs(brief: 
     first = await put(queue, "k")
     await asyncio.sleep(1.2 * RETENTION_S)
     assert (await put(queue, "k")).id == first.id
-    lease, claim = await claim_one(brief)
+    lease, claim = await claimed(brief)
     await asyncio.sleep(1.2 * RETENTION_S)
     await lease.beat(0)
     assert (await put(queue, "k")).id == first.id
@@ -93,7 +86,7 @@ async def test_whatever_ends_a_job_bounds_the_life_of_its_key(brief: RedisClient
     """Cancelled or expired in the queue, given up, cancelled while it runs: no key is left for ever."""
     queue, reaper = Queue(brief), Reaper(brief)
     await put(queue, "given up")
-    lease, _ = await claim_one(brief)
+    lease, _ = await claimed(brief)
     await put(queue, "cancelled")
     await put(queue, "expired", max_queue_ms=1)
     assert [await ttl_ms(brief, key) for key in ("given up", "cancelled", "expired")] == [-1, -1, -1]
@@ -119,8 +112,7 @@ async def test_a_key_whose_job_is_gone_is_free(wire: RedisClient) -> None:
 
 async def test_no_key_leads_to_another_tenants_job(wire: RedisClient) -> None:
     """Wherever the border between a tenant's name and its key lies."""
-    queue = Queue(wire)
-    ids = {(await put(queue, key, tenant)).id for tenant, key in (("a", "b:K"), ("a:b", "K"), ("", "a:b:K"))}
+    ids = {(await put(Queue(wire), key, tenant)).id for tenant, key in (("a", "b:K"), ("a:b", "K"), ("", "a:b:K"))}
     assert len(ids) == 3
 
 
@@ -141,7 +133,7 @@ async def test_a_job_that_lost_its_client_leaves_its_key_free(wire: RedisClient)
     assert await queue.abandon(waiting.id, HERE)
     running = await put(queue, "k", reply_to=HERE)
     assert not running.joined and (await reader.record(waiting.id)).state is JobState.CANCELLED
-    lease, claim = await claim_one(wire)
+    lease, claim = await claimed(wire)
     assert await queue.abandon(running.id, HERE)
     third = await put(queue, "k", reply_to=HERE)
     assert not third.joined and len({waiting.id, running.id, third.id}) == 3
@@ -201,7 +193,7 @@ async def test_a_put_says_all_that_its_answer_needs(wire: RedisClient) -> None:
     record = await reader.record(first.id)
     assert first == Accepted(first.id, created_ms=record.created_ms, epoch=5) and record.epoch == 5
     assert again == Accepted(first.id, created_ms=record.created_ms, joined=True, epoch=5)
-    await claim_one(wire)
+    await claimed(wire)
     assert (await put(queue, "k")).state is JobState.RUNNING
 
 

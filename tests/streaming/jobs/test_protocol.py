@@ -67,8 +67,7 @@ async def test_the_highest_lane_is_read_first_and_lost_jobs_before_new_ones(wire
 
 async def test_a_fenced_worker_can_write_nothing(wire: RedisClient) -> None:
     """After its lease was taken a worker's append, finish, claim, beat and release are all refused."""
-    queue = Queue(wire)
-    job = await put_job(queue)
+    job = await put_job(Queue(wire))
     zombie = await a_lease(wire)
     claim = await claim_one(zombie)
     await lapse(wire, zombie)
@@ -205,8 +204,7 @@ async def test_a_worker_that_held_very_many_jobs_leaves_all_of_them(wire: RedisC
 
 async def test_a_job_given_up_after_too_many_lost_workers_is_a_dead_letter(wire: RedisClient) -> None:
     """It fails with its reason instead of killing workers for ever."""
-    queue = Queue(wire)
-    job = await put_job(queue)
+    job = await put_job(Queue(wire))
     for _ in range(wire.settings.max_attempts - 1):
         lease = await a_lease(wire)
         await claim_one(lease)

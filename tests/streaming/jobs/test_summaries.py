@@ -278,8 +278,7 @@ async def test_a_list_says_what_a_look_says_of_an_end_that_cannot_be_read(wire: 
 
 
 async def test_a_job_that_a_list_fails_is_in_the_log(wire: RedisClient, caplog: pytest.LogCaptureFixture) -> None:
-    queue = Queue(wire)
-    job = await put_job(queue)
+    job = await put_job(Queue(wire))
     await wire.redis.hset(partition_key(0, "job", job.id), "created", b"yesterday")  # type: ignore[misc]
     assert [each.state for each in (await Summaries(wire).recent("t", None, 10)).jobs] == [JobState.FAILED]
     assert [getattr(record, "job", "") for record in caplog.records if "cannot be read" in record.message] == [job.id]

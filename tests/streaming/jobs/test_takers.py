@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flow import a_lease
+from flow import a_job, a_lease
 
-from penstock.engine import ChatTurn
 from streaming.errors import NoCapacity
-from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Claim
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
@@ -19,15 +17,10 @@ from streaming.redis.client import RedisClient
 LANES = {priority.value: priority for priority in Priority}
 
 
-def a_job(queue: Queue, tenant: str = "t", lane: Priority = Priority.STANDARD) -> Job:
-    prompt = Chat((ChatTurn("user", "hello"),))
-    return Job(id=queue.new_id(tenant), model="m", tenant=tenant, priority=lane, prompt=prompt)
-
-
 async def is_let_in(queue: Queue, tenant: str = "t", lane: Priority = Priority.STANDARD) -> bool:
     """Whether such a job is accepted now. One that was is taken back, and nothing else changes but the lists of workers
     that have room."""
-    job = a_job(queue, tenant, lane)
+    job = a_job(queue, lane, tenant=tenant)
     try:
         await queue.put(job, must_run=True)
     except NoCapacity:
@@ -52,7 +45,7 @@ async def test_jobs_that_the_claim_brings_take_the_places_of_lane_batch(
     wire: RedisClient, lowest: int | None, free: bool
 ) -> None:
     queue, lease = Queue(wire), await a_lease(wire)
-    await queue.put(a_job(queue, lane=Priority.BATCH))
+    await queue.put(a_job(queue, Priority.BATCH))
     assert len((await lease.claim(0, 3, lowest=lowest)).jobs) == 1
     assert await is_let_in(queue, lane=Priority.BATCH) is free
 
@@ -70,7 +63,7 @@ async def test_kept_places_are_free_for_others_alone(wire: RedisClient) -> None:
 async def test_jobs_that_a_kept_place_is_kept_from_do_not_hold_up_others(wire: RedisClient) -> None:
     """The flood waits, and a job of another tenant begins at once: in the lane of the flood or in a higher one."""
     queue, lease = Queue(wire), await a_lease(wire)
-    await queue.put(a_job(queue, "flood"))
+    await queue.put(a_job(queue, tenant="flood"))
 
     async def claim() -> None:
         assert (await lease.claim(0, 2, shared=0, crowding=("flood",))).jobs == []
@@ -81,7 +74,7 @@ async def test_jobs_that_a_kept_place_is_kept_from_do_not_hold_up_others(wire: R
         await claim()
         assert not await is_let_in(queue, "flood", lane)
     await claim()
-    light = a_job(queue, "light")
+    light = a_job(queue, tenant="light")
     await queue.put(light, must_run=True)
     (claimed,) = (await lease.claim(0, 2, shared=0, crowding=("flood",))).jobs
     assert isinstance(claimed, Claim) and claimed.job.id == light.id
@@ -91,7 +84,7 @@ async def test_while_others_wait_a_place_for_anyone_is_theirs(wire: RedisClient)
     queue, lease, other = Queue(wire), await a_lease(wire), await a_lease(wire)
     await lease.claim(0, 1)
     await other.claim(0, 1)
-    await queue.put(a_job(queue, "first"))
+    await queue.put(a_job(queue, tenant="first"))
     assert not await is_let_in(queue, "second")
 
 
@@ -117,7 +110,7 @@ async def test_the_worker_that_would_begin_the_job_is_woken(wire: RedisClient, l
     while await wire.now_ms() == since:
         await asyncio.sleep(0.001)
     await other.claim(0, 1, lowest=0, shared=0, crowding=("t",))
-    await queue.put(a_job(queue, lane=LANES[lane]), must_run=True)
+    await queue.put(a_job(queue, LANES[lane]), must_run=True)
     await asyncio.wait_for(waiting, 30)
     idle = await wire.redis.zrange(partition_key(0, "idle", "m"), 0, -1)
     assert idle == [other.id.encode()]

@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from flow import a_job
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from streaming.errors import LaneFull, Unavailable
-from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
-from streaming.order import Priority
 from streaming.redis.client import EAGER_CALLS, MAX_BATCHED_CALLS, Call, RedisClient, Then
 from streaming.redis.settings import RedisSettings
 
@@ -45,17 +44,13 @@ async def wire(redis_url: str) -> AsyncIterator[Counted]:
     await wire.close()
 
 
-def a_job(queue: Queue, model: str) -> Job:
-    return Job(id=queue.new_id("t"), model=model, tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
-
-
 async def test_what_waits_while_one_is_under_way_goes_together(wire: Counted) -> None:
     queue = Queue(wire)
     wire.gate.clear()
-    puts = [asyncio.create_task(queue.put(a_job(queue, f"m{number}"))) for number in range(MAX_BATCHED_CALLS + 3)]
+    puts = [asyncio.create_task(queue.put(a_job(queue, model=f"m{number}"))) for number in range(MAX_BATCHED_CALLS + 3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    late = asyncio.create_task(queue.put(a_job(queue, "late")))
+    late = asyncio.create_task(queue.put(a_job(queue, model="late")))
     wire.gate.set()
     accepted = await asyncio.gather(*puts, late)
     assert len({each.id for each in accepted}) == MAX_BATCHED_CALLS + 4
@@ -73,29 +68,29 @@ async def test_many_are_sent_before_the_others_of_their_turn_have_come(wire: Cou
 
     wire.send_nowait = counted  # type: ignore[method-assign]
     queue = Queue(wire)
-    await queue.put(a_job(queue, "first"))  # opens the connection
+    await queue.put(a_job(queue, model="first"))  # opens the connection
     wire.trips.clear()
     wire.gate.clear()
-    puts = [asyncio.create_task(queue.put(a_job(queue, f"m{number}"))) for number in range(2 * EAGER_CALLS + 3)]
+    puts = [asyncio.create_task(queue.put(a_job(queue, model=f"m{number}"))) for number in range(2 * EAGER_CALLS + 3)]
     done, _ = await asyncio.wait(puts, timeout=20, return_when=asyncio.FIRST_COMPLETED)
     assert begun == [EAGER_CALLS, EAGER_CALLS] and done, "they are answered although the rest is held up"
     wire.gate.set()
     await asyncio.gather(*puts)
     assert wire.trips == [3]
     await wire.redis.script_flush()
-    again = await asyncio.gather(*(queue.put(a_job(queue, f"n{number}")) for number in range(EAGER_CALLS)))
+    again = await asyncio.gather(*(queue.put(a_job(queue, model=f"n{number}")) for number in range(EAGER_CALLS)))
     assert len({each.id for each in again}) == EAGER_CALLS and wire.trips == [3, EAGER_CALLS]
 
 
 async def test_a_connection_lost_under_many_is_told_to_each_and_none_is_sent_again(wire: Counted) -> None:
     """It was sent, and may have run: whoever asked is to know, not to wait for another try."""
     queue = Queue(wire)
-    await queue.put(a_job(queue, "first"))
+    await queue.put(a_job(queue, model="first"))
     wire.trips.clear()
     lost = asyncio.get_running_loop().create_future()
     lost.set_exception(RedisConnectionError("lost"))
     wire._topology.send_scripts = lambda _: lost  # type: ignore[method-assign]
-    puts = (queue.put(a_job(queue, f"m{number}")) for number in range(EAGER_CALLS))
+    puts = (queue.put(a_job(queue, model=f"m{number}")) for number in range(EAGER_CALLS))
     assert {type(each) for each in await asyncio.gather(*puts, return_exceptions=True)} == {Unavailable}
     assert wire.trips == []
 
@@ -104,7 +99,7 @@ async def test_each_is_refused_for_itself(wire: Counted) -> None:
     """One lane is full, the others are not."""
     queue = Queue(wire)
     models = ["full"] * 5 + ["other"] * 2
-    outcomes = await asyncio.gather(*(queue.put(a_job(queue, each)) for each in models), return_exceptions=True)
+    outcomes = await asyncio.gather(*(queue.put(a_job(queue, model=each)) for each in models), return_exceptions=True)
     assert [isinstance(outcome, LaneFull) for outcome in outcomes] == [False] * 3 + [True] * 2 + [False] * 2
 
 
@@ -113,7 +108,7 @@ async def test_one_that_breaks_in_the_script_breaks_no_other(wire: Counted) -> N
     queue = Queue(wire)
     await wire.redis.set(partition_key(0, "lane", "broken", "standard"), "no stream")
     models = ["fine", "broken", "fine"]
-    outcomes = await asyncio.gather(*(queue.put(a_job(queue, each)) for each in models), return_exceptions=True)
+    outcomes = await asyncio.gather(*(queue.put(a_job(queue, model=each)) for each in models), return_exceptions=True)
     assert isinstance(outcomes[1], ResponseError) and "WRONGTYPE" in str(outcomes[1])
     assert not isinstance(outcomes[0], Exception) and not isinstance(outcomes[2], Exception)
 
@@ -121,17 +116,17 @@ async def test_one_that_breaks_in_the_script_breaks_no_other(wire: Counted) -> N
 async def test_a_store_that_is_down_is_told_to_all_and_asked_again_by_the_next(wire: Counted) -> None:
     queue = Queue(wire)
     wire.down = True
-    puts = (queue.put(a_job(queue, "m")) for _ in range(3))
+    puts = (queue.put(a_job(queue, model="m")) for _ in range(3))
     outcomes = await asyncio.gather(*puts, return_exceptions=True)
     assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
     wire.down = False
-    assert (await queue.put(a_job(queue, "m"))).place.before == 0
+    assert (await queue.put(a_job(queue, model="m"))).place.before == 0
 
 
 async def test_a_caller_that_leaves_takes_nobody_with_it(wire: Counted) -> None:
     queue = Queue(wire)
     wire.gate.clear()
-    leaving, staying = (asyncio.create_task(queue.put(a_job(queue, "m"))) for _ in range(2))
+    leaving, staying = (asyncio.create_task(queue.put(a_job(queue, model="m"))) for _ in range(2))
     await asyncio.sleep(0)
     leaving.cancel()
     wire.gate.set()

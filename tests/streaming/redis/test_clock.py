@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 
+from flow import a_job
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming.ids import partition_of
-from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import MAX_AT_ONCE, Delivered, Deliveries
 from streaming.keys import partition_key
-from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock, ClockOffset, better, measured
 
@@ -49,10 +48,6 @@ async def test_it_tells_the_servers_time(wire: RedisClient) -> None:
     after = clock.at(time.monotonic(), 0)
     bound = clock.error_us(0)
     assert 0 < bound < 1_000_000 and before - bound <= server <= after + bound
-
-
-def a_job(queue: Queue) -> Job:
-    return Job(id=queue.new_id("t"), model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
 
 
 async def test_deliveries_are_noted_once_and_only_for_jobs_that_are_kept(wire: RedisClient) -> None:
