@@ -141,9 +141,8 @@ async def test_a_job_that_was_dropped_is_not_ended_by_its_check(
 
 async def test_a_schema_that_cannot_be_used_ends_its_job_at_once(wire: RedisClient, start: Start) -> None:
     """Not only when all its tokens are computed."""
-    queue = Queue(wire)
     await start(LONG, engine=DeafEngine)
-    job = await put_job(queue, sampling=Sampling(max_tokens=3000, json_schema={"type": "nope"}))
+    job = await put_job(Queue(wire), sampling=Sampling(max_tokens=3000, json_schema={"type": "nope"}))
     record = await ended(wire, job.id)
     assert (failure_of(record).status, failure_of(record).param) == (400, "response_format")
     assert record.terminal is not None

@@ -99,9 +99,8 @@ async def exact(wire: RedisClient, job: Job, tokens: int) -> None:
 @pytest.mark.parametrize(("slots", "share"), [(8, 4), (3, 1), (1, 1)])
 async def test_one_request_has_half_of_the_slots(wire: RedisClient, start: Start, slots: int, share: int) -> None:
     """At least one; the other choices are started as its own end, in their order, and each with its own seed."""
-    queue = Queue(wire)
     running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=slots), engine=Counted)
-    job = await put_job(queue, prompt=prompts(5), sampling=Sampling(max_tokens=6, n=4, seed=100))
+    job = await put_job(Queue(wire), prompt=prompts(5), sampling=Sampling(max_tokens=6, n=4, seed=100))
     await exact(wire, job, 6)
     engine = running.engine
     assert isinstance(engine, Counted) and engine.most[job.id] == share
@@ -146,10 +145,9 @@ async def test_it_has_half_of_the_cache(wire: RedisClient, start: Start) -> None
 
 async def test_the_longest_prompt_is_what_counts(wire: RedisClient, start: Start) -> None:
     """Choices are not told apart: were the shortest taken for all, a few long ones would fill the cache."""
-    queue = Queue(wire)
     running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=8, kv_tokens=400), engine=Counted)
     texts = ("short", "long" * 100, *["short"] * 6)
-    job = await put_job(queue, prompt=Text(texts), sampling=Sampling(max_tokens=20))
+    job = await put_job(Queue(wire), prompt=Text(texts), sampling=Sampling(max_tokens=20))
     await exact(wire, job, 20)
     assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 1
 
@@ -240,10 +238,9 @@ async def test_its_end_before_its_time_starts_no_choice(wire: RedisClient, start
 
 async def test_one_choice_that_fails_ends_the_job(wire: RedisClient, start: Start) -> None:
     """The engine fails one that had to wait: no other is started, and the job has failed once."""
-    queue = Queue(wire)
     running = await start(replace(SLOW, faults=True, step_ms=2), engine=Counted)
     texts = tuple(f"prompt {number}" + " [[fail@3]]" * (number == 5) for number in range(30))
-    job = await put_job(queue, prompt=Text(texts), sampling=Sampling(max_tokens=10))
+    job = await put_job(Queue(wire), prompt=Text(texts), sampling=Sampling(max_tokens=10))
     record = await ended(wire, job.id)
     assert failure_of(record).code == "engine_error"
     assert isinstance(running.engine, Counted) and len(running.engine.given) < 12
@@ -290,9 +287,8 @@ async def test_one_choice_that_is_refused_ends_the_job(wire: RedisClient, start:
 
 async def test_a_drain_hands_over_what_was_not_started(wire: RedisClient, start: Start) -> None:
     """Some choices ended, some under way, some never begun: another worker, with other slots, does the rest."""
-    queue = Queue(wire)
     first = await start(SLOW, WorkerSettings(drain_s=0.1))
-    job = await put_job(queue, prompt=prompts(6), sampling=Sampling(max_tokens=25, n=2))
+    job = await put_job(Queue(wire), prompt=prompts(6), sampling=Sampling(max_tokens=25, n=2))
     await until(lambda: _ended_choices(wire, job))
     first.stop.set()
     await first.task
@@ -346,11 +342,10 @@ async def test_long_ones_are_checkpointed_while_choices_wait(wire: RedisClient, 
 async def test_json_that_was_not_all_started_is_computed_again_as_a_whole(wire: RedisClient, start: Start) -> None:
     """Some of its texts were under way, which this engine cannot continue: every choice is computed from its first
     token, also those that had ended and those that had not begun."""
-    queue = Queue(wire)
     first = await start(SLOW, WorkerSettings(drain_s=0), engine=DeafEngine)
     stop = token_text("prompt 0", 5)  # ends the first choice in the middle of the others
     assert [at for at in range(10) if stop in said(f"prompt {at}", 25)] == [0]
-    job = await put_job(queue, prompt=prompts(10), sampling=Sampling(max_tokens=25, json_schema={}, stop=(stop,)))
+    job = await put_job(Queue(wire), prompt=prompts(10), sampling=Sampling(max_tokens=25, json_schema={}, stop=(stop,)))
     await until(lambda: _ended_choices(wire, job))
     first.stop.set()
     await first.task

@@ -129,9 +129,8 @@ async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
 
 async def test_a_lease_lost_everywhere_ends_the_worker_at_once(wire: RedisClient, start: Start) -> None:
     """There is nothing left to drain, however long the grace time is."""
-    queue = Queue(wire)
     running = await start(SimSettings(step_ms=20, prefill_ms=1), WorkerSettings(drain_s=600))
-    await put_job(queue, max_tokens=4000)
+    await put_job(Queue(wire), max_tokens=4000)
     await until(lambda: running.engine.stats().running == 1)
     await lose_lease(wire, running.worker)
     with pytest.raises(Fenced):

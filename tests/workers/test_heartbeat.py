@@ -28,10 +28,9 @@ __all__ = ["recorder", "start"]  # fixtures
 
 async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: RedisClient, start: Start) -> None:
     """A job the server counts as this worker's, of which it knows nothing, does not wait for ever."""
-    queue = Queue(wire)
     running = await start()
     await until(lambda: _leased(wire, running.worker.lease.id))
-    job = await put_job(queue, model="other")
+    job = await put_job(Queue(wire), model="other")
     # The claim as it would be made, its answer thrown away.
     await wire.call("claim", 0, running.worker.lease.id, "other", 1, 1000, "", "", 100)
 
@@ -105,9 +104,8 @@ async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(wire: RedisC
 
 async def test_a_job_that_one_heartbeat_leaves_out_goes_on(wire: RedisClient, start: Start) -> None:
     """Only where two heartbeats in a row do not name a job has the server taken it away."""
-    queue = Queue(wire)
     running = await start(SimSettings(step_ms=20, prefill_ms=1))
-    job = await put_job(queue, "seen", 100)
+    job = await put_job(Queue(wire), "seen", 100)
     beat, left_out = running.worker.lease.beat, 0
 
     async def beaten(partition: int) -> dict[str, HeldJob]:

@@ -141,9 +141,8 @@ async def test_a_drain_waits_for_what_is_being_put_back(wire: RedisClient, start
 
 async def test_what_cannot_be_continued_exactly_keeps_its_place(wire: RedisClient, start: Start) -> None:
     """JSON of an engine that cannot restore a grammar's state."""
-    queue = Queue(wire)
     sampling = Sampling(max_tokens=400, json_schema={})
-    job = await put_job(queue, "json", priority=Priority.BATCH, sampling=sampling)
+    job = await put_job(Queue(wire), "json", priority=Priority.BATCH, sampling=sampling)
     running = await start(LONG, engine=DeafEngine)
     await until(lambda: running.engine.stats().running == 1)
     assert running.worker._preemption.places() == 0
@@ -213,8 +212,7 @@ async def test_only_a_task_that_computes_takes_a_place(wire: RedisClient, start:
 async def test_a_job_of_lane_standard_preempts_nothing(wire: RedisClient, start: Start) -> None:
     """It waits for a batch job to end, and a full worker claims none."""
     running, jobs = await full_of_batch(wire, start, WorkerSettings(drain_s=0.1, reserved_slots=0, poll_ms=10))
-    queue = Queue(wire)
-    job = await put_job(queue, "standard", 5)
+    job = await put_job(Queue(wire), "standard", 5)
     claims, claim = 0, running.worker.lease.claim
 
     async def counted(*args: Any, **options: Any) -> Any:

@@ -50,8 +50,7 @@ class ReturningOnce(Returning):
 
 async def test_a_job_that_is_given_back_is_claimed_again(wire: RedisClient, start: Start) -> None:
     """And no attempt is lost."""
-    queue = Queue(wire)
-    job = await put_job(queue)
+    job = await put_job(Queue(wire))
     await start(FAST, engine=ReturningOnce)
     record = await ended(wire, job.id)
     assert record.state is JobState.COMPLETED
@@ -60,8 +59,7 @@ async def test_a_job_that_is_given_back_is_claimed_again(wire: RedisClient, star
 
 async def test_a_job_that_is_always_given_back_fails(wire: RedisClient, start: Start) -> None:
     """It may be what brings the engine's servers down."""
-    queue = Queue(wire)
-    job = await put_job(queue)
+    job = await put_job(Queue(wire))
     await start(FAST, engine=Returning)
     record = await ended(wire, job.id)
     assert (failure_of(record).code, failure_of(record).status) == ("upstream_error", 502)

@@ -34,9 +34,8 @@ __all__ = ["recorder", "start"]  # fixtures
 
 async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: RedisClient, start: Start) -> None:
     """A worker that vanishes in mid-sentence is fenced after its lease, and another one completes the same text."""
-    queue = Queue(wire)
     lost = await start(SimSettings(step_ms=5, prefill_ms=1))
-    job = await put_job(queue, "go on", 300)
+    job = await put_job(Queue(wire), "go on", 300)
     await until(lambda: has_deltas(wire, job.id, 20))
     lost.task.cancel()  # neither writes nor beats any more
     with contextlib.suppress(asyncio.CancelledError):
@@ -54,9 +53,8 @@ async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: RedisClient, 
 
 async def test_a_store_that_lost_frames_gets_them_again(wire: RedisClient, start: Start) -> None:
     """The worker still has every token of its running jobs: the log is made whole and the text stays exact."""
-    queue = Queue(wire)
     running = await start(SimSettings(step_ms=5, prefill_ms=1))
-    job = await put_job(queue, "set back", 200)
+    job = await put_job(Queue(wire), "set back", 200)
     await until(lambda: has_deltas(wire, job.id, 30))
     # As after a power loss: the last frames are gone, and the worker's frame number with them.
     lease = running.worker.lease.id

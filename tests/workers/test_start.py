@@ -38,8 +38,7 @@ async def test_a_store_that_is_away_at_the_start_is_waited_for(tmp_path: Path, r
     await asyncio.sleep(1)
     assert not task.done()
     with redis_process(tmp_path, port):
-        queue = Queue(wire)
-        job = await put_job(queue)
+        job = await put_job(Queue(wire))
         assert (await ended(wire, job.id)).state is JobState.COMPLETED
         stop.set()
         await asyncio.wait_for(task, 20)

@@ -30,6 +30,11 @@ def test_the_youngest_go_first_and_no_more_than_needed() -> None:
     assert choose_victims(jobs, 0, NOW).jobs == ()
 
 
+def test_choices_count_as_places() -> None:
+    jobs = [batch_job("one", 1), batch_job("four", 2, texts=4), batch_job("waits", 0, texts=0)]
+    assert choose_victims(jobs, 3, NOW).jobs == ("one", "four")
+
+
 @pytest.mark.parametrize(
     ("job", "why"),
     [
