@@ -27,183 +27,6 @@ from workers.attempt import Attempt
 from workers.gate import GateReason
 from workers.writer import StepWrite
 
-
-def wall_us() -> int:
-    """This machine's time in microseconds."""
-    return int(time.time() * 1_000_000)
-
-
-def record_of(attempt: Attempt, end: Terminal, ended_us: int, model: str, process: str) -> RequestRecord:
-    """The record of a job that this worker ends."""
-    job, claim, generated, usage = attempt.job, attempt.claim, end.generated, end.usage
-    outcomes = [each.outcome for each in claim.earlier]
-    return RequestRecord(
-        id=job.id,
-        ended_us=ended_us,
-        state=end.state.value,
-        model=model,
-        lane=job.priority.value,
-        tenant=job.tenant,
-        by=process,
-        code=end.failure.code if end.failure else "",
-        cancelled_by=end.cancelled_by,
-        received_us=job.received_us,
-        accepted_us=claim.accepted_us,
-        started_us=claim.started_us or claim.claimed_us,
-        claimed_us=claim.claimed_us,
-        released_us=generated.released,
-        scheduled_us=generated.scheduled,
-        first_us=generated.first,
-        last_us=generated.last,
-        clock_us=generated.clock_us,
-        shown_us=generated.shown,
-        shown_claimed_us=generated.shown_claimed,
-        kept_us=generated.kept,
-        prompt_tokens=usage.prompt,
-        completion_tokens=usage.completion,
-        cached_tokens=usage.cached,
-        continued_tokens=sum(attempt.past_tokens),
-        choices=job.choices,
-        stream=job.stream,
-        attempts=claim.attempt,
-        lost=outcomes.count("lost"),
-        handed_back=outcomes.count(HANDED_BACK) + outcomes.count(RETURNED),
-        preempted=outcomes.count(PREEMPTED),
-    )
-
-
-@dataclass(slots=True)
-class _Open:
-    """What is open of one attempt."""
-
-    attempt: Attempt
-    span: Span
-    finish: Span | None = None
-    end: tuple[str | None, Attributes] = (None, {})
-    """Error and attributes of its end."""
-
-
-@runtime_checkable
-class CallTracer(Protocol):
-    """An engine that records its calls to other servers as spans under `Request.trace`."""
-
-    def trace_calls(self, tracing: Tracing) -> None:
-        """Called once, before the engine starts."""
-
-
-class AttemptTraces:
-    """One per worker process. Jobs whose trace is not sampled cost one look at their context.
-
-    An attempt has up to four spans: `queue`, from the acceptance (or from the end of the attempt before) to the claim;
-    the attempt itself, from the claim until the store has its end, named as the GenAI conventions ask; in it `engine`,
-    from the hand-over to the last token; and `finish`, the write of its end. The span of an attempt links to that of
-    the attempt before it, whichever worker had that one (streaming/jobs/reaper.py).
-    """
-
-    def __init__(self, tracing: Tracing, worker: str = "") -> None:
-        """`worker`: its name in `penstock ps`."""
-        self.tracing, self._worker = tracing, worker
-        self._open: dict[str, _Open] = {}
-        """By job."""
-
-    def claimed(self, attempt: Attempt, ago_us: int = 0) -> None:
-        """Write the span of the wait that has ended, and begin that of the attempt. `ago_us`: since the claim."""
-        job, claim = attempt.job, attempt.claim
-        attempt.trace = extract(job.trace).get(TRACEPARENT, "")
-        if not (self.tracing.recording and is_sampled(job.trace)):
-            return
-        claimed_ns, earlier = time.time_ns() - 1000 * max(0, ago_us), own_attempts(job, claim.earlier)
-        # The store's clock measured the wait; this process's clock places it.
-        waits_since_ms = earlier[-1].ended_ms if earlier else claim.created_ms
-        about: Attributes = {names.JOB_ID: job.id, names.PRIORITY: str(job.priority), names.ATTEMPT: claim.attempt}
-        began_ns = claimed_ns - max(0, claim.claimed_ms - waits_since_ms) * 1_000_000
-        self.tracing.span("queue", job.trace, "consumer", began_ns, about).end(claimed_ns)
-        span = self.tracing.span(
-            span_name(job),
-            job.trace,
-            "internal",
-            claimed_ns,
-            {**about, **requested(job), names.TENANT: job.tenant, names.WORKER: self._worker},
-            link_before(job, earlier),
-            attempt_id(job, claim.claimed_ms),
-        )
-        attempt.trace = span.carrier()[TRACEPARENT]
-        self._open[job.id] = _Open(attempt, span)
-
-    def put_back(self, job_id: str, outcome: str) -> None:
-        """End an attempt whose job another worker continues. `outcome`: handed_back, preempted or returned."""
-        if (found := self._open.pop(job_id, None)) is not None:
-            self._write_engine_span(found)
-            found.span.add_event(outcome)
-            found.span.end(attributes={names.JOB_STATE: outcome, **_continued(found.attempt)})
-
-    def forget(self, job_id: str) -> None:
-        """Drop an attempt that is no longer this worker's: the job's record says what became of it, and so does the
-        process that ends the job."""
-        self._open.pop(job_id, None)
-
-    def over(self, attempt: Attempt, end: Terminal) -> None:
-        """The engine is done with a job, whose end is written now."""
-        if (found := self._open.get(end.job)) is None:
-            return
-        self._write_engine_span(found)
-        error = end.failure.code if end.failure else None
-        found.end = error, {**answered(attempt, end), **_continued(attempt)}
-        found.finish = self.tracing.span("finish", found.span.carrier(), attributes={names.JOB_STATE: end.state})
-
-    def written(self, ends: Iterable[Terminal]) -> None:
-        """The store has these ends."""
-        for end in ends:
-            if (found := self._open.pop(end.job, None)) is not None:
-                if found.finish is not None:
-                    found.finish.end()
-                error, attributes = found.end
-                found.span.end(error=error, attributes=attributes)
-                claim = found.attempt.claim
-                write_lost(self.tracing, claim.job, claim.earlier, claim.attempt)
-
-    def _write_engine_span(self, found: _Open) -> None:
-        stamps = found.attempt.stamps
-        if not stamps.released:
-            return
-        since_ns = time.time_ns() - time.monotonic_ns()
-
-        def at_ns(seconds: float) -> int:
-            return since_ns + int(seconds * 1e9)
-
-        span = self.tracing.span("engine", found.span.carrier(), "internal", at_ns(stamps.released))
-        if stamps.scheduled:
-            span.add_event("scheduled", at_ns(stamps.scheduled))
-        if stamps.first:
-            span.add_event("next token" if found.attempt.shown_ms else "first token", at_ns(stamps.first))
-        span.end(at_ns(stamps.last) if stamps.last else None)
-
-
-def answered(attempt: Attempt, end: Terminal) -> dict[str, str | int | float | bool | Sequence[str]]:
-    """What the answer has."""
-    found: dict[str, str | int | float | bool | Sequence[str]] = {
-        names.JOB_STATE: str(end.state),
-        names.RESPONSE_ID: end.job,
-        names.RESPONSE_MODEL: end.served_by[0] if end.served_by else attempt.job.model,
-        names.INPUT_TOKENS: end.usage.prompt,
-        names.CACHED_TOKENS: end.usage.cached,
-        names.OUTPUT_TOKENS: end.usage.completion,
-    }
-    if end.failure is not None:
-        found[names.ERROR_TYPE] = end.failure.code
-    if reasons := [reason for reason in end.finishes if reason]:
-        found[names.FINISH_REASONS] = reasons
-    stamps = attempt.stamps
-    if attempt.job.stream and stamps.first and stamps.released and not attempt.is_continued:
-        found[names.FIRST_CHUNK] = round(stamps.first - stamps.released, 6)
-    return found
-
-
-def _continued(attempt: Attempt) -> dict[str, int]:
-    count = sum(attempt.past_tokens)
-    return {names.CONTINUED_TOKENS: count} if count else {}
-
-
 RATE_WINDOW_S, MIN_RATE_S = 4.0, 1.0
 """The rate of tokens is of two heartbeats, and of at least a second."""
 MANY_ATTEMPTS = 10
@@ -446,3 +269,182 @@ class Recorder:
 def _grown(before: int, now: int) -> int:
     """By how much an engine's count has grown; it begins anew with a new engine, and is then less than before."""
     return now - before if now >= before else now
+
+
+# --- records and spans of attempts ------------------------------------------------------------------------------------
+
+
+def wall_us() -> int:
+    """This machine's time in microseconds."""
+    return int(time.time() * 1_000_000)
+
+
+def record_of(attempt: Attempt, end: Terminal, ended_us: int, model: str, process: str) -> RequestRecord:
+    """The record of a job that this worker ends."""
+    job, claim, generated, usage = attempt.job, attempt.claim, end.generated, end.usage
+    outcomes = [each.outcome for each in claim.earlier]
+    return RequestRecord(
+        id=job.id,
+        ended_us=ended_us,
+        state=end.state.value,
+        model=model,
+        lane=job.priority.value,
+        tenant=job.tenant,
+        by=process,
+        code=end.failure.code if end.failure else "",
+        cancelled_by=end.cancelled_by,
+        received_us=job.received_us,
+        accepted_us=claim.accepted_us,
+        started_us=claim.started_us or claim.claimed_us,
+        claimed_us=claim.claimed_us,
+        released_us=generated.released,
+        scheduled_us=generated.scheduled,
+        first_us=generated.first,
+        last_us=generated.last,
+        clock_us=generated.clock_us,
+        shown_us=generated.shown,
+        shown_claimed_us=generated.shown_claimed,
+        kept_us=generated.kept,
+        prompt_tokens=usage.prompt,
+        completion_tokens=usage.completion,
+        cached_tokens=usage.cached,
+        continued_tokens=sum(attempt.past_tokens),
+        choices=job.choices,
+        stream=job.stream,
+        attempts=claim.attempt,
+        lost=outcomes.count("lost"),
+        handed_back=outcomes.count(HANDED_BACK) + outcomes.count(RETURNED),
+        preempted=outcomes.count(PREEMPTED),
+    )
+
+
+@dataclass(slots=True)
+class _Open:
+    """What is open of one attempt."""
+
+    attempt: Attempt
+    span: Span
+    finish: Span | None = None
+    end: tuple[str | None, Attributes] = (None, {})
+    """Error and attributes of its end."""
+
+
+@runtime_checkable
+class CallTracer(Protocol):
+    """An engine that records its calls to other servers as spans under `Request.trace`."""
+
+    def trace_calls(self, tracing: Tracing) -> None:
+        """Called once, before the engine starts."""
+
+
+class AttemptTraces:
+    """One per worker process. Jobs whose trace is not sampled cost one look at their context.
+
+    An attempt has up to four spans: `queue`, from the acceptance (or from the end of the attempt before) to the claim;
+    the attempt itself, from the claim until the store has its end, named as the GenAI conventions ask; in it `engine`,
+    from the hand-over to the last token; and `finish`, the write of its end. The span of an attempt links to that of
+    the attempt before it, whichever worker had that one (streaming/jobs/reaper.py).
+    """
+
+    def __init__(self, tracing: Tracing, worker: str = "") -> None:
+        """`worker`: its name in `penstock ps`."""
+        self.tracing, self._worker = tracing, worker
+        self._open: dict[str, _Open] = {}
+        """By job."""
+
+    def claimed(self, attempt: Attempt, ago_us: int = 0) -> None:
+        """Write the span of the wait that has ended, and begin that of the attempt. `ago_us`: since the claim."""
+        job, claim = attempt.job, attempt.claim
+        attempt.trace = extract(job.trace).get(TRACEPARENT, "")
+        if not (self.tracing.recording and is_sampled(job.trace)):
+            return
+        claimed_ns, earlier = time.time_ns() - 1000 * max(0, ago_us), own_attempts(job, claim.earlier)
+        # The store's clock measured the wait; this process's clock places it.
+        waits_since_ms = earlier[-1].ended_ms if earlier else claim.created_ms
+        about: Attributes = {names.JOB_ID: job.id, names.PRIORITY: str(job.priority), names.ATTEMPT: claim.attempt}
+        began_ns = claimed_ns - max(0, claim.claimed_ms - waits_since_ms) * 1_000_000
+        self.tracing.span("queue", job.trace, "consumer", began_ns, about).end(claimed_ns)
+        span = self.tracing.span(
+            span_name(job),
+            job.trace,
+            "internal",
+            claimed_ns,
+            {**about, **requested(job), names.TENANT: job.tenant, names.WORKER: self._worker},
+            link_before(job, earlier),
+            attempt_id(job, claim.claimed_ms),
+        )
+        attempt.trace = span.carrier()[TRACEPARENT]
+        self._open[job.id] = _Open(attempt, span)
+
+    def put_back(self, job_id: str, outcome: str) -> None:
+        """End an attempt whose job another worker continues. `outcome`: handed_back, preempted or returned."""
+        if (found := self._open.pop(job_id, None)) is not None:
+            self._write_engine_span(found)
+            found.span.add_event(outcome)
+            found.span.end(attributes={names.JOB_STATE: outcome, **_continued(found.attempt)})
+
+    def forget(self, job_id: str) -> None:
+        """Drop an attempt that is no longer this worker's: the job's record says what became of it, and so does the
+        process that ends the job."""
+        self._open.pop(job_id, None)
+
+    def over(self, attempt: Attempt, end: Terminal) -> None:
+        """The engine is done with a job, whose end is written now."""
+        if (found := self._open.get(end.job)) is None:
+            return
+        self._write_engine_span(found)
+        error = end.failure.code if end.failure else None
+        found.end = error, {**answered(attempt, end), **_continued(attempt)}
+        found.finish = self.tracing.span("finish", found.span.carrier(), attributes={names.JOB_STATE: end.state})
+
+    def written(self, ends: Iterable[Terminal]) -> None:
+        """The store has these ends."""
+        for end in ends:
+            if (found := self._open.pop(end.job, None)) is not None:
+                if found.finish is not None:
+                    found.finish.end()
+                error, attributes = found.end
+                found.span.end(error=error, attributes=attributes)
+                claim = found.attempt.claim
+                write_lost(self.tracing, claim.job, claim.earlier, claim.attempt)
+
+    def _write_engine_span(self, found: _Open) -> None:
+        stamps = found.attempt.stamps
+        if not stamps.released:
+            return
+        since_ns = time.time_ns() - time.monotonic_ns()
+
+        def at_ns(seconds: float) -> int:
+            return since_ns + int(seconds * 1e9)
+
+        span = self.tracing.span("engine", found.span.carrier(), "internal", at_ns(stamps.released))
+        if stamps.scheduled:
+            span.add_event("scheduled", at_ns(stamps.scheduled))
+        if stamps.first:
+            span.add_event("next token" if found.attempt.shown_ms else "first token", at_ns(stamps.first))
+        span.end(at_ns(stamps.last) if stamps.last else None)
+
+
+def answered(attempt: Attempt, end: Terminal) -> dict[str, str | int | float | bool | Sequence[str]]:
+    """What the answer has."""
+    found: dict[str, str | int | float | bool | Sequence[str]] = {
+        names.JOB_STATE: str(end.state),
+        names.RESPONSE_ID: end.job,
+        names.RESPONSE_MODEL: end.served_by[0] if end.served_by else attempt.job.model,
+        names.INPUT_TOKENS: end.usage.prompt,
+        names.CACHED_TOKENS: end.usage.cached,
+        names.OUTPUT_TOKENS: end.usage.completion,
+    }
+    if end.failure is not None:
+        found[names.ERROR_TYPE] = end.failure.code
+    if reasons := [reason for reason in end.finishes if reason]:
+        found[names.FINISH_REASONS] = reasons
+    stamps = attempt.stamps
+    if attempt.job.stream and stamps.first and stamps.released and not attempt.is_continued:
+        found[names.FIRST_CHUNK] = round(stamps.first - stamps.released, 6)
+    return found
+
+
+def _continued(attempt: Attempt) -> dict[str, int]:
+    count = sum(attempt.past_tokens)
+    return {names.CONTINUED_TOKENS: count} if count else {}

@@ -46,65 +46,6 @@ from telemetry.metrics import Metrics
 from telemetry.records.schema import DeliveryRecord
 from telemetry.tracing import FIRST_SENT, current
 
-
-class Delivery:
-    """The four timestamps of one reply, in monotonic seconds; `note` adds them to the job's timing."""
-
-    __slots__ = ("first_got", "first_sent", "last_got", "last_sent")
-
-    def __init__(self) -> None:
-        self.first_got = self.first_sent = 0.0
-        """When the first token arrived, and when it was written to the connection."""
-        self.last_got = self.last_sent = 0.0
-        """Likewise, the job's end and the end of the answer."""
-
-    def note_first_sent(self) -> None:
-        self.first_sent = self.first_sent or time.monotonic()
-
-    def note(self, services: Services, admitted: Admitted, end: Terminal | None) -> None:
-        """Record the timestamps, for the job's timing, in its trace, in the metrics and on the local disk, unless
-        another request created the job (same idempotency key). `end`: of the job, if this process has it."""
-        if admitted.accepted.joined or not (self.first_got or self.last_got):
-            return
-        clock, partition, whole = services.clock, admitted.partition, not admitted.request.streams
-        delivered = Delivered(
-            first_got=0 if whole else clock.at(self.first_got, partition),
-            first_sent=0 if whole else clock.at(self.first_sent, partition),
-            last_got=clock.at(self.last_got, partition),
-            last_sent=clock.at(self.last_sent, partition),
-            clock_us=clock.error_us(partition),
-            whole=whole,
-        )
-        services.deliveries.note(admitted.job.id, delivered)
-        services.records.write(_record(admitted.job.id, services.name, delivered))
-        span = current()
-        if span is not None and span.recorded and self.first_sent:
-            span.add_event(FIRST_SENT, time.time_ns() - int((time.monotonic() - self.first_sent) * 1e9))
-        if end is not None and end.state is JobState.COMPLETED:
-            count_parts(services.metrics, admitted.job.model, delivered, end)
-
-
-def count_parts(metrics: Metrics, model: str, delivered: Delivered, end: Terminal) -> None:
-    """Count how long the answer of a completed job was on its way from the engine to the client."""
-    ways = ((PARTS[-1], end.last_ms, delivered.last_sent), (EGRESS_FIRST, end.first_ms, delivered.first_sent))
-    for part, made_ms, sent_us in ways:
-        if made_ms and sent_us:
-            metrics.parts.labels(model, part.name).observe(max(0, sent_us - 1000 * made_ms) / 1_000_000)
-
-
-def _record(job_id: str, process: str, delivered: Delivered) -> DeliveryRecord:
-    return DeliveryRecord(
-        id=job_id,
-        by=process,
-        first_got_us=delivered.first_got,
-        first_sent_us=delivered.first_sent,
-        last_got_us=delivered.last_got,
-        last_sent_us=delivered.last_sent,
-        clock_us=delivered.clock_us,
-        whole=delivered.whole,
-    )
-
-
 log = logging.getLogger(__name__)
 
 KEYED_GRACE_S = 10.0
@@ -442,3 +383,64 @@ async def abandon_quietly(services: Services, job_id: str, by: CancelledBy) -> N
         pass  # it ended and its retention passed
     except StreamingError as error:
         log.warning("could not cancel a job whose client left: %s", error, extra={"job": job_id})
+
+
+# --- what is recorded of a delivery -----------------------------------------------------------------------------------
+
+
+class Delivery:
+    """The four timestamps of one reply, in monotonic seconds; `note` adds them to the job's timing."""
+
+    __slots__ = ("first_got", "first_sent", "last_got", "last_sent")
+
+    def __init__(self) -> None:
+        self.first_got = self.first_sent = 0.0
+        """When the first token arrived, and when it was written to the connection."""
+        self.last_got = self.last_sent = 0.0
+        """Likewise, the job's end and the end of the answer."""
+
+    def note_first_sent(self) -> None:
+        self.first_sent = self.first_sent or time.monotonic()
+
+    def note(self, services: Services, admitted: Admitted, end: Terminal | None) -> None:
+        """Record the timestamps, for the job's timing, in its trace, in the metrics and on the local disk, unless
+        another request created the job (same idempotency key). `end`: of the job, if this process has it."""
+        if admitted.accepted.joined or not (self.first_got or self.last_got):
+            return
+        clock, partition, whole = services.clock, admitted.partition, not admitted.request.streams
+        delivered = Delivered(
+            first_got=0 if whole else clock.at(self.first_got, partition),
+            first_sent=0 if whole else clock.at(self.first_sent, partition),
+            last_got=clock.at(self.last_got, partition),
+            last_sent=clock.at(self.last_sent, partition),
+            clock_us=clock.error_us(partition),
+            whole=whole,
+        )
+        services.deliveries.note(admitted.job.id, delivered)
+        services.records.write(_record(admitted.job.id, services.name, delivered))
+        span = current()
+        if span is not None and span.recorded and self.first_sent:
+            span.add_event(FIRST_SENT, time.time_ns() - int((time.monotonic() - self.first_sent) * 1e9))
+        if end is not None and end.state is JobState.COMPLETED:
+            count_parts(services.metrics, admitted.job.model, delivered, end)
+
+
+def count_parts(metrics: Metrics, model: str, delivered: Delivered, end: Terminal) -> None:
+    """Count how long the answer of a completed job was on its way from the engine to the client."""
+    ways = ((PARTS[-1], end.last_ms, delivered.last_sent), (EGRESS_FIRST, end.first_ms, delivered.first_sent))
+    for part, made_ms, sent_us in ways:
+        if made_ms and sent_us:
+            metrics.parts.labels(model, part.name).observe(max(0, sent_us - 1000 * made_ms) / 1_000_000)
+
+
+def _record(job_id: str, process: str, delivered: Delivered) -> DeliveryRecord:
+    return DeliveryRecord(
+        id=job_id,
+        by=process,
+        first_got_us=delivered.first_got,
+        first_sent_us=delivered.first_sent,
+        last_got_us=delivered.last_got,
+        last_sent_us=delivered.last_sent,
+        clock_us=delivered.clock_us,
+        whole=delivered.whole,
+    )

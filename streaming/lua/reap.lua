@@ -1,7 +1,8 @@
 -- Scripts that mend what a lost worker, a lost part of the store or a malformed record has left behind.
 
 #!lua name=reap flags=allow-oom
--- Reaper: fences workers whose lease has lapsed, requeues their jobs and expires waiting jobs. Any process may run it.
+-- Reaper: fences workers whose lease has lapsed, requeues their jobs and expires waiting jobs. Any process but an
+-- offline one may run it.
 -- ARGV: max workers at once, max expired jobs at once, max attempts, seconds to keep a dead worker's log, lease in ms,
 --       a worker whose process is known to have ended ('': none): its lease lapses now; max jobs whose tokens the caller
 --       stores (`salvage`): for a lease no other caller gets the same ones; max jobs that a script ended whose requests

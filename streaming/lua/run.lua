@@ -277,11 +277,11 @@ return run_or_fail(id, worker, function()
 end) or 0
 
 #!lua name=leave flags=allow-oom
--- Gives up a worker's lease at its graceful shutdown. Refused while it still holds jobs. ARGV: worker, seconds to keep
--- its log. Returns: how many jobs it still holds (0: it has left)
+-- Gives up a worker's lease at its graceful shutdown. Refused while it still holds jobs; of a worker that was fenced
+-- nothing is written. ARGV: worker, seconds to keep its log. Returns: how many jobs it still holds (0: it has left)
 local worker, keep = ARGV[1], ARGV[2]
 local held = redis.call('SCARD', claims_key(worker))
-if held > 0 then return held end
+if held > 0 or not is_live(worker) then return held end
 local model = redis.call('HGET', worker_key(worker), 'model')
 redis.call('HSET', worker_key(worker), 'state', 'left')
 redis.call('EXPIRE', worker_key(worker), 3600)

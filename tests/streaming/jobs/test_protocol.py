@@ -81,6 +81,10 @@ async def test_a_fenced_worker_can_write_nothing(wire: RedisClient) -> None:
     for attempt in attempts:
         with pytest.raises(Fenced):
             await attempt
+    assert await zombie.leave() == 0
+    assert await wire.redis.hget(partition_key(0, "worker", zombie.id), "state") == b"dead", (
+        "nor is its end written anew"
+    )
     record = await JobReader(wire).record(job.id)
     assert record.state is JobState.QUEUED and await deltas_of(JobReader(wire), record) == []
 
