@@ -64,8 +64,8 @@ def metrics(group: str) -> str:
     for spec in specs:
         labels = ", ".join(map(_code, spec.labels))
         said = _with_values(spec) + (f" **Watch**: {spec.watch}." if spec.watch else "")
-        rows.append((_code(spec.name), spec.kind, _code(spec.unit), labels, spec.role, said.replace("|", r"\|")))
-    return _table(("metric", "type", "unit", "labels", "from", ""), *rows)
+        rows.append((_code(spec.name), spec.kind, labels, spec.role, said.replace("|", r"\|")))
+    return _table(("metric", "type", "labels", "from", ""), *rows)
 
 
 def _with_values(spec: MetricSpec) -> str:
@@ -77,13 +77,19 @@ def _with_values(spec: MetricSpec) -> str:
 
 ENTRYPOINTS = Path(__file__).parent / "conformance" / "entrypoints.toml"
 """Requests of vLLM's documentation; tests/bench/test_entrypoints.py sends each."""
+IGNORED = "ignored, and named in `X-Ignored-Fields`: "
+"""How `instead` begins for fields without effect; they share one row."""
 
 
 def entrypoints(group: str) -> str:
-    """The requests of one group that are answered otherwise."""
+    """The requests of one group that are answered otherwise, and last the fields that are ignored."""
     every = tomllib.loads(ENTRYPOINTS.read_text("utf-8"))[group]
-    rows = [f"| {each['what']} | {each['instead']} |" for each in every if "instead" in each]
-    head = f"{len(every) - len(rows)} of {len(every)} requests have the same answer. These do not:"
+    other = [each for each in every if "instead" in each]
+    ignored = [_code(field) for each in other if (field := each["instead"].removeprefix(IGNORED)) != each["instead"]]
+    rows = [f"| {each['what']} | {each['instead']} |" for each in other if not each["instead"].startswith(IGNORED)]
+    if ignored:
+        rows.append(f"| {', '.join(ignored)} | {IGNORED.removesuffix(': ')} |")
+    head = f"{len(every) - len(other)} of {len(every)} requests have the same answer. These do not:"
     return "\n".join([head, "", "| vLLM | Penstock |", "| --- | --- |", *rows])
 
 

@@ -79,8 +79,7 @@ OFFLINE = (
         ("done", "taken", "failed"), watch="whether turns fail (then read the log)"),
     MetricSpec("penstock_batch_due_notices_total", "counter", "{notice}", "offline", "Due notices of batches, by why.",
         ("reason",), ("due", "unanswered", "lapsed"),
-        watch="`unanswered`: the one before led to nothing, because all offline processes are busy or Celery lost "
-        "messages; `lapsed`: an offline process died"),
+        watch="`unanswered`: all offline processes are busy, or Celery lost messages; `lapsed`: one died"),
     MetricSpec("penstock_batches_unfinished", "gauge", "{batch}", "api", "Batches that have not ended.",
         combined="computed", watch="if batches are slow"),
     MetricSpec("penstock_batch_enqueued_tokens", "gauge", "{token}", "api",
@@ -96,7 +95,7 @@ RECORDS = (
     MetricSpec("penstock_records_written_total", "counter", "{record}", "all", "Records written to the local disk."),
     MetricSpec("penstock_records_dropped_total", "counter", "{record}", "all",
         "Records lost: the buffer was full, or the disk refused them.", ("reason",), ("full", "disk"),
-        watch="whether lines for the [records](records.md) are lost, and why"),
+        watch="why [records](records.md) are lost"),
 )  # fmt: skip
 
 
@@ -114,13 +113,12 @@ REQUESTS = (
         ("model", "endpoint", "code"), watch="the share of 5xx"),
     MetricSpec("penstock_errors_total", "counter", "{error}", "api",
         "Errors told to a client, in an answer or a stream.", ("code",),
-        watch="which errors clients receive, one for each answer: a result that is asked for three times counts "
-        "thrice"),
+        watch="which errors clients receive; a result that is asked for three times counts thrice"),
     MetricSpec("penstock_open_streams", "gauge", "{stream}", "api", "Event streams open now."),
     MetricSpec("penstock_stream_resumes_total", "counter", "{stream}", "api", "Streams taken up again after a break."),
     MetricSpec("penstock_stream_resets_total", "counter", "{stream}", "api",
         "Streams whose reader was told that what it had read is void.",
-        watch="whether the store loses data, or answers to JSON schemas lose their workers"),
+        watch="whether the store loses data, or JSON answers lose their workers"),
     MetricSpec("gen_ai_server_request_duration_seconds", "histogram", "s", "api", "From request to last byte.", GEN_AI,
         buckets=DURATION_BUCKETS),
     MetricSpec("gen_ai_server_time_to_first_token_seconds", "histogram", "s", "api",
@@ -138,8 +136,7 @@ JOBS = (
         ("model", "state")),
     MetricSpec("penstock_job_failures_total", "counter", "{job}", "worker, api, scheduler",
         "Jobs that failed, by the code of their error; neither cancelled nor expired ones.", ("code",),
-        watch="why jobs fail: each failed job once, also one that is given up (`poison`, `attempts_exhausted`) or that "
-        "a worker cannot read (`malformed_job`). One that the store itself cannot read is only in the dead letters"),
+        watch="why jobs fail: each failed job once. One that the store itself cannot read is only in the dead letters"),
     MetricSpec("penstock_claims_total", "counter", "{job}", "worker", "Jobs taken from a lane.", ("model", "priority")),
     MetricSpec("penstock_attempts_total", "counter", "{job}", "worker", "Jobs begun, by number of the attempt.",
         ("model", "attempt")),
@@ -150,7 +147,7 @@ JOBS = (
     MetricSpec("penstock_fallbacks_total", "counter", "{job}", "worker",
         "Jobs of a model that had an answer from another one (options.fallback).", ("model", "served_by")),
     MetricSpec("penstock_queue_time_seconds", "histogram", "s", "worker", "Acceptance to claim.", ("model", "priority"),
-        buckets=QUEUE_BUCKETS, watch="if TTFT is high: whether the queue or the engine causes it"),
+        buckets=QUEUE_BUCKETS, watch="if TTFT is high: is it the queue or the engine"),
     MetricSpec("penstock_part_seconds", "histogram", "s", "worker, api",
         "Time of completed jobs by part, as in the timing of one job; both egress parts to a millisecond.",
         ("model", "part"), tuple(each.name for each in (*PARTS, EGRESS_FIRST)), PART_BUCKETS,
@@ -163,7 +160,7 @@ JOBS = (
     MetricSpec("penstock_deadline_misses_total", "counter", "{job}", "worker, api, scheduler",
         "Jobs expired (queue | running).", ("where",), ("queue", "running")),
     MetricSpec("penstock_lane_waiting", "gauge", "{job}", "api", "Jobs waiting in a lane.", ("model", "priority"),
-        combined="computed", watch="if it grows, add workers or move some users to a lower lane"),
+        combined="computed", watch="if it grows, add workers or use a lower lane"),
     MetricSpec("penstock_lane_running", "gauge", "{job}", "api",
         "Jobs of a lane that a worker has claimed and that have not ended.", ("model", "priority"),
         combined="computed"),
@@ -173,8 +170,7 @@ JOBS = (
         "Longest wait of a job that is the next of its tenant, by class of tenants, of the 50 tenants that were served "
         "least; 0 if none of the class waits. A class without a configured tenant is absent (but for normal).",
         ("model", "priority", "tenant_class"), combined="computed",
-        watch="whether one class waits while another is served: if all wait, add workers; if one does, see the "
-        "weights"),
+        watch="if all classes wait, add workers; if one does, see the weights"),
 )  # fmt: skip
 
 
@@ -195,7 +191,7 @@ WORKERS = (
     MetricSpec("penstock_engine_miscounted_total", "counter", "{text}", "worker",
         "Complete answers whose counts of tokens, as an upstream server gave them, could not be true. Their tokens are "
         "counted as those of a server that gives no counts.", ("model",),
-        watch="whether bills by `usage` are exact: a server counts wrongly"),
+        watch="a server counts wrongly, so `usage` is not exact"),
     MetricSpec("penstock_gpu_energy_joules", "gauge", "J", "worker",
         "Energy that a GPU has used since its driver was loaded; grows. Absent where neither NVML nor a DCGM exporter "
         "tells, never 0, as the three below.", ("gpu",), combined="livemostrecent"),
@@ -218,7 +214,7 @@ WORKERS = (
         "Jobs taken back from lapsed workers.", watch="what their deaths cost"),
     MetricSpec("penstock_jobs_given_up_total", "counter", "{job}", "worker, api, scheduler",
         "Jobs that lost too many workers.",
-        watch="whether a request kills workers; it is in the dead letters (`GET /admin/dlq`)"),
+        watch="whether a request kills workers (see `penstock dlq ls`)"),
     MetricSpec("penstock_workers_wanted", "gauge", "{worker}", "scheduler", "The scheduler's plan.", ("model",),
         combined="livemostrecent"),
     MetricSpec("penstock_scale_decisions_total", "counter", "{decision}", "scheduler", "Changes of plan (up | down).",
