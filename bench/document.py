@@ -85,7 +85,8 @@ def entrypoints(group: str) -> str:
     """The requests of one group that are answered otherwise, and last the fields that are ignored."""
     every = tomllib.loads(ENTRYPOINTS.read_text("utf-8"))[group]
     other = [each for each in every if "instead" in each]
-    ignored = [_code(field) for each in other if (field := each["instead"].removeprefix(IGNORED)) != each["instead"]]
+    fields = [each["instead"].removeprefix(IGNORED) for each in other if each["instead"].startswith(IGNORED)]
+    ignored = ["any unknown field" if field == "no_such_field" else _code(field) for field in fields]
     rows = [f"| {each['what']} | {each['instead']} |" for each in other if not each["instead"].startswith(IGNORED)]
     if ignored:
         rows.append(f"| {', '.join(ignored)} | {IGNORED.removesuffix(': ')} |")
