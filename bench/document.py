@@ -64,8 +64,9 @@ def metrics(group: str) -> str:
     for spec in specs:
         labels = ", ".join(map(_code, spec.labels))
         said = _with_values(spec) + (f" **Watch**: {spec.watch}." if spec.watch else "")
-        rows.append((_code(spec.name), spec.kind, labels, spec.role, said.replace("|", r"\|")))
-    return _table(("metric", "type", "labels", "from", ""), *rows)
+        said = f"{said} Histogram." if spec.kind == "histogram" else said
+        rows.append((_code(spec.name), labels, spec.role, said.replace("|", r"\|")))
+    return _table(("metric", "labels", "from", ""), *rows)
 
 
 def _with_values(spec: MetricSpec) -> str:
