@@ -137,7 +137,7 @@ def check_records(settings: RecordSettings, folder: Path, *, running: bool) -> I
 
 TESTED = ((3, 11), (3, 13))
 SPEED = ("uvloop", "httptools", "hiredis")
-ENGINES = {
+PACKAGES = {
     "llamacpp": ("xllamacpp", 'pip install "penstock[llamacpp]"'),
     "trtllm": ("tensorrt_llm", "docs of TensorRT-LLM"),
 }
@@ -308,10 +308,10 @@ def engines(deployment: Deployment) -> Iterator[Check]:
         name = f"engine {engine}"
         if is_plugin(engine):
             continue
-        if engine not in ENGINES:
+        if engine not in PACKAGES:
             yield Check(name, "ok", "built in")
             continue
-        package, remedy = ENGINES[engine]
+        package, remedy = PACKAGES[engine]
         trial = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
         if trial.returncode == 0:
             yield Check(name, "ok", f"{package} can be loaded")

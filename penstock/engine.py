@@ -406,8 +406,8 @@ class BudgetSharer(Protocol):
 
 
 class Engine(Protocol):
-    """Used from one event loop in one process. docs/engines.md explains how to write one; workers/engines/sim/engine.py
-    is the smallest of Penstock's own."""
+    """Used from one event loop in one process. docs/engines.md explains how to write one; examples/engine is a small
+    one."""
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         """Load the model and begin stepping; report phases ("loading weights") as they begin. Raises EngineDead."""

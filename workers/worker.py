@@ -117,7 +117,7 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Jobs held now."""
+        """Jobs held now, without those that the store is putting back."""
         return len(self._attempts)
 
     @property

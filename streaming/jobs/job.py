@@ -223,8 +223,8 @@ class PastAttempt(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that it generated; None while that is not known: only the job's end says it of each attempt, and not of
     attempts before the job began anew."""
     outcome: str = ""
-    """"lost" with its worker, "handed_back" by one that drained, "preempted" for a job of a higher lane, or the state
-    in which it ended the job; "" while it runs."""
+    """"lost" with its worker, "handed_back" by one that drained, "returned" because its server was away, "preempted"
+    for a job of a higher lane, or the state in which it ended the job; "" while it runs."""
     seen_ms: int = 0
     """The last write of a worker that was lost, which is before it was found lost."""
 

@@ -1,7 +1,7 @@
 """Reorder buffer for one reader of one job: delivers each delta once and in order, and detects missing ones.
 
 The relay pushes deltas in, from pub/sub and from the log; the buffer reads neither itself. Every delta has an author,
-the run that wrote it (`frames.Run`), and the buffer appends a run's deltas only to those that the run says it
+the run that wrote it (`codec.Run`), and the buffer appends a run's deltas only to those that the run says it
 continues. If a store that lost data lets two workers write different deltas, the buffer reports it (`rewound`).
 """
 

@@ -8,6 +8,7 @@ other name is a plug-in's.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -26,6 +27,8 @@ from workers.engines.checked_engine import CheckedEngine
 # A plug-in is any Python class with the methods of penstock.engine.Engine, called with the model's name and its
 # options. Only settings name one, never a request. docs/engines.md is its manual.
 
+
+log = logging.getLogger(__name__)
 
 GROUP = "penstock.engines"
 """The entry point group in which a package gives its engine a name."""
@@ -122,6 +125,8 @@ def build(model: str, settings: ModelSettings, config: Config, data_dir: Path) -
     name = settings.engine
     if is_plugin(name):
         return CheckedEngine(build_plugin(name, model, settings.options), name, model)
+    if any(each.name == name for each in entry_points(group=GROUP)):
+        log.warning("engine %s is Penstock's own; write the installed one of that name as module:class", name)
     check_options(name, settings.options, f"models.{model}.options")
     own = config.section(name, section_of(name), settings.options)
     extra = (other_models(config, name),) if name in FALLING_BACK else ()
