@@ -156,7 +156,7 @@ def test_redis_that_runs_is_judged(redis_url: str, capsys: pytest.CaptureFixture
 
 def test_missing_engine_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The import is tried; what it says and how to get the engine are told."""
-    monkeypatch.setitem(checks.ENGINES, "llamacpp", ("no_such_engine", "pip install it"))
+    monkeypatch.setitem(checks.PACKAGES, "llamacpp", ("no_such_engine", "pip install it"))
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "No module named 'no_such_engine'" in out

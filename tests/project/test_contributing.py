@@ -11,13 +11,16 @@ ROOT = Path(__file__).parents[2]
 DECISIONS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/decisions").glob("*.md"))
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md", "docs/engines.md", "docs/glossary.md", *DECISIONS])
+@pytest.mark.parametrize(
+    "page", ["CONTRIBUTING.md", "SECURITY.md", "docs/engines.md", "docs/glossary.md", "docs/walk.md", *DECISIONS]
+)
 def test_what_a_page_names_is_there(page: str) -> None:
-    """Paths in backticks (`<name>` and `*` stand for any), linked files, and targets of make."""
+    """Paths and folders in backticks, linked files, and targets of make."""
     text = (ROOT / page).read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for path in re.findall(r"`((?:[\w.-]+/)+[\w.-]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
-        assert (ROOT / path).exists() or "penstock.toml" in path, path
+    for path in re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        is_there = any(next(ROOT.glob(above + path.rstrip("/")), None) for above in ("", "*/", "*/*/"))
+        assert is_there or "penstock.toml" in path, path
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert ((ROOT / page).parent / link).exists(), link
     for target in re.findall(r"(?:`|\$ )make ([a-z-]+)", text):
