@@ -6,20 +6,7 @@ import asyncio
 
 import pytest
 from flow import deltas_of
-from sim_worker import (
-    LONG,
-    DeafEngine,
-    Start,
-    a_job,
-    ended,
-    expected,
-    failure_of,
-    put_job,
-    recorder,
-    start,
-    text_of,
-    until,
-)
+from sim_worker import LONG, DeafEngine, Start, a_job, ended, expected, failure_of, put_job, text_of, until
 
 from penstock.engine import ChatTurn, Failure, Sampling
 from penstock.tools import Tool, ToolCall, Tools
@@ -33,8 +20,6 @@ from workers.record import Recorder
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["recorder", "start"]  # fixtures
 
 
 @pytest.mark.parametrize("stop", [(), ("never",)])

@@ -13,19 +13,7 @@ import pytest
 from flow import deltas_of
 from many_choices import job_of, many, nothing_left, prompts
 from msgspec.structs import replace
-from sim_worker import (
-    DeafEngine,
-    Start,
-    a_claim,
-    a_job,
-    ended,
-    failure_of,
-    put_job,
-    recorder,
-    start,
-    text_of,
-    until,
-)
+from sim_worker import DeafEngine, Start, a_claim, a_job, ended, failure_of, put_job, text_of, until
 
 from penstock.engine import EngineDead, EngineHealth, Piece, Request, Sampling, Stats
 from streaming.fleet.settings import NO_TARGETS
@@ -44,8 +32,6 @@ from workers.gatekeeper import Gatekeeper
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["recorder", "start"]  # fixtures
 
 SLOW = SimSettings(step_ms=20, prefill_ms=1, slots=8)
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from flow import a_lease, claim_one, lapse
-from sim_worker import Running, Start, a_job, ended, expected, put_job, recorder, start, text_of, until
+from sim_worker import Running, Start, a_job, ended, expected, put_job, text_of, until
 
 from penstock.engine import Capabilities, Stats
 from streaming.fleet.plans import Leadership, Plans
@@ -32,8 +32,6 @@ from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["recorder", "start"]  # fixtures
 
 
 async def test_suspects_run_alone_and_the_innocent_complete(

@@ -7,20 +7,7 @@ from typing import Any
 
 import pytest
 from flow import deltas_of
-from sim_worker import (
-    FAST,
-    Start,
-    a_job,
-    ended,
-    expected,
-    has_deltas,
-    lose_lease,
-    put_job,
-    recorder,
-    start,
-    text_of,
-    until,
-)
+from sim_worker import FAST, Start, a_job, ended, expected, has_deltas, lose_lease, put_job, text_of, until
 
 from streaming.errors import Fenced
 from streaming.ids import new_job_id
@@ -37,8 +24,6 @@ from workers.settings import WorkerSettings
 from workers.worker import Worker
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["recorder", "start"]  # fixtures
 
 
 async def test_a_drained_worker_finishes_or_hands_over(

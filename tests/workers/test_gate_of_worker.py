@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from sim_worker import Running, Start, a_job, ended, expected, failure_of, put_job, recorder, start, text_of, until
+from sim_worker import Running, Start, a_job, ended, expected, failure_of, put_job, text_of, until
 
 from streaming.fleet.processes import LengthStore
 from streaming.jobs.job import Job, JobState
@@ -19,8 +19,6 @@ from workers.gate import VERSION, OutputLengths
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["recorder", "start"]  # fixtures
 
 FULL = SimSettings(step_ms=2, prefill_ms=1, slots=8, kv_tokens=400, kv_policy="MAX_UTILIZATION")
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from sim_worker import Start, ended, expected, put_job, recorder, start, text_of, until
+from sim_worker import Start, ended, expected, put_job, text_of, until
 
 from streaming.errors import Fenced
 from streaming.jobs.history import History, LoggedRun
@@ -22,8 +22,6 @@ from workers.engines.sim.settings import SimSettings
 from workers.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["recorder", "start"]  # fixtures
 
 
 async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: RedisClient, start: Start) -> None:

@@ -7,15 +7,13 @@ from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
-from sim_worker import FAST, Start, a_job, ended, expected, failure_of, recorder, start, text_of
+from sim_worker import FAST, Start, a_job, ended, expected, failure_of, text_of
 
 from penstock.engine import EngineTimes, ModelCard, Piece, Sampling, Step
 from streaming.jobs.job import JobState, Text
 from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
 from workers.engines.sim.engine import SimEngine
-
-__all__ = ["recorder", "start"]  # fixtures
 
 HUGE = 10**30
 

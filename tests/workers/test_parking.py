@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 from flow import SILENT, a_lease, append, claim_one, delta, deltas_of
 from msgspec.structs import replace
-from sim_worker import FAST, Start, a_job, ended, expected, put_job, recorder, start, text_of, until
+from sim_worker import FAST, Start, a_job, ended, expected, put_job, text_of, until
 
 from penstock.engine import Sampling
 from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, Opening, Run, Section, encode_delta, packed
@@ -23,8 +23,6 @@ from streaming.jobs.relay import Relay
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from workers.settings import WorkerSettings
-
-__all__ = ["recorder", "start"]  # fixtures
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from many_choices import job_of, many, nothing_left
-from sim_worker import Start, a_job, put_job, recorder, start, until
+from sim_worker import Running, Start, a_job, put_job, until
 
 from penstock.engine import Piece, Request, Sampling, Stats
 from streaming.jobs.job import Job
@@ -20,8 +20,6 @@ from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["recorder", "start"]  # fixtures
 
 SLOTS = SimSettings(slots=4)
 NEVER_MS = 600_000
@@ -63,6 +61,14 @@ class Manual(SimEngine):
         self.tell([Piece(each, "text", (), 1, "length", 1) for each in ended])
 
 
+def _is_over(running: Running) -> bool:
+    """Whether the worker has no job left; ends the oldest text of its engine."""
+    assert isinstance(running.engine, Manual)
+    if running.engine.live:
+        running.engine.end()
+    return not running.worker.running
+
+
 class Bench:
     """A worker of four slots and who brings it jobs. Those of sixteen choices are there before it is."""
 
@@ -95,13 +101,7 @@ class Bench:
 
     async def ended(self, jobs: list[Job]) -> None:
         """All end, with every choice."""
-
-        async def is_over() -> bool:
-            if self.engine.live:
-                self.engine.end()
-            return not self.running.worker.running
-
-        await until(is_over)
+        await until(lambda: _is_over(self.running))
         assert [self.engine.given.count(job.id) for job in jobs] == [job.choices for job in jobs]
         nothing_left(self.running)
 
@@ -231,13 +231,7 @@ async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: R
     await queue.put(later)
     await until(lambda: later.id in engine.given)
     assert len(engine.live) == 4 and [job_of(each) for each in engine.live].count(later.id) == 1
-
-    async def is_over() -> bool:
-        if engine.live:
-            engine.end()
-        return not running.worker.running
-
-    await until(is_over)
+    await until(lambda: _is_over(running))
     nothing_left(running)
 
 
@@ -257,11 +251,5 @@ async def test_a_share_of_the_slots_is_by_weight(wire: RedisClient, start: Start
     await until(lambda: len(engine.live) == 4)
     engine.end()
     await until(lambda: len(engine.live) == 4)
-
-    async def is_over() -> bool:
-        if engine.live:
-            engine.end()
-        return not running.worker.running and len(engine.given) == 7
-
-    await until(is_over)
+    await until(lambda: _is_over(running) and len(engine.given) == 7)
     nothing_left(running)

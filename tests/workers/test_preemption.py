@@ -8,20 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sim_worker import (
-    LONG,
-    DeafEngine,
-    Running,
-    Start,
-    a_job,
-    ended,
-    expected,
-    put_job,
-    recorder,
-    start,
-    text_of,
-    until,
-)
+from sim_worker import LONG, DeafEngine, Running, Start, a_job, ended, expected, put_job, text_of, until
 
 from penstock.engine import Sampling, Task, TaskKind
 from streaming.errors import NoCapacity, Unavailable
@@ -35,8 +22,6 @@ from streaming.redis.client import RedisClient
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["recorder", "start"]  # fixtures
 
 
 async def running_batch(wire: RedisClient, start: Start, jobs: int, tokens: int = 600) -> tuple[Running, list[Job]]:

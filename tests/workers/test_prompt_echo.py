@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from msgspec.structs import replace
-from sim_worker import FAST, Start, a_job, ended, recorder, start, text_of, until
+from sim_worker import FAST, Start, a_job, ended, text_of, until
 
 from penstock.engine import Sampling
 from streaming.jobs.job import Job, Text
@@ -14,8 +14,6 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
 from workers.engines.sim.answers import token_text
-
-__all__ = ["recorder", "start"]  # fixtures
 
 
 def echoed(queue: Queue, *prompts: str, n: int = 1, tokens: int = 10) -> Job:

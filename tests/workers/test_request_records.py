@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from sim_worker import Start, a_job, ended, recorder, start, until
+from sim_worker import Start, a_job, ended, until
 
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
@@ -16,8 +16,6 @@ from telemetry.records.schema import Record, RequestRecord
 from workers.record import Recorder
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["recorder", "start"]  # fixtures
 
 
 class Kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from sim_worker import FAST, Start, ended, failure_of, put_job, recorder, start
+from sim_worker import FAST, Start, ended, failure_of, put_job
 
 from penstock.engine import RETURNED, ModelCard, Piece, Request, Step
 from streaming.jobs.job import JobState
@@ -13,8 +13,6 @@ from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
 from workers.engines.sim.engine import SimEngine
 from workers.preemption import MAX_KNOWN, MAX_RETURNS, ReturnCounts
-
-__all__ = ["recorder", "start"]  # fixtures
 
 
 def test_a_job_may_come_back_often_and_any_time_with_new_tokens() -> None:

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 from flow import append, claim_one, delta, deltas_of, lapse
-from sim_worker import Start, a_job, ended, expected, has_deltas, lose_lease, put_job, recorder, start, text_of, until
+from sim_worker import Start, a_job, ended, expected, has_deltas, lose_lease, put_job, text_of, until
 
 from penstock.engine import ChatTurn, Sampling
 from streaming.jobs.codec import Control, Follow, Frame, Opening, Terminal, decode_reply
@@ -28,8 +28,6 @@ from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["recorder", "start"]  # fixtures
 
 
 async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: RedisClient, start: Start) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from house import free_port, redis_process
-from sim_worker import FAST, ended, put_job, recorder, start
+from sim_worker import FAST, ended, put_job
 
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
@@ -22,8 +22,6 @@ from workers.settings import WorkerSettings
 from workers.worker import Worker
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["recorder", "start"]  # fixtures
 
 
 async def test_a_store_that_is_away_at_the_start_is_waited_for(tmp_path: Path, recorder: Recorder) -> None:

@@ -6,20 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from sim_worker import (
-    LONG,
-    Start,
-    a_claim,
-    a_job,
-    ended,
-    expected,
-    failure_of,
-    put_job,
-    recorder,
-    start,
-    text_of,
-    until,
-)
+from sim_worker import LONG, Start, a_claim, a_job, ended, expected, failure_of, put_job, text_of, until
 
 from penstock.engine import Request, Sampling
 from streaming.jobs.dead_letters import DeadLetters
@@ -34,8 +21,6 @@ from workers.engines.sim.settings import SimSettings
 from workers.record import Recorder
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["recorder", "start"]  # fixtures
 
 
 async def test_many_jobs_run_together_and_each_text_is_exact(wire: RedisClient, start: Start) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from llama_process import LlamaProcess
-from sim_worker import Running, ended, failure_of, put_job, recorder, text_of, until
+from sim_worker import Running, ended, failure_of, put_job, text_of, until
 from upstream_worker import StartUpstream, start_upstream
 
 from penstock.engine import ChatTurn, Sampling
@@ -19,7 +19,7 @@ from streaming.jobs.records import JobRecord
 from streaming.redis.client import RedisClient
 from workers.engines.upstream.settings import UpstreamSettings
 
-__all__ = ["recorder", "start_upstream"]  # fixtures
+__all__ = ["start_upstream"]  # a fixture
 
 pytestmark = pytest.mark.slow
 
