@@ -49,22 +49,6 @@ async def test_a_job_is_put_claimed_logged_and_finished(wire: RedisClient) -> No
     assert await lease.leave() == 0
 
 
-async def test_the_highest_lane_is_read_first_and_lost_jobs_before_new_ones(wire: RedisClient) -> None:
-    """Priority decides, then age; a job that lost its worker does not queue again behind newer ones."""
-    queue = Queue(wire)
-    batch, first, second = a_job(queue, Priority.BATCH), a_job(queue), a_job(queue)
-    for job in (batch, first):
-        await queue.put(job)
-    dying = await a_lease(wire)
-    assert (await claim_one(dying)).job.id == first.id
-    await queue.put(second)
-    assert (await lapse(wire, dying)).requeued == 1
-    urgent = a_job(queue, Priority.INTERACTIVE)
-    await queue.put(urgent)
-    claims = (await (await a_lease(wire)).claim(0, 10)).jobs
-    assert [claim.job.id for claim in claims if isinstance(claim, Claim)] == [urgent.id, first.id, second.id, batch.id]
-
-
 async def test_a_fenced_worker_can_write_nothing(wire: RedisClient) -> None:
     """After its lease was taken a worker's append, finish, claim, beat and release are all refused."""
     job = await put_job(Queue(wire))

@@ -20,7 +20,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 
 from cli.__main__ import main
 from penstock.engine import ChatTurn
-from streaming.batches.store import Batches, Files, StoredFile
+from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable
 from streaming.events import Redeliveries, Webhooks
 from streaming.fleet.plans import Overrides, Plans
@@ -296,10 +296,6 @@ PLAIN: dict[str, Callable[[RedisClient], list[Awaitable[Any]]]] = {
     ],
 }  # fmt: skip
 """What processes of a role ask without a script, by the methods that they use."""
-
-
-def stored() -> StoredFile:
-    return StoredFile(id=FILE, tenant=TENANT, name="n", size=1, purpose="batch", created_ms=1, expires_ms=2)
 
 
 async def fresh(wire: RedisClient) -> None:

@@ -675,6 +675,8 @@ async def test_the_length_limit_ends_a_text(rig: Any) -> None:
     started.engine.submit(ask(max_tokens=5))
     await started.finish("r", count=2)
     assert (started.text("r"), started.pieces("r")[-1].finish) == ("Hello", "length")
+    assert started.pieces("r")[-1].times is None, "they cost time in every step, and nobody asked for them"
+    assert params(started)["return_perf_metrics"] is False and "return_perf_metrics" not in started.llm.given
 
 
 async def test_one_step_of_many_requests_is_one_call(rig: Any) -> None:
@@ -1343,15 +1345,6 @@ async def test_the_engines_own_times_come_with_the_last_piece(rig: Any) -> None:
     started.llm.live[-1].outputs[0].request_perf_metrics = engine_times(now - 1e6, now - 1e6, now - 1e6)
     await started.finish("s")
     assert started.pieces("s")[-1].times is None
-
-
-async def test_without_the_setting_no_times_are_asked_for(rig: Any) -> None:
-    """They cost time in every step: off, and the last piece has none."""
-    started = await rig()
-    started.engine.submit(ask(max_tokens=2))
-    assert params(started)["return_perf_metrics"] is False and "return_perf_metrics" not in started.llm.given
-    await started.finish("r")
-    assert started.pieces("r")[-1].times is None
 
 
 def test_a_tokenizer_without_a_length_says_nothing_of_its_vocabulary() -> None:

@@ -31,8 +31,6 @@ pytestmark = pytest.mark.slow
 
 __all__ = ["collector"]  # a fixture
 
-WHOLE = "".join(ANSWER)
-
 
 # --- what it finds out -----------------------------------------------------------------------------------------------
 

@@ -209,16 +209,6 @@ async def test_a_request_that_no_fallback_can_do_waits_for_its_own_model() -> No
     assert read_answer((called.text,))[1] == [Call("get_time", "{}")]
 
 
-async def test_a_fallback_that_knows_tools_is_used_for_them() -> None:
-    own, other = FakeUpstream("vllm"), FakeUpstream("vllm")
-    other.deltas = CALLS
-    async with bench(own, fallbacks={"b": other}) as desk:
-        await ready(desk)
-        await own.stop()
-        answer = await desk.ask(HELLO, tools=TOOLS)
-    assert answer.served_by == ["b"] and read_answer((answer.text,))[1] == [Call("get_time", "{}")]
-
-
 async def test_a_held_request_is_cancelled_at_once() -> None:
     own, other = FakeUpstream("vllm"), FakeUpstream("llama-server")
     async with bench(own, fallbacks={"b": other}) as desk:

@@ -10,7 +10,6 @@ from array import array
 
 import pytest
 from fake_upstream import ANSWER, FIRST_ID, FakeUpstream, Fault
-from otlp_collector import collector
 from upstream_bench import HELLO, Answer, bench
 
 from penstock.engine import Request, Sampling, Task
@@ -19,8 +18,6 @@ from workers.engines.upstream.server import ServerFacts, card_of, lacking
 from workers.engines.upstream.settings import UpstreamSettings
 
 pytestmark = pytest.mark.slow
-
-__all__ = ["collector"]  # a fixture
 
 KINDS = ("vllm", "sglang", "llama-server", "trtllm", "ollama", "other")
 VECTOR = [0.5, -0.25, 1.0]
@@ -219,6 +216,3 @@ async def test_a_conversation_that_a_server_cannot_render_is_refused() -> None:
 async def test_a_card_says_whether_a_server_tells_token_ids(kind: str, can: bool) -> None:
     async with bench(FakeUpstream(kind)) as desk:
         assert desk.card is not None and desk.card.capabilities.tokenize is can
-
-
-# --- traces ----------------------------------------------------------------------------------------------------------
