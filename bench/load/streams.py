@@ -9,7 +9,7 @@ import asyncio
 import socket
 import string
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,81 +132,67 @@ class BodyParser:
         return True
 
 
-class _Delta(msgspec.Struct, frozen=True):
-    content: str | None = None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLine:
+    """What one line of a stream says: text, why it ends, counts of tokens of the answer and of what was computed of the
+    prompt, an error."""
+
+    text: str = ""
+    finish: str = ""
+    tokens: int = 0
+    prompt: int = 0
+    fault: str = ""
+    done: bool = False
 
 
-class _Choice(msgspec.Struct, frozen=True):
-    delta: _Delta = _Delta()
-    text: str | None = None
+def lines_of(answer: StreamedAnswer) -> Iterator[tuple[float, StreamLine]]:
+    """Each line of an answer's stream and when it came; an answer that is no stream has one, which says so."""
+    body, rest = BodyParser(), b""
+    for at, data in answer.arrivals:
+        try:
+            *lines, rest = (rest + body.feed(data)).split(b"\n")
+            for line in lines:
+                yield at, _line(line)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            yield at, StreamLine(fault=f"unreadable: {error!r}")
+            return
+    if body.status not in (0, 200):
+        yield at, StreamLine(fault=f"status {body.status}: {rest[:200].decode(errors='replace')}")
 
 
-class _Chunk(msgspec.Struct, frozen=True):
-    choices: list[_Choice] = []
-    error: Any = None
-
-
-_CHUNK = msgspec.json.Decoder(_Chunk)
-
-
-class StreamText:
-    """The generated text out of a stream of server-sent events."""
-
-    def __init__(self) -> None:
-        self._parts: list[str] = []
-        self._rest = b""
-        self.done = False
-        self.error = ""
-
-    def feed(self, body: bytes) -> list[int]:
-        """How many words begin in each chunk of text that these bytes bring. Raises msgspec.DecodeError."""
-        *lines, self._rest = (self._rest + body).split(b"\n")
-        taken = [self._take(line[5:].strip()) for line in lines if line.startswith(b"data:")]
-        return [tokens for tokens in taken if tokens]
-
-    def _take(self, data: bytes) -> int:
-        if data == b"[DONE]":
-            self.done = True
-            return 0
-        chunk = _CHUNK.decode(data)
-        if chunk.error is not None:
-            self.error = msgspec.json.encode(chunk.error).decode()[:200]
-        piece = "".join(choice.delta.content or choice.text or "" for choice in chunk.choices)
-        if not piece:
-            return 0
-        goes_on = bool(self._parts) and not self._parts[-1][-1].isspace() and not piece[0].isspace()
-        self._parts.append(piece)
-        return len(piece.split()) - goes_on
-
-    @property
-    def words(self) -> list[str]:
-        return "".join(self._parts).split()
+def _line(line: bytes) -> StreamLine:
+    data = line.removeprefix(b"data:").strip()
+    if not line.startswith(b"data:") or data == b"[DONE]":
+        return StreamLine(done=data == b"[DONE]")
+    chunk: dict[str, Any] = msgspec.json.decode(data)
+    if error := chunk.get("error"):
+        return StreamLine(fault=f"error in the stream: {msgspec.json.encode(error).decode()[:200]}")
+    usage = chunk.get("usage") or {}
+    text = finish = ""
+    for choice in chunk.get("choices") or ():
+        delta = choice.get("delta") or {}
+        text += delta.get("content") or delta.get("reasoning_content") or choice.get("text") or ""
+        finish = choice.get("finish_reason") or finish
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    computed = int(usage.get("prompt_tokens") or 0) - int(cached)
+    return StreamLine(text=text, finish=finish, tokens=int(usage.get("completion_tokens") or 0), prompt=computed)
 
 
 def hear(answer: StreamedAnswer) -> Heard:
-    """Read an answer."""
-    body, text, chunks = BodyParser(), StreamText(), list[tuple[float, int]]()
-    wrong = answer.fault
-    ended = answer.sent
-    for at, data in answer.arrivals:
-        ended = at
-        try:
-            part = body.feed(data)
-            if body.status not in (0, 200):
-                wrong = wrong or f"status {body.status}: {part[:200].decode(errors='replace')}"
-                break
-            chunks += [(at, tokens) for tokens in text.feed(part)]
-        except (msgspec.DecodeError, ValueError) as error:
-            wrong = wrong or f"unreadable: {error}"
+    """Read an answer of the simulated engine."""
+    text, chunks, wrong, done = "", list[tuple[float, int]](), answer.fault, False
+    for at, line in lines_of(answer):
+        wrong, done = wrong or line.fault, done or line.done
+        if line.fault:
             break
-    return Heard(answer.sent, chunks, ended, wrong or fault_of(text, answer.tokens))
-
-
-def fault_of(text: StreamText, tokens: int) -> str:
-    """What is wrong with a whole text; "" if nothing is."""
-    if text.error:
-        return f"error in the stream: {text.error}"
-    return misplaced(text.words, tokens) or ("" if text.done else "no [DONE]")
+        if line.text:
+            goes_on = bool(text) and not text[-1].isspace() and not line.text[0].isspace()
+            if begun := len(line.text.split()) - goes_on:
+                chunks.append((at, begun))
+            text += line.text
+    ended = answer.arrivals[-1][0] if answer.arrivals else answer.sent
+    wrong = wrong or misplaced(text.split(), answer.tokens) or ("" if done else "no [DONE]")
+    return Heard(answer.sent, chunks, ended, wrong)
 
 
 def misplaced(words: Sequence[str], tokens: int) -> str:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bench.http import request
-from bench.load.streams import CUT_OFF, BodyParser, Stream, StreamedAnswer
+from bench.load.streams import CUT_OFF, Stream, StreamedAnswer, lines_of
 from bench.penstock import MODEL, Penstock
 from telemetry.latency import time_per_output_token, time_to_first_token
 
@@ -211,56 +211,16 @@ class TimedAnswer:
 
 def seen(answer: StreamedAnswer) -> TimedAnswer:
     """Take an answer apart. Tokens are the server's own count where it gives one, else its pieces."""
-    body, rest = BodyParser(), b""
     times, texts = list[float](), list[str]()
     tokens, prompt, finish, fault = 0, 0, "", answer.fault
-    for at, data in answer.arrivals:
-        *lines, rest = (rest + body.feed(data)).split(b"\n")
-        for line in lines:
-            try:
-                piece = _piece(line)
-            except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
-                piece = _Piece(fault=f"unreadable: {error!r}")
-            if piece.text:
-                times.append(at)
-                texts.append(piece.text)
-            tokens, prompt = piece.tokens or tokens, piece.prompt or prompt
-            finish, fault = piece.finish or finish, fault or piece.fault
-    if not fault and body.status != 200:
-        fault = f"status {body.status}: {rest[:200].decode(errors='replace')}"
-    if not fault and not times:
-        fault = "no token"
+    for at, line in lines_of(answer):
+        if line.text:
+            times.append(at)
+            texts.append(line.text)
+        tokens, prompt = line.tokens or tokens, line.prompt or prompt
+        finish, fault = line.finish or finish, fault or line.fault
+    fault = fault or ("" if times else "no token")
     return TimedAnswer(answer.sent, times, tokens or len(times), fault, prompt, "".join(texts), finish)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """What one line of the stream says: text, why it ends, counts of tokens of the answer and of what was computed of
-    the prompt, an error."""
-
-    text: str = ""
-    finish: str = ""
-    tokens: int = 0
-    prompt: int = 0
-    fault: str = ""
-
-
-def _piece(line: bytes) -> _Piece:
-    data = line.removeprefix(b"data:").strip()
-    if not line.startswith(b"data:") or data == b"[DONE]":
-        return _Piece()
-    chunk: dict[str, Any] = msgspec.json.decode(data)
-    if error := chunk.get("error"):
-        return _Piece(fault=f"error in the stream: {str(error)[:200]}")
-    usage = chunk.get("usage") or {}
-    text = finish = ""
-    for choice in chunk.get("choices") or ():
-        delta = choice.get("delta") or {}
-        text += delta.get("content") or delta.get("reasoning_content") or choice.get("text") or ""
-        finish = choice.get("finish_reason") or finish
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    computed = int(usage.get("prompt_tokens") or 0) - int(cached)
-    return _Piece(text=text, finish=finish, tokens=int(usage.get("completion_tokens") or 0), prompt=computed)
 
 
 GIVEN_UP = 0.9

@@ -77,7 +77,7 @@ def test_the_servers_own_count_of_tokens_is_believed() -> None:
     ("data", "fault"),
     [
         (b'HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\n{"a"', 'status 429: {"a"'),
-        (HEAD + text("a") + block('{"error":{"code":"lost"}}') + END, "error in the stream: {'code': 'lost'}"),
+        (HEAD + text("a") + block('{"error":{"code":"lost"}}') + END, 'error in the stream: {"code":"lost"}'),
         (HEAD + END, "no token"),
     ],
 )
