@@ -23,7 +23,6 @@ from bench.mutants import lua
 from bench.mutants.report import (
     Mutant,
     MutantTrial,
-    Named,
     as_document,
     killed_of,
     line,
@@ -34,9 +33,9 @@ from bench.mutants.report import (
 from bench.penstock import start_redis
 from bench.processes import Processes
 from bench.program import BenchProgram, Option, ProgramRun, WrongArguments, side_by_side
-from bench.reach.reach import NOTES, ROOMS, by_words, kept
+from bench.reach.reach import NOTES, ROOMS, kept
 from bench.report import RESULTS, goals, write
-from bench.trials import MAX_TESTS_S, Strayed, TreeCopies, check_origins, copy_tree
+from bench.trials import Strayed, TreeCopies, check_origins, copy_tree
 
 SOURCE = Path(__file__).parents[2]
 TOOL = Path(".venv-audit/bin/python")
@@ -45,9 +44,9 @@ NULLS = 20
 
 def _run(run: ProgramRun) -> int:
     args = run.args
-    tool = args.tool.absolute()
+    tool = TOOL.absolute()
     if not tool.exists():
-        raise WrongArguments(f"{args.tool} is not there\nnext:  make mutants, which installs it")
+        raise WrongArguments(f"{TOOL} is not there\nnext:  make mutants, which installs it")
     seed = random.SystemRandom().randrange(2**32) if args.seed is None else args.seed
     run.console.print(f"the sample: --seed {seed}")
     command = run.command if args.seed is not None else f"{run.command} --seed {seed}"
@@ -56,20 +55,17 @@ def _run(run: ProgramRun) -> int:
         copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
         copies = TreeCopies(sound, Path(folder))
         check_origins(sound)
-        reach = by_words(sound) if args.by_words else kept(sound, args.notes, args.jobs, run.console.print)
+        reach = kept(sound, NOTES, args.jobs, run.console.print)
         mutants = _python(sound, tool, seed, args.sample) + _lua(sound, seed, args.lua)
         sample = _named(sound, mutants, args.only or "")
         trials: list[MutantTrial] = []
-        tries = mixed(list(sample.values()), args.null, seed)
-        told = {mutant: name for name, mutant in sample.items()}
-        calls = [partial(try_mutant, copies, mutant, reach, args.max_seconds, null=null) for mutant, null in tries]
+        tries = mixed(sample, args.null, seed)
+        calls = [partial(try_mutant, copies, mutant, reach, null=null) for mutant, null in tries]
         for trial in side_by_side(calls, args.jobs):
             trials.append(trial)
-            run.console.print(f"{len(trials)}/{len(tries)} {line(trial, told[trial.mutant])}", soft_wrap=True)
-        order = list(told)
-        trials.sort(key=lambda trial: order.index(trial.mutant))
-        nulls = [trial for trial in trials if trial.null]
-        found = [Named(trial, told[trial.mutant]) for trial in trials if not trial.null]
+            run.console.print(f"{len(trials)}/{len(tries)} {line(trial)}", soft_wrap=True)
+        trials.sort(key=lambda trial: sample.index(trial.mutant))
+        nulls, found = ([trial for trial in trials if trial.null is null] for null in (True, False))
     for each in survivors(found):
         run.console.print(f"survived: {each}", markup=False, soft_wrap=True)
     run.console.print(table(found, nulls))
@@ -78,10 +74,11 @@ def _run(run: ProgramRun) -> int:
     return 0 if 100 * killed_of(found) >= goals()["mutants.noticed"].bound * len(found) else 1
 
 
-def _named(tree: Path, mutants: Sequence[Mutant], only: str) -> dict[str, Mutant]:
-    """By name: those that are wanted."""
+def _named(tree: Path, mutants: Sequence[Mutant], only: str) -> list[Mutant]:
+    """Those that are wanted, each name once."""
     befores = {file: (tree / file).read_text(encoding="utf-8") for file in {mutant.file for mutant in mutants}}
-    return {name: mutant for mutant in mutants if only in (name := mutant.name(befores[mutant.file]))}
+    by_name = {mutant.name(befores[mutant.file]): mutant for mutant in mutants}
+    return [mutant for name, mutant in by_name.items() if only in name]
 
 
 def mixed(mutants: Sequence[Mutant], nulls: int, seed: int) -> list[tuple[Mutant, bool]]:
@@ -117,16 +114,7 @@ main = BenchProgram("python -m bench.mutants", __doc__, _run, Strayed).taking(
     Option("--null", type=int, default=NULLS, help=f"copies without any change (default: {NULLS})"),
     Option("--seed", type=int, help="of a sample, to repeat it (default: a new one)"),
     Option("--jobs", type=program.count, default=2, help="mutants tried at the same time (default: 2)"),
-    Option(
-        "--max-seconds",
-        type=float,
-        default=MAX_TESTS_S,
-        help=f"seconds of tests against each, at most (default: {MAX_TESTS_S:.0f})",
-    ),
     Option("--only", metavar="TEXT", help="only mutants whose line has this in it"),
-    Option("--tool", type=Path, default=TOOL, help="a Python that has mutmut"),
-    Option("--by-words", action="store_true", help="choose tests by their words alone, without notes of their lines"),
-    Option("--notes", type=Path, default=NOTES, help="where to keep which tests run which lines"),
     Option("--out", type=Path, help="where the figures go (default: among bench/results, without --only)"),
 )
 

@@ -54,6 +54,7 @@ class MutantTrial:
     """What the tests made of one mutant."""
 
     mutant: Mutant
+    name: str
     covering: int
     """How many tests run its lines."""
     tried: int
@@ -68,31 +69,22 @@ class MutantTrial:
         return self.run is not None and self.run.code != PASSED
 
 
-def try_mutant(
-    copies: TreeCopies, mutant: Mutant, reach: Reach, max_tests_s: float = MAX_TESTS_S, *, null: bool = False
-) -> MutantTrial:
+def try_mutant(copies: TreeCopies, mutant: Mutant, reach: Reach, *, null: bool = False) -> MutantTrial:
     """Write it into a copy of the tree and run its tests there; a null one is not written."""
     texts = {mutant.file: mutant.text}
+    name = mutant.name((copies.tree / mutant.file).read_text(encoding="utf-8"))
     found = tests_of(copies.tree, reach, texts)
-    chosen = within(found, reach.seconds, max_tests_s)
+    chosen = within(found, reach.seconds, MAX_TESTS_S)
     if not chosen:
-        return MutantTrial(mutant, 0, 0, None, null)
+        return MutantTrial(mutant, name, 0, 0, None, null)
     seconds = sum(reach.seconds.get(test, 0.0) for test in chosen)
     run = run_changed(copies, {} if null else texts, chosen, HANG_TIMEOUT_S + SLOWER * seconds)
-    return MutantTrial(mutant, len(found), len(chosen), run, null)
+    return MutantTrial(mutant, name, len(found), len(chosen), run, null)
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A trial and the mutant's name."""
-
-    trial: MutantTrial
-    name: str
-
-
-def killed_of(found: Sequence[Named]) -> int:
+def killed_of(found: Sequence[MutantTrial]) -> int:
     """How many were noticed."""
-    return sum(each.trial.killed for each in found)
+    return sum(each.killed for each in found)
 
 
 def false_kills(nulls: Sequence[MutantTrial]) -> tuple[int, int]:
@@ -100,7 +92,7 @@ def false_kills(nulls: Sequence[MutantTrial]) -> tuple[int, int]:
     return sum(trial.killed for trial in nulls), sum(trial.run is not None for trial in nulls)
 
 
-def table(found: Sequence[Named], nulls: Sequence[MutantTrial]) -> Table:
+def table(found: Sequence[MutantTrial], nulls: Sequence[MutantTrial]) -> Table:
     """One row a room; false kills below."""
     killed, tried = false_kills(nulls)
     caption = f"of {tried} copies without any change, {killed} were killed: each is a false kill"
@@ -116,20 +108,20 @@ def table(found: Sequence[Named], nulls: Sequence[MutantTrial]) -> Table:
     return view
 
 
-def survivors(found: Sequence[Named]) -> list[str]:
+def survivors(found: Sequence[MutantTrial]) -> list[str]:
     """A line each."""
-    return [f"{each.name}\n    {_why(each)}" for each in found if not each.trial.killed]
+    return [f"{each.name}\n    {_why(each)}" for each in found if not each.killed]
 
 
-def line(trial: MutantTrial, name: str) -> str:
+def line(trial: MutantTrial) -> str:
     """What is said when one is done."""
     seconds = trial.run.seconds if trial.run else 0.0
     verdict = "killed  " if trial.killed else "SURVIVED"
-    name = f"nothing changed, tests of {name}" if trial.null else name
+    name = f"nothing changed, tests of {trial.name}" if trial.null else trial.name
     return f"{verdict} {escape(name)} ({seconds:.0f} s, {trial.tried} of {trial.covering} tests): {escape(_by(trial))}"
 
 
-def as_document(found: Sequence[Named], nulls: Sequence[MutantTrial], how: Mapping[str, Any]) -> dict[str, Any]:
+def as_document(found: Sequence[MutantTrial], nulls: Sequence[MutantTrial], how: Mapping[str, Any]) -> dict[str, Any]:
     """The same for programs."""
     killed = killed_of(found)
     null_killed, null = false_kills(nulls)
@@ -142,18 +134,18 @@ def as_document(found: Sequence[Named], nulls: Sequence[MutantTrial], how: Mappi
         "percent": round(100 * killed / max(len(found), 1), 1),
         "null": null,
         "null_killed": null_killed,
-        "survivors": [each.name for each in found if not each.trial.killed],
+        "survivors": [each.name for each in found if not each.killed],
     }
 
 
-def _room(each: Named) -> str:
-    file = each.trial.mutant.file
+def _room(each: MutantTrial) -> str:
+    file = each.mutant.file
     return "streaming/lua" if file.endswith(".lua") else file.split("/", 1)[0]
 
 
-def _why(each: Named) -> str:
-    left = unsure(each.trial.run) if each.trial.run else ""
-    return f"{each.trial.tried} of {each.trial.covering} tests that run it tried{left}"
+def _why(each: MutantTrial) -> str:
+    left = unsure(each.run) if each.run else ""
+    return f"{each.tried} of {each.covering} tests that run it tried{left}"
 
 
 def _by(trial: MutantTrial) -> str:

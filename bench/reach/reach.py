@@ -272,12 +272,6 @@ def kept(tree: Path, notes: Path, jobs: int, say: Callable[[str], None]) -> Reac
     return replace(known, seconds={**known.seconds, **newer}, newer=frozenset(newer))
 
 
-def by_words(tree: Path) -> Reach:
-    """Where nothing was noted: any test may run any line, and takes a second. Only their words tell which are tried."""
-    tests = _tests(tree)
-    return Reach(dict.fromkeys(tests, 1.0), {}, tests)
-
-
 def _tests(tree: Path) -> frozenset[str]:
     """Those that the tree has now: pytest refuses a run that names one which is gone, and that would look noticed."""
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]

@@ -12,7 +12,6 @@ from bench.mutants.__main__ import mixed
 from bench.mutants.report import (
     Mutant,
     MutantTrial,
-    Named,
     as_document,
     false_kills,
     line,
@@ -57,7 +56,7 @@ def _trial(code: int | None, *, null: bool = False, unsure: tuple[str, ...] = ()
     run = (
         None if code is None else SuiteRun(code, 1.0, "FAILED tests/a.py::one - no\n" if code == FAILED else "", unsure)
     )
-    return MutantTrial(Mutant("api/a.py", "swap", "b\n"), 3, 2, run, null)
+    return MutantTrial(Mutant("api/a.py", "swap", "b\n"), "a", 3, 2, run, null)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +70,10 @@ def test_false_kills_are_told_beside_the_score() -> None:
     """A null mutant is none of the mutants; one without tests was not tried."""
     nulls = [_trial(code, null=True) for code in (PASSED, FAILED, None)]
     assert false_kills(nulls) == (1, 2)
-    told = as_document([Named(_trial(PASSED), "a")], nulls, {})
+    told = as_document([_trial(PASSED)], nulls, {})
     assert [told[name] for name in ("mutants", "killed", "null", "null_killed")] == [1, 0, 2, 1]
     assert told["survivors"] == ["a"]
-    assert "nothing changed, tests of a" in line(nulls[1], "a")
+    assert "nothing changed, tests of a" in line(nulls[1])
 
 
 def test_null_mutants_stand_at_the_places_of_others() -> None:

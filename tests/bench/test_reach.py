@@ -11,7 +11,6 @@ from bench.reach.reach import (
     CHECKSUM,
     Reach,
     by_file,
-    by_words,
     callers,
     changed_scripts,
     covering,
@@ -125,12 +124,3 @@ def test_notes_that_were_not_finished_are_of_no_tree(tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         reach_module.kept(tree, notes, 1, print)
     assert not (notes / reach_module.MARK).exists()
-
-
-def test_where_nothing_was_noted_any_test_may_run_any_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And each takes a second, so that so many are tried as there are seconds."""
-    names = frozenset(f"tests/test_a.py::test_{name}" for name in ("one", "two", "three"))
-    monkeypatch.setattr(reach_module, "_tests", lambda _tree: names)
-    found = by_words(tmp_path)
-    assert found.of("api/a.py", [7]) == found.of_file("streaming/jobs/b.py") == names
-    assert len(within(sorted(names), found.seconds, 2.0)) == 2
