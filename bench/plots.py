@@ -5,7 +5,7 @@ Needs matplotlib (`pip install 'penstock[bench]'`). Without it `missing` says so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PLOTS = Path("docs/plots")
 
@@ -23,7 +22,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", (0, (5, 2)), "-.", ":", (0, (3, 1, 1, 1)), "--")
 """Nothing is told by colour alone."""
 
-STYLE: Mapping[str, Any] = {
+STYLE: Any = {
     "figure.figsize": (8.0, 4.8),
     "figure.dpi": 120,
     "font.size": 10.5,
@@ -60,95 +59,57 @@ def missing() -> str:
     return "" if find_spec("matplotlib") else "no plots: they need matplotlib (pip install 'penstock[bench]')"
 
 
-def lines(
-    stem: Path,
-    title: str,
-    series: Mapping[str, Points],
-    *,
-    x: Axis,
-    y: Axis,
-    marked: bool = True,
-) -> list[Path]:
+def lines(stem: Path, title: str, series: Mapping[str, Points], *, x: Axis, y: Axis, marked: bool = True) -> list[Path]:
     """A curve for each series, with its measured points if they are `marked`.
 
     Returns the files written: none without matplotlib.
     """
-    if missing():
-        return []
-    with _style() as pyplot:
-        figure, axes = pyplot.subplots()
+
+    def draw(axes: Axes) -> None:
         for number, (name, points) in enumerate(series.items()):
             known = [(at, value) for at, value in points if value is not None]
-            look: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)]}
-            look |= (
-                {"marker": MARKERS[number % len(MARKERS)]} if marked else {"linestyle": DASHES[number % len(DASHES)]}
-            )
+            kind, looks = ("marker", MARKERS) if marked else ("linestyle", DASHES)
+            look: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], kind: looks[number % len(looks)]}
             axes.plot([at for at, _ in known], [value for _, value in known], label=name, **look)
-        _axes(axes, title, x, y, sorted({at for points in series.values() for at, _ in points}))
+        if x.log:
+            places = sorted({at for points in series.values() for at, _ in points})
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(places, [f"{place:g}" for place in places])
+            axes.minorticks_off()
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-        written = _save(figure, stem)
-        pyplot.close(figure)  # pyplot keeps every open figure
-        return written
+
+    return _drawn(stem, title, x, y, draw)
 
 
 def bars(stem: Path, title: str, heights: Mapping[str, float], y: Axis) -> list[Path]:
     """A bar for each name. Returns the files written."""
+
+    def draw(axes: Axes) -> None:
+        axes.bar(list(heights), list(heights.values()), width=0.68, color=COLOURS[0])
+        axes.grid(visible=False, axis="x")
+
+    return _drawn(stem, title, Axis(title=""), y, draw)
+
+
+def _drawn(stem: Path, title: str, x: Axis, y: Axis, draw: Callable[[Axes], None]) -> list[Path]:
     if missing():
         return []
-    with _style() as pyplot:
-        figure, axes = pyplot.subplots()
-        axes.bar(list(heights), list(heights.values()), width=0.68, color=COLOURS[0])
-        _axes(axes, title, Axis(title=""), y, ())
-        axes.grid(visible=False, axis="x")
-        written = _save(figure, stem)
-        pyplot.close(figure)  # pyplot keeps every open figure
-        return written
+    from matplotlib import rc_context  # noqa: PLC0415 - an extra, and half a second
+    from matplotlib.figure import Figure  # noqa: PLC0415
 
-
-def _style() -> Any:
-    import matplotlib  # noqa: PLC0415 - an extra, and half a second
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415
-
-    return _Styled(pyplot)
-
-
-class _Styled:
-    """pyplot within our style."""
-
-    def __init__(self, pyplot: Any) -> None:
-        self._pyplot, self._context = pyplot, pyplot.rc_context(STYLE)
-
-    def __enter__(self) -> Any:
-        self._context.__enter__()
-        return self._pyplot
-
-    def __exit__(self, *error: object) -> None:
-        self._context.__exit__(*error)
-
-
-def _axes(axes: Axes, title: str, x: Axis, y: Axis, ticks: Iterable[float]) -> None:
-    axes.set_title(title, pad=12)
-    axes.set_xlabel(x.title)
-    axes.set_ylabel(y.title)
-    if x.log:
-        axes.set_xscale("log", base=2)
-        places = list(ticks)
-        axes.set_xticks(places, [f"{place:g}" for place in places])
-        axes.minorticks_off()
-    if y.log:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-    else:
-        axes.set_ylim(bottom=0)
-
-
-def _save(figure: Figure, stem: Path) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
-    written = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
-    for path in written:
+    with rc_context(STYLE):
+        figure = Figure()
+        axes = figure.subplots()
+        draw(axes)
+        axes.set_title(title, pad=12)
+        axes.set(xlabel=x.title, ylabel=y.title)
+        if y.log:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+        else:
+            axes.set_ylim(bottom=0)
+        figure.savefig(stem.with_suffix(".png"), bbox_inches="tight")
         # Without a date the same figures make the same file.
-        metadata = {"Date": None} if path.suffix == ".svg" else {}
-        figure.savefig(path, bbox_inches="tight", metadata=metadata)
-    return written
+        figure.savefig(stem.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
+    return [stem.with_suffix(".png"), stem.with_suffix(".svg")]
