@@ -131,12 +131,21 @@ def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*penstock(), *words], check=False, capture_output=True, text=True, **options)
 
 
+def said_here(*words: str) -> tuple[str, int, str]:
+    """What a command says on stdout, its exit code, and its errors; in this process, which takes no start, and in a
+    thread without an event loop."""
+    with (
+        redirect_stdout(io.StringIO()) as said,
+        redirect_stderr(io.StringIO()) as errors,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        code = thread.submit(main, list(words)).result()
+    return said.getvalue(), code, errors.getvalue()
+
+
 def listed(*where: str) -> list[dict[str, Any]]:
-    """What `penstock ps --json` says; in this process, for it is asked again and again, and in a thread without an
-    event loop."""
-    with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()), ThreadPoolExecutor(1) as thread:
-        thread.submit(main, ["ps", "--json", *where]).result()
-    return [json.loads(line) for line in said.getvalue().splitlines()]
+    """What `penstock ps --json` says."""
+    return [json.loads(line) for line in said_here("ps", "--json", *where)[0].splitlines()]
 
 
 def alive(pid: int) -> bool:
@@ -242,27 +251,19 @@ def test_the_link_to_the_console_logs_in_once(tmp_path: Path) -> None:
     assert statuses == [200, 401] and "\x1b" not in seen
 
 
-def test_ps_as_json(shared: Up) -> None:
-    """One object per line, in the order of the roles, with at least these fields; every process lives."""
+def test_ps(shared: Up) -> None:
+    """Of the folder: one object per line, in the order of the roles, with at least these fields, and every process
+    lives. By --redis-url: the same, as they say of themselves. For people: the last line says whether it serves."""
     shared.pids()
-    rows = [json.loads(line) for line in shared.run("ps", "--json").stdout.splitlines()]
+    rows = shared.ps()
     assert [row["role"] for row in rows] == ROLES
     for row in rows:
         assert row.keys() >= {"role", "id", "pid", "state", "since"}
         assert row["state"] == "ready"
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row["since"])
         assert alive(row["pid"])
-
-
-def test_ps_through_redis(shared: Up) -> None:
-    """The same processes by --redis-url, as they say of themselves."""
     state = json.loads((shared.data_dir / "run" / "state.json").read_text())
-    done = run("ps", "--json", "--redis-url", state["redis_url"], env=shared.environ)
-    assert [json.loads(line)["role"] for line in done.stdout.strip().split("\n")] == ROLES[1:]
-
-
-def test_ps_as_a_table(shared: Up) -> None:
-    """For people; the last line says whether it serves."""
+    assert [row["role"] for row in listed("--redis-url", state["redis_url"])] == ROLES[1:]
     done = shared.run("ps")
     assert done.stdout.split()[:5] == ["ROLE", "ID", "PID", "STATE", "SINCE"]
     assert done.stderr.startswith("ready at http://127.0.0.1:")
@@ -283,15 +284,6 @@ def test_chat_submit_and_jobs(shared: Up) -> None:
     assert (job["status"], job["priority"]) == ("completed", "batch")
     listed = shared.run("jobs", "ls", "--status", "completed", "--json", "--limit", "1").stdout.strip().split("\n")
     assert [json.loads(line)["id"] for line in listed] == [job_id]
-
-
-def test_unknown_job_and_model(shared: Up) -> None:
-    """The API's refusals are failures with its words."""
-    error = shared.run("jobs", "show", "job_" + "0" * 32).stderr
-    assert "no such job" in error and f"next:  penstock jobs ls --data-dir {shared.data_dir}" in error
-    refused = shared.run("chat", "hello", "--model", "nobody")
-    assert refused.returncode == 1
-    assert "does not exist here" in refused.stderr
 
 
 def test_second_up_finds_the_first(shared: Up) -> None:
@@ -327,15 +319,8 @@ def test_doctor_knows_its_instance(shared: Up) -> None:
 # --- ending ----------------------------------------------------------------------------------------------------------
 
 
-def test_clean_end(start: Any) -> None:
-    """Exit 0, no process, no temporary file; the queue, the logs and the lock's file stay. Until then -v puts what the
-    processes log on stderr, each line under its name."""
-    up = start("-v").ready()
-    eventually(lambda: "worker-1: ready" in up.said())
-    ends_cleanly(up, signal.SIGTERM)
-
-
 def ends_cleanly(up: Up, number: signal.Signals) -> None:
+    """Exit 0, no process, no temporary file; the queue, the logs and the lock's file stay."""
     pids = up.pids()
     up.process.send_signal(number)
     assert up.end() == 0
@@ -346,28 +331,19 @@ def ends_cleanly(up: Up, number: signal.Signals) -> None:
     assert up.run("ps").returncode == 3
 
 
-def test_down_says_what_it_waits_for(start: Any) -> None:
-    """`down` counts the running jobs, as the terminal of `up` does; a signal to `up` ends the wait."""
-    up = start("--sim-step-ms", "500").ready()
+def test_down_says_what_it_waits_for_and_an_interrupt_loses_nothing(start: Any) -> None:
+    """`down` counts the running jobs, as the terminal of `up` does; a signal to `up` ends the wait. A long job is then
+    still there, and finished in the next life."""
+    up = start("--sim-step-ms", "500", PENSTOCK_REDIS_LEASE_MS="1000").ready()
     job_id = up.run("submit", "hello", "--max-tokens", "200").stdout.strip()
     eventually(lambda: up.state_of(job_id) == "in_progress")
     command = [*penstock(), "down", "--data-dir", str(up.data_dir)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=up.environ, text=True) as down:
         assert down.stderr is not None
         assert [down.stderr.readline() for _ in range(2)] == ["draining\n", "draining: 1 job to finish\n"]
+        assert "draining 1 job, Ctrl-C again to stop now" in up.said()
         up.process.send_signal(signal.SIGINT)
         assert down.wait(60) == 0
-    assert up.end() == 130
-
-
-def test_second_interrupt_stops_now_and_loses_nothing(start: Any) -> None:
-    """A long job is not waited for; it is still there, and finished, in the next life."""
-    up = start("--sim-step-ms", "500", PENSTOCK_REDIS_LEASE_MS="1000").ready()
-    job_id = up.run("submit", "hello", "--max-tokens", "200").stdout.strip()
-    eventually(lambda: up.state_of(job_id) == "in_progress")
-    up.process.send_signal(signal.SIGINT)
-    eventually(lambda: "again to stop now" in up.said())
-    up.process.send_signal(signal.SIGINT)
     assert up.end() == 130
     again = start("--sim-step-ms", "20", PENSTOCK_REDIS_LEASE_MS="1000").ready()
     done = again.run("jobs", "events", job_id)
@@ -396,22 +372,23 @@ def a_running_job_is_finished_first(up: Up) -> None:
 
 
 def test_killed_up_leaves_no_process(start: Any) -> None:
-    """SIGKILL of the parent: every child ends by itself, and the next start is not in the way of the last. Ctrl-C ends
-    that one as SIGTERM does."""
+    """SIGKILL of the parent: every child ends by itself, and the next start is not in the way of the last. It has -v,
+    which puts what the processes log on stderr, each line under its name; Ctrl-C ends it as SIGTERM does."""
     up = start().ready()
     pids = up.pids()
     up.process.kill()
     up.end()
     eventually(lambda: not any(map(alive, pids.values())))
     assert up.run("ps").returncode == 3
-    again = start().ready()
+    again = start("-v").ready()
     assert again.pids().keys() == pids.keys()
+    eventually(lambda: "worker-1: ready" in again.said())
     ends_cleanly(again, signal.SIGINT)
 
 
 def test_killed_children_come_back(start: Any) -> None:
     """SIGKILL of each role in turn: another process takes its place, and answers go on. A store that hangs is told, and
-    that it answers again."""
+    that it answers again. After all that it ends cleanly."""
     up = start().ready()
     before = up.pids()
     for name in ("worker-1", "scheduler-1", "api-1", "redis-1"):
@@ -429,6 +406,7 @@ def test_killed_children_come_back(start: Any) -> None:
     finally:
         os.kill(store, signal.SIGCONT)
     eventually(lambda: re.search(r"the store \(redis-1\) is back after \d+\.\d s", up.said()[said_before:]))
+    ends_cleanly(up, signal.SIGTERM)
 
 
 LONG_LEASE = {"PENSTOCK_REDIS_LEASE_MS": "600000"}
@@ -457,10 +435,11 @@ def holder(up: Up) -> str:
     return str(found[0])
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-async def test_a_killed_workers_jobs_wait_for_no_lease(start: Any, workers: str) -> None:
-    """The stream goes on with each token once, by the worker's restart or by another worker; the loss is counted."""
-    up = start("--model", MODEL, "--workers", workers, "--sim-step-ms", "20", **LONG_LEASE).ready()
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_killed_workers_jobs_wait_for_no_lease(start: Any, workers: int) -> None:
+    """The stream goes on with each token once, by the worker's restart or by another worker; the loss is counted. But
+    SIGSTOP is no death: while the other worker is killed and comes back, nobody takes the stopped one's job."""
+    up = start("--model", MODEL, "--workers", f"{workers}", "--sim-step-ms", "20", **LONG_LEASE).ready()
     pids = up.pids()
     reader, task = await streaming(up)
     os.kill(pids[await asyncio.to_thread(holder, up)], signal.SIGKILL)
@@ -474,12 +453,12 @@ async def test_a_killed_workers_jobs_wait_for_no_lease(start: Any, workers: str)
     counted = page.getresponse().read().decode()
     page.close()
     assert "penstock_lapsed_workers_total 1.0" in counted and "penstock_lease_reclaims_total 1.0" in counted
+    if workers == 2:
+        await a_stopped_worker_keeps_its_lease(up)
 
 
-async def test_a_stopped_worker_keeps_its_lease(start: Any) -> None:
-    """SIGSTOP is no death: while the other worker is killed and comes back, nobody takes the stopped one's job."""
-    up = start("--model", MODEL, "--workers", "2", "--sim-step-ms", "20", **LONG_LEASE).ready()
-    pids = up.pids()
+async def a_stopped_worker_keeps_its_lease(up: Up) -> None:
+    pids = await asyncio.to_thread(up.pids)
     reader, task = await streaming(up)
     stopped = await asyncio.to_thread(holder, up)
     (other,) = {"worker-1", "worker-2"} - {stopped}
@@ -487,7 +466,7 @@ async def test_a_stopped_worker_keeps_its_lease(start: Any) -> None:
     try:
         os.kill(pids[other], signal.SIGKILL)
         await asyncio.to_thread(eventually, lambda: up.pids()[other] != pids[other])
-        (job,) = [json.loads(line) for line in up.run("jobs", "ls", "--json").stdout.splitlines()]
+        job = json.loads(up.run("jobs", "ls", "--json").stdout.splitlines()[0])  # the newest
         assert (job["status"], job["attempts"]) == ("in_progress", 1)
     finally:
         os.kill(pids[stopped], signal.SIGCONT)
@@ -495,16 +474,6 @@ async def test_a_stopped_worker_keeps_its_lease(start: Any) -> None:
         await task
     assert reader.is_exact and reader.resets == 0
     assert json.loads(up.run("jobs", "show", job["id"], "--json").stdout)["attempts"] == 1
-
-
-def test_interrupt_while_starting(start: Any) -> None:
-    """Ctrl-C before it is ready: everything that was started ends, without waiting for what it was loading."""
-    up = start(PENSTOCK_SIM_LOAD_MS="60000")
-    eventually(lambda: any("weights" in row["detail"] for row in up.ps()))
-    pids = [row["pid"] for row in up.ps()]
-    up.process.send_signal(signal.SIGINT)
-    assert up.end() == 0
-    assert not any(map(alive, filter(None, pids)))
 
 
 # --- other ways to start ---------------------------------------------------------------------------------------------
@@ -527,8 +496,8 @@ def test_the_admin_commands_work_without_any_setting(shared: Up) -> None:
     token, state = shared.data_dir / "run" / "admin-token", shared.data_dir / "run" / "state.json"
     assert token.stat().st_mode & 0o777 == 0o600 and len(token.read_text()) >= 43
     for words in (("scale", "status"), ("scale", "log"), ("scale", "resume", "toy"), ("dlq", "ls"), ("webhooks", "ls")):
-        done = shared.run(*words)
-        assert done.returncode == 0, (words, done.stderr)
+        code, errors = said_here(*words, "--data-dir", str(shared.data_dir))[1:]
+        assert code == 0, (words, errors)
     url = json.loads(state.read_text())["url"]
     elsewhere = {**shared.environ, "PENSTOCK_DATA_DIR": str(shared.data_dir)}
     assert run("dlq", "ls", "--url", url, env=elsewhere, cwd=shared.folder).returncode == 0
@@ -555,19 +524,12 @@ def test_the_admin_token_is_told_to_nobody(shared: Up) -> None:
         assert token not in (text := log.read_text()) and known not in text, log
 
 
-def test_no_workers(start: Any) -> None:
-    """--workers 0 starts none, and is ready without."""
-    up = start("--workers", "0").ready()
-    assert "0 workers" in up.block[0]
-    assert [row["role"] for row in up.ps()] == ["redis", "api", "scheduler", "offline"]
-
-
 def test_several_api_processes_and_a_redis_of_ones_own(start: Any, redis_url: str) -> None:
-    """They share the port; a configured Redis is used and not supervised."""
-    up = start("--api-processes", "2", PENSTOCK_REDIS_URL=redis_url).ready()
-    assert sorted(up.pids()) == ["api-1", "api-2", "offline-1", "scheduler-1", "worker-1"]
-    assert any("in Redis at 127.0.0.1:" in line for line in up.block)
-    assert up.run("chat", "hello", "--max-tokens", TOKENS).returncode == 0
+    """They share the port; a configured Redis is used and not supervised. --workers 0 starts none, and is ready
+    without."""
+    up = start("--api-processes", "2", "--workers", "0", PENSTOCK_REDIS_URL=redis_url).ready()
+    assert sorted(up.pids()) == ["api-1", "api-2", "offline-1", "scheduler-1"]
+    assert "0 workers" in up.block[0] and any("in Redis at 127.0.0.1:" in line for line in up.block)
 
 
 def test_pool_follows_the_backlog(start: Any, tmp_path: Path) -> None:
@@ -608,11 +570,20 @@ def test_detach_and_down(tmp_path: Path) -> None:
     assert not (tmp_path / ".penstock" / "run").exists()
 
 
-def test_terminal_shows_phases_with_seconds(tmp_path: Path) -> None:
-    """On a terminal every silence has a named phase and a clock."""
-    pattern = re.compile(r"worker-1: \w.*  [1-9]\.\d s")
-    seen = on_terminal(tmp_path, lambda seen: bool(pattern.search(seen)), TERM="xterm", NO_COLOR="1")
+def test_a_start_shows_phases_with_seconds_and_can_be_interrupted(tmp_path: Path) -> None:
+    """On a terminal every silence has a named phase and a clock. After Ctrl-C everything that was started ends, without
+    waiting for what it was loading."""
+    pattern, pids = re.compile(r"worker-1: \w.*weights.*  [1-9]\.\d s"), list[int]()
+
+    def shown(seen: str) -> bool:
+        if not pattern.search(seen):
+            return False
+        pids.extend(row["pid"] for row in listed("--data-dir", str(tmp_path / ".penstock")) if row["pid"])
+        return True
+
+    seen = on_terminal(tmp_path, shown, TERM="xterm", NO_COLOR="1")
     assert pattern.search(seen), seen
+    assert len(pids) >= 3 and not any(map(alive, pids))
 
 
 def on_terminal(folder: Path, until: Callable[[str], bool], **environ: str) -> str:

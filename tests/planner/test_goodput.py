@@ -28,7 +28,8 @@ from planner.search import BatchLimits, LatencySlo, ParallelPlan, SearchInput, a
 
 pytestmark = pytest.mark.slow
 
-TWO = SearchInput(model("opt-13b"), device("a100-80gb"), 2, RequestLengths(512, 64), HALF, 0.7)
+OUT = 16
+TWO = SearchInput(model("opt-13b"), device("a100-80gb"), 2, RequestLengths(512, OUT), HALF, 0.7)
 ONE = ParallelPlan()
 
 
@@ -36,7 +37,8 @@ ONE = ParallelPlan()
 def test_prefill_apart_is_an_m_d_1_queue(load: float) -> None:
     """Mean time to the first token: D + rho D / (2 (1 - rho)), within 5 %."""
     d = TWO.replica(ONE).step_s(1, 512, 512)
-    texts = served(TWO, ServingSetup(ONE, ONE), load / d, 10_000)
+    given = replace(TWO, lengths=RequestLengths(512, 1))  # what follows the first token is none of its queue
+    texts = served(given, ServingSetup(ONE, ONE), load / d, 10_000)
     wanted = d + load * d / (2 * (1 - load))
     assert fmean((text.first_s or 0) - text.arrived_s for text in texts) == pytest.approx(wanted, rel=0.05)
 
@@ -77,9 +79,9 @@ def test_prefill_apart_keeps_tokens_even_and_pays_the_transfer() -> None:
     """Its decode steps have no prefill in them; its first token is that of the queue of prompts."""
     beside, apart = ServingSetup(ParallelPlan(dp=2)), ServingSetup(ONE, ONE)
     slow = [served(TWO, each, 6.0) for each in (beside, apart)]
-    worst = [max(((t.ended_s or 0) - (t.first_s or 0)) / 63 for t in texts) for texts in slow]
+    worst = [max(((t.ended_s or 0) - (t.first_s or 0)) / (OUT - 1) for t in texts) for texts in slow]
     assert worst[1] < worst[0]
-    assert all(text.generated == 64 and (text.ended_s or 0) > (text.first_s or 0) for text in slow[1])
+    assert all(text.generated == OUT and (text.ended_s or 0) > (text.first_s or 0) for text in slow[1])
     assert transfer_s(TWO.replica(ONE), 512) == pytest.approx(512 * 819_200 / 300e9)
 
 
@@ -91,8 +93,8 @@ def test_answers_of_one_token_need_no_decode() -> None:
 def test_replicas_of_both_kinds_are_in_the_ratio_of_their_work() -> None:
     """Seconds of a prefill over those of the decode steps of an answer, at the largest batch."""
     one = TWO.replica(ONE)
-    batch = min(256, one.kv_tokens // 576)
-    decode_s = 64 * one.step_s(batch, round(batch * 544), 0) / batch
+    batch = min(256, one.kv_tokens // (512 + OUT))
+    decode_s = OUT * one.step_s(batch, round(batch * (512 + OUT / 2)), 0) / batch
     share = prefill_share(TWO, one, one)
     assert share == pytest.approx(one.step_s(1, 512, 512) / decode_s)
     assert f"prefill takes {share:.2f} replicas" in work_note(TWO, ServingSetup(ParallelPlan(dp=2)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from functools import cache
 from itertools import count
 from random import Random
 
@@ -19,9 +20,10 @@ AFTER_S = 1e-6
 LIMITS = ServedLimits(slots=16, kv_tokens=100_000, step_tokens=512)
 
 
+@cache
 def served_texts(
     seed: int = 1, rates: tuple[float, ...] = (0.5, 1, 2, 3, 1), count: int = 80, noise: float = 0.0
-) -> list[ServedText]:
+) -> tuple[ServedText, ...]:
     """`count` requests at each rate, with a minute between the rates."""
     random, texts, at_s = Random(seed), [], 0.0
     for rate in rates:
@@ -31,7 +33,7 @@ def served_texts(
         at_s += 60
     engine = ModelEngine(EngineShape(LIMITS.kv_tokens, LIMITS.slots, LIMITS.step_tokens, costs=TRUTH))
     Simulation(SortedQueue(by_arrival), [ModelWorker(engine, Greedy())]).run(texts)
-    return [_served(text, 1 + noise * random.random()) for text in texts]
+    return tuple(_served(text, 1 + noise * random.random()) for text in texts)
 
 
 def _served(text: ModelText, longer: float) -> ServedText:
