@@ -35,7 +35,7 @@ def test_a_shared_function_is_in_every_script_that_uses_it() -> None:
     assert changed("streaming/lua/accept.lua", "#!lua name=join flags=allow-oom\n", "#!lua name=join\n") == {"join"}
 
 
-@pytest.mark.parametrize("name", ["claim", "append", "finish", "collect", "rewound"])
+@pytest.mark.parametrize("name", ["claim", "rewound"])
 def test_the_lines_that_run_a_script_are_found(name: str) -> None:
     assert callers(SOURCE, [name])
 
