@@ -73,6 +73,8 @@ def test_a_chunk_may_bring_several_tokens_and_a_read_several_chunks() -> None:
     first, rest = whole("amber0", " brook1 cedar2", " delta3", " ember4").split(both)
     found = hear(StreamedAnswer(5, 0.5, [(1.0, first), (2.0, both), (3.0, rest)]))
     assert found.wrong == "" and list(found.chunks) == [(1.0, 1), (2.0, 2), (3.0, 1), (3.0, 1)]
+    halves = heard(whole("amb", "er0 bro", "ok1"), 2)
+    assert halves.wrong == "" and [tokens for _, tokens in halves.chunks] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ def test_a_worker_that_starts_is_said_to_start(capsys: pytest.CaptureFixture[str
     assert "starting" in shown(capsys, state="starting", away="http://x (connection refused)")
 
 
+def test_shapes_have_a_column_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "SHAPE" not in shown(capsys) and "SHAPE" in shown(capsys, shape="long")
+
+
 @pytest.mark.slow
 def test_two_instances_of_a_host_show_the_others_processes_as_the_others(tmp_path: Path, redis_url: str) -> None:
     """They share a store and a host name, and their processes have the same names. One that was killed is not taken
