@@ -82,7 +82,6 @@ def outcomes(record: JobRecord) -> list[str]:
 
 CUT = {
     "chat": {"prompt": TALK, "sampling": GREEDY},
-    "text": {"prompt": STORY, "sampling": GREEDY},
     "emoji": {"prompt": Text(("Emoji: 😀😃😄 ",)), "sampling": Sampling(max_tokens=60, temperature=0)},
     "further": {
         "prompt": STORY,
