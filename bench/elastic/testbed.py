@@ -73,8 +73,9 @@ class ElasticTestbed:
         """Redis time."""
         return await self.wire.now_ms() / 1000
 
-    async def workers(self, state: str = "ready") -> list[Process]:
-        return [process for process in await self.fleet.processes("worker") if process.state == state]
+    async def workers(self) -> list[Process]:
+        """Those that are ready."""
+        return [process for process in await self.fleet.processes("worker") if process.state == "ready"]
 
     async def plan(self) -> Plan | None:
         return (await self.plans.read()).get(MODEL)
@@ -84,7 +85,7 @@ class ElasticTestbed:
         found = reversed(await self.plans.actions(ACTIONS))
         return [noted for noted in found if noted.at_ms >= 1000 * after_s and (not kinds or noted.action.kind in kinds)]
 
-    async def first(self, after_s: float, kind: str, seconds: float = WAIT_TIMEOUT_S) -> Noted:
+    async def first(self, after_s: float, kind: str) -> Noted:
         """The first action of a kind from a moment on. Raises TimeoutError."""
         found: list[Noted] = []
 
@@ -92,17 +93,17 @@ class ElasticTestbed:
             found[:] = await self.actions(after_s, kind)
             return bool(found)
 
-        await until(there, seconds)
+        await until(there, WAIT_TIMEOUT_S)
         return found[0]
 
-    async def settled(self, ready: int, seconds: float = WAIT_TIMEOUT_S) -> None:
+    async def settled(self, ready: int) -> None:
         """Until so many workers are ready and no other is there. Raises TimeoutError."""
 
         async def is_so() -> bool:
             workers = await self.fleet.processes("worker")
             return len(workers) == ready and all(worker.state == "ready" for worker in workers)
 
-        await until(is_so, seconds)
+        await until(is_so, WAIT_TIMEOUT_S)
 
     # --- schedulers --------------------------------------------------------------------------------------------------
 
@@ -111,16 +112,16 @@ class ElasticTestbed:
         settings = self._data / "run" / "settings.json"
         self.processes.start(name, [sys.executable, "-P", "-m", "scheduler", "--settings", settings, "--id", name])
 
-    async def leader(self, *, after: int = 0, seconds: float = WAIT_TIMEOUT_S) -> tuple[Lead, int]:
-        """Whoever leads under an epoch beyond `after`, and its process id. Raises TimeoutError."""
+    async def leader(self) -> tuple[Lead, int]:
+        """Whoever leads, and its process id. Raises TimeoutError."""
         found: list[Lead] = []
 
         async def leads() -> bool:
             lead = await self.leadership.current()
-            found[:] = [lead] if lead.holder and lead.epoch > after else []
+            found[:] = [lead] if lead.holder else []
             return bool(found)
 
-        await until(leads, seconds)
+        await until(leads, WAIT_TIMEOUT_S)
         return found[0], int(found[0].holder.rpartition(":")[2])
 
 

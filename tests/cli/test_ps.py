@@ -55,7 +55,7 @@ def test_two_instances_of_a_host_show_the_others_processes_as_the_others(tmp_pat
     try:
 
         def listed(instance: Instance) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-            rows = [*map(json.loads, instance.run("ps", "--json", "--data-dir", "data").stdout.splitlines())]
+            rows = instance.ps()
             return [row for row in rows if "host" not in row], [row for row in rows if "host" in row]
 
         def agree() -> bool:
@@ -82,12 +82,10 @@ def test_a_process_is_ready_only_as_far_as_the_store_confirms_it(tmp_path: Path)
     try:
 
         def states() -> dict[str, str]:
-            lines = running.run("ps", "--json", "--data-dir", "data").stdout.splitlines()
-            return {f"{row['id']}@{row.get('host') or ''}": row["state"] for row in map(json.loads, lines)}
+            return {f"{row['id']}@{row.get('host') or ''}": row["state"] for row in running.ps()}
 
         eventually(lambda: set(states().values()) == {"ready"}, seconds=60)
-        lines = running.run("ps", "--json", "--data-dir", "data").stdout.splitlines()
-        pids = {row["id"]: row["pid"] for row in map(json.loads, lines)}
+        pids = {row["id"]: row["pid"] for row in running.ps()}
         url = json.loads((tmp_path / "data" / "run" / "state.json").read_text())["redis_url"]
         with Redis.from_url(url) as store:
             other = Process(

@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import hashlib
 import http.client
-import io
 import json
 import os
 import pty
@@ -20,18 +19,17 @@ import termios
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_instance import said_here
 from house import eventually
 from redis import Redis
 
 from bench.penstock import MODEL
 from bench.recovery.shows import Reader
-from cli.__main__ import main
 from cli.log_lines import START
 from penstock import __version__
 
@@ -129,18 +127,6 @@ def penstock() -> list[str]:
 def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """One command, to its end."""
     return subprocess.run([*penstock(), *words], check=False, capture_output=True, text=True, **options)
-
-
-def said_here(*words: str) -> tuple[str, int, str]:
-    """What a command says on stdout, its exit code, and its errors; in this process, which takes no start, and in a
-    thread without an event loop."""
-    with (
-        redirect_stdout(io.StringIO()) as said,
-        redirect_stderr(io.StringIO()) as errors,
-        ThreadPoolExecutor(1) as thread,
-    ):
-        code = thread.submit(main, list(words)).result()
-    return said.getvalue(), code, errors.getvalue()
 
 
 def listed(*where: str) -> list[dict[str, Any]]:

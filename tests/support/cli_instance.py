@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from house import end, eventually
 
+from cli.__main__ import main
+
 ROOT = Path(__file__).parents[2]
+
+
+def said_here(*words: str) -> tuple[str, int, str]:
+    """What a command says on stdout, its exit code, and its errors; in this process, which takes no start, and in a
+    thread without an event loop."""
+    with (
+        redirect_stdout(io.StringIO()) as said,
+        redirect_stderr(io.StringIO()) as errors,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        code = thread.submit(main, list(words)).result()
+    return said.getvalue(), code, errors.getvalue()
 
 
 class Instance:
@@ -38,6 +55,10 @@ class Instance:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "cli", *words]
         return subprocess.run(command, cwd=self.folder, env=self._environ, capture_output=True, text=True, check=False)
+
+    def ps(self) -> list[dict[str, Any]]:
+        """What `penstock ps --json` says."""
+        return [*map(json.loads, said_here("ps", "--json", "--data-dir", str(self.folder / "data"))[0].splitlines())]
 
     def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
