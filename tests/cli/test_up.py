@@ -413,10 +413,15 @@ async def streaming(up: Up, tokens: int = 150) -> tuple[Reader, asyncio.Task[Non
     return reader, task
 
 
-def holder(up: Up) -> str:
-    """The worker that runs a job."""
+def at_work(up: Up) -> list[str]:
+    """The workers that run a job, as they said last."""
     state = json.loads((up.data_dir / "run" / "state.json").read_text())
-    found = eventually(lambda: [row["id"] for row in listed("--redis-url", state["redis_url"]) if row["running"]])
+    return [str(row["id"]) for row in listed("--redis-url", state["redis_url"]) if row["running"]]
+
+
+def holder(up: Up) -> str:
+    """The worker that runs a job, where none ran one before."""
+    found = eventually(lambda: at_work(up))
     assert isinstance(found, list)
     return str(found[0])
 
@@ -445,6 +450,7 @@ async def test_a_killed_workers_jobs_wait_for_no_lease(start: Any, workers: int)
 
 async def a_stopped_worker_keeps_its_lease(up: Up) -> None:
     pids = await asyncio.to_thread(up.pids)
+    await asyncio.to_thread(eventually, lambda: not at_work(up))  # else the one of before seems to hold the next job
     reader, task = await streaming(up)
     stopped = await asyncio.to_thread(holder, up)
     (other,) = {"worker-1", "worker-2"} - {stopped}
