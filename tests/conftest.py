@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from house import LONG_LEASE, House, redis_process, serving
+from house import LONG_LEASE, House, redis_process, serving, unstarted
 from hypothesis import HealthCheck, settings
 from redis import Redis
 from watchdog import Watchdog
@@ -118,12 +118,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 @pytest.fixture
 def empty_house(tmp_path: Path) -> Iterator[House]:
     """A server and no process yet, for one test."""
-    with redis_process(tmp_path, None, "--appendonly", "yes") as url:
-        house = House(url, tmp_path)
-        try:
-            yield house
-        finally:
-            house.close()
+    with unstarted(tmp_path) as house:
+        yield house
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,6 +34,12 @@ from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
+
+
+def key_of(secret: str, tenant: str, **more: Any) -> KeySettings:
+    """The settings of a key."""
+    return KeySettings(sha256=hashlib.sha256(secret.encode()).hexdigest(), tenant=tenant, **more)
+
 
 FAR_MS = 1 << 45
 """A plan of that time is as new as one can be, however long the test takes."""

@@ -12,6 +12,8 @@ from openai import OpenAI
 from openai.types import Batch
 
 from penstock.engine import ChatTurn
+from streaming.batches.store import Batch as BatchRecord
+from streaming.order import Priority
 from workers.engines.sim.answers import prompt_text, token_text
 
 TOKENS = 6
@@ -27,6 +29,13 @@ def line(number: int, text: str = "", **body: Any) -> dict[str, Any]:
 
 def jsonl(lines: Sequence[Any]) -> bytes:
     return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+def batch_record(**more: Any) -> BatchRecord:
+    """A batch as the store has it."""
+    fields: dict[str, Any] = {"id": "batch_00" + 30 * "a", "tenant": "t", "ceiling": Priority.BATCH, "window": "none"}
+    fields |= {"endpoint": "/v1/chat/completions", "input_file": "file", "output_keep_ms": 3_600_000}
+    return BatchRecord(**fields | more)
 
 
 def said(text: str, tokens: int = TOKENS) -> str:

@@ -10,6 +10,12 @@ from typing import Any
 from house import House, eventually
 from kombu import Connection, Queue
 
+from offline.broker import Intake
+from streaming.events import EventSettings, EventSubscriptions
+from streaming.fleet.settings import ModelSettings
+from streaming.redis.client import RedisClient
+from streaming.store.monitor import Headroom, StoreMonitor
+
 JOBS, EVENTS = "penstock.jobs", "penstock.events"
 LIVES = ("job.accepted", "job.started", "job.completed")
 
@@ -22,6 +28,16 @@ def configure(house: House, url: str, more: str = "") -> None:
 
 def body(text: str, **more: Any) -> dict[str, Any]:
     return {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
+
+
+async def intake_of(wire: RedisClient, *, entered: bool = True, **more: Any) -> Intake:
+    """What makes jobs of messages, for the model `sim`; `entered`: it knows of the store already."""
+    headroom, monitor, events = Headroom(wire), StoreMonitor(wire), EventSettings()
+    if entered:
+        await monitor.require()
+        await headroom.look()
+    known = {"sim": ModelSettings(engine="sim")}
+    return Intake(wire, headroom, monitor, known, events, EventSubscriptions(events, {}), 64, **more)
 
 
 class Outside:

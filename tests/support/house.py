@@ -96,22 +96,51 @@ LONG_LEASE = {"PENSTOCK_REDIS_LEASE_MS": "20000"}
 lease from it."""
 
 
+def key_rows(**tenants: str) -> str:
+    """Settings of a key for each of these tenants, which is the tenant's name, with what else its row says."""
+    return "".join(
+        f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\ntenant = "{name}"\n{rest}\n'
+        for name, rest in tenants.items()
+    )
+
+
+@contextmanager
+def unstarted(folder: Path, *options: str) -> Iterator[House]:
+    """A house without a process, on a server of its own with these options."""
+    with redis_process(folder, None, "--appendonly", "yes", *options) as url:
+        house = House(url, folder)
+        try:
+            yield house
+        finally:
+            house.close()
+
+
+@contextmanager
+def restartable(folder: Path) -> Iterator[tuple[House, Callable[[], None]]]:
+    """A house without a process, on a server that writes down whatever it says; and what starts that server anew."""
+    port = free_port()
+    with ExitStack() as server:
+
+        def start() -> None:
+            server.close()
+            server.enter_context(redis_process(folder, port, "--appendonly", "yes", "--appendfsync", "always"))
+
+        start()
+        house = House(f"redis://127.0.0.1:{port}/0", folder)
+        try:
+            yield house, start
+        finally:
+            house.close()
+
+
 @contextmanager
 def serving(folder: Path, *roles: str, **environ: str) -> Iterator[House]:
     """A house with an API process and one process of each role, ready to serve if one is a worker, on a server of its
     own."""
-    with redis_process(folder, None, "--appendonly", "yes") as url:
-        house = House(url, folder)
+    with unstarted(folder) as house:
         house.environ |= environ
-        try:
-            for role in roles:
-                house.start(role)
-            house.start_api()
-            if "workers" in roles:
-                house.wait_ready()
-            yield house
-        finally:
-            house.close()
+        house.start_all(*roles)
+        yield house
 
 
 def start_role(
@@ -163,6 +192,14 @@ class House:
         process = self.start("api", **{"PENSTOCK_API_PORT": str(port or self.port), **environ})
         eventually(lambda: self.get("/healthz", port)[0] == 200, OSError)
         return process
+
+    def start_all(self, *roles: str) -> None:
+        """A process of each role and an API process, ready to serve if one is a worker."""
+        for role in roles:
+            self.start(role)
+        self.start_api()
+        if "workers" in roles:
+            self.wait_ready()
 
     def wait_ready(self) -> None:
         """Until some worker can serve."""

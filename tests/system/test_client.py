@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 from batching import said
-from house import House, eventually, free_port, redis_process
+from house import House, eventually, free_port, key_rows, redis_process, unstarted
 from severing import store_cut
 
 from penstock.client import (
@@ -45,21 +44,14 @@ def chat(text: str, tokens: int = TOKENS, **more: Any) -> dict[str, Any]:
 def two_doors(folder: Path, *, keys: bool = False, partitions: int = 1) -> Iterator[tuple[House, list[Any], list[str]]]:
     """A worker and two API processes, each with a port of its own."""
     if keys:
-        (folder / "penstock.toml").write_text("".join(
-            f'[keys.{name}]\ntenant = "{name}"\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n'
-            for name in ("ann", "bob")
-        ))  # fmt: skip
-    with redis_process(folder, None, "--appendonly", "yes") as url:
-        house = House(url, folder)
+        (folder / "penstock.toml").write_text(key_rows(ann="", bob=""))
+    with unstarted(folder) as house:
         house.environ |= {"PENSTOCK_REDIS_PARTITIONS": str(partitions), "PENSTOCK_SIM_STEP_MS": "6"}
-        try:
-            house.start("workers")
-            ports = [house.port, free_port()]
-            doors = [house.start_api(port) for port in ports]
-            house.wait_ready()
-            yield house, doors, [f"http://127.0.0.1:{port}" for port in ports]
-        finally:
-            house.close()
+        house.start("workers")
+        ports = [house.port, free_port()]
+        doors = [house.start_api(port) for port in ports]
+        house.wait_ready()
+        yield house, doors, [f"http://127.0.0.1:{port}" for port in ports]
 
 
 def texts(events: list[StreamEvent]) -> dict[int, str]:
@@ -182,9 +174,7 @@ def test_a_dead_store_is_waited_for(tmp_path: Path) -> None:
     house.environ["PENSTOCK_REDIS_LEASE_MS"] = "60000"  # the worker keeps its lease meanwhile
     try:
         with redis_process(tmp_path, port, *options):
-            house.start("workers")
-            house.start_api()
-            house.wait_ready()
+            house.start_all("workers")
         with PenstockClient(house.url, patience_s=0.5) as hasty, pytest.raises(ApiRefusal) as refused:
             hasty.submit(chat("never", 2))
         assert (refused.value.status, refused.value.code) == (503, "store_unavailable")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from chromium import BrowserPage, browsing, missing
-from house import House, eventually, redis_process
+from house import House, eventually, unstarted
 
 pytestmark = [
     pytest.mark.skipif("PENSTOCK_TEST_BROWSER" not in os.environ, reason="needs a browser: make test-browser"),
@@ -71,24 +71,20 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    with redis_process(tmp_path, None, "--appendonly", "yes") as url, browsing(tmp_path) as browser:
-        house = House(url, tmp_path)
+    with unstarted(tmp_path) as house, browsing(tmp_path) as browser:
         house.environ |= {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SIM_STEP_MS": "25"}
         house.environ["PENSTOCK_FILES_DIR"] = str(tmp_path / "files")
-        try:
-            house.start("scheduler")
-            house.start_api()
-            stage = Stage(house, browser.page())
-            stage.start_worker("worker-1")
-            house.wait_ready()
-            link = json.loads(house.post("/admin/console/links", {})[2])["path"]
-            stage.page.show(1280, 800)
-            stage.page.goto(house.url + link)
-            stage.page.wait("document.querySelector('.verdict')")
-            assert "link" not in stage.page.run("location.href")
-            yield stage
-        finally:
-            house.close()
+        house.start("scheduler")
+        house.start_api()
+        stage = Stage(house, browser.page())
+        stage.start_worker("worker-1")
+        house.wait_ready()
+        link = json.loads(house.post("/admin/console/links", {})[2])["path"]
+        stage.page.show(1280, 800)
+        stage.page.goto(house.url + link)
+        stage.page.wait("document.querySelector('.verdict')")
+        assert "link" not in stage.page.run("location.href")
+        yield stage
 
 
 def test_a_chat_goes_on_through_a_cut_a_reload_and_the_death_of_its_worker(stage: Stage) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from house import House, eventually, free_port, redis_process
+from house import House, eventually, free_port, restartable
 from openai import APIError, BadRequestError, OpenAI
 from redis import Redis
 
@@ -97,21 +96,14 @@ def test_a_turn_whose_client_leaves_with_its_api_process_ends_and_frees_the_conv
 
 def test_a_conversation_outlives_a_restart_of_the_store(tmp_path: Path) -> None:
     """In the middle of a turn, whose end nobody has read by then."""
-    port, options = free_port(), ("--appendonly", "yes", "--appendfsync", "always")
-    with ExitStack() as servers:
-        first = servers.enter_context(ExitStack())
-        house = House(first.enter_context(redis_process(tmp_path, port, *options)), tmp_path)
-        servers.callback(house.close)
+    with restartable(tmp_path) as (house, restart):
         house.environ["PENSTOCK_SIM_STEP_MS"] = "10"
-        house.start("workers")
-        house.start_api()
-        house.wait_ready()
+        house.start_all("workers")
         client = client_of(house)
         made = client.conversations.create(metadata={"a": "b"}, items=[{"role": "user", "content": "zero"}])
         response = turn(client, made.id, "one", background=True)
         eventually(lambda: client.responses.retrieve(response.id).status == "in_progress")
-        first.close()
-        servers.enter_context(redis_process(tmp_path, port, *options))
+        restart()
         eventually(lambda: client.responses.retrieve(response.id).status == "incomplete", APIError, seconds=60)
         answer = client.responses.retrieve(response.id).output_text
         assert texts(client, made.id) == ["zero", "one", answer]
@@ -122,9 +114,7 @@ def test_a_full_store_refuses_a_new_turn_and_loses_none(empty_house: House) -> N
     """The turn that ran when the store became full is added once there is room."""
     house = empty_house
     house.environ["PENSTOCK_SIM_STEP_MS"] = "10"
-    house.start("workers")
-    house.start_api()
-    house.wait_ready()
+    house.start_all("workers")
     client = client_of(house)
     made = client.conversations.create()
     response = turn(client, made.id, "one", background=True)

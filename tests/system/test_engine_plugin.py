@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from house import House, eventually, redis_process
+from house import House, eventually, unstarted
 from redis import Redis
 
 pytestmark = pytest.mark.slow
@@ -130,14 +130,10 @@ def plugged(folder: Path, engine: str, options: str = "", **environ: str) -> Ite
     """An API process, and no worker yet."""
     (folder / "penstock.toml").write_text(f'[models.m]\nengine = "{engine}"\n{options}')
     (folder / "faulty.py").write_text(FAULTY)
-    with redis_process(folder, None, "--appendonly", "yes") as url:
-        house = House(url, folder)
+    with unstarted(folder) as house:
         house.environ |= {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, EXAMPLE, folder))), **environ}
-        try:
-            house.start_api()
-            yield Served(house, engine)
-        finally:
-            house.close()
+        house.start_api()
+        yield Served(house, engine)
 
 
 @pytest.fixture(scope="module")

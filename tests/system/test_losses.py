@@ -179,10 +179,7 @@ def test_a_killed_server_comes_back_with_everything(tmp_path: Any) -> None:
         try:
             house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
             house.environ["PENSTOCK_REDIS_LEASE_MS"] = "5000"
-            house.start("scheduler")
-            house.start("workers")
-            house.start_api()
-            house.wait_ready()
+            house.start_all("scheduler", "workers")
             reader = Reader(house, "redis")
             eventually(has_some([reader]))
             kill(server_pid(port))
@@ -246,9 +243,7 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_told_of_once(
     together, each line more holds up every other stream."""
     house = empty_house
     house.environ |= {"PENSTOCK_API_SEND_TIMEOUT_S": "0.3", "PENSTOCK_SIM_STEP_MS": "1"}
-    house.start("workers")
-    house.start_api()
-    house.wait_ready()
+    house.start_all("workers")
     body = {"model": "sim", "prompt": "x", "max_tokens": 3000, "stream": True}
     asked = json.dumps({**body, "queue": {"on_disconnect": on_disconnect}}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

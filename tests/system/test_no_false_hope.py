@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from house import House, eventually, redis_process
+from house import House, eventually, unstarted
 from redis import Redis
 
 from streaming.keys import partition_key
@@ -33,21 +33,14 @@ def door(tmp_path: Any, request: pytest.FixtureRequest) -> Iterator[House]:
     partitions, tenant_slots = request.param
     digests = {name: hashlib.sha256(f"key-of-{name}".encode()).hexdigest() for name in ("flood", "light")}
     (tmp_path / "penstock.toml").write_text(SETTINGS.format(tenant_slots=tenant_slots, **digests))
-    with redis_process(tmp_path, None, "--appendonly", "yes") as url:
-        house = House(url, tmp_path)
+    with unstarted(tmp_path) as house:
         house.environ |= {
             "PENSTOCK_SIM_SLOTS": str(SLOTS),
             "PENSTOCK_SIM_STEP_MS": "10",
             "PENSTOCK_REDIS_PARTITIONS": str(partitions),
         }
-        try:
-            house.start("workers")
-            house.start("scheduler")
-            house.start_api()
-            house.wait_ready()
-            yield house
-        finally:
-            house.close()
+        house.start_all("workers", "scheduler")
+        yield house
 
 
 def ask(house: House, tenant: str, tokens: int = 6_000, **queue: Any) -> tuple[int, dict[str, str], Any]:

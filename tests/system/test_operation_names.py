@@ -47,9 +47,7 @@ def test_every_endpoint_has_one_operation(empty_house: House, collector: Collect
     house = empty_house
     house.environ["PENSTOCK_TELEMETRY_OTLP_ENDPOINT"] = collector.url
     house.environ["OTEL_BSP_SCHEDULE_DELAY"] = "100"
-    house.start_api()
-    house.start("workers")
-    house.wait_ready()
+    house.start_all("workers")
     for endpoint in Endpoint:
         for body, operation in REQUESTS[endpoint]:
             before = counted(house).get(operation, 0.0)

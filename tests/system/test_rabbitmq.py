@@ -29,10 +29,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit]:
 
 def start(house: House, node: Rabbit, folder: Path) -> Outside:
     configure(house, node.url)
-    house.start_api()
-    for role in ("workers", "offline"):
-        house.start(role)
-    house.wait_ready()
+    house.start_all("workers", "offline")
     return Outside(node.url)
 
 

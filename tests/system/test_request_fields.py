@@ -30,10 +30,7 @@ def expected(question: str, tokens: int) -> str:
 
 @pytest.fixture(scope="module")
 def openai(house: House) -> OpenAI:
-    house.start("workers")
-    house.start_api()
     house.start("offline")
-    house.wait_ready()
     return client(house)
 
 

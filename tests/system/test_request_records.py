@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from house import House, eventually, redis_process
+from house import House, eventually, unstarted
 
 from bench.ports import free_port
 from telemetry.records.reader import Skipped, read_records
@@ -29,8 +29,7 @@ FINAL = ("completed", "failed", "cancelled", "expired")
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    with redis_process(tmp_path, None, "--appendonly", "yes") as url:
-        house = House(url, tmp_path)
+    with unstarted(tmp_path) as house:
         house.environ |= {
             "PENSTOCK_RECORDS_DIR": str(tmp_path / "records"),
             "PENSTOCK_RECORDS_SAMPLE_S": "0.5",
@@ -40,10 +39,7 @@ def house(tmp_path: Path) -> Iterator[House]:
             "PENSTOCK_SIM_STEP_MS": "5",
             "PENSTOCK_REDIS_PARTITIONS": "2",
         }
-        try:
-            yield house
-        finally:
-            house.close()
+        yield house
 
 
 def kept(house: House) -> list[Record]:
@@ -87,9 +83,7 @@ def check(house: House, ids: list[str]) -> dict[str, RequestRecord]:
 def test_every_request_has_one_record_whatever_ends_it(house: House) -> None:
     """Completed, cancelled while it waits and while it runs, expired in the lane and at the claim, refused; streamed
     and whole, with several choices."""
-    house.start_api()
-    house.start("workers")
-    house.wait_ready()
+    house.start_all("workers")
     completed = [submit(house, 20, priority=lane) for lane in ("interactive", "standard", "batch") for _ in range(5)]
     running = submit(house, LONG)
     eventually(lambda: shown(house, running)["status"] == "in_progress")
@@ -251,9 +245,7 @@ def test_samples_of_every_process(house: House) -> None:
 
 def test_no_text_of_a_client_is_recorded(house: House) -> None:
     """Neither prompt nor answer, nor an id, a model or a tenant that a client chose."""
-    house.start_api()
-    house.start("workers")
-    house.wait_ready()
+    house.start_all("workers")
     check(house, [submit(house, 5)])
     body = {"model": f"sk-{SECRET}", "messages": [{"role": "user", "content": SECRET}], "user": SECRET}
     status, *_ = house.post("/v1/chat/completions", body, {"X-Request-Id": "sk-chosen", "Authorization": "Bearer sk-x"})
@@ -265,9 +257,7 @@ def test_no_text_of_a_client_is_recorded(house: House) -> None:
 
 def test_records_can_be_switched_off(house: House) -> None:
     house.environ["PENSTOCK_RECORDS_ENABLED"] = "false"
-    house.start_api()
-    house.start("workers")
-    house.wait_ready()
+    house.start_all("workers")
     job_id = submit(house, 5)
     eventually(lambda: shown(house, job_id)["status"] == "completed")
     time.sleep(1.0)

@@ -9,13 +9,12 @@ import re
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from house import House, eventually, free_port, redis_process
+from house import House, eventually, free_port, restartable
 from openai import OpenAI
 from pydantic import BaseModel
 from redis import Redis
@@ -297,9 +296,7 @@ def test_an_answer_of_the_real_model_is_parsed(empty_house: House, real_model: P
     (house.folder / "penstock.toml").write_text(
         f'[models.small]\nengine = "llamacpp"\noptions.path = "{real_model}"\noptions.context = 1024\n'
     )
-    house.start("workers")
-    house.start_api()
-    house.wait_ready()
+    house.start_all("workers")
     responses = house.closes(OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, timeout=120)).responses
 
     class River(BaseModel):
@@ -328,36 +325,24 @@ def test_an_answer_of_the_real_model_is_parsed(empty_house: House, real_model: P
 
 def test_a_response_outlives_a_restart_of_the_store(tmp_path: Path) -> None:
     """While it runs, and after its end: both readers get the whole."""
-    port = free_port()
-    with ExitStack() as servers:
-        stack = servers.enter_context(ExitStack())
-        options = ("--appendonly", "yes", "--appendfsync", "always")
-        house = House(stack.enter_context(redis_process(tmp_path, port, *options)), tmp_path)
-        try:
-            house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
-            house.start("workers")
-            house.start_api()
-            house.wait_ready()
-            before = create(house, "before", background=True, max_output_tokens=20)
-            ended = before.whole()
-            reader = create(house, "store", background=True)
-            eventually(has(reader, 10))
-            stack.close()
-            servers.enter_context(redis_process(tmp_path, port, *options))
-            found = reader.whole()
-            assert text_of(found) == said("store")
-            assert follow(house, reader.response).whole() == found
-            assert follow(house, before.response).whole() == ended
-        finally:
-            house.close()
+    with restartable(tmp_path) as (house, restart):
+        house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+        house.start_all("workers")
+        before = create(house, "before", background=True, max_output_tokens=20)
+        ended = before.whole()
+        reader = create(house, "store", background=True)
+        eventually(has(reader, 10))
+        restart()
+        found = reader.whole()
+        assert text_of(found) == said("store")
+        assert follow(house, reader.response).whole() == found
+        assert follow(house, before.response).whole() == ended
 
 
 def test_a_record_of_another_version(empty_house: House) -> None:
     """A newer one is left to a process of its version; an older one, without what newer ones add, is shown."""
     house = empty_house
-    house.start("workers")
-    house.start_api()
-    house.wait_ready()
+    house.start_all("workers")
     made = json.loads(house.post("/v1/responses", {"model": "sim", "input": "x", "max_output_tokens": 2})[2])
     key = f"penstock:{{0}}:job:{made['id'].removeprefix('resp_')}"
     with Redis.from_url(house.redis_url) as store:

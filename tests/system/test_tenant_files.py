@@ -3,7 +3,6 @@ of the store is lost; and counting them costs the same for one file and for many
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import socket
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 from batching import client, ended, jsonl, line
-from house import House, eventually, redis_process, serving
+from house import House, eventually, key_rows, redis_process, serving
 from openai import OpenAI, RateLimitError
 from redis import Redis
 from severing import store_cut
@@ -32,12 +31,9 @@ pytestmark = pytest.mark.slow
 TENANT = "t"
 LEAST_FILE = 4096
 QUOTAS = {"small": 3 * LEAST_FILE, "middle": 40_000, "large": 2_000_000}
-SETTINGS = "".join(
-    f'[keys.{name}]\ntenant = "{name}"\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n'
-    f"quotas = {{ file_bytes = {most} }}\n"
-    for name, most in QUOTAS.items()
-) + (f'[keys.free]\ntenant = "free"\nsha256 = "{hashlib.sha256(b"free").hexdigest()}"\n'
-     f'[keys.ops]\ntenant = "ops"\nadmin = true\nsha256 = "{hashlib.sha256(b"ops").hexdigest()}"\n')  # fmt: skip
+SETTINGS = key_rows(
+    **{name: f"quotas = {{ file_bytes = {most} }}" for name, most in QUOTAS.items()}, free="", ops="admin = true"
+)
 
 
 @pytest.fixture

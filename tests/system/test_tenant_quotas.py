@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from batching import client, content, ended, jsonl, line
 from flow import append, delta
-from house import House, redis_process
+from house import House, redis_process, unstarted
 from openai import OpenAI, RateLimitError
 from redis import Redis
 
@@ -376,16 +376,9 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("quotas")
     digests = {name: hashlib.sha256(f"key-of-{name}".encode()).hexdigest() for name in ("ann", "bob", "ops")}
     (folder / "penstock.toml").write_text(SETTINGS.format(**digests))
-    with redis_process(folder, None, "--appendonly", "yes") as url:
-        house = House(url, folder)
-        try:
-            house.start("workers")
-            house.start("offline")
-            house.start_api()
-            house.wait_ready()
-            yield house
-        finally:
-            house.close()
+    with unstarted(folder) as house:
+        house.start_all("workers", "offline")
+        yield house
 
 
 @pytest.fixture

@@ -83,10 +83,7 @@ def calls_of(message: Any) -> dict[int, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def openai(house: House) -> OpenAI:
-    house.start("workers")
-    house.start_api()
     house.start("offline")
-    house.wait_ready()
     return client(house)
 
 

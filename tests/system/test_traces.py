@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from house import House, eventually, redis_process
+from house import House, eventually, redis_process, unstarted
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from otlp_collector import Collector, attributes_of, collector
@@ -44,8 +44,7 @@ events = ["job.completed", "batch.completed"]
 
 @pytest.fixture
 def house(tmp_path: Path, collector: Collector) -> Iterator[House]:
-    with redis_process(tmp_path, None, "--appendonly", "yes") as url:
-        house = House(url, tmp_path)
+    with unstarted(tmp_path) as house:
         house.environ |= {
             "PENSTOCK_TELEMETRY_OTLP_ENDPOINT": collector.url,
             "OTEL_BSP_SCHEDULE_DELAY": "100",  # the exporter's own: ms between two batches of spans
@@ -53,10 +52,7 @@ def house(tmp_path: Path, collector: Collector) -> Iterator[House]:
             "PENSTOCK_SIM_STEP_MS": "10",
             "PENSTOCK_FILES_DIR": str(tmp_path / "files"),
         }
-        try:
-            yield house
-        finally:
-            house.close()
+        yield house
 
 
 def chat(tokens: int, **more: Any) -> dict[str, Any]:
@@ -168,9 +164,7 @@ def test_a_trace_outlives_the_store(tmp_path: Path, collector: Collector) -> Non
     try:
         with ExitStack() as store:
             store.enter_context(redis_process(tmp_path, port, "--appendonly", "yes", "--appendfsync", "always"))
-            house.start_api()
-            house.start("workers")
-            house.wait_ready()
+            house.start_all("workers")
             connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=60)
             answer = begun(connection, chat(300, stream=True), 20)
             job_id = answer.headers["x-job-id"]
@@ -211,9 +205,7 @@ def _info(port: int) -> dict[str, Any]:
 
 def test_an_attempt_has_the_names_of_the_conventions(house: House, collector: Collector) -> None:
     """Of GenAI, where they exist; the span of the request names the tenant of its key, whatever its client sends."""
-    house.start_api()
-    house.start("workers")
-    house.wait_ready()
+    house.start_all("workers")
     body = chat(5, temperature=0.5, n=2, metadata={"tenant": "another"})
     _, headers, _ = house.post("/v1/chat/completions", body, {"tracestate": "tenant=another"})
     trace = trace_of(collector, headers["x-job-id"])
@@ -259,9 +251,7 @@ def test_a_job_that_no_worker_ends_has_the_spans_of_its_end(house: House, collec
 def test_the_ratio_alone_decides(house: House, collector: Collector) -> None:
     """At 0 nothing is sent, not even for a caller whose trace is sampled; the answer is the same."""
     house.environ["PENSTOCK_TELEMETRY_TRACE_RATIO"] = "0"
-    house.start_api()
-    house.start("workers")
-    house.wait_ready()
+    house.start_all("workers")
     sampled = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     assert house.post("/v1/chat/completions", chat(5), sampled)[0] == 200
     house.start("workers", "--id", "later")  # lives longer than a batch of spans waits
@@ -274,10 +264,7 @@ def test_batches_and_webhooks_are_in_traces(house: House, collector: Collector) 
     tells of, and carries it on."""
     with receiving(Receiver()) as receiver:
         (house.folder / "penstock.toml").write_text(SETTINGS.format(url=receiver.url))
-        house.start_api()
-        for role in ("workers", "offline"):
-            house.start(role)
-        house.wait_ready()
+        house.start_all("workers", "offline")
         line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat(3)}
         lines = "".join(json.dumps({**line, "custom_id": f"line {number}"}) + "\n" for number in range(3))
         form = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from house import ADMIN_TOKEN, House, eventually, redis_process
+from house import ADMIN_TOKEN, House, eventually, unstarted
 from openapi_document import SCHEMAS, conforms
 
 from api.services import PLANS_INTERVAL_S
@@ -34,16 +34,12 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """An API process and a scheduler; nobody starts workers."""
     folder = tmp_path_factory.mktemp("gate")
     (folder / "penstock.toml").write_text(TWO)
-    with redis_process(folder, None, "--appendonly", "yes") as url:
-        house = House(url, folder)
+    with unstarted(folder) as house:
         house.environ |= {"PENSTOCK_SCHEDULER_TICK_S": "0.1", "PENSTOCK_SCHEDULER_LEAD_S": "2"}
-        try:
-            house.start("scheduler", "--id", "scheduler-1")
-            house.start_api()
-            eventually(lambda: pool(house)["want"] == 0)
-            yield house
-        finally:
-            house.close()
+        house.start("scheduler", "--id", "scheduler-1")
+        house.start_api()
+        eventually(lambda: pool(house)["want"] == 0)
+        yield house
 
 
 def pool(house: House, model: str = "sim") -> dict[str, Any]:

@@ -401,9 +401,7 @@ def test_what_admins_do_and_are_refused_is_logged(empty_house: House, tmp_path: 
         hashes[name] = hashlib.sha256(f"sk-canary-{name}".encode()).hexdigest()
         text += f"[keys.{name}]\nsha256 = '{hashes[name]}'\n{row}\n"
     (tmp_path / "penstock.toml").write_text(text)
-    house.start("workers")
-    house.start_api()
-    house.wait_ready()
+    house.start_all("workers")
 
     def ask(method: str, path: str, key: str, body: Any = None) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer sk-canary-{key}", "X-Request-Id": f"{method}.{key}"}

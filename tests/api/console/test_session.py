@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator
 
 import httpx2
 import pytest
-from api_in_process import LocalApi, api_in_process
+from api_in_process import LocalApi, api_in_process, key_of
 
 from api.auth.console import ConsoleAccess, cookie_name, set_cookie
 from api.auth.keys import Keyring
-from api.settings import KeySettings
 from streaming.fleet.processes import LINK_S, SESSION_S, ConsoleSessions
 from streaming.redis.client import RedisClient
 
@@ -22,11 +21,7 @@ pytestmark = pytest.mark.slow
 ROOT, PLAIN, OTHER = "sk-root", "sk-plain", "sk-other"
 
 
-def key(secret: str, tenant: str, *, admin: bool = False) -> KeySettings:
-    return KeySettings(sha256=hashlib.sha256(secret.encode()).hexdigest(), tenant=tenant, admin=admin)
-
-
-KEYS = {"root": key(ROOT, "ops", admin=True), "plain": key(PLAIN, "ops"), "other": key(OTHER, "b", admin=True)}
+KEYS = {"root": key_of(ROOT, "ops", admin=True), "plain": key_of(PLAIN, "ops"), "other": key_of(OTHER, "b", admin=True)}
 
 
 @pytest.fixture
@@ -153,7 +148,7 @@ async def test_another_key_of_the_same_name_ends_it(wire: RedisClient) -> None:
     link = await before.link(caller)
     headers = {b"cookie": f"penstock-console={cookie}".encode(), b"x-penstock-console": token.encode()}
     assert await before.caller(headers) == caller
-    for keys in (KEYS | {"root": key("sk-new", "ops", admin=True)}, KEYS | {"root": key(ROOT, "ops")}, {}):
+    for keys in (KEYS | {"root": key_of("sk-new", "ops", admin=True)}, KEYS | {"root": key_of(ROOT, "ops")}, {}):
         after = ConsoleAccess(Keyring(keys), sessions)
         assert await after.caller(headers) is None
     assert await ConsoleAccess(Keyring({}), sessions).redeem(link) is None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from typing import Any
 
 import pytest
-from api_in_process import api_in_process
+from api_in_process import api_in_process, key_of
 from house import House
 
 from api.durable import StreamOffset
 from api.openai import cursor
-from api.settings import KeySettings
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
@@ -77,10 +75,7 @@ def test_reading_a_stream_again_counts_no_tokens(house: House) -> None:
 
 
 async def test_a_stream_is_read_with_its_own_tenants_key_alone(redis_url: str) -> None:
-    keys = {
-        name: KeySettings(sha256=hashlib.sha256(name.encode()).hexdigest(), tenant=tenant)
-        for name, tenant in (("first", "a"), ("second", "a"), ("other", "b"))
-    }
+    keys = {name: key_of(name, tenant) for name, tenant in (("first", "a"), ("second", "a"), ("other", "b"))}
     client = RedisClient.open(RedisSettings(url=redis_url))
     async with api_in_process(client, keys=keys) as api:
         accepted = await api.post("/v1/jobs", CHAT, authorization="Bearer first")

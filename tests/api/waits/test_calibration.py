@@ -7,6 +7,7 @@ from collections import deque
 
 import pytest
 from msgspec.structs import replace
+from waits_clock import Clock, clock
 
 from api.openai.errors import Wait, wait_fields
 from api.waits import (
@@ -27,26 +28,11 @@ from streaming.fleet.plans import Plan, Prospect
 from streaming.jobs.job import Job, Text
 from streaming.order import Priority
 
+__all__ = ["clock"]  # a fixture
+
 STANDARD = EstimateSource("m", Priority.STANDARD, "plan")
 LIMITED = Job(id="l", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)), deadline_ms=9)
 JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
-
-
-class Clock:
-    """Stands in for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("api.waits.time", clock)
-    return clock
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.002, -0.001])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from waits_clock import Clock, clock
 
 from api.waits import RATE_WINDOW_S, STALE_S, CompletionRate, WaitEstimates, WorkerReadiness
 from streaming.fleet.plans import Plan, Prospect
@@ -12,22 +13,7 @@ from streaming.fleet.processes import this_process
 from streaming.jobs.job import Job, Text
 from streaming.order import Priority
 
-
-class Clock:
-    """Stands in for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("api.waits.time", clock)
-    return clock
+__all__ = ["clock"]  # a fixture
 
 
 def test_only_jobs_that_ended_lately_count(clock: Clock) -> None:
@@ -86,12 +72,10 @@ def test_a_worker_whose_servers_are_away_begins_nothing() -> None:
         assert waits.wait(job) is not None and not waits.readiness.problem("m")
 
 
-def test_old_reports_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("api.waits.time.monotonic", lambda: now[0])
+def test_old_reports_say_nothing(clock: Clock) -> None:
     readiness = WorkerReadiness()
     readiness.learn([])
-    now[0] += STALE_S + 1
+    clock.now += STALE_S + 1
     assert readiness.problem("m") == ""
 
 
@@ -105,14 +89,12 @@ def test_a_wait_without_a_ready_worker_is_unknown(wake_s: float, ready: bool, kn
     assert (waits.wait(job) is not None) == known
 
 
-def test_a_start_that_takes_too_long_is_expected_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_takes_too_long_is_expected_no_more(clock: Clock) -> None:
     """A plan names a whole cold start while it has ordered none, as with a worker that crashes at each start. An order
     begins the time anew."""
-    now = [100.0]
-    monkeypatch.setattr("api.waits.time.monotonic", lambda: now[0])  # of all modules: it is the module's own
 
     def expected(want: int) -> bool:
-        at_ms = int(1000 * now[0])
+        at_ms = int(1000 * clock.now)
         plan = Plan(
             model="m", want=want, reason="r", at_ms=at_ms, wake_s=8.0, cold_start_s=8.0, lanes={"batch": Prospect(8.0)}
         )
@@ -123,13 +105,13 @@ def test_a_start_that_takes_too_long_is_expected_no_more(monkeypatch: pytest.Mon
     waits, job = WaitEstimates(), a_job(Priority.BATCH)
     waits.readiness.learn([a_worker("ready")])
     assert expected(want=1)
-    now[0] += 8
+    clock.now += 8
     assert expected(want=1)
-    now[0] += 1
+    clock.now += 1
     assert not expected(want=1)
     assert expected(want=0), "this job wakes it"
     assert expected(want=1)
-    now[0] += 9
+    clock.now += 9
     assert not expected(want=1)
 
 

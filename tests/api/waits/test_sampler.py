@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
+from waits_clock import Clock, clock
 
 from api.openai.errors import Wait
 from api.waits import (
@@ -29,19 +30,11 @@ from streaming.jobs.records import JobRecord
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
+__all__ = ["clock"]  # a fixture
+
 STANDARD, BATCH = (EstimateSource("m", lane, "plan") for lane in (Priority.STANDARD, Priority.BATCH))
 JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
 QUEUED = JobRecord(job=JOB, state=JobState.QUEUED, created_ms=10_000, keep_s=60, terminal=None)
-
-
-class Clock:
-    """Stands in for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class Records:
@@ -54,13 +47,6 @@ class Records:
     async def records(self, job_ids: Sequence[str], **_: Any) -> list[JobRecord | None]:
         self.asked += job_ids
         return [self.known.get(job_id, QUEUED) for job_id in job_ids]
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("api.waits.time", clock)
-    return clock
 
 
 def ended(state: JobState, after_ms: int, started_ms: int = 0) -> JobRecord:
