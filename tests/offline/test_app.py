@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batching import batch_record
 from certificates import Authority, secured
 from flow import until
 from redis import Redis
@@ -18,10 +19,9 @@ from offline.batch.batch_runner import DueNotifier
 from offline.broker import Broker, BrokerUnavailable
 from offline.settings import OfflineSettings
 from penstock.config import ConfigError
-from streaming.batches.store import Batch, Batches
+from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from streaming.keys import BROKER
-from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from telemetry.metrics import Metrics
@@ -150,11 +150,7 @@ async def test_each_batch_is_told_by_one_message_and_again_when_it_is_lost(redis
     batches = Batches(wire)
     try:
         for _ in range(3):
-            batch = Batch(
-                id=batches.new_id("t"), tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions",
-                input_file="f", window="none", output_keep_ms=1,
-            )  # fmt: skip
-            await batches.create(batch, "digest")
+            await batches.create(batch_record(id=batches.new_id("t")), "digest")
         metrics = Metrics.start("", "offline")
         notifiers = [DueNotifier(batches, app, metrics) for _ in range(4)]
         assert sum(await asyncio.gather(*(notifier.notify() for notifier in notifiers))) == 3

@@ -7,13 +7,13 @@ import dataclasses
 from pathlib import Path
 
 import msgspec
-from batching import jsonl, line
+from batching import batch_record, jsonl, line
 
 from offline.batch.lines import MAX_BLOCKED, BatchTools, Lines
 from penstock.engine import Capabilities, Failure, ModelCard
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import InputPlan, LineOutcome
-from streaming.batches.store import Batch, BatchLease, BatchProgress, BatchState
+from streaming.batches.store import BatchLease, BatchProgress, BatchState
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.jobs.codec import Terminal
@@ -21,7 +21,6 @@ from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
-from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.identity import enter_store
 from streaming.store.monitor import Headroom, StoreMonitor
@@ -29,10 +28,7 @@ from streaming.store.monitor import Headroom, StoreMonitor
 RETRIES = 2
 
 
-BATCH = Batch(
-    id="batch_00" + 30 * "a", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/chat/completions",
-    input_file="file", window="none", output_keep_ms=3_600_000,
-)  # fmt: skip
+BATCH = batch_record()
 
 
 async def one_line(wire: RedisClient, folder: Path, data: bytes = jsonl([line(1)])) -> Lines:

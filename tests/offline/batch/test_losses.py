@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from batching import answers_are_right, begin, client, content, ended, jsonl, line, nothing_left_over, reaches
-from house import House, eventually, redis_process
+from house import House, eventually, restartable
 from redis import Redis
 
 from streaming.keys import BROKER
@@ -127,33 +127,19 @@ def test_what_a_process_left_of_an_ended_batch_is_removed_at_the_next_start(serv
 
 def test_after_a_restart_of_everything_it_goes_on(tmp_path: Path) -> None:
     """Redis too, all killed at once."""
-    options = ("--appendonly", "yes", "--appendfsync", "always")
     lines = [line(number, max_tokens=30) for number in range(LINES)]
-    with redis_process(tmp_path, None, *options) as url:
-        house = _all_roles(url, tmp_path)
+    with restartable(tmp_path) as (house, restart):
+        house.environ |= {"PENSTOCK_SIM_SLOTS": "8", "PENSTOCK_REDIS_LEASE_MS": "500"}
+        house.start_all("scheduler", "workers", "offline")
         openai = client(house)
         batch = begin(openai, lines)
         reaches(openai, batch, 40)
         for process in house._processes:
             kill(process)
-    with redis_process(tmp_path, int(url.rpartition(":")[2].split("/")[0]), *options) as url:
-        house = _all_roles(url, tmp_path)
-        try:
-            openai = client(house)
-            done = ended(openai, batch)
-            answers_are_right(content(openai, done.output_file_id), lines)
-        finally:
-            house.close()
-
-
-def _all_roles(url: str, folder: Path) -> House:
-    house = House(url, folder)
-    house.environ |= {"PENSTOCK_SIM_SLOTS": "8", "PENSTOCK_REDIS_LEASE_MS": "500"}
-    for role in ("scheduler", "workers", "offline"):
-        house.start(role)
-    house.start_api()
-    house.wait_ready()
-    return house
+        restart()
+        house.start_all("scheduler", "workers", "offline")
+        done = ended(openai, batch)
+        answers_are_right(content(openai, done.output_file_id), lines)
 
 
 def test_a_drained_offline_process_ends_soon_and_loses_nothing(served: House) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from batching import TOKENS, client, ended, jsonl, line
-from house import House, eventually
+from batching import TOKENS, batch_record, begin, client, ended, jsonl, line
+from house import House, eventually, key_rows
 from openai import OpenAI
 from openai.types import Batch as BatchObject
 from redis import Redis
@@ -20,10 +19,9 @@ from offline.batch.lines import BatchTools, Lines, Terms, validate_input
 from penstock.engine import Capabilities, ModelCard
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import LineOutcome, Segment
-from streaming.batches.store import Batch, BatchLease, BatchProgress, BatchState
+from streaming.batches.store import BatchLease, BatchProgress, BatchState
 from streaming.jobs.job import Job
 from streaming.keys import partition_key
-from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.monitor import Headroom, StoreMonitor
 
@@ -69,22 +67,14 @@ def test_a_line_weighs_what_it_may_have_computed(tmp_path: Path, body: dict[str,
 def ann(empty_house: House) -> OpenAI:
     """A tenant who may have 1,000 tokens waiting, and a worker that takes long for them."""
     house = empty_house
-    digest = hashlib.sha256(b"ann").hexdigest()
-    (house.folder / "penstock.toml").write_text(
-        f'[keys.ann]\nsha256 = "{digest}"\ntenant = "ann"\nbatch_tokens = 1000\n'
-    )
-    house.environ |= {"PENSTOCK_SIM_SLOTS": "2", "PENSTOCK_SIM_STEP_MS": "20", "PENSTOCK_WORKER_RESERVED_SLOTS": "0"}
-    house.start("workers")
-    house.start("offline")
-    house.start_api()
-    house.wait_ready()
+    (house.folder / "penstock.toml").write_text(key_rows(ann="batch_tokens = 1000"))
+    house.environ |= {"PENSTOCK_SIM_SLOTS": "2", "PENSTOCK_SIM_STEP_MS": "10", "PENSTOCK_WORKER_RESERVED_SLOTS": "0"}
+    house.start_all("workers", "offline")
     return client(house, "ann")
 
 
 def begun(openai: OpenAI, lines: Sequence[Any]) -> BatchObject:
-    file = openai.files.create(file=("lines.jsonl", jsonl(lines)), purpose="batch")
-    endpoint: Any = lines[0]["url"]
-    return openai.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+    return begin(openai, lines, endpoint=lines[0]["url"])
 
 
 def test_a_quota_of_a_thousand_tokens_holds(empty_house: House, ann: OpenAI) -> None:
@@ -132,11 +122,9 @@ async def lines(wire: RedisClient, tmp_path: Path) -> AsyncIterator[Lines]:
     segment.commit()
     segment.close()
     found.plan.save(tmp_path)
-    batch = Batch(
-        id="batch_00" + "0" * 30, tenant="t", ceiling=Priority.BATCH, endpoint="/v1/chat/completions", input_file="f",
-        window="none", output_keep_ms=1000,
-    )  # fmt: skip
-    hold = BatchLease(batch=batch, epoch=2, now_ms=0, state=BatchState.IN_PROGRESS, progress=BatchProgress(total=10))
+    hold = BatchLease(
+        batch=batch_record(), epoch=2, now_ms=0, state=BatchState.IN_PROGRESS, progress=BatchProgress(total=10)
+    )
     headroom, monitor = Headroom(wire), StoreMonitor(wire)
     await monitor.require()
     lines = Lines(BatchTools(wire, headroom, monitor, ("sim",), BatchSettings(window=4), 64), hold, tmp_path)

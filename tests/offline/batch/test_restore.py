@@ -52,10 +52,7 @@ def test_a_batch_that_had_ended_ends_again_as_it_did(tmp_path: Path) -> None:
     data.mkdir()
     lines = [line(number, max_tokens=30) for number in range(LINES)]
     with house_on(data, tmp_path) as house:
-        house.start("workers")
-        house.start("offline")
-        house.start_api()
-        house.wait_ready()
+        house.start_all("workers", "offline")
         openai = client(house)
         batches = [begin(openai, lines) for _ in range(4)]
         for batch in batches:

@@ -10,21 +10,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from batching import client, content, ended, jsonl
-from house import House, redis_process
+from batching import batch_record, client, content, ended, jsonl
+from brokering import intake_of
+from house import House, redis_process, unstarted
 
 from api.openai.errors import too_large_for_store
 from offline.batch import lines as lines_module
 from offline.batch.lines import BatchTools, Lines, Terms, validate_input
-from offline.broker import Intake, Rejected
+from offline.broker import Rejected
 from penstock.engine import Capabilities, ModelCard, Sampling
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import Segment
-from streaming.batches.store import Batch, BatchLease, BatchProgress, BatchState
+from streaming.batches.store import BatchLease, BatchProgress, BatchState
 from streaming.errors import NeverFits, StoreFull
-from streaming.events import EventSettings, EventSubscriptions
 from streaming.fleet.processes import Fleet
-from streaming.fleet.settings import ModelSettings
 from streaming.ids import partition_of
 from streaming.jobs.job import Job, Text
 from streaming.jobs.places import TOKEN_BYTES, reserved_bytes
@@ -55,16 +54,9 @@ def completion(name: str, **body: Any) -> dict[str, Any]:
 def small_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """All roles on a store of 32 MB."""
     folder = tmp_path_factory.mktemp("house")
-    with redis_process(folder, None, "--appendonly", "yes", *LIMIT) as url:
-        house = House(url, folder)
-        try:
-            for role in ("workers", "offline"):
-                house.start(role)
-            house.start_api()
-            house.wait_ready()
-            yield house
-        finally:
-            house.close()
+    with unstarted(folder, *LIMIT) as house:
+        house.start_all("workers", "offline")
+        yield house
 
 
 def test_a_request_that_never_fits_is_no_reason_to_try_again(small_house: House) -> None:
@@ -199,11 +191,7 @@ async def test_a_key_leads_to_its_job_whatever_the_store_gives_now(small: RedisC
 
 async def test_a_message_that_never_fits_is_rejected(small: RedisClient) -> None:
     """As any that can never be a job, so that those behind it are taken."""
-    headroom, monitor = Headroom(small), StoreMonitor(small)
-    await monitor.require()
-    await headroom.look()
-    known = {"sim": ModelSettings(engine="sim")}
-    intake = Intake(small, headroom, monitor, known, EventSettings(), EventSubscriptions(EventSettings(), {}), 64)
+    intake = await intake_of(small)
     asked = {"endpoint": "/v1/completions", **HUGE}
     with pytest.raises(Rejected) as caught:
         await intake.accept(json.dumps(asked).encode(), "huge")
@@ -237,10 +225,7 @@ async def begin(small: RedisClient, tmp_path: Path) -> AsyncIterator[Callable[..
         found = validate_input(folder / "input", Terms("/v1/completions", {"sim"}, 100_000), segment)
         segment.close()
         found.plan.save(folder)
-        batch = Batch(
-            id=f"batch_00{len(begun):030x}", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions",
-            input_file="f", window="none", output_keep_ms=1000,
-        )  # fmt: skip
+        batch = batch_record(id=f"batch_00{len(begun):030x}", endpoint="/v1/completions")
         hold = BatchLease(
             batch=batch, epoch=2, now_ms=0, state=BatchState.IN_PROGRESS, progress=BatchProgress(total=len(sizes))
         )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from batching import jsonl, line
+from batching import batch_record, jsonl, line
 from flow import until
 from msgspec.structs import replace
 
@@ -16,22 +16,18 @@ from offline.batch.lines import BatchTools, Terms, validate_input
 from offline.batch.turn import BatchTurn, TurnContext
 from streaming.batches.file_store import BatchSettings, FileStore
 from streaming.batches.ledger import PLAN, LineOutcome, Segment
-from streaming.batches.store import Batch, Batches, BatchLease, BatchProgress, BatchState, SaveResult
+from streaming.batches.store import Batches, BatchLease, BatchProgress, BatchState, SaveResult
 from streaming.errors import Fenced
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.keys import partition_key
-from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.monitor import Headroom, StoreMonitor
 from telemetry.metrics import Metrics
 
 GOING_ON, CANCELLING = BatchState.IN_PROGRESS, BatchState.CANCELLING
-BATCH = Batch(
-    id="batch_00" + 30 * "a", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/chat/completions", input_file="file",
-    window="24h", output_keep_ms=3_600_000,
-)  # fmt: skip
+BATCH = batch_record(window="24h")
 
 
 @pytest.mark.parametrize(

@@ -10,21 +10,19 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from brokering import EVENTS, JOBS, Outside, body, configure, lives_are_whole
+from brokering import EVENTS, JOBS, Outside, body, configure, intake_of, lives_are_whole
 from house import House, eventually, free_port, redis_process
 from redis import Redis
 
 from offline import broker as publishers
-from offline.broker import MAX_MESSAGE_ID, MAX_REDELIVERIES, BrokerUnavailable, Intake, Rejected, cloud_event
+from offline.broker import MAX_MESSAGE_ID, MAX_REDELIVERIES, BrokerUnavailable, Rejected, cloud_event
 from streaming.errors import LaneFull, QuotaExceeded, StreamingError, Unavailable
 from streaming.events import Event, EventSettings, EventSubscriptions, WebhookSettings
-from streaming.fleet.settings import ModelSettings
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.settings import QuotaSettings
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
-from streaming.store.monitor import Headroom, StoreMonitor
 from telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.slow
@@ -41,10 +39,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def start(house: House) -> None:
-    house.start_api()
-    for role in ("workers", "offline"):
-        house.start(role)
-    house.wait_ready()
+    house.start_all("workers", "offline")
 
 
 def test_an_event_is_a_cloud_event_and_its_id_is_made_of_what_happened() -> None:
@@ -107,16 +102,7 @@ async def test_a_message_that_makes_its_taker_fail_is_put_aside(
     wire: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes again a few times, then it is rejected with the reason; what comes beside it is taken."""
-    intake = Intake(
-        wire,
-        Headroom(wire),
-        StoreMonitor(wire),
-        {"sim": ModelSettings(engine="sim")},
-        EventSettings(),
-        EventSubscriptions(EventSettings(), {}),
-        64,
-    )
-    await intake._store.require()
+    intake = await intake_of(wire)
     poison, good = (json.dumps(body(text)).encode() for text in ("poison", "good"))
     put = Queue.put
 
@@ -140,13 +126,11 @@ async def test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries(
     redis_url: str, refusal: type[StreamingError]
 ) -> None:
     """The lane is full, or its tenant's quota, or the store is away: it comes again and again, and harms nobody."""
-    known, events = {"sim": ModelSettings(engine="sim")}, EventSettings()
     wire = RedisClient.open(RedisSettings(url=redis_url, lane_limit=1 if refusal is LaneFull else 9))
-    monitor, quota = StoreMonitor(wire), QuotaSettings(jobs=1 if refusal is QuotaExceeded else 9)
-    intake = Intake(wire, Headroom(wire), monitor, known, events, EventSubscriptions(events, {}), 64, quota=quota)
-    message = json.dumps(body("hello")).encode()
-    if refusal is not Unavailable:  # else nothing is accepted until the store was looked at
-        await monitor.require()
+    quota = QuotaSettings(jobs=1 if refusal is QuotaExceeded else 9)
+    entered = refusal is not Unavailable  # else nothing is accepted until the store was looked at
+    intake, message = await intake_of(wire, entered=entered, quota=quota), json.dumps(body("hello")).encode()
+    if entered:
         await intake.accept(message, "first")
     for _ in range(2 * MAX_REDELIVERIES):
         with pytest.raises(refusal):
@@ -157,11 +141,7 @@ async def test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries(
 
 async def test_what_a_tenant_may_keep_bounds_its_messages_too(wire: RedisClient) -> None:
     """A message that would exceed it waits in the broker, as one for which the store has no room."""
-    known, events = {"sim": ModelSettings(engine="sim")}, EventSettings()
-    monitor = StoreMonitor(wire)
-    quota = QuotaSettings(jobs=2)
-    intake = Intake(wire, Headroom(wire), monitor, known, events, EventSubscriptions(events, {}), 64, quota=quota)
-    await monitor.require()
+    intake = await intake_of(wire, quota=QuotaSettings(jobs=2))
     one, two = [await intake.accept(json.dumps(body(name)).encode(), name) for name in ("one", "two")]
     with pytest.raises(QuotaExceeded) as refused:
         await intake.accept(json.dumps(body("three")).encode(), "three")
@@ -171,10 +151,7 @@ async def test_what_a_tenant_may_keep_bounds_its_messages_too(wire: RedisClient)
 
 async def test_a_message_id_is_as_long_as_it_may_be_and_no_longer(wire: RedisClient) -> None:
     """One character more, or none at all, and the message is rejected."""
-    known, events, monitor = {"sim": ModelSettings(engine="sim")}, EventSettings(), StoreMonitor(wire)
-    intake = Intake(wire, Headroom(wire), monitor, known, events, EventSubscriptions(events, {}), 64)
-    await monitor.require()
-    message = json.dumps(body("hello")).encode()
+    intake, message = await intake_of(wire), json.dumps(body("hello")).encode()
     assert (await intake.accept(message, "i" * MAX_MESSAGE_ID)).startswith("job_")
     for name in ("", "i" * (MAX_MESSAGE_ID + 1)):
         with pytest.raises(Rejected, match="message_id of 1 to 200 characters"):
@@ -219,14 +196,14 @@ async def test_a_connection_that_broke_is_closed_before_another_is_made(
 
 
 def test_off_by_default(empty_house: House) -> None:
-    """No broker is asked for, and jobs leave no events."""
+    """No broker is asked for, no record names anybody, and jobs leave no events."""
     start(empty_house)
     status, _, answer = empty_house.post("/v1/jobs", body("hello"))
     assert status == 202
     job = json.loads(answer)["id"]
     eventually(lambda: json.loads(empty_house.get(f"/v1/jobs/{job}")[1])["status"] == "completed")
     with Redis.from_url(empty_house.redis_url) as redis:
-        assert redis.keys("*outbox*") == [] and redis.keys(f"*{EVENTS}*") == [] and redis.keys(f"*{JOBS}*") == []
+        assert not [key for kind in ("outbox", "hook", EVENTS, JOBS) for key in redis.keys(f"*{kind}*")]
 
 
 @pytest.mark.parametrize("how", ["connections", "server"])
