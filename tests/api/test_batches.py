@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from batching import answers_are_right, begin, client, content, ended, jsonl, line, nothing_left_over, reaches
-from house import House, eventually, serving
+from house import House, eventually, key_rows, serving
 from openai import BadRequestError, ConflictError, NotFoundError, OpenAI, UnprocessableEntityError
 
 from streaming.batches.file_store import FileStore
@@ -61,15 +60,53 @@ def test_the_whole_flow(house: House, openai: OpenAI) -> None:
     assert house.get("/v1/jobs")[1] == b'{"object":"list","data":[],"has_more":false,"next_cursor":null}'
 
 
+def response_line(number: int, **body: Any) -> dict[str, Any]:
+    fields = {"model": "sim", "input": f"line {number}", "max_output_tokens": 5} | body
+    return {"custom_id": f"c{number}", "method": "POST", "url": "/v1/responses", "body": fields}
+
+
+def test_each_line_for_responses_has_its_response(openai: OpenAI) -> None:
+    """As the endpoint gives it: equal lines share an answer, unless they show something else."""
+    lines = [
+        *(response_line(number) for number in range(3)),
+        response_line(3, input="equal", temperature=0),
+        response_line(4, input="equal", temperature=0),
+        response_line(5, input="equal", temperature=0, metadata={"of": "five"}),
+        response_line(6, max_output_tokens=1_000_000),
+        response_line(7, previous_response_id="resp_1"),
+        response_line(8, background=True),
+        response_line(9, tools=[{"type": "web_search"}], tool_choice="required"),
+        response_line(10, tools=[{"type": "function", "name": "f", "parameters": {}}]),
+        response_line(11, conversation={"id": openai.conversations.create().id}),
+    ]
+    done = ended(openai, begin(openai, lines, endpoint="/v1/responses"))
+    assert done.request_counts is not None
+    assert (done.request_counts.completed, done.request_counts.failed) == (7, 5)
+    found = {row["custom_id"]: row["response"]["body"] for row in content(openai, done.output_file_id)}
+    for row in lines[:6]:
+        body = found[row["custom_id"]]
+        assert (body["object"], body["status"], body["metadata"]) == (
+            "response", "incomplete", row["body"].get("metadata", {})
+        )  # fmt: skip
+        same = openai.responses.create(**row["body"])
+        assert body["output"][0]["content"] == same.to_dict()["output"][0]["content"]  # type: ignore[index]
+        assert body["usage"] == same.to_dict()["usage"]
+    assert found["c3"] == found["c4"] != found["c5"]
+    errors = {row["custom_id"]: row["response"] for row in content(openai, done.error_file_id)}
+    assert {name: row["status_code"] for name, row in errors.items()} == dict.fromkeys(
+        ["c6", "c7", "c8", "c9", "c11"], 400
+    )
+    params = {name: row["body"]["error"]["param"] for name, row in errors.items()}
+    assert [params[name] for name in ("c7", "c8", "c9")] == ["previous_response_id", "background", "tool_choice"]
+    assert params["c11"] == "conversation" and "same time" in errors["c11"]["body"]["error"]["message"]
+    assert found["c10"]["output"][0]["type"] == "function_call"
+
+
 def test_plain_completions_too(openai: OpenAI) -> None:
     """Any endpoint the engines serve."""
     body = {"model": "sim", "prompt": "hello", "max_tokens": 3}
-    file = openai.files.create(
-        file=jsonl([{"custom_id": "é\u2028", "method": "POST", "url": "/v1/completions", "body": body}]),
-        purpose="batch",
-    )
-    batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    (output,) = content(openai, ended(openai, batch).output_file_id)
+    lines = [{"custom_id": "é\u2028", "method": "POST", "url": "/v1/completions", "body": body}]
+    (output,) = content(openai, ended(openai, begin(openai, lines, endpoint="/v1/completions")).output_file_id)
     assert output["custom_id"] == "é\u2028"
     assert output["response"]["body"]["choices"][0]["text"] == "".join(token_text("hello", index) for index in range(3))
 
@@ -242,10 +279,7 @@ def test_an_expired_batch_gives_what_it_has(empty_house: House) -> None:
         "PENSTOCK_BATCH_WINDOW": "16",
         "PENSTOCK_OFFLINE_TURN_S": "0.5",
     }
-    house.start("workers")
-    house.start("offline")
-    house.start_api()
-    house.wait_ready()
+    house.start_all("workers", "offline")
     openai = client(house)
     lines = [line(number, max_tokens=40) for number in range(300)]
     batch = begin(openai, lines, window="15m")
@@ -276,16 +310,10 @@ def _shorten(house: House, batch_id: str, left_ms: int) -> None:
 def test_tenants_quota_and_ceiling(empty_house: House) -> None:
     """Somebody else's batch is none; too many tokens waiting is a failed batch that says so; a low key stays low."""
     house = empty_house
-    rows = [
-        f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\ntenant = "{name}"\n{more}\n'
-        for name, more in (("ann", "batch_tokens = 5000"), ("bob", 'priority = "batch"'))
-    ]
-    (house.folder / "penstock.toml").write_text("".join(rows))
+    rows = key_rows(ann="batch_tokens = 5000", bob='priority = "batch"')
+    (house.folder / "penstock.toml").write_text(rows)
     house.environ["PENSTOCK_SIM_SLOTS"] = "1"
-    house.start("workers")
-    house.start("offline")
-    house.start_api()
-    house.wait_ready()
+    house.start_all("workers", "offline")
     ann, bob = client(house, "ann"), client(house, "bob")
     first = begin(ann, [line(number, max_tokens=400) for number in range(10)])
     eventually(lambda: ann.batches.retrieve(first.id).status == "in_progress")
@@ -312,10 +340,7 @@ def test_the_whole_flow_on_the_real_model(empty_house: House, real_model: Path) 
     (house.folder / "penstock.toml").write_text(
         f'[models.small]\nengine = "llamacpp"\noptions.path = "{real_model}"\noptions.context = 512\n'
     )
-    house.start("workers")
-    house.start("offline")
-    house.start_api()
-    house.wait_ready()
+    house.start_all("workers", "offline")
     openai = client(house)
     texts = ["What is the capital of France?", "Name a river.", "What is the capital of France?", "Say hello."]
     lines = [line(number, text, model="small", temperature=0) for number, text in enumerate(texts)]

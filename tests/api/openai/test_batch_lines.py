@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.openai.batch_lines import BadLine, envelope, job_of, not_run, output_line, request_of, traits
+from api.openai.batch_lines import envelope, job_of, not_run, output_line, request_of, traits
 from api.openai.schemas import to_job
 from streaming.batches.store import Batch
 from streaming.order import Priority
@@ -21,37 +21,6 @@ GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": ENDPOINT, "bo
 
 def line(**changes: Any) -> bytes:
     return json.dumps(GOOD | changes).encode()
-
-
-@pytest.mark.parametrize(
-    ("data", "code", "param"),
-    [
-        (b"{not json", "invalid_json_line", None),
-        (b"\xff\xfe", "invalid_json_line", None),
-        (line(body="DEEP").replace(b'"DEEP"', b"[" * 10_000 + b"]" * 10_000), "invalid_json_line", None),
-        (line(body="DEEP").replace(b'"DEEP"', b"[" * 256 + b"]" * 256), "invalid_json_line", None),
-        (b"[1]", "invalid_request", None),
-        (line(custom_id=None), "invalid_request", None),
-        (line(custom_id=""), "invalid_custom_id", "custom_id"),
-        (line(custom_id="x" * 513), "invalid_custom_id", "custom_id"),
-        (line(method="GET"), "invalid_method", "method"),
-        (line(url="/v1/chat/completions"), "mismatched_endpoint", "url"),
-    ],
-)
-def test_what_is_wrong_with_a_line_is_said_in_a_sentence(data: bytes, code: str, param: str | None) -> None:
-    """For the person who reads the batch's errors, beside a code for programs and the field at fault."""
-    with pytest.raises(BadLine) as raised:
-        envelope(data, ENDPOINT)
-    assert (raised.value.code, raised.value.param) == (code, param)
-    assert " " in raised.value.message and raised.value.message.endswith(".")
-
-
-def test_a_good_line_is_read() -> None:
-    """The longest name that is taken, and POST where no method is said."""
-    found = envelope(line(custom_id="x" * 512), ENDPOINT)
-    assert (found.custom_id, found.method, json.loads(bytes(found.body))) == ("x" * 512, "POST", {"model": "m"})
-    silent = json.dumps({name: value for name, value in GOOD.items() if name != "method"}).encode()
-    assert envelope(silent, ENDPOINT).method == "POST"
 
 
 @pytest.mark.parametrize("name", ["a", 'é"\u2028', "x" * 512])

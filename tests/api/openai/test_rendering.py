@@ -142,12 +142,6 @@ def test_the_role_comes_once_per_choice() -> None:
     assert finishes == [(0, "stop"), (1, "length"), (2, "stop")]
 
 
-def test_no_finish_is_seen_before_the_terminal() -> None:
-    """A delta that ends its choice says nothing of it: the end may not be stored yet."""
-    ending = Delta(1, 1, 0, "a", (7,), 1, "stop")
-    assert next(payloads(ChunkRenderer(facts_of()).delta(ending)))["choices"][0]["finish_reason"] is None
-
-
 def test_a_delta_without_text_is_no_event_and_does_not_use_up_the_role() -> None:
     """Half a character gives no block; the role waits for the first that does."""
     renderer = ChunkRenderer(facts_of())

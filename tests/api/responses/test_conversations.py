@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from house import House, eventually, serving
+from house import House, eventually, key_rows, serving
 from openai import BadRequestError, InternalServerError, NotFoundError, OpenAI, RateLimitError
 from redis import Redis
 
@@ -24,13 +23,7 @@ RETENTION_S = 3600
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """Four partitions, two tenants, one of which may keep little."""
     folder = tmp_path_factory.mktemp("conversations")
-    keys = {"red": "", "blue": "", "small": "quotas = { job_bytes = 6000 }\n"}
-    (folder / "penstock.toml").write_text(
-        "".join(
-            f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\ntenant = "{name}"\n{rest}'
-            for name, rest in keys.items()
-        )
-    )
+    (folder / "penstock.toml").write_text(key_rows(red="", blue="", small="quotas = { job_bytes = 6000 }"))
     settings = {"PENSTOCK_REDIS_PARTITIONS": "4", "PENSTOCK_REDIS_RETENTION_S": str(RETENTION_S)}
     with serving(folder, "workers", PENSTOCK_API_BODY_LIMIT="20000", **settings) as house:
         yield house

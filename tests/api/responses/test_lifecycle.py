@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from house import House, eventually, serving
+from house import House, eventually, key_rows, serving
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from cli.__main__ import main
@@ -33,12 +32,7 @@ LONG = 4000
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """Four partitions, two tenants."""
     folder = tmp_path_factory.mktemp("responses")
-    (folder / "penstock.toml").write_text(
-        "".join(
-            f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\ntenant = "{name}"\n'
-            for name in ("red", "blue")
-        )
-    )
+    (folder / "penstock.toml").write_text(key_rows(red="", blue=""))
     with serving(folder, "workers", PENSTOCK_REDIS_PARTITIONS="4") as house:
         yield house
 
@@ -88,10 +82,11 @@ def test_the_object_has_every_field_of_the_standard(house: House) -> None:
     assert raw(house, "GET", f"/v1/responses/{made['id']}")[2] == made
 
 
-def test_a_response_is_a_job(house: House, client: OpenAI) -> None:
+def test_a_response_in_the_background_is_a_job(house: House, client: OpenAI) -> None:
     made = background(
         client, metadata={"mine": "yes"}, max_output_tokens=4, extra_body={"queue": {"priority": "batch"}}
     )
+    assert (made.status, made.output, made.background) == ("queued", [], True)
     whole = ended(client, made.id)
     job_id = made.id.removeprefix("resp_")
     job = raw(house, "GET", f"/v1/jobs/{job_id}?include=input")[2]
@@ -117,12 +112,6 @@ def test_a_length_limit_makes_it_incomplete(client: OpenAI) -> None:
     assert made.incomplete_details is not None
     assert (made.status, made.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert made.output[0].status == "incomplete" and len(made.output_text.split()) == 3
-
-
-def test_a_response_in_the_background(client: OpenAI) -> None:
-    made = background(client)
-    assert (made.status, made.output, made.background) == ("queued", [], True)
-    assert ended(client, made.id).status == "completed"
 
 
 def test_cancel_is_idempotent_and_returns_the_final_object(client: OpenAI) -> None:
@@ -157,8 +146,9 @@ def test_a_deleted_response_is_gone(house: House, client: OpenAI) -> None:
 def test_a_response_that_is_not_stored_is_not_retrievable(client: OpenAI) -> None:
     made = client.responses.create(model="sim", input="hello", store=False, max_output_tokens=1)
     assert made.store is False and made.output_text
-    with pytest.raises(NotFoundError):
-        client.responses.retrieve(made.id)
+    for stream in (False, True):
+        with pytest.raises(NotFoundError):
+            client.responses.retrieve(made.id, stream=stream)
     with pytest.raises(BadRequestError, match="unknown, deleted, not stored"):
         client.responses.create(model="sim", input="more", previous_response_id=made.id)
     with pytest.raises(BadRequestError, match="store must be true with background"):

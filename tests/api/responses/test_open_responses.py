@@ -61,23 +61,18 @@ def test_a_system_prompt_counts(house: House, role: str) -> None:
 
 
 def test_a_conversation_of_several_turns(house: House) -> None:
-    turns = [message("user", "My name is Alice."), message("assistant", "Hello, Alice."), message("user", "Who am I?")]
-    found = create(house, input=turns)
-    assert found["status"] == "completed" and found["output"][0]["content"][0]["text"]
-
-
-@pytest.mark.parametrize("phase", ["commentary", "final_answer"])
-def test_an_assistant_message_may_have_a_phase(house: House, phase: str) -> None:
-    """And the id and status that an answer had: a client sends items back as it got them."""
-    spoken = message("assistant", "Let me see.", phase=phase, id="msg_1", status="completed")
-    found = create(house, input=[message("user", "Think."), spoken, message("user", "Go on.")])
-    assert found["status"] == "completed"
-
-
-def test_an_answer_is_sent_back_as_it_came(house: House) -> None:
+    """An assistant's message may have a phase, and the id and status that an answer had: a client sends items back as
+    it got them."""
     first = create(house, input="one", max_output_tokens=4)
-    found = create(house, input=[message("user", "one"), *first["output"], message("user", "two")])
-    assert found["status"] == "completed"
+    kept = {"id": "msg_1", "status": "completed"}
+    for spoken in (
+        [message("assistant", "Hello, Alice.")],
+        [message("assistant", "Let me see.", phase="commentary", **kept)],
+        [message("assistant", "Let me see.", phase="final_answer", **kept)],
+        first["output"],
+    ):
+        found = create(house, input=[message("user", "Think."), *spoken, message("user", "Go on.")])
+        assert found["status"] == "completed" and found["output"][0]["content"][0]["text"], spoken
 
 
 TOOL = {"type": "function", "name": "f", "description": None, "parameters": {"type": "object"}, "strict": True}
