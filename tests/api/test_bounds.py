@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from brokering import intake_of
 from house import House, eventually, serving
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,11 +28,8 @@ from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest
 from api.openapi import document
 from api.settings import ApiSettings
 from api.stream.connection_guard import RESERVED_FILES
-from offline.broker import Intake, Rejected
-from streaming.events import EventSettings, EventSubscriptions
-from streaming.fleet.settings import ModelSettings
+from offline.broker import Rejected
 from streaming.redis.client import RedisClient
-from streaming.store.monitor import Headroom, StoreMonitor
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +86,7 @@ async def test_a_body_of_too_many_values_is_refused(what: str) -> None:
         assert (refused.value.status, refused.value.code) == (400, "body_too_complex")
 
 
-@pytest.mark.parametrize("what", HEAVY)
+@pytest.mark.parametrize("what", ["lists", "behind a long text"])
 def test_nothing_is_parsed_that_was_not_weighed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads a body, a line or a message need not think of it; what was weighed is not weighed again."""
     for read in (lambda body: parse("job", body), lambda body: parse("chat", body), read_object):
@@ -241,9 +239,7 @@ def test_the_first_mistake_is_named(fields: dict[str, Any], param: str, words: s
 
 async def test_a_heavy_message_of_a_broker_is_rejected(wire: RedisClient) -> None:
     """It says why, and the next one is taken."""
-    known, wanted = {"sim": ModelSettings(engine="sim")}, EventSubscriptions(EventSettings(), {})
-    intake = Intake(wire, Headroom(wire), StoreMonitor(wire), known, EventSettings(), wanted, 64)
-    await intake._store.require()
+    intake = await intake_of(wire)
     with pytest.raises(Rejected, match="too many values"):
         await intake.accept(HEAVY["lists"], "heavy")
     assert await intake.accept(body_of(), "light")
@@ -293,9 +289,10 @@ def test_a_body_that_announces_no_length_is_refused_once_it_is_too_long(house: H
 # --- clients that leave ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def lone_house(tmp_path: Path) -> Iterator[House]:
-    with serving(tmp_path, "workers") as house:
+@pytest.fixture(scope="module")
+def lone_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """One whose API process has no other clients than a test's own."""
+    with serving(tmp_path_factory.mktemp("lone"), "workers") as house:
         yield house
 
 

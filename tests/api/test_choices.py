@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batching import client, content, ended
+from batching import begin, client, content, ended, line
+from brokering import intake_of
 from house import House, free_port, serving
 
 from api.openai.errors import ApiError
 from api.openai.schemas import Kind, check_choices, parse
-from offline.broker import Intake, Rejected
-from streaming.events import EventSettings, EventSubscriptions
-from streaming.fleet.settings import ModelSettings
+from offline.broker import Rejected
 from streaming.redis.client import RedisClient
-from streaming.store.monitor import Headroom, StoreMonitor
 
 pytestmark = pytest.mark.slow
 
@@ -111,11 +109,7 @@ def test_a_line_of_a_batch_is_held_to_it(house: House) -> None:
         {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": SMALL | more}
         for name, more in (("large", {}), ("fine", {"prompt": ["a", "b"], "n": 2}))
     ]
-    file = openai.files.create(
-        file=("l.jsonl", b"".join(json.dumps(each).encode() + b"\n" for each in lines)), purpose="batch"
-    )
-    batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    done = ended(openai, batch)
+    done = ended(openai, begin(openai, lines, endpoint="/v1/completions"))
     assert done.request_counts and (done.request_counts.completed, done.request_counts.failed) == (1, 1)
     (good,), (bad,) = content(openai, done.output_file_id), content(openai, done.error_file_id)
     assert good["custom_id"] == "fine" and len(good["response"]["body"]["choices"]) == 4
@@ -127,35 +121,14 @@ def test_the_offline_work_obeys_the_same_setting(tmp_path: Path) -> None:
     """A line of a batch that is too large for it, and one that is not."""
     with serving(tmp_path, "workers", "offline", PENSTOCK_API_MAX_CHOICES_PER_REQUEST="2") as house:
         openai = client(house)
-        lines = [
-            {
-                "custom_id": str(n),
-                "method": "POST",
-                "url": "/v1/chat/completions",
-                "body": {"model": "sim", "messages": MESSAGES, "max_tokens": 2, "n": n},
-            }
-            for n in (2, 3)
-        ]
-        data = b"".join(json.dumps(each).encode() + b"\n" for each in lines)
-        file = openai.files.create(file=("l.jsonl", data), purpose="batch")
-        batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-        done = ended(openai, batch)
-        assert [each["custom_id"] for each in content(openai, done.output_file_id)] == ["2"]
-        assert [each["custom_id"] for each in content(openai, done.error_file_id)] == ["3"]
+        done = ended(openai, begin(openai, [line(n, n=n) for n in (2, 3)]))
+        assert [each["custom_id"] for each in content(openai, done.output_file_id)] == ["r-2"]
+        assert [each["custom_id"] for each in content(openai, done.error_file_id)] == ["r-3"]
 
 
 async def test_a_message_of_a_broker_is_held_to_it(wire: RedisClient) -> None:
     """It is rejected, and says why."""
-    intake = Intake(
-        wire,
-        Headroom(wire),
-        StoreMonitor(wire),
-        {"sim": ModelSettings(engine="sim")},
-        EventSettings(),
-        EventSubscriptions(EventSettings(), {}),
-        64,
-    )
-    await intake._store.require()
+    intake = await intake_of(wire)
     with pytest.raises(Rejected, match="1,024 choices"):
         await intake.accept(json.dumps({"endpoint": "/v1/completions", **SMALL}).encode(), "large")
     assert await intake.accept(

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 from flow import append, delta
 from hand import LEASE_MS, Hand, lapse
-from house import House, eventually, redis_process
+from house import House, eventually, unstarted
 from starlette.requests import Request
 
 from api import events as events_endpoint
@@ -99,14 +99,10 @@ class Listener(threading.Thread):
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """An API process without workers, on a server of its own."""
     folder: Path = tmp_path_factory.mktemp("door")
-    with redis_process(folder, None, "--appendonly", "yes") as url:
-        house = House(url, folder)
+    with unstarted(folder) as house:
         house.environ["PENSTOCK_REDIS_LEASE_MS"] = str(LEASE_MS)
-        try:
-            house.start_api()
-            yield house
-        finally:
-            house.close()
+        house.start_api()
+        yield house
 
 
 @pytest.fixture
@@ -128,6 +124,15 @@ async def read(house: House, job_id: str, after: str = "") -> list[Event]:
     status, data = await asyncio.to_thread(house.get, f"/v1/jobs/{job_id}/events?after={after}".removesuffix("?after="))
     assert status == 200, data
     return list(events_in(iter(data.decode().splitlines(keepends=True))))
+
+
+async def begun(house: House, wire: RedisClient, letters: str) -> tuple[str, Listener, Hand]:
+    """A job, a reader who has all that was written of it, and the worker that wrote it."""
+    job_id = await put(house)
+    live, worker = Listener(house, job_id), await Hand.claiming(wire, "worker-1")
+    await worker.write(letters)
+    await live.until("delta", len(letters))
+    return job_id, live, worker
 
 
 async def resets(house: House) -> float:
@@ -203,11 +208,7 @@ async def test_the_place_where_a_worker_was_lost_is_told(door: House, door_wire:
 
 async def test_a_text_that_begins_again_names_the_attempt_before(door: House, door_wire: RedisClient) -> None:
     """Behind the reset; the new text has its first attempt."""
-    job_id = await put(door)
-    live = Listener(door, job_id)
-    first = await Hand.claiming(door_wire, "worker-1")
-    await first.write("abc")
-    await live.until("delta", 3)
+    job_id, live, first = await begun(door, door_wire, "abc")
     await lapse(door_wire, first.lease)
     second = await Hand.claiming(door_wire, "worker-2")
     await second.lease.restart(job_id, second.claim.number)
@@ -278,11 +279,7 @@ class Resumed(Listener):
 async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, door_wire: RedisClient) -> None:
     """Another worker has begun anew what was shown: a new epoch, from the start, and never a splice."""
     before = await resets(door)
-    job_id = await put(door)
-    live = Listener(door, job_id)
-    first = await Hand.claiming(door_wire)
-    await first.write("abc")
-    await live.until("delta", 3)
+    job_id, live, first = await begun(door, door_wire, "abc")
     seen = live.events[-1].id
     await door_wire.redis.xtrim(partition_key(0, "log", first.lease.id), maxlen=0, approximate=False)
     await lapse(door_wire, first.lease)
@@ -306,11 +303,7 @@ async def test_who_comes_back_to_a_cut_job_is_told_that_what_it_saw_was_lost(
     door: House, door_wire: RedisClient
 ) -> None:
     """Another worker had begun anew what the reader was shown, and the job was cancelled before a third one took it."""
-    job_id = await put(door)
-    live = Listener(door, job_id)
-    first = await Hand.claiming(door_wire)
-    await first.write("abc")
-    await live.until("delta", 3)
+    job_id, live, first = await begun(door, door_wire, "abc")
     seen = live.events[-1].id
     await door_wire.redis.xtrim(partition_key(0, "log", first.lease.id), maxlen=0, approximate=False)
     await lapse(door_wire, first.lease)
@@ -326,11 +319,7 @@ async def test_who_comes_back_to_a_cut_job_is_told_that_what_it_saw_was_lost(
 async def test_a_job_that_goes_on_in_another_epoch_is_told_anew(door: House, door_wire: RedisClient) -> None:
     """Somebody else's cursor began the epoch while the job waited for its next worker: no id of the new one comes
     without a reset before it."""
-    job_id = await put(door)
-    live = Listener(door, job_id)
-    first = await Hand.claiming(door_wire)
-    await first.write("ab")
-    await live.until("delta", 2)
+    job_id, live, first = await begun(door, door_wire, "ab")
     await lapse(door_wire, first.lease)
     await Queue(door_wire).reset(job_id, (await JobReader(door_wire).record(job_id)).resets)
     second = await Hand.claiming(door_wire)
@@ -379,11 +368,7 @@ async def test_a_two_part_id_of_an_earlier_version_is_answered_with_a_reset(
 
 
 async def test_a_two_part_id_makes_no_other_reader_begin_anew(door: House, door_wire: RedisClient) -> None:
-    job_id = await put(door)
-    live = Listener(door, job_id)
-    worker = await Hand.claiming(door_wire)
-    await worker.write("ab")
-    await live.until("delta", 2)
+    job_id, live, worker = await begun(door, door_wire, "ab")
     old = Resumed(door, job_id, "1:2")
     await old.until("delta", 2)
     await worker.write("c")
@@ -396,11 +381,7 @@ async def test_a_two_part_id_makes_no_other_reader_begin_anew(door: House, door_
 async def test_a_made_up_id_gets_a_reset_and_makes_no_other_reader_begin_anew(
     door: House, door_wire: RedisClient, forged: str
 ) -> None:
-    job_id = await put(door)
-    live = Listener(door, job_id)
-    worker = await Hand.claiming(door_wire)
-    await worker.write("ab")
-    await live.until("delta", 2)
+    job_id, live, worker = await begun(door, door_wire, "ab")
     epoch, _, run = live.events[-1].id.split(":")
     other = Resumed(door, job_id, forged.format(epoch=epoch, run=run))
     await other.until("delta", 2)
@@ -415,11 +396,7 @@ async def test_a_made_up_id_gets_a_reset_and_makes_no_other_reader_begin_anew(
 
 async def test_a_job_ended_by_a_script_ends_behind_all_its_deltas(door: House, door_wire: RedisClient) -> None:
     """Cancelled while it waited for its next worker: the end is no earlier than what was shown, and has one id."""
-    job_id = await put(door)
-    live = Listener(door, job_id)
-    first = await Hand.claiming(door_wire)
-    await first.write("abc")
-    await live.until("delta", 3)
+    job_id, live, first = await begun(door, door_wire, "abc")
     await lapse(door_wire, first.lease)
     assert (await asyncio.to_thread(door.post, f"/v1/jobs/{job_id}/cancel", None))[0] == 200
     whole = await live.ended()
@@ -457,11 +434,7 @@ async def test_a_reader_that_comes_while_a_job_waits_again_misses_nothing_of_its
 
 async def test_a_cut_job_whose_log_has_a_hole_ends_before_it(door: House, door_wire: RedisClient) -> None:
     """A text with a hole is not shown as the text: not even to a reader that has had the rest, which is told so."""
-    job_id = await put(door)
-    first = await Hand.claiming(door_wire)
-    live = Listener(door, job_id)
-    await first.write("abc")
-    await live.until("delta", 3)
+    job_id, live, first = await begun(door, door_wire, "abc")
     log = partition_key(0, "log", first.lease.id)
     entries = await door_wire.redis.xrange(log)
     await door_wire.redis.xdel(log, entries[1][0])
@@ -474,11 +447,7 @@ async def test_a_cut_job_whose_log_has_a_hole_ends_before_it(door: House, door_w
 
 async def test_the_end_of_another_epoch_is_not_told_as_the_end(door: House, door_wire: RedisClient) -> None:
     """The job began a new epoch between the last delta and the end: the reader is told so, and gets it all again."""
-    job_id = await put(door)
-    live = Listener(door, job_id)
-    worker = await Hand.claiming(door_wire)
-    await worker.write("ab")
-    await live.until("delta", 2)
+    job_id, live, worker = await begun(door, door_wire, "ab")
     await Queue(door_wire).reset(job_id, (await JobReader(door_wire).record(job_id)).resets)
     await worker.finish()
     whole = await live.ended()
@@ -492,11 +461,7 @@ async def test_the_end_of_a_cut_job_comes_behind_deltas_that_only_its_log_has(
     door: House, door_wire: RedisClient
 ) -> None:
     """Its reader heard of the end, and never of the frames before it."""
-    job_id = await put(door)
-    live = Listener(door, job_id)
-    first = await Hand.claiming(door_wire)
-    await first.write("a")
-    await live.until("delta")
+    job_id, live, first = await begun(door, door_wire, "a")
     await first.write("bc", shown=False)
     await lapse(door_wire, first.lease)
     assert (await asyncio.to_thread(door.post, f"/v1/jobs/{job_id}/cancel", None))[0] == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import http.client
 import json
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Literal
 
 import pytest
 from batching import client, jsonl, line
-from house import House, eventually, redis_process, serving
+from house import House, eventually, key_rows, redis_process, serving
 from openai import BadRequestError, NotFoundError, OpenAI
 from redis import Redis
 
@@ -30,11 +29,8 @@ LIMIT = 64 * 1024
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """An API process with two tenants and a small limit; nothing behind it."""
     folder = tmp_path_factory.mktemp("door")
-    rows = [
-        f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\ntenant = "{name}"\n'
-        for name in ("ann", "bob")
-    ]
-    (folder / "penstock.toml").write_text(f"[files]\nsize_limit = {LIMIT}\n[batch]\nmax_lines = 50\n" + "".join(rows))
+    limits = f"[files]\nsize_limit = {LIMIT}\n[batch]\nmax_lines = 50\n"
+    (folder / "penstock.toml").write_text(limits + key_rows(ann="", bob=""))
     with serving(folder) as house:
         yield house
 

@@ -213,9 +213,7 @@ def test_a_batch_is_accepted_by_its_put_alone(empty_house: House, cut: StoreCut,
 def test_a_full_store_gives_whoever_comes_back_its_answer(empty_house: House, path: str) -> None:
     """Nothing new is accepted, but a retry of what was accepted only fetches its answer."""
     house = empty_house
-    house.start("workers")
-    house.start_api()
-    house.wait_ready()
+    house.start_all("workers")
     status, headers, _ = house.post(path, body("once"), keyed("full"))
     first = {name.lower(): value for name, value in headers.items()}["x-job-id"]
     assert status in (200, 202)

@@ -200,9 +200,7 @@ async def test_the_events_of_a_long_answer_are_told_in_slices(wire: RedisClient)
 def test_every_look_at_a_long_result_tells_the_same(empty_house: House) -> None:
     """Job, result, events; the answer of a cancel, and the timing, need none of it."""
     house = empty_house
-    house.start("workers")
-    house.start_api()
-    house.wait_ready()
+    house.start_all("workers")
     body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
     job_id = json.loads(house.post("/v1/jobs", body)[2])["id"]
     path = f"/v1/jobs/{job_id}"

@@ -67,19 +67,20 @@ def limited(body: dict[str, Any], **queue: int) -> dict[str, Any]:
     return body | {"queue": {"priority": "standard", **queue}}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_every_shape_is_refused_before_anything_is_queued(busy: LocalApi, shape: str) -> None:
-    """429 with the field, the estimate and the fix; the time to come back is what is left of the wait then."""
-    path, body, headers = SHAPES[shape]
-    answer = await busy.client.post(path, json=limited(body, max_queue_ms=8_500), headers=headers)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (429, "deadline_unreachable", "queue.max_queue_ms")
-    assert error["eta_ms"] == 30_000 and answer.headers["retry-after"] == "22", "21.5 s, rounded up"
-    assert "8,500 ms" in error["message"] and "30,000 ms" in error["message"] and "higher lane" in error["message"]
-    assert "x-job-id" not in answer.headers and "x-should-retry" not in answer.headers
-    assert await queued(busy) == WAITING
-    rows = (await busy.client.get("/v1/jobs")).json()["data"]
-    assert len(rows) == WAITING
+async def test_every_shape_is_refused_before_anything_is_queued(busy: LocalApi) -> None:
+    """429 with the field, the estimate and the fix; the time to come back is what is left of the wait then: 21.5 s,
+    rounded up."""
+    for shape, (path, body, headers) in SHAPES.items():
+        await busy.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
+        answer = await busy.client.post(path, json=limited(body, max_queue_ms=8_500), headers=headers)
+        error = answer.json()["error"]
+        found = (answer.status_code, error["code"], error["param"])
+        assert found == (429, "deadline_unreachable", "queue.max_queue_ms"), shape
+        assert (error["eta_ms"], answer.headers["retry-after"]) == (30_000, "22"), shape
+        assert all(words in error["message"] for words in ("8,500 ms", "30,000 ms", "higher lane")), shape
+        assert "x-job-id" not in answer.headers and "x-should-retry" not in answer.headers, shape
+        assert await queued(busy) == WAITING, shape
+        assert len((await busy.client.get("/v1/jobs")).json()["data"]) == WAITING, shape
 
 
 async def test_the_tighter_limit_is_named(busy: LocalApi) -> None:
@@ -245,16 +246,16 @@ async def test_a_request_that_was_accepted_before_is_not_refused(busy: LocalApi)
 # --- do_not_queue ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_every_shape_that_must_not_queue_is_refused_with_the_wait(busy: LocalApi, shape: str) -> None:
+async def test_every_shape_that_must_not_queue_is_refused_with_the_wait(busy: LocalApi) -> None:
     """503 with the estimate and, rounded up, when to come back; nothing is queued."""
-    path, body, headers = SHAPES[shape]
-    await busy.plan(Priority.STANDARD, wait_s=30.4, each_s=10.0, waiting=WAITING)
-    asked = body | {"queue": {"priority": "standard", "do_not_queue": True}}
-    answer = await busy.client.post(path, json=asked, headers=headers)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], answer.headers["retry-after"]) == (503, "no_capacity", "31")
-    assert error["eta_ms"] == 30_400 and await queued(busy) == WAITING
+    for shape, (path, body, headers) in SHAPES.items():
+        await busy.plan(Priority.STANDARD, wait_s=30.4, each_s=10.0, waiting=WAITING)
+        asked = body | {"queue": {"priority": "standard", "do_not_queue": True}}
+        answer = await busy.client.post(path, json=asked, headers=headers)
+        error = answer.json()["error"]
+        found = (answer.status_code, error["code"], answer.headers["retry-after"])
+        assert found == (503, "no_capacity", "31"), shape
+        assert error["eta_ms"] == 30_400 and await queued(busy) == WAITING, shape
 
 
 async def test_a_repeated_request_that_must_not_queue_joins_its_job(busy: LocalApi) -> None:

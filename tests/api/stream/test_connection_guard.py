@@ -21,8 +21,6 @@ from starlette.types import Receive, Scope, Send
 
 from api.settings import ApiSettings
 from api.stream import connection, connection_guard
-from api.stream import connection as connection_module
-from api.stream import connection_guard as guard_module
 from api.stream.connection import MAX_PIPELINED, Connection
 from api.stream.connection_guard import ConnectionGuard, DeadlineQueue
 
@@ -108,7 +106,7 @@ async def opened(**settings: Any) -> AsyncIterator[Door]:
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_module, "SWEEP_INTERVAL_S", 0.02)
+    monkeypatch.setattr(connection_guard, "SWEEP_INTERVAL_S", 0.02)
 
 
 @dataclass
@@ -371,13 +369,6 @@ async def test_http_1_0_is_answered_and_closed() -> None:
         assert (await it.rest()).endswith(b"\r\n\r\nhi")
 
 
-async def test_a_client_that_asks_before_it_sends_is_told_to_go_on() -> None:
-    async with opened() as door, client(door, POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n") as it:
-        assert await it.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        await it.send(b"hi")
-        assert (await it.answer())[2] == b"hi"
-
-
 async def test_a_body_nobody_reads_does_not_cost_the_client_its_answer() -> None:
     """A small one is read to its end, and the connection goes on; a large one ends it, after its answer was read."""
     async with opened() as door, client(door) as it:
@@ -569,7 +560,7 @@ LARGE = b"GET /large HTTP/1.1\r\nHost: a\r\n"
 
 async def test_a_reader_of_a_last_answer_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where so little is left that the application need not wait."""
-    monkeypatch.setattr(connection_module, "MAX_UNSENT_BYTES", 64 * 1024 * 1024)
+    monkeypatch.setattr(connection, "MAX_UNSENT_BYTES", 64 * 1024 * 1024)
     async with opened(send_timeout_s=0.2) as door, client(door, LARGE + b"Connection: close\r\n\r\n"):
         await soon(lambda: len(door.app.asked) == 1)
         await soon(lambda: door.open == 0)
@@ -577,7 +568,7 @@ async def test_a_reader_of_a_last_answer_that_takes_nothing_is_cut_off(monkeypat
 
 async def test_a_reader_that_stops_near_the_end_of_its_last_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Below the low-water mark of the transport the answer is still not sent."""
-    monkeypatch.setattr(connection_module, "MAX_UNSENT_BYTES", 64 * 1024 * 1024)
+    monkeypatch.setattr(connection, "MAX_UNSENT_BYTES", 64 * 1024 * 1024)
     async with opened(send_timeout_s=600) as door, client(door, LARGE + b"Connection: close\r\n\r\n"):
         await soon(lambda: len(door.guard.writing) == 1)
         door.connection.resume_writing()
@@ -586,7 +577,7 @@ async def test_a_reader_that_stops_near_the_end_of_its_last_answer_is_cut_off(mo
 
 async def test_an_idle_client_that_has_not_taken_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it did not take is not kept for it."""
-    monkeypatch.setattr(connection_module, "MAX_UNSENT_BYTES", 64 * 1024 * 1024)
+    monkeypatch.setattr(connection, "MAX_UNSENT_BYTES", 64 * 1024 * 1024)
     async with opened() as door, client(door, LARGE + b"\r\n"):
         await soon(lambda: len(door.guard.idle) == 1)
         assert expire(door.guard.idle) == 1
@@ -605,7 +596,7 @@ async def test_a_refused_client_does_not_hold_up_the_end_of_the_server() -> None
 
 
 async def test_a_client_that_sends_on_after_its_refusal_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_module, "LINGER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connection_guard, "LINGER_TIMEOUT_S", 0.2)
     async with opened() as door, client(door, b"\x00" * 10) as it:
         with pytest.raises(OSError, match=r"reset|[Bb]roken|lost"):
             for _ in range(100_000):
@@ -649,7 +640,7 @@ async def test_a_connection_that_is_lost_leaves_nothing_to_the_garbage_collector
 
 async def test_beyond_the_cap_requests_are_refused_and_probes_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """503 with Retry-After. Health is told whatever others hold open; a place that is free again is taken."""
-    monkeypatch.setattr(guard_module, "MAX_SURPLUS", 8)
+    monkeypatch.setattr(connection_guard, "MAX_SURPLUS", 8)
     async with opened(max_connections=3) as door, client(door) as first, client(door), client(door):
         await soon(lambda: door.open == 3)
         silent = [await asyncio.open_connection("127.0.0.1", door.port) for _ in range(40)]
@@ -677,8 +668,8 @@ async def test_beyond_the_cap_requests_are_refused_and_probes_answered(monkeypat
 
 async def test_connections_beyond_the_cap_that_were_refused_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that reads its refusal and stays gives its place to the next one."""
-    monkeypatch.setattr(guard_module, "MAX_SURPLUS", 2)
-    monkeypatch.setattr(guard_module, "LINGER_TIMEOUT_S", 600)
+    monkeypatch.setattr(connection_guard, "MAX_SURPLUS", 2)
+    monkeypatch.setattr(connection_guard, "LINGER_TIMEOUT_S", 600)
     async with opened(max_connections=1) as door, client(door), AsyncExitStack() as stack:
         await soon(lambda: door.open == 1)
         for _ in range(6):
@@ -689,7 +680,7 @@ async def test_connections_beyond_the_cap_that_were_refused_are_bounded_too(monk
 
 
 async def test_the_silent_beyond_the_cap_are_told_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_module, "MAX_SURPLUS", 1)
+    monkeypatch.setattr(connection_guard, "MAX_SURPLUS", 1)
     async with opened(max_connections=1) as door, client(door):
         await soon(lambda: door.open == 1)
         async with client(door) as silent:
@@ -716,7 +707,7 @@ class Fake:
 
 def test_a_connection_that_got_a_place_later_is_not_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is a health probe that is being answered; of those that wait, the oldest is."""
-    monkeypatch.setattr(guard_module, "MAX_SURPLUS", 2)
+    monkeypatch.setattr(connection_guard, "MAX_SURPLUS", 2)
     guard = ConnectionGuard(ApiSettings(max_connections=1))
     first, later, probe, *others = [Fake() for _ in range(9)]
     assert [guard.admit(cast(Any, fake)) for fake in (first, later, probe)] == [True, False, False]
@@ -730,7 +721,7 @@ def test_a_connection_that_got_a_place_later_is_not_turned_away(monkeypatch: pyt
 
 async def test_many_deadlines_that_pass_at_once_are_handled_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """All queues together have one portion in a turn of the loop; the rest follows without another call."""
-    monkeypatch.setattr(guard_module, "MAX_EXPIRED_PER_SWEEP", 4)
+    monkeypatch.setattr(connection_guard, "MAX_EXPIRED_PER_SWEEP", 4)
     guard, fakes = ConnectionGuard(ApiSettings()), [Fake() for _ in range(10)]
     for fake in fakes[:3]:
         guard.head.enter(cast(Any, fake), -(10.0**6))
@@ -775,7 +766,7 @@ def test_an_ipv6_network_is_one_client() -> None:
 
 
 def test_probes_beyond_the_limits_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_module, "MAX_SURPLUS", 2)
+    monkeypatch.setattr(connection_guard, "MAX_SURPLUS", 2)
     guard = ConnectionGuard(ApiSettings(max_connections=1))
     fakes = [cast(Any, Fake("127.0.0.1")) for _ in range(5)]
     assert [guard.admit(fake) for fake in fakes] == [True, False, False, False, False]
