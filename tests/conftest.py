@@ -122,6 +122,15 @@ def empty_house(tmp_path: Path) -> Iterator[House]:
         yield house
 
 
+@pytest.fixture
+def real_house(empty_house: House, real_model: Path) -> House:
+    """No process yet; its model `small` is the default one, in the embedded engine."""
+    pytest.importorskip("xllamacpp")
+    settings = f'[models.small]\nengine = "llamacpp"\noptions.path = "{real_model}"\noptions.context = 1024\n'
+    (empty_house.folder / "penstock.toml").write_text(settings)
+    return empty_house
+
+
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that lives as long as the run."""

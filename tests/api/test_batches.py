@@ -333,13 +333,9 @@ def test_tenants_quota_and_ceiling(empty_house: House) -> None:
         ann.batches.cancel(over.id)
 
 
-def test_the_whole_flow_on_the_real_model(empty_house: House, real_model: Path) -> None:
+def test_the_whole_flow_on_the_real_model(real_house: House) -> None:
     """A few lines on the embedded engine: answered by the model itself, equal ones equally."""
-    pytest.importorskip("xllamacpp")
-    house = empty_house
-    (house.folder / "penstock.toml").write_text(
-        f'[models.small]\nengine = "llamacpp"\noptions.path = "{real_model}"\noptions.context = 512\n'
-    )
+    house = real_house
     house.start_all("workers", "offline")
     openai = client(house)
     texts = ["What is the capital of France?", "Name a river.", "What is the capital of France?", "Say hello."]

@@ -235,6 +235,17 @@ class House:
         finally:
             connection.close()
 
+    def events(self, job_id: str, after: str = "", port: int | None = None) -> list[tuple[str, str, Any]]:
+        """Id, name and data of each logged event of a job that has ended, behind one of them."""
+        headers = {"Last-Event-ID": after} if after else {}
+        _, _, body = self.request("GET", f"/v1/jobs/{job_id}/events", headers=headers, port=port)
+        found = []
+        for block in body.decode().split("\n\n"):
+            fields = dict(line.partition(": ")[::2] for line in block.split("\n"))
+            if "id" in fields:
+                found.append((fields["id"], fields["event"], json.loads(fields["data"])))
+        return found
+
     def log(self, role: str) -> str:
         """What the processes of a role have written."""
         return "".join(path.read_text() for path in sorted(self.folder.glob(f"{role}-*.log")))

@@ -249,13 +249,9 @@ def test_the_environment_says_where_and_who(house: House, monkeypatch: pytest.Mo
         assert client.wait(client.submit(chat("env", 2))["id"])["result"]["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_text_that_begins_again_is_told_and_never_joined(empty_house: House, real_model: Path) -> None:
+def test_a_text_that_begins_again_is_told_and_never_joined(real_house: House) -> None:
     """The worker and the API process are killed in the middle of JSON, which the engine cannot continue."""
-    pytest.importorskip("xllamacpp")
-    house = empty_house
-    (house.folder / "penstock.toml").write_text(
-        f'[models.small]\nengine = "llamacpp"\noptions.path = "{real_model}"\noptions.context = 1024\n'
-    )
+    house = real_house
     house.environ["PENSTOCK_REDIS_LEASE_MS"] = (
         "5000"  # a machine that is busy must not cost the second worker its lease
     )

@@ -34,18 +34,6 @@ def openai(house: House) -> OpenAI:
     return client(house)
 
 
-def events_of(house: House, port: int, job: str, after: str = "") -> list[tuple[str, str, Any]]:
-    """Id, name and data of the events of a job, after an event."""
-    headers = {"Last-Event-ID": after} if after else {}
-    _, _, body = house.request("GET", f"/v1/jobs/{job}/events", headers=headers, port=port)
-    found = []
-    for block in body.decode().split("\n\n")[:-1]:
-        fields = dict(each.partition(": ")[::2] for each in block.split("\n"))
-        if "id" in fields:
-            found.append((fields["id"], fields["event"], json.loads(fields["data"])))
-    return found
-
-
 def test_further_sampling_reaches_the_engine_from_every_endpoint(openai: OpenAI) -> None:
     """Chat, stream, job, response and line of a batch; the job shows the fields as they were sent."""
     messages: Any = [{"role": "user", "content": "q"}]
@@ -128,12 +116,12 @@ def test_jobs_and_batches_reason_and_events_go_on_after_each_one(openai: OpenAI,
     assert job["input"]["reasoning_effort"] == "low"
     other = free_port()
     process = house.start_api(other)
-    events = events_of(house, house.port, made["id"])
+    events = house.events(made["id"])
     data = [each for _, name, each in events if name == "delta"]
     assert "".join([each.get("reasoning", "") for each in data]) == reasoning
     assert "".join([each["text"] for each in data]) == said
     for place, (event, _, _) in enumerate(events[:-1]):
-        assert events_of(house, other, made["id"], after=event) == events[place + 1 :]
+        assert house.events(made["id"], event, other) == events[place + 1 :]
     process.kill()
     batch = ended(openai, begin(openai, [line(1, "q", max_tokens=12, reasoning_effort="low")]))
     assert batch.output_file_id

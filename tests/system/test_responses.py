@@ -289,13 +289,9 @@ def test_a_response_whose_log_has_a_hole_begins_again(empty_house: House) -> Non
     assert [item["content"][0]["text"] for item in whole[-1]["response"]["output"]] == [second]
 
 
-def test_an_answer_of_the_real_model_is_parsed(empty_house: House, real_model: Path) -> None:
+def test_an_answer_of_the_real_model_is_parsed(real_house: House) -> None:
     """With the official client: a schema, log-probabilities, whole and streamed."""
-    pytest.importorskip("xllamacpp")
-    house = empty_house
-    (house.folder / "penstock.toml").write_text(
-        f'[models.small]\nengine = "llamacpp"\noptions.path = "{real_model}"\noptions.context = 1024\n'
-    )
+    house = real_house
     house.start_all("workers")
     responses = house.closes(OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, timeout=120)).responses
 

@@ -226,29 +226,17 @@ def test_jobs_and_batches_take_tools(openai: OpenAI) -> None:
     assert "tool_calls" not in by_id["r-2"]["message"]
 
 
-def events_of(house: House, port: int, job: str, after: str = "") -> list[tuple[str, str, Any]]:
-    """Id, name and data of the events of a job, after an event."""
-    headers = {"Last-Event-ID": after} if after else {}
-    _, _, body = house.request("GET", f"/v1/jobs/{job}/events", headers=headers, port=port)
-    found = []
-    for block in body.decode().split("\n\n")[:-1]:
-        fields = dict(each.partition(": ")[::2] for each in block.split("\n"))
-        if "id" in fields:
-            found.append((fields["id"], fields["event"], json.loads(fields["data"])))
-    return found
-
-
 def test_events_go_on_after_each_one_at_another_process(openai: OpenAI, house: House) -> None:
     """Whatever event was the last, the rest is the same: parts of calls do not depend on where a reader began."""
     made = openai.post("/jobs", body=chat("get_weather get_time"), cast_to=dict[str, Any])
     other = free_port()
     process = house.start_api(other)
-    whole = events_of(house, house.port, made["id"])
+    whole = house.events(made["id"])
     parts = [part for _, name, data in whole if name == "delta" for part in data.get("tool_calls", ())]
     assert [part["function"]["name"] for part in parts if "id" in part] == ["get_weather", "get_time"]
     assert whole[-1][2]["finish_reasons"] == ["tool_calls"]
     for place, (event, _, _) in enumerate(whole[:-1]):
-        assert events_of(house, other, made["id"], after=event) == whole[place + 1 :]
+        assert house.events(made["id"], event, other) == whole[place + 1 :]
     process.kill()
 
 

@@ -95,12 +95,12 @@ def test_a_poison_request_keeps_its_tokens_its_ids_and_its_usage(
     assert job["usage"]["completion_tokens"] == sum(tokens) > 0 and job["usage"]["prompt_tokens"] > 0
     assert job["created_at"] <= job["started_at"] <= job["first_token_at"] <= job["attempt_log"][0]["ended_at"]
 
-    events = events_of(house, job["id"])
-    assert [name for name, _, _ in events].count("started") == 3 and events[-1][:2] == ("failed", job["last_event_id"])
-    deltas = [data for name, _, data in events if name == "delta"]
+    events = house.events(job["id"])
+    assert [name for _, name, _ in events].count("started") == 3 and events[-1][:2] == (job["last_event_id"], "failed")
+    deltas = [data for _, name, data in events if name == "delta"]
     assert ["".join(each["text"] for each in deltas if each["index"] == index) for index in (0, 1)] == text
-    for place, (_, event_id, _) in enumerate(events, 1):
-        assert events_of(house, job["id"], event_id) == events[place:]
+    for place, (event_id, _, _) in enumerate(events, 1):
+        assert house.events(job["id"], event_id) == events[place:]
 
     monkeypatch.chdir(house.folder)
     monkeypatch.setenv("PENSTOCK_API_KEY", ADMIN_TOKEN)
@@ -114,16 +114,6 @@ def test_a_poison_request_keeps_its_tokens_its_ids_and_its_usage(
         assert '"content": "[[crash@4]]"' in shown
     again = json.loads(house.post(f"/admin/dlq/{letter['id']}/replay", {})[2])
     assert again["attempt_log"] == job["attempt_log"] and again["attempts"] == 0
-
-
-def events_of(house: House, job_id: str, after: str = "") -> list[tuple[str, str, dict[str, Any]]]:
-    """Name, id and data of every event of an ended job, from the start or behind one of them."""
-    found = []
-    for block in house.get(f"/v1/jobs/{job_id}/events?after={after}")[1].decode().strip().split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
-        if fields:
-            found.append((fields["event"], fields.get("id", ""), json.loads(fields["data"])))
-    return found
 
 
 def test_dead_letters_can_be_dropped_and_absent_ones_are_404(house: House) -> None:

@@ -6,6 +6,7 @@ import hashlib
 
 import msgspec
 import pytest
+from api_in_process import key_of
 
 from api.auth.keys import LOCAL_CALLER, Caller, Keyring, check_exposure
 from api.openai.errors import ApiError
@@ -20,13 +21,9 @@ KEY, OTHER = "sk-one-0123456789", "sk-two-0123456789"
 EXPOSED = ["0.0.0.0", "::", "", "192.168.1.5", "example.org", "::ffff:10.0.0.1", "localhost.example"]  # noqa: S104
 
 
-def settings(key: str, tenant: str, priority: Priority = Priority.INTERACTIVE) -> KeySettings:
-    return KeySettings(sha256=hashlib.sha256(key.encode()).hexdigest(), tenant=tenant, priority=priority)
-
-
 @pytest.fixture
 def keyring() -> Keyring:
-    return Keyring({"one": settings(KEY, "red"), "two": settings(OTHER, "blue", Priority.BATCH)})
+    return Keyring({"one": key_of(KEY, "red"), "two": key_of(OTHER, "blue", priority=Priority.BATCH)})
 
 
 def test_a_key_names_its_tenant_and_ceiling(keyring: Keyring) -> None:
@@ -54,7 +51,7 @@ def test_of_several_keys_of_a_tenant_the_first_that_says_something_counts() -> N
     """Of each quota by itself; other tenants' keys say nothing."""
     keyring = Keyring(
         {
-            name: msgspec.structs.replace(settings(f"sk-{name}", tenant), quotas=quotas)
+            name: msgspec.structs.replace(key_of(f"sk-{name}", tenant), quotas=quotas)
             for name, tenant, quotas in (
                 ("silent", "red", QuotaSettings()),
                 ("other", "blue", QuotaSettings(jobs=1, file_bytes=1)),
@@ -89,7 +86,7 @@ def test_a_wrong_admin_token_is_told_from_a_missing_one() -> None:
 def test_the_same_key_twice_is_a_mistake() -> None:
     """Two tenants cannot share one key."""
     with pytest.raises(ConfigError, match=r"keys\.b.*same key as keys\.a"):
-        Keyring({"a": settings(KEY, "red"), "b": settings(KEY, "blue")})
+        Keyring({"a": key_of(KEY, "red"), "b": key_of(KEY, "blue")})
 
 
 def test_no_key_or_hash_is_kept_readable(keyring: Keyring) -> None:
