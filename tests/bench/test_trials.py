@@ -41,8 +41,10 @@ def test_every_package_is_in_a_copy() -> None:
 
 
 def test_the_planted_bugs_fit_the_tree() -> None:
-    """Otherwise `make planted` refuses to run."""
+    """Otherwise `make planted` refuses to run. Each names tests that are there."""
     assert all(bug.tests and bug.patched(TREE) for bug in planted_bugs())
+    for file, _, name in (test.partition("::") for bug in planted_bugs() for test in bug.tests):
+        assert f"def {name.partition('[')[0]}(" in (TREE / file).read_text(), f"{file} has no {name}"
 
 
 def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -516,12 +516,19 @@ def test_the_admin_token_is_told_to_nobody(shared: Up) -> None:
         assert token not in (text := log.read_text()) and known not in text, log
 
 
+def test_no_workers(start: Any) -> None:
+    """--workers 0 starts none, and is ready without."""
+    up = start("--workers", "0").ready()
+    assert "0 workers" in up.block[0]
+    assert [row["role"] for row in up.ps()] == ["redis", "api", "scheduler", "offline"]
+
+
 def test_several_api_processes_and_a_redis_of_ones_own(start: Any, redis_url: str) -> None:
-    """They share the port; a configured Redis is used and not supervised. --workers 0 starts none, and is ready
-    without."""
-    up = start("--api-processes", "2", "--workers", "0", PENSTOCK_REDIS_URL=redis_url).ready()
-    assert sorted(up.pids()) == ["api-1", "api-2", "offline-1", "scheduler-1"]
-    assert "0 workers" in up.block[0] and any("in Redis at 127.0.0.1:" in line for line in up.block)
+    """They share the port; a configured Redis is used and not supervised."""
+    up = start("--api-processes", "2", PENSTOCK_REDIS_URL=redis_url).ready()
+    assert sorted(up.pids()) == ["api-1", "api-2", "offline-1", "scheduler-1", "worker-1"]
+    assert any("in Redis at 127.0.0.1:" in line for line in up.block)
+    assert up.run("chat", "hello", "--max-tokens", TOKENS).returncode == 0
 
 
 def test_pool_follows_the_backlog(start: Any, tmp_path: Path) -> None:
