@@ -17,7 +17,8 @@ from email.utils import parsedate_to_datetime
 from typing import TypeAlias
 
 from penstock.config import ConfigError, hide
-from workers.engines.upstream.http import ServerAddress, UpstreamClient, proxy_for, without
+from workers.engines.upstream.http import ServerAddress, UpstreamClient, without
+from workers.engines.upstream.proxy import proxy_for
 from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe, gauges
 from workers.engines.upstream.settings import UpstreamSettings
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.config import Positive
-from workers.engines.upstream.http import proxy_problem
+from workers.engines.upstream.proxy import proxy_problem
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Kind = Literal[

@@ -14,7 +14,8 @@ from certificates import Authority, secured
 from fake_upstream import ANSWER, FakeUpstream, Fault, serving
 from upstream_bench import HELLO, bench
 
-from workers.engines.upstream.http import ConnectError, ServerAddress, UpstreamClient, proxy_for
+from workers.engines.upstream.http import ConnectError, ServerAddress, UpstreamClient
+from workers.engines.upstream.proxy import proxy_for
 from workers.engines.upstream.settings import UpstreamSettings
 
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
