@@ -39,9 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Watchdog(os.dup(2)))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    steady = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=30)
+    steady = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("steady", steady)
-    settings.register_profile("random", steady, derandomize=False, print_blob=True, max_examples=100)
+    settings.register_profile("random", steady, derandomize=False, print_blob=True)
     settings.load_profile(os.environ.get("PENSTOCK_TEST_PROPERTIES", "steady"))
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -58,7 +58,7 @@ class ChoiceStarter:
         The next place goes to a waiting choice, if its lane is not lower."""
         self._starts = 0
         """Choices started so far."""
-        self.is_full = False
+        self.claimer_found_no_room = False
         """Whether the claimer found no room when it last looked: it looks again as soon as a slot is free."""
         self._is_offered = False
         """A free place is kept for the claimer until it has looked for jobs."""
@@ -277,7 +277,7 @@ class ChoiceStarter:
         """Called when a choice has ended: a waiting choice takes its place. If no place is kept for claims and the
         claimer found no room last time, the claimer looks first; on a full worker, every second time."""
         owed = any(self._is_owed(attempt) for attempt in self.waiting.values())
-        if self.is_full and not self._settings.prefetch and not owed:
+        if self.claimer_found_no_room and not self._settings.prefetch and not owed:
             self._is_offered = True
             self._room.set()
         else:

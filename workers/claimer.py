@@ -124,7 +124,7 @@ class Claimer:
                 self._starter.looked()
                 turn.rotate(-1)
             await asyncio.gather(*self._claims.values())  # this worker still runs what they claim
-            self._starter.is_full = False
+            self._starter.claimer_found_no_room = False
             self._starter.looked()
         finally:
             for claim in self._claims.values():
@@ -305,13 +305,13 @@ class Claimer:
         if self._suspects and (self._worker.running or self._claims or partition not in self._suspects):
             return 0, 0
         if not self._starter.stats().accepts:
-            self._starter.is_full = False
+            self._starter.claimer_found_no_room = False
             return 0, 0
         if self._starter.is_laden:
-            self._starter.is_full = True
+            self._starter.claimer_found_no_room = True
             return 0, 0
         free = self._starter.room()
-        self._starter.is_full = free <= 0
+        self._starter.claimer_found_no_room = free <= 0
         free = max(0, free)
         return free + (0 if self._suspects else self._starter.chat_room() + self._worker.places()), free
 

@@ -163,7 +163,7 @@ MAX_KNOWN = 4096
 
 
 class ReturnCounts:
-    """The counts of one worker."""
+    """How often an engine gave each job back, for one worker."""
 
     def __init__(self) -> None:
         self._counts: OrderedDict[str, tuple[int, int]] = OrderedDict()

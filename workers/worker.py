@@ -242,7 +242,7 @@ class Worker:
             if choice is None:  # handed back or preempted: its next worker continues it
                 if piece.last:
                     freed = True
-                    if self._starter.is_full:
+                    if self._starter.claimer_found_no_room:
                         self._room.set()
                 continue
             attempt, index = choice
@@ -266,7 +266,7 @@ class Worker:
                 self._starter.end(attempt, index, piece)
                 self._end_if_over(attempt)
                 freed = True
-                if not attempt.over and self._starter.is_full:
+                if not attempt.over and self._starter.claimer_found_no_room:
                     self._room.set()  # where a job ends, this is done once that is written
         if self._partial and (freed or self._gate.is_due(now)):
             self._starter.refill()

@@ -1,4 +1,7 @@
-"""Plans that search: `penstock plan search`, `grid`, `goodput` and `place`."""
+"""Plans that search: `penstock plan search`, `grid`, `goodput` and `place`.
+
+Here are also the words and tables of `penstock tune`.
+"""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ FIELDS = (
     *(b"state", b"lane", b"attempt", b"created", b"claimed", b"started", b"done", b"keep", b"reason", b"summary"),
     *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel", b"preview"),
 )
-"""Fields of a job, in the order in which `recent.lua` returns them."""
+"""Fields of a job, in the order in which the script `recent` returns them."""
 
 MAX_LOOKED = 250
 """Jobs read in one round from all partitions together, but from each at least the page's limit. The server is blocked

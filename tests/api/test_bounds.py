@@ -86,7 +86,7 @@ async def test_a_body_of_too_many_values_is_refused(what: str) -> None:
         assert (refused.value.status, refused.value.code) == (400, "body_too_complex")
 
 
-@pytest.mark.parametrize("what", ["lists", "behind a long text"])
+@pytest.mark.parametrize("what", HEAVY)
 def test_nothing_is_parsed_that_was_not_weighed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads a body, a line or a message need not think of it; what was weighed is not weighed again."""
     for read in (lambda body: parse("job", body), lambda body: parse("chat", body), read_object):

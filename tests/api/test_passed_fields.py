@@ -51,7 +51,7 @@ def same(sent: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sent.items() if name in FURTHER}
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama-server", "other"])
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama-server", "ollama", "other"])
 async def test_a_worker_that_takes_over_sends_them_again(
     wire: RedisClient, start_upstream: StartUpstream, kind: str
 ) -> None:

@@ -265,6 +265,11 @@ def test_a_path_in_front_of_a_server_on_a_small_scale(tmp_path: Path, monkeypatc
     assert {part.split()[0] for part in report.rows[-1]["parts"].split(", ")} > {"engine", "worker-1", "api-1", "redis"}
 
 
+def test_an_unknown_system_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--systems", "floor,nginx"]) == 2
+    assert "no system 'nginx'; there are floor, penstock," in capsys.readouterr().out
+
+
 def test_stopped_in_the_middle_it_leaves_no_process_behind(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench.gateway", "--systems", "penstock", "--levels", "1", "--tokens", "5000"]
     environ = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -206,6 +206,10 @@ def test_a_text_is_what_its_pieces_say() -> None:
     assert wrong(refused, 1) == "status 503: busy"
 
 
+def test_pieces_of_a_completion_count_as_those_of_a_chat_do() -> None:
+    assert len(seen(streamed(" 1", " 2", " 3")).times) == 3
+
+
 def test_a_text_whose_worker_is_killed_is_the_direct_one(tmp_path: Path) -> None:
     """Through `penstock up`, for real; the engine's steps need no GPU."""
     with (

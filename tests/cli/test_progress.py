@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.progress import ProgressLine, remaining_s
+from cli import progress as progress_module
+from cli.progress import ProgressLine, remaining_s, short
 from telemetry.records.reader import Skipped, create, read_records
 
 
@@ -26,6 +27,31 @@ from telemetry.records.reader import Skipped, create, read_records
 )
 def test_the_rest_follows_from_the_pace(spent_s: float, first: float, share: float, rest: float | None) -> None:
     assert remaining_s(spent_s, first, share) == rest
+
+
+def test_times_are_short() -> None:
+    assert [short(each) for each in (0.2, 59.6, 99, 150, 7260)] == ["1 s", "60 s", "99 s", "2 min", "2 h 1 min"]
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the time that the phase has taken; a new phase begins anew."""
+    clock = [100.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: clock[0])
+    line = ProgressLine(Terminal(), {})
+    line.amount("fetching", 10_000_000, 100_000_000)
+    assert line._line().endswith("0.0 s")
+    clock[0] = 104.0
+    line.amount("fetching", 50_000_000, 100_000_000)
+    assert line._line().endswith("50.0/100.0 MB  4.0 s, about 5 s left")
+    line.phase("checking")
+    assert line._line() == "checking  0.0 s"
 
 
 def test_reading_records_says_how_much_is_read(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from cli import jobs
-from cli.output import print_rows, print_table, shortener
+from cli.output import ago, print_rows, print_table, shortener, size
 
 ESC = "\x1b"
 IDS = [f"job_00{digit * 30}" for digit in "0123456789abcdef"]
@@ -26,6 +26,17 @@ def test_ids_are_as_short_as_tells_them_apart() -> None:
     assert [shortener(twins)(each) for each in twins] == ["job_0000000000a", "job_0000000000b"]
     assert shortener(twins)("worker-1") == "worker-1"
     assert shortener([])(f"see {IDS[0]}") == f"see {IDS[0]}"
+
+
+def test_times_and_sizes() -> None:
+    """One unit; the future says so; a clock that is a little ahead is now."""
+    assert [ago(seconds) for seconds in (-0.4, 0, 59, 61, 7200, 90_000)] == [
+        "0s ago", "0s ago", "59s ago", "1m ago", "2h ago", "1d ago",
+    ]  # fmt: skip
+    assert ago(-300) == "in 5m"
+    assert [size(count) for count in (0, 999, 1500, 9_960, 999_499, 999_600, 268_435_456)] == [
+        "0", "999", "1.5k", "10k", "999k", "1.0M", "268M",
+    ]  # fmt: skip
 
 
 class Terminal(io.StringIO):

@@ -516,6 +516,15 @@ def test_the_admin_token_is_told_to_nobody(shared: Up) -> None:
         assert token not in (text := log.read_text()) and known not in text, log
 
 
+def test_unknown_job_and_model(shared: Up) -> None:
+    """The API's refusals are failures with its words."""
+    error = shared.run("jobs", "show", "job_" + "0" * 32).stderr
+    assert "no such job" in error and f"next:  penstock jobs ls --data-dir {shared.data_dir}" in error
+    refused = shared.run("chat", "hello", "--model", "nobody")
+    assert refused.returncode == 1
+    assert "does not exist here" in refused.stderr
+
+
 def test_no_workers(start: Any) -> None:
     """--workers 0 starts none, and is ready without."""
     up = start("--workers", "0").ready()

@@ -17,7 +17,8 @@ def test_what_a_page_names_is_there(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for path in re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
-        is_there = any(next(ROOT.glob(above + path.rstrip("/")), None) for above in ("", "*/", "*/*/"))
+        above = ("", "*/", "*/*/") if page == "docs/walk.md" else ("",)  # its table names files below their folder
+        is_there = any(next(ROOT.glob(folder + path.rstrip("/")), None) for folder in above)
         assert is_there or "penstock.toml" in path, path
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert ((ROOT / page).parent / link).exists(), link

@@ -123,18 +123,22 @@ async def numbers_read(buffer: ReorderBuffer) -> list[int]:
 
 
 async def until(condition: Callable[[], Awaitable[T] | T], seconds: float = 30) -> T:
-    """Poll until it gives something true; Unavailable counts as "not yet"."""
-    async with asyncio.timeout(seconds):
-        while True:
-            try:
-                value = condition()
-                if isinstance(value, Awaitable):
-                    value = await value
-                if value:
-                    return value
-            except Unavailable:
-                pass
-            await asyncio.sleep(0.01)
+    """Poll until it gives something true; Unavailable counts as "not yet", and is the cause of a timeout."""
+    last: Unavailable | None = None
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    value = condition()
+                    if isinstance(value, Awaitable):
+                        value = await value
+                    if value:
+                        return value
+                except Unavailable as error:
+                    last = error
+                await asyncio.sleep(0.01)
+    except TimeoutError as error:
+        raise error from last
 
 
 class Flow:

@@ -129,7 +129,7 @@ class Protocol:
                 yield self._arrival(worker, jobs, at)
 
     def cancels(self, jobs: tuple[Job, ...]) -> Iterator[tuple[str, tuple[Job, ...]]]:
-        """cancel.lua, by a client: a waiting job ends, a running one is marked."""
+        """Script cancel, by a client: a waiting job ends, a running one is marked."""
         for at, job in enumerate(jobs):
             if job.final or job.cancel:
                 continue
@@ -150,7 +150,7 @@ class Protocol:
                 yield Move("{w} leaves", worker._replace(status="gone"), jobs)
 
     def _reap(self, worker: Worker, jobs: tuple[Job, ...]) -> Move:
-        """reap.lua: the fence and what it does to the jobs. Of a worker that is alive it makes a zombie."""
+        """Script reap: the fence and what it does to the jobs. Of a worker that is alive it makes a zombie."""
         for at, (job, cell) in enumerate(zip(jobs, worker.cells, strict=True)):
             if cell.claimed and cell.owner and job.state == "running":
                 jobs = _put(jobs, at, self._lost(job))
@@ -203,7 +203,7 @@ class Protocol:
         return not any(job.suspect for job in busy) and not any(cell.phase == "claiming" for cell in worker.cells)
 
     def _release(self, worker: Worker, jobs: tuple[Job, ...], at: int) -> Move:
-        """release.lua. The process forgets the job first, but for a claim whose answer is still to come."""
+        """Script release. The process forgets the job first, but for a claim whose answer is still to come."""
         job, cell = jobs[at], worker.cells[at]
         suspect = job.suspect and self.has(Rule.RELEASE_QUARANTINED)
         after = _end(job, "cancelled") if job.cancel == "asked" else self._requeue(job, suspect)
@@ -213,7 +213,7 @@ class Protocol:
         )
 
     def _arrival(self, worker: Worker, jobs: tuple[Job, ...], at: int) -> Move:
-        """release.lua, late. The process may have claimed the job again, and does not notice."""
+        """Script release, late. The process may have claimed the job again, and does not notice."""
         job, cell = jobs[at], worker.cells[at]
         label = f"what {{w}} sent of {{{at}}} arrives"
         mine = cell.claimed and cell.owner and job.state == "running"
@@ -250,7 +250,7 @@ class Protocol:
             yield from self._finish(worker, jobs, at, job.state)
 
     def _append(self, worker: Worker, jobs: tuple[Job, ...], at: int, seq: int) -> Move:
-        """append.lua. It asks whether the worker lives, not whether the job is its own."""
+        """Script append. It asks whether the worker lives, not whether the job is its own."""
         job, cell = jobs[at], worker.cells[at]
         label = f"{{w}} logs token {seq} of {{{at}}}"
         if not worker.works and self.has(Rule.APPEND_FENCED):
@@ -262,7 +262,7 @@ class Protocol:
         return Move(label, _with(worker, at, cell._replace(phase="unanswered", seq=seq)), after, worker.works, breaks)
 
     def _finish(self, worker: Worker, jobs: tuple[Job, ...], at: int, state: str) -> Iterator[Move]:
-        """finish.lua: terminal record and acknowledgement, in one step or, by a lesser protocol, in two."""
+        """Script finish: terminal record and acknowledgement, in one step or, by a lesser protocol, in two."""
         job, cell = jobs[at], worker.cells[at]
         label = f"{{w}} ends {{{at}}} as {state}"
         refused = (

@@ -150,7 +150,7 @@ async def full_of_batch(
     for job in jobs:
         await queue.put(job)
     running = await start(LONG, settings)
-    await until(lambda: running.engine.stats().running == LONG.slots and running.worker._starter.is_full)
+    await until(lambda: running.engine.stats().running == LONG.slots and running.worker._starter.claimer_found_no_room)
     return running, jobs
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from cli.__main__ import main
+from planner.commands.answers import HEIGHT, plot, seconds, three
+from planner.commands.estimates import prices_of
 from planner.commands.inputs import measured_cpu
-from planner.facts.catalogue import device
+from planner.facts.catalogue import PlanError, device
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +32,12 @@ def test_memory_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = asked(capsys, "memory --model opt-13b --gpu a100-80gb --in 512 --out 256")
     assert (found["max_batch"], found["max_batch_power_of_two"], found["max_batch_worst"]) == (88, 64, 73)
     assert found["gpu_source"] and found["model_source"] and found["advice"].endswith(".")
+
+
+def test_memory_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "memory", "--model", "opt-13b", "--gpu", "a100-40gb"]) == 0
+    page = capsys.readouterr().out
+    assert "requests at once, in the mean" in page and "GB" in page and "runs 19 requests" in page
 
 
 def test_lengths_of_a_name_and_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -54,6 +62,12 @@ def test_roofline_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["moe"]["distinct_experts"] == pytest.approx(8 * (1 - 0.75**16))
     assert sum(part["seconds"] for part in found["decode"]["parts"]) == pytest.approx(found["decode"]["seconds"])
     assert asked(capsys, "roofline --model opt-13b --gpu h200")["moe"] is None
+
+
+def test_roofline_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "roofline", "--model", "mixtral-8x7b", "--gpu", "h200", "--in", "4096", "--chunk", "512"]) == 0
+    page = capsys.readouterr().out
+    assert "bound by" in page.lower() and "tokens/s over batch" in page and "all experts 8 times" in page
 
 
 def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,12 +121,18 @@ def test_a_model_of_my_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ("memory --config nowhere.gguf --gpu h200", "nowhere.gguf"),
         ("roofline --model opt-13b --gpu h200 --batch 0", "--batch 0: it is a whole number from 1"),
         ("roofline --model opt-13b --gpu h200 --batch 99999999999999999", "--batch 1e+17: a plan counts with numbers"),
+        ("memory --model opt-13b --gpu h200 --activation-gb 1e300", "--activation-gb 1e+300: a plan counts with"),
         ("memory --model opt-13b --gpu h200 --activation-gb 1e9", "fewer --activation-gb or a smaller --block would"),
+        ("cost --model opt-13b --gpu h200 --price h200=1e308", "--price h200=1e308"),
         ("cost --model opt-13b --gpu h200 --efficiency 1e-300", "--efficiency 1e-300: a plan counts with"),
         ("search --model opt-13b --gpu h200 --gpus 100000", "--gpus 100000: 1 to 1,024 GPUs"),
+        ("grid --model opt-13b --gpu h200 --gpus 0", "--gpus 0: 1 to 1,024 GPUs"),
         ("goodput --model opt-13b --gpu h200 --gpus 0", "--gpus 0: 1 to 1,024 GPUs"),
+        ("place --load opt-13b=1e300 --gpu h200", "write MODEL=RATE"),
+        ("what-if --model opt-13b --gpu h200 --disk-gb-s 0", "--disk-gb-s 0: a bandwidth is above 0"),
         ("what-if --model opt-13b --gpu h200 --attention-gpu l4:9999", "NAME:COUNT, 1 to 1,024"),
         ("simulate --model opt-13b --gpu h200 --dp 9999", "takes 9,999 GPUs: at most 1,024"),
+        ("simulate --model opt-13b --gpu h200 --count 0", "--count 0: the first two are above 0"),
         ("cost --model opt-13b --gpu h200 --price h100=2", "--price h100=2"),
         ("cost --model opt-13b --gpu h200 --efficiency 2", "--efficiency 2"),
     ],
@@ -148,6 +168,12 @@ def test_a_bad_file_is_one_line_that_says_what_is_wrong_with_it(
     assert said.err.count(name) == 1, "it is named once"
 
 
+@pytest.mark.parametrize("text", ["h200", "h200=", "h200=-1", "h200=nan", "l4=1"])
+def test_prices_that_are_none(text: str) -> None:
+    with pytest.raises(PlanError, match="write NAME=PRICE"):
+        prices_of((text,), ("h200",))
+
+
 def test_this_machines_cpu() -> None:
     """Within what any machine can have."""
     pytest.importorskip("numpy")
@@ -155,6 +181,24 @@ def test_this_machines_cpu() -> None:
     assert (
         1e8 < cpu.bytes_s < 1e13 and 1e8 < cpu.peak[16] < 1e15 and cpu.memory_bytes > 1e8 and "measured" in cpu.source
     )
+
+
+def test_figures_have_three_digits_and_a_unit() -> None:
+    assert [seconds(value) for value in (12.34, 0.01234, 1.2e-5, 1e-9)] == ["12.3 s", "12.3 ms", "12.0 us", "0.001 us"]
+    assert [three(value) for value in (1234567, 12.345, 0.5, 0, 0.001234)] == [
+        "1,234,567",
+        "12.3",
+        "0.500",
+        "0",
+        "0.0012",
+    ]
+
+
+def test_flat_values_are_plotted_from_zero_and_large_ones_without_exponent() -> None:
+    """A wobble of 3 % is none of a curve's shape."""
+    flat = plot([(1, 100.0), (2, 103.0), (4, 101.0)], "x", "y").splitlines()
+    assert "x logarithmic" in flat[0] and flat[12].startswith("  0 |") and all("*" not in line for line in flat[3:13])
+    assert "10,470" in plot([(1, 10.0), (2, 10470.0)], "x", "y")
 
 
 def test_a_plan_without_its_inputs_names_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,8 +218,14 @@ def test_a_group_alone_names_its_commands_and_a_mistyped_one_the_nearest(
     assert "Did you mean 'goodput'?" in capsys.readouterr().err
 
 
+def test_a_plot_has_every_point_and_the_mark() -> None:
+    drawn = plot([(1, 10), (2, 20), (4, 30)], "x", "y", (2, 20), "the knee")
+    assert drawn.count("*") == 2 and drawn.splitlines()[0].endswith("O: the knee")
+    assert sum("O" in line for line in drawn.splitlines()[1:]) == 1 and len(drawn.splitlines()) == HEIGHT + 3
+
+
 def test_search_says_which_plans_are_cheap_and_quick(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "search --model opt-13b --gpu a100-80gb --gpus 2 --in 256 --out 32"
+    line = "search --model opt-13b --gpu a100-80gb --gpus 2"
     found = asked(capsys, f"{line} --price 2.5")
     plans = {each["plan"]: each for each in found["plans"]}
     assert set(found["pareto"]) <= set(plans) and found["latency_optimal"] == found["pareto"][0]
@@ -191,7 +241,7 @@ def test_search_says_which_plans_are_cheap_and_quick(capsys: pytest.CaptureFixtu
 
 
 def test_search(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "search --model opt-13b --gpu a100-80gb --gpus 2 --rate 2 --in 256 --out 32"
+    line = "search --model opt-13b --gpu a100-80gb --gpus 2 --rate 2"
     found = asked(capsys, line)
     assert {plan["plan"] for plan in found["plans"]} >= {found["latency_optimal"], found["throughput_optimal"]}
     assert all({"kept_both", "ttft_p95_s", "mfu", "mbu"} <= plan.keys() for plan in found["plans"])
@@ -209,7 +259,7 @@ def test_grid(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_goodput(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "goodput --model opt-13b --gpu a100-80gb --out 16 --ttft-ms 500"
+    line = "goodput --model opt-13b --gpu a100-80gb --out 32 --ttft-ms 500"
     found = asked(capsys, line)
     first = found["deployments"][0]
     assert first["requests_s"] > 0 and first["prefill"] is None and first["requests_s_if_judged_apart"] > 0
@@ -218,7 +268,7 @@ def test_goodput(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_place(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "place --load opt-1.3b=2:256:8 --load opt-125m=2:256:8 --gpu l4 --gpus 2"
+    line = "place --load opt-1.3b=2:256:32 --load opt-125m=2:256:32 --gpu l4 --gpus 2"
     found = asked(capsys, line)
     assert sum(gpu["opt-125m"] for gpu in found["copies"]) >= 1 and found["kept"] > 0.9
     assert main(["plan", *line.split()]) == 0
@@ -243,6 +293,7 @@ def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
         ("goodput --model opt-13b --gpu h200 --ttft-ms 1", "not even a lone request"),
         ("goodput --model opt-13b --gpu h200 --share 2", "--share is at most 1"),
         ("grid --model llama-3.1-70b --gpu l4", "--gpus 8 would fit"),
+        ("place --load opt-1.3b --gpu l4", "write MODEL=RATE"),
         ("place --load opt-1.3b=1:2 --gpu l4", "write MODEL=RATE"),
         ("place --load opt-1.3b=1 --load opt-1.3b=1 --gpu l4", "twice"),
         ("place --load opt-1.3c=1 --gpu l4", "nearest are opt-1.3b"),
@@ -298,6 +349,7 @@ def test_a_trace_that_is_not_there_gets_a_next_step(capsys: pytest.CaptureFixtur
     assert "error: --trace nowhere.csv: no such file" in said and "next:  give a CSV" in said
 
 
+APEX = ("StartTimeOffset", "ContextTokens", "GeneratedTokens")
 HEAD = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
 
@@ -338,10 +390,16 @@ def test_a_bad_trace_is_one_line(
     assert said.out == "" and said.err.count("\n") == 1 and says in said.err
 
 
-def test_hours_of_a_trace_are_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Three hours of BurstGPT's columns, which follow any order of lines."""
-    lines = [HEAD.strip(), *(f"{second},ChatGPT,200,40,240,Conversation log" for second in range(10_790, -1, -10))]
-    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
-    found = asked(capsys, f"simulate --model opt-13b --gpu h200 --trace {tmp_path / 't.csv'}")
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_hours_of_a_trace_are_simulated(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three hours of BurstGPT's columns, which follow any order of lines, and of APEX's lines."""
+    at = range(0, 10_800, 10)
+    if name == "t.csv":
+        lines = [HEAD.strip(), *(f"{second},ChatGPT,200,40,240,Conversation log" for second in reversed(at))]
+    else:
+        rows = [(second * 10**9, 200, 40) for second in at]
+        lines = [json.dumps(dict(zip(APEX, row, strict=True))) for row in rows]
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    found = asked(capsys, f"simulate --model opt-13b --gpu h200 --trace {tmp_path / name}")
     assert found["requests"] == 1080 and 10_790 < found["seconds"] < 10_800
     assert found["timeline"][0]["begin_s"] == 0 and sum(row["requests"] for row in found["timeline"]) == 1080

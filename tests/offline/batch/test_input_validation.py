@@ -88,7 +88,7 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: bytes, code: str, param: str |
     assert " " in fault.message and fault.message.endswith(".")
 
 
-@pytest.mark.parametrize("levels", [257, 100_000])
+@pytest.mark.parametrize("levels", [257, 900, 100_000])
 def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path, levels: int) -> None:
     """Also where it could be read now, but not by one who has called more functions before."""
     deep = b'{"custom_id": "x", "url": "/v1/chat/completions", "body": %b}'

@@ -360,6 +360,10 @@ def test_jitter_stays_within_a_fifth() -> None:
     assert found == pytest.approx([24, 30, 36])
 
 
+def test_an_endpoint_that_is_gone_is_not_tried_again() -> None:
+    assert after_failure(1, 0, 410, 86_400, 0.5).wait_s is None
+
+
 # --- the whole way ---------------------------------------------------------------------------------------------------
 
 

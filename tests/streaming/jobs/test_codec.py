@@ -18,7 +18,6 @@ from penstock.tools import Tool, ToolCall, Tools
 from streaming import events as event_settings
 from streaming.batches import file_store as batch_settings
 from streaming.batches import store as batches
-from streaming.batches import store as files
 from streaming.errors import DecodeError, NewerMessage
 from streaming.fleet import plans, process
 from streaming.fleet import settings as model_settings
@@ -162,7 +161,7 @@ def test_an_id_leads_to_its_partition() -> None:
 
 
 SETTINGS = [redis_settings, batch_settings, event_settings, quota_settings, model_settings]
-MESSAGES = [engine, job, codec, records, batches, files, process, plans, *SETTINGS]
+MESSAGES = [engine, job, codec, records, batches, process, plans, *SETTINGS]
 NOT_SENT = (engine.Request,)
 """What an engine is given stays in its process."""
 

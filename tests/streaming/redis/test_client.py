@@ -58,7 +58,6 @@ def test_an_address_is_taken_apart(url: str, expected: Address) -> None:
     "url",
     [
         "localhost:6379",
-        "user:secret@localhost:6390",
         "http://u:secret@h",
         "redis://",
         "redis+sentinel://u:secret@h:1",
@@ -178,3 +177,22 @@ async def test_a_server_without_its_replicas_is_asked_for_over_a_new_connection(
     finally:
         await wire.redis.config_set("min-replicas-to-write", 0)
     assert await connections() > before + 1
+
+
+def test_a_url_without_its_beginning_names_what_was_meant() -> None:
+    """But only a host and port are repeated: anything else may hold a password."""
+    with pytest.raises(ValueError, match=r"^url: must begin with .*; did you mean redis://localhost:6390\?$"):
+        RedisSettings(url="localhost:6390")
+    with pytest.raises(ValueError, match=r"^url: must begin with ") as refused:
+        RedisSettings(url="user:secret@localhost:6390")
+    assert "secret" not in str(refused.value)
+
+
+async def test_subscribers_are_counted_by_channel(wire: RedisClient, redis_url: str) -> None:
+    """By which a worker knows whom nobody listens to any more."""
+    with Redis.from_url(redis_url) as client, client.pubsub() as one, client.pubsub() as two:
+        for subscription, names in ((one, ("a", "b")), (two, ("a",))):
+            subscription.subscribe(*names)
+            for _ in names:
+                assert subscription.get_message(timeout=20) is not None
+        assert await wire.listeners(["a", "b", "c"]) == {"a": 2, "b": 1, "c": 0}

@@ -190,7 +190,8 @@ def test_without_a_login_there_is_nothing(store: GuardedHouse) -> None:
 # --- what is allowed -------------------------------------------------------------------------------------------------
 
 
-def test_the_roles_do_their_work(tmp_path: Path, receiver: Receiver) -> None:
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_the_roles_do_their_work(tmp_path: Path, receiver: Receiver, partitions: int) -> None:
     """Chats, jobs, events, a lost worker, a batch, webhooks, pools and dead letters by real processes, each as its own
     user: all of it works, also with quotas, which ask the other partition, and the server has refused nothing."""
     lines = ["[webhooks.test]", f'url = "{receiver.url}"', f'secret = "{SECRET}"', "allow_http = true"]
@@ -199,7 +200,7 @@ def test_the_roles_do_their_work(tmp_path: Path, receiver: Receiver) -> None:
     with guarded(tmp_path) as house:
         (tmp_path / "penstock.toml").write_text("\n".join([*lines, ""]))
         house.environ |= {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SCHEDULER_TICK_S": "0.1"}
-        house.environ |= {"PENSTOCK_REDIS_PARTITIONS": "2"}
+        house.environ |= {"PENSTOCK_REDIS_PARTITIONS": str(partitions)}
         for role in ("scheduler", "workers", "offline"):
             house.start(role)
         house.start_api()

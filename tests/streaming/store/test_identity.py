@@ -23,7 +23,6 @@ from penstock.config import ConfigError
 from penstock.engine import Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling
 from streaming import keys, order
 from streaming.batches import store as batches
-from streaming.batches import store as stored_files
 from streaming.fleet import plans, process
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
@@ -210,7 +209,7 @@ def _closed(text: str, start: int) -> int:
 
 
 JOBS = (job, conversations, engine, records, codec)
-OTHERS = (batches, stored_files, process, plans, order)
+OTHERS = (batches, process, plans, order)
 
 
 ENGINE_PARTS = (Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling)

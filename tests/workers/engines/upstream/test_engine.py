@@ -247,6 +247,25 @@ async def test_no_id_is_logged_before_its_text() -> None:
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
+async def test_comments_and_empty_chunks_are_no_progress() -> None:
+    """A server that sends only these is left, and the request goes on elsewhere."""
+    empty = b": ping\n\n" + b'data: {"choices": [{"index": 0, "delta": {"content": ""}}]}\n\n'
+    fake = FakeUpstream("ollama", [Fault(data=empty * 50, stall_s=0.1), Fault(stall_s=30)])
+    async with bench(fake) as desk:
+        answer = await desk.ask(HELLO, max_tokens=20)
+    assert answer.text == "".join(ANSWER[:20]) and len(fake.sent) == 3
+
+
+async def test_nothing_limits_the_time_of_a_whole_answer() -> None:
+    """It takes several times as long as the first token and each further one may."""
+    fake = FakeUpstream("vllm", step_s=0.06)
+    async with bench(fake, first_token_s=0.5, between_tokens_s=0.5) as desk:
+        begun = time.monotonic()
+        answer = await desk.ask(HELLO, max_tokens=40)
+        assert time.monotonic() - begun > 2
+    assert answer.text == "".join(ANSWER[:40]) and len(fake.sent) == 1
+
+
 async def test_a_request_that_breaks_everywhere_fails_alone() -> None:
     """Five times without a token, on two servers that work for others."""
     fakes = [FakeUpstream("vllm", [Fault(status=500)] * 9) for _ in range(2)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_upstream import ANSWER, FakeUpstream, Fault, serving
-from flow import until
 from msgspec.structs import replace
 from upstream_bench import HELLO, Bench, bench
 
@@ -42,6 +42,12 @@ CALLS: list[dict[str, Any]] = [
 ]
 
 
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 OWN, OTHER = PoolState("a", True, card=CARD), PoolState("b", True, card=CARD)
@@ -71,6 +77,13 @@ def test_a_fallback_that_cannot_be_used_is_passed_by(other: dict[str, Any]) -> N
     assert choose(CHAT, [away, dataclasses.replace(OTHER, **other)], 10.0, None).number is None
     broken = dataclasses.replace(OWN, breaks=3)
     assert choose(CHAT, [broken, dataclasses.replace(OTHER, **other)], 10.0, None).number == 0
+
+
+@pytest.mark.parametrize(("served_by", "number"), [("", 0), ("b", 1), ("c", None)])
+def test_an_answer_that_has_begun_stays_with_its_model(served_by: str, number: int | None) -> None:
+    assert choose(CHAT, [dataclasses.replace(OWN, breaks=9, wait_s=99), OTHER], 10.0, served_by).number == number
+    gone = [dataclasses.replace(OWN, ready=False), dataclasses.replace(OTHER, ready=False)]
+    assert choose(CHAT, gone, 10.0, served_by).number is None
 
 
 CALLED = (*HELLO, ChatTurn("assistant", "", (ToolCall("c", "get_time", "{}"),)), ChatTurn("tool", "9", call_id="c"))
@@ -207,6 +220,16 @@ async def test_a_request_that_no_fallback_can_do_waits_for_its_own_model() -> No
         called = await asking
     assert plain.served_by == ["b"] and called.served_by == []
     assert read_answer((called.text,))[1] == [Call("get_time", "{}")]
+
+
+async def test_a_fallback_that_knows_tools_is_used_for_them() -> None:
+    own, other = FakeUpstream("vllm"), FakeUpstream("vllm")
+    other.deltas = CALLS
+    async with bench(own, fallbacks={"b": other}) as desk:
+        await ready(desk)
+        await own.stop()
+        answer = await desk.ask(HELLO, tools=TOOLS)
+    assert answer.served_by == ["b"] and read_answer((answer.text,))[1] == [Call("get_time", "{}")]
 
 
 async def test_a_held_request_is_cancelled_at_once() -> None:
