@@ -82,8 +82,12 @@ async def test_many_are_sent_before_the_others_of_their_turn_have_come(wire: Cou
     assert len({each.id for each in again}) == EAGER_CALLS and wire.trips == [3, EAGER_CALLS]
 
 
-async def test_a_connection_lost_under_many_is_told_to_each_and_none_is_sent_again(wire: Counted) -> None:
-    """It was sent, and may have run: whoever asked is to know, not to wait for another try."""
+async def test_a_connection_lost_under_many_is_told_to_each_and_none_is_sent_again(
+    wire: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was sent, and may have run: whoever asked is to know, not to wait for another try. The queue itself tries once
+    more, here all of them in the same turn of the loop."""
+    monkeypatch.setattr("streaming.jobs.queue.PUT_RETRY_DELAY_S", 0.0)
     queue = Queue(wire)
     await queue.put(a_job(queue, model="first"))
     wire.trips.clear()
