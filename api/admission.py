@@ -24,10 +24,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
 from api.auth.keys import Caller
+from api.drafts import Draft
 from api.openai import errors
 from api.openai.errors import ApiError, Wait
 from api.openai.json_body import Weighed, weighed
-from api.openai.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
+from api.openai.schemas import Kind, Request
 from api.services import Services
 from api.waits import TRUSTED_FACTOR
 from penstock.engine import ModelCard
@@ -44,9 +45,8 @@ from streaming.errors import (
     UnknownFile,
     UnknownJob,
 )
-from streaming.events import with_webhook
 from streaming.ids import joined, partition_of
-from streaming.jobs.job import CancelledBy, Job, unsupported
+from streaming.jobs.job import CancelledBy, Job
 from streaming.jobs.queue import Accepted
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.settings import QuotaSettings
@@ -191,23 +191,15 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     Raises:
         ApiError: the request is refused. No job was accepted, except where the message says so (503 store_unavailable).
     """
-    asked, body = await read_request(services, scope, receive, kind)
-    return await accept(services, scope, asked, body, waits=waits)
-
-
-async def read_request(services: Services, scope: Scope, receive: Receive, kind: Kind) -> tuple[Request, bytes]:
-    """Read and validate a request. Raises ApiError, ClientDisconnect."""
     body = await read_body(scope, receive, services.settings.body_limit)
-    asked = parse(kind, body)
-    check_choices(asked, services.settings.max_choices_per_request)
-    services.model(asked.model)
-    return asked, body
+    draft = services.drafts.read(services, scope["state"]["caller"], kind, body, waits=waits)
+    return await accept(services, scope, draft, body, waits=waits)
 
 
 async def accept(
     services: Services,
     scope: Scope,
-    asked: Request,
+    draft: Draft,
     body: bytes,
     *,
     waits: bool,
@@ -216,32 +208,24 @@ async def accept(
     """Put the job of a valid request in the queue; `waits` and errors as in `admit`. `refusal`: why no new job is
     accepted; only the existing one of its idempotency key is returned then."""
     caller: Caller = scope["state"]["caller"]
+    asked, card = draft.asked, draft.card
     key = idempotency_key(scope)
     # A full store accepts no new job, but a repeated request with its key may still fetch its answer.
     if full := services.durability_error if key else services.refusal:
         raise errors.store_full(full)
     state = scope["state"]
     state["model"] = asked.model
-    form = asked.response_form
+    form = draft.job.response
     job_id = services.queue.new_id(caller.tenant, key, form.conversation if form is not None else "")
     partition = partition_of(job_id) or 0
-    card = services.cards.get(asked.model)
-    events, webhook = _recipients(services, caller.tenant, asked, waits=waits)
-    job = to_job(
-        asked,
-        job_id=job_id,
-        tenant=caller.tenant,
-        ceiling=caller.ceiling,
-        reply_to=services.relay.address if waits else "",
+    job = msgspec.structs.replace(
+        draft.job,
+        id=job_id,
+        prompt=draft.prompt,
         trace=state["trace"],
         received_us=services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
-        events=events,
-        webhook=webhook,
-        card=card,
     )
-    if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
-        raise errors.from_failure(failure)
     must_run = bool(asked.queue.do_not_queue)
     quota = services.quotas(caller)
     put = partial(_put, services, job, key, body, quota, must_run=must_run, card=card, refused=refusal,
@@ -255,24 +239,7 @@ async def accept(
     wait = None if accepted.joined else _expected_wait(services, job, accepted)
     if accepted.joined:
         job = msgspec.structs.replace(job, id=accepted.id)
-    return Admitted(job, partition, accepted, buffer, asked, _headers(asked, accepted, wait, card), bool(key), wait)
-
-
-def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool) -> tuple[str, str]:
-    """Return who gets the events of a job, and the webhook that the request names, as Job has them: nobody else, if its
-    client waits for the answer. Raises ApiError (400)."""
-    form, subscriptions = asked.response_form, services.subscriptions
-    if form is not None:
-        letters = subscriptions.of_responses(tenant) if form.background else ""
-    else:
-        letters = "" if waits else subscriptions.of_jobs(tenant)
-    if not asked.queue.webhook:
-        return letters, ""
-    try:
-        webhook = subscriptions.webhook(tenant, asked.queue.webhook)
-    except ValueError as error:
-        raise errors.invalid_request(f"queue.webhook {error}.", "queue.webhook") from None
-    return with_webhook(letters, response=form is not None), webhook
+    return Admitted(job, partition, accepted, buffer, asked, _headers(draft, accepted, wait), bool(key), wait)
 
 
 def _expected_wait(services: Services, job: Job, accepted: Accepted) -> Wait | None:
@@ -406,12 +373,12 @@ def idempotency_key(scope: Scope) -> str:
     return joined("header", key) if key else ""
 
 
-def _headers(asked: Request, accepted: Accepted, wait: Wait | None, card: ModelCard | None) -> dict[str, str]:
+def _headers(draft: Draft, accepted: Accepted, wait: Wait | None) -> dict[str, str]:
     headers = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.place.before)}
     if wait is not None:
         headers["X-Queue-ETA-Ms"] = str(wait.eta_ms)
-    if ignored := ignored_fields(asked, card):
-        headers["X-Ignored-Fields"] = ", ".join(ignored)
+    if draft.ignored:
+        headers["X-Ignored-Fields"] = draft.ignored
     return headers
 
 

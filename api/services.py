@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.auth.keys import Caller, Keyring
+from api.drafts import Drafts
 from api.openai.errors import model_not_found
 from api.openai.rendering import Facts, fingerprint
 from api.settings import ApiSettings
@@ -89,6 +90,7 @@ class Services:
         self.overrides, self.relay = Overrides(store_client), Relay(store_client)
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)
         self.deliveries, self.console_sessions = Deliveries(store_client), ConsoleSessions(store_client)
+        self.drafts = Drafts()
         self.waits = WaitEstimates(store_client.settings.partitions)
         self.wait_sampler = WaitSampler(self.job_reader, self.waits.errors)
 
@@ -182,12 +184,16 @@ class Services:
         """Read the cards, if one of a configured model is not known yet: a worker may have just loaded it."""
         if not self.cards.keys() >= self.models.keys():
             with contextlib.suppress(Unavailable):
-                self.cards = await self.fleet.cards()
+                self._learn(await self.fleet.cards())
+
+    def _learn(self, cards: dict[str, ModelCard]) -> None:
+        """Keep the cards, each as the same object as long as it says the same: drafts of requests depend on it."""
+        self.cards = {name: known if (known := self.cards.get(name)) == card else card for name, card in cards.items()}
 
     async def _refresh_cards(self) -> None:
         async def refresh() -> None:
             self.metrics.flush()
-            self.cards = await self.fleet.cards()
+            self._learn(await self.fleet.cards())
 
         expected = ExpectedErrors(Unavailable, log.debug, "model cards not refreshed: %s")
         await run_periodically(refresh, CARDS_INTERVAL_S, expected)

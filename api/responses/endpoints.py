@@ -17,11 +17,12 @@ from api.admission import (
     idempotency_key,
     page_limit,
     page_order,
-    read_request,
+    read_body,
     services_of,
     whole_number,
 )
 from api.auth.keys import Caller
+from api.drafts import draft_of, read_request
 from api.jobs import as_json, as_page, job_headers, wait_for_end
 from api.openai import errors
 from api.openai.errors import ApiError
@@ -53,7 +54,8 @@ class Responses:
         """Answer with a response, whole, streamed or queued. Raises ApiError before the answer starts."""
         services: Services = scope["app"].state.services
         caller: Caller = scope["state"]["caller"]
-        asked, body = await read_request(services, scope, receive, self._kind)
+        body = await read_body(scope, receive, services.settings.body_limit)
+        asked = read_request(services, self._kind, body)
         refusal: ApiError | None = None
         assert isinstance(asked, InputFields)
         try:
@@ -65,7 +67,8 @@ class Responses:
             refusal = error
             asked.within(Context(previous=job_of(asked.previous_response_id or "")))
         queued = isinstance(asked, ResponseRequest) and bool(asked.background) and not asked.stream
-        admitted = await accept(services, scope, asked, body, waits=not queued, refusal=refusal)
+        draft = draft_of(services, caller, asked, waits=not queued)
+        admitted = await accept(services, scope, draft, body, waits=not queued, refusal=refusal)
         await _reply(services, admitted, asked, queued=queued)(scope, receive, send)
 
 

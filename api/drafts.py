@@ -1,0 +1,142 @@
+"""Drafts: what a request becomes before its job has an id. Those of plain chats are kept.
+
+Most chats of a client differ only in their messages. So everything that follows from the other fields, from the caller
+and from the model's card is computed once for all requests whose other fields have the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from api.auth.keys import Caller
+from api.openai import errors
+from api.openai.fields import MAX_MESSAGES
+from api.openai.json_body import is_heavy
+from api.openai.schemas import ChatRequest, Kind, Request, check_choices, ignored_fields, parse, to_job
+from penstock.engine import ChatTurn, ModelCard
+from streaming.events import with_webhook
+from streaming.jobs.job import Chat, Job, Prompt, unsupported
+from streaming.order import Priority
+
+if TYPE_CHECKING:
+    from api.services import Services
+
+MAX_KEPT = 512
+MAX_OPTIONS_BYTES = 2048
+"""Of the fields beside the messages, where a draft is kept: a schema is often one of its own."""
+
+
+class Draft(NamedTuple):
+    """A valid request, and its job without id, trace and times."""
+
+    asked: Request
+    """Without its messages, if `prompt` has them."""
+    job: Job
+    prompt: Prompt
+    card: ModelCard | None
+    """Of the model, if one was known."""
+    ignored: str
+    """The value of X-Ignored-Fields."""
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    """A message whose validation changes nothing and finds nothing."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+_split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_messages = msgspec.json.Decoder(Annotated[list[_Message], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]).decode
+
+_Options: TypeAlias = tuple[tuple[str, ...], bytes]
+"""The names of all fields but the messages, and their JSON."""
+
+
+class Drafts:
+    """Makes the drafts of one process."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[_Options, str, Priority, bool], Draft] = {}
+
+    def read(self, services: Services, caller: Caller, kind: Kind, body: bytes, *, waits: bool) -> Draft:
+        """Validate a body. `waits`: the response stays open until the job ends. Raises ApiError (400, 404)."""
+        plain = _plain(body) if kind == "chat" else None
+        if plain is None:
+            return draft_of(services, caller, read_request(services, kind, body), waits=waits)
+        options, turns = plain
+        key = (options, caller.tenant, caller.ceiling, waits)
+        known = self._kept.get(key)
+        if known is None or known.card is not services.cards.get(known.job.model):
+            asked = read_request(services, kind, body)
+            assert isinstance(asked, ChatRequest)
+            made = draft_of(services, caller, asked, waits=waits)
+            known = made._replace(
+                asked=asked.model_copy(update={"messages": []}), job=msgspec.structs.replace(made.job, prompt=Chat(()))
+            )
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            self._kept[key] = known
+        return known._replace(prompt=Chat(tuple([ChatTurn(turn.role, turn.content) for turn in turns])))
+
+
+def _plain(body: bytes) -> tuple[_Options, Sequence[_Message]] | None:
+    """Split the body of a chat; None if its messages are not plain, or if it is not a valid one for any other reason.
+    That two decoders read the body makes no difference: a draft is kept only of a body that was validated."""
+    if is_heavy(body):
+        return None
+    try:
+        fields = _split(body)
+        messages = _messages(fields.pop("messages", b""))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    options = b"\n".join(fields.values())
+    return ((tuple(fields), options), messages) if len(options) <= MAX_OPTIONS_BYTES else None
+
+
+def read_request(services: Services, kind: Kind, body: bytes) -> Request:
+    """Validate a body. Raises ApiError (400, 404)."""
+    asked = parse(kind, body)
+    check_choices(asked, services.settings.max_choices_per_request)
+    services.model(asked.model)
+    return asked
+
+
+def draft_of(services: Services, caller: Caller, asked: Request, *, waits: bool) -> Draft:
+    """Make the draft of a valid request. Raises ApiError (400) for what its model's engine does not support."""
+    card = services.cards.get(asked.model)
+    events, webhook = _recipients(services, caller.tenant, asked, waits=waits)
+    job = to_job(
+        asked,
+        job_id="",
+        tenant=caller.tenant,
+        ceiling=caller.ceiling,
+        reply_to=services.relay.address if waits else "",
+        trace={},
+        events=events,
+        webhook=webhook,
+        card=card,
+    )
+    if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
+        raise errors.from_failure(failure)
+    return Draft(asked, job, job.prompt, card, ", ".join(ignored_fields(asked, card)))
+
+
+def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool) -> tuple[str, str]:
+    """Return who gets the events of a job, and the webhook that the request names, as Job has them: nobody else, if its
+    client waits for the answer. Raises ApiError (400)."""
+    form, subscriptions = asked.response_form, services.subscriptions
+    if form is not None:
+        letters = subscriptions.of_responses(tenant) if form.background else ""
+    else:
+        letters = "" if waits else subscriptions.of_jobs(tenant)
+    if not asked.queue.webhook:
+        return letters, ""
+    try:
+        webhook = subscriptions.webhook(tenant, asked.queue.webhook)
+    except ValueError as error:
+        raise errors.invalid_request(f"queue.webhook {error}.", "queue.webhook") from None
+    return with_webhook(letters, response=form is not None), webhook
