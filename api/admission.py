@@ -164,9 +164,11 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> Weighed:
         ApiError: 400, 413, 415.
         ClientDisconnect: the client left before the end of the body.
     """
-    kind = header(scope, b"content-type").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise errors.unsupported_media_type()
+    kind = header(scope, b"content-type")
+    if kind != "application/json":
+        kind = kind.partition(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise errors.unsupported_media_type()
     length = header(scope, b"content-length")
     if length.isdecimal() and int(length) > limit:
         raise errors.payload_too_large(limit)

@@ -85,24 +85,30 @@ class Observed:
         request_id = _request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
         tracing = NO_TRACING if scope["path"] in PROBES else self._services.tracing
         span = tracing.enter(scope["method"], _trace_context(headers))
-        # Token streams write their body straight to the server (`server_send`), past every middleware.
+        # Token streams write straight to the server (`server_send`, `connection`), past every middleware.
         scope.setdefault("state", {}).update(
             request_id=request_id, headers=headers, trace=span.carrier(), server_send=send, received=received
         )
         state = scope["state"]
 
+        def head_of(status: int, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+            """Note the status of the answer; return these headers and those that every answer has."""
+            state["status"] = status
+            if base:
+                headers = [(name, base.encode() + value if name in LINKS else value) for name, value in headers]
+            return [
+                *headers,
+                *state.get("cors", ()),
+                (b"x-request-id", request_id.encode()),
+                (b"openai-processing-ms", b"%.0f" % ((time.monotonic() - received) * 1000)),
+            ]
+
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                state["status"] = message["status"]
-                headers = message.get("headers", ())
-                if base:
-                    headers = [(name, base.encode() + value if name in LINKS else value) for name, value in headers]
-                message["headers"] = [
-                    *headers,
-                    (b"x-request-id", request_id.encode()),
-                    (b"openai-processing-ms", b"%.0f" % ((time.monotonic() - received) * 1000)),
-                ]
+                message["headers"] = head_of(message["status"], message.get("headers", ()))
             await send(message)
+
+        state["head_of"] = head_of
 
         try:
             with span.active():
@@ -112,7 +118,7 @@ class Observed:
                 raise
             await error_response(self._services, errors.draining())(scope, receive, stamped)
         finally:
-            del state["server_send"]  # it refers to the scope: break the cycle
+            del state["server_send"], state["head_of"]  # they refer to the scope: break the cycle
             status, route = state.get("status", 500), state.get("route", UNLISTED)
             if span.recorded:
                 error = f"HTTP {status}" if status >= 500 else None

@@ -56,7 +56,7 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        send = self._origins.with_cors_headers(scope, send)
+        scope["state"]["cors"] = self._origins.cors_headers(scope["path"], scope["state"]["headers"])
         try:
             operator = await self._operator(scope["state"]["headers"])
             admitted = self._admit(scope, operator)

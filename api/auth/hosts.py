@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from starlette.responses import Response
-from starlette.types import Message, Scope, Send
 
 from api.auth import access_errors
 from api.openai import errors
@@ -160,24 +159,15 @@ class Origins:
             answer_headers["Access-Control-Allow-Headers"] = asked.decode("latin-1")
         return Response(status_code=204, headers=answer_headers)
 
-    def with_cors_headers(self, scope: Scope, send: Send) -> Send:
-        """Wrap `send` so that it adds the CORS headers to the answer, where the path and the settings allow origins."""
-        if not self._allowed or not scope["path"].startswith(CORS_PATH_PREFIX):
-            return send
-        origin: bytes | None = scope["state"]["headers"].get(b"origin")
-        added = [(b"vary", b"Origin")]
-        if origin is not None and self.allows(origin, scope["path"]):
-            added += [
-                (b"access-control-allow-origin", origin),
-                (b"access-control-expose-headers", ", ".join(EXPOSED).encode()),
-            ]
-
-        async def send_marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *added]
-            await send(message)
-
-        return send_marked
+    def cors_headers(self, path: str, headers: Mapping[bytes, bytes]) -> Sequence[tuple[bytes, bytes]]:
+        """Return the CORS headers of an answer; none where the path or the settings allow no origin."""
+        if not self._allowed or not path.startswith(CORS_PATH_PREFIX):
+            return ()
+        vary, origin = (b"vary", b"Origin"), headers.get(b"origin")
+        if origin is None or not self.allows(origin, path):
+            return (vary,)
+        exposed = (b"access-control-expose-headers", ", ".join(EXPOSED).encode())
+        return (vary, (b"access-control-allow-origin", origin), exposed)
 
 
 @lru_cache(maxsize=256)

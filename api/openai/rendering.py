@@ -191,18 +191,39 @@ class Facts(msgspec.Struct, frozen=True):
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields before `choices` of an OpenAI object."""
-        return {
-            "id": ("chatcmpl-" if self.chat else "cmpl-") + self.job.id,
-            "object": kind,
-            "created": self.created_ms // 1000,
-            "model": self.job.model,
-            "service_tier": TIER[self.job.priority],
-            "system_fingerprint": self.fingerprint,
-        }
+        made = {"id": ("chatcmpl-" if self.chat else "cmpl-") + self.job.id, "created": self.created_ms // 1000}
+        return {**_head(kind, self.job.model, self.job.priority, self.fingerprint), **made}
+
+    @property
+    def chunk_head(self) -> bytes:
+        """The bytes of a chunk before its choices."""
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        start = _chunk_start(self.chat, kind, self.job.model, self.job.priority, self.fingerprint)
+        return start % (self.job.id.encode(), self.created_ms // 1000)
 
     def logprobs_object(self, logprobs: Iterable[Logprob], offset: int = 0) -> dict[str, Any]:
         """Render a choice's `logprobs`; `offset` is the number of its characters before these tokens."""
         return chat_logprobs(logprobs) if self.chat else text_logprobs(logprobs, offset)
+
+
+def _head(kind: str, model: str, priority: Priority, fingerprint: str | None) -> dict[str, Any]:
+    tier = TIER[priority]
+    return {
+        "id": "",
+        "object": kind,
+        "created": 0,
+        "model": model,
+        "service_tier": tier,
+        "system_fingerprint": fingerprint,
+    }
+
+
+@lru_cache(maxsize=256)
+def _chunk_start(chat: bool, kind: str, model: str, priority: Priority, fingerprint: str | None) -> bytes:
+    """What precedes the choices in each chunk of many jobs, with places for the id and the time."""
+    head = to_json(_head(kind, model, priority, fingerprint)).replace(b"%", b"%%")
+    head = head.replace(b'"id":"', b'"id":"chatcmpl-%b' if chat else b'"id":"cmpl-%b', 1)
+    return b"data: " + head.replace(b'"created":0', b'"created":%d', 1)[:-1] + b',"choices":['
 
 
 def fingerprint(card: ModelCard) -> str:
@@ -329,8 +350,7 @@ class ChunkRenderer:
 
     def __init__(self, facts: Facts, *, include_usage: bool = False) -> None:
         self._facts, self._include_usage, self._logprobs = facts, include_usage, facts.logprobs
-        head = facts.head("chat.completion.chunk" if facts.chat else "text_completion")
-        self._head = b"data: " + to_json(head)[:-1] + b',"choices":['
+        self._head = facts.chunk_head
         self._tail = (b',"usage":null}' if include_usage else b"}") + b"\n\n"
         text_at, text_end = (b'"delta":{"content":', b"}") if facts.chat else (b'"text":', b"")
         choices = facts.job.choices

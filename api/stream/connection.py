@@ -7,11 +7,11 @@ they were half of a token's cost in this process. Head and end of an answer use 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from api.auth.hosts import PROBES
 from api.openai.errors import ApiError
@@ -114,6 +114,8 @@ class Connection(HttpToolsProtocol):
     """
 
     _on_lost: Callable[[], None] | None = None
+    _answering: RequestResponseCycle | None = None
+    """The request that is being answered; `cycle` is the last one that arrived."""
     _carried: TokenFlow | None = None
     """The writer of chunks whose `paused` is set while the reader is behind."""
 
@@ -169,7 +171,7 @@ class Connection(HttpToolsProtocol):
             self._on_lost()
         # They refer to this connection: without this, the cycle and the received bytes wait for the garbage collector.
         self.pipeline.clear()
-        self.cycle = self.scope = self.answers = None  # type: ignore[assignment]  # as the library begins with them
+        self.cycle = self.scope = self.answers = self._answering = None  # type: ignore[assignment]  # as the library begins with them
 
     def shutdown(self) -> None:
         """The server stops: answer a request that is on its way; give a refused client no more time to read why."""
@@ -365,6 +367,10 @@ class Connection(HttpToolsProtocol):
         cycle.more_body = False
         cycle.message_event.set()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
         """Like uvicorn's, without a timer for each answer."""
         self.server_state.total_requests += 1
@@ -534,13 +540,40 @@ class Connection(HttpToolsProtocol):
             self.answers.write(chunk_head(len(data)) + data + CHUNK_END)
         return True
 
-    def hold_head(self) -> None:
-        """Send the head of the answer, which is written next, in one piece with the first chunk."""
-        if self.answers is not None:  # else the client has just disconnected
-            self.answers.hold()
+    def begin_stream(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Begin a chunked answer with status 200. Its head is sent in one piece with the first chunk. Raises ValueError
+        for a header that would end before its end."""
+        cycle = self._answering
+        if cycle is None or cycle.disconnected:
+            return
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.waiting_for_100_continue = False
+        fields = [b"%b: %b\r\n" % field for field in (*cycle.default_headers, *headers)]
+        if not cycle.keep_alive:
+            fields.append(b"connection: close\r\n")
+        head = b"".join(fields)
+        if head.count(b"\n") != len(fields) or head.count(b"\r") != len(fields) or b"\0" in head:
+            raise ValueError("a header of an answer holds a line break")
+        self.answers.hold()
+        self.answers.write(b"".join((STATUS_LINE[200], head, CHUNKED, b"\r\n")))
+
+    def end_stream(self, data: bytes) -> bool:
+        """Write the last chunk and the end of a chunked answer. Returns False, and writes nothing, if the reader is
+        behind."""
+        cycle = self._answering
+        if self.flow.write_paused:
+            return False
+        if cycle is not None and not cycle.disconnected:
+            self.answers.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
+            cycle.response_complete = True
+            cycle.message_event.set()
+            if not cycle.keep_alive:
+                cycle.transport.close()
+            cycle.on_response()
+        return True
 
     def cut_off(self) -> None:
         """Disconnect a reader that does not read its answer, and drop the unread rest."""
-        if self.cycle is not None:  # else the client has just disconnected
-            self.cycle.disconnected = True  # else the library logs that the answer has no end
+        if self._answering is not None:  # else the client has just disconnected
+            self._answering.disconnected = True  # else the library logs that the answer has no end
         self.transport.abort()

@@ -32,6 +32,7 @@ from api.stream.writer import (
     TokenFlow,
     Watched,
     body_message,
+    raw_headers,
     served_by_header,
     start_message,
     stream_url,
@@ -201,10 +202,8 @@ class StreamReply(Reply):
             opening = await self._opening(send)
             if opening is None:
                 return
-            headers = STREAM_HEADERS | self._admitted.headers | stream_url(self._admitted.accepted.id)
-            headers |= self._served_by
-            connection.hold_head()
-            await send(start_message(200, headers))
+            headers = self._admitted.headers | stream_url(self._admitted.accepted.id) | self._served_by
+            connection.begin_stream(state["head_of"](200, raw_headers(STREAM_HEADERS | headers)))
             started, self._unwritten = True, opening
             await self._stream()
         except (ClientGone, OSError):
@@ -264,7 +263,7 @@ class StreamReply(Reply):
             while True:
                 if self._unwritten:
                     data, self._unwritten = self._unwritten, b""
-                    if self._finished or not self._write_now(data):  # the server must be told the end
+                    if not (self._connection.end_stream(data) if self._finished else self._write_now(data)):
                         await self._writer.write(data, more=not self._finished)
                     if self._flow.last:
                         self._delivery.note_first_sent()
@@ -407,15 +406,10 @@ class Delivery:
         another request created the job (same idempotency key). `end`: of the job, if this process has it."""
         if admitted.accepted.joined or not (self.first_got or self.last_got):
             return
-        clock, partition, whole = services.clock, admitted.partition, not admitted.request.streams
-        delivered = Delivered(
-            first_got=0 if whole else clock.at(self.first_got, partition),
-            first_sent=0 if whole else clock.at(self.first_sent, partition),
-            last_got=clock.at(self.last_got, partition),
-            last_sent=clock.at(self.last_sent, partition),
-            clock_us=clock.error_us(partition),
-            whole=whole,
-        )
+        whole = not admitted.request.streams
+        first = (0.0, 0.0) if whole else (self.first_got, self.first_sent)
+        times = services.clock.times((*first, self.last_got, self.last_sent), admitted.partition)
+        delivered = Delivered(*times, services.clock.error_us(admitted.partition), whole)
         services.deliveries.note(admitted.job.id, delivered)
         services.records.write(_record(admitted.job.id, services.name, delivered))
         span = current()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Scope, Send
 
@@ -38,7 +37,12 @@ def served_by_header(models: Iterable[str]) -> dict[str, str]:
 
 
 def start_message(status: int, headers: dict[str, str]) -> Message:
-    return {"type": "http.response.start", "status": status, "headers": Headers(headers).raw}
+    return {"type": "http.response.start", "status": status, "headers": raw_headers(headers)}
+
+
+def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Encode headers as ASGI has them."""
+    return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def body_message(data: bytes, *, more: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -45,11 +45,20 @@ class Client:
         self.connection = SimpleNamespace(
             watch=lambda _on_lost: None,
             carry=lambda _carried: False,
-            hold_head=lambda: None,
+            begin_stream=self._begin,
+            end_stream=self._end,
             write_chunk=self._take,
             framed=True,
             transport=None,
         )
+
+    def _begin(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self.status, self.headers = 200, dict(headers)
+
+    def _end(self, data: bytes) -> bool:
+        assert not self.ended
+        self.ended = self._take(data)
+        return True
 
     def _take(self, data: bytes) -> bool:
         self.written += data
@@ -89,7 +98,7 @@ class Exchange:
             relay=SimpleNamespace(close=lambda _buffer: None),
             store_client=SimpleNamespace(turns=Turns()),
             waits=SimpleNamespace(completions=SimpleNamespace(ended=lambda _model: None)),
-            clock=SimpleNamespace(at=lambda moment, _partition: moment, error_us=lambda _partition: 0),
+            clock=SimpleNamespace(times=lambda moments, _partition: moments, error_us=lambda _partition: 0),
             deliveries=SimpleNamespace(note=lambda _job, delivered: self.noted.append(delivered)),
         )
         wait = None if eta_ms is None else Wait(eta_ms)
@@ -98,7 +107,7 @@ class Exchange:
 
     async def answer(self) -> None:
         state = {"request_id": "r", "received": 0.0, "server_send": self.client.send}
-        state["connection"] = self.client.connection
+        state |= {"connection": self.client.connection, "head_of": lambda _status, headers: headers}
         await self.reply({"type": "http", "state": state}, cast(Receive, None), self.client.send)
 
     def bring(self, *texts: str, tokens: int = 1) -> None:
