@@ -409,7 +409,8 @@ class Delivery:
         whole = not admitted.request.streams
         first = (0.0, 0.0) if whole else (self.first_got, self.first_sent)
         times = services.clock.times((*first, self.last_got, self.last_sent), admitted.partition)
-        delivered = Delivered(*times, services.clock.error_us(admitted.partition), whole)
+        clock_us = services.clock.error_us(admitted.partition)
+        delivered = Delivered(times[0], times[1], times[2], times[3], clock_us, whole)
         services.deliveries.note(admitted.job.id, delivered)
         services.records.write(_record(admitted.job.id, services.name, delivered))
         span = current()
