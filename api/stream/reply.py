@@ -202,7 +202,7 @@ class StreamReply(Reply):
             opening = await self._opening(send)
             if opening is None:
                 return
-            headers = self._admitted.headers | stream_url(self._admitted.accepted.id) | self._served_by
+            headers = {**self._admitted.headers, **stream_url(self._admitted.accepted.id), **self._served_by}
             connection.begin_stream(state["head_of"](200, raw_headers(STREAM_HEADERS | headers)))
             started, self._unwritten = True, opening
             await self._stream()
