@@ -37,7 +37,7 @@ class JobEndpoint:
         admitted = await admit(services, scope, receive, self._kind, waits=waits)
         reply: ASGIApp
         if waits:
-            reply = (StreamReply if admitted.request.streams else WholeReply)(services, admitted)
+            reply = (StreamReply if admitted.job.stream else WholeReply)(services, admitted)
         else:
             services.relay.close(admitted.buffer)
             admitted.headers["Preference-Applied"] = "respond-async"

@@ -24,7 +24,7 @@ from telemetry import tracing as names
 from telemetry.logs import EventLog
 from telemetry.records.schema import REFUSED, RequestRecord
 from telemetry.redaction import redact
-from telemetry.tracing import NO_TRACING, TRACEPARENT, TRACESTATE, Attributes, extract, trace_id_of
+from telemetry.tracing import NO_TRACING, TRACEPARENT, TRACESTATE, Attributes, extract
 
 ACCESS = EventLog("api.access")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -127,9 +127,9 @@ class Observed:
             if status >= 400 and scope["method"] == "POST" and route in SUBMITTING and "job" not in state:
                 self._services.records.write(refusal(state, status, self._services.name))
             if self._access_log and scope["path"] not in PROBES:
-                self._log(scope, status, state)
+                self._log(scope, status, state, span.trace_id)
 
-    def _log(self, scope: Scope, status: int, state: Mapping[str, Any]) -> None:
+    def _log(self, scope: Scope, status: int, state: Mapping[str, Any], trace_id: str) -> None:
         """Write the log line. The route is that of the table: a path may hold anything, as may an id that a client
         chose. Of a path without one, the words are shown that a route has, so that its client can be corrected."""
         request_id, caller, route = state["request_id"], state.get("caller"), state.get("route")
@@ -143,7 +143,7 @@ class Observed:
             request_id=request_id if OWN_ID.fullmatch(request_id) else redact(request_id),
             tenant=caller.tenant if caller is not None else None,
             job=state.get("job"),
-            trace_id=trace_id_of(state["trace"]),
+            trace_id=trace_id,
         )
 
 
@@ -185,7 +185,7 @@ def outline(path: str, words: Collection[str]) -> str:
 
 def _trace_context(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     """Return the W3C trace context that the request carries, if any."""
-    if TRACEPARENT.encode() not in headers:
+    if b"traceparent" not in headers:
         return {}
     return extract({name: headers.get(name.encode(), b"").decode("latin-1") for name in (TRACEPARENT, TRACESTATE)})
 

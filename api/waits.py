@@ -242,6 +242,8 @@ class ShownWaits:
         self._shown[job_id] = (eta_ms, ahead)
         if len(self._shown) > MAX_SHOWN:
             self._shown.popitem(last=False)
+        if eta_ms == wait.eta_ms:
+            return wait
         return Wait(eta_ms, None if wait.low_ms is None else min(wait.low_ms, eta_ms), wait.high_ms)
 
 

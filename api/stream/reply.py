@@ -26,7 +26,7 @@ from api.services import Services
 from api.stream.connection import Connection
 from api.stream.writer import (
     PING,
-    STREAM_HEADERS,
+    RAW_STREAM_HEADERS,
     ClientGone,
     PacedWriter,
     TokenFlow,
@@ -203,7 +203,7 @@ class StreamReply(Reply):
             if opening is None:
                 return
             headers = {**self._admitted.headers, **stream_url(self._admitted.accepted.id), **self._served_by}
-            connection.begin_stream(state["head_of"](200, raw_headers(STREAM_HEADERS | headers)))
+            connection.begin_stream(state["head_of"](200, [*RAW_STREAM_HEADERS, *raw_headers(headers)]))
             started, self._unwritten = True, opening
             await self._stream()
         except (ClientGone, OSError):
@@ -406,7 +406,7 @@ class Delivery:
         another request created the job (same idempotency key). `end`: of the job, if this process has it."""
         if admitted.accepted.joined or not (self.first_got or self.last_got):
             return
-        whole = not admitted.request.streams
+        whole = not admitted.job.stream
         first = (0.0, 0.0) if whole else (self.first_got, self.first_sent)
         times = services.clock.times((*first, self.last_got, self.last_sent), admitted.partition)
         clock_us = services.clock.error_us(admitted.partition)

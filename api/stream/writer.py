@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -42,7 +43,15 @@ def start_message(status: int, headers: dict[str, str]) -> Message:
 
 def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     """Encode headers as ASGI has them."""
-    return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return [(_raw_name(name), value.encode("latin-1")) for name, value in headers.items()]
+
+
+@lru_cache(maxsize=256)
+def _raw_name(name: str) -> bytes:
+    return name.lower().encode()
+
+
+RAW_STREAM_HEADERS = raw_headers(STREAM_HEADERS)
 
 
 def body_message(data: bytes, *, more: bool) -> dict[str, Any]:

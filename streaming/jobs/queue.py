@@ -5,16 +5,15 @@ A put is one atomic script and idempotent by the job's id, so a retry after a lo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from penstock.engine import ModelCard
-from penstock.loops import ExpectedErrors, retry
 from streaming.errors import (
     Abandoned,
     ConversationChanged,
@@ -68,7 +67,6 @@ class Queue:
     ) -> None:
         self._client, self._headroom, self._quotas = client, headroom, Quotas(client)
         self._weights = weights
-        self._lost = ExpectedErrors(Unavailable, log.debug, "a put is sent again: %s")
         self._puts, self._follows = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "", conversation: str = "") -> str:
@@ -118,19 +116,18 @@ class Queue:
             return await self._existing(job, idempotency_key, digest, error)
         answer: Sequence[Any] = ()
         try:
-            answer = await self._put(partition, (*args, *left))
+            try:
+                answer = await self._puts.call(partition, *args, *left)
+            except Unavailable as error:  # the script recognises a second put by the job's id
+                log.debug("a put is sent again: %s", error)
+                await asyncio.sleep(PUT_RETRY_DELAY_S)
+                answer = await self._puts.call(partition, *args, *left)
         finally:
             if not _brought_work(answer):
                 reserved.give_back()
         if left and answer[0] == b"quota":
             raise _exceeded(quota, answer, left)
         return self._accepted(job, answer)
-
-    async def _put(self, partition: int, args: Sequence[str | bytes | int]) -> Sequence[Any]:
-        """Retry once after a lost connection: the script recognises a retry by the job's id. Raises Unavailable."""
-        call = partial(self._puts.call, partition, *args)
-        answer: Sequence[Any] = await retry(call, self._lost, (PUT_RETRY_DELAY_S,))
-        return answer
 
     async def _existing(self, job: Job, key: str, digest: str, refusal: Exception) -> Accepted:
         """Return the job that a key belongs to. Raises `refusal` if there is none, KeyReused, Unavailable."""
