@@ -1,0 +1,124 @@
+"""Drafts: a kept one changes nothing, whatever was asked before."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.auth.keys import Caller
+from api.drafts import MAX_KEPT, Draft, Drafts, draft_of, read_request
+from api.openai.errors import ApiError
+from api.services import Services
+from api.settings import ApiSettings
+from penstock.engine import Capabilities, ModelCard
+from streaming.events import EventSettings, EventSubscriptions
+from streaming.order import Priority
+
+CALLER = Caller("a", Priority.STANDARD)
+
+
+def services(*, penalties: bool = True) -> Services:
+    found = SimpleNamespace(
+        settings=ApiSettings(),
+        cards={"m": card(penalties=penalties)},
+        model=lambda _name: None,
+        relay=SimpleNamespace(address="here"),
+        subscriptions=EventSubscriptions(EventSettings(), {}),
+    )
+    return cast(Services, found)
+
+
+def card(*, penalties: bool = True) -> ModelCard:
+    can = Capabilities(penalties=penalties)
+    return ModelCard(name="m", engine="sim", context=4096, max_output=512, capabilities=can, created=1)
+
+
+def outcome(make: Any) -> Any:
+    """What became of a request: all that its job has, or the error."""
+    try:
+        draft: Draft = make()
+    except ApiError as error:
+        return error.status, error.body
+    job = msgspec.structs.replace(draft.job, prompt=draft.prompt)
+    asked = draft.asked
+    return job, draft.ignored, asked.queue, asked.include_usage, asked.streams, asked.version_read
+
+
+messages = st.one_of(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text(max_size=20)}
+    ),
+    st.sampled_from([
+        *({"role": role, "content": "x"} for role in ("developer", "tool", "function", "robot")),
+        {"role": "user"},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": None},
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "user", "content": "x", "name": "y"},
+        {"role": "user", "content": 5},
+        {"role": "user", "content": "\ud800"},
+        {"role": "function", "content": "x", "name": "f"},
+        {"role": "assistant", "content": "", "refusal": "no"},
+        "x",
+    ]),
+)  # fmt: skip
+options = st.sampled_from([
+    {},
+    {"stream": True, "stream_options": {"include_usage": True}},
+    {"max_tokens": 5, "temperature": 0.5, "n": 2, "stop": ["a"], "seed": 3},
+    {"queue": {"priority": "batch", "on_disconnect": "continue", "do_not_queue": True}},
+    {"unknown": {"a": [1]}, "metadata": {"a": "b"}, "user": "u"},
+    {"service_tier": "priority", "reasoning_effort": "none"},
+    {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    {"max_tokens": 0},
+    {"n": 1e999},
+    {"presence_penalty": 1},
+])  # fmt: skip
+chats = st.builds(
+    lambda fields, said, ascii_only: json.dumps(
+        {"model": "m", "messages": said, **fields}, ensure_ascii=ascii_only
+    ).encode(errors="surrogatepass"),
+    options,
+    st.lists(messages, max_size=3),
+    st.booleans(),
+)
+
+
+@given(st.lists(chats, min_size=1, max_size=6), st.booleans())
+def test_a_draft_is_the_same_whatever_was_asked_before(bodies: list[bytes], waits: bool) -> None:
+    """Also after the same options with other messages, valid or not, and after an error."""
+    served, drafts = services(), Drafts()
+    for body in [*bodies, *bodies]:
+        kept = outcome(lambda body=body: drafts.read(served, CALLER, "chat", body, waits=waits))
+        fresh = outcome(lambda body=body: draft_of(served, CALLER, read_request(served, "chat", body), waits=waits))
+        assert kept == fresh
+
+
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "presence_penalty": 1}'
+
+
+def test_a_draft_is_made_anew_for_another_card_caller_and_way_to_answer() -> None:
+    served, drafts = services(), Drafts()
+    first = drafts.read(served, CALLER, "chat", BODY, waits=True)
+    assert first.job.reply_to == "here" and not drafts.read(served, CALLER, "chat", BODY, waits=False).job.reply_to
+    higher = Caller("b", Priority.INTERACTIVE)
+    other = drafts.read(served, higher, "chat", BODY, waits=True).job
+    assert (first.job.tenant, first.job.priority) == ("a", Priority.STANDARD)
+    assert (other.tenant, other.priority) == ("b", Priority.INTERACTIVE)
+    served.cards = {"m": card(penalties=False)}
+    with pytest.raises(ApiError, match="presence_penalty"):
+        drafts.read(served, CALLER, "chat", BODY, waits=True)
+
+
+def test_each_of_many_options_has_its_own_draft() -> None:
+    served, drafts = services(), Drafts()
+    for seed in [*range(MAX_KEPT + 8), 0, 1, MAX_KEPT]:
+        body = BODY.replace(b'"presence_penalty": 1', b'"seed": %d' % seed)
+        assert drafts.read(served, CALLER, "chat", body, waits=True).job.sampling.seed == seed
