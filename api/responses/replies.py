@@ -184,7 +184,7 @@ class Follower:
         flow.start(connection, *around)
         try:
             async with asyncio.timeout(self._services.settings.keep_alive_s):
-                await buffer.attach_sink(leave, flow.write)
+                await buffer.attach_sink(leave, flow)
         except TimeoutError:
             pass
         finally:

@@ -289,7 +289,7 @@ class StreamReply(Reply):
         connection, around = self._connection, self._renderer.plain
         if connection.framed and around is not None:
             self._flow.start(connection, *around, self._renderer.delta)
-            direct = self._flow.write
+            direct = self._flow
         await self._buffer.attach_sink(self._write_rows, direct)
         self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""
 
@@ -305,10 +305,12 @@ class StreamReply(Reply):
         )
 
     def _write_rows(self, rows: list[Delta], terminal: Terminal | None) -> bool:
-        """Write rows that the fast path (TokenFlow) does not handle; the relay calls this."""
+        """Write rows that the fast path (TokenFlow) does not handle, behind those that it holds; the relay calls
+        this."""
+        held = self._flow.take(time.monotonic())
         if rows:
             self._measure(rows)
-        return self._try_write(self._render(rows, terminal))
+        return self._try_write(held + self._render(rows, terminal))
 
     def _write_first_rows(self, rows: list[Delta], terminal: Terminal | None) -> bool:
         """Like `_write_rows`, for the first tokens of a stream that started with a ping; returns False to detach."""

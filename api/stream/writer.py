@@ -163,7 +163,10 @@ class TokenFlow:
     loading it costs as much as the work. So this state is one small object; the Reply handles everything rare.
     """
 
-    __slots__ = ("_after", "_around", "_before", "_render", "_transport", "histogram", "last", "paused", "unwritten")
+    __slots__ = (
+        *("_after", "_before", "_held", "_render", "_tokens"),
+        *("_transport", "histogram", "last", "paused", "unwritten"),
+    )
 
     def __init__(self, histogram: TokenTimes) -> None:
         self.histogram = histogram
@@ -173,81 +176,74 @@ class TokenFlow:
         """Rendered bytes that could not be written."""
         self.paused = False
         """The connection's write buffer is full."""
+        self._held = b""
+        """What the next `flush` writes."""
+        self._tokens = 0
+        """Taken since the last flush."""
 
     def start(self, connection: Connection, before: bytes, after: bytes, render: Renderer | None = None) -> None:
         """Start writing to a connection; `before` and `after` are the constant JSON around each delta's text, and
         `render` renders a delta that has extras; None: there are none."""
         self._render = render
         self._transport: asyncio.Transport = connection.transport
-        self._before, self._after = before, after + CHUNK_END
-        self._around = len(before) + len(after)
+        self._before, self._after = before, after
         self.paused = connection.carry(self)
 
-    def write(self, row: Delta, now: float) -> bool:
-        """Write a delta that arrived at `now`; called for every token. False: it is in `unwritten` instead."""
-        self.histogram.observe_equal(now - self.last, row.n or 1)  # as `inter_token_latency` has it
-        self.last = now
+    def write(self, row: Delta) -> bool:
+        """Take a delta; called for every token. False: it is in `unwritten`, with what was taken before."""
+        self._tokens += row.n or 1
         if row.extras and self._render is not None:
-            return self._write_rendered(self._render(row))
-        content = row.text
-        if not content:
-            return True
-        text = encode_json(content)
-        if not text.isascii():
-            text = on_one_line(text)
-        if self.paused:
-            self.unwritten = self._before + text + self._after[: -len(CHUNK_END)]
+            self._held += self._render(row)
+        elif content := row.text:
+            text = encode_json(content)
+            if not text.isascii():
+                text = on_one_line(text)
+            self._held = b"".join((self._held, self._before, text, self._after))
+        if self.paused and self._held:
+            self.unwritten, self._held = self._held, b""
             return False
-        head = chunk_head(self._around + len(text))
-        transport = self._transport
-        if not transport.is_closing():  # drop tokens of a disconnected client
-            transport.write(b"".join((head, self._before, text, self._after)))
         return True
 
-    def _write_rendered(self, data: bytes) -> bool:
-        if self.paused:
-            self.unwritten = data
-            return False
-        if data and not self._transport.is_closing():
+    def take(self, now: float) -> bytes:
+        """Return what is held, which is no longer held then, and measure its tokens."""
+        if not self._tokens:
+            return b""
+        self.histogram.observe_equal(now - self.last, self._tokens)  # as `inter_token_latency` has it
+        self.last, self._tokens = now, 0
+        data, self._held = self._held, b""
+        return data
+
+    def flush(self, now: float) -> None:
+        """Write what was taken; called after every read that brought a token."""
+        data = self.take(now)
+        if data and not self._transport.is_closing():  # drop tokens of a disconnected client
             self._transport.write(b"".join((chunk_head(len(data)), data, CHUNK_END)))
-        return True
 
 
 class NumberedFlow(TokenFlow):
     """The same for a response, whose events are numbered and whose text its last events repeat."""
 
-    __slots__ = ("_end", "_sequence")
+    __slots__ = ("_sequence",)
 
     def __init__(self, histogram: TokenTimes, sequence: EventSequence) -> None:
         super().__init__(histogram)
         self._sequence = sequence
 
-    def start(self, connection: Connection, before: bytes, after: bytes, render: Renderer | None = None) -> None:
-        """Start writing; `after` has %d where the number of the event goes."""
-        super().start(connection, before, b"", render)
-        self._around, self._end = len(before) - len(CHUNK_END), after + CHUNK_END
-
-    def write(self, row: Delta, now: float) -> bool:
-        self.histogram.observe_equal(now - self.last, row.n or 1)
-        self.last = now
+    def write(self, row: Delta) -> bool:
+        """`_after` has %d where the number of the event goes."""
+        self._tokens += row.n or 1
         if row.extras:
-            return self._write_rendered(self._sequence.delta(row))
-        content = row.text
-        if not content:
-            return True
-        text = encode_json(content)
-        if not text.isascii():
-            text = on_one_line(text)
-        sequence = self._sequence
-        number = sequence.number
-        sequence.number = number + 1
-        sequence.pieces.append(content)
-        end, before = self._end % number, self._before
-        if self.paused:
-            self.unwritten = before + text + end[: -len(CHUNK_END)]
+            self._held += self._sequence.delta(row)
+        elif content := row.text:
+            text = encode_json(content)
+            if not text.isascii():
+                text = on_one_line(text)
+            sequence = self._sequence
+            number = sequence.number
+            sequence.number = number + 1
+            sequence.pieces.append(content)
+            self._held = b"".join((self._held, self._before, text, self._after % number))
+        if self.paused and self._held:
+            self.unwritten, self._held = self._held, b""
             return False
-        head = chunk_head(self._around + len(text) + len(end))
-        transport = self._transport
-        if not transport.is_closing():
-            transport.write(b"".join((head, before, text, end)))
         return True

@@ -10,15 +10,15 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import aclosing, suppress
+from typing import TypeAlias
 
 from penstock.engine import Failure
 from penstock.loops import ROWS_PER_SLICE, ExpectedErrors, Rounds, run_periodically, supervise, wait
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import (
-    Delta,
     Ended,
     Frame,
     Opening,
@@ -38,6 +38,7 @@ from streaming.jobs.records import LONG_BYTES, NEWER, JobRecord
 from streaming.jobs.reorder_buffer import (
     LOOKS,
     TICK_S,
+    Flow,
     ReorderBuffer,
     Subscribers,
     author_of,
@@ -53,6 +54,9 @@ SILENCE_S, MAX_SILENCE_S = 2.0, 60.0
 """Before a silent buffer is checked against its record: with few buffers, and with very many."""
 CHECKS_PER_S = 200
 """Maximum number of silent buffers checked per second."""
+
+Held: TypeAlias = list[tuple[ReorderBuffer, Flow | None]]
+"""What has rows that are not written yet: buffers, and the flows that took them past a buffer."""
 
 GONE = Failure("job_lost", "The store no longer has this job.", 500)
 
@@ -154,7 +158,15 @@ class Relay:
         expected = ExpectedErrors(Unavailable, log.warning, "replies interrupted, subscribing again: %s")
         await run_periodically(listen, TICK_S, expected)
 
-    def _dispatch(self, data: bytes) -> None:
+    def _dispatch(self, messages: Iterable[bytes]) -> None:
+        """Handle the messages of one read. A reader gets what they brought for it in one write: behind schedule, a read
+        has several of its tokens, and at its job's end the last token comes with the end."""
+        held: Held = []
+        for data in messages:
+            self._dispatch_one(data, held)
+        self._write_out(held)
+
+    def _dispatch_one(self, data: bytes, held: Held) -> None:
         if len(data) >= LONG_BYTES and is_terminal(data):
             self._ends.add(task := asyncio.create_task(self._end_long(data)))
             task.add_done_callback(self._ends.discard)
@@ -168,7 +180,7 @@ class Relay:
             return
         match reply:
             case Frame():
-                self._dispatch_rows(reply)
+                self._dispatch_rows(reply, held)
             case Terminal():
                 for buffer in self._listeners(reply.job):
                     self._end(buffer, reply)
@@ -215,9 +227,12 @@ class Relay:
         subscribers = self._subscribers.get(job_id)
         return subscribers.buffers if subscribers else ()
 
-    def _dispatch_rows(self, frame: Frame, valid: Container[Run] | None = None) -> None:
-        """A frame's rows to the buffers of their jobs. Of a frame from the log only those of runs that the records
-        name: a log may also hold what a run wrote that the store has forgotten since."""
+    def _dispatch_rows(self, frame: Frame, held: Held, valid: Container[Run] | None = None) -> None:
+        """Pass a frame's rows to the buffers of their jobs. Of a frame from the log only those of runs that the records
+        name: a log may also hold what a run wrote that the store has forgotten since.
+
+        The hot path: for a token that comes in order, it calls only `flow.write`.
+        """
         worker, number = frame.worker, frame.number
         for stream, opening in frame.openings.items():
             self._open_run(Run(worker, stream), opening)
@@ -226,37 +241,35 @@ class Relay:
             return
         if valid is not None:
             rows = tuple([row for row in rows if Run(worker, abs(row.stream)) in valid])
-        if len({row.stream for row in rows}) == len(rows):
-            self._pass_on(rows, streams, worker, number)
-            return
-        given = [(buffer, row) for row in rows for buffer in streams.get(row.stream, ())]
-        for buffer, row in given:
-            buffer.push(row, author_of(buffer, row, worker), number)
-        for buffer, _ in given:
-            buffer.flush()
-            self._note(buffer)
-
-    def _pass_on(
-        self, rows: Sequence[Delta], streams: Mapping[int, Sequence[ReorderBuffer]], worker: str, number: int
-    ) -> None:
-        """Pass on rows of different jobs. The hot path: for a token that comes in order, it calls only `flow`."""
-        now = time.monotonic()
         for row in rows:
             for buffer in streams.get(row.stream, ()):
                 flow = buffer.flow
                 if flow is None or row.seq != buffer.seq + 1 or row.stream != buffer.stream or buffer.worker != worker:
                     buffer.push(row, author_of(buffer, row, worker), number)
-                    buffer.flush()
-                    self._note(buffer)
+                    held.append((buffer, None))
                     continue
                 buffer.seq, buffer.number = row.seq, number
                 try:
-                    more = flow(row, now)
+                    more = flow.write(row)
                 except Exception as error:  # noqa: BLE001 - its reader gets the error; the other buffers continue
                     buffer.stop(error)
                 else:
+                    held.append((buffer, flow))
                     if not more:
                         buffer.stop()
+
+    def _write_out(self, held: Held) -> None:
+        """Have every reader get what it was given; more than once is allowed."""
+        now = time.monotonic()
+        for buffer, flow in held:
+            if flow is None:
+                buffer.flush()
+                self._note(buffer)
+                continue
+            try:
+                flow.flush(now)
+            except Exception as error:  # noqa: BLE001 - its reader gets the error; the other buffers continue
+                buffer.stop(error)
 
     def _open_run(self, run: Run, opening: Opening) -> None:
         """Connect a run's number in a worker's frames with the buffers of its job."""
@@ -364,7 +377,9 @@ class Relay:
         try:
             async with aclosing(read_log(self._client, partition, name, first)) as frames:
                 async for frame in frames:
-                    self._dispatch_rows(frame, runs)
+                    held: Held = []
+                    self._dispatch_rows(frame, held, runs)
+                    self._write_out(held)
                     if all(buffer.full for buffer, _ in looked):  # no buffer can take more
                         for buffer, _ in looked:  # read on once their readers have taken something
                             buffer.stale = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -35,8 +35,17 @@ INCOMPLETE = Failure("result_incomplete", "The store has lost a part of this job
 Sink: TypeAlias = Callable[[list[Delta], Terminal | None], bool]
 """Callback that takes new deltas, and the terminal at the end, without blocking. Returns False to stop."""
 
-Flow: TypeAlias = Callable[[Delta, float], bool]
-"""The same for a single delta and its time of arrival (monotonic): the fast path of nearly all deltas."""
+
+class Flow(Protocol):
+    """The same for single deltas: the fast path of nearly all of them."""
+
+    def write(self, row: Delta) -> bool:
+        """Take a delta. Returns False to stop."""
+        ...
+
+    def flush(self, now: float) -> None:
+        """Write what was taken; called at the end of each read, at `now` (monotonic)."""
+        ...
 
 
 class ReorderState(NamedTuple):
@@ -165,6 +174,7 @@ class ReorderBuffer:
 
     def _accept(self, row: Delta, run: Run, number: int) -> None:
         self._rows.append(row)
+        self.flow = None  # until these rows are flushed
         self.seq, self.number = row.seq, number
         if run.number != self.stream or run.worker != self.worker or not self._sections:
             self._sections.append(Section(row.seq, run))

@@ -236,7 +236,7 @@ class Subscription(asyncio.Protocol):
     def __init__(self, connection: AbstractConnection, channel: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._messages: deque[bytes] = deque()
-        self._take: Callable[[bytes], None] | None = None
+        self._take: Callable[[Sequence[bytes]], None] | None = None
         self._changed = asyncio.Event()
         self._begun = self._loop.create_future()
         self._fault: Exception | None = None
@@ -257,12 +257,11 @@ class Subscription(asyncio.Protocol):
             await self._news()
         return self._messages.popleft()
 
-    async def pour(self, take: Callable[[bytes], None]) -> NoReturn:
-        """Call `take` with every message as it arrives, without waking a task. Raises Unavailable, and what `take`
+    async def pour(self, take: Callable[[Sequence[bytes]], None]) -> NoReturn:
+        """Call `take` with the messages of each read, without waking a task. Raises Unavailable, and what `take`
         raises."""
-        while self._messages:
-            take(self._messages.popleft())
         self._take = take
+        self._pass_on()
         while True:
             await self._news()
 
@@ -287,16 +286,22 @@ class Subscription(asyncio.Protocol):
                 self._hear(said)
         except InvalidResponse as error:
             self.end(Unavailable(f"a message cannot be read: {error}"))
+        try:
+            self._pass_on()
         except Exception as error:  # noqa: BLE001 - raised by `take`: `pour` raises it
             self.end(error)
 
+    def _pass_on(self) -> None:
+        if self._take is not None and self._messages:
+            messages, self._messages = self._messages, deque()
+            self._take(messages)
+        elif self._messages:
+            self._changed.set()
+
     def _hear(self, said: Any) -> None:
         match said:
-            case [b"message", _, data] if self._take is not None:
-                self._take(data)
             case [b"message", _, data]:
                 self._messages.append(data)
-                self._changed.set()
             case [b"subscribe", *_]:
                 if not self._begun.done():
                     self._begun.set_result(None)

@@ -70,7 +70,8 @@ def test_the_bytes_are_those_of_the_long_way(texts: list[str]) -> None:
     flow, renderer, _ = begun(line)
     blocks = []
     for seq, text in enumerate(texts, 2):
-        assert flow.write(a_delta(seq, text), 10.0 + seq)
+        assert flow.write(a_delta(seq, text))
+        flow.flush(10.0 + seq)
         blocks.append(renderer.delta(a_delta(seq, text)))
     assert line.transport.written == b"".join(b"%x\r\n%b\r\n" % (len(block), block) for block in blocks if block)
 
@@ -78,10 +79,29 @@ def test_the_bytes_are_those_of_the_long_way(texts: list[str]) -> None:
 def test_each_token_is_measured() -> None:
     """Also one without a text; several at once are equal gaps."""
     flow, _, tally = begun(Line())
-    flow.write(a_delta(2, "a"), 10.5)
-    flow.write(a_delta(3, "", 2), 11.5)
+    flow.write(a_delta(2, "a"))
+    flow.flush(10.5)
+    flow.write(a_delta(3, "", 2))
+    flow.flush(11.5)
     assert flow.last == 11.5
     assert sum(tally._counts) == 3 and tally._total == pytest.approx(1.5)
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=5), st.booleans())
+def test_tokens_of_one_read_are_one_write(texts: list[str], ends: bool) -> None:
+    """They are equal gaps. Where the job has ended, too, they go out with its end instead."""
+    line = Line()
+    flow, renderer, tally = begun(line)
+    rows = [a_delta(seq, text) for seq, text in enumerate(texts, 2)]
+    block = b"".join([renderer.delta(row) for row in rows])
+    assert all(flow.write(row) for row in rows) and line.transport.written == b""
+    if ends:
+        assert flow.take(11.0) == block
+    flow.flush(11.0)
+    flow.flush(12.0)
+    written = b"" if ends or not block else b"%x\r\n%b\r\n" % (len(block), block)
+    assert line.transport.written == written
+    assert (sum(tally._counts), tally._total) == (len(texts), pytest.approx(1.0))
 
 
 def test_what_a_congested_connection_cannot_take_is_owed() -> None:
@@ -89,7 +109,7 @@ def test_what_a_congested_connection_cannot_take_is_owed() -> None:
     flow, renderer, _ = begun(line)
     assert line.carried is flow
     flow.paused = True
-    assert not flow.write(a_delta(2, "late"), 11.0)
+    assert not flow.write(a_delta(2, "late"))
     assert flow.unwritten == renderer.delta(a_delta(2, "late")) and line.transport.written == b""
     line.behind = True
     flow.paused = False
@@ -102,7 +122,8 @@ def test_nothing_is_written_to_a_client_that_has_left() -> None:
     line = Line()
     flow, _, _ = begun(line)
     line.transport.closing = True
-    assert flow.write(a_delta(2, "to nobody"), 11.0), "a lost client is no congestion"
+    assert flow.write(a_delta(2, "to nobody")), "a lost client is no congestion"
+    flow.flush(11.0)
 
 
 @pytest.mark.parametrize("facts", [{"choices": 2}, {"logprobs": True}])

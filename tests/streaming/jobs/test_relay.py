@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -492,6 +492,16 @@ async def test_a_reader_who_leaves_ends_the_pouring() -> None:
     assert buffer.hung_up and buffer.terminal is None
 
 
+class Taker:
+    """A flow that passes its deltas to a function."""
+
+    def __init__(self, take: Callable[[Delta], bool], flushed: Callable[[float], object] = lambda _now: None) -> None:
+        self.write, self._flushed = take, flushed
+
+    def flush(self, now: float) -> None:
+        self._flushed(now)
+
+
 async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wire: RedisClient, relay: Relay) -> None:
     """Lost frames, several deltas in a frame, another worker: each delta once and in order, whichever way it goes."""
     job_id = Queue(wire).new_id("t")
@@ -500,16 +510,16 @@ async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wi
     flowed: list[int] = []
     seen: list[int] = []
 
-    def direct(row: Delta, _: float) -> bool:
-        flowed.append(row.seq)
-        seen.append(row.seq)
-        return True
-
     def sink(rows: list[Delta], terminal: Terminal | None) -> bool:
         seen.extend(row.seq for row in rows)
         return True
 
-    pouring = asyncio.create_task(buffer.attach_sink(sink, direct))
+    def take(row: Delta) -> bool:
+        flowed.append(row.seq)
+        seen.append(row.seq)
+        return True
+
+    pouring = asyncio.create_task(buffer.attach_sink(sink, Taker(take)))
     await running.write(10, relay.address)
     await until(lambda: len(seen) == 10)
     assert flowed == list(range(2, 11)), "the first shows who the worker is"
@@ -524,21 +534,26 @@ async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wi
     await running.lease.calls([append(running.lease, {relay.address: pair})])
     await running.finish()
     await asyncio.wait_for(pouring, 20)
-    assert seen == list(range(1, 16)) and flowed[-1] == 13, "two in a frame are shown together"
+    assert seen == list(range(1, 16)) and flowed[-2:] == [14, 15], "several in a frame flow, too"
 
 
 async def test_a_flow_that_has_enough_stops_and_one_that_fails_fails_alone(wire: RedisClient, relay: Relay) -> None:
     """The fault of a reader is raised where it pours, one by one or several at a time; the others get everything."""
     job_id = Queue(wire).new_id("t")
-    first, second, third, fourth = (relay.open(job_id) for _ in range(4))
+    first, second, third, fourth, fifth = (relay.open(job_id) for _ in range(5))
     running = await Running.begin(wire, relay, job_id)
 
     def faulty(*_: object) -> bool:
         raise LookupError("rendering failed")
 
-    full = asyncio.create_task(first.attach_sink(lambda *_: True, lambda *_: False))
+    full = asyncio.create_task(first.attach_sink(lambda *_: True, Taker(lambda _: False)))
     failing = [
-        asyncio.create_task(each) for each in (second.attach_sink(lambda *_: True, faulty), fourth.attach_sink(faulty))
+        asyncio.create_task(each)
+        for each in (
+            second.attach_sink(lambda *_: True, Taker(faulty)),
+            fourth.attach_sink(faulty),
+            fifth.attach_sink(lambda *_: True, Taker(lambda _: True, flushed=faulty)),
+        )
     ]
     await asyncio.sleep(0)
     await running.write(2, relay.address)
@@ -579,7 +594,7 @@ async def test_a_buffer_whose_reader_left_is_not_looked_at_any_more(wire: RedisC
     full by then: it would be kept, and the relay would never rest again."""
     missed, stays = relay.open(Queue(wire).new_id("t")), relay.open(Queue(wire).new_id("t"))
     for buffer in (missed, stays):
-        relay._dispatch(encode(Ended(buffer.job_id)))
+        relay._dispatch([encode(Ended(buffer.job_id))])
     relay.close(missed)
     assert relay._behind == {stays}
     relay.close(stays)
@@ -608,7 +623,7 @@ async def test_a_reader_that_comes_to_miss_something_is_looked_at_without_waitin
     buffer = relay.open(Queue(wire).new_id("t"))
     looking = asyncio.create_task(relay._pause(600))
     await asyncio.sleep(0)
-    relay._dispatch(encode(Ended(buffer.job_id)))
+    relay._dispatch([encode(Ended(buffer.job_id))])
     await asyncio.wait_for(looking, 20)
     relay.close(buffer)
 

@@ -24,7 +24,7 @@ async def test_messages_come_one_by_one_or_poured(wire: RedisClient) -> None:
         for data in SOME:
             await wire.redis.publish("here", data)
         assert [await subscription.message() for _ in SOME[:-1]] == SOME[:-1]
-        pouring = asyncio.create_task(subscription.pour(got.append))
+        pouring = asyncio.create_task(subscription.pour(got.extend))
         for data in (large, b"last"):
             await wire.redis.publish("there", b"not this")
             await wire.redis.publish("here", data)
