@@ -184,16 +184,12 @@ class Services:
         """Read the cards, if one of a configured model is not known yet: a worker may have just loaded it."""
         if not self.cards.keys() >= self.models.keys():
             with contextlib.suppress(Unavailable):
-                self._learn(await self.fleet.cards())
-
-    def _learn(self, cards: dict[str, ModelCard]) -> None:
-        """Keep the cards, each as the same object as long as it says the same: drafts of requests depend on it."""
-        self.cards = {name: known if (known := self.cards.get(name)) == card else card for name, card in cards.items()}
+                self.cards = kept(self.cards, await self.fleet.cards())
 
     async def _refresh_cards(self) -> None:
         async def refresh() -> None:
             self.metrics.flush()
-            self._learn(await self.fleet.cards())
+            self.cards = kept(self.cards, await self.fleet.cards())
 
         expected = ExpectedErrors(Unavailable, log.debug, "model cards not refreshed: %s")
         await run_periodically(refresh, CARDS_INTERVAL_S, expected)
@@ -219,3 +215,8 @@ class Services:
                         )
                     }
                     self.waits.readiness.learn(workers, stalls)
+
+
+def kept(known: Mapping[str, ModelCard], read: Mapping[str, ModelCard]) -> dict[str, ModelCard]:
+    """Return the cards that were read, as the known objects where they say the same: drafts depend on it."""
+    return {name: same if (same := known.get(name)) == card else card for name, card in read.items()}
