@@ -24,7 +24,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
 from api.auth.keys import Caller
-from api.drafts import Draft
+from api.prepared import PreparedRequest
 from api.openai import errors
 from api.openai.errors import ApiError, Wait
 from api.openai.json_body import Weighed, weighed
@@ -194,14 +194,14 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
         ApiError: the request is refused. No job was accepted, except where the message says so (503 store_unavailable).
     """
     body = await read_body(scope, receive, services.settings.body_limit)
-    draft = services.drafts.read(services, scope["state"]["caller"], kind, body, waits=waits)
-    return await accept(services, scope, draft, body, waits=waits)
+    prepared = services.prepared.read(services, scope["state"]["caller"], kind, body, waits=waits)
+    return await accept(services, scope, prepared, body, waits=waits)
 
 
 async def accept(
     services: Services,
     scope: Scope,
-    draft: Draft,
+    prepared: PreparedRequest,
     body: bytes,
     *,
     waits: bool,
@@ -210,20 +210,20 @@ async def accept(
     """Put the job of a valid request in the queue; `waits` and errors as in `admit`. `refusal`: why no new job is
     accepted; only the existing one of its idempotency key is returned then."""
     caller: Caller = scope["state"]["caller"]
-    asked, card = draft.asked, draft.card
+    asked, card = prepared.asked, prepared.card
     key = idempotency_key(scope)
     # A full store accepts no new job, but a repeated request with its key may still fetch its answer.
     if full := services.durability_error if key else services.refusal:
         raise errors.store_full(full)
     state = scope["state"]
     state["model"] = asked.model
-    form = draft.job.response
+    form = prepared.job.response
     job_id = services.queue.new_id(caller.tenant, key, form.conversation if form is not None else "")
     partition = partition_of(job_id) or 0
     job = msgspec.structs.replace(
-        draft.job,
+        prepared.job,
         id=job_id,
-        prompt=draft.prompt,
+        prompt=prepared.prompt,
         trace=state["trace"],
         received_us=services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
@@ -241,7 +241,7 @@ async def accept(
     wait = None if accepted.joined else _expected_wait(services, job, accepted)
     if accepted.joined:
         job = msgspec.structs.replace(job, id=accepted.id)
-    return Admitted(job, partition, accepted, buffer, asked, _headers(draft, accepted, wait), bool(key), wait)
+    return Admitted(job, partition, accepted, buffer, asked, _headers(prepared, accepted, wait), bool(key), wait)
 
 
 def _expected_wait(services: Services, job: Job, accepted: Accepted) -> Wait | None:
@@ -375,12 +375,12 @@ def idempotency_key(scope: Scope) -> str:
     return joined("header", key) if key else ""
 
 
-def _headers(draft: Draft, accepted: Accepted, wait: Wait | None) -> dict[str, str]:
+def _headers(prepared: PreparedRequest, accepted: Accepted, wait: Wait | None) -> dict[str, str]:
     headers = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.place.before)}
     if wait is not None:
         headers["X-Queue-ETA-Ms"] = str(wait.eta_ms)
-    if draft.ignored:
-        headers["X-Ignored-Fields"] = draft.ignored
+    if prepared.ignored:
+        headers["X-Ignored-Fields"] = prepared.ignored
     return headers
 
 

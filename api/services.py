@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.auth.keys import Caller, Keyring
-from api.drafts import Drafts
+from api.prepared import PreparedRequests
 from api.openai.errors import model_not_found
 from api.openai.rendering import Facts, fingerprint
 from api.settings import ApiSettings
@@ -90,7 +90,7 @@ class Services:
         self.overrides, self.relay = Overrides(store_client), Relay(store_client)
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)
         self.deliveries, self.console_sessions = Deliveries(store_client), ConsoleSessions(store_client)
-        self.drafts = Drafts()
+        self.prepared = PreparedRequests()
         self.waits = WaitEstimates(store_client.settings.partitions)
         self.wait_sampler = WaitSampler(self.job_reader, self.waits.errors)
 
@@ -218,5 +218,5 @@ class Services:
 
 
 def kept(known: Mapping[str, ModelCard], read: Mapping[str, ModelCard]) -> dict[str, ModelCard]:
-    """Return the cards that were read, as the known objects where they say the same: drafts depend on it."""
+    """Return the cards that were read, as the known objects where they say the same: prepared requests need that."""
     return {name: same if (same := known.get(name)) == card else card for name, card in read.items()}

@@ -22,7 +22,7 @@ from api.admission import (
     whole_number,
 )
 from api.auth.keys import Caller
-from api.drafts import draft_of, read_request
+from api.prepared import prepare, read_request
 from api.jobs import as_json, as_page, job_headers, wait_for_end
 from api.openai import errors
 from api.openai.errors import ApiError
@@ -67,8 +67,8 @@ class Responses:
             refusal = error
             asked.within(Context(previous=job_of(asked.previous_response_id or "")))
         queued = isinstance(asked, ResponseRequest) and bool(asked.background) and not asked.stream
-        draft = draft_of(services, caller, asked, waits=not queued)
-        admitted = await accept(services, scope, draft, body, waits=not queued, refusal=refusal)
+        prepared = prepare(services, caller, asked, waits=not queued)
+        admitted = await accept(services, scope, prepared, body, waits=not queued, refusal=refusal)
         await _reply(services, admitted, asked, queued=queued)(scope, receive, send)
 
 

@@ -68,13 +68,14 @@ TABLE = (
     ),
     Private(
         UVICORN, HTTP, "RequestResponseCycle", BOUNDED,
-        "body disconnected keep_alive message_event more_body response_complete response_started transport "
-        "waiting_for_100_continue",
+        "body chunked_encoding default_headers disconnected keep_alive message_event more_body on_response "
+        "response_complete response_started transport waiting_for_100_continue",
     ),
     Private(
         UVICORN, "uvicorn.protocols.http.flow_control", "FlowControl", BOUNDED,
         "read_paused", ("pause_reading(self)", "resume_reading(self)"),
     ),
+    Private(UVICORN, HTTP, "", CONNECTION, "STATUS_LINE"),
     Private(UVICORN, "uvicorn.server", "ServerState", BOUNDED, "total_requests"),
     Private(
         UVICORN, HTTP, "HttpToolsProtocol", CONNECTION,

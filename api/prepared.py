@@ -1,4 +1,4 @@
-"""Drafts: what a request becomes before its job has an id. Those of plain chats are kept.
+"""Prepared requests: valid ones with all of their job but id, trace and times. Those of plain chats are kept.
 
 Most chats of a client differ only in their messages. So everything that follows from the other fields, from the caller
 and from the model's card is computed once for all requests whose other fields have the same bytes.
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 512
 MAX_OPTIONS_BYTES = 2048
-"""Of the fields beside the messages, where a draft is kept: a schema is often one of its own."""
+"""Of the fields beside the messages; requests with more are prepared each time."""
 
 
-class Draft(NamedTuple):
+class PreparedRequest(NamedTuple):
     """A valid request, and its job without id, trace and times."""
 
     asked: Request
@@ -56,24 +56,24 @@ _Options: TypeAlias = tuple[tuple[str, ...], bytes]
 """The names of all fields but the messages, and their JSON."""
 
 
-class Drafts:
-    """Makes the drafts of one process."""
+class PreparedRequests:
+    """Prepares the requests of one process."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[_Options, str, Priority, bool], Draft] = {}
+        self._kept: dict[tuple[_Options, str, Priority, bool], PreparedRequest] = {}
 
-    def read(self, services: Services, caller: Caller, kind: Kind, body: bytes, *, waits: bool) -> Draft:
+    def read(self, services: Services, caller: Caller, kind: Kind, body: bytes, *, waits: bool) -> PreparedRequest:
         """Validate a body. `waits`: the response stays open until the job ends. Raises ApiError (400, 404)."""
         plain = _plain(body) if kind == "chat" else None
         if plain is None:
-            return draft_of(services, caller, read_request(services, kind, body), waits=waits)
+            return prepare(services, caller, read_request(services, kind, body), waits=waits)
         options, turns = plain
         key = (options, caller.tenant, caller.ceiling, waits)
         known = self._kept.get(key)
         if known is None or known.card is not services.cards.get(known.job.model):
             asked = read_request(services, kind, body)
             assert isinstance(asked, ChatRequest)
-            made = draft_of(services, caller, asked, waits=waits)
+            made = prepare(services, caller, asked, waits=waits)
             known = made._replace(
                 asked=asked.model_copy(update={"messages": []}), job=msgspec.structs.replace(made.job, prompt=Chat(()))
             )
@@ -85,7 +85,7 @@ class Drafts:
 
 def _plain(body: bytes) -> tuple[_Options, Sequence[_Message]] | None:
     """Split the body of a chat; None if its messages are not plain, or if it is not a valid one for any other reason.
-    That two decoders read the body makes no difference: a draft is kept only of a body that was validated."""
+    That two decoders read the body makes no difference: what is kept is of a body that was validated."""
     if is_heavy(body):
         return None
     try:
@@ -105,8 +105,8 @@ def read_request(services: Services, kind: Kind, body: bytes) -> Request:
     return asked
 
 
-def draft_of(services: Services, caller: Caller, asked: Request, *, waits: bool) -> Draft:
-    """Make the draft of a valid request. Raises ApiError (400) for what its model's engine does not support."""
+def prepare(services: Services, caller: Caller, asked: Request, *, waits: bool) -> PreparedRequest:
+    """Prepare a valid request. Raises ApiError (400) for what its model's engine does not support."""
     card = services.cards.get(asked.model)
     events, webhook = _recipients(services, caller.tenant, asked, waits=waits)
     job = to_job(
@@ -122,7 +122,7 @@ def draft_of(services: Services, caller: Caller, asked: Request, *, waits: bool)
     )
     if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
         raise errors.from_failure(failure)
-    return Draft(asked, job, job.prompt, card, ", ".join(ignored_fields(asked, card)))
+    return PreparedRequest(asked, job, job.prompt, card, ", ".join(ignored_fields(asked, card)))
 
 
 def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool) -> tuple[str, str]:

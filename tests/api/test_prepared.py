@@ -1,4 +1,4 @@
-"""Drafts: a kept one changes nothing, whatever was asked before."""
+"""Prepared requests: a kept one changes nothing, whatever was asked before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.auth.keys import Caller
-from api.drafts import MAX_KEPT, Draft, Drafts, draft_of, read_request
+from api.prepared import MAX_KEPT, PreparedRequest, PreparedRequests, prepare, read_request
 from api.openai.errors import ApiError
 from api.services import Services
 from api.settings import ApiSettings
@@ -42,12 +42,12 @@ def card(*, penalties: bool = True) -> ModelCard:
 def outcome(make: Any) -> Any:
     """What became of a request: all that its job has, or the error."""
     try:
-        draft: Draft = make()
+        prepared: PreparedRequest = make()
     except ApiError as error:
         return error.status, error.body
-    job = msgspec.structs.replace(draft.job, prompt=draft.prompt)
-    asked = draft.asked
-    return job, draft.ignored, asked.queue, asked.include_usage, asked.streams, asked.version_read
+    job = msgspec.structs.replace(prepared.job, prompt=prepared.prompt)
+    asked = prepared.asked
+    return job, prepared.ignored, asked.queue, asked.include_usage, asked.streams, asked.version_read
 
 
 messages = st.one_of(
@@ -94,10 +94,10 @@ chats = st.builds(
 @given(st.lists(chats, min_size=1, max_size=6), st.booleans())
 def test_a_draft_is_the_same_whatever_was_asked_before(bodies: list[bytes], waits: bool) -> None:
     """Also after the same options with other messages, valid or not, and after an error."""
-    served, drafts = services(), Drafts()
+    served, prepared = services(), PreparedRequests()
     for body in [*bodies, *bodies]:
-        kept = outcome(lambda body=body: drafts.read(served, CALLER, "chat", body, waits=waits))
-        fresh = outcome(lambda body=body: draft_of(served, CALLER, read_request(served, "chat", body), waits=waits))
+        kept = outcome(lambda body=body: prepared.read(served, CALLER, "chat", body, waits=waits))
+        fresh = outcome(lambda body=body: prepare(served, CALLER, read_request(served, "chat", body), waits=waits))
         assert kept == fresh
 
 
@@ -105,20 +105,20 @@ BODY = b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "presenc
 
 
 def test_a_draft_is_made_anew_for_another_card_caller_and_way_to_answer() -> None:
-    served, drafts = services(), Drafts()
-    first = drafts.read(served, CALLER, "chat", BODY, waits=True)
-    assert first.job.reply_to == "here" and not drafts.read(served, CALLER, "chat", BODY, waits=False).job.reply_to
+    served, prepared = services(), PreparedRequests()
+    first = prepared.read(served, CALLER, "chat", BODY, waits=True)
+    assert first.job.reply_to == "here" and not prepared.read(served, CALLER, "chat", BODY, waits=False).job.reply_to
     higher = Caller("b", Priority.INTERACTIVE)
-    other = drafts.read(served, higher, "chat", BODY, waits=True).job
+    other = prepared.read(served, higher, "chat", BODY, waits=True).job
     assert (first.job.tenant, first.job.priority) == ("a", Priority.STANDARD)
     assert (other.tenant, other.priority) == ("b", Priority.INTERACTIVE)
     served.cards = {"m": card(penalties=False)}
     with pytest.raises(ApiError, match="presence_penalty"):
-        drafts.read(served, CALLER, "chat", BODY, waits=True)
+        prepared.read(served, CALLER, "chat", BODY, waits=True)
 
 
 def test_each_of_many_options_has_its_own_draft() -> None:
-    served, drafts = services(), Drafts()
+    served, prepared = services(), PreparedRequests()
     for seed in [*range(MAX_KEPT + 8), 0, 1, MAX_KEPT]:
         body = BODY.replace(b'"presence_penalty": 1', b'"seed": %d' % seed)
-        assert drafts.read(served, CALLER, "chat", body, waits=True).job.sampling.seed == seed
+        assert prepared.read(served, CALLER, "chat", body, waits=True).job.sampling.seed == seed
