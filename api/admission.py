@@ -24,11 +24,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
 from api.auth.keys import Caller
-from api.prepared import PreparedRequest
 from api.openai import errors
 from api.openai.errors import ApiError, Wait
 from api.openai.json_body import Weighed, weighed
 from api.openai.schemas import Kind, Request
+from api.prepared import PreparedRequest
 from api.services import Services
 from api.waits import TRUSTED_FACTOR
 from penstock.engine import ModelCard

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.auth.keys import Caller, Keyring
-from api.prepared import PreparedRequests
 from api.openai.errors import model_not_found
 from api.openai.rendering import Facts, fingerprint
+from api.prepared import PreparedRequests
 from api.settings import ApiSettings
 from api.waits import WaitEstimates, WaitSampler
 from penstock.engine import ModelCard

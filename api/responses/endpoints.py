@@ -22,7 +22,6 @@ from api.admission import (
     whole_number,
 )
 from api.auth.keys import Caller
-from api.prepared import prepare, read_request
 from api.jobs import as_json, as_page, job_headers, wait_for_end
 from api.openai import errors
 from api.openai.errors import ApiError
@@ -32,6 +31,7 @@ from api.openai.responses.items import job_of, response_id
 from api.openai.responses.object import RUNNING, ended_response, form_of, response_object
 from api.openai.responses.request import INCLUDED, Context, InputFields, ResponseRequest
 from api.openai.schemas import Kind
+from api.prepared import prepare, read_request
 from api.responses.replies import Follower, ResponseStream, StoredStream, TokenCount, WholeResponse
 from api.responses.stored import add_turn, context_of, find, own_items
 from api.services import Services

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.auth.keys import Caller
-from api.prepared import MAX_KEPT, PreparedRequest, PreparedRequests, prepare, read_request
 from api.openai.errors import ApiError
+from api.prepared import MAX_KEPT, PreparedRequest, PreparedRequests, prepare, read_request
 from api.services import Services
 from api.settings import ApiSettings
 from penstock.engine import Capabilities, ModelCard
