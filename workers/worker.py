@@ -35,7 +35,7 @@ from workers.attempt import CANCELLED, EXPIRED, Attempt
 from workers.checker import AnswerChecks
 from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
-from workers.gatekeeper import Gatekeeper, LengthKeeper, terminal_of, unusable_piece
+from workers.gatekeeper import Gatekeeper, LengthKeeper, end_job, unusable_piece
 from workers.heartbeat import Heartbeat
 from workers.held_jobs import HeldJobs
 from workers.preemption import Preemption
@@ -194,8 +194,8 @@ class Worker:
         """Hand one claimed job to the engine, with what earlier attempts generated; or end it with its `refusal`."""
         self._drop(claim.job.id, "the store has given it to this worker once more")
         failure = refusal or unsupported(claim.job, self._card.capabilities)
-        if failure is None and not self._card.capabilities.passes_fields:
-            claim = replace(claim, job=without_passed(claim.job))
+        if not self._card.capabilities.passes_fields and (job := without_passed(claim.job)) is not claim.job:
+            claim = replace(claim, job=job)
         attempt = Attempt(claim, history)
         self._attempts[claim.job.id] = attempt
         for address in self._claimer.followers(claim.job.id):
@@ -304,10 +304,8 @@ class Worker:
     def _end(self, attempt: Attempt) -> None:
         if attempt.deadline is not None:
             attempt.deadline.cancel()
-        end = terminal_of(attempt, self.lease.id, self._clock)
+        end = end_job(attempt, self.lease.id, self._clock, self._writers[attempt.partition])
         self._recorder.ended(attempt, end, self._now_us(attempt.partition))
-        finish = Finish(end, attempt.number, not attempt.job.stream, prompt=attempt.job.sampling.n * end.usage.prompt)
-        self._writers[attempt.partition].finish(finish)
 
     def _now_us(self, partition: int) -> int:
         return self._clock.at(time.monotonic(), partition)

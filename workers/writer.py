@@ -29,7 +29,7 @@ MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
 class StepWrite:
     """One write: deltas and openings of runs by reply address, then checkpoints, then ends of jobs."""
 
-    __slots__ = ("calls", "checkpoints", "finishes", "openings", "rows", "tokens")
+    __slots__ = ("calls", "checkpoints", "ends", "finishes", "openings", "rows", "tokens")
 
     def __init__(self) -> None:
         self.rows: defaultdict[str, list[bytes]] = defaultdict(list)
@@ -39,6 +39,8 @@ class StepWrite:
         self.checkpoints: dict[Attempt, int] = {}
         """Runs whose deltas are logged again in one piece, and the first frame that holds them."""
         self.finishes: list[Finish] = []
+        self.ends: list[Call] = []
+        """The calls of the finishes."""
         self.calls: Sequence[Call] = ()
         """What is sent of it, in this order; set once it is sent."""
 
@@ -79,7 +81,9 @@ class Writer:
             self.step.openings[address][number] = opening
 
     def finish(self, finish: Finish) -> None:
-        """Write the end of a job with the next `send`, after all its deltas."""
+        """Write the end of a job with the next `send`, after all its deltas. Raises (OverflowError, ValueError,
+        TypeError) if it cannot be encoded."""
+        self.step.ends.append(self._lease.finish_call(finish))
         self.step.finishes.append(finish)
 
     def checkpoint(self, attempt: Attempt) -> None:
@@ -155,7 +159,7 @@ class Writer:
         for attempt in step.checkpoints:
             step.checkpoints[attempt] = self._lease.next_frame(self._partition)
             calls += self._checkpoint_calls(attempt, step.checkpoints[attempt])
-        return calls + [self._lease.finish_call(finish) for finish in step.finishes]
+        return calls + step.ends
 
     def _checkpoint_calls(self, attempt: Attempt, first_frame: int) -> Iterator[Call]:
         """The calls that append a run's deltas, then mark these frames as the ones to read."""

@@ -184,8 +184,11 @@ async def test_what_breaks_behind_a_step_ends_the_run(writing: Writing) -> None:
 async def test_what_cannot_be_encoded_ends_the_run(writing: Writing) -> None:
     """It is out of the writer then: a run that went on would lose it in silence, and never write again."""
     running = asyncio.create_task(writing.writer.run())
-    writing.writer.finish(Finish(Terminal("job", JobState.COMPLETED, 0, usage=Usage(10**30)), 1, True))
-    writing.writer.send()
+    with pytest.raises(OverflowError):  # an end: its caller fails that job alone
+        writing.writer.finish(Finish(Terminal("job", JobState.COMPLETED, 0, usage=Usage(10**30)), 1, True))
+    assert not writing.writer.step.finishes
+    writing.writer.open(1, Opening("job", 10**30), [SILENT])
+    writing.step()
     with pytest.raises(OverflowError):
         async with asyncio.timeout(20):
             await running
