@@ -54,10 +54,6 @@ class AttemptStamps:
         """Stamp the hand-over to the engine."""
         self.released = time.monotonic()
 
-    def begin(self, now: float) -> None:
-        """Stamp the first token, which came `now`."""
-        self.first = self.first or now
-
     def finish(self, times: EngineTimes | None, now: float) -> None:
         """Stamp the end of one text, which came `now`. `times`, the engine's own stamps, take precedence.
 
@@ -204,7 +200,6 @@ class Attempt:
             "_kept_ms",
             "_record",
             "_counts",
-            "_begun",
             "_choices",
             "_finishes",
             "_prompts",
@@ -214,11 +209,10 @@ class Attempt:
     """With 30 attributes or more an instance has a dict of its own: each token then cost the worker 10 % more."""
 
     def __init__(self, claim: Claim, history: History = NOTHING) -> None:
-        self.claim = claim
+        job = claim.job
+        self.claim, self.job, self.partition = claim, job, claim.partition
         self.number = claim.number
         """The run's number, which identifies the job in this worker's frames."""
-        self.job = job = claim.job
-        self.partition = claim.partition
         self._history, self._sections, self.past_tokens = history.rows, history.sections, history.tokens
         self._first_ms, self._kept_ms = history.first_ms, kept_ms(history, claim.earlier)
         self.seq = len(history.rows)
@@ -239,7 +233,6 @@ class Attempt:
         self.stamps = AttemptStamps()
         self.trace = ""
         """As in the engine's requests."""
-        self._begun = False
         self.deadline: asyncio.TimerHandle | None = None
         """The worker's timer, kept here so that it ends with the attempt."""
         self.addresses: Sequence[str] = (claim.reply if job.stream else ()) or (SILENT,)
@@ -361,6 +354,7 @@ class Attempt:
 
     def queue_choices(self) -> None:
         """Queue every unfinished choice for submission, by rising index."""
+        self.stamps.release()
         self._waiting.extend(self.requests().items())
 
     @property
@@ -432,9 +426,8 @@ class Attempt:
             self._close(index, piece, now)
         if self._stopped is not None or not (piece.n or piece.text or finish or piece.ids or piece.extras):
             return None
-        if not self._begun:
-            self._begun = True
-            self.stamps.begin(now)
+        if not self.stamps.first:
+            self.stamps.first = now
         if self._echoes and index in self._echoes:
             piece = replace(piece, text=self._echoes.pop(index) + piece.text)
         seq, n = self.seq + 1, piece.n

@@ -117,13 +117,13 @@ class Recorder:
     def claimed(self, attempt: Attempt, now_us: int = 0) -> None:
         """Record that the worker claimed a job. `now_us`: Redis time, 0: not known."""
         job, claim = attempt.job, attempt.claim
-        waited_s = max(0, claim.claimed_ms - claim.created_ms) / 1000
         self.metrics.claims.labels(self._model, job.priority).inc()
         number = ATTEMPTS[min(claim.attempt, MANY_ATTEMPTS)]
         self.metrics.attempts.labels(self._model, number).inc()
         if attempt.seq:
             self.metrics.continuations.labels(self._model).inc()
         if claim.attempt == 1:
+            waited_s = max(0, claim.claimed_ms - claim.created_ms) / 1000
             self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
         self.traces.claimed(attempt, now_us - claim.claimed_us if now_us and claim.claimed_us else 0)
 

@@ -51,9 +51,8 @@ class Writer:
     Args:
         oldest: returns the first frame of the partition that a running job still needs; earlier ones are trimmed.
         everything: returns all deltas of the partition's running jobs, to repair a log that lost data.
-        on_written: called with the finished jobs that the store has, and with those of them that a script had ended
-            otherwise before, so that what was written does not count.
-        on_logged: called with each step that the store has, exactly once.
+        on_written: called with each step that the store has, exactly once, and with those of its finishes that a script
+            had ended otherwise before, so that what was written does not count.
     """
 
     def __init__(
@@ -62,11 +61,10 @@ class Writer:
         partition: int,
         oldest: Callable[[int], int],
         everything: Callable[[int], StepWrite],
-        on_written: Callable[[Sequence[Finish], Sequence[Finish]], None],
-        on_logged: Callable[[StepWrite], None] = lambda _: None,
+        on_written: Callable[[StepWrite, Sequence[Finish]], None],
     ) -> None:
         self._lease, self._partition = lease, partition
-        self._oldest, self._everything, self._on_written, self._on_logged = oldest, everything, on_written, on_logged
+        self._oldest, self._everything, self._on_written = oldest, everything, on_written
         self.step = StepWrite()
         """What the next `send` writes."""
         self._failed = asyncio.Queue[StepWrite | Exception]()
@@ -83,7 +81,7 @@ class Writer:
     def finish(self, finish: Finish) -> None:
         """Write the end of a job with the next `send`, after all its deltas. Raises (OverflowError, ValueError,
         TypeError) if it cannot be encoded."""
-        self.step.ends.append(self._lease.finish_call(finish))
+        self.step.ends.append(self._lease.finish_call(finish, self._partition))
         self.step.finishes.append(finish)
 
     def checkpoint(self, attempt: Attempt) -> None:
@@ -147,8 +145,7 @@ class Writer:
         """Report what was written, then send what arrived meanwhile. `refused`: ends of jobs that had ended before."""
         for attempt, frame in step.checkpoints.items():
             attempt.first_frame, attempt.checkpointing = frame, False
-        self._on_logged(step)
-        self._on_written(step.finishes, refused)
+        self._on_written(step, refused)
         if self.step.rows or self.step.finishes or self.step.checkpoints:
             self._send_now()
         else:

@@ -231,8 +231,9 @@ class Lease:
         self._renewed[partition] = now
         return self._lease_ms
 
-    def finish_call(self, finish: Finish) -> Call:
-        """Build the call that writes the terminal record and acknowledges the job; idempotent."""
+    def finish_call(self, finish: Finish, partition: int | None = None) -> Call:
+        """Build the call that writes the terminal record and acknowledges the job; idempotent. `partition`: the job's,
+        if the caller knows it."""
         end = finish.terminal
         summary, whole = encode(without_rows(end)), "1" if finish.with_rows else ""
         generated = end.usage.completion
@@ -248,7 +249,7 @@ class Lease:
             generated,
             finish.prompt,
         )
-        return ("finish", partition_of(end.job) or 0, args)
+        return ("finish", partition_of(end.job) or 0 if partition is None else partition, args)
 
     def checkpoint_call(self, partition: int, job_id: str, number: int, frame: int) -> Call:
         """Build the call that records a checkpoint: a run's deltas are read from this frame on; idempotent."""
