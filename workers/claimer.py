@@ -195,14 +195,7 @@ class Claimer:
         self._under_way.add(partition)
         try:
             claimed = await self._lease.claim(
-                partition,
-                want,
-                alone=alone,
-                lowest=lowest,
-                free=free,
-                begins=begins,
-                shared=shared,
-                crowding=crowding,
+                partition, want, alone=alone, lowest=lowest, free=free, begins=begins, shared=shared, crowding=crowding
             )
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
             self._unanswered.discard(partition)
@@ -281,13 +274,8 @@ class Claimer:
                 raise history
             else:
                 past = await self._continuable(claim, history)
-                events.write(
-                    "a job is continued",
-                    job=claim.job.id,
-                    worker=self._lease.name,
-                    attempt=claim.attempt,
-                    tokens=sum(past.tokens),
-                )
+                about = {"job": claim.job.id, "worker": self._lease.name, "attempt": claim.attempt}
+                events.write("a job is continued", **about, tokens=sum(past.tokens))
                 self._worker.begin(with_earlier(claim, record), past)
                 await asyncio.sleep(0)  # a long history takes a while: let the engine's next step through
         return newer

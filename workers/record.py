@@ -159,12 +159,12 @@ class Recorder:
         claim, made = attempt.claim, end.generated
         started_us = claim.started_us or claim.claimed_us
         times = (attempt.job.received_us, claim.accepted_us, started_us)
-        here, lost_us = (claim.claimed_us, made.released, made.scheduled, made.first), 0
+        here, lost_us, parts = (claim.claimed_us, made.released, made.scheduled, made.first), 0, self._parts
         if made.shown:
             here = (made.shown_claimed, 0, 0, made.shown)
             lost_us = lost_between(made.shown, made.first or made.last, made.kept)
         for part, spent_us in engine_parts((*times, *here, made.last), lost_us):
-            self._parts[part].observe(spent_us / 1_000_000)
+            parts[part].observe(spent_us / 1_000_000)
 
     def logged(self, step: StepWrite) -> None:
         """Count the tokens of a step that the store has."""

@@ -75,14 +75,9 @@ class Worker:
         self._room = asyncio.Event()
         self._gate = Gatekeeper(engine, card, settings, targets, recorder)
         self._lengths = LengthKeeper(LengthStore(client), card.name, self._gate)
+        on_stopped = self._end_if_over_and_send
         self._starter = ChoiceStarter(
-            engine,
-            card,
-            settings,
-            self._gate,
-            self._room,
-            on_stopped=self._end_if_over_and_send,
-            weights=weights,
+            engine, card, settings, self._gate, self._room, on_stopped=on_stopped, weights=weights
         )
         self._choices, self._partial = self._starter.running, self._starter.waiting
         """The same dicts as in the starter, because `on_step` reads them for every piece."""

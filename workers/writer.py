@@ -132,8 +132,8 @@ class Writer:
         if not self._lease.send_nowait(step.calls, partial(self._on_reply, step)):
             self._failed.put_nowait(step)
 
-    def _on_reply(self, step: StepWrite, written: bool, answers: Sequence[Any] = ()) -> None:
-        if not written:
+    def _on_reply(self, step: StepWrite, answers: Sequence[Any] | None) -> None:
+        if answers is None:
             self._failed.put_nowait(step)
             return
         try:
