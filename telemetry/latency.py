@@ -110,6 +110,8 @@ PARTS = (
 """Consecutive intervals, whose sum is the end-to-end time. What retries cost after the first token is moved from decode
 to retries, which then stand behind prefill if that is most of their cost."""
 
+_NAMES = tuple([part.name for part in PARTS])
+
 NOT_REACHED = "no worker got so far"
 """The reason of a part that a job did not come to."""
 
@@ -139,11 +141,12 @@ def engine_parts(times: Sequence[int], lost: int = 0) -> Iterator[tuple[str, int
         lost: the time in decode that was lost to retries.
     """
     since = times[0]
-    for part, end in zip(PARTS, times[1:], strict=False):
-        if end and since:
-            moved = lost if part.name == "retries" else -lost if part.name == "decode" else 0
-            yield part.name, max(0, end - since + moved)
-        since = end or since
+    for name, end in zip(_NAMES, times[1:], strict=False):
+        if end:
+            if since:
+                moved = lost if name == "retries" else -lost if name == "decode" else 0
+                yield name, max(0, end - since + moved)
+            since = end
 
 
 def first_seen(stamps: Stamps, *, whole: bool) -> int | None:

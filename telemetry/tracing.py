@@ -45,7 +45,7 @@ def extract(headers: Mapping[str, str]) -> dict[str, str]:
     if match is None or (match[1] == "00" and match[5]):
         return {}
     tracestate = headers.get(TRACESTATE, "")
-    if not _TRACESTATE.fullmatch(tracestate):
+    if not tracestate or not _TRACESTATE.fullmatch(tracestate):
         return {TRACEPARENT: traceparent}
     return {TRACEPARENT: traceparent, TRACESTATE: tracestate}
 

@@ -33,7 +33,7 @@ from streaming.jobs.codec import (
 )
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import CancelledBy, Chat, Inputs, Job, JobState, Text, prompt_count
-from streaming.jobs.lease import SILENT, Claim
+from streaming.jobs.lease import SILENT, Claim, Finish
 from streaming.jobs.records import claimed_ms, kept_ms
 from streaming.order import Priority
 from streaming.redis.clock import Clock
@@ -53,10 +53,6 @@ class AttemptStamps:
     def release(self) -> None:
         """Stamp the hand-over to the engine."""
         self.released = time.monotonic()
-
-    def begin(self, now: float) -> None:
-        """Stamp the first token, which came `now`."""
-        self.first = self.first or now
 
     def finish(self, times: EngineTimes | None, now: float) -> None:
         """Stamp the end of one text, which came `now`. `times`, the engine's own stamps, take precedence.
@@ -133,8 +129,10 @@ def echoes_left(job: Job, rows: Sequence[Delta]) -> dict[int, str]:
 
     A prompt that is echoed is part of the first delta of its choice. No engine sees it: it would continue it.
     """
-    begun = {row.index for row in rows} if job.echo else ()
-    return {index: _prompt(job, index) for index in range(job.choices) if index not in begun} if job.echo else {}
+    if not job.echo:
+        return {}
+    begun = {row.index for row in rows}
+    return {index: _prompt(job, index) for index in range(job.choices) if index not in begun}
 
 
 def _prompt(job: Job, index: int) -> str:
@@ -202,7 +200,6 @@ class Attempt:
             "_kept_ms",
             "_record",
             "_counts",
-            "_begun",
             "_choices",
             "_finishes",
             "_prompts",
@@ -212,26 +209,21 @@ class Attempt:
     """With 30 attributes or more an instance has a dict of its own: each token then cost the worker 10 % more."""
 
     def __init__(self, claim: Claim, history: History = NOTHING) -> None:
-        self.claim = claim
+        job = claim.job
+        self.claim, self.job, self.partition = claim, job, claim.partition
         self.number = claim.number
         """The run's number, which identifies the job in this worker's frames."""
-        self.job, self.partition = claim.job, claim.partition
         self._history, self._sections, self.past_tokens = history.rows, history.sections, history.tokens
         self._first_ms, self._kept_ms = history.first_ms, kept_ms(history, claim.earlier)
-        self.opening = Opening(
-            claim.job.id,
-            len(history.rows) + 1,
-            history.last_run,
-            begun_ms=self._first_ms,
-            kept_ms=self._kept_ms,
-        )
-        self._record = bytearray(b"".join([encode_delta(replace(row, stream=claim.number)) for row in history.rows]))
-        """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
-        hot data of the token path in the processor's cache."""
-        self._counts = [0] * claim.job.choices
-        """Tokens generated, by choice."""
         self.seq = len(history.rows)
         """The last delta's number."""
+        self.opening = Opening(job.id, self.seq + 1, history.last_run, (), 0, self._first_ms, self._kept_ms)
+        self._record = bytearray()
+        """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
+        hot data of the token path in the processor's cache."""
+        self._choices = job.choices
+        self._counts = [0] * self._choices
+        """Tokens generated, by choice."""
         self.first_frame = claim.first_frame
         """The first frame of the log that a replay of this job still needs."""
         self.check: asyncio.Task[None] | None = None
@@ -241,14 +233,12 @@ class Attempt:
         self.stamps = AttemptStamps()
         self.trace = ""
         """As in the engine's requests."""
-        self._begun = False
         self.deadline: asyncio.TimerHandle | None = None
         """The worker's timer, kept here so that it ends with the attempt."""
-        self.addresses: Sequence[str] = (claim.reply if claim.job.stream else ()) or (SILENT,)
+        self.addresses: Sequence[str] = (claim.reply if job.stream else ()) or (SILENT,)
         """Reply addresses that get its deltas."""
         self.unnamed = True
         """Whether some address still needs the opening, which binds the run's number to this job."""
-        self._choices = self.job.choices
         self._finishes = [""] * self._choices
         self._prompts: dict[int, tuple[int, int]] = {}
         """By choice: tokens of its prompt, and how many of them were cached, as the first engine counted."""
@@ -257,7 +247,7 @@ class Attempt:
         self.servers: dict[int, str] = {}
         """By choice: the model that gives it, if it is another one than the job's."""
         self._take_over(history)
-        self._echoes = echoes_left(claim.job, history.rows)
+        self._echoes = echoes_left(job, history.rows)
         self._stopped: tuple[JobState, Failure, str] | None = None
         self._open: set[int] = set()
         """Indices of choices that have not ended."""
@@ -273,6 +263,7 @@ class Attempt:
     def _take_over(self, history: History) -> None:
         """Take what earlier runs logged of each choice."""
         for row in history.rows:
+            self._record += encode_delta(replace(row, stream=self.number))
             self._counts[row.index] += row.n
             if row.finish:
                 self._finishes[row.index] = row.finish
@@ -363,6 +354,7 @@ class Attempt:
 
     def queue_choices(self) -> None:
         """Queue every unfinished choice for submission, by rising index."""
+        self.stamps.release()
         self._waiting.extend(self.requests().items())
 
     @property
@@ -434,9 +426,8 @@ class Attempt:
             self._close(index, piece, now)
         if self._stopped is not None or not (piece.n or piece.text or finish or piece.ids or piece.extras):
             return None
-        if not self._begun:
-            self._begun = True
-            self.stamps.begin(now)
+        if not self.stamps.first:
+            self.stamps.first = now
         if self._echoes and index in self._echoes:
             piece = replace(piece, text=self._echoes.pop(index) + piece.text)
         seq, n = self.seq + 1, piece.n
@@ -558,6 +549,10 @@ class Attempt:
         head = self.job.id, JobState.FAILED, self.seq, tuple(self._finishes)
         sections, rows = self._all_sections(worker), packed(self.seq, self._record)
         return Terminal(*head, failure=failure, worker=worker, sections=sections, rows=rows)
+
+    def finish(self, end: Terminal) -> Finish:
+        """The end of the job, for the store."""
+        return Finish(end, self.number, not self.job.stream, prompt=self.job.sampling.n * end.usage.prompt)
 
     def _all_sections(self, worker: str) -> tuple[Section, ...]:
         return (*self._sections, Section(self.opening.first, Run(worker, self.number)))

@@ -158,7 +158,6 @@ class ChoiceStarter:
     def submit(self, attempt: Attempt) -> None:
         """Start the first choice if the gate lets it through. The others are started once all jobs of this claim have
         their first one."""
-        attempt.stamps.release()
         attempt.queue_choices()
         if attempt.waits and self._has_turn(attempt) and self._passes(attempt):
             self._start(attempt)
@@ -173,7 +172,7 @@ class ChoiceStarter:
         """Whether no job of its lane, or of a higher one, waits at the gate. A job that the engine is to refuse waits
         for no other."""
         rank = attempt.job.priority.rank
-        if all(each.last_start or each.job.priority.rank > rank for each in self.waiting.values()):
+        if not self.waiting or all(each.last_start or each.job.priority.rank > rank for each in self.waiting.values()):
             return True
         return self.gate.never_fits(attempt, attempt.next_choice[0])
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from penstock.engine import Capabilities
-from penstock.loops import wait
 from streaming.errors import Fenced, NewerMessage, Unavailable
 from streaming.jobs.codec import Delta, Draft
 from streaming.jobs.history import NOTHING, History
@@ -107,16 +106,21 @@ class Claimer:
         """By partition: until this monotonic time its jobs of a newer version are left to newer workers."""
         self._fenced: set[int] = set()
         """Partitions where the worker's lease was revoked."""
+        self._is_sole = False
+        """Whether there is one partition alone."""
         self._ending = False
 
     async def run(self, partitions: Sequence[int]) -> None:
         """Claim from the partitions in turn, each round beginning with another, so that none starves; partitions with a
         revoked lease are skipped. The first round waits until the worker hears messages, which are lost before."""
-        turn, full = deque(partitions), [False]
+        turn, full, loop = deque(partitions), [False], asyncio.get_running_loop()
+        self._is_sole = len(partitions) == 1
         try:
             while True:
                 if not any(full):
-                    await wait(self._look, self._settings.poll_ms / 1000)
+                    poll = loop.call_later(self._settings.poll_ms / 1000, self._look.set)
+                    await self._look.wait()
+                    poll.cancel()
                 if self._ending:
                     break
                 self._look.clear()
@@ -167,13 +171,15 @@ class Claimer:
     async def _claim_from(self, partition: int) -> bool:
         """Claim from one partition. Returns whether it may hold more jobs.
 
-        A slow partition delays no other: its jobs are begun when the reply arrives.
+        A slow partition delays no other, if there are others: its jobs are begun when the reply arrives.
         """
         claim = self._claims.get(partition)
         if claim is None:
             want, free = self._wanted(partition)
             if want <= 0:
                 return False
+            if self._is_sole:
+                return await self._claim(partition, want, free)
             claim = self._claims[partition] = asyncio.create_task(self._claim(partition, want, free))
             await asyncio.wait({claim}, timeout=self._settings.poll_ms / 1000)
             if not claim.done():
@@ -189,14 +195,7 @@ class Claimer:
         self._under_way.add(partition)
         try:
             claimed = await self._lease.claim(
-                partition,
-                want,
-                alone=alone,
-                lowest=lowest,
-                free=free,
-                begins=begins,
-                shared=shared,
-                crowding=crowding,
+                partition, want, alone=alone, lowest=lowest, free=free, begins=begins, shared=shared, crowding=crowding
             )
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
             self._unanswered.discard(partition)
@@ -275,13 +274,8 @@ class Claimer:
                 raise history
             else:
                 past = await self._continuable(claim, history)
-                events.write(
-                    "a job is continued",
-                    job=claim.job.id,
-                    worker=self._lease.name,
-                    attempt=claim.attempt,
-                    tokens=sum(past.tokens),
-                )
+                about = {"job": claim.job.id, "worker": self._lease.name, "attempt": claim.attempt}
+                events.write("a job is continued", **about, tokens=sum(past.tokens))
                 self._worker.begin(with_earlier(claim, record), past)
                 await asyncio.sleep(0)  # a long history takes a while: let the engine's next step through
         return newer

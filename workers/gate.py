@@ -159,9 +159,9 @@ class LengthHistory:
         """Note an answer that has ended by itself or at its limit."""
         self.added += 1
         self._lane(lane).add(length)
-        mine = self._tenants.setdefault((lane, tenant), LengthWindow())
+        mine = self._tenants.pop((lane, tenant), None) or LengthWindow()
         mine.add(length)
-        self._tenants.move_to_end((lane, tenant))
+        self._tenants[lane, tenant] = mine  # at the end: the newest
         if len(self._tenants) > MAX_TENANTS:
             self._tenants.popitem(last=False)
 

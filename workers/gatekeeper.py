@@ -18,7 +18,7 @@ from penstock.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.fleet.processes import LengthStore
 from streaming.fleet.settings import LaneTargets, LatencyTargets
-from streaming.jobs.codec import Terminal, encode, without_rows
+from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Job, JobState, Tokens
 from streaming.jobs.places import answer_tokens, prompt_sizes
 from streaming.order import Priority
@@ -39,6 +39,7 @@ from workers.gate import (
 )
 from workers.record import Recorder
 from workers.settings import WorkerSettings
+from workers.writer import Writer
 
 MAX_CLAIM = 4
 """Jobs per claim of an engine limited by its KV cache, because their sizes are known only once they are claimed."""
@@ -319,24 +320,19 @@ def unusable_piece(
     return Piece(piece.id, failure=failure)
 
 
-def terminal_of(attempt: Attempt, worker: str, clock: Clock) -> Terminal:
-    """The terminal record of a job that is over: failed, without counts and times, if those cannot be stored."""
+def end_job(attempt: Attempt, worker: str, clock: Clock, writer: Writer) -> Terminal:
+    """Write the end of a job that is over: failed, without counts and times, if those cannot be stored."""
     try:
         end = attempt.terminal(worker, attempt.stamps.generated(clock, attempt.partition))
-        _check(end)
+        if max(end.usage.prompt, end.usage.completion, end.usage.cached) > MAX_TOTAL:
+            raise OverflowError(f"a token count above {MAX_TOTAL}")
+        writer.finish(attempt.finish(end))
     except Exception as error:  # noqa: BLE001 - boundary: whatever the engine gave fails its own job, and no other
         failure = _failure(attempt, error)
         log.error("%s", failure.message, extra={"job": attempt.job.id})
-        return attempt.failed_terminal(worker, failure)
+        end = attempt.failed_terminal(worker, failure)
+        writer.finish(attempt.finish(end))
     return end
-
-
-def _check(end: Terminal) -> None:
-    """Raises OverflowError, ValueError or TypeError if a terminal cannot be stored. Its rows are encoded already."""
-    encode(without_rows(end))
-    encode(end.generated)
-    if max(end.usage.prompt, end.usage.completion, end.usage.cached) > MAX_TOTAL:
-        raise OverflowError(f"a token count above {MAX_TOTAL}")
 
 
 def _failure(attempt: Attempt, error: Exception) -> Failure:

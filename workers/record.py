@@ -117,13 +117,13 @@ class Recorder:
     def claimed(self, attempt: Attempt, now_us: int = 0) -> None:
         """Record that the worker claimed a job. `now_us`: Redis time, 0: not known."""
         job, claim = attempt.job, attempt.claim
-        waited_s = max(0, claim.claimed_ms - claim.created_ms) / 1000
         self.metrics.claims.labels(self._model, job.priority).inc()
         number = ATTEMPTS[min(claim.attempt, MANY_ATTEMPTS)]
         self.metrics.attempts.labels(self._model, number).inc()
         if attempt.seq:
             self.metrics.continuations.labels(self._model).inc()
         if claim.attempt == 1:
+            waited_s = max(0, claim.claimed_ms - claim.created_ms) / 1000
             self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
         self.traces.claimed(attempt, now_us - claim.claimed_us if now_us and claim.claimed_us else 0)
 
@@ -159,12 +159,12 @@ class Recorder:
         claim, made = attempt.claim, end.generated
         started_us = claim.started_us or claim.claimed_us
         times = (attempt.job.received_us, claim.accepted_us, started_us)
-        here, lost_us = (claim.claimed_us, made.released, made.scheduled, made.first), 0
+        here, lost_us, parts = (claim.claimed_us, made.released, made.scheduled, made.first), 0, self._parts
         if made.shown:
             here = (made.shown_claimed, 0, 0, made.shown)
             lost_us = lost_between(made.shown, made.first or made.last, made.kept)
         for part, spent_us in engine_parts((*times, *here, made.last), lost_us):
-            self._parts[part].observe(spent_us / 1_000_000)
+            parts[part].observe(spent_us / 1_000_000)
 
     def logged(self, step: StepWrite) -> None:
         """Count the tokens of a step that the store has."""

@@ -124,14 +124,14 @@ class SlotShares:
     def __init__(self, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
         """`weights`: of the tenants that have another one than DEFAULT_WEIGHT."""
         self._weights = weights
-        self._texts = Counter[str]()
+        self._texts: dict[str, int] = {}
         """By tenant, the texts that the engine has."""
         self._left: dict[str, float] = {}
         """By tenant without texts, when its last one ended; the oldest first."""
 
     def begin(self, tenant: str) -> None:
         """The engine gets a text of a tenant."""
-        self._texts[tenant] += 1
+        self._texts[tenant] = self._texts.get(tenant, 0) + 1
         self._left.pop(tenant, None)
 
     def end(self, tenant: str, now: float) -> None:

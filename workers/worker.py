@@ -35,13 +35,13 @@ from workers.attempt import CANCELLED, EXPIRED, Attempt
 from workers.checker import AnswerChecks
 from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
-from workers.gatekeeper import Gatekeeper, LengthKeeper, terminal_of, unusable_piece
+from workers.gatekeeper import Gatekeeper, LengthKeeper, end_job, unusable_piece
 from workers.heartbeat import Heartbeat
 from workers.held_jobs import HeldJobs
 from workers.preemption import Preemption
 from workers.record import Recorder
 from workers.settings import WorkerSettings
-from workers.writer import Writer
+from workers.writer import StepWrite, Writer
 
 log = logging.getLogger(__name__)
 
@@ -75,21 +75,14 @@ class Worker:
         self._room = asyncio.Event()
         self._gate = Gatekeeper(engine, card, settings, targets, recorder)
         self._lengths = LengthKeeper(LengthStore(client), card.name, self._gate)
+        on_stopped = self._end_if_over_and_send
         self._starter = ChoiceStarter(
-            engine,
-            card,
-            settings,
-            self._gate,
-            self._room,
-            on_stopped=self._end_if_over_and_send,
-            weights=weights,
+            engine, card, settings, self._gate, self._room, on_stopped=on_stopped, weights=weights
         )
         self._choices, self._partial = self._starter.running, self._starter.waiting
         """The same dicts as in the starter, because `on_step` reads them for every piece."""
         self._writers = [
-            Writer(
-                self.lease, partition, self._held.oldest_frame, self._held.everything, self._on_written, recorder.logged
-            )
+            Writer(self.lease, partition, self._held.oldest_frame, self._held.everything, self._on_written)
             for partition in client.partitions
         ]
         self._checks = AnswerChecks(self._held, on_refused=self._starter.stop, on_checked=self._end_and_send)
@@ -192,27 +185,30 @@ class Worker:
 
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
         """Hand one claimed job to the engine, with what earlier attempts generated; or end it with its `refusal`."""
-        self._drop(claim.job.id, "the store has given it to this worker once more")
-        failure = refusal or unsupported(claim.job, self._card.capabilities)
-        if failure is None and not self._card.capabilities.passes_fields:
-            claim = replace(claim, job=without_passed(claim.job))
-        attempt = Attempt(claim, history)
-        self._attempts[claim.job.id] = attempt
-        for address in self._claimer.followers(claim.job.id):
+        job, can = claim.job, self._card.capabilities
+        self._drop(job.id, "the store has given it to this worker once more")
+        failure = refusal or unsupported(job, can)
+        if not can.passes_fields and (job := without_passed(job)) is not claim.job:
+            claim = replace(claim, job=job)
+        attempt = self._attempts[job.id] = Attempt(claim, history)
+        for address in self._claimer.followers(job.id):
             attempt.follow(address)
         self._recorder.claimed(attempt, self._now_us(attempt.partition))
         if failure is not None:
             attempt.stop(JobState.FAILED, failure)
-        elif (by := self._claimer.early_cancel(claim.job.id)) is not None:
+        elif (by := self._claimer.early_cancel(job.id)) is not None:
             attempt.stop(JobState.CANCELLED, CANCELLED, by)
         else:
             self._starter.submit(attempt)
-            if claim.job.priority is Priority.INTERACTIVE and claim.job.task is None:
+            if attempt.waits and job.priority is Priority.INTERACTIVE and job.task is None:
                 self._preemption.make_way(attempt)
-            self._set_deadline(attempt)
+            if claim.deadline_ms is not None:
+                delay_s = max(0, claim.deadline_ms - claim.claimed_ms) / 1000
+                attempt.deadline = asyncio.get_running_loop().call_later(delay_s, self._expire, attempt)
             if attempt.constrained:
                 self._checks.try_schema(attempt)
-        self._end_if_over_and_send(attempt)
+        if attempt.over or attempt.stopped:
+            self._end_if_over_and_send(attempt)
 
     def refuse(self, broken: UnreadableClaim) -> None:
         """End a claimed job whose record is unreadable."""
@@ -224,11 +220,6 @@ class Worker:
         writer = self._writers[partition_of(broken.id) or 0]
         writer.finish(finish)
         writer.send()
-
-    def _set_deadline(self, attempt: Attempt) -> None:
-        if (due := attempt.claim.deadline_ms) is not None:
-            delay = max(0, due - attempt.claim.claimed_ms) / 1000
-            attempt.deadline = asyncio.get_running_loop().call_later(delay, self._expire, attempt)
 
     # --- what the engine gives ---------------------------------------------------------------------------------------
 
@@ -304,21 +295,20 @@ class Worker:
     def _end(self, attempt: Attempt) -> None:
         if attempt.deadline is not None:
             attempt.deadline.cancel()
-        end = terminal_of(attempt, self.lease.id, self._clock)
+        end = end_job(attempt, self.lease.id, self._clock, self._writers[attempt.partition])
         self._recorder.ended(attempt, end, self._now_us(attempt.partition))
-        finish = Finish(end, attempt.number, not attempt.job.stream, prompt=attempt.job.sampling.n * end.usage.prompt)
-        self._writers[attempt.partition].finish(finish)
 
     def _now_us(self, partition: int) -> int:
         return self._clock.at(time.monotonic(), partition)
 
-    def _on_written(self, finishes: Sequence[Finish], refused: Sequence[Finish] = ()) -> None:
-        for finish in finishes:
+    def _on_written(self, step: StepWrite, refused: Sequence[Finish]) -> None:
+        self._recorder.logged(step)
+        for finish in step.finishes:
             held = self._attempts.get(finish.terminal.job)
-            if held is None or held.number == finish.number:
-                self._attempts.pop(finish.terminal.job, None)
-        if finishes:
-            taken = [finish for finish in finishes if finish not in refused] if refused else finishes
+            if held is not None and held.number == finish.number:
+                del self._attempts[finish.terminal.job]
+        if step.finishes:
+            taken = [finish for finish in step.finishes if finish not in refused] if refused else step.finishes
             self._recorder.written([finish.terminal for finish in taken], self.lease.name)
             self._recorder.refused_ends([finish.terminal for finish in refused])
             self._room.set()

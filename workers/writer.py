@@ -29,7 +29,7 @@ MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
 class StepWrite:
     """One write: deltas and openings of runs by reply address, then checkpoints, then ends of jobs."""
 
-    __slots__ = ("calls", "checkpoints", "finishes", "openings", "rows", "tokens")
+    __slots__ = ("calls", "checkpoints", "ends", "finishes", "openings", "rows", "tokens")
 
     def __init__(self) -> None:
         self.rows: defaultdict[str, list[bytes]] = defaultdict(list)
@@ -39,6 +39,8 @@ class StepWrite:
         self.checkpoints: dict[Attempt, int] = {}
         """Runs whose deltas are logged again in one piece, and the first frame that holds them."""
         self.finishes: list[Finish] = []
+        self.ends: list[Call] = []
+        """The calls of the finishes."""
         self.calls: Sequence[Call] = ()
         """What is sent of it, in this order; set once it is sent."""
 
@@ -49,9 +51,8 @@ class Writer:
     Args:
         oldest: returns the first frame of the partition that a running job still needs; earlier ones are trimmed.
         everything: returns all deltas of the partition's running jobs, to repair a log that lost data.
-        on_written: called with the finished jobs that the store has, and with those of them that a script had ended
-            otherwise before, so that what was written does not count.
-        on_logged: called with each step that the store has, exactly once.
+        on_written: called with each step that the store has, exactly once, and with those of its finishes that a script
+            had ended otherwise before, so that what was written does not count.
     """
 
     def __init__(
@@ -60,11 +61,10 @@ class Writer:
         partition: int,
         oldest: Callable[[int], int],
         everything: Callable[[int], StepWrite],
-        on_written: Callable[[Sequence[Finish], Sequence[Finish]], None],
-        on_logged: Callable[[StepWrite], None] = lambda _: None,
+        on_written: Callable[[StepWrite, Sequence[Finish]], None],
     ) -> None:
         self._lease, self._partition = lease, partition
-        self._oldest, self._everything, self._on_written, self._on_logged = oldest, everything, on_written, on_logged
+        self._oldest, self._everything, self._on_written = oldest, everything, on_written
         self.step = StepWrite()
         """What the next `send` writes."""
         self._failed = asyncio.Queue[StepWrite | Exception]()
@@ -79,7 +79,9 @@ class Writer:
             self.step.openings[address][number] = opening
 
     def finish(self, finish: Finish) -> None:
-        """Write the end of a job with the next `send`, after all its deltas."""
+        """Write the end of a job with the next `send`, after all its deltas. Raises (OverflowError, ValueError,
+        TypeError) if it cannot be encoded."""
+        self.step.ends.append(self._lease.finish_call(finish, self._partition))
         self.step.finishes.append(finish)
 
     def checkpoint(self, attempt: Attempt) -> None:
@@ -130,8 +132,8 @@ class Writer:
         if not self._lease.send_nowait(step.calls, partial(self._on_reply, step)):
             self._failed.put_nowait(step)
 
-    def _on_reply(self, step: StepWrite, written: bool, answers: Sequence[Any] = ()) -> None:
-        if not written:
+    def _on_reply(self, step: StepWrite, answers: Sequence[Any] | None) -> None:
+        if answers is None:
             self._failed.put_nowait(step)
             return
         try:
@@ -143,8 +145,7 @@ class Writer:
         """Report what was written, then send what arrived meanwhile. `refused`: ends of jobs that had ended before."""
         for attempt, frame in step.checkpoints.items():
             attempt.first_frame, attempt.checkpointing = frame, False
-        self._on_logged(step)
-        self._on_written(step.finishes, refused)
+        self._on_written(step, refused)
         if self.step.rows or self.step.finishes or self.step.checkpoints:
             self._send_now()
         else:
@@ -155,7 +156,7 @@ class Writer:
         for attempt in step.checkpoints:
             step.checkpoints[attempt] = self._lease.next_frame(self._partition)
             calls += self._checkpoint_calls(attempt, step.checkpoints[attempt])
-        return calls + [self._lease.finish_call(finish) for finish in step.finishes]
+        return calls + step.ends
 
     def _checkpoint_calls(self, attempt: Attempt, first_frame: int) -> Iterator[Call]:
         """The calls that append a run's deltas, then mark these frames as the ones to read."""

@@ -208,9 +208,11 @@ def total_usage(prompts: Mapping[int, tuple[int, int]], completion: int, choices
         prompts: By choice: tokens of its prompt, and how many of them were cached.
         completion: Tokens of all attempts.
     """
-    counts = [prompts.get(index, (0, 0)) for index in range(choices)]
-    each = [counts[at : at + n] for at in range(0, choices, n)]
-    prompt, cached = (sum([max(count[part] for count in copies) for copies in each]) for part in (0, 1))
+    prompt = cached = 0
+    for first in range(0, choices, n):
+        copies = [prompts.get(index, (0, 0)) for index in range(first, first + n)]
+        prompt += max([tokens for tokens, _ in copies])
+        cached += max([tokens for _, tokens in copies])
     return Usage(prompt, completion, cached)
 
 

@@ -69,6 +69,8 @@ class History:
     @property
     def tokens(self) -> tuple[int, ...]:
         """The tokens of each section."""
+        if not self.sections:
+            return ()
         firsts = [section.first for section in self.sections]
         bounds = zip(firsts, [*firsts[1:], len(self.rows) + 1], strict=False)
         return tuple([sum([row.n for row in self.rows[first - 1 : end - 1]]) for first, end in bounds])

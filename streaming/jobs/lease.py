@@ -231,24 +231,14 @@ class Lease:
         self._renewed[partition] = now
         return self._lease_ms
 
-    def finish_call(self, finish: Finish) -> Call:
-        """Build the call that writes the terminal record and acknowledges the job; idempotent."""
+    def finish_call(self, finish: Finish, partition: int | None = None) -> Call:
+        """Build the call that writes the terminal record and acknowledges the job; idempotent. `partition`: the job's,
+        if the caller knows it."""
         end = finish.terminal
-        summary, whole = encode(without_rows(end)), "1" if finish.with_rows else ""
-        generated = end.usage.completion
-        args = (
-            self.id,
-            end.job,
-            finish.number,
-            end.state,
-            encode(end),
-            summary,
-            whole,
-            finish.dead,
-            generated,
-            finish.prompt,
-        )
-        return ("finish", partition_of(end.job) or 0, args)
+        run, whole = (self.id, end.job, finish.number), "1" if finish.with_rows else ""
+        records, tokens = (encode(end), encode(without_rows(end))), (end.usage.completion, finish.prompt)
+        args = (*run, end.state, *records, whole, finish.dead, *tokens)
+        return ("finish", partition_of(end.job) or 0 if partition is None else partition, args)
 
     def checkpoint_call(self, partition: int, job_id: str, number: int, frame: int) -> Call:
         """Build the call that records a checkpoint: a run's deltas are read from this frame on; idempotent."""
@@ -263,15 +253,13 @@ class Lease:
         if behind := _behind(calls, await self._client.calls(calls)):
             raise Rewound(behind)
 
-    def send_nowait(self, calls: Sequence[Call], on_done: Callable[[bool, Sequence[Any]], None]) -> bool:
-        """Send the calls before this returns; then `on_done` gets whether all of them were written, and their answers.
-        If they were not, or if this returns False, pass them to `calls`, which raises the reason."""
+    def send_nowait(self, calls: Sequence[Call], on_done: Callable[[Sequence[Any] | None], None]) -> bool:
+        """Send the calls before this returns; then `on_done` gets their answers, None if one of them was not written.
+        If so, or if this returns False, pass them to `calls`, which raises the reason."""
 
         def answered(answers: list[Any] | None) -> None:
-            if answers is None or any(each == b"fenced" or isinstance(each, Exception) for each in answers):
-                on_done(False, ())
-            else:
-                on_done(not _behind(calls, answers), answers)
+            refused = answers is None or any(each == b"fenced" or isinstance(each, Exception) for each in answers)
+            on_done(None if answers is None or refused or _behind(calls, answers) else answers)
 
         return self._client.send_nowait(calls, answered)
 

@@ -67,15 +67,14 @@ class Clock:
 
     def at(self, monotonic: float, partition: int) -> int:
         """Convert a time of `time.monotonic` (0: unknown) to Redis time in microseconds; 0 while it cannot."""
-        return self.times((monotonic,), partition)[0]
+        offset = self._offsets.get(partition)
+        return int(monotonic * 1_000_000) + offset.value if monotonic and offset is not None else 0
 
     def times(self, monotonic: Sequence[float], partition: int) -> list[int]:
         """Convert several times."""
         offset = self._offsets.get(partition)
-        if offset is None:
-            return [0] * len(monotonic)
-        value = offset.value
-        return [int(at * 1_000_000) + value if at else 0 for at in monotonic]
+        value = offset.value if offset is not None else 0
+        return [int(at * 1_000_000) + value if at and value else 0 for at in monotonic]
 
     def error_us(self, partition: int) -> int:
         """The error bound of `at` now, in microseconds; 0 while no offset is known."""

@@ -231,7 +231,7 @@ async def test_a_job_without_a_first_token_has_no_last_one(wire: RedisClient) ->
     await clock.renew()
     empty = stamps.generated(clock, 0)
     assert (empty.first, empty.last) == (0, 0)
-    stamps.begin(now)
+    stamps.first = now
     stamps.finish(None, now + 1)
     generated = stamps.generated(clock, 0)
     assert generated.last - generated.first == 1_000_000
@@ -240,7 +240,7 @@ async def test_a_job_without_a_first_token_has_no_last_one(wire: RedisClient) ->
 def test_the_engines_own_times_come_first() -> None:
     """A job of several texts begins with the first to begin and ends with the last to end."""
     stamps = AttemptStamps()
-    stamps.begin(5.0)
+    stamps.first = 5.0
     stamps.finish(EngineTimes(3.0, 4.0, 8.0), 9.0)
     stamps.finish(EngineTimes(2.0, 4.5, 7.0), 9.5)
     assert (stamps.scheduled, stamps.first, stamps.last) == (2.0, 4.0, 8.0)

@@ -26,6 +26,7 @@ from streaming.redis.client import RedisClient
 from workers.engines.sim.answers import prompt_text, token_text
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
+from workers.writer import StepWrite
 
 pytestmark = pytest.mark.slow
 
@@ -248,8 +249,9 @@ async def test_the_late_end_of_an_earlier_run_does_not_end_the_run_held_now(wire
     job = await put_job(queue, max_tokens=4000)
     await until(lambda: running.engine.stats().running == 1)
     number = running.worker._attempts[job.id].number
-    old = Finish(Terminal(job.id, JobState.COMPLETED, 0, ("stop",)), number - 1, False)
-    running.worker._on_written((old,))
+    late = StepWrite()
+    late.finishes.append(Finish(Terminal(job.id, JobState.COMPLETED, 0, ("stop",)), number - 1, False))
+    running.worker._on_written(late, ())
     assert running.worker.running == 1
     await queue.cancel(job.id)
     record = await ended(wire, job.id)

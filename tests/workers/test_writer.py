@@ -42,7 +42,7 @@ class Writing:
         self.wire, self.lease, self.seq = wire, Lease(wire, "m"), 0
         self.writer = Writer(self.lease, 0, self.lease.next_frame, lambda _: StepWrite(), self.on_written)
 
-    def on_written(self, finishes: Sequence[Finish], refused: Sequence[Finish]) -> None:
+    def on_written(self, step: StepWrite, refused: Sequence[Finish]) -> None:
         """Nothing is finished here."""
 
     def step(self) -> None:
@@ -149,8 +149,8 @@ async def test_each_step_is_counted_once_it_is_written(writing: Writing) -> None
     """Once, also one that was sent again; not one of a worker that was fenced before."""
     counted: list[int] = []
     writing.writer = Writer(
-        writing.lease, 0, writing.lease.next_frame, lambda _: StepWrite(), writing.on_written,
-        on_logged=lambda step: counted.append(step.tokens[""]),
+        writing.lease, 0, writing.lease.next_frame, lambda _: StepWrite(),
+        lambda step, _: counted.append(step.tokens[""]),
     )  # fmt: skip
     running = asyncio.create_task(writing.writer.run())
     for _ in range(3):
@@ -170,7 +170,7 @@ async def test_each_step_is_counted_once_it_is_written(writing: Writing) -> None
 async def test_what_breaks_behind_a_step_ends_the_run(writing: Writing) -> None:
     """Nobody waits for the answer of a step: it is not to be lost there, for the worker would hang."""
 
-    def broken(*_: Sequence[Finish]) -> None:
+    def broken(*_: object) -> None:
         raise RuntimeError("broken")
 
     writing.writer = Writer(writing.lease, 0, writing.lease.next_frame, lambda _: StepWrite(), broken)
@@ -184,8 +184,11 @@ async def test_what_breaks_behind_a_step_ends_the_run(writing: Writing) -> None:
 async def test_what_cannot_be_encoded_ends_the_run(writing: Writing) -> None:
     """It is out of the writer then: a run that went on would lose it in silence, and never write again."""
     running = asyncio.create_task(writing.writer.run())
-    writing.writer.finish(Finish(Terminal("job", JobState.COMPLETED, 0, usage=Usage(10**30)), 1, True))
-    writing.writer.send()
+    with pytest.raises(OverflowError):  # an end: its caller fails that job alone
+        writing.writer.finish(Finish(Terminal("job", JobState.COMPLETED, 0, usage=Usage(10**30)), 1, True))
+    assert not writing.writer.step.finishes
+    writing.writer.open(1, Opening("job", 10**30), [SILENT])
+    writing.step()
     with pytest.raises(OverflowError):
         async with asyncio.timeout(20):
             await running

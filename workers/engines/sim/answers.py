@@ -184,11 +184,11 @@ def prompt_text(prompt: Sequence[ChatTurn] | str | Sequence[int]) -> str:
     """Render a prompt as text."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(_line(item) if isinstance(item, ChatTurn) else str(item) for item in prompt)
+    return "\n".join([_line(item) if isinstance(item, ChatTurn) else str(item) for item in prompt])
 
 
 def _line(turn: ChatTurn) -> str:
-    calls = "".join([f" {call.name}({call.arguments})" for call in turn.calls])
+    calls = "".join([f" {call.name}({call.arguments})" for call in turn.calls]) if turn.calls else ""
     return f"{turn.role}: {turn.content}{calls}"
 
 
@@ -196,9 +196,9 @@ def sampling_text(sampling: Sampling) -> str:
     """The sampling fields that change the answer, as a text that counts like an end of the prompt; "" if none is set.
 
     So a test sees from the answer whether the fields have reached the engine."""
-    asked = {name: getattr(sampling, name) for name in ("top_k", "min_p", "repetition_penalty")}
-    asked["logit_bias"] = dict(sorted(sampling.logit_bias.items())) or None
-    return "".join([f"\n{name}={value}" for name, value in asked.items() if value is not None])
+    asked = ("top_k", sampling.top_k), ("min_p", sampling.min_p), ("repetition_penalty", sampling.repetition_penalty)
+    bias = ("logit_bias", dict(sorted(sampling.logit_bias.items())) if sampling.logit_bias else None)
+    return "".join([f"\n{name}={value}" for name, value in (*asked, bias) if value is not None])
 
 
 def token_text(prompt: str, index: int) -> str:

@@ -120,6 +120,8 @@ class SimSequence:
 
 
 HUNG_AFTER_S = 10.0
+ROUNDING_S = 1e-6
+"""More than sums of step times are off."""
 PREFILL_POLL_S = 0.001
 """How often an engine whose steps take no time checks whether a prefill is done."""
 
@@ -282,13 +284,14 @@ class SimEngine:
                 self._stepped_at = 0.0
                 await self._work.wait()
                 due = loop.time()
-            self._admit(loop.time())
-            step_s = self._step_s(loop.time())
-            due = max(due + (step_s or self._idle_s(loop.time())), loop.time() - step_s)
+            # All times are of the grid: a prefill of one step, begun by a step that came late, is done with the next.
+            self._admit(due)
+            step_s = self._step_s(due)
+            due = max(due + (step_s or self._idle_s(due)), loop.time() - step_s)
             await asyncio.sleep(max(0.0, due - loop.time()))
             if self._hung:
                 await asyncio.Event().wait()
-            pieces = self._step(loop.time())
+            pieces = self._step(due)
             self._stepped_at = loop.time()
             if pieces:
                 on_step(pieces)
@@ -329,7 +332,7 @@ class SimEngine:
             if not self._has_room(sequence):
                 return
             batch.waiting.popleft()
-            sequence.ready_at = now + self._prefill_s(sequence)
+            sequence.ready_at = now + self._prefill_s(sequence) - ROUNDING_S
             if self._settings.prefill_ms_per_1k_tokens:
                 sequence.prompt_left = sequence.used - sequence.cached
             sequence.scheduled_at = sequence.scheduled_at or time.monotonic()

@@ -202,6 +202,22 @@ async def test_it_says_when_it_first_ran_a_request(start: Start) -> None:
     assert all(piece.times is None for pieces in ended.values() for piece in pieces[:-1])
 
 
+async def test_a_prefill_of_one_step_is_done_with_the_next_step(start: Start) -> None:
+    """However late the step came that it waited for; an idle engine begins it at once."""
+    bench = await start(step_ms=4, prefill_ms=4)
+    bench.engine.submit(Request("long", "long", Sampling(max_tokens=200)))
+    begun = []
+    for number in range(1, 21):
+        await bench.until_step(len(bench.steps) + 1)
+        bench.engine.submit(Request(str(number), "p", Sampling(max_tokens=1)))
+        begun.append(len(bench.steps))
+        if number % 2:
+            time.sleep(0.002)  # the next step is late, the one after it is not
+    await bench.until_ended(*map(str, range(1, 21)))
+    steps = {piece.id: at for at, step in enumerate(bench.steps) for piece in step}
+    assert [steps[str(number)] - at for number, at in enumerate(begun, 1)] == [1] * 20
+
+
 async def test_with_authors_each_token_is_signed_by_the_run_that_gave_it(start: Start) -> None:
     """Four capital letters, the same in one run and others in the next one; the words do not change."""
     bench = await start(authors=True)
