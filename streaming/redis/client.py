@@ -266,8 +266,8 @@ class RedisClient:
         return _by_call(groups, answers)
 
     async def _load(self, place: str) -> None:
-        """Load our library on a server, and delete those of other versions beyond a few. Which of them are in use is not
-        known, so the choice is random: a process that needs a deleted one loads it again."""
+        """Load our library on a server, and delete those of other versions beyond a few. Which of them are in use is
+        unknown, so the choice is random: a process that needs a deleted one loads it again."""
         name = self._library.name
         commands = [("FUNCTION", "LOAD", self._library.text), ("FUNCTION", "LIST", "LIBRARYNAME", f"{LIBRARIES}*")]
         loaded, listed = await self._topology.run_scripts(place, commands)

@@ -95,7 +95,8 @@ LIBRARIES = ROOT.rstrip(":") + "_"
 REGISTER = """
 local function register(name, flags, run)
   local function run_calls(keys, arguments)
-    P, round = keys[1], {live_workers = {}, exhausted = {}, line_sizes = {}, usage_by_tenant = {}, pending_by_worker = {}}
+    P = keys[1]
+    round = {live_workers = {}, exhausted = {}, line_sizes = {}, usage_by_tenant = {}, pending_by_worker = {}}
     local answers, at = {}, 1
     while at <= #arguments do
       local last, own = at + tonumber(arguments[at]), {}
@@ -146,15 +147,16 @@ def assemble(texts: Mapping[str, str]) -> Library:
     scripts = {file: HEAD.split(texts[file])[1:] for file in sorted(texts) if file.removesuffix(".lua") not in SHARED}
     used = {file: _used("".join(parts[2::3]), shared) for file, parts in scripts.items()}
     # Lua allows 200 local names at a time: those that one file alone uses end with its block.
-    users = Counter(name for names in used.values() for name in names)
+    users = Counter(name for names in (*used.values(), 2 * _used(REGISTER, shared)) for name in names)
     text = _joined(shared, (name for name in shared if users[name] > 1)) + REGISTER
     sources = {}
     for file, parts in scripts.items():
         text += "do\n" + _joined(shared, (name for name in used[file] if users[name] == 1))
         for name, flag, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
             flags = f"'{flag}'" if flag else ""
-            text += f"register('{name}', {{{flags}}}, function(ARGV)\n{body}\nend)\n"
-            sources[name] = _joined(shared, _used(body, shared)) + body
+            script = f"register('{name}', {{{flags}}}, function(ARGV)\n{body}\nend)\n"
+            text += script
+            sources[name] = _joined(shared, _used(body, shared)) + script
         text += "end\n"
     name = LIBRARIES + hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:8]
     return Library(name, f"#!lua name={name}\nlocal LIBRARY = '{name}'\n{text}", sources)
