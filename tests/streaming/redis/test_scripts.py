@@ -15,7 +15,7 @@ from streaming.redis.client import MAX_LIBRARIES, RedisClient
 from streaming.redis.scripts import LIBRARIES, Library, assemble, load_library
 
 LUA = files("streaming") / "lua"
-SHARED = {path.name: path.read_text("utf-8") for path in (LUA / "shared").iterdir()}  # type: ignore[attr-defined]
+SHARED = {path.name: path.read_text("utf-8") for path in (LUA / "shared").iterdir()}
 
 
 def library(text: str, shared: str = "") -> Library:
