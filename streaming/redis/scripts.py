@@ -59,7 +59,6 @@ reserve, redeliver) are refused then. Admission reserves the memory that the oth
 | settle         | offline                | fenced: record the outcome of a webhook attempt                     |
 | redeliver      | api                    | schedule a webhook message once more                                |
 | identify       | any                    | read the store's identity, or write it if there is none             |
-| condemn        | cli                    | mark a store as unusable, before it is emptied                      |
 | lead           | api, scheduler         | leader election: acquire or renew the lead, with its epoch          |
 | plan           | scheduler              | fenced: publish the leader's decisions to workers and pools         |
 | act            | scheduler              | fenced: record an action that is about to be taken                  |

@@ -179,8 +179,8 @@ def _commands(role: str) -> frozenset[str]:
 
 def _operator_commands() -> frozenset[str]:
     """Further commands of the command line, and of the scripts that it and the pools of `penstock up` run."""
-    own = {"scan", "xlen", "scard", "zcard", "hset", "unlink", "zrangebyscore", "config|get"}
-    return script_commands("share") | script_commands("condemn") | own
+    own = {"eval", "scan", "xlen", "scard", "zcard", "hset", "unlink", "zrangebyscore", "config|get"}
+    return script_commands("share") | own
 
 
 def _kinds(role: str) -> frozenset[str]:

@@ -88,8 +88,8 @@ def test_the_file_is_what_the_catalogue_gives(capsys: pytest.CaptureFixture[str]
 
 
 def test_every_script_is_somebodys() -> None:
-    """By the table that people read, too. `penstock` runs two: `share` for its pools, `condemn` for its stores."""
-    people = {"share", "condemn"}
+    """By the table that people read, too. `penstock` runs one: `share` for its pools."""
+    people = {"share"}
     assert frozenset().union(*SCRIPTS.values()) | people == set(scripts.load_library().sources)
     table = dict(re.findall(r"^\| (\w+) +\| ([a-z, ]+?) +\| ", scripts.__doc__ or "", re.MULTILINE))
     del table["script"]
