@@ -79,7 +79,7 @@ if round.earlier and round.earlier.lane ~= lane then round.earlier = nil end
 round.line_sizes[arrivals], round.line_sizes[line] = waiting + 1, own + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
   'lane', lane, 'entry', entry, 'keep', keep, 'owed', reserved, 'size', part and '' or size .. ':' .. ends,
-  'order', order, 'endpoint', endpoint)
+  'order', order, 'endpoint', endpoint, 'preview', preview)
 if conversation ~= '' then
   begin_turn(conversation, id)
   redis.call('HSET', job, 'conversation', conversation)
@@ -93,7 +93,6 @@ if metadata ~= '' then redis.call('HSET', job, 'metadata', metadata) end
 if webhook ~= '' then redis.call('HSET', job, 'webhook', webhook) end
 if dated then redis.call('HSET', job, 'born', redis.call('GET', epoch_key()) or 0) end
 if not part then
-  redis.call('HSET', job, 'preview', preview)
   round.listing_keep_s = 2 * keep
   buffer_write('listings', tenant, now, id)
   buffer_write('usage', tenant, tostring(ends), size)
