@@ -56,8 +56,9 @@ if usage then
 end
 
 local arrivals, line = arrivals_key(model, priority), tenant_line(model, priority, tenant)
-local waiting = round.line_sizes[arrivals] or redis.call('ZCARD', arrivals)
-local own = waiting > 0 and (round.line_sizes[line] or redis.call('ZCARD', line)) or 0
+local sizes = cache('line_sizes')
+local waiting = sizes[arrivals] or redis.call('ZCARD', arrivals)
+local own = waiting > 0 and (sizes[line] or redis.call('ZCARD', line)) or 0
 -- The jobs of others may fill the lane: a tenant without any is let in beyond the limit, up to a tenth of it.
 if waiting >= limit and (own > 0 or waiting >= limit + math.ceil(limit / 10)) then return {'full', waiting, own} end
 local taker, takers = nil, nil
@@ -76,7 +77,7 @@ if own == 0 then enter_tenant(model, priority, tenant, waiting == 0) end
 local member = to_member(entry)
 add_to_line(arrivals, line, member, id, now, now + ARGV[22])
 if round.earlier and round.earlier.lane ~= lane then round.earlier = nil end
-round.line_sizes[arrivals], round.line_sizes[line] = waiting + 1, own + 1
+sizes[arrivals], sizes[line] = waiting + 1, own + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
   'lane', lane, 'entry', entry, 'keep', keep, 'owed', reserved, 'size', part and '' or size .. ':' .. ends,
   'order', order, 'endpoint', endpoint, 'preview', preview)

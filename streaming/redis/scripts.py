@@ -92,15 +92,20 @@ LIBRARIES = ROOT.rstrip(":") + "_"
 """The beginning of the name of every version's library."""
 
 REGISTER = """
+local function part(list, first, last)
+  if last - first < 1000 then return {unpack(list, first, last)} end -- faster, but Lua bounds how many values it takes
+  local own = {}
+  for at = first, last do own[#own + 1] = list[at] end
+  return own
+end
+
 local function register(name, flags, run)
   local function run_calls(keys, arguments)
-    P = keys[1]
-    round = {live_workers = {}, exhausted = {}, line_sizes = {}, usage_by_tenant = {}, pending_by_worker = {}}
+    P, round = keys[1], {}
     local answers, at = {}, 1
     while at <= #arguments do
-      local last, own = at + tonumber(arguments[at]), {}
-      for place = at + 1, last do own[place - at] = arguments[place] end
-      local ran, answer = pcall(run, own)
+      local last = at + tonumber(arguments[at])
+      local ran, answer = pcall(run, part(arguments, at + 1, last))
       if not ran and type(answer) ~= 'table' then answer = redis.error_reply(answer) end
       answers[#answers + 1], at = answer, last + 1
     end

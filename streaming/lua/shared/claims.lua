@@ -4,7 +4,7 @@
 
 -- Fencing check: whether the worker still has its lease. Cached: no call of a round changes it.
 local function is_live(worker)
-  local live = round.live_workers
+  local live = cache('live_workers')
   if live[worker] == nil then live[worker] = redis.call('HGET', worker_key(worker), 'state') == 'live' end
   return live[worker]
 end

@@ -11,9 +11,10 @@ end
 
 -- The pending entries of a worker as {job id: {lane, entry}}, cached. Read only where a job's record is malformed.
 local function pending_entries(worker)
-  if round.pending_by_worker[worker] then return round.pending_by_worker[worker] end
+  local known = cache('pending_by_worker')
+  if known[worker] then return known[worker] end
   local found, model = {}, redis.call('HGET', worker_key(worker), 'model')
-  round.pending_by_worker[worker] = found
+  known[worker] = found
   for _, lane in ipairs(model and model_streams(model) or {}) do
     local from, pending = '-', {}
     repeat

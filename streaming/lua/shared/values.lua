@@ -8,6 +8,12 @@
 -- `earlier`, what goes before a lane's new jobs; `reserved_total`; `usage_by_tenant`; `pending_by_worker`.
 local round = nil
 
+local function cache(name)
+  local found = round[name] or {}
+  round[name] = found
+  return found
+end
+
 -- Time is Redis server time in milliseconds, never a client's clock; it does not advance while a script runs.
 local function exact_ms()
   local clock = round.clock or redis.call('TIME')
@@ -54,6 +60,7 @@ local NONE = {}
 local BUFFERED = {'members', 'acks', 'releases', 'listings', 'reservations', 'usage', 'charges'}
 
 local function flush_writes()
+  if not round.buffered then return end
   for key, words in pairs(round.members or NONE) do redis.call('ZADD', key, unpack(words)) end
   for lane, entries in pairs(round.acks or NONE) do
     redis.call('XACK', lane, GROUP, unpack(entries))
@@ -93,12 +100,13 @@ local function flush_writes()
     for tenant, change in pairs(lane.changes) do charge_tenant(lane.model, lane.priority, tenant, change) end
   end
   for _, kind in ipairs(BUFFERED) do round[kind] = nil end
+  round.buffered = false
 end
 
 local function buffer_write(kind, key, word, second)
-  local lists = round[kind] or {}
+  local lists = cache(kind)
   local words = lists[key] or {}
-  round[kind], lists[key] = lists, words
+  lists[key], round.buffered = words, true
   words[#words + 1] = word
   words[#words + 1] = second
   if #words >= 1000 then flush_writes() end
@@ -197,7 +205,7 @@ end
 
 -- A tenant's usage, {jobs, requests (bytes), results (bytes)}, cached: a call that adds to it updates the cache.
 local function tenant_usage(tenant, keep)
-  local sums = round.usage_by_tenant[tenant]
+  local sums = cache('usage_by_tenant')[tenant]
   if sums then return sums end
   flush_writes()
   local now = now_ms()

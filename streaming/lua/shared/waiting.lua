@@ -26,10 +26,11 @@ end
 -- preemption; else one that would prefetch it. Entries older than 2 s may be of dead workers. Returns whether one was found.
 local YIELDING_EXPIRY_S = 10
 local function wake_freshest(key, now)
-  for _ = 1, round.exhausted[key] and 0 or 4 do
+  local exhausted = cache('exhausted')
+  for _ = 1, exhausted[key] and 0 or 4 do
     local freshest = redis.call('ZPOPMAX', key)
     if #freshest == 0 then
-      round.exhausted[key] = true
+      exhausted[key] = true
       return false
     end
     if tonumber(freshest[2]) > now - 2000 then
@@ -168,7 +169,7 @@ end
 -- Remove a job from the index of its lane without charging its tenant. Does nothing if the job is not in it.
 local function leave_line(model, priority, tenant, entry, id)
   if round.members then flush_writes() end
-  round.line_sizes = {}
+  round.line_sizes = nil
   local member, line = to_member(entry), tenant_line(model, priority, tenant)
   redis.call('ZREM', arrivals_key(model, priority), member)
   if redis.call('ZREM', line, member .. ':' .. id) == 1 and redis.call('EXISTS', line) == 0 then
@@ -203,9 +204,9 @@ local function charge_rest(model, priority, tenant, order, generated, counted)
   local change = charge_of(counted > 0 and counted or prompt, generated, weight) - charge_of(prompt, 0, weight)
   if change <= 0 then return end
   local lane = tenants_key(model, priority)
-  round.charges = round.charges or {}
-  local charges = round.charges[lane] or {model = model, priority = priority, changes = {}}
-  round.charges[lane] = charges
+  local lanes = cache('charges')
+  local charges = lanes[lane] or {model = model, priority = priority, changes = {}}
+  lanes[lane], round.buffered = charges, true
   charges.changes[tenant] = (charges.changes[tenant] or 0) + change
 end
 
