@@ -297,14 +297,13 @@ def channel(kind: str, name: str) -> str:
 
 
 def lua_prelude() -> str:
-    """The catalogue as Lua functions. They read the prefix of the script's slot from KEYS[1] rather than from the local
-    `P`, because Redis creates the functions at each call, and a function without upvalues costs least."""
-    lines = ["local P = KEYS[1]", f"local GROUP = '{GROUP}'", f"local CHANNEL = '{ROOT}'"]
+    """The catalogue as Lua functions. `P` is the prefix of a script's slot, and set before it runs."""
+    lines = ["local P = nil", f"local GROUP = '{GROUP}'", f"local CHANNEL = '{ROOT}'"]
     lines.append("local PRIORITIES = {" + ", ".join(f"'{priority}'" for priority in Priority) + "}")
     for key in (*CATALOGUE, *FLEET):
         parts = key.pattern.split("{}")
         args = [f"a{number}" for number in range(len(parts) - 1)]
-        body = "KEYS[1]"
+        body = "P"
         for part, arg in zip(parts, [*args, ""], strict=True):
             body += (f" .. '{part}'" if part else "") + (f" .. {arg}" if arg else "")
         lines.append(f"local function {key.name}_key({', '.join(args)}) return {body} end")

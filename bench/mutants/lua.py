@@ -12,7 +12,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from bench.mutants.report import Mutant
-from bench.reach.reach import FOLDER, changed_scripts
+from bench.reach.reach import FOLDER, changed_library
 
 SWAPS = {
     "==": "~=",
@@ -88,8 +88,7 @@ def _replaced(text: str, number: int, new: str) -> str:
 def compiles(server: Redis, tree: Path, mutant: Mutant) -> bool:
     """One that does not is no mistake that anybody could ship."""
     try:
-        for source in changed_scripts(tree, {mutant.file: mutant.text}).values():
-            server.script_load(source)
+        server.function_load(changed_library(tree, {mutant.file: mutant.text}).text, replace=True)
     except ResponseError:
         return False
     return True

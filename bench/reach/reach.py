@@ -22,7 +22,7 @@ from coverage import CoverageData
 
 from bench.reach.contexts import TIMES, TimesFile, passed
 from bench.trials import environment
-from streaming.redis.scripts import assemble
+from streaming.redis.scripts import Library, assemble
 
 ROOMS = ("api", "workers", "scheduler", "offline", "streaming")
 DATA, TOLD = ".coverage", "times.json"
@@ -123,18 +123,23 @@ NO_CALLERS = ("scripts.py", "acl.py", "keys.py")
 """Files that name scripts and run none."""
 
 
-def changed_scripts(tree: Path, texts: Mapping[str, str]) -> dict[str, str]:
-    """What the server would be given of each script that these texts change, by file; a shared function is in many."""
-    before, sound = _unchanged(tree)
-    changed = assemble(before | {Path(file).name: text for file, text in texts.items()})
-    return {name: script.source for name, script in changed.items() if script.source != sound[name]}
+def changed_scripts(tree: Path, texts: Mapping[str, str]) -> set[str]:
+    """The scripts that these texts change, by file; a shared function is in many."""
+    _, sound = _unchanged(tree)
+    return {name for name, source in changed_library(tree, texts).sources.items() if source != sound[name]}
+
+
+def changed_library(tree: Path, texts: Mapping[str, str]) -> Library:
+    """What the server would be given with these texts instead, by file."""
+    before, _ = _unchanged(tree)
+    return assemble(before | {Path(file).name: text for file, text in texts.items()})
 
 
 @cache
-def _unchanged(tree: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The files of a tree that holds still, and what the server is given of each."""
+def _unchanged(tree: Path) -> tuple[dict[str, str], Mapping[str, str]]:
+    """The files of a tree that holds still, and the source of each script."""
     files = {path.name: path.read_text(encoding="utf-8") for path in (tree / FOLDER).rglob("*.lua")}
-    return files, {name: script.source for name, script in assemble(files).items()}
+    return files, assemble(files).sources
 
 
 def callers(tree: Path, names: Collection[str]) -> dict[str, list[int]]:

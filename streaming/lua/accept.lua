@@ -56,8 +56,9 @@ if usage then
 end
 
 local arrivals, line = arrivals_key(model, priority), tenant_line(model, priority, tenant)
-local waiting = line_sizes[arrivals] or redis.call('ZCARD', arrivals)
-local own = waiting > 0 and (line_sizes[line] or redis.call('ZCARD', line)) or 0
+local sizes = cache('line_sizes')
+local waiting = sizes[arrivals] or redis.call('ZCARD', arrivals)
+local own = waiting > 0 and (sizes[line] or redis.call('ZCARD', line)) or 0
 -- The jobs of others may fill the lane: a tenant without any is let in beyond the limit, up to a tenth of it.
 if waiting >= limit and (own > 0 or waiting >= limit + math.ceil(limit / 10)) then return {'full', waiting, own} end
 local taker, takers = nil, nil
@@ -67,7 +68,7 @@ if must_run then
 end
 if max_reserved then
   if total_reserved_bytes() + reserved > max_reserved then return {'crowded'} end
-  reserved_total = reserved_total + reserved
+  round.reserved_total = round.reserved_total + reserved
 end
 
 local ends = usage_span_end(tonumber(keep), now)
@@ -75,11 +76,11 @@ local entry = redis.call('XADD', lane, '*', 'job', id)
 if own == 0 then enter_tenant(model, priority, tenant, waiting == 0) end
 local member = to_member(entry)
 add_to_line(arrivals, line, member, id, now, now + ARGV[22])
-if earlier and earlier.lane ~= lane then earlier = nil end
-line_sizes[arrivals], line_sizes[line] = waiting + 1, own + 1
+if round.earlier and round.earlier.lane ~= lane then round.earlier = nil end
+sizes[arrivals], sizes[line] = waiting + 1, own + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
   'lane', lane, 'entry', entry, 'keep', keep, 'owed', reserved, 'size', part and '' or size .. ':' .. ends,
-  'order', order, 'endpoint', endpoint)
+  'order', order, 'endpoint', endpoint, 'preview', preview)
 if conversation ~= '' then
   begin_turn(conversation, id)
   redis.call('HSET', job, 'conversation', conversation)
@@ -93,10 +94,9 @@ if metadata ~= '' then redis.call('HSET', job, 'metadata', metadata) end
 if webhook ~= '' then redis.call('HSET', job, 'webhook', webhook) end
 if dated then redis.call('HSET', job, 'born', redis.call('GET', epoch_key()) or 0) end
 if not part then
-  redis.call('HSET', job, 'preview', preview)
-  listing_keep_s = 2 * keep
-  buffer_write(buffered_listings, tenant, now, id)
-  buffer_write(buffered_usage, tenant, tostring(ends), size)
+  round.listing_keep_s = 2 * keep
+  buffer_write('listings', tenant, now, id)
+  buffer_write('usage', tenant, tostring(ends), size)
   if usage then usage.jobs, usage.requests = usage.jobs + 1, usage.requests + size end
 end
 local expires = nil

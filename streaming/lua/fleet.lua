@@ -9,12 +9,6 @@ if redis.call('EXISTS', store_key()) == 0 then
 end
 return redis.call('HMGET', store_key(), 'format', 'partitions', 'deployment')
 
-#!lua name=condemn flags=allow-oom
--- Marks the store as unusable by any process (format 0), before `penstock store reset` deletes it. Runs in a full store
--- too. Returns 1
-redis.call('HSET', store_key(), 'format', 0, 'partitions', 0, 'deployment', '')
-return 1
-
 #!lua name=report flags=allow-oom
 -- Heartbeat of a process: stores its description for a limited time. ARGV: its name, description, seconds to keep it
 local name, gone_s = ARGV[1], tonumber(ARGV[3])

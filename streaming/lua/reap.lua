@@ -160,7 +160,7 @@ if s.err or s[1] ~= state or s[2] ~= runs or s[3] then return 0 end
 redis.call('HSET', job_key(id), 'record', record, 'summary', summary)
 if s[5] and (s[6] or '') ~= '' then
   local ends = usage_span_end(tonumber(integer_text(s[4])) or 3600, now_ms())
-  buffer_write(buffered_usage, s[5], 'r' .. ends, #record + #summary)
+  buffer_write('usage', s[5], 'r' .. ends, #record + #summary)
 end
 local model, priority = parse_lane(s[7])
 local generated = parse_number(ARGV[6])

@@ -107,6 +107,11 @@ for i = 6, #ARGV, 2 do
 end
 return 1
 
+#!lua name=mark flags=allow-oom
+-- Writes something, also while the store is full. At durability D3 a replica then confirms all earlier writes with it.
+redis.call('SET', mark_key(), 1)
+return 1
+
 #!lua name=finish flags=allow-oom
 -- Ends a job: writes its terminal record and acknowledges its lane entry; only the worker that holds it may.
 -- ARGV: worker, id, run, state, record, the same without its rows, '1' if readers are sent the record and not that,
@@ -141,7 +146,7 @@ return run_or_fail(id, worker, function()
   add_reserved_bytes(model, priority, s[10], -1)
   charge_rest(model, priority, s[12] or '', s[14], tonumber(ARGV[9]), tonumber(ARGV[10]))
   if s[11] ~= '1' then release_logs(id, s[15]) end
-  buffer_write(buffered_releases, worker, id)
+  buffer_write('releases', worker, id)
   redis.call('EXPIRE', job, retention_s(s[7]))
   if is_idem_key(s[9]) then redis.call('EXPIRE', s[9], retention_s(s[7])) end
   if s[21] then end_turn(s[21], id, retention_s(s[7]), now) end
@@ -261,7 +266,7 @@ return run_or_fail(id, worker, function()
   local before, runs = s[11] - 1, string.gsub(s[7], '[^;]*;$', '')
   local expires = math.min(before == 0 and parse_number(s[8]) or math.huge, parse_number(s[9]) or math.huge)
   ack_and_delete(s[5], s[6])
-  buffer_write(buffered_releases, worker, id)
+  buffer_write('releases', worker, id)
   local lane, alone = lane_key(model, priority), s[10] == '1'
   if alone then
     lane = suspects_key(model, priority)

@@ -6,6 +6,7 @@ It never retries, because a repeated write may write twice. Callers decide wheth
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -16,7 +17,6 @@ from typing import Any
 from redis.exceptions import (
     BusyLoadingError,
     MovedError,
-    NoScriptError,
     RedisClusterException,
     RedisError,
     ResponseError,
@@ -28,13 +28,13 @@ from penstock.loops import Rounds, Turns
 from streaming.errors import Fenced, Loading, Unavailable
 from streaming.keys import partition_key, prefix
 from streaming.redis.connection import Command, Subscription
-from streaming.redis.scripts import load_scripts
+from streaming.redis.scripts import LIBRARIES, load_library
 from streaming.redis.settings import RedisSettings
 from streaming.redis.topology import Topology, open_topology
 
 REFUSALS = frozenset(
     {
-        *("OOM", "MISCONF", "READONLY", "NOREPLICAS", "LOADING", "MASTERDOWN", "NOSCRIPT", "UNBLOCKED"),
+        *("OOM", "MISCONF", "READONLY", "NOREPLICAS", "LOADING", "MASTERDOWN", "UNBLOCKED"),
         *("NOAUTH", "WRONGPASS", "NOPERM"),
         *("CLUSTERDOWN", "MOVED", "ASK", "TRYAGAIN"),
     }
@@ -82,7 +82,7 @@ def _meaning(error: BaseException) -> str:
             code, words = _refusal(error)
             if DENIED_IN_SCRIPT in words:
                 return f"Redis refuses: {words} (the user's rights must be those of `penstock store acl`)"
-            return f"Redis refuses: {code} {words}" if code in REFUSALS else ""
+            return f"Redis refuses: {code} {words}" if code in REFUSALS or _lacks_function(error) else ""
         case RedisError() | RedisClusterException():
             return f"Redis: {error}"
     return ""
@@ -92,6 +92,10 @@ def _is_loading(error: BaseException) -> bool:
     if isinstance(error, ResponseError):
         return _refusal(error)[0] == "LOADING"
     return isinstance(error, BusyLoadingError)
+
+
+def _lacks_function(answer: Any) -> bool:
+    return isinstance(answer, ResponseError) and NO_FUNCTION in PIPELINED.sub("", str(answer), count=1)
 
 
 def _refusal(error: ResponseError) -> tuple[str, str]:
@@ -120,8 +124,10 @@ KEPT = frozenset(
 )
 """Scripts whose answer is a promise: at D3, it waits until a replica has their writes."""
 
-MARK = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], 1)"
-"""A write that a full store accepts too. It would refuse a plain SET, and at D3 no job could end."""
+NO_FUNCTION = "Function not found"
+"""The error of a server that does not have our library: it is new, was emptied, or another version removed it."""
+MAX_LIBRARIES = 8
+"""Most libraries on one server."""
 
 MAX_CALLS = 16
 """Maximum calls in one command, because the server runs nothing else meanwhile."""
@@ -158,7 +164,7 @@ class RedisClient:
         self.turns = Turns()
         """Runs long decoding and encoding in slices."""
         self._topology = topology
-        self._scripts = load_scripts()
+        self._library = load_library()
 
     @classmethod
     def open(cls, settings: RedisSettings) -> RedisClient:
@@ -248,17 +254,29 @@ class RedisClient:
         run = self._topology.run_scripts
         if promised := self._is_promise(calls):
             # WAIT counts only what its own connection wrote, and a repeated script writes nothing.
-            commands.append(("EVAL", MARK, 1, partition_key(calls[0][1], "mark")))
+            commands.append(self._command([("mark", calls[0][1], ())]))
             commands.append(("WAIT", 1, int(self.settings.timeout_s * 500)))
             run = self._topology.run
         answers = await run(place, commands)
-        if any(isinstance(answer, NoScriptError) for answer in answers):
-            sources = [("SCRIPT", "LOAD", script.source) for script in self._scripts.values()]
-            checked(await self._topology.run_scripts(place, sources))
+        if any(_lacks_function(answer) for answer in answers):
+            await self._load(place)
             answers = await run(place, commands)
         if promised and not _moved(answers) and checked(answers)[-1] < 1:
             raise Unavailable("no replica has it yet, which redis.durability D3 asks for")
         return _by_call(groups, answers)
+
+    async def _load(self, place: str) -> None:
+        """Load our library on a server, and delete those of other versions beyond a few. Which of them are in use is
+        unknown, so the choice is random: a process that needs a deleted one loads it again."""
+        name = self._library.name
+        commands = [("FUNCTION", "LOAD", self._library.text), ("FUNCTION", "LIST", "LIBRARYNAME", f"{LIBRARIES}*")]
+        loaded, listed = await self._topology.run_scripts(place, commands)
+        if "already exists" not in str(loaded):  # another process has loaded it meanwhile
+            checked([loaded, listed])
+        others = [library[1] for library in listed if library[1] != name.encode()]
+        if (surplus := len(others) - MAX_LIBRARIES + 1) > 0:
+            doomed = random.sample(others, surplus)
+            await self._topology.run_scripts(place, [("FUNCTION", "DELETE", each) for each in doomed])
 
     def _is_promise(self, calls: Sequence[Call]) -> bool:
         return self.settings.durability == "D3" and any(script in KEPT for script, _, _ in calls)
@@ -268,7 +286,7 @@ class RedisClient:
         script, partition, arguments = calls[0]
         if script.isupper():
             return (script, *arguments)
-        words: list[str | bytes | int] = ["EVALSHA", self._scripts[script].sha, 1, prefix(partition)]
+        words: list[str | bytes | int] = ["FCALL", f"{self._library.name}_{script}", 1, prefix(partition)]
         for _, _, args in calls:
             words.append(len(args))
             words += args

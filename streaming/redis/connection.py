@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import ClusterDownError, InvalidResponse, MovedError, NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import ClusterDownError, InvalidResponse, MovedError, ReadOnlyError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -27,7 +27,6 @@ Command: TypeAlias = tuple[str | bytes | int, ...]
 KINDS: dict[str, type[ResponseError]] = {
     "CLUSTERDOWN": ClusterDownError,
     "MOVED": MovedError,
-    "NOSCRIPT": NoScriptError,
     "READONLY": ReadOnlyError,
 }
 """Error replies that callers catch by their class."""

@@ -1,4 +1,7 @@
-"""Script loader: reads the Lua scripts that Redis runs, and puts before each the shared functions it uses.
+"""Script loader: makes one Redis function library of the Lua scripts and the functions that they share.
+
+The server creates the library's functions once, when a process loads it. Functions are global on a server, so the names
+carry a digest of the text: processes of several versions use one store, each with its own library.
 
 Each script is atomic within one partition and documented at its head. Those from `identify` on run in the
 fleet's hash slot, which all processes share.
@@ -56,13 +59,13 @@ reserve, redeliver) are refused then. Admission reserves the memory that the oth
 | settle         | offline                | fenced: record the outcome of a webhook attempt                     |
 | redeliver      | api                    | schedule a webhook message once more                                |
 | identify       | any                    | read the store's identity, or write it if there is none             |
-| condemn        | cli                    | mark a store as unusable, before it is emptied                      |
 | lead           | api, scheduler         | leader election: acquire or renew the lead, with its epoch          |
 | plan           | scheduler              | fenced: publish the leader's decisions to workers and pools         |
 | act            | scheduler              | fenced: record an action that is about to be taken                  |
 | share          | pools                  | fenced: assign one machine its share of a pool's workers            |
 | override       | api                    | set or end a manual override of a pool; wake the scheduler          |
 | console        | api                    | store or take out a session of the console, or a link to one        |
+| mark           | api, worker, offline   | write something, which a replica then confirms with all before it   |
 | report         | any                    | heartbeat of a process, with its description                        |
 | card           | worker                 | store the model card of a loaded model                              |
 | lengths        | worker                 | store the output lengths of a model, unless newer ones are there    |
@@ -72,106 +75,95 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from streaming.keys import lua_prelude
+from streaming.keys import ROOT, lua_prelude
 from streaming.order import lua_constants
 
 SHARED = ("values", "waiting", "endings", "file_costs", "malformed", "claims")
 """The files of the functions that scripts share, in `streaming/lua/shared`, without their suffix, in order: each uses
 only those before it."""
 
-CALL_LOOP = """
-local answers, at = {}, 1
-while at <= #ARGV do
-  local last, arguments = at + tonumber(ARGV[at]), {}
-  for place = at + 1, last do arguments[place - at] = ARGV[place] end
-  local ran, answer = pcall(run, arguments)
-  if not ran and type(answer) ~= 'table' then answer = redis.error_reply(answer) end
-  answers[#answers + 1], at = answer, last + 1
+LIBRARIES = ROOT.rstrip(":") + "_"
+"""The beginning of the name of every version's library."""
+
+REGISTER = """
+local function part(list, first, last)
+  if last - first < 1000 then return {unpack(list, first, last)} end -- faster, but Lua bounds how many values it takes
+  local own = {}
+  for at = first, last do own[#own + 1] = list[at] end
+  return own
 end
-%s
-return answers
+
+local function register(name, flags, run)
+  local function run_calls(keys, arguments)
+    P, round = keys[1], {}
+    local answers, at = {}, 1
+    while at <= #arguments do
+      local last = at + tonumber(arguments[at])
+      local ran, answer = pcall(run, part(arguments, at + 1, last))
+      if not ran and type(answer) ~= 'table' then answer = redis.error_reply(answer) end
+      answers[#answers + 1], at = answer, last + 1
+    end
+    flush_writes()
+    return answers
+  end
+  redis.register_function({function_name = LIBRARY .. '_' .. name, callback = run_calls, flags = flags})
+end
 """
-"""Appended to every script: runs it once per call of a batch. ARGV holds the number of a call's arguments, then these,
-for one call after the other; the answer is a list of one answer, or error, per call."""
+"""Registers a script: a function that runs it once per call of a round. Its arguments are the number of a call's
+arguments, then these, for one call after the other; it answers a list of one answer, or error, per call."""
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
-    """One script as the server runs it."""
+class Library:
+    """The function library as the server loads it."""
 
     name: str
-    source: str
-    sha: str
+    text: str
+    sources: Mapping[str, str]
+    """By script: its text, behind the shared definitions that it uses. A role's rights are read off these
+    (streaming/store/acl.py)."""
 
 
-RARE = (
-    "begin_turn",
-    "count_waiting",
-    "dead_letter",
-    "end_job",
-    "end_turn",
-    "fail_malformed",
-    "find_by_idempotency_key",
-    "has_consumer",
-    "is_queued_elsewhere",
-    "leave_line",
-    "pending_entries",
-    "record_fault",
-    "release_logs",
-    "requeue",
-    "tenant_usage",
-)
-"""Functions that few calls need: a call that does not is spared to create them, and those that they alone use."""
-
-RARE_CALL = """local function {name}(...)
-  rare = rare or create_rare()
-  return rare.{name}(...)
-end
-
-"""
-
-HEAD = re.compile(r"^#!lua name=(\w+)(.*)\n", re.MULTILINE)
+HEAD = re.compile(r"^#!lua name=(\w+)(?: flags=([\w-]+))?\n", re.MULTILINE)
 COMMENT = re.compile(r"--.*")
 WORD = re.compile(r"\w+")
 DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
 
 
 @cache
-def load_scripts() -> Mapping[str, Script]:
-    """Read every script and put in front of it what it uses of the key catalogue and the shared functions."""
+def load_library() -> Library:
+    """Read every script and the functions that they share."""
     folder = files("streaming") / "lua"
     paths = [*folder.iterdir(), *(folder / "shared").iterdir()]
     return assemble({path.name: path.read_text(encoding="utf-8") for path in paths if path.name.endswith(".lua")})
 
 
-def assemble(texts: Mapping[str, str]) -> dict[str, Script]:
-    """Build the scripts. `texts`: the text of every Lua file by its name, with its suffix. In a file of scripts, the
-    line `#!lua name=... flags=...` begins each, as in a Redis function library."""
-    shared = "".join(texts[f"{name}.lua"] for name in SHARED)
-    scripts = {}
-    for file in sorted({file.removesuffix(".lua") for file in texts}.difference(SHARED)):
-        _, *parts = HEAD.split(texts[f"{file}.lua"])
-        for name, flags, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-            scripts[name] = _script(name, flags, text, shared)
-    return scripts
-
-
-def _script(name: str, flags: str, text: str, shared: str) -> Script:
-    """Put together a script: the names of keys and constants, and a function with the shared functions and the script's
-    own text. Lua creates every function at each call, and finds a variable of the surrounding function fast only if
-    that is not the one that is running: so the names have a level of their own."""
-    functions, names = _definitions(shared), _definitions(lua_prelude() + lua_constants())
-    loop = CALL_LOOP % ("flush_writes()" if "flush_writes" in _used(text, functions) else "")
-    run = f"local function run(ARGV)\n{text}\nend\n{loop}"
-    script = f"local function script()\n{_functions(run, functions)}{run}end\nreturn script()\n"
-    first = f"#!lua{flags}\n" if flags else ""
-    source = f"{first}{''.join(names[each] for each in _used(script, names))}{script}"
-    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+def assemble(texts: Mapping[str, str]) -> Library:
+    """Build the library. `texts`: the text of every Lua file by its name, with its suffix. In a file of scripts, the
+    line `#!lua name=... flags=...` begins each, as in a library of its own."""
+    shared = _definitions(lua_prelude() + lua_constants() + "".join(texts[f"{name}.lua"] for name in SHARED))
+    scripts = {file: HEAD.split(texts[file])[1:] for file in sorted(texts) if file.removesuffix(".lua") not in SHARED}
+    used = {file: _used("".join(parts[2::3]), shared) for file, parts in scripts.items()}
+    # Lua allows 200 local names at a time: those that one file alone uses end with its block.
+    users = Counter(name for names in (*used.values(), 2 * _used(REGISTER, shared)) for name in names)
+    text = _joined(shared, (name for name in shared if users[name] > 1)) + REGISTER
+    sources = {}
+    for file, parts in scripts.items():
+        text += "do\n" + _joined(shared, (name for name in used[file] if users[name] == 1))
+        for name, flag, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+            flags = f"'{flag}'" if flag else ""
+            script = f"register('{name}', {{{flags}}}, function(ARGV)\n{body}\nend)\n"
+            text += script
+            sources[name] = _joined(shared, _used(body, shared)) + script
+        text += "end\n"
+    name = LIBRARIES + hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:8]
+    return Library(name, f"#!lua name={name}\nlocal LIBRARY = '{name}'\n{text}", sources)
 
 
 @cache
@@ -181,35 +173,18 @@ def _definitions(shared: str) -> Mapping[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def _used(text: str, definitions: Mapping[str, str], apart: Collection[str] = ()) -> list[str]:
-    """Names of the definitions that a script uses, directly or through others, in order. `apart`: what these use is
-    left out.
+def _joined(definitions: Mapping[str, str], names: Iterable[str]) -> str:
+    return "".join(definitions[name] for name in names)
 
-    Each call creates them: all of them before every script would cost 1.107 times the CPU per token at 16 streams
-    (1.012 to 1.173). And a role's rights are read off the scripts (streaming/store/acl.py): every role would get those
-    of all functions.
-    """
+
+def _used(text: str, definitions: Mapping[str, str]) -> list[str]:
+    """Names of the definitions that a text uses, directly or through others, in order."""
     names, used = set(_words(text)), []
     for name in reversed(list(definitions)):
         if name in names:
             used.append(name)
-            names |= _words(definitions[name]) if name not in apart else set()
+            names |= _words(definitions[name])
     return used[::-1]
-
-
-def _functions(text: str, shared: Mapping[str, str]) -> str:
-    """The shared definitions that a script uses. The rare functions, and those that they alone use, are created at the
-    first call of one of them; variables are created before, so that there is one of each."""
-    used = _used(text, shared)
-    variables = "".join(shared[name] for name in used if not shared[name].startswith("local function"))
-    common = _used(text + variables, shared, apart=RARE)
-    if not (rare := [name for name in common if name in RARE]):
-        return "".join(shared[name] for name in common)
-    calls = {name: RARE_CALL.format(name=name) for name in rare}
-    outer = "".join(calls.get(name) or shared[name] for name in common)
-    inner = "".join(shared[name] for name in used if name in rare or name not in common)
-    table = ", ".join(f"{name} = {name}" for name in rare)
-    return f"local rare, create_rare = nil, nil\n{outer}function create_rare()\n{inner}return {{{table}}}\nend\n"
 
 
 @cache

@@ -14,7 +14,7 @@ from functools import cache
 
 from streaming.keys import BROKER, CATALOGUE, CHANNELS, FLEET, FLEET_SLOT, ROOT, prefix
 from streaming.redis.client import KEPT
-from streaming.redis.scripts import load_scripts
+from streaming.redis.scripts import load_library
 
 EVERY_ROLE = frozenset({"fail_malformed", "identify", "report"})
 SWEEP_SCRIPTS = frozenset({"reap", "rewound"})
@@ -23,16 +23,16 @@ SCRIPTS: Mapping[str, frozenset[str]] = {
     "api": EVERY_ROLE | SWEEP_SCRIPTS | {
         "put", "join", "cancel", "record", "salvage", "recent", "usage", "stand", "waiting", "lanes", "ages", "follow",
         "reset", "deliver", "put_file", "put_batch", "put_conversation", "amend_conversation", "drop_conversation",
-        "steer", "forget", "redeliver", "lead", "override", "console",
+        "steer", "forget", "redeliver", "lead", "override", "console", "mark",
     },
     "worker": EVERY_ROLE | SWEEP_SCRIPTS | {
         "register", "claim", "append", "finish", "checkpoint", "beat", "release", "restart", "decline", "leave",
-        "unfollow", "record", "salvage", "card", "lengths",
+        "unfollow", "record", "salvage", "card", "lengths", "mark",
     },
     "scheduler": EVERY_ROLE | SWEEP_SCRIPTS | {"lanes", "lead", "plan", "act"},
     "offline": EVERY_ROLE | {
         "put", "cancel", "record", "salvage", "usage", "ended", "due", "hold", "reserve", "save", "forget", "collect",
-        "posted", "dispatch", "outgoing", "settle",
+        "posted", "dispatch", "outgoing", "settle", "mark",
     },
 }  # fmt: skip
 """The scripts that the processes of each role run."""
@@ -45,7 +45,8 @@ ARGUMENT_KINDS: Mapping[str, tuple[str, ...]] = {"waiting": LANES}
 
 CONNECTION = frozenset(
     {
-        *("ping", "time", "info", "evalsha", "script|load", "subscribe"),
+        *("ping", "time", "info", "fcall", "function|load", "subscribe"),
+        *("function|list", "function|delete"),
         *("client|setinfo", "select", "cluster|slots", "command"),
     }
 )
@@ -142,7 +143,7 @@ def acl_file() -> str:
 
 def _role_user(role: str) -> str:
     keys = {_pattern(kind) for kind in _kinds(role)}
-    # EVALSHA names one key: the common prefix of all keys of the partition, or of the fleet.
+    # FCALL names one key: the common prefix of all keys of the partition, or of the fleet.
     keys |= {_any_partition(""), prefix(FLEET_SLOT)}
     user = _user(role, ["off"], _commands(role), keys, [_channel(kind) for kind in _channels(role)])
     # A first start checks whether an earlier version has used the store: EXISTS on keys of other roles too.
@@ -172,14 +173,14 @@ def _commands(role: str) -> frozenset[str]:
     for script in SCRIPTS[role]:
         found |= script_commands(script)
     if SCRIPTS[role] & KEPT:
-        found |= {"eval", "wait", "set"}  # at durability D3
+        found.add("wait")  # at durability D3
     return frozenset(found)
 
 
 def _operator_commands() -> frozenset[str]:
     """Further commands of the command line, and of the scripts that it and the pools of `penstock up` run."""
-    own = {"scan", "xlen", "scard", "zcard", "hset", "unlink", "zrangebyscore", "config|get"}
-    return script_commands("share") | script_commands("condemn") | own
+    own = {"eval", "scan", "xlen", "scard", "zcard", "hset", "unlink", "zrangebyscore", "config|get"}
+    return script_commands("share") | own
 
 
 def _kinds(role: str) -> frozenset[str]:
@@ -187,8 +188,6 @@ def _kinds(role: str) -> frozenset[str]:
     found = {kind for table in (COMMON_COMMANDS, COMMANDS[role]) for kinds in table.values() for kind in kinds}
     for script in SCRIPTS[role]:
         found |= script_kinds(script)
-    if SCRIPTS[role] & KEPT:
-        found.add("mark")
     return frozenset(found)
 
 
@@ -198,8 +197,8 @@ def _channels(role: str) -> frozenset[str]:
 
 @cache
 def _sources() -> dict[str, str]:
-    """The source of each assembled script, without comments."""
-    return {name: re.sub(r"--.*", "", script.source) for name, script in load_scripts().items()}
+    """Each script behind the shared functions that it uses, without comments."""
+    return {name: re.sub(r"--.*", "", source) for name, source in load_library().sources.items()}
 
 
 def script_commands(script: str) -> frozenset[str]:

@@ -29,7 +29,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import malformed_keep_s
 from streaming.keys import partition_key, prefix
 from streaming.redis.client import REFUSALS, RedisClient
-from streaming.redis.scripts import load_scripts
+from streaming.redis.scripts import load_library
 from streaming.redis.settings import RedisSettings
 from streaming.store.identity import reset_store
 
@@ -383,7 +383,7 @@ async def test_a_refusal_in_the_middle_of_a_sweep_is_made_good_by_the_next(desk:
 
 def test_scripts_and_processes_know_the_same_refusals() -> None:
     """What is a refusal to a process fails no job in a script."""
-    source = load_scripts()["reap"].source
+    source = load_library().sources["reap"]
     table = source[source.index("local refusals") :]
     assert all(f"{code} = true" in table[: table.index("}")] for code in REFUSALS)
 

@@ -105,7 +105,7 @@ def serve(channel: socket.socket) -> None:
     for role in ROLES:
         importlib.import_module(f"{role}.__main__")
         del sys.modules[f"{role}.__main__"]  # it is run anew, and what it imports is there
-    importlib.import_module("streaming.redis.scripts").load_scripts()  # kept by the module
+    importlib.import_module("streaming.redis.scripts").load_library()  # kept by the module
     gc.freeze()
     while True:
         data, files, _, _ = socket.recv_fds(channel, LARGEST, 2)

@@ -98,7 +98,7 @@ async def test_what_cannot_be_sent_at_once_or_was_not_answered_is_sent_again(wri
     writing.step()
     await writing.wire.redis.client_kill_filter(_type="normal")
     await writing.written()
-    await writing.wire.redis.script_flush()
+    await writing.wire.redis.function_flush()
     writing.step()
     await writing.written()
     assert await writing.logged() == [[1], [2], [3]]

@@ -2,12 +2,11 @@
 
 -- Fences: whether a worker may still write, and write for this job.
 
--- Fencing check: whether the worker still has its lease. Cached: no call of a batch changes it.
-local live_workers = {}
-
+-- Fencing check: whether the worker still has its lease. Cached: no call of a round changes it.
 local function is_live(worker)
-  if live_workers[worker] == nil then live_workers[worker] = redis.call('HGET', worker_key(worker), 'state') == 'live' end
-  return live_workers[worker]
+  local live = cache('live_workers')
+  if live[worker] == nil then live[worker] = redis.call('HGET', worker_key(worker), 'state') == 'live' end
+  return live[worker]
 end
 
 -- Fencing check: whether this worker holds the job under this run, by the job's record. If the job has ended or another
@@ -27,7 +26,7 @@ local function holds_job(id, worker, run, state, owner, number)
       error('invalid worker', 0)
     end
   end
-  buffer_write(buffered_releases, worker, id)
+  buffer_write('releases', worker, id)
   return false
 end
 

@@ -10,10 +10,10 @@ local MAX_TURN_S = 31 * 86400
 local function count_conversation(tenant, size, bytes, keep, now)
   local was, span = string.match(size or '', '^(%d+):(%d+)$')
   if integer_text(was) and integer_text(span) and tonumber(span) > now / 1000 then
-    buffer_write(buffered_usage, tenant, span, -was)
+    buffer_write('usage', tenant, span, -was)
   end
   local ends = usage_span_end(keep, now)
-  if bytes > 0 then buffer_write(buffered_usage, tenant, tostring(ends), bytes) end
+  if bytes > 0 then buffer_write('usage', tenant, tostring(ends), bytes) end
   return bytes .. ':' .. ends
 end
 
@@ -144,7 +144,7 @@ local function end_job(id, state, reason, now)
     redis.call('ZADD', cut_key(), now, id)
     redis.call('EXPIRE', parked_key(id), retention_s(s[5]) + LOG_GRACE_S) -- `salvage` shortens it
   end
-  if s[4] then buffer_write(buffered_releases, s[4], id) end
+  if s[4] then buffer_write('releases', s[4], id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, retention_s(s[5]))
   if is_idem_key(s[7]) then redis.call('EXPIRE', s[7], retention_s(s[5])) end
@@ -163,7 +163,7 @@ local function requeue(id, now, suspect, worker)
   if s[3] and not due then error('invalid deadline', 0) end
   ack_and_delete(s[1], s[2])
   if kind == 'lane' and s[5] == 'queued' then leave_line(model, priority, s[4] or '', s[2], id) end -- interrupted claim
-  buffer_write(buffered_releases, worker, id)
+  buffer_write('releases', worker, id)
   local lane = (suspect or kind == 'suspects') and suspects_key(model, priority) or retry_key(model, priority)
   local entry = redis.call('XADD', lane, '*', 'job', id)
   redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')

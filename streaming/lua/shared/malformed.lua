@@ -10,12 +10,11 @@ local function free_idempotency_key(key, id)
 end
 
 -- The pending entries of a worker as {job id: {lane, entry}}, cached. Read only where a job's record is malformed.
-local pending_by_worker = {}
-
 local function pending_entries(worker)
-  if pending_by_worker[worker] then return pending_by_worker[worker] end
+  local known = cache('pending_by_worker')
+  if known[worker] then return known[worker] end
   local found, model = {}, redis.call('HGET', worker_key(worker), 'model')
-  pending_by_worker[worker] = found
+  known[worker] = found
   for _, lane in ipairs(model and model_streams(model) or {}) do
     local from, pending = '-', {}
     repeat
@@ -42,7 +41,7 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
     redis.call('EXPIRE', parked_key(id), LOG_GRACE_S)
     s = {'?'}
   end
-  if worker then buffer_write(buffered_releases, worker, id) end
+  if worker then buffer_write('releases', worker, id) end
   if not s[1] or s[1] == 'completed' or s[1] == 'failed' or s[1] == 'cancelled' or s[1] == 'expired' then return 0 end
   lane, entry = lane or s[2], entry or s[3]
   if not pcall(require_lane_entry, lane, entry) then
@@ -60,7 +59,7 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
   pcall(release_logs, id, s[11])
   free_idempotency_key(s[9], id)
   if s[13] then end_turn(s[13], id, retention_s(s[5]), now) end
-  if (s[4] or '') ~= '' then buffer_write(buffered_releases, s[4], id) end
+  if (s[4] or '') ~= '' then buffer_write('releases', s[4], id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, retention_s(s[5]))
   if s[6] and s[7] then emit_event(s[6], id, s[7], 'job.failed', true) end
@@ -90,9 +89,8 @@ end
 -- job fails and becomes a dead letter, and no other job is blocked by it.
 local function record_fault(problem)
   local refusals = {
-    OOM = true, MISCONF = true, READONLY = true, NOREPLICAS = true, LOADING = true, MASTERDOWN = true, NOSCRIPT = true,
-    UNBLOCKED = true, NOAUTH = true, WRONGPASS = true, NOPERM = true, CLUSTERDOWN = true, MOVED = true, ASK = true,
-    TRYAGAIN = true
+    OOM = true, MISCONF = true, READONLY = true, NOREPLICAS = true, LOADING = true, MASTERDOWN = true, UNBLOCKED = true,
+    NOAUTH = true, WRONGPASS = true, NOPERM = true, CLUSTERDOWN = true, MOVED = true, ASK = true, TRYAGAIN = true
   }
   local words = {'ACL failure', 'executing the script', 'nknown Redis command', 'nknown command', 'non local key',
     'cript killed', 'not enough memory'}

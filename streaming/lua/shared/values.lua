@@ -1,14 +1,24 @@
 -- Time, values of records, amounts that tenants and lanes hold: what every other function stands on.
 
--- Time, and writes that the calls of a batch gather. One EVALSHA runs a batch of calls, and each Redis command has a
--- fixed cost: so variables outside functions keep what an earlier call has read or is to write.
+-- A round: the calls of a script that one FCALL runs. Each Redis command has a fixed cost, so a round keeps what an earlier
+-- call has read or is to write, and every round begins with a new table (streaming/redis/scripts.py). All other variables
+-- outside functions are constants: the server keeps them over all rounds.
+--
+-- What was read: `clock`; `live_workers`; `exhausted` lists of idle workers; `line_sizes`, waiting jobs by key of an index;
+-- `earlier`, what goes before a lane's new jobs; `reserved_total`; `usage_by_tenant`; `pending_by_worker`.
+local round = nil
+
+local function cache(name)
+  local found = round[name] or {}
+  round[name] = found
+  return found
+end
 
 -- Time is Redis server time in milliseconds, never a client's clock; it does not advance while a script runs.
-local CLOCK = nil
-
 local function exact_ms()
-  CLOCK = CLOCK or redis.call('TIME')
-  return CLOCK[1] * 1000 + CLOCK[2] / 1000
+  local clock = round.clock or redis.call('TIME')
+  round.clock = clock
+  return clock[1] * 1000 + clock[2] / 1000
 end
 
 local function now_ms()
@@ -41,33 +51,35 @@ local function charge_tenant(model, priority, tenant, change)
   note_served(model, priority, time, math.max(tonumber(known[2] or 0), time) + change, tenant)
 end
 
--- Buffered writes: the calls of a batch add to these tables, and flush_writes sends one command per key, after the last
--- call or when a list reaches 1,000 values. Stream entries to acknowledge by lane; jobs to remove from a worker's claims;
--- scores and ids for a tenant's job list; changes of reserved bytes by model and priority; changes of a tenant's usage;
--- scores and members of a lane's index by key; what tenants are charged, by the key of a lane's counters.
-local buffered_acks, buffered_releases, buffered_listings, buffered_reservations, buffered_usage = {}, {}, {}, {}, {}
-local buffered_members, buffered_charges = {}, {}
-local listing_keep_s = 86400 -- `put` sets it to the time for which jobs are listed
+-- Buffered writes: the calls of a round add to its lists, and flush_writes sends one command per key, after the last call
+-- or when a list reaches 1,000 values. `acks`: stream entries to acknowledge by lane; `releases`: jobs to remove from a
+-- worker's claims; `listings`: scores and ids for a tenant's job list, kept for `listing_keep_s`; `reservations`: changes of
+-- reserved bytes by model and priority; `usage`: changes of a tenant's usage; `members`: scores and members of a lane's index
+-- by key; `charges`: what tenants are charged, by the key of a lane's counters.
+local NONE = {}
+local BUFFERED = {'members', 'acks', 'releases', 'listings', 'reservations', 'usage', 'charges'}
+
 local function flush_writes()
-  for key, words in pairs(buffered_members) do redis.call('ZADD', key, unpack(words)) end
-  for lane, entries in pairs(buffered_acks) do
+  if not round.buffered then return end
+  for key, words in pairs(round.members or NONE) do redis.call('ZADD', key, unpack(words)) end
+  for lane, entries in pairs(round.acks or NONE) do
     redis.call('XACK', lane, GROUP, unpack(entries))
     redis.call('XDEL', lane, unpack(entries))
   end
-  for worker, ids in pairs(buffered_releases) do redis.call('SREM', claims_key(worker), unpack(ids)) end
-  for tenant, words in pairs(buffered_listings) do
+  for worker, ids in pairs(round.releases or NONE) do redis.call('SREM', claims_key(worker), unpack(ids)) end
+  for tenant, words in pairs(round.listings or NONE) do
     redis.call('ZADD', jobs_key(tenant), unpack(words))
     if now_ms() % 8 == 0 then -- trimming in one of eight flushes is enough
-      redis.call('ZREMRANGEBYSCORE', jobs_key(tenant), '-inf', now_ms() - 1000 * listing_keep_s)
+      redis.call('ZREMRANGEBYSCORE', jobs_key(tenant), '-inf', now_ms() - 1000 * round.listing_keep_s)
     end
-    redis.call('EXPIRE', jobs_key(tenant), listing_keep_s)
+    redis.call('EXPIRE', jobs_key(tenant), round.listing_keep_s)
   end
-  for place, amounts in pairs(buffered_reservations) do
+  for place, amounts in pairs(round.reservations or NONE) do
     local sum = 0
     for _, bytes in ipairs(amounts) do sum = sum + bytes end
     redis.call('HINCRBY', owed_key(), place, sum)
   end
-  for tenant, fields in pairs(buffered_usage) do
+  for tenant, fields in pairs(round.usage or NONE) do
     local key, now, last, new = kept_key(tenant), math.floor(now_ms() / 1000), 0, false
     local added = {}
     for i = 1, #fields, 2 do added[fields[i]] = (added[fields[i]] or 0) + fields[i + 1] end
@@ -84,16 +96,17 @@ local function flush_writes()
       if last - now > redis.call('TTL', key) then redis.call('EXPIRE', key, last - now) end
     end
   end
-  for _, lane in pairs(buffered_charges) do
+  for _, lane in pairs(round.charges or NONE) do
     for tenant, change in pairs(lane.changes) do charge_tenant(lane.model, lane.priority, tenant, change) end
   end
-  buffered_acks, buffered_releases, buffered_listings, buffered_reservations, buffered_usage = {}, {}, {}, {}, {}
-  buffered_members, buffered_charges = {}, {}
+  for _, kind in ipairs(BUFFERED) do round[kind] = nil end
+  round.buffered = false
 end
 
-local function buffer_write(lists, key, word, second)
+local function buffer_write(kind, key, word, second)
+  local lists = cache(kind)
   local words = lists[key] or {}
-  lists[key] = words
+  lists[key], round.buffered = words, true
   words[#words + 1] = word
   words[#words + 1] = second
   if #words >= 1000 then flush_writes() end
@@ -156,18 +169,18 @@ local STATES = {queued = true, in_progress = true, completed = true, failed = tr
 -- Add (sign 1) or subtract (-1) the bytes reserved for an accepted job, summed by model and priority, which the names of
 -- its lane, retry and suspects streams share. Malformed bytes are ignored: `reap` deletes a lane's sum with its last job.
 local function add_reserved_bytes(model, priority, bytes, sign)
-  if integer_text(bytes) then buffer_write(buffered_reservations, model .. ':' .. priority, sign * bytes) end
+  if integer_text(bytes) then buffer_write('reservations', model .. ':' .. priority, sign * bytes) end
 end
 
--- The bytes reserved for all unfinished jobs, cached: a call that reserves more adds them to reserved_total.
-local reserved_total = nil
-
+-- The bytes reserved for all unfinished jobs, cached: a call that reserves more adds them to round.reserved_total.
 local function total_reserved_bytes()
-  if not reserved_total then
-    reserved_total = 0
-    for _, bytes in ipairs(redis.call('HVALS', owed_key())) do reserved_total = reserved_total + math.max(0, bytes) end
+  local total = round.reserved_total
+  if not total then
+    total = 0
+    for _, bytes in ipairs(redis.call('HVALS', owed_key())) do total = total + math.max(0, bytes) end
+    round.reserved_total = total
   end
-  return reserved_total
+  return total
 end
 
 -- The end (s) of the time span in which a tenant's bytes are counted until their record has expired. A span is 1/24 of
@@ -184,17 +197,15 @@ local function count_ended_job(tenant, size, keep, now, result)
   if not integer_text(bytes) or not integer_text(was) or not tenant then return end
   local ends = usage_span_end(tonumber(keep) or 3600, now)
   if tonumber(was) ~= ends then
-    if tonumber(was) > now / 1000 then buffer_write(buffered_usage, tenant, was, -bytes) end
-    buffer_write(buffered_usage, tenant, tostring(ends), tonumber(bytes))
+    if tonumber(was) > now / 1000 then buffer_write('usage', tenant, was, -bytes) end
+    buffer_write('usage', tenant, tostring(ends), tonumber(bytes))
   end
-  if result > 0 then buffer_write(buffered_usage, tenant, 'r' .. ends, result) end
+  if result > 0 then buffer_write('usage', tenant, 'r' .. ends, result) end
 end
 
 -- A tenant's usage, {jobs, requests (bytes), results (bytes)}, cached: a call that adds to it updates the cache.
-local usage_by_tenant = {}
-
 local function tenant_usage(tenant, keep)
-  local sums = usage_by_tenant[tenant]
+  local sums = cache('usage_by_tenant')[tenant]
   if sums then return sums end
   flush_writes()
   local now = now_ms()
@@ -207,6 +218,6 @@ local function tenant_usage(tenant, keep)
       sums[what] = sums[what] + fields[i + 1]
     end
   end
-  usage_by_tenant[tenant] = sums
+  round.usage_by_tenant[tenant] = sums
   return sums
 end

@@ -25,8 +25,8 @@ end
 -- Wake the worker of this model that most recently reported room: for the highest lane also one that would make room by
 -- preemption; else one that would prefetch it. Entries older than 2 s may be of dead workers. Returns whether one was found.
 local YIELDING_EXPIRY_S = 10
-local exhausted = {}
 local function wake_freshest(key, now)
+  local exhausted = cache('exhausted')
   for _ = 1, exhausted[key] and 0 or 4 do
     local freshest = redis.call('ZPOPMAX', key)
     if #freshest == 0 then
@@ -109,7 +109,7 @@ local function dead_letter(...)
 end
 
 local function ack_and_delete(lane, entry)
-  if string.sub(lane or '', 1, #P) == P and is_entry(entry) then buffer_write(buffered_acks, lane, entry) end
+  if string.sub(lane or '', 1, #P) == P and is_entry(entry) then buffer_write('acks', lane, entry) end
 end
 
 -- Run a command that names a worker as a consumer of a stream. The stream or its group may not exist yet, or was lost with
@@ -157,10 +157,6 @@ local function enter_tenant(model, priority, tenant, alone)
   if not least[1] and priority ~= PRIORITIES[1] then redis.call('HDEL', credit_key(model), priority) end
 end
 
--- What the calls of a batch of `put` have counted: waiting jobs by key of the index; what goes before a lane's new jobs.
-local line_sizes = {}
-local earlier = nil
-
 -- Remove a tenant without waiting jobs from the index of its lane. The counter of the last one is the lane's virtual time.
 local function retire_tenant(model, priority, tenant)
   local tenants = tenants_key(model, priority)
@@ -172,8 +168,8 @@ end
 
 -- Remove a job from the index of its lane without charging its tenant. Does nothing if the job is not in it.
 local function leave_line(model, priority, tenant, entry, id)
-  if next(buffered_members) then flush_writes() end
-  line_sizes = {}
+  if round.members then flush_writes() end
+  round.line_sizes = nil
   local member, line = to_member(entry), tenant_line(model, priority, tenant)
   redis.call('ZREM', arrivals_key(model, priority), member)
   if redis.call('ZREM', line, member .. ':' .. id) == 1 and redis.call('EXISTS', line) == 0 then
@@ -208,16 +204,17 @@ local function charge_rest(model, priority, tenant, order, generated, counted)
   local change = charge_of(counted > 0 and counted or prompt, generated, weight) - charge_of(prompt, 0, weight)
   if change <= 0 then return end
   local lane = tenants_key(model, priority)
-  local charges = buffered_charges[lane] or {model = model, priority = priority, changes = {}}
-  buffered_charges[lane] = charges
+  local lanes = cache('charges')
+  local charges = lanes[lane] or {model = model, priority = priority, changes = {}}
+  lanes[lane], round.buffered = charges, true
   charges.changes[tenant] = (charges.changes[tenant] or 0) + change
 end
 
 -- Add a waiting job to the index of its lane, by its keys and the job's member. `accepted`: when it was; `start`: its
 -- latest start (both ms).
 local function add_to_line(arrivals, line, member, id, accepted, start)
-  buffer_write(buffered_members, arrivals, accepted, member)
-  buffer_write(buffered_members, line, start, member .. ':' .. id)
+  buffer_write('members', arrivals, accepted, member)
+  buffer_write('members', line, start, member .. ':' .. id)
 end
 
 -- Add a job that is not new, such as one that is put back. Its age and its patience count from when it was accepted,
@@ -249,16 +246,16 @@ local function count_waiting(model, priority)
 end
 
 -- Count what goes before the new jobs of a lane: jobs of higher lanes, and requeued jobs of its own. Usually there are none:
--- one EXISTS shows that, once for all calls of a batch in the same lane.
+-- one EXISTS shows that, once for all calls of a round in the same lane.
 local function count_earlier(model, priority)
   local own = lane_key(model, priority)
-  if earlier and earlier.lane == own then return earlier.higher, earlier.requeued end
+  if round.earlier and round.earlier.lane == own then return round.earlier.higher, round.earlier.requeued end
   local keys, higher = {retry_key(model, priority), suspects_key(model, priority)}, 0
-  earlier = {lane = own, higher = 0, requeued = 0}
+  round.earlier = {lane = own, higher = 0, requeued = 0}
   for _, above in ipairs(PRIORITIES) do
     if above == priority then break end
     local arrivals = arrivals_key(model, above)
-    if buffered_members[arrivals] then flush_writes() end
+    if round.members and round.members[arrivals] then flush_writes() end
     keys[#keys + 1], keys[#keys + 2], keys[#keys + 3] = arrivals, retry_key(model, above), suspects_key(model, above)
   end
   if redis.call('EXISTS', unpack(keys)) == 0 then return 0, 0 end
@@ -266,8 +263,8 @@ local function count_earlier(model, priority)
     if above == priority then break end
     higher = higher + count_waiting(model, above)
   end
-  earlier.higher, earlier.requeued = higher, count_requeued(model, priority)
-  return earlier.higher, earlier.requeued
+  round.earlier.higher, round.earlier.requeued = higher, count_requeued(model, priority)
+  return round.earlier.higher, round.earlier.requeued
 end
 
 -- Takers: workers that would begin a new job at once.

@@ -97,7 +97,7 @@ async def test_a_look_is_one_call_for_each_partition(wide: RedisClient) -> None:
     assert [(each.model, each.priority) for each in seen.lanes] == [(m, p) for m in models for p in Priority]
     assert all((each.waiting, each.running, each.added) == (0, 0, 0) for each in seen.lanes if each.model != "m")
     assert len(seen.due) == 12 - running
-    scripts, clocks = (after[name]["calls"] - before[name]["calls"] for name in ("cmdstat_evalsha", "cmdstat_time"))
+    scripts, clocks = (after[name]["calls"] - before[name]["calls"] for name in ("cmdstat_fcall", "cmdstat_time"))
     assert (scripts, clocks) == (2 * len(wide.partitions), 2 * len(wide.partitions))  # nobody asked for the time beside
 
 

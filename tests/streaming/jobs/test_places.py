@@ -27,7 +27,7 @@ async def waiting(wire: RedisClient, count: int) -> list[str]:
 
 async def looks(wire: RedisClient) -> int:
     stats = await wire.redis.info("commandstats")
-    return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
+    return int(stats.get("cmdstat_fcall", {"calls": 0})["calls"])
 
 
 async def places_of(reader: JobReader, records: Sequence[JobRecord]) -> list[int]:

@@ -77,7 +77,7 @@ async def test_many_are_sent_before_the_others_of_their_turn_have_come(wire: Cou
     wire.gate.set()
     await asyncio.gather(*puts)
     assert wire.trips == [3]
-    await wire.redis.script_flush()
+    await wire.redis.function_flush()
     again = await asyncio.gather(*(queue.put(a_job(queue, model=f"n{number}")) for number in range(EAGER_CALLS)))
     assert len({each.id for each in again}) == EAGER_CALLS and wire.trips == [3, EAGER_CALLS]
 

@@ -105,7 +105,7 @@ async def test_a_server_that_cannot_write_is_unavailable(tmp_path: Path) -> None
         with pytest.raises(Unavailable, match="READONLY"):
             await queue.put(a_job(queue))
         client.replicaof("NO", "ONE")
-        client.execute_command("ACL", "SETUSER", "default", "-evalsha")
+        client.execute_command("ACL", "SETUSER", "default", "-fcall")
         with pytest.raises(Unavailable, match="NOPERM"):
             await queue.put(a_job(queue))
         client.execute_command("ACL", "SETUSER", "default", "+@all")

@@ -240,7 +240,7 @@ def digest() -> str:
         keys.prefix(keys.FLEET_SLOT),
         keys.GROUP,
         *sorted(shapes()),
-        *(f"{name} {key_use(script.source)}" for name, script in sorted(scripts.load_scripts().items())),
+        *(f"{name} {key_use(source)}" for name, source in sorted(scripts.load_library().sources.items())),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
