@@ -14,8 +14,9 @@ import click
 
 from api.auth.hosts import is_loopback
 from cli.app import Group
-from cli.client import Client, api_command, limit_option
+from cli.client import Client, limit_option
 from cli.job import job_timed, print_attempts, print_input
+from cli.options import command
 from cli.output import CommandResult, Problem, emit, fields_result, line_result, list_result, note, print_rows, timed
 
 LETTER_COLUMNS = ("id", "reason", "at", "job_id", "lane")
@@ -37,7 +38,7 @@ def dlq() -> None:
     """
 
 
-@api_command("ls", dlq)
+@command("ls", dlq)
 @limit_option(100)
 def list_letters(client: Client, limit: int) -> CommandResult:
     """List dead letters, newest first.
@@ -51,7 +52,7 @@ def list_letters(client: Client, limit: int) -> CommandResult:
     return list_result(map(timed, letters), LETTER_COLUMNS, "no dead letters")
 
 
-@api_command("show", dlq)
+@command("show", dlq)
 @click.argument("letter_id")
 def show_letter(client: Client, letter_id: str) -> CommandResult:
     """Show one, by its id or by its job's: why it became a dead letter, the attempts at its job, and the request, if
@@ -82,7 +83,7 @@ def show_letter(client: Client, letter_id: str) -> CommandResult:
     return CommandResult(letter | ({"job": job_timed(job)} if job else {}), shown)
 
 
-@api_command("replay", dlq)
+@command("replay", dlq)
 @click.argument("letter_id")
 def replay_letter(client: Client, letter_id: str) -> CommandResult:
     """Put its job in the queue again, as a new job; the new id goes to stdout.
@@ -95,7 +96,7 @@ def replay_letter(client: Client, letter_id: str) -> CommandResult:
     return line_result(job, job["id"])
 
 
-@api_command("drop", dlq)
+@command("drop", dlq)
 @click.argument("letter_id")
 def drop_letter(client: Client, letter_id: str) -> CommandResult:
     """Delete one.
@@ -119,7 +120,7 @@ def webhooks() -> None:
     """
 
 
-@api_command("ls", webhooks)
+@command("ls", webhooks)
 @limit_option(100)
 def list_messages(client: Client, limit: int) -> CommandResult:
     """List messages, newest first.
@@ -133,7 +134,7 @@ def list_messages(client: Client, limit: int) -> CommandResult:
     return list_result(map(_message, messages), MESSAGE_COLUMNS, "no webhook messages")
 
 
-@api_command("show", webhooks)
+@command("show", webhooks)
 @click.argument("message_id")
 def show_message(client: Client, message_id: str) -> CommandResult:
     """Show one: its content, its attempts and the last response.
@@ -146,7 +147,7 @@ def show_message(client: Client, message_id: str) -> CommandResult:
     return fields_result(message, message)
 
 
-@api_command("replay", webhooks)
+@command("replay", webhooks)
 @click.argument("message_id")
 def replay_message(client: Client, message_id: str) -> CommandResult:
     """Send one again, with the same webhook-id.
@@ -163,7 +164,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     return timed({name: "" if value is None and name.endswith("_at") else value for name, value in message.items()})
 
 
-@api_command("tenants")
+@command("tenants")
 @click.argument("tenant", required=False)
 def tenants(client: Client, tenant: str | None) -> CommandResult:
     """Show the usage of all tenants with a key, or of TENANT, as "used/limit".
@@ -184,7 +185,7 @@ def _tenant_row(found: dict[str, Any]) -> dict[str, Any]:
     return {**found, **bounded}
 
 
-@api_command("console")
+@command("console")
 @click.option("--no-browser", is_flag=True, help="Only print the link.")
 def console(client: Client, no_browser: bool) -> CommandResult:
     """Open the console in a browser, by a link that logs in once, within an hour.

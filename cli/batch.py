@@ -12,7 +12,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,8 +21,8 @@ import click
 import msgspec
 
 from cli.app import Group
-from cli.client import Client, api_command, limit_option, whole_id
-from cli.options import Command, Where, json_option, where_options
+from cli.client import Client, limit_option
+from cli.options import command
 from cli.output import (
     DONE,
     ENDED_BADLY,
@@ -368,7 +368,7 @@ def batch() -> None:
     """
 
 
-@batch.command("run", cls=Command)
+@command("run", batch)
 @click.argument("source", metavar="INPUT", type=click.Path(exists=True, path_type=Path))
 @click.option("-o", "--output", "target", type=click.Path(dir_okay=False, path_type=Path), required=True,
               help="Answers, as JSON lines; failed lines go to <name>.errors.jsonl beside it.")  # fmt: skip
@@ -380,9 +380,8 @@ def batch() -> None:
 @click.option("--window", type=click.Choice(["15m", "1h", "24h", "none"]), default="24h", show_default=True,
               help="Deadline for all lines.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Start over, whatever an earlier run has done.")
-@where_options(url=True)
-@json_option
 def run(
+    client: Client,
     source: Path,
     target: Path,
     template: str,
@@ -392,7 +391,6 @@ def run(
     temperature: float | None,
     window: str,
     again: bool,
-    where: Where,
     as_json: bool,
 ) -> int:
     """Compute every line of INPUT and write the answers to a file.
@@ -409,17 +407,16 @@ def run(
     """
     options = {"max_tokens": max_tokens, "temperature": temperature}
     given = {name: value for name, value in options.items() if value is not None}
-    with Client.find(where) as client:
-        recipe = Recipe(model or client.default_model(), template, id_column, given)
-        work = BatchRun(client, source, target, recipe, window, again)
-        ended, code = watched(work)
+    recipe = Recipe(model or client.default_model(), template, id_column, given)
+    work = BatchRun(client, source, target, recipe, window, again)
+    ended, code = watched(work)
     if ended is None:
         return code
     CommandResult(timed(ended), lambda: _print_summary(ended, work)).print(as_json=as_json)
     return code
 
 
-@api_command("ls", batch)
+@command("ls", batch)
 @limit_option()
 def ls(client: Client, limit: int) -> CommandResult:
     """List batches, newest first.
@@ -433,7 +430,7 @@ def ls(client: Client, limit: int) -> CommandResult:
     return list_result(map(timed, found), COLUMNS, "no batches", map(_row, found))
 
 
-@api_command("show", batch)
+@command("show", batch)
 @click.argument("batch_id")
 def show(client: Client, batch_id: str) -> CommandResult:
     """Show a batch: its progress, its pace, its lane and the reason for it, and its files.
@@ -446,31 +443,20 @@ def show(client: Client, batch_id: str) -> CommandResult:
     return fields_result(found, _fields(found))
 
 
-@batch.command("output", cls=Command)
+@command("output", batch)
 @click.argument("batch_id")
-@where_options(url=True)
-def output(batch_id: str, where: Where) -> int:
+def output(client: Client, batch_id: str) -> None:
     """Print the finished answers of a batch, also while it runs.
 
     \b
     Examples:
       penstock batch output batch_00c69952 > out.jsonl
     """
-    with Client.find(where) as client:
-        client.download(f"/v1/batches/{whole_id(client, 'batch_id', batch_id)}/output", _writer())
-    return DONE
+    shown = VisibleBytes().feed if sys.stdout.isatty() else bytes
+    client.download(f"/v1/batches/{batch_id}/output", lambda data: sys.stdout.buffer.write(shown(data)))
 
 
-def _writer() -> Callable[[bytes], object]:
-    """A function that writes bytes to stdout unchanged, or with control characters escaped on a terminal."""
-    write = sys.stdout.buffer.write
-    if not sys.stdout.isatty():
-        return write
-    shown = VisibleBytes()
-    return lambda data: write(shown.feed(data))
-
-
-@api_command("errors", batch)
+@command("errors", batch)
 @click.argument("batch_id")
 def errors(client: Client, batch_id: str) -> CommandResult:
     """List errors of the input, and failed lines, with their line numbers.
@@ -484,7 +470,7 @@ def errors(client: Client, batch_id: str) -> CommandResult:
     return list_result([*faults, *failures], FAULTS, "no errors")
 
 
-@api_command("cancel", batch)
+@command("cancel", batch)
 @click.argument("batch_id")
 def cancel(client: Client, batch_id: str) -> CommandResult:
     """Cancel a batch; finished lines are kept.
@@ -496,7 +482,7 @@ def cancel(client: Client, batch_id: str) -> CommandResult:
     return _send_command(client, batch_id, "cancel")
 
 
-@api_command("pause", batch)
+@command("pause", batch)
 @click.argument("batch_id")
 def pause(client: Client, batch_id: str) -> CommandResult:
     """Pause a batch: begin no more lines. Its deadline does not move.
@@ -508,7 +494,7 @@ def pause(client: Client, batch_id: str) -> CommandResult:
     return _send_command(client, batch_id, "pause")
 
 
-@api_command("resume", batch)
+@command("resume", batch)
 @click.argument("batch_id")
 def resume(client: Client, batch_id: str) -> CommandResult:
     """Resume a paused batch.

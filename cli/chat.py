@@ -16,8 +16,8 @@ import click
 
 from cli.client import Client
 from cli.job import AnswerPrinter, interruption, print_answer
-from cli.options import Command, Where, completed, where_options
-from cli.output import DONE, Problem, complain, note
+from cli.options import command, completed
+from cli.output import Problem, complain, note
 from cli.progress import ProgressLine
 from penstock.client import StreamEvent
 from penstock.files import write_file
@@ -99,8 +99,6 @@ class TerminalChat:
     """One conversation: its model, its system prompt, and the turns so far."""
 
     def __init__(self, client: Client, options: dict[str, Any], system: str) -> None:
-        import readline  # noqa: F401, PLC0415 - its import gives `input` line editing
-
         self._client, self._options, self._system = client, options, system
         self._turns: Turns = []
         self._question = ""
@@ -114,20 +112,22 @@ class TerminalChat:
             "/save": self._save,
         }
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Read and answer lines until Ctrl-D or /quit. What fails is told, and the conversation goes on."""
+        import readline  # noqa: F401, PLC0415 - its import gives `input` line editing
+
         note(f"{self._options['model']} at {self._client.url}   /help lists commands, /quit ends")
         while True:
             try:
                 line = input(PROMPT)
             except EOFError:
                 note("")
-                return DONE
+                return
             except KeyboardInterrupt:
                 note("\n(Ctrl-D or /quit ends)")
                 continue
             if line.rstrip() in ENDINGS:
-                return DONE
+                return
             try:
                 self._obey(line)
             except Leaving:
@@ -153,10 +153,11 @@ class TerminalChat:
         """Ask behind the turns `before`. What was said stays as it is until the answer is there."""
         self._question = question
         asked: Turns = [*before, {"role": "user", "content": question}]
-        answer = ask(self._client, self._options, self._with_system(asked))
+        answer = ask(self._client, self._options, self.with_system(asked))
         self._turns = [*asked, {"role": "assistant", "content": answer}]
 
-    def _with_system(self, turns: Turns) -> Turns:
+    def with_system(self, turns: Turns) -> Turns:
+        """The turns behind the system prompt."""
         return [{"role": "system", "content": self._system}, *turns] if self._system else turns
 
     def _retry(self, _: str) -> None:
@@ -187,7 +188,7 @@ class TerminalChat:
         if not name or (path.exists() and path not in self._saved):
             note(f"{name} exists already; choose another name" if name else "say where: /save FILE")
             return
-        turns = self._with_system(self._turns)
+        turns = self.with_system(self._turns)
         as_json = json.dumps(turns, ensure_ascii=False, indent=1)
         as_text = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
         try:
@@ -198,13 +199,12 @@ class TerminalChat:
         note(f"saved {len(self._turns)} turns to {path}")
 
 
-@click.command(cls=Command)
+@command("chat")
 @click.argument("message", required=False)
 @click.option("--model", help="Model to ask [the instance's default].")
 @click.option("--system", help="System prompt.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
-@where_options(url=True)
-def chat(message: str | None, model: str | None, system: str | None, max_tokens: int | None, where: Where) -> int:
+def chat(client: Client, message: str | None, model: str | None, system: str | None, max_tokens: int | None) -> None:
     """Ask the model. Text on stdin is appended to MESSAGE, or is the question. Without both: a
     conversation, whose /help lists its commands.
 
@@ -217,15 +217,14 @@ def chat(message: str | None, model: str | None, system: str | None, max_tokens:
       penstock chat
       penstock chat "Name a river." --system "Answer in one word."
     """
-    with Client.find(where) as client:
-        options: dict[str, Any] = {"model": model or client.default_model()}
-        if max_tokens is not None:
-            options["max_tokens"] = max_tokens
-        if message is None and sys.stdin is not None and sys.stdin.isatty():
-            return TerminalChat(client, options, system or "").run()
-        turns: Turns = [{"role": "system", "content": system}] if system else []
-        ask(client, options, [*turns, {"role": "user", "content": _question(message)}])
-    return DONE
+    options: dict[str, Any] = {"model": model or client.default_model()}
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    conversation = TerminalChat(client, options, system or "")
+    if message is None and sys.stdin is not None and sys.stdin.isatty():
+        conversation.run()
+    else:
+        ask(client, options, conversation.with_system([{"role": "user", "content": _question(message)}]))
 
 
 def _question(message: str | None) -> str:

@@ -18,8 +18,8 @@ import httpx2
 
 from api.settings import ApiSettings
 from cli.instance import DataDir
-from cli.options import Command, Where, json_option, where_options
-from cli.output import DONE, FORBIDDEN, CommandResult, Problem, note
+from cli.options import F, Where
+from cli.output import FORBIDDEN, Problem, note
 from penstock.client import (
     ApiRefusal,
     EventsUnreadable,
@@ -434,26 +434,12 @@ def _all(client: Client, listing: Listing, given: str) -> Iterator[dict[str, Any
         )
 
 
-def limit_option(most: int | None = None) -> Callable[[Callable[..., CommandResult]], Callable[..., CommandResult]]:
+def whole_ids(client: Client, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Those of a command's arguments that are ids, as whole ones."""
+    return {name: whole_id(client, name, given) for name, given in arguments.items() if name in LISTINGS}
+
+
+def limit_option(most: int | None = None) -> Callable[[F], F]:
     """Add --limit to a command that lists."""
     kind = click.IntRange(1, most)
     return click.option("--limit", type=kind, default=20, show_default=True, help="Maximum number, newest first.")
-
-
-def api_command(name: str, group: click.Group | None = None) -> Callable[[Callable[..., CommandResult]], click.Command]:
-    """Make a command of a function that gets `client` and its own arguments, and returns what it found."""
-
-    def decorate(function: Callable[..., CommandResult]) -> click.Command:
-        def call(where: Where, as_json: bool, **arguments: Any) -> int:
-            with Client.find(where) as client:
-                whole = {name: whole_id(client, name, given) for name, given in arguments.items() if name in LISTINGS}
-                function(client, **arguments | whole).print(as_json=as_json)
-            return DONE
-
-        command = click.command(name, cls=Command, help=function.__doc__)(where_options(url=True)(json_option(call)))
-        command.params[:0] = reversed(getattr(function, "__click_params__", []))
-        if group is not None:
-            group.add_command(command)
-        return command
-
-    return decorate

@@ -30,7 +30,7 @@ from cli.deployment import Deployment, is_gguf, load_deployment, saved_deploymen
 from cli.embedded import find_server
 from cli.engines import check_plugins, look
 from cli.instance import DataDir, Instance, Suspicion, deaths_of
-from cli.options import Command, Where, completed, config_option, json_option, where_options
+from cli.options import Where, command, completed, config_option
 from cli.output import DONE, FAILED, emit, fitted, print_json
 from cli.processes import SILENT, rows_of
 from cli.progress import ProgressLine
@@ -170,11 +170,9 @@ class GivenUp(NamedTuple):
     workers: Sequence[str]
 
 
-@click.command(cls=Command)
+@command("doctor")
 @click.option("-v", "--verbose", is_flag=True, help="Show the checks that passed, too.")
 @config_option
-@where_options(url=False)
-@json_option
 def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> int:
     """Check this machine; nothing is changed. Exit code 1 if something must be fixed.
 

@@ -389,9 +389,9 @@ class WatchedTokens:
                 return  # the record says it, or that the server is away
 
 
-def watch(where: Where, job_id: str, *, as_json: bool) -> int:
+def watch(client: Client, where: Where, job_id: str, *, as_json: bool) -> int:
     """Follow a job to its end. Ctrl-C stops watching, not the job. Raises Problem, also if it ended badly."""
-    with Client.find(where) as client, Client.find(where) as reading:
+    with Client.find(where) as reading:
         count = WatchedTokens(reading, job_id)
         progress = ProgressLine(sys.stderr, {}, quiet=as_json or not sys.stderr.isatty())  # a pipe has the changes
         try:

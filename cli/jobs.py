@@ -16,7 +16,7 @@ import click
 from cli import job
 from cli.app import Group
 from cli.chat import stdin_text
-from cli.client import Client, api_command, limit_option, whole_id
+from cli.client import Client, limit_option
 from cli.job import (
     AnswerPrinter,
     answer_of,
@@ -27,7 +27,7 @@ from cli.job import (
     print_attempts,
     print_input,
 )
-from cli.options import Command, Where, json_option, moment, where_options
+from cli.options import Command, Where, command, moment
 from cli.output import (
     DONE,
     STILL_RUNNING,
@@ -74,7 +74,7 @@ def jobs() -> None:
     """
 
 
-@api_command("ls", jobs)
+@command("ls", jobs)
 @click.option("--status", type=click.Choice(STATES), help="Only jobs in this state.")
 @click.option("--model", help="Only jobs of this model.")
 @click.option("--lane", type=click.Choice([lane.value for lane in Priority]), help="Only jobs of this lane.")
@@ -115,7 +115,7 @@ def columns_of(found: Iterable[Mapping[str, Any]]) -> Sequence[str]:
     return (*COLUMNS[:place], *further, *last)
 
 
-@api_command("show", jobs)
+@command("show", jobs)
 @click.argument("job_id")
 @click.option("--input", "whole", is_flag=True, help="Show all of its request; without it, long texts are cut.")
 def show(client: Client, job_id: str, whole: bool) -> CommandResult:
@@ -141,7 +141,7 @@ def show(client: Client, job_id: str, whole: bool) -> CommandResult:
     return CommandResult(job, shown)
 
 
-@api_command("result", jobs)
+@command("result", jobs)
 @click.argument("job_id")
 def result(client: Client, job_id: str) -> CommandResult:
     """Print the answer of a job that has completed.
@@ -163,12 +163,10 @@ def result(client: Client, job_id: str) -> CommandResult:
     return line_result(job["result"], answer_of(job["result"]))
 
 
-@jobs.command("events", cls=Command)
+@command("events", jobs)
 @click.argument("job_id")
 @click.option("--after", default="", help="Id of the last event seen, to go on behind it.")
-@where_options(url=True)
-@json_option
-def events(job_id: str, after: str, where: Where, as_json: bool) -> int:
+def events(client: Client, job_id: str, after: str, as_json: bool) -> int:
     """Follow a job to its end: its tokens on stdout, or with --json every event, one per line.
 
     \b
@@ -176,15 +174,12 @@ def events(job_id: str, after: str, where: Where, as_json: bool) -> int:
       penstock jobs events job_0074d316
       penstock jobs events job_0074d316 --after 1:131:fd1fa10b0c19-1 --json
     """
-    client = Client.find(where)
-    return follow(client, whole_id(client, "job_id", job_id), as_json=as_json, after=after)
+    return follow(client, job_id, as_json=as_json, after=after)
 
 
-@jobs.command("watch", cls=Command)
+@command("watch", jobs)
 @click.argument("job_id")
-@where_options(url=True)
-@json_option
-def watch(job_id: str, where: Where, as_json: bool) -> int:
+def watch(client: Client, job_id: str, where: Where, as_json: bool) -> int:
     """Follow what happens to a job: its place in the queue, each attempt and its worker, tokens, and how it ends.
 
     \b
@@ -192,12 +187,10 @@ def watch(job_id: str, where: Where, as_json: bool) -> int:
       penstock jobs watch job_0074d316
       penstock jobs watch job_0074d316 --json
     """
-    with Client.find(where) as client:
-        whole = whole_id(client, "job_id", job_id)
-    return job.watch(where, whole, as_json=as_json)
+    return job.watch(client, where, job_id, as_json=as_json)
 
 
-@api_command("timing", jobs)
+@command("timing", jobs)
 @click.argument("job_id")
 def timing(client: Client, job_id: str) -> CommandResult:
     """Show where a job's time went: on its way in, in the queue, in the engine, on its way out.
@@ -215,7 +208,7 @@ def timing(client: Client, job_id: str) -> CommandResult:
     return CommandResult(found, chart)
 
 
-@api_command("cancel", jobs)
+@command("cancel", jobs)
 @click.argument("job_id")
 def cancel(client: Client, job_id: str) -> CommandResult:
     """Cancel a job, queued or running. The exit code is 1 if it had already ended otherwise.
@@ -324,7 +317,7 @@ class SubmitCommand(Command):
             raise _bad_wait(error, args, ctx) or error from None
 
 
-@click.command(cls=SubmitCommand)
+@command("submit", cls=SubmitCommand)
 @click.argument("text")
 @click.option("--priority", type=click.Choice(["interactive", "standard", "batch"]), help="Lane [standard].")
 @click.option("--wait", type=click.FloatRange(0), metavar="[SECONDS]", help="Wait for the end, and print the answer.")
@@ -334,15 +327,13 @@ class SubmitCommand(Command):
 @click.option("--webhook", help="Webhook of the server's settings to tell how the job ends, or a URL that they allow.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
 @click.option("--model", help="Model to ask [the instance's default].")
-@where_options(url=True)
-@json_option
 def submit(
+    client: Client,
     text: str,
     wait: float | None,
     following: bool,
     idempotency_key: str | None,
     as_json: bool,
-    where: Where,
     **asked: Any,
 ) -> int:
     """Queue TEXT (- reads it from stdin) as a chat job; its id goes to stdout.
@@ -358,18 +349,17 @@ def submit(
       penstock submit "Name a river." --webhook crm
       penstock submit - < prompt.txt
     """
-    with Client.find(where) as client:
-        if not as_json:
-            client.on_retry(AnswerPrinter().waiting(note))
-        body = _body(client, stdin_text() if text == "-" else text, **asked)
-        job = client.submit(body, idempotency_key or "")
-        if following:
-            note(f"job {job['id']}")
-            return follow(client, job["id"], as_json=as_json)
-        if wait is None:
-            _found(job).print(as_json=as_json)
-            return DONE
+    if not as_json:
+        client.on_retry(AnswerPrinter().waiting(note))
+    body = _body(client, stdin_text() if text == "-" else text, **asked)
+    job = client.submit(body, idempotency_key or "")
+    if following:
+        note(f"job {job['id']}")
+        return follow(client, job["id"], as_json=as_json)
+    if wait is not None:
         return _wait(client, job, wait, as_json=as_json)
+    _found(job).print(as_json=as_json)
+    return DONE
 
 
 def _body(

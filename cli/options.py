@@ -6,6 +6,7 @@ reader chose the deployment. Another `penstock up` repeats all its flags.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -24,7 +25,7 @@ from click.core import ParameterSource
 
 from api.settings import ApiSettings
 from cli.instance import DataDir
-from cli.output import Problem, note
+from cli.output import CommandResult, Problem, note
 from cli.settings import UpSettings, settings_file
 from penstock.config import Config, load
 from streaming.batches.file_store import FilesSettings
@@ -194,6 +195,41 @@ def where_options(*, url: bool, redis: bool = True) -> Callable[[F], F]:
         for option in reversed(options):
             call = option(call)
         return cast(F, call)
+
+    return decorate
+
+
+def command(
+    name: str, group: click.Group | None = None, *, redis: bool = True, cls: type[Command] = Command
+) -> Callable[[F], click.Command]:
+    """Make a command of a function. The names of its parameters tell which flags it has and what it gets: `where`, or a
+    `client` of the API, by the flags that select a deployment; `as_json` by --json, which a command that returns a
+    CommandResult has, too: it is printed. Beginnings of ids are completed."""
+
+    def decorate(function: F) -> click.Command:
+        wanted = function.__annotations__
+
+        def call(where: Where | None = None, as_json: bool = False, **arguments: Any) -> Any:
+            more: dict[str, Any] = {"where": where, "as_json": as_json}
+            with contextlib.ExitStack() as stack:
+                if "client" in wanted:
+                    from cli.client import Client, whole_ids  # noqa: PLC0415 - imports an HTTP client
+
+                    more["client"] = stack.enter_context(Client.find(cast(Where, where)))
+                    arguments |= whole_ids(more["client"], arguments)
+                found = function(**arguments, **{name: value for name, value in more.items() if name in wanted})
+                return found.print(as_json=as_json) if isinstance(found, CommandResult) else found
+
+        kind: Any = call
+        if "as_json" in wanted or wanted["return"] == "CommandResult":
+            kind = json_option(kind)
+        if "where" in wanted or "client" in wanted:
+            kind = where_options(url="client" in wanted, redis=redis)(kind)
+        made = click.command(name, cls=cls, help=function.__doc__)(kind)
+        made.params[:0] = reversed(getattr(function, "__click_params__", []))
+        if group is not None:
+            group.add_command(made)
+        return made
 
     return decorate
 

@@ -11,8 +11,8 @@ import click
 from click.shell_completion import get_completion_class
 
 from cli.app import app
-from cli.options import Command, json_option
-from cli.output import DONE, Problem, fitted, line_result
+from cli.options import command
+from cli.output import CommandResult, Problem, fitted, line_result
 from penstock import __version__
 from penstock.config import nearest
 
@@ -48,9 +48,8 @@ UP_SETS = {
 """Settings whose default `penstock up` replaces."""
 
 
-@click.command("version", cls=Command)
-@json_option
-def show_version(as_json: bool) -> int:
+@command("version")
+def show_version() -> CommandResult:
     """Print the version of Penstock.
 
     \b
@@ -58,14 +57,13 @@ def show_version(as_json: bool) -> int:
       penstock version
       penstock version --json
     """
-    line_result({"name": "penstock", "version": __version__}, f"penstock {__version__}").print(as_json=as_json)
-    return DONE
+    return line_result({"name": "penstock", "version": __version__}, f"penstock {__version__}")
 
 
-@click.command("help", cls=Command)
+@command("help")
 @click.argument("topic", nargs=-1)
 @click.pass_context
-def help_page(context: click.Context, topic: tuple[str, ...]) -> int:
+def help_page(context: click.Context, topic: tuple[str, ...]) -> None:
     """Help on a command, or one of the pages exit-codes and environment. `environment WORD` shows only the variables
     that have the word in their name, section or meaning.
 
@@ -83,7 +81,6 @@ def help_page(context: click.Context, topic: tuple[str, ...]) -> int:
     else:
         text = _command_help(context.find_root(), topic)
     sys.stdout.write(text)
-    return DONE
 
 
 def _kind_column(line: str) -> int:
@@ -178,9 +175,9 @@ VARIABLE = "_PENSTOCK_COMPLETE"
 """With it the shell's script calls `penstock`; click answers then."""
 
 
-@click.command("completion", cls=Command)
+@command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> int:
+def completion(shell: str) -> None:
     """Print the completion script of SHELL, for its start-up file.
 
     \b
@@ -193,4 +190,3 @@ def completion(shell: str) -> int:
     assert kind is not None  # click knows the three
     script = kind(app, {}, "penstock", VARIABLE)
     sys.stdout.write(script.source_template % script.source_vars() + "\n")
-    return DONE

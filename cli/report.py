@@ -24,7 +24,7 @@ from rich.text import Text
 
 from cli.deployment import load_deployment
 from cli.instance import DataDir
-from cli.options import TIME_HINT, Command, Where, config_option, json_option, moment, where_options
+from cli.options import TIME_HINT, Where, command, config_option, moment
 from cli.output import (
     DONE,
     INTERRUPTED,
@@ -307,7 +307,7 @@ WHOLE = "FROM..TO, or a folder of records"
 READING = "reading records"
 
 
-@click.command(cls=Command)
+@command("report")
 @click.option("--since", help="Begin so long ago: 15m, 2h, 7d [1h].")
 @click.option("--from", "start", help="Begin at this time (UTC), or so long ago.")
 @click.option("--to", "end", help="End at this time (UTC), or so long ago [now].")
@@ -317,8 +317,6 @@ READING = "reading records"
 @click.option("--html", "target", type=click.Path(path_type=Path), help="Write the report as one HTML file.")
 @click.option("--compare", nargs=2, metavar="A B", help=f"Compare two windows; each is {WHOLE}.")
 @config_option
-@where_options(url=False)
-@json_option
 def report(
     since: str | None,
     start: str | None,

@@ -10,7 +10,8 @@ from urllib.parse import quote
 import click
 
 from cli.app import Group
-from cli.client import Client, api_command
+from cli.client import Client
+from cli.options import command
 from cli.output import CommandResult, Problem, list_result, note, print_rows, rfc3339, timed
 
 COLUMNS = ("model", "want", "ready", "starting", "draining", "range", "waiting", "wait", "override", "reason")
@@ -52,7 +53,7 @@ def scale() -> None:
     """
 
 
-@api_command("status", scale)
+@command("status", scale)
 def status(client: Client) -> CommandResult:
     """Show wanted and actual workers of every model, the reason, and who decides.
 
@@ -77,7 +78,7 @@ def status(client: Client) -> CommandResult:
     return CommandResult(map(shown, answer["data"]), show)
 
 
-@api_command("log", scale)
+@command("log", scale)
 def log(client: Client) -> CommandResult:
     """Show what was decided and done to the pools, the newest first.
 
@@ -89,7 +90,7 @@ def log(client: Client) -> CommandResult:
     return list_result(actions, ACTIONS, "nothing was done yet", map(_said, actions))
 
 
-@api_command("set", scale)
+@command("set", scale)
 @click.argument("model")
 @click.argument("want", type=click.IntRange(0))
 @for_option
@@ -104,7 +105,7 @@ def fix(client: Client, model: str, want: int, hold_s: int | None) -> CommandRes
     return _override(client, model, {"want": want}, hold_s)
 
 
-@api_command("pause", scale)
+@command("pause", scale)
 @click.argument("model")
 @for_option
 def pause(client: Client, model: str, hold_s: int | None) -> CommandResult:
@@ -117,7 +118,7 @@ def pause(client: Client, model: str, hold_s: int | None) -> CommandResult:
     return _override(client, model, {"paused": True}, hold_s)
 
 
-@api_command("resume", scale)
+@command("resume", scale)
 @click.argument("model")
 def resume(client: Client, model: str) -> CommandResult:
     """Let the scheduler decide again.

@@ -14,8 +14,8 @@ import click
 from cli.app import Group
 from cli.embedded import Embedded, end_orphan, find_server
 from cli.instance import DataDir
-from cli.options import Command, Where, completed, json_option, where_options
-from cli.output import DONE, CommandResult, Problem, note, print_table
+from cli.options import Where, command, completed
+from cli.output import CommandResult, Problem, note, print_table
 from cli.registry import connected, store_settings, unreachable
 from cli.supervisor import Supervisor
 from penstock.text import counted
@@ -62,10 +62,8 @@ def store() -> None:
     """
 
 
-@store.command("show", cls=Command)
-@where_options(url=False)
-@json_option
-def show(where: Where, as_json: bool) -> int:
+@command("show", store)
+def show(where: Where) -> CommandResult:
     """Show format, partitions and deployment of the store, and the deployment of the folder of files.
 
     \b
@@ -73,13 +71,12 @@ def show(where: Where, as_json: bool) -> int:
       penstock store show
       penstock store show --redis-url redis://127.0.0.1:6379/0
     """
-    return _with_store(where, lambda store_client: _show(store_client, _file_store(where), as_json=as_json))
+    return _with_store(where, lambda store_client: _show(store_client, _file_store(where)))
 
 
-@store.command("adopt", cls=Command)
+@command("adopt", store)
 @click.option("--yes", is_flag=True, help="Do it.")
-@where_options(url=False)
-def adopt(yes: bool, where: Where) -> int:
+def adopt(yes: bool, where: Where) -> None:
     """Declare that the folder of files belongs to this store.
 
     For a store that was emptied or replaced on purpose. From then on files that the store has no record of are moved
@@ -90,14 +87,12 @@ def adopt(yes: bool, where: Where) -> int:
       penstock store adopt
       penstock store adopt --yes
     """
-    return _with_store(where, lambda store_client: _adopt(store_client, _file_store(where), yes=yes))
+    _with_store(where, lambda store_client: _adopt(store_client, _file_store(where), yes=yes))
 
 
-@store.command("reset", cls=Command)
+@command("reset", store)
 @click.option("--yes", is_flag=True, help="Delete it.")
-@where_options(url=False)
-@json_option
-def reset(yes: bool, where: Where, as_json: bool) -> int:
+def reset(yes: bool, where: Where, as_json: bool) -> None:
     """Delete everything Penstock keeps in its store: jobs, results, batches, records of files.
 
     Nothing else in that Redis is touched, and no file is. Without --yes it only counts what would be deleted.
@@ -107,11 +102,11 @@ def reset(yes: bool, where: Where, as_json: bool) -> int:
       penstock store reset
       penstock store reset --yes
     """
-    return _with_store(where, lambda store_client: _reset(store_client, yes=yes, as_json=as_json))
+    _with_store(where, lambda store_client: _reset(store_client, yes=yes, as_json=as_json))
 
 
-@store.command("acl", cls=Command)
-def acl() -> int:
+@command("acl", store)
+def acl() -> None:
     """Print the users of an ACL file for a Redis of yours: one for each role, with what it needs and no more.
 
     All but `probe`, which may only ping, are off: add `on` and `#` with the SHA-256 of a password to their lines.
@@ -121,12 +116,10 @@ def acl() -> int:
       penstock store acl > users.acl
     """
     sys.stdout.write(acl_file())
-    return DONE
 
 
-async def _show(store_client: RedisClient, file_store: FileStore, *, as_json: bool) -> int:
+async def _show(store_client: RedisClient, file_store: FileStore) -> CommandResult:
     identity = await read_identity(store_client)
-    quarantined = sum(number for _, number in file_store.quarantined())
     facts: dict[str, Any] = {
         "format": identity.format if identity else None,
         "needed_format": FORMAT,
@@ -134,14 +127,13 @@ async def _show(store_client: RedisClient, file_store: FileStore, *, as_json: bo
         "deployment": identity.deployment if identity else None,
         "files": str(file_store.folder),
         "files_deployment": file_store.owner or None,
-        "files_quarantined": quarantined,
+        "files_quarantined": sum(number for _, number in file_store.quarantined()),
     }
     rows = [(name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items()]
-    CommandResult(facts, lambda: print_table(("FIELD", "VALUE"), rows)).print(as_json=as_json)
-    return DONE
+    return CommandResult(facts, lambda: print_table(("FIELD", "VALUE"), rows))
 
 
-async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool) -> int:
+async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool) -> None:
     """Adopt the folder. Without `yes` nothing is written. Raises ConfigError if this version must not use the store."""
     identity = await enter_store(store_client) if yes else await read_identity(store_client)
     if identity is not None:
@@ -149,7 +141,7 @@ async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool)
     before = file_store.owner
     if identity is not None and before == identity.deployment:
         note(f"{file_store.folder} belongs to this store already")
-        return DONE
+        return
     if not yes or identity is None:
         raise Problem(
             f"nothing was changed: {file_store.folder} belongs to {before or 'no deployment'}, "
@@ -160,10 +152,9 @@ async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool)
         )
     file_store.adopt(identity.deployment)
     note(f"{file_store.folder} belongs to {identity.deployment} now")
-    return DONE
 
 
-async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> int:
+async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> None:
     names = await live_processes(store_client)
     if names and yes:
         raise Problem(
@@ -183,7 +174,6 @@ async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> int:
     _print(contents, as_json=as_json)
     kept = "No file was: to use their folder with the emptied store, penstock store adopt --yes"
     note(completed(f"{counted(deleted, 'key')} deleted. {kept}"))
-    return DONE
 
 
 def _print(contents: Contents, *, as_json: bool) -> None:

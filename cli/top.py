@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.client import Client
-from cli.options import Command, Where, json_option, where_options
+from cli.options import command
 from cli.output import DONE, INTERRUPTED, UNREACHABLE, Problem, print_json, styled, terminal_width, visible
 from penstock.text import duration, three
 
@@ -222,14 +222,12 @@ FORGET_S = 60.0
 """A server that does not answer for so long ends the command."""
 
 
-@click.command(cls=Command)
+@command("top")
 @click.option("--once", is_flag=True, help="Print one screen and exit.")
 @click.option(
     "--interval", type=click.FloatRange(0.5, 60), default=1.0, show_default=True, help="Seconds between two screens."
 )
-@where_options(url=True)
-@json_option
-def top(once: bool, interval: float, where: Where, as_json: bool) -> int:
+def top(client: Client, once: bool, interval: float, as_json: bool) -> int:
     """Show live what waits, what the workers do, how fast answers are, and what is wrong now. Needs an admin key.
 
     With --json, one object for each screen, as GET /admin/overview answers it.
@@ -242,16 +240,17 @@ def top(once: bool, interval: float, where: Where, as_json: bool) -> int:
     """
     if not (once or as_json) and (not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"):
         raise click.UsageError("top needs a terminal: use --once or --json here, or penstock ps --json")
-    with Client.find(where) as client:
-        try:
-            if once:
-                _print(_once(client), client.url, as_json=as_json)
-            elif as_json:
-                _stream(client, interval)
-            else:
-                _show(client, interval)
-        except KeyboardInterrupt:
-            return INTERRUPTED
+    try:
+        if once:
+            _print(_once(client), client.url, as_json=as_json)
+        while as_json and not once:
+            print_json(_read(client))
+            sys.stdout.flush()
+            time.sleep(interval)
+        if not once:
+            _show(client, interval)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return DONE
 
 
@@ -276,13 +275,6 @@ def _print(overview: Overview, url: str, *, as_json: bool) -> None:
         width = terminal_width(sys.stdout)
         console = _console(width if sys.stdout.isatty() else max(100, width))
         console.print(frame(overview, url, live=False, width=console.width))
-
-
-def _stream(client: Client, interval: float) -> None:
-    while True:
-        print_json(_read(client))
-        sys.stdout.flush()
-        time.sleep(interval)
 
 
 class OverviewReader:
