@@ -29,15 +29,16 @@ from cli.output import (
     INTERRUPTED,
     CommandResult,
     Problem,
+    ProgressLine,
     VisibleBytes,
     emit,
     fields_result,
     line_result,
     list_result,
     note,
+    short,
     timed,
 )
-from cli.progress import ProgressLine, short
 from penstock.files import replacing, write_file
 from penstock.text import counted, fault_of, read_text
 

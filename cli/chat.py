@@ -15,13 +15,11 @@ from typing import Any, TypeAlias
 import click
 
 from cli.client import Client
-from cli.job import AnswerPrinter, interruption, print_answer
+from cli.jobs import AnswerPrinter, interruption, print_answer, stdin_text
 from cli.options import command, completed
-from cli.output import Problem, complain, note
-from cli.progress import ProgressLine
+from cli.output import Problem, ProgressLine, complain, note
 from penstock.client import StreamEvent
 from penstock.files import write_file
-from penstock.text import fault_of
 
 Turns: TypeAlias = list[dict[str, str]]
 
@@ -242,12 +240,3 @@ def _stdin() -> str:
         if not sys.stdin.isatty():
             progress.phase("reading stdin to its end")
         return stdin_text()
-
-
-def stdin_text() -> str:
-    """All of stdin. Raises Problem if it is not UTF-8 text."""
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        cause = f"it is {fault_of(error.object)}"
-        raise Problem("stdin is no UTF-8 text", cause=cause, next_step="convert it first", code="usage") from None

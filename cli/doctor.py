@@ -26,16 +26,13 @@ import click
 
 from api.stream.connection_guard import RESERVED_FILES, allowed_by
 from cli import ports
-from cli.deployment import Deployment, is_gguf, load_deployment, saved_deployment
+from cli.deployment import Deployment, check_plugins, is_gguf, load_deployment, look, saved_deployment
 from cli.embedded import find_server
-from cli.engines import check_plugins, look
 from cli.instance import DataDir, Instance, Suspicion, deaths_of
 from cli.options import Where, command, completed, config_option
-from cli.output import DONE, FAILED, emit, fitted, print_json
+from cli.output import DONE, FAILED, ProgressLine, emit, fitted, print_json
 from cli.processes import SILENT, rows_of
-from cli.progress import ProgressLine
-from cli.registry import connected
-from cli.screen import place
+from cli.registry import connected, place
 from cli.settings import remedy
 from penstock.config import Config, ConfigError
 from penstock.text import counted

@@ -22,8 +22,7 @@ import msgspec
 from api.settings import ApiSettings
 from cli.instance import DataDir, Instance, ProcessEntry
 from cli.options import Where, command, completed
-from cli.output import FAILED, CommandResult, Problem, note, print_rows, timed
-from cli.progress import ProgressLine
+from cli.output import FAILED, CommandResult, Problem, ProgressLine, note, print_rows, timed
 from penstock.config import Config
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process
 

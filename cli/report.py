@@ -30,13 +30,13 @@ from cli.output import (
     INTERRUPTED,
     WIDTH,
     Problem,
+    ProgressLine,
     note,
     print_json,
     styled,
     terminal_width,
     visible,
 )
-from cli.progress import ProgressLine
 from penstock.files import write_file
 from penstock.text import duration, percent, shared, three
 from telemetry.latency import EGRESS_FIRST, PARTS

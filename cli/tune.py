@@ -26,11 +26,10 @@ import click
 from bench.energy import EnergyMeter, used
 from bench.load.prompts import PromptSource
 from bench.table1.client import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
+from cli.admin import Period
 from cli.client import KEY, Client
 from cli.options import Where, where_options
-from cli.output import DONE, INTERRUPTED, Problem, note
-from cli.progress import ProgressLine
-from cli.scale import Period
+from cli.output import DONE, INTERRUPTED, Problem, ProgressLine, note
 from penstock.text import counted
 from planner.commands.answers import PlanAnswer, PlanTable, seconds, three
 from planner.commands.inputs import LENGTHS, SLO, WORKLOAD, device_named, model_named, plan_command
