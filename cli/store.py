@@ -23,17 +23,8 @@ from streaming.batches.file_store import FilesSettings, FileStore
 from streaming.errors import Unavailable
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
+from streaming.store import identity as identities
 from streaming.store.acl import acl_file
-from streaming.store.identity import (
-    FORMAT,
-    Contents,
-    check_identity,
-    count_contents,
-    enter_store,
-    live_processes,
-    read_identity,
-    reset_store,
-)
 
 T = TypeVar("T")
 REDIS_START_S = 60.0
@@ -119,10 +110,10 @@ def acl() -> None:
 
 
 async def _show(store_client: RedisClient, file_store: FileStore) -> CommandResult:
-    identity = await read_identity(store_client)
+    identity = await identities.read_identity(store_client)
     facts: dict[str, Any] = {
         "format": identity.format if identity else None,
-        "needed_format": FORMAT,
+        "needed_format": identities.FORMAT,
         "partitions": identity.partitions if identity else None,
         "deployment": identity.deployment if identity else None,
         "files": str(file_store.folder),
@@ -135,9 +126,9 @@ async def _show(store_client: RedisClient, file_store: FileStore) -> CommandResu
 
 async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool) -> None:
     """Adopt the folder. Without `yes` nothing is written. Raises ConfigError if this version must not use the store."""
-    identity = await enter_store(store_client) if yes else await read_identity(store_client)
+    identity = await identities.enter_store(store_client) if yes else await identities.read_identity(store_client)
     if identity is not None:
-        check_identity(identity, store_client.settings)
+        identities.check_identity(identity, store_client.settings)
     before = file_store.owner
     if identity is not None and before == identity.deployment:
         note(f"{file_store.folder} belongs to this store already")
@@ -155,14 +146,14 @@ async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool)
 
 
 async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> None:
-    names = await live_processes(store_client)
+    names = await identities.live_processes(store_client)
     if names and yes:
         raise Problem(
             f"{counted(len(names), 'process uses', 'processes use')} this store: {', '.join(names[:5])}",
             next_step="stop them first: penstock down, or SIGTERM; they are forgotten ten seconds later",
             code="in_use",
         )
-    contents = await count_contents(store_client)
+    contents = await identities.count_contents(store_client)
     if not yes:
         _print(contents, as_json=as_json)
         raise Problem(
@@ -170,13 +161,13 @@ async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> None
             next_step="penstock store reset --yes",
             code="not_confirmed",
         )
-    deleted = await reset_store(store_client)
+    deleted = await identities.reset_store(store_client)
     _print(contents, as_json=as_json)
     kept = "No file was: to use their folder with the emptied store, penstock store adopt --yes"
     note(completed(f"{counted(deleted, 'key')} deleted. {kept}"))
 
 
-def _print(contents: Contents, *, as_json: bool) -> None:
+def _print(contents: identities.Contents, *, as_json: bool) -> None:
     counts = dataclasses.asdict(contents)
     rows = [(words, str(counts[name])) for name, words in WORDS.items()]
     CommandResult(counts, lambda: print_table(("WHAT", "NUMBER"), rows)).print(as_json=as_json)
@@ -195,16 +186,16 @@ def _file_store(where: Where) -> FileStore:
 
 def _with_store(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
     """Run `work` with a connected client. Raises Problem if Redis is unavailable."""
+
+    async def run() -> T:
+        async with _store(where) as settings, connected(settings) as store_client:
+            return await work(store_client)
+
     try:
-        return asyncio.run(_run(where, work))
+        return asyncio.run(run())
     except Unavailable as error:
         instance = None if where.redis_url else where.home().read()
         raise unreachable("the store cannot be reached", error, where.config(), instance) from None
-
-
-async def _run(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
-    async with _store(where) as settings, connected(settings) as store_client:
-        return await work(store_client)
 
 
 @asynccontextmanager
