@@ -65,10 +65,9 @@ def _problem(error: Exception) -> Problem:
         case click.ClickException():
             return Problem(error.format_message(), exit_code=error.exit_code)
         case ConfigError():
-            from cli.settings import remedy  # noqa: PLC0415 - as above
+            from cli.settings import problem_of  # noqa: PLC0415 - as above
 
-            message = f"{error.key}: {error.problem}"
-            return Problem(message, cause=error.source, next_step=remedy(error), code="settings")
+            return problem_of(error)
         case _:
             cause = f"{type(error).__name__}: {error}"
             return Problem("the command failed", cause=cause, next_step="the same with --debug shows where")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from cli.output import Problem
 from penstock.config import ENV_PREFIX, FILE, SECTIONS, TABLES, ConfigError, EngineName
 
 
@@ -30,6 +31,12 @@ def settings_file(folder: Path) -> Path | None:
     """The path of penstock.toml in this folder; None if it does not exist."""
     path = folder / FILE
     return path if path.is_file() else None
+
+
+def problem_of(error: ConfigError) -> Problem:
+    """The error as a command ends with it."""
+    message = f"{error.key}: {error.problem}"
+    return Problem(message, cause=error.source, next_step=remedy(error), code="settings")
 
 
 def remedy(error: ConfigError) -> str:

@@ -17,7 +17,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,13 @@ from cli.output import (
     Problem,
     ProgressLine,
     error_block,
+    fitted,
     note,
     terminal_width,
-    wrapped,
 )
-from cli.registry import place
-from cli.settings import UpSettings
-from cli.supervisor import Child, LeaseRelease, PoolSupervisor, Program, Supervisor, follow
+from cli.registry import connected, place
+from cli.settings import UpSettings, problem_of
+from cli.supervisor import Child, LeaseRelease, PoolSupervisor, Supervisor, follow
 from penstock import __version__
 from penstock.config import ENGINES, FLAGS, ConfigError
 from penstock.text import counted
@@ -75,29 +76,11 @@ class Screen:
     """Prints the lines of one `up`, and logs every event, repeated ones included."""
 
     def __init__(self, progress: ProgressLine) -> None:
-        self._progress = progress
+        self.progress = progress
         self._looping: dict[str, set[str]] = {}
         """The causes reported of each process that is crash-looping, as `_kind` has them."""
         self._lost_at: dict[str, float] = {}
         """Since when (monotonic) each process is not there, or what it waits for."""
-
-    def phase(self, text: str) -> None:
-        """Show the current phase; "" for none."""
-        self._progress.phase(text)
-
-    def say(self, text: str, indent: int = 0) -> None:
-        """Print permanent lines."""
-        self._progress.say(text, indent)
-
-    def complain(self, problem: Problem) -> None:
-        """Print the error block of a problem that does not end `up`."""
-        problem.next_step = completed(problem.next_step)
-        self.say("\n".join(error_block(problem)), ERROR_INDENT)
-
-    def ready(self, instance: Instance, console_path: str, *, keyed: bool) -> None:
-        """Print the ready block to stdout."""
-        self._progress.phase("")
-        show_ready(instance, console_path, keyed=keyed)
 
     def noticed(self, child: Child, *, starting: bool, releasing: bool = False) -> str:
         """Report a process that exited by itself, and once that it keeps doing so; and a worker whose servers are away.
@@ -142,7 +125,7 @@ class Screen:
             name = child.program.id
             log.warning("%s", suspicion.sentence, extra={"jobs": list(suspicion.jobs)})
             self._looping.setdefault(name, set()).add(_kind(child))
-            self._complain_when(fatal_job(child, suspicion))
+            self._complain(fatal_job(child, suspicion))
         elif not starting:
             self._complain_once(child)
 
@@ -150,23 +133,24 @@ class Screen:
         reported = self._looping.get(child.program.id, set())
         if looping(child) and _kind(child) not in reported:
             self._looping[child.program.id] = reported | {_kind(child)}
-            self._complain_when(crash_loop(child))
+            self._complain(crash_loop(child))
 
-    def _complain_when(self, problem: Problem) -> None:
-        """Print an error block with the time."""
+    def _complain(self, problem: Problem) -> None:
+        """Print the error block, with the time, of a problem that does not end `up`."""
         problem.cause = f"{problem.cause} ({time.strftime('%H:%M:%S')})"
-        self.complain(problem)
+        problem.next_step = completed(problem.next_step)
+        self.progress.say("\n".join(error_block(problem)), ERROR_INDENT)
 
     def say_when(self, text: str) -> None:
         """Print a line with the time."""
-        self.say(f"{time.strftime('%H:%M:%S')} {text}")
+        self.progress.say(f"{time.strftime('%H:%M:%S')} {text}")
 
     async def tail(self, folder: Path) -> None:
         """Print new log lines of all processes, each with its process's name."""
         files = from_now(folder)  # earlier runs wrote what is there
         while True:
             for line in merged(folder, files, Filters()):
-                self.say(f"{line.process}: {text_of(line.fields)}")
+                self.progress.say(f"{line.process}: {text_of(line.fields)}")
             await asyncio.sleep(TAIL_INTERVAL_S)
 
 
@@ -178,15 +162,9 @@ def looping(child: Child) -> bool:
 def crash_loop(child: Child) -> Problem:
     """The error for a crash-looping process."""
     program, status = child.program, child.status
-    times = counted(status.alike, "time")
-    if status.was_ready:
-        times += ", each soon after its start"
-    return Problem(
-        f"{program.id} ended {times}" if status.was_ready else f"{program.id} did not start {times} in a row",
-        cause=status.cause,
-        next_step=f"penstock doctor; its log is {program.log}",
-        code="crash_loop",
-    )
+    times, next_step = counted(status.alike, "time"), f"penstock doctor; its log is {program.log}"
+    said = f"ended {times}, each soon after its start" if status.was_ready else f"did not start {times} in a row"
+    return Problem(f"{program.id} {said}", cause=status.cause, next_step=next_step, code="crash_loop")
 
 
 def _kind(child: Child) -> str:
@@ -196,88 +174,58 @@ def _kind(child: Child) -> str:
 
 def fatal_job(child: Child, suspicion: Suspicion) -> Problem:
     """The error for a worker that has died of a job, as it seems."""
-    job = suspicion.jobs[0]
-    after = (
-        f"penstock dlq show {job}"
-        if suspicion.given_up
-        else f"penstock logs --job {job}, or end it: penstock jobs cancel {job}"
-    )
-    return Problem(
-        f"{suspicion.sentence}{'; it is a dead letter now' if suspicion.given_up else ''}",
-        cause=child.status.cause,
-        next_step=f"{after}; its log is {child.program.log}",
-        code="crash_loop",
-    )
+    job, said = suspicion.jobs[0], suspicion.sentence
+    after = f"penstock logs --job {job}, or end it: penstock jobs cancel {job}"
+    if suspicion.given_up:
+        said, after = f"{said}; it is a dead letter now", f"penstock dlq show {job}"
+    next_step = f"{after}; its log is {child.program.log}"
+    return Problem(said, cause=child.status.cause, next_step=next_step, code="crash_loop")
 
 
 def show_ready(instance: Instance, console_path: str, *, detached: bool = False, keyed: bool = False) -> None:
-    """Print the ready block to stdout. `console_path`: at which the console logs its reader in; "": none."""
-    width = terminal_width(sys.stdout) if sys.stdout.isatty() else None
-    if not (
-        sys.stdout.isatty() or stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
-    ):  # a log, which others may read
-        console_path = ""
-    command = own_command(sys.argv[0])
-    lines = ready_block(instance, console_path, detached=detached, keyed=keyed, command=command, width=width)
-    sys.stdout.write("\n".join(lines) + "\n")
-    sys.stdout.flush()
-
-
-def ready_block(
-    instance: Instance,
-    console_path: str = "",
-    *,
-    detached: bool = False,
-    keyed: bool = False,
-    command: str = "penstock",
-    width: int | None = None,
-) -> list[str]:
-    """The lines printed when everything is ready, with the next commands last.
+    """Print to stdout that everything is ready, with the next commands last. On a terminal, what is to be copied starts
+    at the first column where it has no room behind its label: a link stays one line, curl has several.
 
     Args:
-        command: what the shell of the user finds this program by.
-        width: columns of the terminal. What is to be copied starts at the first column where it has no room behind its
-            label; a link stays one line, which the terminal continues in the next row, and curl has several.
+        console_path: at which the console logs its reader in; "": none.
     """
-    workers = sum(entry.role == "worker" for entry in instance.processes)
-    here = Path(instance.data_dir)
+    is_terminal, columns = sys.stdout.isatty(), terminal_width(sys.stdout)
+    if not (is_terminal or stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)):  # a log, which others may read
+        console_path = ""
+    command, here = own_command(sys.argv[0]), Path(instance.data_dir)
+    roles = [entry.role for entry in instance.processes]
+    workers, kept = roles.count("worker"), f"in Redis at {place(instance.redis_url)}"
+    if "redis" in roles:
+        kept = f"{short_path(here)}  (queue and results survive a restart)"
     option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(short_path(here))}"
     opened = f"{command} console{option}"
-    link = instance.url + (console_path or "/console")
+    link, curl = instance.url + (console_path or "/console"), _curl(instance, keyed=keyed)
     hint = f"logs you in once, within an hour; later: {opened}" if console_path else f"logged in: {opened}"
     stop = f"{command} down{option}" if detached else "Ctrl-C (finishes running jobs, again to stop now)"
+
+    def copied(label: str, text: str, lines: str) -> list[str]:
+        """`lines`: the text in several, for a terminal that is too narrow."""
+        is_whole = not is_terminal or len(label + text) <= columns
+        return [label + text] if is_whole else [label.rstrip(), *lines.split("\n")]
+
     lines = [
         f"ready in {instance.ready_s:.1f} s   engine {instance.engine}   model {', '.join(instance.models)}   "
         f"{counted(workers, 'worker')}{'' if workers else ': nothing answers until one starts'}",
         f"  API      {instance.url}/v1",
         *([f"  API      {instance.outside_url}/v1 (other machines)"] if instance.outside_url else []),
-        *_copied("  Console  ", link, width),
+        *copied("  Console  ", link, link),
         f"{INDENT}({hint})",
-        f"  Kept     {_kept(instance)}",
+        f"  Kept     {kept}",
         f"  Log      {short_path(here / 'logs')}",
         "",
-        *_copied("  Try      ", _curl(instance, keyed=keyed), width, _curl(instance, keyed=keyed, end=" \\\n  ")),
+        *copied("  Try      ", curl, _curl(instance, keyed=keyed, end=" \\\n  ")),
         f'{INDENT}{command} chat{option} "{QUESTION}"',
         f"  Stop     {stop}",
     ]
-    return lines if width is None else [part for line in lines for part in _fitted(line, width)]
-
-
-def _fitted(line: str, width: int) -> list[str]:
-    """The lines of one line of the ready block; what is to be copied stays in one."""
-    return [line] if line.startswith(("http", "curl ", "  -", '  "')) else wrapped(line, width, len(INDENT))
-
-
-def _copied(label: str, text: str, width: int | None, lines: str = "") -> list[str]:
-    """The label and what is to be copied; `lines`: the same in several, for a terminal that is too narrow."""
-    if width is None or len(label + text) <= width:
-        return [label + text]
-    return [label.rstrip(), *(lines or text).split("\n")]
-
-
-def draining(jobs: int | None) -> str:
-    """The message after the first Ctrl-C; `jobs` is None if the number is unknown."""
-    return f"draining{' ' + counted(jobs, 'job') if jobs else ''}, Ctrl-C again to stop now"
+    for line in lines:
+        is_copied = line.startswith(("http", "curl ", "  -", '  "'))
+        print(line if is_copied else "\n".join(fitted(sys.stdout, line, len(INDENT))))
+    sys.stdout.flush()
 
 
 def phase_of(children: list[Child]) -> str:
@@ -289,13 +237,6 @@ def phase_of(children: list[Child]) -> str:
     if child.status.state == "restarting":
         return f"{child.program.id}: waiting to start it again"
     return f"{child.program.id}: {child.status.detail or 'starting'}"
-
-
-def _kept(instance: Instance) -> str:
-    here = Path(instance.data_dir)
-    if any(entry.role == "redis" for entry in instance.processes):
-        return f"{short_path(here)}  (queue and results survive a restart)"
-    return f"in Redis at {place(instance.redis_url)}"
 
 
 def _curl(instance: Instance, *, keyed: bool, end: str = " ") -> str:
@@ -384,7 +325,11 @@ class Machine:
         redis_url = self._deployment.redis_url or await self._start_redis()
         if self._interrupts:
             return
-        self._store_client = self._open(redis_url)
+        try:
+            redis = self._deployment.config.section("redis", RedisSettings, {"url": redis_url})
+            self._store_client = RedisClient.open(redis)
+        except ValueError as error:
+            raise ConfigError("redis.url", str(error), "e.g. redis://127.0.0.1:6379/0") from None
         self._metrics = Metrics.start(str(self._home.metrics), "up")
         reaper, fleet = Reaper(self._store_client, self._metrics), Fleet(self._store_client)
         self._lease_release = LeaseRelease(reaper, self._released, fleet)
@@ -401,7 +346,8 @@ class Machine:
             self._supervisor.start(deployment.offline_program(home, number))
         for name, model in deployment.models.items():
             for shape, settings in model.pools.items():
-                pool = PoolSupervisor(self._supervisor, name, settings, self._worker_maker(name, shape), shape)
+                program = partial(deployment.worker_program, home, model=name, shape=shape)
+                pool = PoolSupervisor(self._supervisor, name, settings, program, shape)
                 pool.fill()
                 self._pools.append(pool)
         await self._supervisor.until(lambda: self._interrupts > 0 or self._is_up())
@@ -418,14 +364,14 @@ class Machine:
                 self._publish(phase=f"Redis at {place(redis_url)} reads its data")
             except Unavailable as error:
                 if time.monotonic() > deadline:
-                    raise self._no_answer(redis_url, error) from None
+                    source = self._deployment.config.source("redis.url")
+                    next_step = f"start it, or correct redis.url{source and f' ({source})'}; then penstock up"
+                    what = f"no Redis can be used at {place(redis_url)}"
+                    raise Problem(what, cause=str(error), next_step=next_step, code="redis_unreachable") from None
                 self._publish(phase=f"waiting for Redis at {place(redis_url)}, at most {ANSWER_TIMEOUT_S:.0f} s")
             else:
                 return
             await asyncio.sleep(ANSWER_RETRY_DELAY_S)
-
-    def _worker_maker(self, model: str, shape: str) -> Callable[[str], Program]:
-        return lambda worker_id: self._deployment.worker_program(self._home, worker_id, model, shape)
 
     async def _start_redis(self) -> str:
         server = find_server()
@@ -454,7 +400,8 @@ class Machine:
             return
         ready_s = time.monotonic() - self._began
         self._publish(state="ready", phase="", ready_s=ready_s)
-        self._screen.ready(self._instance, await console_path(self._home), keyed=bool(self._deployment.keys))
+        self._screen.progress.phase("")
+        show_ready(self._instance, await console_path(self._home), keyed=bool(self._deployment.keys))
         assert self._store_client is not None
         # The same after a crash, to get the same share.
         by = f"up@{socket.gethostname()}:{self._home.path}/{self._home.name()}"
@@ -475,22 +422,6 @@ class Machine:
         self._silent_rounds = self._silent_rounds + 1 if why and server.status.state == "ready" else 0
         if not why or self._silent_rounds > 1:
             self._screen.waits(f"the store ({server.program.id})", why)
-
-    def _open(self, redis_url: str) -> RedisClient:
-        try:
-            return RedisClient.open(self._deployment.config.section("redis", RedisSettings, {"url": redis_url}))
-        except ValueError as error:
-            raise ConfigError("redis.url", str(error), "e.g. redis://127.0.0.1:6379/0") from None
-
-    def _no_answer(self, redis_url: str, error: Unavailable) -> Problem:
-        """The error for a Redis that cannot be used at the start."""
-        source = self._deployment.config.source("redis.url")
-        return Problem(
-            f"no Redis can be used at {place(redis_url)}",
-            cause=str(error),
-            next_step=f"start it, or correct redis.url{source and f' ({source})'}; then penstock up",
-            code="redis_unreachable",
-        )
 
     def _changed(self, child: Child) -> None:
         releasing = False
@@ -544,7 +475,7 @@ class Machine:
         phase = phase_of(children) if now.state == "starting" and children else now.phase
         self._instance = msgspec.structs.replace(now, phase=phase)
         if now.state != "draining":
-            self._screen.phase(self._instance.phase)
+            self._screen.progress.phase(self._instance.phase)
         try:
             self._home.write(self._instance)
         except OSError as error:  # a full disk must not take down what still runs
@@ -556,17 +487,18 @@ class Machine:
         """Handle Ctrl-C. First: drain. Second: kill the processes. Third: kill Redis too."""
         self._interrupts += 1
         if self._interrupts == 2:
-            self._screen.say("stopping now; unfinished jobs stay in the queue")
+            self._screen.progress.say("stopping now; unfinished jobs stay in the queue")
         if self._interrupts >= 2:
             self._supervisor.kill(*DRAINED_FIRST, *(("redis",) if self._interrupts > 2 else ()))
         self._supervisor.wake()
 
     async def _stop(self) -> None:
-        jobs = None
+        jobs: int | None = None
         if self._interrupts:
             jobs = await self._running_jobs()
-            self._screen.say(draining(jobs))
-            self._screen.phase("draining")
+            running = f" {counted(jobs, 'job')}" if jobs else ""
+            self._screen.progress.say(f"draining{running}, Ctrl-C again to stop now")
+            self._screen.progress.phase("draining")
         self._publish(state="draining", phase=f"{counted(jobs, 'job')} to finish" if jobs else "")
         await self._supervisor.stop(*DRAINED_FIRST)
         if self._lease_release is not None:
@@ -594,14 +526,12 @@ async def console_path(home: DataDir) -> str:
     keyring = Keyring(saved.keys, saved.api.admin_token_sha256)
     if keyring.administrator is None:
         return ""
-    client = RedisClient.open(saved.config.section("redis", RedisSettings))
-    try:
-        return link_path(await ConsoleAccess(keyring, ConsoleSessions(client)).link(keyring.administrator))
-    except Unavailable as error:
-        log.warning("no link to the console: %s", error)
-        return ""
-    finally:
-        await client.close()
+    async with connected(saved.config.section("redis", RedisSettings)) as client:
+        try:
+            return link_path(await ConsoleAccess(keyring, ConsoleSessions(client)).link(keyring.administrator))
+        except Unavailable as error:
+            log.warning("no link to the console: %s", error)
+            return ""
 
 
 def _any_ready(children: list[Child]) -> bool:
@@ -696,30 +626,25 @@ def _run(
                 machine = Machine(deployment, home, listeners, screen)
                 return asyncio.run(machine.run(weights, tail=verbose))
             except (Problem, ConfigError) as error:
-                log.error("penstock up ends: %s", _in_a_line(error))
+                known = error if isinstance(error, Problem) else problem_of(error)
+                said = "; ".join(filter(None, (known.message, known.cause, known.next_step)))
+                log.error("penstock up ends: %s", said)
                 raise
     finally:
         home.clear()
-
-
-def _in_a_line(error: Problem | ConfigError) -> str:
-    """The error with its cause and fix."""
-    if isinstance(error, Problem):
-        return "; ".join(filter(None, (error.message, error.cause, error.next_step)))
-    return "; ".join(filter(None, (f"{error.key}: {error.problem}", error.source, error.hint)))
 
 
 def _check_engines(deployment: Deployment, home: DataDir, screen: Screen) -> None:
     """Raises ConfigError for a plug-in that no worker could build."""
     if not any(is_plugin(model.engine) for model in deployment.models.values()):
         return
-    screen.phase("checking the engines")
+    screen.progress.phase("checking the engines")
     deployment.config.save(home.settings)
     with deployment.config.naming_sources():
         for found in check_plugins(deployment, home):
             if found.error is not None:
                 raise found.error
-    screen.phase("")
+    screen.progress.phase("")
 
 
 def _fetch(home: DataDir, progress: ProgressLine) -> Path:
