@@ -30,15 +30,16 @@ from cli.output import (
     CommandResult,
     Problem,
     ProgressLine,
-    StreamWrapper,
     emit,
     fields_result,
     line_result,
     list_result,
     note,
     print_json,
+    print_rows,
     print_table,
     rfc3339,
+    stdout_wrapper,
     terminal_width,
     timed,
     visible,
@@ -48,7 +49,6 @@ from penstock.text import duration, fault_of
 from streaming.order import Priority
 from telemetry.latency import EGRESS_FIRST, PARTS
 
-ATTEMPT_COLUMNS = ("WORKER", "STARTED", "SECONDS", "TOKENS", "OUTCOME")
 OUTCOMES = {
     "lost": "its worker died",
     "handed_back": "its worker was stopped",
@@ -80,23 +80,20 @@ def attempts_in_words(job: dict[str, Any]) -> str:
 
 def print_attempts(job: dict[str, Any]) -> None:
     """Print what became of each attempt at a job, as the API sent it, if it has more to say than the job itself."""
-    attempts = job.get("attempt_log") or []
-    if attempts:
+    if attempts := job.get("attempt_log") or []:
         emit("\n")
-        print_table(ATTEMPT_COLUMNS, [_attempt_row(each) for each in attempts])
+        print_rows(map(_attempt_row, attempts), ("worker", "started", "seconds", "tokens", "outcome"))
     if any(each["outcome"] == "lost" for each in attempts):
         note(completed(f"next:  penstock logs --job {job['id']}"))
 
 
-def _attempt_row(attempt: dict[str, Any]) -> tuple[str, ...]:
+def _attempt_row(attempt: dict[str, Any]) -> dict[str, Any]:
     began, ended, outcome = attempt["started_at"], attempt["ended_at"], attempt["outcome"] or "running"
-    return (
-        attempt["worker"],
-        rfc3339(began) if began else "-",
-        f"{ended - began:.1f}" if began and ended else "-",
-        "-" if attempt["tokens"] is None else str(attempt["tokens"]),
-        OUTCOMES.get(outcome, outcome),
-    )
+    return attempt | {
+        "started": rfc3339(began) if began else None,
+        "seconds": f"{ended - began:.1f}" if began and ended else None,
+        "outcome": OUTCOMES.get(outcome, outcome),
+    }
 
 
 def print_input(job: dict[str, Any], *, whole: bool = True) -> None:
@@ -180,7 +177,7 @@ class AnswerPrinter:
     def __init__(self) -> None:
         self.texts: defaultdict[int, list[str]] = defaultdict(list)
         self._waits = False
-        self._wrapper = StreamWrapper(sys.stdout.write, _stdout_width) if sys.stdout.isatty() else None
+        self._wrapper = stdout_wrapper() if sys.stdout.isatty() else None
         """Elsewhere every byte stays as it is."""
 
     @property
@@ -230,7 +227,7 @@ class AnswerPrinter:
             self.flush()
             note("\n(the answer begins again)")
         self.texts.clear()
-        self._wrapper = StreamWrapper(sys.stdout.write, _stdout_width) if self._wrapper is not None else None
+        self._wrapper = stdout_wrapper() if self._wrapper is not None else None
 
     def aside(self, words: str, say: Callable[[str], object] = note) -> None:
         """Say something beside the answer, on a terminal in a line of its own."""
@@ -249,10 +246,6 @@ class AnswerPrinter:
             self.aside(f"({cause.removesuffix('.')}; trying again)", say)
 
         return tell
-
-
-def _stdout_width() -> int:
-    return terminal_width(sys.stdout)
 
 
 def print_answer(
@@ -380,18 +373,14 @@ def _between(begin: float | None, end: float | None) -> str:
     return duration(1000 * max(0.0, end - begin)) if begin and end else "?"
 
 
-class WatchedTokens:
+class WatchedTokens(threading.Thread):
     """Counts the tokens of a running job, in a thread of its own."""
 
     def __init__(self, client: Client, job_id: str) -> None:
-        self._client, self._job_id = client, job_id
-        self.tokens = 0
-        self._thread = threading.Thread(target=self._read, name="tokens", daemon=True)
+        super().__init__(name="tokens", daemon=True)
+        self._client, self._job_id, self.tokens = client, job_id, 0
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def _read(self) -> None:
+    def run(self) -> None:
         after = ""
         while True:
             try:
@@ -403,27 +392,6 @@ class WatchedTokens:
                 self.tokens, after = 0, reset.cursor
             except (JobFailed, Problem):
                 return  # the record says it, or that the server is away
-
-
-def _until_ended(client: Client, job_id: str, progress: ProgressLine, count: WatchedTokens, *, as_json: bool) -> Job:
-    """Print every change until the last one; returns the job as it ended."""
-    before: Job = {}
-    begun = False
-    while True:
-        now = client.get(f"/v1/jobs/{job_id}")
-        for change in changes(before, now):
-            _print(now, change, progress, as_json=as_json)
-        if now["status"] in FINAL:
-            return now
-        if not before:
-            count.start()
-            progress.explain(lambda: f"{count.tokens} tokens" if count.tokens else "")
-        elif count.tokens and not begun:
-            begun = True
-            _print(now, JobChange("the first tokens are there", now["first_token_at"]), progress, as_json=as_json)
-        before = now
-        progress.phase(_state(now))
-        time.sleep(LOOK_INTERVAL_S)
 
 
 def _print(job: Job, change: JobChange, progress: ProgressLine, *, as_json: bool) -> None:
@@ -556,12 +524,8 @@ def result(client: Client, job_id: str) -> CommandResult:
     """
     job = client.get(f"/v1/jobs/{job_id}")
     if job["status"] in ("queued", "in_progress"):
-        raise Problem(
-            f"the job is still {job['status']}",
-            next_step=f"penstock jobs events {job_id}",
-            exit_code=STILL_RUNNING,
-            code="not_ready",
-        )
+        what, next_step = f"the job is still {job['status']}", f"penstock jobs events {job_id}"
+        raise Problem(what, next_step=next_step, exit_code=STILL_RUNNING, code="not_ready")
     if job["status"] != "completed":
         raise ended_badly(job)
     return line_result(job["result"], answer_of(job["result"]))
@@ -591,17 +555,32 @@ def watch(client: Client, job_id: str, where: Where, as_json: bool) -> int:
       penstock jobs watch job_0074d316
       penstock jobs watch job_0074d316 --json
     """
-    with Client.find(where) as reading:
-        count = WatchedTokens(reading, job_id)
-        progress = ProgressLine(sys.stderr, {}, quiet=as_json or not sys.stderr.isatty())  # a pipe has the changes
-        try:
-            with progress:
-                job = _until_ended(client, job_id, progress, count, as_json=as_json)
-        except KeyboardInterrupt:
-            note(completed(f"\nnot watching any more; the job goes on: penstock jobs watch {job_id}"))
-            return INTERRUPTED
-    if job["status"] != "completed":
-        raise ended_badly(dict(job))
+    quiet = as_json or not sys.stderr.isatty()  # a pipe has the changes
+    before: Job = {}
+    begun = False
+    try:
+        with Client.find(where) as reading, ProgressLine(sys.stderr, {}, quiet=quiet) as progress:
+            count = WatchedTokens(reading, job_id)
+            while before.get("status") not in FINAL:
+                now = client.get(f"/v1/jobs/{job_id}")
+                for change in changes(before, now):
+                    _print(now, change, progress, as_json=as_json)
+                if now["status"] not in FINAL:
+                    if not before:
+                        count.start()
+                        progress.explain(lambda: f"{count.tokens} tokens" if count.tokens else "")
+                    elif count.tokens and not begun:
+                        begun = True
+                        change = JobChange("the first tokens are there", now["first_token_at"])
+                        _print(now, change, progress, as_json=as_json)
+                    progress.phase(_state(now))
+                    time.sleep(LOOK_INTERVAL_S)
+                before = now
+    except KeyboardInterrupt:
+        note(completed(f"\nnot watching any more; the job goes on: penstock jobs watch {job_id}"))
+        return INTERRUPTED
+    if before["status"] != "completed":
+        raise ended_badly(dict(before))
     return DONE
 
 
@@ -618,7 +597,8 @@ def timing(client: Client, job_id: str) -> CommandResult:
 
     def chart() -> None:
         print_table(HEADER, list(_timing_rows(found)))
-        note(_clock_bounds(found))
+        error = found["clock_error_ms"]
+        note(f"clocks known to {error['api']:.3f} ms (API) and {error['worker']:.3f} ms (worker)")
 
     return CommandResult(found, chart)
 
@@ -664,41 +644,30 @@ def _timing_rows(timing: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     meanings = {part.name: part.meaning for part in PARTS}
     for part in sorted(meanings, key=list(parts).index):
         spent = parts[part]
-        yield part, _ms(spent), _bar(begun, spent or 0.0, whole, width), _said(timing, part, meanings[part])
+        yield part, _ms(spent), _bar(begun, spent or 0.0, whole, width), timing["reasons"].get(part) or meanings[part]
         begun += spent or 0.0
         shown = begun if part == "prefill" else shown
     name = EGRESS_FIRST.name
-    yield name, _ms(parts[name]), _bar(shown, parts[name] or 0.0, whole, width), _said(timing, name, "beside decode")
-    yield "sum", _ms(timing["sum_ms"]), "", _groups(timing)
+    yield (
+        name,
+        _ms(parts[name]),
+        _bar(shown, parts[name] or 0.0, whole, width),
+        timing["reasons"].get(name) or "beside decode",
+    )
+    groups = ", ".join(f"{name} {spent:.1f}" for name, spent in timing["groups_ms"].items())
+    yield "sum", _ms(timing["sum_ms"]), "", groups
     if timing["end_to_end_ms"] is not None:
         yield "end to end", _ms(timing["end_to_end_ms"]), "", f"received to {timing['until']}".replace("_", " ")
     whole_answer = timing["reasons"].get(name) == SENT_WHOLE  # then that is when the answer had ended
     whose = "as the reader got them" if timing["stamps"]["last_sent"] else "in the engine"
+    first = "received to the whole answer" if whole_answer else "received to first token"
     for key, label, meaning in (
-        (
-            "time_to_first_token_ms",
-            "TTFT",
-            "received to the whole answer" if whole_answer else "received to first token",
-        ),
+        ("time_to_first_token_ms", "TTFT", first),
         ("gateway_time_to_first_token_ms", "gateway TTFT", "received to the first token in the API process"),
         ("time_per_output_token_ms", "TPOT", f"mean time between tokens, {whose}"),
     ):
         if timing[key] is not None and not (whole_answer and key.startswith("gateway")):
             yield label, _ms(timing[key]), "", meaning
-
-
-def _clock_bounds(timing: dict[str, Any]) -> str:
-    """The error bound of the processes' clocks."""
-    error = timing["clock_error_ms"]
-    return f"clocks known to {error['api']:.3f} ms (API) and {error['worker']:.3f} ms (worker)"
-
-
-def _groups(timing: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {spent:.1f}" for name, spent in timing["groups_ms"].items())
-
-
-def _said(timing: dict[str, Any], name: str, meaning: str) -> str:
-    return str(timing["reasons"].get(name) or meaning)
 
 
 def _ms(spent: float | None) -> str:
@@ -742,15 +711,7 @@ class SubmitCommand(Command):
 @click.option("--webhook", help="Webhook of the server's settings to tell how the job ends, or a URL that they allow.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
 @click.option("--model", help="Model to ask [the instance's default].")
-def submit(
-    client: Client,
-    text: str,
-    wait: float | None,
-    following: bool,
-    idempotency_key: str | None,
-    as_json: bool,
-    **asked: Any,
-) -> int:
+def submit(client: Client, text: str, wait: float | None, following: bool, as_json: bool, **asked: Any) -> int:
     """Queue TEXT (- reads it from stdin) as a chat job; its id goes to stdout.
 
     With --wait the answer goes to stdout instead. Exit code 5: the job ended without an answer. Exit code 6: the
@@ -766,8 +727,16 @@ def submit(
     """
     if not as_json:
         client.on_retry(AnswerPrinter().waiting(note))
-    body = _body(client, stdin_text() if text == "-" else text, **asked)
-    job = client.submit(body, idempotency_key or "")
+    text, key = stdin_text() if text == "-" else text, asked.pop("idempotency_key") or ""
+    if not text.strip():
+        raise Problem("there is nothing to submit", next_step='penstock submit "a text"', code="usage")
+    body = {
+        "model": asked.pop("model") or client.default_model(),
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": asked.pop("max_tokens"),
+        "queue": {name: value for name, value in asked.items() if value is not None},
+    }
+    job = client.submit({name: value for name, value in body.items() if value not in (None, {})}, key)
     if following:
         note(f"job {job['id']}")
         return follow(client, job["id"], as_json=as_json)
@@ -775,28 +744,6 @@ def submit(
         return _wait(client, job, wait, as_json=as_json)
     _found(job).print(as_json=as_json)
     return DONE
-
-
-def _body(
-    client: Client,
-    text: str,
-    *,
-    model: str | None,
-    max_tokens: int | None,
-    priority: str | None,
-    deadline_ms: int | None,
-    webhook: str | None,
-) -> dict[str, Any]:
-    if not text.strip():
-        raise Problem("there is nothing to submit", next_step='penstock submit "a text"', code="usage")
-    queue = {"priority": priority, "deadline_ms": deadline_ms, "webhook": webhook}
-    body = {
-        "model": model or client.default_model(),
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": max_tokens,
-        "queue": {name: value for name, value in queue.items() if value is not None},
-    }
-    return {name: value for name, value in body.items() if value not in (None, {})}
 
 
 def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool) -> int:

@@ -406,11 +406,16 @@ def emit(text: str) -> None:
     between words."""
     text = visible(text)
     if sys.stdout.isatty():
-        wrapper = StreamWrapper(sys.stdout.write, lambda: terminal_width(sys.stdout))
+        wrapper = stdout_wrapper()
         wrapper.feed(text)
         wrapper.flush()
     else:
         sys.stdout.write(text)
+
+
+def stdout_wrapper() -> StreamWrapper:
+    """Wraps a text for the terminal that stdout is."""
+    return StreamWrapper(sys.stdout.write, lambda: terminal_width(sys.stdout))
 
 
 def print_json(value: Any) -> None:
