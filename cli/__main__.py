@@ -53,12 +53,8 @@ def _problem(error: Exception) -> Problem:
         case Problem():
             return error
         case click.exceptions.NoArgsIsHelpError(ctx=context):
-            return Problem(
-                "a command is missing",
-                cause=_listed(context),
-                next_step=f"{context.command_path if context else 'penstock'} --help",
-                code="usage",
-            )
+            next_step = f"{context.command_path if context else 'penstock'} --help"
+            return Problem("a command is missing", cause=_listed(context), next_step=next_step, code="usage")
         case click.UsageError(ctx=context):
             page = f"{context.command_path} --help" if context else "penstock --help"
             return Problem(error.format_message(), next_step=page, code="usage")

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -94,19 +95,14 @@ def prepare(source: Path, recipe: Recipe, target: BinaryIO) -> Prepared:
 def batch_lines(source: Path, recipe: Recipe) -> Iterator[dict[str, Any]]:
     """Yield the lines of a batch, in the order of the input."""
     try:
-        for place, row in _rows(source):
+        is_table = source.suffix.lower() == ".csv"
+        rows = _texts(source) if source.is_dir() else _table(source) if is_table else _json_lines(source)
+        for place, row in rows:
             yield row if "body" in row else _line(source, place, row, recipe)
     except UnicodeDecodeError:
         raise _wrong(source, f"it is {fault_of(source.read_bytes())}") from None
     except OSError as error:
         raise Problem(f"{source} cannot be read", cause=error.strerror or str(error), code="usage") from None
-
-
-def _rows(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each row with its position for error messages."""
-    if source.is_dir():
-        return _texts(source)
-    return _table(source) if source.suffix.lower() == ".csv" else _json_lines(source)
 
 
 def _json_lines(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -160,22 +156,15 @@ def _line(source: Path, place: str, row: Mapping[str, Any], recipe: Recipe) -> d
 
 
 def _default_template(source: Path, place: str, row: Mapping[str, Any]) -> str:
-    for name in TEXT_COLUMNS:
-        if name in row:
-            return f"{{{name}}}"
+    if known := next((name for name in TEXT_COLUMNS if name in row), ""):
+        return f"{{{known}}}"
     columns = ", ".join(map(str, row)) or "none"
-    meant = next((each for each in map(_text_column, row) if each), "")
-    raise Problem(
-        f"{source}, row {place}: which column is the text?",
-        cause=f"its columns are {columns}" + (f"; did you mean {meant}?" if meant else ""),
-        next_step=f"--template 'Summarize: {{{next(iter(row), 'column')}}}'" if not meant else "",
-        code="usage",
-    )
-
-
-def _text_column(name: Any) -> str:
-    """Return the text column that a name is like."""
-    return next(iter(difflib.get_close_matches(str(name)[:MAX_NAME], TEXT_COLUMNS, 1)), "")
+    alike = (difflib.get_close_matches(str(name)[:MAX_NAME], TEXT_COLUMNS, 1) for name in row)
+    meant = next((names[0] for names in alike if names), "")
+    what = f"{source}, row {place}: which column is the text?"
+    cause = f"its columns are {columns}" + (f"; did you mean {meant}?" if meant else "")
+    next_step = f"--template 'Summarize: {{{next(iter(row), 'column')}}}'" if not meant else ""
+    raise Problem(what, cause=cause, next_step=next_step, code="usage")
 
 
 def _filled(source: Path, place: str, row: Mapping[str, Any], template: str) -> str:
@@ -262,7 +251,10 @@ class BatchRun:
                         raise
                     begun = self._begin(prepared)
             if not begun.file:
-                uploaded = self._upload(progress, lines)
+                total, name = lines.tell(), f"{self.source.stem or 'batch'}.jsonl"
+                lines.seek(0)
+                told = partial(progress.amount, "uploading", total=total)
+                uploaded = self.client.upload("/v1/files", name, lines, on_read=told, purpose="batch")
                 begun = self._keep(msgspec.structs.replace(begun, file=uploaded["id"]))
         body = {"input_file_id": begun.file, "endpoint": prepared.endpoint, "completion_window": self.window}
         batch = self.client.post("/v1/batches", body, **{"Idempotency-Key": begun.key})
@@ -280,22 +272,15 @@ class BatchRun:
             raise Problem(f"{self._note} cannot be read", cause=str(error), next_step=f"rm {self._note}") from None
         if self.again:
             return self._begin(prepared)
-        if begun.digest != self._digest(prepared):
-            raise Problem(
-                f"{self.target} belongs to another run",
-                cause="its input or its options were different",
-                next_step="another -o, or --again to start over",
-                code="another_run",
-            )
+        if begun.digest != f"{prepared.digest}:{self.window}":
+            what, cause = f"{self.target} belongs to another run", "its input or its options were different"
+            raise Problem(what, cause=cause, next_step="another -o, or --again to start over", code="another_run")
         if begun.batch:
             note(f"going on with {begun.batch}")
         return begun
 
     def _begin(self, prepared: Prepared) -> Begun:
-        return self._keep(Begun(digest=self._digest(prepared), key=secrets.token_hex(16)))
-
-    def _digest(self, prepared: Prepared) -> str:
-        return f"{prepared.digest}:{self.window}"
+        return self._keep(Begun(digest=f"{prepared.digest}:{self.window}", key=secrets.token_hex(16)))
 
     def _keep(self, begun: Begun) -> Begun:
         try:
@@ -308,14 +293,6 @@ class BatchRun:
         """The error for a folder of the output that this user cannot use."""
         cause = error.strerror or str(error)
         return Problem(f"{self.target.parent} cannot be used", cause=cause, next_step="choose another -o")
-
-    def _upload(self, progress: ProgressLine, lines: BinaryIO) -> dict[str, Any]:
-        total = lines.seek(0, os.SEEK_END)
-        lines.seek(0)
-        name = f"{self.source.stem or 'batch'}.jsonl"
-        return self.client.upload(
-            "/v1/files", name, lines, on_read=lambda done: progress.amount("uploading", done, total), purpose="batch"
-        )
 
     def _fetch(self, file_id: str | None, target: Path) -> None:
         """Download a file completely or not at all. Without one, delete an old `target`, which is not this batch's."""
@@ -340,17 +317,6 @@ def show_progress(progress: ProgressLine, batch: dict[str, Any]) -> None:
     if counts["failed"]:
         words.append(f"{counts['failed']} failed")
     progress.amount(str(batch["id"]), done, total, "  ".join(words))
-
-
-def watched(run: BatchRun) -> tuple[dict[str, Any] | None, int]:
-    """Run, and return the batch's final state and the exit code; None after Ctrl-C."""
-    try:
-        batch = run.start()
-    except KeyboardInterrupt:
-        note("\nnot watching any more; the batch goes on, and the same command takes it up again")
-        return None, INTERRUPTED
-    failed = batch["request_counts"]["failed"]
-    return batch, DONE if batch["status"] == "completed" and not failed else ENDED_BADLY
 
 
 CUT_OFF = ("cancelled", "expired")
@@ -382,17 +348,7 @@ def batch() -> None:
               help="Deadline for all lines.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Start over, whatever an earlier run has done.")
 def run(
-    client: Client,
-    source: Path,
-    target: Path,
-    template: str,
-    id_column: str,
-    model: str | None,
-    max_tokens: int | None,
-    temperature: float | None,
-    window: str,
-    again: bool,
-    as_json: bool,
+    client: Client, source: Path, target: Path, model: str | None, window: str, again: bool, as_json: bool, **asked: Any
 ) -> int:
     """Compute every line of INPUT and write the answers to a file.
 
@@ -406,15 +362,28 @@ def run(
       penstock batch run rows.csv -o out.jsonl --template '{text}' --id-column id
       penstock batch run notes/ -o out.jsonl --window 1h --max-tokens 64
     """
-    options = {"max_tokens": max_tokens, "temperature": temperature}
-    given = {name: value for name, value in options.items() if value is not None}
+    template, id_column = asked.pop("template"), asked.pop("id_column")
+    given = {name: value for name, value in asked.items() if value is not None}
     recipe = Recipe(model or client.default_model(), template, id_column, given)
     work = BatchRun(client, source, target, recipe, window, again)
-    ended, code = watched(work)
-    if ended is None:
-        return code
-    CommandResult(timed(ended), lambda: _print_summary(ended, work)).print(as_json=as_json)
-    return code
+    try:
+        ended = work.start()
+    except KeyboardInterrupt:
+        note("\nnot watching any more; the batch goes on, and the same command takes it up again")
+        return INTERRUPTED
+    counts = ended["request_counts"]
+
+    def shown() -> None:
+        emit(f"{ended['id']} {ended['status']}: {counts['completed']} of {counted(counts['total'], 'line')}\n")
+        if ended["output_file_id"]:
+            note(f"answers in {target}")
+        if ended["error_file_id"]:
+            note(f"{counted(counts['failed'], 'line')} without an answer in {work.errors}")
+        for fault in (ended["errors"] or {}).get("data", [])[:10]:
+            note(f"line {fault['line'] or '-'}: {fault['message']}")
+
+    CommandResult(timed(ended), shown).print(as_json=as_json)
+    return DONE if ended["status"] == "completed" and not counts["failed"] else ENDED_BADLY
 
 
 @command("ls", batch)
@@ -510,18 +479,6 @@ def resume(client: Client, batch_id: str) -> CommandResult:
 def _send_command(client: Client, batch_id: str, command: str) -> CommandResult:
     found = timed(client.post(f"/v1/batches/{batch_id}/{command}", {}))
     return line_result(found, f"{found['id']} {_state(found)}")
-
-
-def _print_summary(ended: dict[str, Any], work: BatchRun) -> None:
-    """Print the result and the files it was written to."""
-    counts = ended["request_counts"]
-    emit(f"{ended['id']} {ended['status']}: {counts['completed']} of {counted(counts['total'], 'line')}\n")
-    if ended["output_file_id"]:
-        note(f"answers in {work.target}")
-    if ended["error_file_id"]:
-        note(f"{counted(counts['failed'], 'line')} without an answer in {work.errors}")
-    for fault in (ended["errors"] or {}).get("data", [])[:10]:
-        note(f"line {fault['line'] or '-'}: {fault['message']}")
 
 
 def _state(found: dict[str, Any]) -> str:

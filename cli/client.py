@@ -248,12 +248,9 @@ class Client:
             ) from None
 
     def _no_penstock(self, url: str, cause: str) -> Problem:
-        return Problem(
-            f"no penstock answers at {without_login(url)}",
-            cause=cause,
-            next_step="penstock up, or say where it is with --url or --data-dir",
-            code="unreachable",
-        )
+        what = f"no penstock answers at {without_login(url)}"
+        next_step = "penstock up, or say where it is with --url or --data-dir"
+        return Problem(what, cause=cause, next_step=next_step, code="unreachable")
 
     def _refused(self, refusal: ApiRefusal, path: str) -> Problem:
         """The Problem for an error answer of the API."""
@@ -310,12 +307,9 @@ def _no_trusted_address(home: DataDir, *, by_redis: bool) -> Problem:
     """The error if there is a key but no trusted address: any process that writes to Redis, or listens on the port,
     could obtain the key."""
     if by_redis:
-        return Problem(
-            "an API key is not sent to an address out of Redis",
-            cause="every process that may write there can name an API",
-            next_step="--url http://HOST:8000 (or PENSTOCK_URL)",
-            code="address_required",
-        )
+        what = "an API key is not sent to an address out of Redis"
+        cause = "every process that may write there can name an API"
+        return Problem(what, cause=cause, next_step="--url http://HOST:8000 (or PENSTOCK_URL)", code="address_required")
     return _not_running(home, "an API key is not sent to whoever may listen at the configured port")
 
 
@@ -353,11 +347,8 @@ def _kept_key(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except PermissionError as error:
-        raise Problem(
-            f"{path} belongs to another user",
-            next_step="run the command as that user, or give --url and set PENSTOCK_API_KEY",
-            code="key_unreadable",
-        ) from error
+        next_step = "run the command as that user, or give --url and set PENSTOCK_API_KEY"
+        raise Problem(f"{path} belongs to another user", next_step=next_step, code="key_unreadable") from error
 
 
 BEGINNING = re.compile(r"(?:job_|batch_|msg_)[0-9a-f]{4,31}|[0-9]{1,3}-[0-9]{4,15}")
@@ -398,11 +389,8 @@ def whole_id(client: Client, argument: str, given: str) -> str:
     if LISTINGS[argument].front and DIGITS.fullmatch(given):
         given = LISTINGS[argument].front + given
     if TOO_SHORT.fullmatch(given):
-        raise Problem(
-            f"{given} is too short to stand for one {LISTINGS[argument].noun}",
-            next_step="give more digits: at least four",
-            code="ambiguous_id",
-        )
+        what = f"{given} is too short to stand for one {LISTINGS[argument].noun}"
+        raise Problem(what, next_step="give more digits: at least four", code="ambiguous_id")
     if not BEGINNING.fullmatch(given):
         return given
     listing = LISTINGS[argument]
@@ -410,12 +398,8 @@ def whole_id(client: Client, argument: str, given: str) -> str:
     found = [each for each in dict.fromkeys(ids) if each.startswith(given)]
     if len(found) > 1:
         names = ", ".join(found[:MAX_NAMED]) + (f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "")
-        raise Problem(
-            f"{given} is the beginning of {counted(len(found), listing.noun, listing.plural)}",
-            cause=names,
-            next_step="give more digits",
-            code="ambiguous_id",
-        )
+        what = f"{given} is the beginning of {counted(len(found), listing.noun, listing.plural)}"
+        raise Problem(what, cause=names, next_step="give more digits", code="ambiguous_id")
     return found[0] if len(found) == 1 else given
 
 
@@ -426,12 +410,10 @@ def _all(client: Client, listing: Listing, given: str) -> Iterator[dict[str, Any
     found = client.get(listing.path, limit=PAGE)["data"]
     yield from found
     if len(found) == PAGE:
-        raise Problem(
-            f"{given} cannot be completed",
-            cause=f"there are more {listing.plural} than the newest {PAGE}, which the server lists",
-            next_step="give the whole id; a pipe or --json of `ls` shows it",
-            code="ambiguous_id",
-        )
+        what = f"{given} cannot be completed"
+        cause = f"there are more {listing.plural} than the newest {PAGE}, which the server lists"
+        next_step = "give the whole id; a pipe or --json of `ls` shows it"
+        raise Problem(what, cause=cause, next_step=next_step, code="ambiguous_id")
 
 
 def whole_ids(client: Client, arguments: Mapping[str, Any]) -> dict[str, str]:

@@ -148,11 +148,8 @@ async def end_orphan(folder: Path) -> None:
     deadline = asyncio.get_running_loop().time() + SHUTDOWN_TIMEOUT_S
     while holder := await _holder(folder, kept):
         if asyncio.get_running_loop().time() > deadline:
-            raise Problem(
-                f"a server of an earlier run still holds {folder}",
-                cause=f"{holder} does not shut down",
-                next_step="see logs/redis-1.log in the data folder, then end it",
-            )
+            what, cause = f"a server of an earlier run still holds {folder}", f"{holder} does not shut down"
+            raise Problem(what, cause=cause, next_step="see logs/redis-1.log in the data folder, then end it")
         await asyncio.sleep(0.1)
 
 
@@ -207,12 +204,10 @@ def _socket_path(folder: Path, kept: dict[str, str]) -> Path:
     short = Path(tempfile.mkdtemp(prefix="penstock-")) / SOCKET
     if len(os.fsencode(short)) > MAX_SOCKET_PATH_BYTES:
         short.parent.rmdir()
-        raise Problem(
-            f"the path of the data folder is too long: {len(os.fsencode(socket))} bytes with {SOCKET} in it",
-            cause=f"the address of a Unix socket has at most {MAX_SOCKET_PATH_BYTES}, and TMPDIR is too long as well",
-            next_step="choose a shorter --data-dir, or a shorter TMPDIR",
-            code="path_too_long",
-        )
+        what = f"the path of the data folder is too long: {len(os.fsencode(socket))} bytes with {SOCKET} in it"
+        cause = f"the address of a Unix socket has at most {MAX_SOCKET_PATH_BYTES}, and TMPDIR is too long as well"
+        next_step = "choose a shorter --data-dir, or a shorter TMPDIR"
+        raise Problem(what, cause=cause, next_step=next_step, code="path_too_long")
     return short
 
 

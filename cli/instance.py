@@ -314,29 +314,20 @@ class DataDir:
         """The running instance. Raises Problem when there is none."""
         instance = self.read()
         if instance is None:
-            raise Problem(
-                f"nothing is running in {self.path}",
-                next_step="penstock up, or name another folder with --data-dir",
-                code="not_running",
-            )
+            what = f"nothing is running in {self.path}"
+            raise Problem(what, next_step="penstock up, or name another folder with --data-dir", code="not_running")
         return instance
 
     def _already_running(self) -> Problem:
         instance = self.read()
         if instance is None or instance.state == "starting":
-            return Problem(
-                f"another penstock is starting in {self.path}{f' (pid {instance.pid})' if instance else ''}",
-                cause=instance.phase if instance else "",
-                next_step="wait for it, penstock down, or a --data-dir (and --port) of its own",
-                code="starting",
-            )
+            what = f"another penstock is starting in {self.path}{f' (pid {instance.pid})' if instance else ''}"
+            next_step = "wait for it, penstock down, or a --data-dir (and --port) of its own"
+            return Problem(what, cause=instance.phase if instance else "", next_step=next_step, code="starting")
         where = f"at {instance.url} (pid {instance.pid})"
-        return Problem(
-            f"penstock is already running {where}",
-            cause=f"it holds {self.path}",
-            next_step="penstock ps, penstock console, penstock down, or a --data-dir (and --port) of its own",
-            code="already_running",
-        )
+        what = f"penstock is already running {where}"
+        next_step = "penstock ps, penstock console, penstock down, or a --data-dir (and --port) of its own"
+        return Problem(what, cause=f"it holds {self.path}", next_step=next_step, code="already_running")
 
     def _check_contents(self) -> None:
         """Check that the folder contains only Penstock's files before making it private. Raises Problem."""
@@ -345,11 +336,9 @@ class DataDir:
         }
         names = {path.name for path in self.path.iterdir()}
         if self._lock.name not in names and not names <= ours:
-            raise Problem(
-                f"{self.path} has other files in it, and other users may enter it",
-                cause="a data folder holds the queue and its password",
-                next_step=f"choose another --data-dir, such as {self.path / '.penstock'}",
-            )
+            what = f"{self.path} has other files in it, and other users may enter it"
+            next_step = f"choose another --data-dir, such as {self.path / '.penstock'}"
+            raise Problem(what, cause="a data folder holds the queue and its password", next_step=next_step)
 
     def _make(self, folder: Path) -> None:
         """Create a folder, or change its mode, so that only this user may enter it. Raises Problem."""

@@ -217,12 +217,9 @@ class AnswerPrinter:
         """Another text follows. Raises Problem if the first one stands where nobody can tell them apart."""
         if self.text and not sys.stdout.isatty():
             sys.stdout.write("\n")
-            raise Problem(
-                "the answer was cut off",
-                cause="the store lost part of it, and it was written again from its beginning",
-                next_step=f"penstock jobs result {reset.job_id}",
-                code="stream_reset",
-            )
+            what = "the answer was cut off"
+            cause = "the store lost part of it, and it was written again from its beginning"
+            raise Problem(what, cause=cause, next_step=f"penstock jobs result {reset.job_id}", code="stream_reset")
         if self.text:
             self.flush()
             note("\n(the answer begins again)")
@@ -615,11 +612,8 @@ def cancel(client: Client, job_id: str) -> CommandResult:
     job = job_timed(client.post(f"/v1/jobs/{job_id}/cancel", {}))
     state, already_ended = job["status"], job.get("already_ended")
     if already_ended and state != "cancelled":
-        raise Problem(
-            f"the job had already ended as {state}: nothing was cancelled",
-            next_step=f"penstock jobs show {job_id}",
-            code="already_ended",
-        )
+        what = f"the job had already ended as {state}: nothing was cancelled"
+        raise Problem(what, next_step=f"penstock jobs show {job_id}", code="already_ended")
     return line_result(job, f"{job['id']} {'was cancelled before' if already_ended else state}")
 
 
@@ -760,12 +754,9 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
             job = timeout.job or job
             progress.end()
             _found(job).print(as_json=as_json)
-            raise Problem(
-                f"the job is still {job['status']}",
-                cause=f"--wait {seconds:g} is over; the work goes on",
-                next_step=f"penstock jobs events {job['id']}",
-                code="wait_timeout",
-            ) from None
+            what, cause = f"the job is still {job['status']}", f"--wait {seconds:g} is over; the work goes on"
+            next_step = f"penstock jobs events {job['id']}"
+            raise Problem(what, cause=cause, next_step=next_step, code="wait_timeout") from None
     if as_json:
         print_json(job_timed(job))
     if job["status"] != "completed":

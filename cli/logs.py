@@ -319,11 +319,8 @@ def logs(
     as_json = as_json or not (for_people or sys.stdout.isatty())
     filters.polls = polls or as_json
     if not any(folder.glob("*.log*")):
-        raise Problem(
-            f"there are no logs in {folder}",
-            next_step="penstock up, or name another folder with --data-dir",
-            code="no_logs",
-        )
+        what = f"there are no logs in {folder}"
+        raise Problem(what, next_step="penstock up, or name another folder with --data-dir", code="no_logs")
     if previous:
         filters.since, filters.until = _previous_run(folder)
     try:
@@ -376,12 +373,9 @@ def _nothing(filters: Filters, folder: Path, files: Iterable[Path]) -> Problem:
     """Why no line was shown."""
     given = [("job", filters.job), ("trace", filters.trace), ("role", filters.role), ("process", filters.process)]
     wanted = ", ".join(f"{name} {value}" for name, value in given if value)
-    return Problem(
-        f"no line of the logs in {folder} is of {wanted}" if wanted else f"the logs in {folder} are empty",
-        cause="there are logs of " + ", ".join(sorted(process_of(path) for path in files)),
-        next_step="penstock jobs ls" if filters.job else "penstock ps",
-        code="no_lines",
-    )
+    what = f"no line of the logs in {folder} is of {wanted}" if wanted else f"the logs in {folder} are empty"
+    cause = "there are logs of " + ", ".join(sorted(process_of(path) for path in files))
+    return Problem(what, cause=cause, next_step="penstock jobs ls" if filters.job else "penstock ps", code="no_lines")
 
 
 def _for_people(line: LogLine, *, ids: bool) -> str:

