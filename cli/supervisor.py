@@ -189,22 +189,10 @@ class Child:
     def entry(self) -> ProcessEntry:
         """The child's row in `penstock ps`."""
         now, program = self.status, self.program
-        return ProcessEntry(
-            role=program.role,
-            id=program.id,
-            pid=now.pid,
-            state=now.state,
-            since=now.since,
-            restarts=now.restarts,
-            failed_starts=0 if now.was_ready or self._was_ready else now.alike,
-            cause=now.cause,
-            model=program.model,
-            shape=program.shape,
-            detail=now.detail,
-            away=now.away,
-            away_since=now.away_since,
-            lives=self._lives,
-        )
+        shown = {name: getattr(now, name) for name in ProcessEntry.__struct_fields__ if hasattr(now, name)}
+        shown |= {name: getattr(program, name) for name in ("role", "id", "model", "shape")}
+        failed_starts = 0 if now.was_ready or self._was_ready else now.alike
+        return ProcessEntry(**shown, failed_starts=failed_starts, lives=self._lives)
 
     async def run(self) -> None:
         """Keep one process of the program running until `stop`."""
@@ -256,7 +244,9 @@ class Child:
         if self._killer is not None:
             self._killer.cancel()
         _kill_group(process.pid)
-        await _finish(watching)
+        with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+            async with asyncio.timeout(OUTPUT_TIMEOUT_S):  # for its last output
+                await watching
         return self._cause(code)
 
     async def _spawn(self, line: int) -> Process:
@@ -309,15 +299,13 @@ class Child:
             if said.get("completed"):
                 self._set(completed=True)
             elif "away" in said:
-                self._note_away(str(said["away"]))
+                why, now = str(said["away"]), self.status
+                since = now.away_since if now.away else time.time()
+                self._set(away=why, away_since=since if why else 0.0)
             else:
                 self._set(state=str(said["state"]), detail=str(said.get("detail", "")))
         except (ValueError, KeyError, TypeError, RecursionError):
             self._set(detail=f"says what nobody understands: {message[:80]!r}")
-
-    def _note_away(self, why: str) -> None:
-        since = self.status.away_since if self.status.away else time.time()
-        self._set(away=why, away_since=since if why else 0.0)
 
     def _cause(self, code: int) -> str:
         if self.status.state == "failed" and self.status.detail:
@@ -378,15 +366,6 @@ def last_words(log: Path, start: int = 0, *, records: bool = True) -> str:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: macOS, for a group that is gone
         os.killpg(pid, signal.SIGKILL)
-
-
-async def _finish(watching: asyncio.Task[None]) -> None:
-    """Read the process's last output, then stop reading."""
-    done, _ = await asyncio.wait({watching}, timeout=OUTPUT_TIMEOUT_S)
-    if not done:
-        watching.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await watching
 
 
 class Supervisor:
@@ -451,8 +430,7 @@ class Supervisor:
         del self.children[child_id], self._tasks[child_id]
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            self._broken = self._broken or task.exception()
+        self._broken = self._broken or (None if task.cancelled() else task.exception())
         self.wake()
 
 
@@ -476,7 +454,8 @@ class PoolSupervisor:
     @property
     def members(self) -> list[Child]:
         """Workers that are not stopping, oldest first."""
-        return [child for child in self._workers() if not child.stopping]
+        workers = [child for child in self._supervisor.of("worker") if not child.stopping]
+        return [each for each in workers if (each.program.model, each.program.shape) == (self.model, self.shape)]
 
     def fill(self) -> None:
         """Start workers up to the minimum."""
@@ -518,12 +497,6 @@ class PoolSupervisor:
         bounds = ProcessLimits.of(self._resources, [child.program.bounds for child in self._supervisor.of("worker")])
         self._supervisor.start(replace(program, bounds=bounds))
 
-    def _workers(self) -> list[Child]:
-        return [child for child in self._supervisor.of("worker") if self._is_ours(child.program)]
-
-    def _is_ours(self, program: Program) -> bool:
-        return (program.model, program.shape) == (self.model, self.shape)
-
     def _free_id(self) -> str:
         names = (f"worker-{number}" for number in itertools.count(1))
         return next(name for name in names if name not in self._supervisor.children)
@@ -539,20 +512,16 @@ async def follow(
     """
     async with contextlib.aclosing(plans.news(POLL_INTERVAL_S)) as news:
         async for _ in news:
-            on_store(await _round(pools, plans, by))
-
-
-async def _round(pools: Sequence[PoolSupervisor], plans: Plans, by: str) -> str:
-    """Returns why Redis is unavailable; "" if it is not."""
-    try:
-        found = await plans.read()
-        for pool in pools:
-            if (plan := found.get(pool.model)) and plan.pool == "local":
-                await pool.follow(plan, plans, by)
-    except Unavailable as error:
-        log.warning("the plan cannot be followed, the pools stay as they are: %s", error)
-        return str(error)
-    return ""
+            why = ""
+            try:
+                found = await plans.read()
+                for pool in pools:
+                    if (plan := found.get(pool.model)) and plan.pool == "local":
+                        await pool.follow(plan, plans, by)
+            except Unavailable as error:
+                log.warning("the plan cannot be followed, the pools stay as they are: %s", error)
+                why = str(error)
+            on_store(why)
 
 
 # It knows a lease only from the lifeline of the process that held it, and acts only once that process has exited: the
