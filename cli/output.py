@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -59,30 +60,43 @@ def table_lines(
     """
     names = column_names(header)
     short = shortener(cell for row in rows for cell in row)
-    titles = [_title(name, title) for name, title in zip(names, header, strict=True)]
+    titles = ["WHEN" if name == "at" else title.removesuffix(" AT") for name, title in zip(names, header, strict=True)]
     body = [[_shown(name, cell, short, now) for name, cell in zip(names, row, strict=True)] for row in rows]
-    widths = [max(map(_width, column)) for column in zip(titles, *body, strict=True)]
-    if "endpoint" in names and names[-1] == "prompt" and _room(widths, width) < min(MIN_TEXT, widths[-1]):
+    widths = [
+        max(cells(line) for cell in column for line in cell.split("\n")) for column in zip(titles, *body, strict=True)
+    ]
+    room = width - _total(widths[:-1]) - len(GAP)  # what the columns before it leave to the last one
+    if "endpoint" in names and names[-1] == "prompt" and room < min(MIN_TEXT, widths[-1]):
         place = names.index("endpoint")  # says less than the prompt
         cut_out = [[*row[:place], *row[place + 1 :]] for row in (header, *rows)]
         return table_lines(cut_out[0], cut_out[1:], width=width, colour=colour, now=now)
-    below = _fit(names, titles, widths, width)
+    below = _fit(names, titles, widths, width, room)
     spilled = _spill(widths, below, width)
-    apart = [*below, *spilled]
-    lines = _row_lines(titles, names, widths, apart, "\x1b[1m" if colour else "")
+    places = [place for place in range(len(names)) if place not in (*below, *spilled)]
+
+    def row_lines(row: Sequence[str], *, colour: bool) -> Iterator[str]:
+        """One row; its cells may have several lines."""
+        columns = [_cell_lines(names[place], row[place], widths[place]) for place in places]
+        for parts in itertools.zip_longest(*columns, fillvalue=""):
+            line = ""
+            for place, text in zip(places, parts, strict=True):
+                blank = " " * (widths[place] - cells(text)) + GAP
+                line += (painted(names[place], text, row[0]) if colour else text) + blank
+            yield line.rstrip()
+
+    lines = [f"\x1b[1m{line}\x1b[0m" if colour else line for line in row_lines(titles, colour=False)]
     for row in body:
-        lines += _row_lines(row, names, widths, apart, "", colour=colour)
+        lines += row_lines(row, colour=colour)
         if spilled:
             figures = "  ".join(f"{titles[place].lower()}: {row[place]}".replace(" ", JOINED) for place in spilled)
-            wrapped = textwrap.wrap(figures, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-            lines += [line.replace(JOINED, " ") for line in wrapped]
+            found = textwrap.wrap(figures, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+            lines += [line.replace(JOINED, " ") for line in found]
         for place in below:
-            if row[place] != "-":
-                indent = f"  {titles[place].lower()}: "
-                if names[place] == "prompt":
-                    lines.append(cut(f"{indent}{row[place]}", width))
-                else:
-                    lines += textwrap.wrap(row[place], width, initial_indent=indent, subsequent_indent="    ")
+            indent = f"  {titles[place].lower()}: "
+            if names[place] == "prompt" and row[place] != "-":
+                lines.append(cut(f"{indent}{row[place]}", width))
+            elif row[place] != "-":
+                lines += textwrap.wrap(row[place], width, initial_indent=indent, subsequent_indent="    ")
     return lines
 
 
@@ -157,19 +171,16 @@ def cut(text: str, width: int) -> str:
     return f"{kept}…"
 
 
-def _fit(names: Sequence[str], titles: Sequence[str], widths: list[int], width: int) -> list[int]:
+def _fit(names: Sequence[str], titles: Sequence[str], widths: list[int], width: int, room: int) -> list[int]:
     """Narrow the columns in place. Returns the places of columns that stand below their row."""
     if _total(widths) <= width:
         return []
-    texts = [place for place, name in enumerate(names) if name in TEXTS]
-    below: list[int] = []
-    room = _room(widths, width)
-    if texts == [len(names) - 1] and room >= MIN_TEXT:
+    below = [place for place, name in enumerate(names) if name in TEXTS]
+    if below == [len(names) - 1] and room >= MIN_TEXT:
         widths[-1] = room
-    else:
-        below = texts
-        for place in below:
-            widths[place] = -len(GAP)  # takes no room, nor does the gap before it
+        below = []
+    for place in below:
+        widths[place] = -len(GAP)  # takes no room, nor does the gap before it
     least = {place: max(MIN_NAME, len(titles[place])) for place, name in enumerate(names) if name in NAMES}
     while _total(widths) > width and (wide := [place for place in least if widths[place] > least[place]]):
         widths[max(wide, key=widths.__getitem__)] -= 1
@@ -188,36 +199,8 @@ def _spill(widths: list[int], below: Sequence[int], width: int) -> list[int]:
     return spilled
 
 
-def _room(widths: Sequence[int], width: int) -> int:
-    """What the columns before it leave to the last one."""
-    return width - _total(widths[:-1]) - len(GAP)
-
-
 def _total(widths: Sequence[int]) -> int:
     return sum(widths) + len(GAP) * (len(widths) - 1)
-
-
-def _row_lines(
-    row: Sequence[str],
-    names: Sequence[str],
-    widths: Sequence[int],
-    below: Sequence[int],
-    style: str,
-    *,
-    colour: bool = False,
-) -> list[str]:
-    """One row; its cells may have several lines."""
-    places = [place for place in range(len(names)) if place not in below]
-    columns = [_cell_lines(names[place], row[place], widths[place]) for place in places]
-    lines = []
-    for number in range(max(map(len, columns), default=1)):
-        line = ""
-        for place, column in zip(places, columns, strict=True):
-            text = column[number] if number < len(column) else ""
-            end = "" if place == places[-1] else " " * (widths[place] - cells(text)) + GAP
-            line += (painted(names[place], text, row[0]) if colour else text) + end
-        lines.append(f"{style}{line.rstrip()}\x1b[0m" if style else line.rstrip())
-    return lines
 
 
 def painted(name: str, text: str, first: str) -> str:
@@ -239,16 +222,6 @@ def _wrapped(line: str, width: int) -> list[str]:
     if cells(line) <= width:
         return [line]
     return textwrap.wrap(line, width if cells(line) == len(line) else width // 2, break_on_hyphens=False) or [""]
-
-
-def _width(cell: str) -> int:
-    return max(map(cells, cell.split("\n")))
-
-
-def _title(name: str, title: str) -> str:
-    if name == "at":
-        return "WHEN"
-    return title.removesuffix(" AT")
 
 
 def _shown(name: str, cell: str, short: Callable[[str], str], now: float) -> str:
@@ -534,12 +507,8 @@ def complain(problem: Problem, *, as_json: bool) -> None:
 
 def error_block(problem: Problem) -> list[str]:
     """The lines `error:`, `cause:` and `next:`, without the empty ones."""
-    lines = [f"error: {_one_line(problem.message)}"]
-    if problem.cause:
-        lines.append(f"cause: {_one_line(problem.cause)}")
-    if problem.next_step:
-        lines.append(f"next:  {_one_line(problem.next_step)}")
-    return lines
+    lines = {"error: ": problem.message or " ", "cause: ": problem.cause, "next:  ": problem.next_step}
+    return [label + _one_line(text) for label, text in lines.items() if text]
 
 
 def rfc3339(seconds: float) -> str:
@@ -679,7 +648,10 @@ class ProgressLine:
         if self._live:
             self._clear()
             if self._text:
-                self._draw(self._fitted())
+                line = self._fitted()
+                self._stream.write(line)
+                self._stream.flush()
+                self._width = cells(line)
             return
         now, due = time.monotonic(), max(self._since + self._delay_s, self._printed + REPEAT_INTERVAL_S)
         if self._text and (now >= due or (changed and not self._delay_s)):
@@ -709,11 +681,6 @@ class ProgressLine:
         figures = "".join(f"  {each}" for each in (self._amount, self._clock()) if each)
         text = cut("  " + shorten_ids(self._said()), max(0, room - cells(figures)))
         return cut((text + figures).removeprefix("  "), room)
-
-    def _draw(self, line: str) -> None:
-        self._stream.write(line)
-        self._stream.flush()
-        self._width = cells(line)
 
     def _clear(self) -> None:
         if self._width:  # blanks instead of an escape sequence, which also works with styles off
