@@ -167,12 +167,8 @@ def _parts(whole: GroupFigures) -> RenderableType:
     for part in PARTS:
         spent = whole.parts[part.name]
         bar = "█" * round(BAR * spent / total)
-        table.add_row(
-            part.name.replace("_", " "),
-            duration(spent / done),
-            percent(spent / total),
-            Text(bar, COLOURS[GROUP_OF[part.name]]),
-        )
+        shares = duration(spent / done), percent(spent / total)
+        table.add_row(part.name.replace("_", " "), *shares, Text(bar, COLOURS[GROUP_OF[part.name]]))
     if whole.egress_first is not None:
         name = EGRESS_FIRST.name.replace("_", " ")
         table.add_row(name, duration(whole.egress_first.mean), "–", Text("beside decode", "dim"))
@@ -188,29 +184,22 @@ def _groups(report: RequestReport) -> Iterable[RenderableType]:
         table = _table(title, "requests", "tokens", "wait p50", "p99", "first p50", "p99", "whole p99")
         for group in groups:
             wait, first, whole = group.wait, group.ttft, group.e2e
-            table.add_row(
-                group.name,
-                f"{group.requests:,}",
-                f"{group.completion_tokens:,}",
-                *((duration(wait.p50), duration(wait.p99)) if wait else ("–", "–")),
-                *((duration(first.p50), duration(first.p99)) if first else ("–", "–")),
-                duration(whole.p99) if whole else "–",
-            )
+            ranks = ((wait, "p50"), (wait, "p99"), (first, "p50"), (first, "p99"), (whole, "p99"))
+            times = (duration(getattr(found, rank, None)) for found, rank in ranks)
+            table.add_row(group.name, f"{group.requests:,}", f"{group.completion_tokens:,}", *times)
         yield table
 
 
 def _usage(usage: WindowUsage) -> RenderableType:
     words = [f"{usage.tokens:,} tokens in {duration(1000 * usage.seconds)}: {three(usage.tokens_per_s)} per second"]
-    if usage.tokens_per_core_s is not None:
-        words.append(f"{three(usage.tokens_per_core_s)} per core-second of Penstock's processes")
-    if usage.gateway_cpu_s_per_1000 is not None:
-        words.append(f"{three(usage.gateway_cpu_s_per_1000)} s of CPU in API processes for 1,000 requests")
-    if usage.tokens_per_joule is not None:
-        words.append(f"{three(usage.tokens_per_joule)} per joule of the GPUs")
-    if usage.slots_in_use is not None:
-        words.append(f"{percent(usage.slots_in_use)} of the workers' slots in use")
-    if usage.tokens_per_cost is not None:
-        words.append(f"{three(usage.tokens_per_cost)} per unit of cost_per_hour")
+    for value, shown_as, meaning in (
+        (usage.tokens_per_core_s, three, "per core-second of Penstock's processes"),
+        (usage.gateway_cpu_s_per_1000, three, "s of CPU in API processes for 1,000 requests"),
+        (usage.tokens_per_joule, three, "per joule of the GPUs"),
+        (usage.slots_in_use, percent, "of the workers' slots in use"),
+        (usage.tokens_per_cost, three, "per unit of cost_per_hour"),
+    ):
+        words += [f"{shown_as(value)} {meaning}"] if value is not None else []
     more = " CPU, energy and cost are of all requests, so what these took of them is not known." if usage.shared else ""
     return Text("; ".join(words) + "." + more)
 
@@ -231,41 +220,12 @@ def _energy(energy: EnergyFigures) -> Iterable[RenderableType]:
 def _run_times(found: Sequence[ModelRunTime]) -> RenderableType:
     table = _table("run time", "observed", "alone", "alone on the fastest", "contention", "fitted to")
     for each in found:
-        table.add_row(
-            each.model,
-            duration(each.observed),
-            duration(each.denoised),
-            duration(each.idealized),
-            shared(each.contention),
-            f"{each.fitted} (≤ {each.beside} beside)",
-        )
+        times = map(duration, (each.observed, each.denoised, each.idealized))
+        table.add_row(each.model, *times, shared(each.contention), f"{each.fitted} (≤ {each.beside} beside)")
     return table
 
 
 # --- comparison ------------------------------------------------------------------------------------------------------
-
-
-def comparison_rows(before: RequestReport, after: RequestReport) -> list[tuple[str, str, str, str]]:
-    """Each figure of both reports, and the second divided by the first."""
-    one, two = before.figures, after.figures
-
-    def times(name: str, a: Distribution | None, b: Distribution | None) -> list[tuple[str, str, str, str]]:
-        return [
-            (f"{name} {rank}", duration(x), duration(y), ratio(x, y))
-            for rank in ("p50", "p99")
-            for x, y in [(getattr(a, rank, None), getattr(b, rank, None))]
-        ]
-
-    rows = [("requests", f"{one.whole.requests:,}", f"{two.whole.requests:,}",
-             ratio(one.whole.requests, two.whole.requests))]  # fmt: skip
-    for name, attribute in (("wait", "wait"), ("first token", "ttft"), ("between tokens (engine)", "itl"),
-                            ("whole", "e2e")):  # fmt: skip
-        rows += times(name, getattr(one.whole, attribute), getattr(two.whole, attribute))
-    for name in ("tokens_per_s", "tokens_per_core_s", "tokens_per_joule", "tokens_per_cost"):
-        x, y = getattr(one.usage, name), getattr(two.usage, name)
-        if x is not None or y is not None:
-            rows.append((name.replace("_", " "), three(x), three(y), ratio(x, y)))
-    return rows
 
 
 def ratio(before: float | None, after: float | None) -> str:
@@ -277,9 +237,22 @@ def ratio(before: float | None, after: float | None) -> str:
 
 def compared(before: RequestReport, after: RequestReport, names: Sequence[str]) -> list[RenderableType]:
     """Two reports side by side, in blocks."""
-    table = _table("", names[0], names[1], "B / A")
-    for row in comparison_rows(before, after):
-        table.add_row(*row)
+    table, one, two = _table("", names[0], names[1], "B / A"), before.figures, after.figures
+    counts = one.whole.requests, two.whole.requests
+    table.add_row("requests", *(f"{each:,}" for each in counts), ratio(*counts))
+    for name, attribute in {
+        "wait": "wait",
+        "first token": "ttft",
+        "between tokens (engine)": "itl",
+        "whole": "e2e",
+    }.items():
+        for rank in ("p50", "p99"):
+            x, y = (getattr(getattr(each.whole, attribute), rank, None) for each in (one, two))
+            table.add_row(f"{name} {rank}", duration(x), duration(y), ratio(x, y))
+    for name in ("tokens_per_s", "tokens_per_core_s", "tokens_per_joule", "tokens_per_cost"):
+        x, y = getattr(one.usage, name), getattr(two.usage, name)
+        if x is not None or y is not None:
+            table.add_row(name.replace("_", " "), three(x), three(y), ratio(x, y))
     partial = [Text(CUT_SHORT, "bold yellow")] if before.interrupted or after.interrupted else []
     verdicts = Stack(*partial, Text(f"A: {before.verdict}"), Text(f"B: {after.verdict}"))
     changes = changed_findings(before.advice, after.advice)
@@ -321,14 +294,12 @@ def report(
     since: str | None,
     start: str | None,
     end: str | None,
-    model: str,
-    lane: str,
-    tenant: str,
     target: Path | None,
     compare: tuple[str, str] | None,
     config: Path | None,
     where: Where,
     as_json: bool,
+    **only: str,
 ) -> int:
     """Say what happened, where the time went and what to change first, from the records of this machine.
 
@@ -342,12 +313,10 @@ def report(
     """
     folder, prices = source(where, config)
     now = time.time()
-    only = {"model": model, "lane": lane, "tenant": tenant}
     if compare is not None:
         if since or start or end or target:
-            raise Problem(
-                "--compare has its own windows", next_step="leave out --since, --from, --to and --html", code="usage"
-            )
+            next_step = "leave out --since, --from, --to and --html"
+            raise Problem("--compare has its own windows", next_step=next_step, code="usage")
         pair = [_made(*window(each, folder, now, only), prices, quiet=as_json) for each in compare]
         if as_json:
             print_json({name: msgspec.to_builtins(each) for name, each in zip("ab", pair, strict=True)})
@@ -390,9 +359,8 @@ def window(text: str, folder: Path, now: float, only: Mapping[str, str]) -> tupl
         return Path(text), Scope(0.0, math.inf, **only)
     first, dots, last = text.partition("..")
     if not dots:
-        raise Problem(
-            f"--compare {text}: no folder and no window", next_step=f"write {WHOLE}; {TIME_HINT}", code="usage"
-        )
+        what = f"--compare {text}: no folder and no window"
+        raise Problem(what, next_step=f"write {WHOLE}; {TIME_HINT}", code="usage")
     return folder, Scope(moment(first, now), moment(last, now) if last else now, **only)
 
 
