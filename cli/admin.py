@@ -375,7 +375,9 @@ def _table(pools: Sequence[dict[str, Any]]) -> None:
 def _shapes(pool: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name, shape in pool.get("shapes", {}).items():
         yield (
-            shape | _range(shape) | {"model": pool["model"], "shape": f"{name} (new jobs)" if shape["takes"] else name}
+            shape
+            | {"range": f"{shape['min']}-{shape['max']}"}
+            | {"model": pool["model"], "shape": f"{name} (new jobs)" if shape["takes"] else name}
         )
 
 
@@ -388,15 +390,11 @@ def _path(model: str) -> str:
 def _row(pool: dict[str, Any]) -> dict[str, Any]:
     waits = [lane["wait_s"] for lane in pool["lanes"].values() if lane["wait_s"] is not None]
     return pool | {
-        **_range(pool),
+        "range": f"{pool['min']}-{pool['max']}",
         "waiting": sum(lane["waiting"] for lane in pool["lanes"].values()),
         "wait": f"{min(waits):.1f} s" if waits else None,
         "override": _hand(pool["override"]),
     }
-
-
-def _range(limits: dict[str, Any]) -> dict[str, str]:
-    return {"range": f"{limits['min']}-{limits['max']}"}
 
 
 def _hand(override: dict[str, Any] | None) -> str | None:

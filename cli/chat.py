@@ -228,15 +228,12 @@ def chat(client: Client, message: str | None, model: str | None, system: str | N
 def _question(message: str | None) -> str:
     """The message, and behind it what stdin brings. Raises Problem."""
     said = "" if message in (None, "-") else message or ""
-    piped = "" if sys.stdin is None or (sys.stdin.isatty() and message != "-") else _stdin()
+    piped = ""
+    if sys.stdin is not None and (message == "-" or not sys.stdin.isatty()):
+        with ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
+            progress.phase("" if sys.stdin.isatty() else "reading stdin to its end")
+            piped = stdin_text()
     question = "\n\n".join(part for part in (said, piped) if part.strip())
     if not question:
         raise Problem("there is nothing to ask", next_step='penstock chat "a question"', code="usage")
     return question
-
-
-def _stdin() -> str:
-    with ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
-        if not sys.stdin.isatty():
-            progress.phase("reading stdin to its end")
-        return stdin_text()

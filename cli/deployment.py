@@ -9,6 +9,7 @@ crash."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -33,7 +34,7 @@ from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events import EventSettings, WebhookSettings
 from streaming.fleet.plans import pool_name
-from streaming.fleet.settings import MODEL_NAME, ModelSettings, ShapeSettings, check_model_names, check_runnable
+from streaming.fleet.settings import MODEL_NAME, ModelSettings, check_model_names, check_runnable
 from streaming.jobs.settings import QuotaSettings, TenantSettings
 from streaming.redis.settings import RedisSettings
 from telemetry.records.schema import RecordSettings
@@ -103,34 +104,39 @@ class Deployment:
         return ", ".join(sorted({model.engine for model in self.models.values()}))
 
     @property
+    def pools(self) -> Iterator[tuple[str, str, ModelSettings]]:
+        """Model, shape and settings of every pool of workers."""
+        return ((name, *pool) for name, model in self.models.items() for pool in model.pools.items())
+
+    @property
     def needs_weights(self) -> bool:
         """Whether some model uses the default weights."""
-        if self.config.section("llamacpp", LlamacppSettings).path is not None:
-            return False
-        pools = (pool for model in self.models.values() for pool in model.pools.values() if pool.most_workers > 0)
-        return any(pool.engine == "llamacpp" and not pool.options.get("path") for pool in pools)
+        found = (pool for _, _, pool in self.pools if pool.engine == "llamacpp" and pool.most_workers > 0)
+        own = self.config.section("llamacpp", LlamacppSettings).path
+        return own is None and any(not pool.options.get("path") for pool in found)
 
     def check_model_files(self) -> None:
         """Check the model files that are set, before workers fail on them again and again. Raises ConfigError."""
-        for name, model in self.models.items():
-            for shape, pool in model.pools.items():
-                if pool.most_workers > 0 and (option := MODEL_FILES.get(pool.engine)):
-                    key = _option_key(name, shape, model, option)
-                    file = pool.options.get(option) or self.config.raw.get(pool.engine, {}).get(option)
-                    if file and not (pool.engine == "trtllm" and not Path(file).is_absolute()):  # else a hub's name
-                        _check_readable(key, Path(file))
-                        if pool.engine == "llamacpp" and not is_gguf(Path(file)):
-                            hint = "fetch it again, or name another file"
-                            raise ConfigError(key, f"{Path(file).absolute()} is not a GGUF file", hint)
+        for name, shape, pool in self.pools:
+            option = MODEL_FILES.get(pool.engine) if pool.most_workers > 0 else None
+            file = option and (pool.options.get(option) or self.config.raw.get(pool.engine, {}).get(option))
+            if not option or not file or (pool.engine == "trtllm" and not Path(file).is_absolute()):  # a hub's name
+                continue
+            key, path = _option_key(name, shape, self.models[name], option), Path(file).absolute()
+            if not path.exists():
+                raise ConfigError(key, f"there is no {path}", "correct the path, or fetch the model first")
+            if not os.access(path, os.R_OK):
+                raise ConfigError(key, f"{path} cannot be read", "let this user read it")
+            if pool.engine == "llamacpp" and not is_gguf(path):
+                raise ConfigError(key, f"{path} is not a GGUF file", "fetch it again, or name another file")
 
     def check_upstreams(self) -> None:
         """Check that each model with the engine `upstream` has addresses, keys if it names any, and fallbacks that can
         answer for it. Raises ConfigError."""
-        for name, model in self.models.items():
-            for pool in model.pools.values():
-                if pool.engine == "upstream" and pool.most_workers > 0:
-                    settings = self.config.section("upstream", UpstreamSettings, pool.options)
-                    list(checked_models(name, settings, other_models(self.config, "upstream")))
+        for name, _, pool in self.pools:
+            if pool.engine == "upstream" and pool.most_workers > 0:
+                settings = self.config.section("upstream", UpstreamSettings, pool.options)
+                list(checked_models(name, settings, other_models(self.config, "upstream")))
 
     def save(self, home: DataDir, *, redis_url: str, port: int, weights: Path | None) -> None:
         """Write the settings file that the child processes read."""
@@ -173,7 +179,7 @@ def load_deployment(
     with config.naming_sources():
         up = config.section("up", UpSettings)
         models = _models(config, up)
-    config.raw["models"] = {name: _plain(model) for name, model in models.items()}
+    config.raw["models"] = {name: msgspec.to_builtins(model) for name, model in models.items()}
     config.raw.setdefault("up", {})["data_dir"] = str(up.data_dir.absolute())
     return _of(config, models)
 
@@ -210,10 +216,9 @@ def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
         check_runnable(models)
     else:
         number = {"min_workers": up.workers, "max_workers": up.workers}
-        models = {
-            name: msgspec.structs.replace(model, **number, shapes=_each(model.shapes, number))
-            for name, model in models.items()
-        }
+        for name, model in models.items():
+            shapes = {each: msgspec.structs.replace(shape, **number) for each, shape in model.shapes.items()}
+            models[name] = msgspec.structs.replace(model, **number, shapes=shapes)
     for name, model in models.items():
         check_name(model.engine, f"models.{name}.engine" if config.raw.get("models") else "up.engine")
         check_options(model.engine, model.options, f"models.{name}.options")
@@ -225,10 +230,6 @@ def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
     except ValueError as error:
         raise ConfigError("models", str(error)) from None
     return models
-
-
-def _each(shapes: dict[str, ShapeSettings], number: dict[str, int]) -> dict[str, ShapeSettings]:
-    return {name: msgspec.structs.replace(shape, **number) for name, shape in shapes.items()}
 
 
 def _default_name(config: Config, up: UpSettings) -> str:
@@ -249,23 +250,12 @@ def _option_key(name: str, shape: str, model: ModelSettings, option: str) -> str
     return f"models.{name}.options.{option}" if option in model.options else f"{model.engine}.{option}"
 
 
-def _check_readable(key: str, path: Path) -> None:
-    if not path.exists():
-        raise ConfigError(key, f"there is no {path.absolute()}", "correct the path, or fetch the model first")
-    if not os.access(path, os.R_OK):
-        raise ConfigError(key, f"{path.absolute()} cannot be read", "let this user read it")
-
-
 def is_gguf(path: Path) -> bool:
     """Whether the file begins as a GGUF file does. Raises OSError."""
     if not path.is_file():  # a folder; a pipe would have no end
         return False
     with path.open("rb") as file:
         return file.read(len(GGUF)) == GGUF
-
-
-def _plain(model: ModelSettings) -> dict[str, Any]:
-    return cast(dict[str, Any], msgspec.to_builtins(model))
 
 
 def _program(role: str, program_id: str, home: DataDir, words: tuple[str, ...], **more: Any) -> Program:
@@ -296,15 +286,14 @@ class EngineCheck:
 
 def check_plugins(deployment: Deployment, home: DataDir) -> Iterator[EngineCheck]:
     """Check the plug-in engine of each pool. `home.settings` must be saved."""
-    for name, model in deployment.models.items():
-        for shape, pool in model.pools.items():
-            if is_plugin(pool.engine):
-                program = deployment.worker_program(home, "engine-check", name, shape)
-                key = f"models.{name}.engine"
-                error = _error(key, [*program.argv, "--check"], program.env)
-                if error is not None and error.key == key and not deployment.config.source(key):
-                    error = ConfigError("up.engine", error.problem, error.hint)
-                yield EngineCheck(pool_name(name, shape), pool.engine, error)
+    for name, shape, pool in deployment.pools:
+        if is_plugin(pool.engine):
+            program = deployment.worker_program(home, "engine-check", name, shape)
+            key = f"models.{name}.engine"
+            error = _error(key, [*program.argv, "--check"], program.env)
+            if error is not None and error.key == key and not deployment.config.source(key):
+                error = ConfigError("up.engine", error.problem, error.hint)
+            yield EngineCheck(pool_name(name, shape), pool.engine, error)
 
 
 def _error(key: str, argv: Sequence[str], env: Mapping[str, str]) -> ConfigError | None:
@@ -408,35 +397,26 @@ def own_name(name: str) -> str:
 
 
 async def _names(url: str, settings: UpstreamSettings, key: str) -> list[str]:
-    client = UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)
-    try:
+    with contextlib.closing(UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)) as client:
         return await ServerProbe(client, settings, "", key).names()
-    finally:
-        client.close()
 
 
 def look(deployment: Deployment) -> Iterator[ServerLook]:
     """Ask every server of every model with the engine `upstream` what it is."""
-    for name, model in deployment.models.items():
-        for shape, pool in model.pools.items():
-            if pool.engine == "upstream":
-                settings = deployment.config.section("upstream", UpstreamSettings, pool.options)
-                yield from asyncio.run(_look(name, pool_name(name, shape), settings))
+    for name, shape, pool in deployment.pools:
+        if pool.engine == "upstream":
+            settings = deployment.config.section("upstream", UpstreamSettings, pool.options)
+            yield from asyncio.run(_look(name, pool_name(name, shape), settings))
 
 
 async def _look(model: str, pool: str, settings: UpstreamSettings) -> list[ServerLook]:
-    try:
-        keys = keys_of(settings, f"models.{model}.options")
-    except ConfigError as error:
-        return [ServerLook(pool, url, None, str(error)) for url in settings.urls]
-    return [await _look_at(model, pool, url, settings, keys[0].secret if keys else "") for url in settings.urls]
-
-
-async def _look_at(model: str, pool: str, url: str, settings: UpstreamSettings, key: str) -> ServerLook:
-    client = UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)
-    try:
-        return ServerLook(pool, url, await ServerProbe(client, settings, model, key).facts())
-    except ProbeFailed as error:
-        return ServerLook(pool, url, None, str(error))
-    finally:
-        client.close()
+    found = []
+    for url in settings.urls:
+        with contextlib.closing(UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)) as client:
+            try:
+                keys = keys_of(settings, f"models.{model}.options")
+                probe = ServerProbe(client, settings, model, keys[0].secret if keys else "")
+                found.append(ServerLook(pool, url, await probe.facts()))
+            except (ConfigError, ProbeFailed) as error:
+                found.append(ServerLook(pool, url, None, str(error)))
+    return found

@@ -336,11 +336,10 @@ def weights(deployment: Deployment, folder: Path) -> Iterator[Check]:
     if deployment.needs_weights:
         yield default_weights(folder / SMOLLM2.result)
     own = deployment.config.section("llamacpp", LlamacppSettings).path
-    for name, model in deployment.models.items():
-        for shape, pool in model.pools.items():
-            path = pool.options.get("path") or own
-            if pool.engine == "llamacpp" and path is not None:
-                yield own_weights(pool_name(name, shape), Path(path))
+    for name, shape, pool in deployment.pools:
+        path = pool.options.get("path") or own
+        if pool.engine == "llamacpp" and path is not None:
+            yield own_weights(pool_name(name, shape), Path(path))
 
 
 def default_weights(path: Path) -> Check:

@@ -20,7 +20,6 @@ import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -95,12 +94,13 @@ class Embedded:
 
     def program(self, log: Path) -> Program:
         """The program of the process supervisor."""
+        env = dict(os.environ)
         return Program(
             role="redis",
             id="redis-1",
             argv=self.argv,
             log=log,
-            env=dict(os.environ),
+            env=env,
             cwd=self.folder,
             grace_s=GRACE_S,
             probe=self.probe,
@@ -124,9 +124,10 @@ class Embedded:
         path.touch(mode=0o600)
         # A relative path stays valid when the data folder is moved.
         socket = f"./{SOCKET}" if self.socket.parent == self.folder else str(self.socket)
+        quoted = socket.replace("\\", "\\\\").replace('"', '\\"')
         path.write_text(
             "port 0\n"
-            f"unixsocket {_quoted(socket)}\n"
+            f'unixsocket "{quoted}"\n'
             "unixsocketperm 700\n"
             f"requirepass {self.password}\n"
             "dir .\n"
@@ -156,24 +157,16 @@ async def end_orphan(folder: Path) -> None:
 async def _holder(folder: Path, kept: dict[str, str]) -> str:
     """Ask a server that runs in the folder to exit. Returns its name; "" if none runs."""
     if sys.platform == "linux":
-        pids = list(_servers_in(folder))
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        return f"pid {pids[0]}" if pids else ""
+        first = ""
+        for process in ports.PROC.glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                if process.joinpath("comm").read_text().strip() in SERVERS and process.joinpath("cwd").samefile(folder):
+                    first = first or f"pid {process.name}"
+                    os.kill(int(process.name), signal.SIGTERM)
+        return first
     socket = _kept_socket(folder, kept)
     answer = await _ask(socket, kept.get("requirepass", ""), b"SHUTDOWN\r\n") if socket else b""
     return str(socket) if b"+OK" in answer else ""
-
-
-def _servers_in(folder: Path) -> Iterator[int]:
-    """Process ids of this user's servers whose working directory is the folder."""
-    for process in ports.PROC.glob("[0-9]*"):
-        try:
-            if process.joinpath("comm").read_text().strip() in SERVERS and process.joinpath("cwd").samefile(folder):
-                yield int(process.name)
-        except OSError:  # it has ended, or belongs to another user
-            continue
 
 
 def _kept(config: Path) -> dict[str, str]:
@@ -218,12 +211,6 @@ def is_private(folder: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
-
-
-def _quoted(word: str) -> str:
-    """Quote a word for the server's configuration file."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 async def _ask(socket: Path, password: str, command: bytes) -> bytes:

@@ -89,21 +89,13 @@ def parse_line(process: str, line: str, before: str) -> LogLine:
 
 
 def _of_text(line: str, before: str) -> dict[str, Any]:
-    """The record of a line that is not JSON."""
-    match = REDIS_LINE.fullmatch(line)
-    local = _moment(match[1]) if match else None
-    if match is None or local is None:
-        return {"time": before, "level": "info", "message": line}
-    time = local.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return {"time": time, "level": REDIS_LEVELS[match[2]], "message": match[3]}
-
-
-def _moment(text: str) -> datetime | None:
-    """A time as Redis writes it; None if no clock shows it."""
-    try:
-        return datetime.strptime(text, "%d %b %Y %H:%M:%S.%f").astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
+    """The record of a line that is not JSON; a time that no clock shows makes it a text without one."""
+    if match := REDIS_LINE.fullmatch(line):
+        with contextlib.suppress(ValueError, OverflowError):
+            local = datetime.strptime(match[1], "%d %b %Y %H:%M:%S.%f").astimezone(UTC)
+            time = local.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            return {"time": time, "level": REDIS_LEVELS[match[2]], "message": match[3]}
+    return {"time": before, "level": "info", "message": line}
 
 
 def is_of_trace(line: LogLine, trace: str) -> bool:
@@ -133,13 +125,9 @@ def starts_run(line: LogLine) -> bool:
 def text_of(fields: dict[str, Any]) -> str:
     """What a record says, in one line: its message, or of a request what was asked and answered."""
     if fields.get("logger") == "api.access" and "status" in fields:
-        return f"{fields.get('method')} {_asked(fields)} {fields['status']} {fields.get('ms')} ms"
+        asked = fields.get("route") or f"{fields.get('path') or ''} (no route)".strip()
+        return f"{fields.get('method')} {asked} {fields['status']} {fields.get('ms')} ms"
     return str(fields.get("message", ""))
-
-
-def _asked(fields: dict[str, Any]) -> str:
-    """What a request asked for: a route of the API, else the path that has none."""
-    return str(fields.get("route") or f"{fields.get('path') or ''} (no route)".strip())
 
 
 def pretty(line: LogLine, *, ids: bool = True) -> str:
@@ -150,9 +138,11 @@ def pretty(line: LogLine, *, ids: bool = True) -> str:
         (name, value) for name, value in fields.items() if value != line.process and _adds(name, value, said, fields)
     )
     if not ids:
-        added = ((name, len(value) if isinstance(value, list) else value) for name, value in added if not _is_id(value))
+        named = ((name, value) for name, value in added if not (isinstance(value, str) and ANY_ID.fullmatch(value)))
+        added = ((name, len(value) if isinstance(value, list) else value) for name, value in named)
+    traces = ["\n" + str(fields[name]).rstrip() for name in ("exception", "stack") if fields.get(name)]
     shown = [said, *(f"{name}={_value(value, name)}" for name, value in added)]
-    text = "  ".join(part for part in (" ".join(shown), *_traces(fields)) if part)
+    text = "  ".join(part for part in (" ".join(shown), *traces) if part)
     level = str(fields.get("level", ""))
     if level in ("warning", "error", "critical"):
         text = f"{level}: {text}"
@@ -168,19 +158,11 @@ def _adds(name: str, value: Any, said: str, fields: dict[str, Any]) -> bool:
     return name not in HEAD and value not in (None, "", [], {}) and _value(value) not in said
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, str) and ANY_ID.fullmatch(value) is not None
-
-
 def _value(value: Any, name: str = "") -> str:
     """`trace_id` as short as an id in a table."""
     if name == "trace_id":
         return str(value)[:SHORT_TRACE]
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _traces(fields: dict[str, Any]) -> list[str]:
-    return ["\n" + str(fields[name]).rstrip() for name in ("exception", "stack") if fields.get(name)]
 
 
 def _clock(time: str) -> str:
@@ -378,12 +360,6 @@ def _nothing(filters: Filters, folder: Path, files: Iterable[Path]) -> Problem:
     return Problem(what, cause=cause, next_step="penstock jobs ls" if filters.job else "penstock ps", code="no_lines")
 
 
-def _for_people(line: LogLine, *, ids: bool) -> str:
-    """A line for a terminal, with short ids or none, and its traceback, if it has one."""
-    lines = shorten_ids(visible(pretty(line, ids=ids))).split("\n")
-    return "\n".join(part for each in lines for part in fitted(sys.stdout, each, INDENT))
-
-
 def _show(found: Iterable[LogLine], *, as_json: bool, ids: bool) -> int:
     """Returns how many lines it showed."""
     colour, shown = styled(sys.stdout, os.environ), 0
@@ -392,7 +368,8 @@ def _show(found: Iterable[LogLine], *, as_json: bool, ids: bool) -> int:
         if as_json:
             print_json(line.fields)
             continue
-        text = _for_people(line, ids=ids)
+        lines = shorten_ids(visible(pretty(line, ids=ids))).split("\n")
+        text = "\n".join(part for each in lines for part in fitted(sys.stdout, each, INDENT))
         code = COLOURS.get(str(line.fields.get("level"))) if colour else None
         sys.stdout.write(f"\x1b[{code}m{text}\x1b[0m\n" if code else f"{text}\n")
     sys.stdout.flush()

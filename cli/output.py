@@ -464,11 +464,9 @@ def list_result(
 
 def timed(found: Mapping[str, Any]) -> dict[str, Any]:
     """The object with its own Unix times as RFC 3339, the format of all JSON output."""
-    return {name: rfc3339(value) if _is_time(name, value) else value for name, value in found.items()}
-
-
-def _is_time(name: str, value: Any) -> bool:
-    return (name in ("at", "since", "until") or name.endswith(("_at", "_since"))) and isinstance(value, int | float)
+    times = {name for name in found if name in ("at", "since", "until") or name.endswith(("_at", "_since"))}
+    is_time = {name for name in times if isinstance(found[name], int | float)}
+    return {name: rfc3339(value) if name in is_time else value for name, value in found.items()}
 
 
 def note(text: str) -> None:

@@ -20,7 +20,7 @@ import click
 import msgspec
 
 from api.settings import ApiSettings
-from cli.instance import DataDir, Instance, ProcessEntry
+from cli.instance import Instance, ProcessEntry
 from cli.options import Where, command, completed
 from cli.output import FAILED, CommandResult, Problem, ProgressLine, note, print_rows, timed
 from penstock.config import Config
@@ -65,8 +65,11 @@ def ps(where: Where, as_json: bool) -> None:
     config = where.config()
     if "url" not in config.raw.get("redis", {}):
         where.home().running()  # raises Problem
-    rows = _in_order(map(fleet_row, _fleet(config)))
-    _found(rows, FLEET_COLUMNS).print(as_json=as_json)
+    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client
+
+    if not (fleet := processes(config)):
+        raise Problem("nothing is running on this Redis", next_step="penstock up", code="not_running")
+    _found(_in_order(map(fleet_row, fleet)), FLEET_COLUMNS).print(as_json=as_json)
 
 
 def _found(rows: list[dict[str, Any]], names: Sequence[str]) -> CommandResult:
@@ -159,14 +162,6 @@ def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda one: ORDER.index(one["role"]))
 
 
-def _fleet(config: Config) -> list[Process]:
-    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client
-
-    if not (found := processes(config)):
-        raise Problem("nothing is running on this Redis", next_step="penstock up", code="not_running")
-    return found
-
-
 TIMEOUT_S = 3.0
 
 
@@ -217,17 +212,13 @@ def _probe_api(host: str, port: int, path: str) -> None:
         answer = connection.getresponse()
         status, body = answer.status, answer.read()
     except (OSError, http.client.HTTPException) as error:
-        raise Problem(f"nothing answers at {host}:{port}", cause=_cause(error), code="unreachable") from None
+        said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        what = f"nothing answers at {host}:{port}"
+        raise Problem(what, cause=said or type(error).__name__, code="unreachable") from None
     finally:
         connection.close()
     if status != 200:
         raise Problem(f"{path} answers {status}", cause=body.decode(errors="replace"), code="not_ready")
-
-
-def _cause(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
-    return str(error) or type(error).__name__
 
 
 def _probe_fleet(found: Sequence[Process], role: str, name: str, host: str, *, alive: bool) -> None:
@@ -261,15 +252,11 @@ def down(at_once: bool, where: Where) -> None:
     with ProgressLine(sys.stderr, os.environ) as progress:
         progress.phase("stopping; unfinished jobs stay in the queue" if at_once else "draining")
         if at_once:
-            _wait_for_draining(home)
+            # Two signals sent at once may be delivered as one.
+            while (now := home.read()) is not None and now.state != "draining":
+                time.sleep(POLL_INTERVAL_S)
             os.kill(instance.pid, signal.SIGTERM)
         while home.locked():
             if not at_once and (now := home.read()) is not None and now.state == "draining" and now.phase:
                 progress.phase(f"draining: {now.phase}")
             time.sleep(POLL_INTERVAL_S)
-
-
-def _wait_for_draining(home: DataDir) -> None:
-    """Send a signal and wait a moment, because two signals sent at once may be delivered as one."""
-    while (instance := home.read()) is not None and instance.state != "draining":
-        time.sleep(POLL_INTERVAL_S)

@@ -344,12 +344,10 @@ class Machine:
         self._supervisor.start(deployment.scheduler_program(home))
         for number in range(1, deployment.offline.processes + 1):
             self._supervisor.start(deployment.offline_program(home, number))
-        for name, model in deployment.models.items():
-            for shape, settings in model.pools.items():
-                program = partial(deployment.worker_program, home, model=name, shape=shape)
-                pool = PoolSupervisor(self._supervisor, name, settings, program, shape)
-                pool.fill()
-                self._pools.append(pool)
+        for name, shape, settings in deployment.pools:
+            program = partial(deployment.worker_program, home, model=name, shape=shape)
+            self._pools.append(PoolSupervisor(self._supervisor, name, settings, program, shape))
+            self._pools[-1].fill()
         await self._supervisor.until(lambda: self._interrupts > 0 or self._is_up())
 
     async def _enter(self, client: RedisClient, redis_url: str) -> None:
