@@ -30,10 +30,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
         "An engine on a GPU by itself and behind Penstock: throughput, first tokens, a killed worker.",
         "penstock bench gpu --quick",
     ),
-    "order": (
-        "The order and the gate beside other rules, simulated.",
-        "penstock bench order --part gate --quick",
-    ),
+    "order": ("The order and the gate beside other rules, simulated.", "penstock bench order --part gate --quick"),
     "elastic": (
         "Pools of real processes that grow, sleep, wake and change their leader.",
         "penstock bench elastic --short",

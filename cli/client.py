@@ -20,17 +20,8 @@ from api.settings import ApiSettings
 from cli.instance import DataDir
 from cli.options import F, Where
 from cli.output import FORBIDDEN, Problem, note
-from penstock.client import (
-    ApiRefusal,
-    EventsUnreadable,
-    InvalidAddress,
-    InvalidRequest,
-    NoAnswer,
-    Pause,
-    PenstockClient,
-    StreamEvent,
-)
-from penstock.client_protocol import EMPTY, lines_of, refusal_of, without_login
+from penstock.client import ApiRefusal, InvalidAddress, NoAnswer, Pause, PenstockClient, StreamEvent
+from penstock.client_protocol import EMPTY, EventsUnreadable, InvalidRequest, lines_of, refusal_of, without_login
 from penstock.config import Config
 from penstock.text import counted, read_text
 
@@ -47,6 +38,7 @@ OTHER_KEY = (
 )
 FIND_TOKEN = f"use --data-dir FOLDER, or set {KEY} to the contents of FOLDER/run/admin-token"
 NOT_TO_REDIS = "an admin token is not sent to an address out of Redis"
+NAME_ONE = "--url http://HOST:8000 (or PENSTOCK_URL)"
 NO_URL = "drop --url and PENSTOCK_URL and "
 ADMIN = "/admin/"
 LISTED_BY = {
@@ -121,7 +113,12 @@ class Client:
         if (where.data_dir and not where.redis_url) or (home.was_used() and not by_redis):
             raise _not_running(home)
         if named or _kept_key(home.api_key):
-            raise _no_trusted_address(home, by_redis=by_redis)
+            # Any process that writes to Redis, or listens on the port, could obtain the key.
+            if not by_redis:
+                raise _not_running(home, "an API key is not sent to whoever may listen at the configured port")
+            what = "an API key is not sent to an address out of Redis"
+            cause, next_step = "every process that may write there can name an API", NAME_ONE
+            raise Problem(what, cause=cause, next_step=next_step, code="address_required")
         if by_redis:
             return cls(_registered(config), "", without_token=NOT_TO_REDIS)
         api = config.section("api", ApiSettings)
@@ -303,20 +300,10 @@ class _Counted:
         return data
 
 
-def _no_trusted_address(home: DataDir, *, by_redis: bool) -> Problem:
-    """The error if there is a key but no trusted address: any process that writes to Redis, or listens on the port,
-    could obtain the key."""
-    if by_redis:
-        what = "an API key is not sent to an address out of Redis"
-        cause = "every process that may write there can name an API"
-        return Problem(what, cause=cause, next_step="--url http://HOST:8000 (or PENSTOCK_URL)", code="address_required")
-    return _not_running(home, "an API key is not sent to whoever may listen at the configured port")
-
-
 def _not_running(home: DataDir, cause: str = "") -> Problem:
     """The error for the folder of an instance that does not run: what answers elsewhere is another instance."""
-    next_step = "penstock up, or --url http://HOST:8000 (or PENSTOCK_URL)"
-    return Problem(f"nothing is running in {home.path}", cause=cause, next_step=next_step, code="not_running")
+    what, next_step = f"nothing is running in {home.path}", f"penstock up, or {NAME_ONE}"
+    return Problem(what, cause=cause, next_step=next_step, code="not_running")
 
 
 def _registered(config: Config) -> str:

@@ -76,17 +76,14 @@ def help_page(context: click.Context, topic: tuple[str, ...]) -> None:
     if topic == ("exit-codes",):
         text = EXIT_CODES
     elif topic[:1] == ("environment",):
-        lines = environment_page(topic[1:]).split("\n")
-        text = "\n".join(part for line in lines for part in fitted(sys.stdout, line, _kind_column(line)))
+        lines = []
+        for line in environment_page(topic[1:]).split("\n"):
+            column = re.match(rf"  \S+ {{2,}}|{MEANING_INDENT}", line)  # of a row's kind, or of a meaning
+            lines += fitted(sys.stdout, line, column.end() if column else 0)
+        text = "\n".join(lines)
     else:
         text = _command_help(context.find_root(), topic)
     sys.stdout.write(text)
-
-
-def _kind_column(line: str) -> int:
-    """Where the second column of a row begins, and the text of a meaning; 0 where there is none."""
-    found = re.match(rf"  \S+ {{2,}}|{MEANING_INDENT}", line)
-    return found.end() if found else 0
 
 
 def _command_help(context: click.Context, names: Sequence[str]) -> str:
@@ -134,26 +131,19 @@ def environment_page(words: Sequence[str] = ()) -> str:
         said = f"no variable has {' '.join(words)!r} in its name, section or meaning"
         raise Problem(said, next_step="penstock help environment", code="usage")
     width = max(len(name) for name, *_ in rows)
-    return "\n".join(
-        [
-            "Variables, each with its default in brackets. Those of the first part are also keys of penstock.toml",
-            "(flags outrank variables, variables the file), in the section named above them.",
-            *(line for row in rows for line in _variable_lines(row, width)),
-            "",
-        ]
-    )
+    lines = [
+        "Variables, each with its default in brackets. Those of the first part are also keys of penstock.toml",
+        "(flags outrank variables, variables the file), in the section named above them.",
+    ]
+    for name, kind_text, default_text, meaning in rows:
+        lines.append(f"  {name:<{width}}  {kind_text} [{default_text}]" if kind_text else name)
+        lines += [MEANING_INDENT + meaning] if meaning else []
+    return "\n".join([*lines, ""])
 
 
 def _has(words: Sequence[str], *texts: str) -> bool:
     """Whether each word is in one of the texts, whatever its case."""
     return all(any(word.lower() in text.lower() for text in texts) for word in words)
-
-
-def _variable_lines(row: tuple[str, str, str, str], width: int) -> list[str]:
-    name, kind, default, meaning = row
-    if not kind:
-        return [name]
-    return [f"  {name:<{width}}  {kind} [{default}]", *([MEANING_INDENT + meaning] if meaning else [])]
 
 
 def _default(value: object) -> str:

@@ -108,11 +108,7 @@ class LoadSource:
     """Requests of one length mix to one server. Each prompt begins differently, so that no cached prefix answers it."""
 
     def __init__(
-        self,
-        server: TargetServer,
-        lengths: RequestLengths,
-        timeout_s: float,
-        meter: EnergyMeter = NO_METER,
+        self, server: TargetServer, lengths: RequestLengths, timeout_s: float, meter: EnergyMeter = NO_METER
     ) -> None:
         """`timeout_s`: of a request, at most TIMEOUT_S; a server that hangs must not outlast the budget by far."""
         self.server, self.lengths, self.meter = server, lengths, meter

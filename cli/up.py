@@ -34,17 +34,7 @@ from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.instance import MIN_DEATHS, DataDir, Instance, JobDeaths, Suspicion, fates_of, in_words
 from cli.logs import START, Filters, from_now, merged, text_of
 from cli.options import Command, completed, config_option, own_command, redis_url_option, short_path
-from cli.output import (
-    DONE,
-    ERROR_INDENT,
-    INTERRUPTED,
-    Problem,
-    ProgressLine,
-    error_block,
-    fitted,
-    note,
-    terminal_width,
-)
+from cli.output import DONE, ERROR_INDENT, INTERRUPTED, Problem, ProgressLine, error_block, fitted, note, terminal_width
 from cli.registry import connected, place
 from cli.settings import UpSettings, problem_of
 from cli.supervisor import Child, LeaseRelease, PoolSupervisor, Supervisor, follow
