@@ -67,7 +67,6 @@ def list_letters(client: Client, limit: int) -> CommandResult:
 
 
 @command("show", dlq)
-@click.argument("letter_id")
 def show_letter(client: Client, letter_id: str) -> CommandResult:
     """Show one, by its id or by its job's: why it became a dead letter, the attempts at its job, and the request, if
     your key may read the job.
@@ -98,7 +97,6 @@ def show_letter(client: Client, letter_id: str) -> CommandResult:
 
 
 @command("replay", dlq)
-@click.argument("letter_id")
 def replay_letter(client: Client, letter_id: str) -> CommandResult:
     """Put its job in the queue again, as a new job; the new id goes to stdout.
 
@@ -111,7 +109,6 @@ def replay_letter(client: Client, letter_id: str) -> CommandResult:
 
 
 @command("drop", dlq)
-@click.argument("letter_id")
 def drop_letter(client: Client, letter_id: str) -> CommandResult:
     """Delete one.
 
@@ -149,7 +146,6 @@ def list_messages(client: Client, limit: int) -> CommandResult:
 
 
 @command("show", webhooks)
-@click.argument("message_id")
 def show_message(client: Client, message_id: str) -> CommandResult:
     """Show one: its content, its attempts and the last response.
 
@@ -162,7 +158,6 @@ def show_message(client: Client, message_id: str) -> CommandResult:
 
 
 @command("replay", webhooks)
-@click.argument("message_id")
 def replay_message(client: Client, message_id: str) -> CommandResult:
     """Send one again, with the same webhook-id.
 

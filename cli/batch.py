@@ -401,7 +401,6 @@ def ls(client: Client, limit: int) -> CommandResult:
 
 
 @command("show", batch)
-@click.argument("batch_id")
 def show(client: Client, batch_id: str) -> CommandResult:
     """Show a batch: its progress, its pace, its lane and the reason for it, and its files.
 
@@ -414,7 +413,6 @@ def show(client: Client, batch_id: str) -> CommandResult:
 
 
 @command("output", batch)
-@click.argument("batch_id")
 def output(client: Client, batch_id: str) -> None:
     """Print the finished answers of a batch, also while it runs.
 
@@ -427,7 +425,6 @@ def output(client: Client, batch_id: str) -> None:
 
 
 @command("errors", batch)
-@click.argument("batch_id")
 def errors(client: Client, batch_id: str) -> CommandResult:
     """List errors of the input, and failed lines, with their line numbers.
 
@@ -441,7 +438,6 @@ def errors(client: Client, batch_id: str) -> CommandResult:
 
 
 @command("cancel", batch)
-@click.argument("batch_id")
 def cancel(client: Client, batch_id: str) -> CommandResult:
     """Cancel a batch; finished lines are kept.
 
@@ -453,7 +449,6 @@ def cancel(client: Client, batch_id: str) -> CommandResult:
 
 
 @command("pause", batch)
-@click.argument("batch_id")
 def pause(client: Client, batch_id: str) -> CommandResult:
     """Pause a batch: begin no more lines. Its deadline does not move.
 
@@ -465,7 +460,6 @@ def pause(client: Client, batch_id: str) -> CommandResult:
 
 
 @command("resume", batch)
-@click.argument("batch_id")
 def resume(client: Client, batch_id: str) -> CommandResult:
     """Resume a paused batch.
 

@@ -485,7 +485,6 @@ def columns_of(found: Iterable[Mapping[str, Any]]) -> Sequence[str]:
 
 
 @command("show", jobs)
-@click.argument("job_id")
 @click.option("--input", "whole", is_flag=True, help="Show all of its request; without it, long texts are cut.")
 def show(client: Client, job_id: str, whole: bool) -> CommandResult:
     """Show one job: its state, times, place in the lane, its request, what became of each attempt, and its answer.
@@ -511,7 +510,6 @@ def show(client: Client, job_id: str, whole: bool) -> CommandResult:
 
 
 @command("result", jobs)
-@click.argument("job_id")
 def result(client: Client, job_id: str) -> CommandResult:
     """Print the answer of a job that has completed.
 
@@ -529,7 +527,6 @@ def result(client: Client, job_id: str) -> CommandResult:
 
 
 @command("events", jobs)
-@click.argument("job_id")
 @click.option("--after", default="", help="Id of the last event seen, to go on behind it.")
 def events(client: Client, job_id: str, after: str, as_json: bool) -> int:
     """Follow a job to its end: its tokens on stdout, or with --json every event, one per line.
@@ -543,7 +540,6 @@ def events(client: Client, job_id: str, after: str, as_json: bool) -> int:
 
 
 @command("watch", jobs)
-@click.argument("job_id")
 def watch(client: Client, job_id: str, where: Where, as_json: bool) -> int:
     """Follow what happens to a job: its place in the queue, each attempt and its worker, tokens, and how it ends.
 
@@ -582,7 +578,6 @@ def watch(client: Client, job_id: str, where: Where, as_json: bool) -> int:
 
 
 @command("timing", jobs)
-@click.argument("job_id")
 def timing(client: Client, job_id: str) -> CommandResult:
     """Show where a job's time went: on its way in, in the queue, in the engine, on its way out.
 
@@ -601,7 +596,6 @@ def timing(client: Client, job_id: str) -> CommandResult:
 
 
 @command("cancel", jobs)
-@click.argument("job_id")
 def cancel(client: Client, job_id: str) -> CommandResult:
     """Cancel a job, queued or running. The exit code is 1 if it had already ended otherwise.
 

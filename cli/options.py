@@ -44,6 +44,8 @@ TAKEN: dict[str, tuple[str, ...]] = {
 }
 """By command or group, its parameters that choose the deployment. A table, because an import of the command is slow."""
 GROUPS = ("jobs", "batch", "dlq", "webhooks", "scale", "store")
+IDS = ("job_id", "batch_id", "letter_id", "message_id")
+"""Arguments that are ids."""
 PASSWORD = re.compile(r"[a-z+]+://[^/@]*:[^/@]+@")
 
 
@@ -204,7 +206,7 @@ def command(
 ) -> Callable[[F], click.Command]:
     """Make a command of a function. The names of its parameters tell which flags it has and what it gets: `where`, or a
     `client` of the API, by the flags that select a deployment; `as_json` by --json, which a command that returns a
-    CommandResult has, too: it is printed. Beginnings of ids are completed."""
+    CommandResult has, too: it is printed; ids by an argument, of which a beginning is enough."""
 
     def decorate(function: F) -> click.Command:
         wanted = function.__annotations__
@@ -226,7 +228,8 @@ def command(
         if "where" in wanted or "client" in wanted:
             kind = where_options(url="client" in wanted, redis=redis)(kind)
         made = click.command(name, cls=cls, help=function.__doc__)(kind)
-        made.params[:0] = reversed(getattr(function, "__click_params__", []))
+        ids = [click.Argument([each]) for each in wanted if each in IDS]
+        made.params[:0] = [*ids, *reversed(getattr(function, "__click_params__", []))]
         if group is not None:
             group.add_command(made)
         return made
