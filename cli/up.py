@@ -261,13 +261,12 @@ class Machine:
         self._supervisor = Supervisor(self._changed)
         self._pools: list[PoolSupervisor] = []
         self._store_client: RedisClient | None = None
-        self._metrics: Metrics | None = None
         self._lease_release: LeaseRelease | None = None
+        self._closing = contextlib.AsyncExitStack()
         self._job_deaths = JobDeaths()
         self._lost_jobs: dict[str, list[str]] = {}
         """Jobs of lost worker processes, by the worker, until it is ready again."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._embedded: Embedded | None = None
         self._began = time.monotonic()
         self._interrupts = self._silent_rounds = 0
         self._instance = Instance(
@@ -275,7 +274,7 @@ class Machine:
             pid=os.getpid(),
             state="starting",
             phase="starting",
-            url=local_url(deployment.api.host, self._port),
+            url=_url(ports.WILDCARDS.get(deployment.api.host, deployment.api.host), self._port),
             outside_url=outside_url(deployment.api, self._port),
             redis_url=deployment.redis_url or "",
             data_dir=str(home.path),
@@ -293,20 +292,16 @@ class Machine:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
                 loop.add_signal_handler(number, self._interrupt)
-        tailing = asyncio.create_task(self._screen.tail(self._home.logs)) if tail else None
-        try:
-            await self._start(weights)
-            await self._serve()
-        finally:
-            await self._stop()
-            for task in self._tasks:
-                task.cancel()
-            if self._store_client is not None:
-                await self._store_client.close()
-            if self._metrics is not None:
-                self._metrics.close()
-            if tailing is not None:
-                tailing.cancel()
+        async with self._closing:
+            if tail:
+                self._closing.callback(asyncio.create_task(self._screen.tail(self._home.logs)).cancel)
+            try:
+                await self._start(weights)
+                await self._serve()
+            finally:
+                await self._stop()
+                for task in self._tasks:
+                    task.cancel()
         return DONE if self._interrupts < 2 else INTERRUPTED
 
     # --- up ----------------------------------------------------------------------------------------------------------
@@ -320,8 +315,10 @@ class Machine:
             self._store_client = RedisClient.open(redis)
         except ValueError as error:
             raise ConfigError("redis.url", str(error), "e.g. redis://127.0.0.1:6379/0") from None
-        self._metrics = Metrics.start(str(self._home.metrics), "up")
-        reaper, fleet = Reaper(self._store_client, self._metrics), Fleet(self._store_client)
+        self._closing.push_async_callback(self._store_client.close)
+        metrics = Metrics.start(str(self._home.metrics), "up")
+        self._closing.callback(metrics.close)
+        reaper, fleet = Reaper(self._store_client, metrics), Fleet(self._store_client)
         self._lease_release = LeaseRelease(reaper, self._released, fleet)
         await self._enter(self._store_client, redis_url)
         if self._interrupts:
@@ -369,7 +366,9 @@ class Machine:
             raise Problem(what, cause=cause, next_step='pip install "penstock[embedded]", or set PENSTOCK_REDIS_URL')
         await end_orphan(self._home.redis)
         memory = int(machine_memory() * self._deployment.up.redis_memory)
-        embedded = self._embedded = Embedded.prepare(server, self._home.redis, memory)
+        embedded = Embedded.prepare(server, self._home.redis, memory)
+        self._closing.callback(embedded.clean_up)
+        self._closing.push_async_callback(self._supervisor.stop, "redis")
         child = self._supervisor.start(embedded.program(self._home.log("redis-1")))
         await self._supervisor.until(lambda: self._interrupts > 0 or _any_ready([child]))
         return embedded.url
@@ -479,9 +478,13 @@ class Machine:
         self._supervisor.wake()
 
     async def _stop(self) -> None:
-        jobs: int | None = None
+        jobs = 0  # that workers hold, as far as the store says it in time
+        if self._interrupts and self._store_client is not None:
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout(COUNT_TIMEOUT_S):
+                    lanes = await Backlog(self._store_client).lanes(self._deployment.model_names)
+                    jobs = sum(lane.running for lane in lanes)
         if self._interrupts:
-            jobs = await self._running_jobs()
             running = f" {counted(jobs, 'job')}" if jobs else ""
             self._screen.progress.say(f"draining{running}, Ctrl-C again to stop now")
             self._screen.progress.phase("draining")
@@ -489,20 +492,6 @@ class Machine:
         await self._supervisor.stop(*DRAINED_FIRST)
         if self._lease_release is not None:
             await self._lease_release.close(RELEASE_TIMEOUT_S)
-        await self._supervisor.stop("redis")
-        if self._embedded is not None:
-            self._embedded.clean_up()
-
-    async def _running_jobs(self) -> int | None:
-        """Number of jobs that workers hold, as the store counts them; None if it does not answer in COUNT_TIMEOUT_S."""
-        if self._store_client is None:
-            return 0
-        try:
-            async with asyncio.timeout(COUNT_TIMEOUT_S):
-                lanes = await Backlog(self._store_client).lanes(self._deployment.model_names)
-                return sum(lane.running for lane in lanes)
-        except (Unavailable, TimeoutError):
-            return None
 
 
 async def console_path(home: DataDir) -> str:
@@ -527,14 +516,9 @@ def _any_ready(children: list[Child]) -> bool:
     return any(child.status.state == "ready" for child in children)
 
 
-def local_url(host: str, port: int) -> str:
-    """URL for this machine of a server that listens on `host`."""
-    return _url(ports.WILDCARDS.get(host, host), port)
-
-
 def outside_url(api: ApiSettings, port: int) -> str:
     """URL for other machines of a server that listens on all addresses: with the first of `api.hosts`, else with this
-    machine's name. "" for a server that listens on a single address, which `local_url` has."""
+    machine's name. "" for a server that listens on a single address."""
     return _url(api.hosts[0] if api.hosts else socket.gethostname(), port) if api.host in ports.WILDCARDS else ""
 
 
@@ -663,51 +647,32 @@ def start_detached(
     environ = environment() if redis_url is None else {**environment(), "PENSTOCK_REDIS_URL": redis_url}
     home.make_private()
     home.logs.mkdir(mode=0o700, exist_ok=True)
-    output = home.logs / "up.out"
+    output, argv = home.logs / "up.out", [sys.executable, "-P", "-m", "cli", "up", *arguments]
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cli", "up", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env=environ,
-            start_new_session=True,
+            argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, start_new_session=True
         )
     told: list[str] = []
+    instance: Instance | None = None
     try:
-        instance = _wait(process, home, progress, output, told)
+        while process.poll() is None and (instance is None or instance.state != "ready"):
+            time.sleep(POLL_INTERVAL_S)
+            for block in ERROR_BLOCK.findall(output.read_text(errors="replace"))[len(told) :]:
+                progress.say(block.rstrip(), ERROR_INDENT)
+                told.append(block)
+            now = home.read()
+            instance = now if now is not None and now.pid == process.pid else None
+            progress.phase(instance.phase if instance is not None else "")
     except KeyboardInterrupt:
         process.terminate()
         process.wait()
         raise
     progress.end()
-    if instance is None:
-        sys.stderr.write(_not_told(output, told))
+    if instance is None or instance.state != "ready":
+        text = output.read_text(errors="replace").partition("\n")[2]  # without the version, which was shown, too
+        for block in told:
+            text = text.replace(block, "", 1)
+        sys.stderr.write(text)
         return process.returncode
     show_ready(instance, asyncio.run(console_path(home)), detached=True, keyed=keyed)
     return DONE
-
-
-def _wait(
-    process: subprocess.Popen[bytes], home: DataDir, progress: ProgressLine, output: Path, told: list[str]
-) -> Instance | None:
-    """The instance once it is ready; None if the process has exited. Adds the errors that it shows to `told`."""
-    while process.poll() is None:
-        for block in ERROR_BLOCK.findall(output.read_text(errors="replace"))[len(told) :]:
-            progress.say(block.rstrip(), ERROR_INDENT)
-            told.append(block)
-        instance = home.read()
-        if instance is not None and instance.pid == process.pid:
-            if instance.state == "ready":
-                return instance
-            progress.phase(instance.phase)
-        time.sleep(POLL_INTERVAL_S)
-    return None
-
-
-def _not_told(output: Path, told: Sequence[str]) -> str:
-    """The output of `up`, without the errors that were shown and its first line, the version, which was, too."""
-    text = output.read_text(errors="replace").partition("\n")[2]
-    for block in told:
-        text = text.replace(block, "", 1)
-    return text
