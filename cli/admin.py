@@ -19,7 +19,7 @@ from api.auth.hosts import is_loopback
 from cli.app import Group
 from cli.client import Client, limit_option
 from cli.jobs import job_timed, print_attempts, print_input
-from cli.options import command
+from cli.options import SECONDS, command
 from cli.output import (
     CommandResult,
     Problem,
@@ -209,30 +209,23 @@ def console(client: Client, no_browser: bool) -> CommandResult:
 
     def show() -> None:
         emit(url + "\n")
-        opens = not no_browser and sys.stdout.isatty() and _has_screen()
-        if opens and webbrowser.open(url):
+        # Elsewhere a browser would use up the link in this terminal, or at a remote machine.
+        is_remote = "SSH_CONNECTION" in os.environ
+        has_screen = sys.platform != "linux" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+        if not (no_browser or is_remote) and sys.stdout.isatty() and has_screen and webbrowser.open(url):
             return
         note("open this link within an hour; it works once")
         address = urlsplit(client.url)
-        if "SSH_CONNECTION" in os.environ and is_loopback(address.hostname or ""):
+        if is_remote and is_loopback(address.hostname or ""):
             port = address.port or 80
             note(f"on your own machine, first: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}")
 
     return CommandResult({"url": url, "expires_at": link["expires_at"]}, show)
 
 
-def _has_screen() -> bool:
-    """Whether a browser would open a window for the reader; else it would use up the link in this terminal, or at a
-    remote machine."""
-    if "SSH_CONNECTION" in os.environ:
-        return False
-    return sys.platform != "linux" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
-
-
 COLUMNS = ("model", "want", "ready", "starting", "draining", "range", "waiting", "wait", "override", "reason")
 ACTIONS = ("at", "epoch", "model", "action", "what", "by", "reason")
 PERIOD = re.compile(r"([1-9][0-9]*)(s|m|h|d)?")
-SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Period(click.ParamType[int]):
@@ -250,7 +243,7 @@ class Period(click.ParamType[int]):
         match = PERIOD.fullmatch(value)
         if match is None or (self._needs_unit and match[2] is None):
             self.fail(f"{value!r} is no while: write 90s, 10m, 2h or 1d", param, ctx)
-        return int(match[1]) * SECONDS[match[2]]
+        return int(match[1]) * SECONDS[match[2] or "s"]
 
 
 for_option = click.option("--for", "hold_s", type=Period(), help="For so long (90s, 10m, 2h, 1d) [until resumed].")

@@ -75,9 +75,6 @@ class Check:
     hint: str = ""
     setting: str = ""
 
-    def as_json(self) -> dict[str, str]:
-        return {"name": self.name, "status": self.status, "detail": self.detail, "hint": self.hint}
-
 
 def lines_of(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
     """The lines of the checks that need attention; of all with `verbose`."""
@@ -108,17 +105,13 @@ def check_records(settings: RecordSettings, folder: Path, *, running: bool) -> I
         return
     now = time.time()
     try:
-        found, skipped = record_files(folder), Skipped()
-        samples = [
-            record
-            for record in read_records(folder, now - LOOKED_BACK_S, now + LOOKED_BACK_S, skipped)
-            if isinstance(record, SampleRecord)
-        ]
+        found, records = record_files(folder), read_records(folder, now - LOOKED_BACK_S, now + LOOKED_BACK_S, Skipped())
+        dropped_by = {(each.process, each.pid): each.dropped for each in records if isinstance(each, SampleRecord)}
     except OSError as error:
         yield Check("records", "warn", f"{folder} cannot be read: {error.strerror}", "penstock report needs them")
         return
     silent_s = now - max((each.changed for each in found), default=now)
-    dropped = sum({(each.process, each.pid): each.dropped for each in samples}.values())
+    dropped = sum(dropped_by.values())
     if running and silent_s > MAX_SILENT_SAMPLES * settings.sample_s:
         yield Check("records", "warn", f"none has come into {folder} for {silent_s:.0f} s", ROOM)
     elif dropped:
@@ -177,7 +170,8 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
             progress.phase(f"checking this machine, after {check.name}")
     ok = not any(check.status == "fail" for check in found)
     if as_json:
-        print_json({"ok": ok, "checks": [each.as_json() for each in found]})
+        shown = ("name", "status", "detail", "hint")
+        print_json({"ok": ok, "checks": [{name: getattr(check, name) for name in shown} for check in found]})
     else:
         emit("\n".join([*lines_of(found, verbose=verbose), summary(found)]) + "\n")
     return DONE if ok else FAILED

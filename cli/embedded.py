@@ -35,8 +35,6 @@ MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 SERVERS = frozenset({"valkey-server", "redis-server"})
 REPLY_TIMEOUT_S = 1.0
 SHUTDOWN_TIMEOUT_S = 10.0
-GRACE_S = 10.0
-"""From SIGTERM to SIGKILL."""
 
 
 def find_server() -> Path | None:
@@ -94,17 +92,8 @@ class Embedded:
 
     def program(self, log: Path) -> Program:
         """The program of the process supervisor."""
-        env = dict(os.environ)
-        return Program(
-            role="redis",
-            id="redis-1",
-            argv=self.argv,
-            log=log,
-            env=env,
-            cwd=self.folder,
-            grace_s=GRACE_S,
-            probe=self.probe,
-        )
+        env, cwd, probe = dict(os.environ), self.folder, self.probe
+        return Program(role="redis", id="redis-1", argv=self.argv, log=log, env=env, cwd=cwd, probe=probe)
 
     async def probe(self) -> str:
         """The server's state: "ready", "loading" (it reads its file) or "starting"."""

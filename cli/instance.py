@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,9 +56,8 @@ def fates_of(records: Iterable[JobRecord | None], worker: str) -> Counter[str]:
 
 
 def _fate(record: JobRecord, worker: str) -> str:
-    lost = [
-        run for run, attempt in record.attempts_by_run.items() if (attempt.worker, attempt.outcome) == (worker, "lost")
-    ]
+    attempts = record.attempts_by_run.items()
+    lost = [run for run, each in attempts if (each.worker, each.outcome) == (worker, "lost")]
     if record.state == "queued":
         return "waiting"
     if record.state.final and record.state != "completed":
@@ -70,17 +69,16 @@ def _fate(record: JobRecord, worker: str) -> str:
 def in_words(fates: Mapping[str, int]) -> str:
     """The counts of jobs, the most wanted first; "" for none."""
     order = ("continued", "begun again", "waiting", "cancelled", "expired", "failed")
-    found = [fate for fate in order if fates.get(fate)]
-    return ", ".join(
-        f"{f'{fates[fate]}' if at else counted(fates[fate], 'job')} {fate}" for at, fate in enumerate(found)
-    )
+    first, *others = [fate for fate in order if fates.get(fate)] or [""]
+    said = [f"{counted(fates[first], 'job')} {first}"] if first else []
+    return ", ".join([*said, *(f"{fates[fate]} {fate}" for fate in others)])
 
 
 class JobDeaths:
     """The counts of one machine."""
 
     def __init__(self) -> None:
-        self._deaths: dict[str, dict[str, int]] = {}
+        self._deaths: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """By job and worker."""
 
     def died(self, worker: str, jobs: Collection[str], given_up: Collection[str] = ()) -> Suspicion | None:
@@ -91,8 +89,7 @@ class JobDeaths:
         """
         self.forget(worker, jobs)
         for job in jobs:
-            deaths = self._deaths.setdefault(job, {})
-            deaths[worker] = deaths.get(worker, 0) + 1
+            self._deaths[job][worker] += 1
         found = self._suspicion(given_up, given_up=True) or self._suspicion(self._named(jobs))
         for job in given_up:
             self._deaths.pop(job, None)

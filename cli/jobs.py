@@ -125,10 +125,8 @@ def answer_of(result: dict[str, Any]) -> str:
     """The texts of a result; a blank line between choices; calls of functions follow, each in a line. Vectors, rankings
     and token ids as JSON."""
     if result.get("object") == "response":
-        return _one_text(
-            "".join(part["text"] for item in result["output"] for part in item.get("content", ())),
-            [item for item in result["output"] if item["type"] == "function_call"],
-        )
+        text = "".join(part["text"] for item in result["output"] for part in item.get("content", ()))
+        return _one_text(text, [item for item in result["output"] if item["type"] == "function_call"])
     if "choices" not in result:
         return json.dumps(result, ensure_ascii=False)
     return "\n\n".join(map(_text_of, result["choices"]))
@@ -148,13 +146,9 @@ def _one_text(text: str, calls: Sequence[dict[str, Any]]) -> str:
 def ended_badly(job: dict[str, Any]) -> Problem:
     """The error for a job that ended in any state but completed."""
     error = job.get("error") or {}
-    return Problem(
-        f"the job ended as {job['status']}",
-        cause=str(error.get("message", "")),
-        next_step=f"penstock jobs show {job['id']}",
-        exit_code=ENDED_BADLY,
-        code=str(error.get("code") or job["status"]),
-    )
+    what, next_step = f"the job ended as {job['status']}", f"penstock jobs show {job['id']}"
+    cause, code = str(error.get("message", "")), str(error.get("code") or job["status"])
+    return Problem(what, cause=cause, next_step=next_step, exit_code=ENDED_BADLY, code=code)
 
 
 def interruption(event: StreamEvent) -> str:

@@ -195,14 +195,10 @@ class Filters:
     polls: bool = True
 
     def passes(self, line: LogLine, raw: str) -> bool:
-        return (
-            (self.polls or not is_poll(line))
-            and (self.since <= line.time and (not self.until or line.time < self.until))
-            and self.job in raw
-            and (not self.trace or is_of_trace(line, self.trace))
-            and self.role in ("", line.role)
-            and self.process in ("", line.process)
-        )
+        is_then = self.since <= line.time and (not self.until or line.time < self.until)
+        is_theirs = self.role in ("", line.role) and self.process in ("", line.process)
+        is_named = self.job in raw and (not self.trace or is_of_trace(line, self.trace))
+        return is_then and is_theirs and is_named and (self.polls or not is_poll(line))
 
 
 @dataclass(slots=True)

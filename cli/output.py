@@ -488,13 +488,8 @@ def _write_note(text: str) -> None:
 def complain(problem: Problem, *, as_json: bool) -> None:
     """Print the error block to stderr: at most four lines of text, or one JSON object."""
     if as_json:
-        fields = {
-            "code": problem.code,
-            "message": problem.message,
-            "cause": problem.cause,
-            "next": problem.next_step,
-            "request_id": problem.request_id,
-        }
+        fields = {"code": problem.code, "message": problem.message, "cause": problem.cause}
+        fields |= {"next": problem.next_step, "request_id": problem.request_id}
         _write_note(visible(json.dumps({"error": fields}, ensure_ascii=False)))
         return
     lines = [part for line in error_block(problem) for part in fitted(sys.stderr, line, ERROR_INDENT)]

@@ -134,13 +134,10 @@ async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool)
         note(f"{file_store.folder} belongs to this store already")
         return
     if not yes or identity is None:
-        raise Problem(
-            f"nothing was changed: {file_store.folder} belongs to {before or 'no deployment'}, "
-            f"the store is {identity.deployment if identity else 'of no deployment yet: it is given one with --yes'}",
-            cause="once it is adopted, files that this store has no record of are moved into quarantine",
-            next_step="penstock store adopt --yes",
-            code="not_confirmed",
-        )
+        is_now = identity.deployment if identity else "of no deployment yet: it is given one with --yes"
+        what = f"nothing was changed: {file_store.folder} belongs to {before or 'no deployment'}, the store is {is_now}"
+        cause = "once it is adopted, files that this store has no record of are moved into quarantine"
+        raise Problem(what, cause=cause, next_step="penstock store adopt --yes", code="not_confirmed")
     file_store.adopt(identity.deployment)
     note(f"{file_store.folder} belongs to {identity.deployment} now")
 

@@ -75,17 +75,16 @@ def choose(count: int, among: Iterable[int], taken: Iterable[int]) -> frozenset[
 
 def bind(pid: int, bounds: ProcessLimits) -> list[str]:
     """Apply the limits to a process that was just started. Returns an error text for each the system refuses."""
-    steps: list[tuple[str, Callable[[], object]]] = []
-    if bounds.nice:
-        steps.append(("nice", lambda: os.setpriority(os.PRIO_PROCESS, pid, bounds.nice)))
-    if bounds.cpus is not None:
-        steps.append(("cpus", lambda: _on(pid, bounds.cpus or frozenset())))
-    if bounds.memory_mib:
-        steps.append(("memory_mib", lambda: _within(pid, bounds.memory_mib * MIB)))
+    steps: dict[str, Callable[[], object]] = {
+        "nice": lambda: os.setpriority(os.PRIO_PROCESS, pid, bounds.nice),
+        "cpus": lambda: _on(pid, bounds.cpus or frozenset()),
+        "memory_mib": lambda: _within(pid, bounds.memory_mib * MIB),
+    }
     refused = []
-    for name, step in steps:
+    for name, step in steps.items():
         try:
-            step()
+            if getattr(bounds, name):
+                step()
         except ProcessLookupError:
             break  # it has ended already; its exit code is reported
         except (OSError, ValueError) as error:
