@@ -66,7 +66,7 @@ def _problem(error: Exception) -> Problem:
         case click.ClickException():
             return Problem(error.format_message(), exit_code=error.exit_code)
         case ConfigError():
-            from cli.settings import problem_of  # noqa: PLC0415 - as above
+            from cli.instance import problem_of  # noqa: PLC0415 - as above
 
             return problem_of(error)
         case _:

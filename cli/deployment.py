@@ -23,9 +23,8 @@ from typing import Any
 import msgspec
 
 from api.settings import ApiSettings, KeySettings
-from cli.instance import DataDir
+from cli.instance import DataDir, UpSettings, settings_file
 from cli.output import Problem, ProgressLine
-from cli.settings import UpSettings, settings_file
 from cli.supervisor import Program, signal_name
 from offline.settings import OfflineSettings
 from penstock import bundle

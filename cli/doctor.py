@@ -28,12 +28,11 @@ from api.stream.connection_guard import RESERVED_FILES, allowed_by
 from cli import ports
 from cli.deployment import Deployment, check_plugins, is_gguf, load_deployment, look, saved_deployment
 from cli.embedded import find_server
-from cli.instance import DataDir, Instance, deaths_of
+from cli.instance import DataDir, Instance, deaths_of, remedy
 from cli.options import Where, command, completed, config_option
 from cli.output import DONE, FAILED, ProgressLine, emit, fitted, print_json
 from cli.processes import SILENT, rows_of
 from cli.registry import connected, place
-from cli.settings import remedy
 from penstock.config import Config, ConfigError
 from penstock.text import counted
 from streaming.batches.file_store import FileStore
@@ -289,10 +288,10 @@ def engines(deployment: Deployment) -> Iterator[Check]:
         name = f"engine {engine}"
         if is_plugin(engine):
             continue
-        if engine not in PACKAGES:
+        package, remedy = PACKAGES.get(engine, ("", ""))
+        if not package:
             yield Check(name, "ok", "built in")
             continue
-        package, remedy = PACKAGES[engine]
         trial = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
         if trial.returncode == 0:
             yield Check(name, "ok", f"{package} can be loaded")

@@ -1,4 +1,7 @@
-"""Data folder of a deployment: its layout, its lock, and the state that a running `penstock up` publishes in it."""
+"""Data folder of a deployment: its layout, its lock, and the state that a running `penstock up` publishes in it.
+
+Also the settings of `penstock up`: one machine, all roles.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from cli.output import Problem
+from penstock.config import ENV_PREFIX, FILE, SECTIONS, TABLES, ConfigError, EngineName
 from penstock.files import file_lock, write_file
 from penstock.text import counted
 
@@ -233,8 +237,13 @@ class DataDir:
 
     def make_private(self) -> None:
         """Create the folder, or make it private. Raises Problem if it contains files of something else."""
+        own = (self.run, self.logs, self.redis, self.weights, self.files, self.api_key, self._name)
         if self.path.is_dir() and self.path.stat().st_mode & 0o077:
-            self._check_contents()
+            names = {path.name for path in self.path.iterdir()}
+            if self._lock.name not in names and not names <= {path.name for path in own}:
+                what = f"{self.path} has other files in it, and other users may enter it"
+                next_step = f"choose another --data-dir, such as {self.path / '.penstock'}"
+                raise Problem(what, cause="a data folder holds the queue and its password", next_step=next_step)
         self._make(self.path)
 
     def prepare(self) -> None:
@@ -326,17 +335,6 @@ class DataDir:
         next_step = "penstock ps, penstock console, penstock down, or a --data-dir (and --port) of its own"
         return Problem(what, cause=f"it holds {self.path}", next_step=next_step, code="already_running")
 
-    def _check_contents(self) -> None:
-        """Check that the folder contains only Penstock's files before making it private. Raises Problem."""
-        ours = {
-            path.name for path in (self.run, self.logs, self.redis, self.weights, self.files, self.api_key, self._name)
-        }
-        names = {path.name for path in self.path.iterdir()}
-        if self._lock.name not in names and not names <= ours:
-            what = f"{self.path} has other files in it, and other users may enter it"
-            next_step = f"choose another --data-dir, such as {self.path / '.penstock'}"
-            raise Problem(what, cause="a data folder holds the queue and its password", next_step=next_step)
-
     def _make(self, folder: Path) -> None:
         """Create a folder, or change its mode, so that only this user may enter it. Raises Problem."""
         try:
@@ -358,3 +356,38 @@ def _unwritable(path: Path, error: OSError) -> Problem:
     is_here = isinstance(error, PermissionError) and os.access(path, os.F_OK)
     fix = OTHER_FOLDER.format(path) if is_here else "choose another --data-dir"
     return Problem(f"cannot write to {path}", cause=cause, next_step=fix, code="data_folder")
+
+
+class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [up]."""
+
+    data_dir: Path = Path(".penstock")
+    """Folder of the queue, results, weights, logs and the running instance's state."""
+    engine: EngineName = "llamacpp"
+    """The engine of the one model served when no [models.<name>] is configured."""
+    model: str = ""
+    """Name of that model (default: by the engine), or of the configured model that commands use by default."""
+    redis_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25
+    """Share of the machine's memory that the embedded server may fill (its `maxmemory`). Rewriting its file may need as
+    much again for a while."""
+    workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Number of workers of every model, which overrides its own settings; 0 starts none."""
+
+
+def settings_file(folder: Path) -> Path | None:
+    """The path of penstock.toml in this folder; None if it does not exist."""
+    path = folder / FILE
+    return path if path.is_file() else None
+
+
+def problem_of(error: ConfigError) -> Problem:
+    """The error as a command ends with it."""
+    message = f"{error.key}: {error.problem}"
+    return Problem(message, cause=error.source, next_step=remedy(error), code="settings")
+
+
+def remedy(error: ConfigError) -> str:
+    """The next step: the error's own, or the page of variables if it lists the setting; else ""."""
+    section = error.key.partition(".")[0]
+    listed = error.key.startswith(ENV_PREFIX) or (section in SECTIONS and section not in TABLES)
+    return error.hint or ("penstock help environment" if listed else "")

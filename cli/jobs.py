@@ -13,7 +13,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import click
@@ -676,11 +675,19 @@ class SubmitCommand(Command):
     no number is TEXT."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = _spelled_out(args)
+        end, words, wrong = args.index("--") if "--" in args else len(args), list[str](), ""
+        for word, following in zip(args, [*args[1:], ""], strict=True):
+            is_bare = word == "--wait" and len(words) < end and not SECONDS.fullmatch(following)
+            words.append(f"--wait={math.inf}" if is_bare else word)
+            if is_bare and not following.startswith("-"):
+                wrong = wrong or following
         try:
             return super().parse_args(ctx, words)
         except click.UsageError as error:
-            raise _bad_wait(error, args, ctx) or error from None
+            if not wrong or not error.format_message().startswith("Got unexpected extra argument ("):
+                raise
+        message = f"--wait takes a number of seconds, such as --wait 5, or none: {wrong!r} is no number."
+        raise click.UsageError(message, ctx)
 
 
 @command("submit", cls=SubmitCommand)
@@ -756,22 +763,3 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
 
 def _found(job: dict[str, Any]) -> CommandResult:
     return line_result(job_timed(job), job["id"])
-
-
-def _bad_wait(error: click.UsageError, args: Sequence[str], context: click.Context) -> click.UsageError | None:
-    """The error for one word too many, if a word behind `--wait` is no number."""
-    words = [following for word, following in pairwise(args) if word == "--wait" and not following.startswith("-")]
-    wrong = [word for word in words if not SECONDS.fullmatch(word)]
-    if not wrong or not error.format_message().startswith("Got unexpected extra argument ("):
-        return None
-    message = f"--wait takes a number of seconds, such as --wait 5, or none: {wrong[0]!r} is no number."
-    return click.UsageError(message, context)
-
-
-def _spelled_out(args: Sequence[str]) -> list[str]:
-    end = args.index("--") if "--" in args else len(args)
-    words = [f"--wait={math.inf}" if word == "--wait" and place < end else word for place, word in enumerate(args)]
-    for place, (word, following) in enumerate(pairwise(args[:end])):
-        if word == "--wait" and SECONDS.fullmatch(following):
-            words[place : place + 2] = ["--wait", following]
-    return words

@@ -24,9 +24,8 @@ import msgspec
 from click.core import ParameterSource
 
 from api.settings import ApiSettings
-from cli.instance import DataDir
+from cli.instance import DataDir, UpSettings, settings_file
 from cli.output import CommandResult, Problem, note
-from cli.settings import UpSettings, settings_file
 from penstock.config import Config, load
 from streaming.batches.file_store import FilesSettings
 from streaming.redis.settings import RedisSettings
@@ -159,10 +158,8 @@ class Where:
     @property
     def flags(self) -> dict[tuple[str, str], str | None]:
         """The settings behind these flags."""
-        return {
-            ("up", "data_dir"): None if self.data_dir is None else str(self.data_dir),
-            ("redis", "url"): self.redis_url,
-        }
+        data_dir = None if self.data_dir is None else str(self.data_dir)
+        return {("up", "data_dir"): data_dir, ("redis", "url"): self.redis_url}
 
     def config(self) -> Config:
         """The merged settings that locate a deployment, with these flags. Raises ConfigError."""

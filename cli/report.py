@@ -43,7 +43,7 @@ from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.records.reader import GROUP_OF
 from telemetry.records.schema import RecordSettings
 from telemetry.report.energy import EnergyFigures
-from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
+from telemetry.report.figures import GroupFigures, WindowUsage
 from telemetry.report.finding import Advice
 from telemetry.report.ideal import ModelRunTime
 from telemetry.report.report import RequestReport, Scope, report_of
@@ -147,15 +147,10 @@ def _latencies(whole: GroupFigures) -> RenderableType:
     rows = (("wait for a worker", whole.wait), ("first token", whole.ttft), ("between tokens (engine)", whole.itl),
             ("whole answer", whole.e2e))  # fmt: skip
     for name, found in rows:
-        table.add_row(name, *_five(found))
+        ranks = ("p50", "p90", "p99", "max", "mean")
+        times = (duration(getattr(found, rank, None)) for rank in ranks)
+        table.add_row(name, *times, f"{found.count:,}" if found else "–")
     return table
-
-
-def _five(found: Distribution | None) -> tuple[str, ...]:
-    if found is None:
-        return ("–",) * 6
-    times = (found.p50, found.p90, found.p99, found.max, found.mean)
-    return (*map(duration, times), f"{found.count:,}")
 
 
 def _parts(whole: GroupFigures) -> RenderableType:

@@ -17,7 +17,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,11 @@ from api.settings import ApiSettings
 from cli import ports
 from cli.deployment import Deployment, check_plugins, environment, load_deployment, saved_deployment, with_upstream
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
-from cli.instance import MIN_DEATHS, DataDir, Instance, JobDeaths, Suspicion, fates_of, in_words
+from cli.instance import MIN_DEATHS, DataDir, Instance, JobDeaths, Suspicion, UpSettings, fates_of, in_words, problem_of
 from cli.logs import START, Filters, from_now, merged, text_of
 from cli.options import Command, completed, config_option, own_command, redis_url_option, short_path
 from cli.output import DONE, ERROR_INDENT, INTERRUPTED, Problem, ProgressLine, error_block, fitted, note, terminal_width
 from cli.registry import connected, place
-from cli.settings import UpSettings, problem_of
 from cli.supervisor import Child, LeaseRelease, PoolSupervisor, Supervisor, follow
 from penstock import __version__
 from penstock.config import ENGINES, FLAGS, ConfigError
@@ -576,7 +575,9 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
     with ProgressLine(sys.stderr, os.environ) as progress:
         if detach:
             url = flags.pop("redis_url")
-            return start_detached(home, _again(flags, config), progress, keyed=bool(deployment.keys), redis_url=url)
+            given = {"config": config, **flags}  # to give again, without --detach
+            words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+            return start_detached(home, words, progress, keyed=bool(deployment.keys), redis_url=url)
         with home.lock(), ports.listen(deployment.api.host, deployment.api.port) as listeners:
             return _run(deployment, home, listeners, progress, verbose=verbose)
 
@@ -628,12 +629,6 @@ def _fetch(home: DataDir, progress: ProgressLine) -> Path:
         raise Problem(str(error), code="weights") from None
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _again(flags: Mapping[str, Any], config: Path | None) -> list[str]:
-    """The command-line arguments without --detach."""
-    given = {"config": config, **flags}
-    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
 
 
 def start_detached(
