@@ -33,6 +33,7 @@ from cli.output import (
     ProgressLine,
     VisibleBytes,
     emit,
+    explaining,
     fields_result,
     line_result,
     list_result,
@@ -94,15 +95,14 @@ def prepare(source: Path, recipe: Recipe, target: BinaryIO) -> Prepared:
 
 def batch_lines(source: Path, recipe: Recipe) -> Iterator[dict[str, Any]]:
     """Yield the lines of a batch, in the order of the input."""
-    try:
-        is_table = source.suffix.lower() == ".csv"
-        rows = _texts(source) if source.is_dir() else _table(source) if is_table else _json_lines(source)
-        for place, row in rows:
-            yield row if "body" in row else _line(source, place, row, recipe)
-    except UnicodeDecodeError:
-        raise _wrong(source, f"it is {fault_of(source.read_bytes())}") from None
-    except OSError as error:
-        raise Problem(f"{source} cannot be read", cause=error.strerror or str(error), code="usage") from None
+    is_table = source.suffix.lower() == ".csv"
+    rows = _texts(source) if source.is_dir() else _table(source) if is_table else _json_lines(source)
+    with explaining(f"{source} cannot be read", code="usage"):
+        try:
+            for place, row in rows:
+                yield row if "body" in row else _line(source, place, row, recipe)
+        except UnicodeDecodeError:
+            raise _wrong(source, f"it is {fault_of(source.read_bytes())}") from None
 
 
 def _json_lines(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -263,14 +263,12 @@ class BatchRun:
 
     def _begun(self, prepared: Prepared) -> Begun:
         try:
-            begun = msgspec.json.decode(self._note.read_bytes(), type=Begun)
-        except FileNotFoundError:
-            return self._begin(prepared)
-        except OSError as error:
-            raise self._unusable(error) from None
+            with explaining(f"{self.target.parent} cannot be used", next_step="choose another -o"):
+                kept = self._note.read_bytes() if self._note.exists() else None
+            begun = msgspec.json.decode(kept, type=Begun) if kept is not None else None
         except msgspec.MsgspecError as error:
             raise Problem(f"{self._note} cannot be read", cause=str(error), next_step=f"rm {self._note}") from None
-        if self.again:
+        if self.again or begun is None:
             return self._begin(prepared)
         if begun.digest != f"{prepared.digest}:{self.window}":
             what, cause = f"{self.target} belongs to another run", "its input or its options were different"
@@ -283,27 +281,17 @@ class BatchRun:
         return self._keep(Begun(digest=f"{prepared.digest}:{self.window}", key=secrets.token_hex(16)))
 
     def _keep(self, begun: Begun) -> Begun:
-        try:
+        with explaining(f"{self.target.parent} cannot be used", next_step="choose another -o"):
             write_file(self._note, msgspec.json.encode(begun))
-        except OSError as error:
-            raise self._unusable(error) from None
         return begun
-
-    def _unusable(self, error: OSError) -> Problem:
-        """The error for a folder of the output that this user cannot use."""
-        cause = error.strerror or str(error)
-        return Problem(f"{self.target.parent} cannot be used", cause=cause, next_step="choose another -o")
 
     def _fetch(self, file_id: str | None, target: Path) -> None:
         """Download a file completely or not at all. Without one, delete an old `target`, which is not this batch's."""
         if not file_id:
             target.unlink(missing_ok=True)
             return
-        try:
-            with replacing(target) as write:
-                self.client.download(f"/v1/files/{file_id}/content", write)
-        except OSError as error:
-            raise Problem(f"cannot write {target}", cause=error.strerror or str(error)) from None
+        with explaining(f"cannot write {target}"), replacing(target) as write:
+            self.client.download(f"/v1/files/{file_id}/content", write)
 
 
 def show_progress(progress: ProgressLine, batch: dict[str, Any]) -> None:

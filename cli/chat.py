@@ -17,7 +17,7 @@ import click
 from cli.client import Client
 from cli.jobs import AnswerPrinter, interruption, print_answer, stdin_text
 from cli.options import command, completed
-from cli.output import Problem, ProgressLine, complain, note
+from cli.output import Problem, ProgressLine, complain, explaining, note
 from penstock.client import StreamEvent
 from penstock.files import write_file
 
@@ -189,10 +189,8 @@ class TerminalChat:
         turns = self.with_system(self._turns)
         as_json = json.dumps(turns, ensure_ascii=False, indent=1)
         as_text = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
-        try:
+        with explaining(f"cannot write {path}"):
             write_file(path, ((as_json if path.suffix == ".json" else as_text) + "\n").encode())
-        except OSError as error:
-            raise Problem(f"cannot write {path}", cause=os.strerror(error.errno or 0)) from None
         self._saved.add(path)
         note(f"saved {len(self._turns)} turns to {path}")
 

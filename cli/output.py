@@ -355,6 +355,15 @@ class Problem(Exception):
         self.code, self.request_id = code, request_id
 
 
+@contextlib.contextmanager
+def explaining(what: str, *, next_step: str = "", code: str = "failed") -> Iterator[None]:
+    """An OSError within the block ends the command with this message, and the system's words as its cause."""
+    try:
+        yield
+    except OSError as error:
+        raise Problem(what, cause=error.strerror or str(error), next_step=next_step, code=code) from None
+
+
 WIDTH = 80
 """Columns of a terminal that does not say how many it has."""
 ERROR_INDENT = len("error: ")

@@ -31,6 +31,7 @@ from cli.output import (
     WIDTH,
     Problem,
     ProgressLine,
+    explaining,
     note,
     print_json,
     styled,
@@ -323,7 +324,9 @@ def report(
     scope = Scope(moment(start or since or "1h", now), moment(end, now) if end else now, **only)
     found = _made(folder, scope, prices, quiet=as_json)
     if target is not None:
-        _save(target, found)
+        with explaining(f"{target} cannot be written"):
+            write_file(target, html(shown(found)).encode())
+        note(f"written to {target}")
     if as_json:
         print_json(msgspec.to_builtins(found))
     elif target is None:
@@ -362,17 +365,7 @@ def window(text: str, folder: Path, now: float, only: Mapping[str, str]) -> tupl
 def _made(folder: Path, scope: Scope, prices: Mapping[str, float], *, quiet: bool) -> RequestReport:
     if scope.until <= scope.since:
         raise Problem("the window ends before it begins", next_step=TIME_HINT, code="usage")
-    try:
-        with ProgressLine(sys.stderr, os.environ, quiet=quiet, delay_s=1.0) as progress:
-            progress.phase(READING)
-            return report_of(folder, scope, prices, partial(progress.amount, READING))
-    except OSError as error:
-        raise Problem(f"{folder} cannot be read", cause=error.strerror or str(error)) from error
-
-
-def _save(path: Path, found: RequestReport) -> None:
-    try:
-        write_file(path, html(shown(found)).encode())
-    except OSError as error:
-        raise Problem(f"{path} cannot be written", cause=error.strerror or str(error)) from error
-    note(f"written to {path}")
+    line = ProgressLine(sys.stderr, os.environ, quiet=quiet, delay_s=1.0)
+    with explaining(f"{folder} cannot be read"), line as progress:
+        progress.phase(READING)
+        return report_of(folder, scope, prices, partial(progress.amount, READING))
