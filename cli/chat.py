@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -40,7 +41,7 @@ def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
     with ended_by_signals(), ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
         progress.phase("waiting for the first token")
         progress.explain(lambda: client.worker_problem(options["model"]))
-        client.on_retry(printer.waiting(progress.say))
+        client.on_retry(partial(printer.waiting, say=progress.say))
         key, job_id = uuid.uuid4().hex, ""
 
         def seen(event: StreamEvent) -> None:

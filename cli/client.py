@@ -58,29 +58,20 @@ class Client:
     """Client of one API. Its methods raise Problem, with an exit code, for every failure but a job's own end.
 
     Args:
-        running: the instance is known to run, so its first answer is waited for as well.
+        home: data folder of the instance, if it is known to run on this machine: its first answer is waited for.
         without_token: why no admin token was found, if the address was not given.
-        home: data folder of the instance, if it runs on this machine.
     """
 
     key: str
     """Sent as a bearer token; "" if there is none."""
 
     def __init__(
-        self,
-        url: str,
-        key: str,
-        *,
-        model: str = "",
-        admin_token: str = "",
-        running: bool = False,
-        without_token: str = "",
-        home: DataDir | None = None,
+        self, url: str, key: str, *, model: str = "", home: DataDir | None = None, without_token: str = ""
     ) -> None:
-        self.url, self.key, self._model, self._admin_token = url.rstrip("/"), key, model, admin_token
-        self._without_token, self._home = without_token, home
+        self.url, self.key, self._model, self._home = url.rstrip("/"), key, model, home
+        self._without_token, self._admin_token = without_token, _kept_key(home.admin_token) if home else ""
         with self._explained():
-            self._api = PenstockClient(url, key, patience_s=PATIENCE_S, first_patience_s=PATIENCE_S if running else 0.0)
+            self._api = PenstockClient(url, key, patience_s=PATIENCE_S, first_patience_s=PATIENCE_S if home else 0.0)
         self._api.http.event_hooks["response"] = [_note_ignored]
 
     def worker_problem(self, model: str) -> str:
@@ -104,8 +95,7 @@ class Client:
         if instance is not None and (not where.url or _address(where.url) == _address(instance.url)):
             # To its own address, not to `where.url`: another process may listen on that port of localhost or ::1.
             model = "" if where.url else instance.models[0]
-            key, token = named or _kept_key(home.api_key), _kept_key(home.admin_token)
-            return cls(instance.url, key, model=model, admin_token=token, running=True, home=home)
+            return cls(instance.url, named or _kept_key(home.api_key), model=model, home=home)
         if where.url:
             return cls(where.url, named)
         config = where.config()
@@ -265,20 +255,17 @@ class Client:
 
     def _next_step(self, code: str, url: str) -> str:
         """What to do about a refusal; "" if its message says so."""
-        has_key = bool(self.key or self._admin_token)
-        match code:
-            case "admin_token_required":
-                return FIND_TOKEN if self._without_token else NO_URL + FIND_TOKEN
-            case "permission_denied":
-                return "use a key with admin = true"
-            case "invalid_api_key":
-                if has_key:
-                    return OTHER_KEY
-                return SEND_ADMIN_KEY if urlsplit(url).path.startswith(ADMIN) else SEND_A_KEY
-            case "misdirected_request" if not has_key:
-                port = urlsplit(url).port or 80
-                return f"use --url http://127.0.0.1:{port} (ssh -L from another machine), or configure a key"
-        return LISTED_BY.get(code, "")
+        has_key, address = bool(self.key or self._admin_token), urlsplit(url)
+        wanted = SEND_ADMIN_KEY if address.path.startswith(ADMIN) else SEND_A_KEY
+        steps = LISTED_BY | {
+            "admin_token_required": FIND_TOKEN if self._without_token else NO_URL + FIND_TOKEN,
+            "permission_denied": "use a key with admin = true",
+            "invalid_api_key": OTHER_KEY if has_key else wanted,
+        }
+        if not has_key:
+            tunnel = f"use --url http://127.0.0.1:{address.port or 80} (ssh -L from another machine)"
+            steps["misdirected_request"] = f"{tunnel}, or configure a key"
+        return steps.get(code, "")
 
 
 def _note_ignored(response: httpx2.Response) -> None:

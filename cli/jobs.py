@@ -13,6 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import click
@@ -225,17 +226,12 @@ class AnswerPrinter:
             self._wrapper.begin_line()
         say(("\n" if self.text and self._wrapper is not None else "") + words)
 
-    def waiting(self, say: Callable[[str], object]) -> Callable[[Pause], None]:
-        """A function that says once, in one line, that there is a wait for the server."""
-
-        def tell(pause: Pause) -> None:
-            if self._waits:
-                return
+    def waiting(self, pause: Pause, say: Callable[[str], object] = note) -> None:
+        """Say once, in one line, that there is a wait for the server."""
+        if not self._waits:
             self._waits = True
             cause = pause.cause if pause.status else f"the connection to {pause.url} broke"
             self.aside(f"({cause.removesuffix('.')}; trying again)", say)
-
-        return tell
 
 
 def print_answer(
@@ -267,7 +263,7 @@ def follow(client: Client, job_id: str, *, as_json: bool, after: str = "") -> in
     """Print a job's tokens, or with `as_json` its events, from `after` on. Ctrl-C stops watching, not the job."""
     printer = _JsonPrinter() if as_json else AnswerPrinter()
     if not as_json:
-        client.on_retry(printer.waiting(note))
+        client.on_retry(printer.waiting)
     try:
         print_answer(client, job_id, printer, lambda event: None if as_json else _note(event, printer.aside), after)
     except KeyboardInterrupt:
@@ -715,7 +711,7 @@ def submit(client: Client, text: str, wait: float | None, following: bool, as_js
       penstock submit - < prompt.txt
     """
     if not as_json:
-        client.on_retry(AnswerPrinter().waiting(note))
+        client.on_retry(AnswerPrinter().waiting)
     text, key = stdin_text() if text == "-" else text, asked.pop("idempotency_key") or ""
     if not text.strip():
         raise Problem("there is nothing to submit", next_step='penstock submit "a text"', code="usage")
@@ -738,7 +734,7 @@ def submit(client: Client, text: str, wait: float | None, following: bool, as_js
 def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool) -> int:
     with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
         if not as_json:
-            client.on_retry(AnswerPrinter().waiting(progress.say))
+            client.on_retry(partial(AnswerPrinter().waiting, say=progress.say))
         progress.phase(f"waiting for {job['id']}")
         progress.explain(lambda: client.worker_problem(job["model"]))
         try:

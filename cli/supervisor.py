@@ -436,16 +436,15 @@ class Supervisor:
 POLL_INTERVAL_S = 0.5
 
 
+ProgramMaker: TypeAlias = Callable[[str], Program]
+"""Builds the worker with a given id."""
+
+
 class PoolSupervisor:
     """One pool on this machine. `program` builds the worker with a given id; `shape` is "" for a model's only pool."""
 
     def __init__(
-        self,
-        supervisor: Supervisor,
-        model: str,
-        settings: ModelSettings,
-        program: Callable[[str], Program],
-        shape: str = "",
+        self, supervisor: Supervisor, model: str, settings: ModelSettings, program: ProgramMaker, shape: str = ""
     ) -> None:
         self._supervisor, self._program, self._resources = supervisor, program, settings.resources
         self.model, self.shape, self.least, self.most = model, shape, settings.min_workers, settings.most_workers
