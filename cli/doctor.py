@@ -144,6 +144,7 @@ MAX_START_S = 30.0
 """A job that has waited longer for the first worker of its model is named."""
 Models: TypeAlias = Mapping[str, ModelSettings]
 NO_MODELS: Models = {}
+Environ: TypeAlias = Mapping[str, str]
 MAX_LETTERS, MAX_NAMED = 50, 3
 """Dead letters read, and jobs named."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -216,11 +217,7 @@ def _running(deployment: Deployment, home: DataDir) -> Deployment:
 
 
 def examine(
-    deployment: Deployment,
-    home: DataDir,
-    instance: Instance | None,
-    environ: Mapping[str, str],
-    given: Config | None = None,
+    deployment: Deployment, home: DataDir, instance: Instance | None, environ: Environ, given: Config | None = None
 ) -> Iterator[Check]:
     """Run all checks, in the order in which `up` needs things.
 
@@ -232,9 +229,7 @@ def examine(
         yield _naming_source(check, given or deployment.config, deployment.config)
 
 
-def _examined(
-    deployment: Deployment, home: DataDir, instance: Instance | None, environ: Mapping[str, str]
-) -> Iterator[Check]:
+def _examined(deployment: Deployment, home: DataDir, instance: Instance | None, environ: Environ) -> Iterator[Check]:
     yield python()
     yield speed()
     yield from engines(deployment)
@@ -467,7 +462,7 @@ def files(deployment: Deployment) -> Check:
     return Check("open files", "warn", detail, hint, "api.max_connections")
 
 
-def proxies(environ: Mapping[str, str]) -> Check:
+def proxies(environ: Environ) -> Check:
     """Check proxy variables, which may make client programs send local requests to a proxy."""
     found = [name for name in PROXIES if environ.get(name) or environ.get(name.lower())]
     exempt = environ.get("NO_PROXY") or environ.get("no_proxy") or ""

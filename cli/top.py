@@ -229,7 +229,12 @@ def top(client: Client, once: bool, interval: float, as_json: bool) -> int:
             if found["rates"]["window_s"] is None:  # rates are between two readings of an API process, a second apart
                 time.sleep(1.1)
                 found = _read(client)
-            _print(found, client.url, as_json=as_json)
+            width = terminal_width(sys.stdout)
+            console = _console(width if sys.stdout.isatty() else max(100, width))
+            if as_json:
+                print_json(found)
+            else:
+                console.print(frame(found, client.url, live=False, width=console.width))
         while as_json and not once:
             print_json(_read(client))
             sys.stdout.flush()
@@ -243,15 +248,6 @@ def top(client: Client, once: bool, interval: float, as_json: bool) -> int:
 
 def _read(client: Client) -> Overview:
     return client.get("/admin/overview")
-
-
-def _print(overview: Overview, url: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(overview)
-    else:
-        width = terminal_width(sys.stdout)
-        console = _console(width if sys.stdout.isatty() else max(100, width))
-        console.print(frame(overview, url, live=False, width=console.width))
 
 
 class OverviewReader(threading.Thread):
