@@ -243,7 +243,7 @@ class Child:
         if self._killer is not None:
             self._killer.cancel()
         _kill_group(process.pid)
-        with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OUTPUT_TIMEOUT_S):  # for its last output
                 await watching
         return self._cause(code)

@@ -81,9 +81,8 @@ def server_at(where: Where, model: str | None) -> tuple[str, TargetServer]:
     except NotAServer as error:
         raise Problem(str(error), code="usage") from None
     except OSError as error:
-        raise Problem(
-            f"nothing answers at {url}", cause=str(error), next_step="penstock up, or another --url", code="unreachable"
-        ) from None
+        what, next_step = f"nothing answers at {url}", "penstock up, or another --url"
+        raise Problem(what, cause=str(error), next_step=next_step, code="unreachable") from None
 
 
 def penstock_context(server: TargetServer) -> int | None:
