@@ -671,7 +671,8 @@ class SubmitCommand(Command):
     no number is TEXT."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        end, words, wrong = args.index("--") if "--" in args else len(args), list[str](), ""
+        end = args.index("--") if "--" in args else len(args)
+        words, wrong = list[str](), ""
         for word, following in zip(args, [*args[1:], ""], strict=True):
             is_bare = word == "--wait" and len(words) < end and not SECONDS.fullmatch(following)
             words.append(f"--wait={math.inf}" if is_bare else word)
