@@ -14,7 +14,9 @@ from cli.output import DONE, INTERRUPTED, Problem, complain
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code; `penstock help exit-codes` lists them."""
-    words = _words() if arguments is None else arguments
+    words = arguments
+    if words is None:  # as UTF-8, whatever the locale: questions are text of any script
+        words = [os.fsencode(word).decode("utf-8", "surrogateescape") for word in sys.argv[1:]]
     _speak_utf8()
     try:
         code = app.main(words, prog_name="penstock", standalone_mode=False)
@@ -53,37 +55,23 @@ def _problem(error: Exception) -> Problem:
         case Problem():
             return error
         case click.exceptions.NoArgsIsHelpError(ctx=context):
-            return Problem(
-                "a command is missing",
-                cause=_listed(context),
-                next_step=f"{context.command_path if context else 'penstock'} --help",
-                code="usage",
-            )
+            next_step = f"{context.command_path if context else 'penstock'} --help"
+            group = context.command if context else None
+            names = group.list_commands(context) if context and isinstance(group, click.Group) else []
+            cause = f"it is one of {', '.join(names)}" if names else ""
+            return Problem("a command is missing", cause=cause, next_step=next_step, code="usage")
         case click.UsageError(ctx=context):
             page = f"{context.command_path} --help" if context else "penstock --help"
             return Problem(error.format_message(), next_step=page, code="usage")
         case click.ClickException():
             return Problem(error.format_message(), exit_code=error.exit_code)
         case ConfigError():
-            from cli.settings import remedy  # noqa: PLC0415 - as above
+            from cli.instance import problem_of  # noqa: PLC0415 - as above
 
-            message = f"{error.key}: {error.problem}"
-            return Problem(message, cause=error.source, next_step=remedy(error), code="settings")
+            return problem_of(error)
         case _:
             cause = f"{type(error).__name__}: {error}"
             return Problem("the command failed", cause=cause, next_step="the same with --debug shows where")
-
-
-def _listed(context: click.Context | None) -> str:
-    """The commands of the group that was called without one."""
-    if context is None or not isinstance(context.command, click.Group):
-        return ""
-    return f"it is one of {', '.join(context.command.list_commands(context))}"
-
-
-def _words() -> list[str]:
-    """The arguments as UTF-8, whatever the locale: questions are text of any script."""
-    return [os.fsencode(word).decode("utf-8", "surrogateescape") for word in sys.argv[1:]]
 
 
 def _speak_utf8() -> None:

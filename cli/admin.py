@@ -1,22 +1,37 @@
-"""Commands for operators: `penstock dlq` (dead letters), `penstock webhooks` (messages and their delivery attempts) and
-`penstock tenants` (usage and limits in the store and on the disk), and `penstock console`."""
+"""Commands for operators: `penstock dlq` (dead letters), `penstock webhooks` (messages and their delivery attempts),
+`penstock tenants` (usage and limits in the store and on the disk), `penstock console`, and `penstock scale` (how many
+workers each model has and should have, why, and manual overrides)."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import webbrowser
+from collections.abc import Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import click
 
 from api.auth.hosts import is_loopback
 from cli.app import Group
-from cli.client import Client, api_command, limit_option
-from cli.job import job_timed, print_attempts, print_input
-from cli.output import CommandResult, Problem, emit, fields_result, line_result, list_result, note, print_rows, timed
+from cli.client import Client, limit_option
+from cli.jobs import job_timed, print_attempts, print_input
+from cli.options import SECONDS, command
+from cli.output import (
+    CommandResult,
+    Problem,
+    emit,
+    fields_result,
+    line_result,
+    list_result,
+    note,
+    print_rows,
+    rfc3339,
+    timed,
+)
 
 LETTER_COLUMNS = ("id", "reason", "at", "job_id", "lane")
 MESSAGE_COLUMNS = (
@@ -37,7 +52,7 @@ def dlq() -> None:
     """
 
 
-@api_command("ls", dlq)
+@command("ls", dlq)
 @limit_option(100)
 def list_letters(client: Client, limit: int) -> CommandResult:
     """List dead letters, newest first.
@@ -51,8 +66,7 @@ def list_letters(client: Client, limit: int) -> CommandResult:
     return list_result(map(timed, letters), LETTER_COLUMNS, "no dead letters")
 
 
-@api_command("show", dlq)
-@click.argument("letter_id")
+@command("show", dlq)
 def show_letter(client: Client, letter_id: str) -> CommandResult:
     """Show one, by its id or by its job's: why it became a dead letter, the attempts at its job, and the request, if
     your key may read the job.
@@ -82,8 +96,7 @@ def show_letter(client: Client, letter_id: str) -> CommandResult:
     return CommandResult(letter | ({"job": job_timed(job)} if job else {}), shown)
 
 
-@api_command("replay", dlq)
-@click.argument("letter_id")
+@command("replay", dlq)
 def replay_letter(client: Client, letter_id: str) -> CommandResult:
     """Put its job in the queue again, as a new job; the new id goes to stdout.
 
@@ -95,8 +108,7 @@ def replay_letter(client: Client, letter_id: str) -> CommandResult:
     return line_result(job, job["id"])
 
 
-@api_command("drop", dlq)
-@click.argument("letter_id")
+@command("drop", dlq)
 def drop_letter(client: Client, letter_id: str) -> CommandResult:
     """Delete one.
 
@@ -119,7 +131,7 @@ def webhooks() -> None:
     """
 
 
-@api_command("ls", webhooks)
+@command("ls", webhooks)
 @limit_option(100)
 def list_messages(client: Client, limit: int) -> CommandResult:
     """List messages, newest first.
@@ -133,8 +145,7 @@ def list_messages(client: Client, limit: int) -> CommandResult:
     return list_result(map(_message, messages), MESSAGE_COLUMNS, "no webhook messages")
 
 
-@api_command("show", webhooks)
-@click.argument("message_id")
+@command("show", webhooks)
 def show_message(client: Client, message_id: str) -> CommandResult:
     """Show one: its content, its attempts and the last response.
 
@@ -146,8 +157,7 @@ def show_message(client: Client, message_id: str) -> CommandResult:
     return fields_result(message, message)
 
 
-@api_command("replay", webhooks)
-@click.argument("message_id")
+@command("replay", webhooks)
 def replay_message(client: Client, message_id: str) -> CommandResult:
     """Send one again, with the same webhook-id.
 
@@ -163,7 +173,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     return timed({name: "" if value is None and name.endswith("_at") else value for name, value in message.items()})
 
 
-@api_command("tenants")
+@command("tenants")
 @click.argument("tenant", required=False)
 def tenants(client: Client, tenant: str | None) -> CommandResult:
     """Show the usage of all tenants with a key, or of TENANT, as "used/limit".
@@ -184,7 +194,7 @@ def _tenant_row(found: dict[str, Any]) -> dict[str, Any]:
     return {**found, **bounded}
 
 
-@api_command("console")
+@command("console")
 @click.option("--no-browser", is_flag=True, help="Only print the link.")
 def console(client: Client, no_browser: bool) -> CommandResult:
     """Open the console in a browser, by a link that logs in once, within an hour.
@@ -199,21 +209,191 @@ def console(client: Client, no_browser: bool) -> CommandResult:
 
     def show() -> None:
         emit(url + "\n")
-        opens = not no_browser and sys.stdout.isatty() and _has_screen()
-        if opens and webbrowser.open(url):
+        # Elsewhere a browser would use up the link in this terminal, or at a remote machine.
+        is_remote = "SSH_CONNECTION" in os.environ
+        has_screen = sys.platform != "linux" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+        if not (no_browser or is_remote) and sys.stdout.isatty() and has_screen and webbrowser.open(url):
             return
         note("open this link within an hour; it works once")
         address = urlsplit(client.url)
-        if "SSH_CONNECTION" in os.environ and is_loopback(address.hostname or ""):
+        if is_remote and is_loopback(address.hostname or ""):
             port = address.port or 80
             note(f"on your own machine, first: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}")
 
     return CommandResult({"url": url, "expires_at": link["expires_at"]}, show)
 
 
-def _has_screen() -> bool:
-    """Whether a browser would open a window for the reader; else it would use up the link in this terminal, or at a
-    remote machine."""
-    if "SSH_CONNECTION" in os.environ:
-        return False
-    return sys.platform != "linux" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+COLUMNS = ("model", "want", "ready", "starting", "draining", "range", "waiting", "wait", "override", "reason")
+ACTIONS = ("at", "epoch", "model", "action", "what", "by", "reason")
+PERIOD = re.compile(r"([1-9][0-9]*)(s|m|h|d)?")
+
+
+class Period(click.ParamType[int]):
+    """A click type for a duration such as 90, 90s, 10m, 2h or 1d; in seconds."""
+
+    name = "while"
+
+    def __init__(self, *, needs_unit: bool = False) -> None:
+        """`needs_unit`: a number alone is refused."""
+        self._needs_unit = needs_unit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = PERIOD.fullmatch(value)
+        if match is None or (self._needs_unit and match[2] is None):
+            self.fail(f"{value!r} is no while: write 90s, 10m, 2h or 1d", param, ctx)
+        return int(match[1]) * SECONDS[match[2] or "s"]
+
+
+for_option = click.option("--for", "hold_s", type=Period(), help="For so long (90s, 10m, 2h, 1d) [until resumed].")
+
+
+@click.group(cls=Group)
+def scale() -> None:
+    """Show and set how many workers each model has.
+
+    \b
+    Examples:
+      penstock scale status
+      penstock scale set sim 3 --for 10m
+      penstock scale resume sim
+    """
+
+
+@command("status", scale)
+def status(client: Client) -> CommandResult:
+    """Show wanted and actual workers of every model, the reason, and who decides.
+
+    \b
+    Examples:
+      penstock scale status
+      penstock scale status --json
+    """
+    answer = client.get("/admin/pools")
+    leader = answer["leader"]
+
+    def show() -> None:
+        _table(answer["data"])
+        for pool in answer["data"]:
+            if stalled := pool.get("stalled"):
+                note(f"{pool['model']}: no worker may run: {stalled['cause']}; next: {stalled['fix']}")
+            for worker in pool["workers"]:
+                if worker.get("away"):
+                    note(f"{worker['id']} waits for its server, {worker['away_s']:.0f} s: {'; '.join(worker['away'])}")
+        note(f"{leader['id']} leads (epoch {leader['epoch']})" if leader else "no scheduler leads: nothing is changed")
+
+    return CommandResult(map(shown, answer["data"]), show)
+
+
+@command("log", scale)
+def log(client: Client) -> CommandResult:
+    """Show what was decided and done to the pools, the newest first.
+
+    \b
+    Examples:
+      penstock scale log
+    """
+    actions = [timed(action) for action in client.get("/admin/pools")["actions"]]
+    return list_result(actions, ACTIONS, "nothing was done yet", map(_said, actions))
+
+
+@command("set", scale)
+@click.argument("model")
+@click.argument("want", type=click.IntRange(0))
+@for_option
+def fix(client: Client, model: str, want: int, hold_s: int | None) -> CommandResult:
+    """Give MODEL a fixed number of workers, whatever waits.
+
+    \b
+    Examples:
+      penstock scale set sim 3
+      penstock scale set sim 3 --for 10m
+    """
+    return _override(client, model, {"want": want}, hold_s)
+
+
+@command("pause", scale)
+@click.argument("model")
+@for_option
+def pause(client: Client, model: str, hold_s: int | None) -> CommandResult:
+    """Change nothing: MODEL keeps the workers it has.
+
+    \b
+    Examples:
+      penstock scale pause sim --for 2h
+    """
+    return _override(client, model, {"paused": True}, hold_s)
+
+
+@command("resume", scale)
+@click.argument("model")
+def resume(client: Client, model: str) -> CommandResult:
+    """Let the scheduler decide again.
+
+    \b
+    Examples:
+      penstock scale resume sim
+    """
+    return _found_pool(client.delete(_path(model)))
+
+
+def shown(pool: dict[str, Any]) -> dict[str, Any]:
+    """A pool for JSON output: the API's object with RFC 3339 times."""
+    override = pool["override"] and timed(pool["override"])
+    workers = [timed(worker) for worker in pool["workers"]]
+    return timed(pool) | {"override": override, "workers": workers}
+
+
+def _override(client: Client, model: str, body: dict[str, Any], hold_s: int | None) -> CommandResult:
+    return _found_pool(client.put(_path(model), body if hold_s is None else body | {"for_s": hold_s}))
+
+
+def _found_pool(pool: dict[str, Any]) -> CommandResult:
+    return CommandResult(shown(pool), lambda: _table([pool]))
+
+
+def _table(pools: Sequence[dict[str, Any]]) -> None:
+    """One row per model, followed by one for each of its shapes."""
+    rows = [row for pool in pools for row in (_row(pool), *_shapes(pool))]
+    shaped = any(pool.get("shapes") for pool in pools)
+    print_rows(rows, (*COLUMNS[:1], "shape", *COLUMNS[1:]) if shaped else COLUMNS)
+
+
+def _shapes(pool: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name, shape in pool.get("shapes", {}).items():
+        yield (
+            shape
+            | {"range": f"{shape['min']}-{shape['max']}"}
+            | {"model": pool["model"], "shape": f"{name} (new jobs)" if shape["takes"] else name}
+        )
+
+
+def _path(model: str) -> str:
+    if not model:
+        raise Problem("no model is named", next_step="penstock scale status")
+    return f"/admin/pools/{quote(model)}"
+
+
+def _row(pool: dict[str, Any]) -> dict[str, Any]:
+    waits = [lane["wait_s"] for lane in pool["lanes"].values() if lane["wait_s"] is not None]
+    return pool | {
+        "range": f"{pool['min']}-{pool['max']}",
+        "waiting": sum(lane["waiting"] for lane in pool["lanes"].values()),
+        "wait": f"{min(waits):.1f} s" if waits else None,
+        "override": _hand(pool["override"]),
+    }
+
+
+def _hand(override: dict[str, Any] | None) -> str | None:
+    if override is None:
+        return None
+    what = "paused" if override["paused"] else f"set to {override['want']}"
+    until = "" if override["until"] is None else f" until {rfc3339(override['until'])}"
+    return f"{what} by {override['by']} at {rfc3339(override['at'])}{until}"
+
+
+def _said(action: dict[str, Any]) -> dict[str, Any]:
+    change = "" if action["want"] is None else f"{'-' if action['was'] is None else action['was']} -> {action['want']}"
+    words = (action.get("shape"), action["worker"] or change)
+    return action | {"what": " ".join(word for word in words if word)}

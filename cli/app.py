@@ -55,7 +55,7 @@ class LazyGroup(Group):
         "dlq": ("cli.admin:dlq", "List, show, replay and drop dead letters."),
         "webhooks": ("cli.admin:webhooks", "List, show and replay webhook messages."),
         "tenants": ("cli.admin:tenants", "Show the usage and limits of each tenant."),
-        "scale": ("cli.scale:scale", "Show and set how many workers each model has."),
+        "scale": ("cli.admin:scale", "Show and set how many workers each model has."),
         "store": ("cli.store:store", "Show what the store is, adopt its files, or delete everything."),
         "report": ("cli.report:report", "Say what happened, where time went, and what to change first."),
         "plan": ("cli.plan:plan", "Plan before you buy: which GPU, how many, what batch, what price."),

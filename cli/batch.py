@@ -12,8 +12,9 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,23 +22,25 @@ import click
 import msgspec
 
 from cli.app import Group
-from cli.client import Client, api_command, limit_option, whole_id
-from cli.options import Command, Where, json_option, where_options
+from cli.client import Client, limit_option
+from cli.options import command
 from cli.output import (
     DONE,
     ENDED_BADLY,
     INTERRUPTED,
     CommandResult,
     Problem,
+    ProgressLine,
     VisibleBytes,
     emit,
+    explaining,
     fields_result,
     line_result,
     list_result,
     note,
+    short,
     timed,
 )
-from cli.progress import ProgressLine, short
 from penstock.files import replacing, write_file
 from penstock.text import counted, fault_of, read_text
 
@@ -92,20 +95,14 @@ def prepare(source: Path, recipe: Recipe, target: BinaryIO) -> Prepared:
 
 def batch_lines(source: Path, recipe: Recipe) -> Iterator[dict[str, Any]]:
     """Yield the lines of a batch, in the order of the input."""
-    try:
-        for place, row in _rows(source):
-            yield row if "body" in row else _line(source, place, row, recipe)
-    except UnicodeDecodeError:
-        raise _wrong(source, f"it is {fault_of(source.read_bytes())}") from None
-    except OSError as error:
-        raise Problem(f"{source} cannot be read", cause=error.strerror or str(error), code="usage") from None
-
-
-def _rows(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each row with its position for error messages."""
-    if source.is_dir():
-        return _texts(source)
-    return _table(source) if source.suffix.lower() == ".csv" else _json_lines(source)
+    is_table = source.suffix.lower() == ".csv"
+    rows = _texts(source) if source.is_dir() else _table(source) if is_table else _json_lines(source)
+    with explaining(f"{source} cannot be read", code="usage"):
+        try:
+            for place, row in rows:
+                yield row if "body" in row else _line(source, place, row, recipe)
+        except UnicodeDecodeError:
+            raise _wrong(source, f"it is {fault_of(source.read_bytes())}") from None
 
 
 def _json_lines(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -159,22 +156,15 @@ def _line(source: Path, place: str, row: Mapping[str, Any], recipe: Recipe) -> d
 
 
 def _default_template(source: Path, place: str, row: Mapping[str, Any]) -> str:
-    for name in TEXT_COLUMNS:
-        if name in row:
-            return f"{{{name}}}"
+    if known := next((name for name in TEXT_COLUMNS if name in row), ""):
+        return f"{{{known}}}"
     columns = ", ".join(map(str, row)) or "none"
-    meant = next((each for each in map(_text_column, row) if each), "")
-    raise Problem(
-        f"{source}, row {place}: which column is the text?",
-        cause=f"its columns are {columns}" + (f"; did you mean {meant}?" if meant else ""),
-        next_step=f"--template 'Summarize: {{{next(iter(row), 'column')}}}'" if not meant else "",
-        code="usage",
-    )
-
-
-def _text_column(name: Any) -> str:
-    """Return the text column that a name is like."""
-    return next(iter(difflib.get_close_matches(str(name)[:MAX_NAME], TEXT_COLUMNS, 1)), "")
+    alike = (difflib.get_close_matches(str(name)[:MAX_NAME], TEXT_COLUMNS, 1) for name in row)
+    meant = next((names[0] for names in alike if names), "")
+    what = f"{source}, row {place}: which column is the text?"
+    cause = f"its columns are {columns}" + (f"; did you mean {meant}?" if meant else "")
+    next_step = f"--template 'Summarize: {{{next(iter(row), 'column')}}}'" if not meant else ""
+    raise Problem(what, cause=cause, next_step=next_step, code="usage")
 
 
 def _filled(source: Path, place: str, row: Mapping[str, Any], template: str) -> str:
@@ -261,7 +251,10 @@ class BatchRun:
                         raise
                     begun = self._begin(prepared)
             if not begun.file:
-                uploaded = self._upload(progress, lines)
+                total, name = lines.tell(), f"{self.source.stem or 'batch'}.jsonl"
+                lines.seek(0)
+                told = partial(progress.amount, "uploading", total=total)
+                uploaded = self.client.upload("/v1/files", name, lines, on_read=told, purpose="batch")
                 begun = self._keep(msgspec.structs.replace(begun, file=uploaded["id"]))
         body = {"input_file_id": begun.file, "endpoint": prepared.endpoint, "completion_window": self.window}
         batch = self.client.post("/v1/batches", body, **{"Idempotency-Key": begun.key})
@@ -270,62 +263,35 @@ class BatchRun:
 
     def _begun(self, prepared: Prepared) -> Begun:
         try:
-            begun = msgspec.json.decode(self._note.read_bytes(), type=Begun)
-        except FileNotFoundError:
-            return self._begin(prepared)
-        except OSError as error:
-            raise self._unusable(error) from None
+            with explaining(f"{self.target.parent} cannot be used", next_step="choose another -o"):
+                kept = self._note.read_bytes() if self._note.exists() else None
+            begun = msgspec.json.decode(kept, type=Begun) if kept is not None else None
         except msgspec.MsgspecError as error:
             raise Problem(f"{self._note} cannot be read", cause=str(error), next_step=f"rm {self._note}") from None
-        if self.again:
+        if self.again or begun is None:
             return self._begin(prepared)
-        if begun.digest != self._digest(prepared):
-            raise Problem(
-                f"{self.target} belongs to another run",
-                cause="its input or its options were different",
-                next_step="another -o, or --again to start over",
-                code="another_run",
-            )
+        if begun.digest != f"{prepared.digest}:{self.window}":
+            what, cause = f"{self.target} belongs to another run", "its input or its options were different"
+            raise Problem(what, cause=cause, next_step="another -o, or --again to start over", code="another_run")
         if begun.batch:
             note(f"going on with {begun.batch}")
         return begun
 
     def _begin(self, prepared: Prepared) -> Begun:
-        return self._keep(Begun(digest=self._digest(prepared), key=secrets.token_hex(16)))
-
-    def _digest(self, prepared: Prepared) -> str:
-        return f"{prepared.digest}:{self.window}"
+        return self._keep(Begun(digest=f"{prepared.digest}:{self.window}", key=secrets.token_hex(16)))
 
     def _keep(self, begun: Begun) -> Begun:
-        try:
+        with explaining(f"{self.target.parent} cannot be used", next_step="choose another -o"):
             write_file(self._note, msgspec.json.encode(begun))
-        except OSError as error:
-            raise self._unusable(error) from None
         return begun
-
-    def _unusable(self, error: OSError) -> Problem:
-        """The error for a folder of the output that this user cannot use."""
-        cause = error.strerror or str(error)
-        return Problem(f"{self.target.parent} cannot be used", cause=cause, next_step="choose another -o")
-
-    def _upload(self, progress: ProgressLine, lines: BinaryIO) -> dict[str, Any]:
-        total = lines.seek(0, os.SEEK_END)
-        lines.seek(0)
-        name = f"{self.source.stem or 'batch'}.jsonl"
-        return self.client.upload(
-            "/v1/files", name, lines, on_read=lambda done: progress.amount("uploading", done, total), purpose="batch"
-        )
 
     def _fetch(self, file_id: str | None, target: Path) -> None:
         """Download a file completely or not at all. Without one, delete an old `target`, which is not this batch's."""
         if not file_id:
             target.unlink(missing_ok=True)
             return
-        try:
-            with replacing(target) as write:
-                self.client.download(f"/v1/files/{file_id}/content", write)
-        except OSError as error:
-            raise Problem(f"cannot write {target}", cause=error.strerror or str(error)) from None
+        with explaining(f"cannot write {target}"), replacing(target) as write:
+            self.client.download(f"/v1/files/{file_id}/content", write)
 
 
 def show_progress(progress: ProgressLine, batch: dict[str, Any]) -> None:
@@ -339,17 +305,6 @@ def show_progress(progress: ProgressLine, batch: dict[str, Any]) -> None:
     if counts["failed"]:
         words.append(f"{counts['failed']} failed")
     progress.amount(str(batch["id"]), done, total, "  ".join(words))
-
-
-def watched(run: BatchRun) -> tuple[dict[str, Any] | None, int]:
-    """Run, and return the batch's final state and the exit code; None after Ctrl-C."""
-    try:
-        batch = run.start()
-    except KeyboardInterrupt:
-        note("\nnot watching any more; the batch goes on, and the same command takes it up again")
-        return None, INTERRUPTED
-    failed = batch["request_counts"]["failed"]
-    return batch, DONE if batch["status"] == "completed" and not failed else ENDED_BADLY
 
 
 CUT_OFF = ("cancelled", "expired")
@@ -368,7 +323,7 @@ def batch() -> None:
     """
 
 
-@batch.command("run", cls=Command)
+@command("run", batch)
 @click.argument("source", metavar="INPUT", type=click.Path(exists=True, path_type=Path))
 @click.option("-o", "--output", "target", type=click.Path(dir_okay=False, path_type=Path), required=True,
               help="Answers, as JSON lines; failed lines go to <name>.errors.jsonl beside it.")  # fmt: skip
@@ -380,20 +335,8 @@ def batch() -> None:
 @click.option("--window", type=click.Choice(["15m", "1h", "24h", "none"]), default="24h", show_default=True,
               help="Deadline for all lines.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Start over, whatever an earlier run has done.")
-@where_options(url=True)
-@json_option
 def run(
-    source: Path,
-    target: Path,
-    template: str,
-    id_column: str,
-    model: str | None,
-    max_tokens: int | None,
-    temperature: float | None,
-    window: str,
-    again: bool,
-    where: Where,
-    as_json: bool,
+    client: Client, source: Path, target: Path, model: str | None, window: str, again: bool, as_json: bool, **asked: Any
 ) -> int:
     """Compute every line of INPUT and write the answers to a file.
 
@@ -407,19 +350,31 @@ def run(
       penstock batch run rows.csv -o out.jsonl --template '{text}' --id-column id
       penstock batch run notes/ -o out.jsonl --window 1h --max-tokens 64
     """
-    options = {"max_tokens": max_tokens, "temperature": temperature}
-    given = {name: value for name, value in options.items() if value is not None}
-    with Client.find(where) as client:
-        recipe = Recipe(model or client.default_model(), template, id_column, given)
-        work = BatchRun(client, source, target, recipe, window, again)
-        ended, code = watched(work)
-    if ended is None:
-        return code
-    CommandResult(timed(ended), lambda: _print_summary(ended, work)).print(as_json=as_json)
-    return code
+    template, id_column = asked.pop("template"), asked.pop("id_column")
+    given = {name: value for name, value in asked.items() if value is not None}
+    recipe = Recipe(model or client.default_model(), template, id_column, given)
+    work = BatchRun(client, source, target, recipe, window, again)
+    try:
+        ended = work.start()
+    except KeyboardInterrupt:
+        note("\nnot watching any more; the batch goes on, and the same command takes it up again")
+        return INTERRUPTED
+    counts = ended["request_counts"]
+
+    def shown() -> None:
+        emit(f"{ended['id']} {ended['status']}: {counts['completed']} of {counted(counts['total'], 'line')}\n")
+        if ended["output_file_id"]:
+            note(f"answers in {target}")
+        if ended["error_file_id"]:
+            note(f"{counted(counts['failed'], 'line')} without an answer in {work.errors}")
+        for fault in (ended["errors"] or {}).get("data", [])[:10]:
+            note(f"line {fault['line'] or '-'}: {fault['message']}")
+
+    CommandResult(timed(ended), shown).print(as_json=as_json)
+    return DONE if ended["status"] == "completed" and not counts["failed"] else ENDED_BADLY
 
 
-@api_command("ls", batch)
+@command("ls", batch)
 @limit_option()
 def ls(client: Client, limit: int) -> CommandResult:
     """List batches, newest first.
@@ -433,8 +388,7 @@ def ls(client: Client, limit: int) -> CommandResult:
     return list_result(map(timed, found), COLUMNS, "no batches", map(_row, found))
 
 
-@api_command("show", batch)
-@click.argument("batch_id")
+@command("show", batch)
 def show(client: Client, batch_id: str) -> CommandResult:
     """Show a batch: its progress, its pace, its lane and the reason for it, and its files.
 
@@ -446,32 +400,19 @@ def show(client: Client, batch_id: str) -> CommandResult:
     return fields_result(found, _fields(found))
 
 
-@batch.command("output", cls=Command)
-@click.argument("batch_id")
-@where_options(url=True)
-def output(batch_id: str, where: Where) -> int:
+@command("output", batch)
+def output(client: Client, batch_id: str) -> None:
     """Print the finished answers of a batch, also while it runs.
 
     \b
     Examples:
       penstock batch output batch_00c69952 > out.jsonl
     """
-    with Client.find(where) as client:
-        client.download(f"/v1/batches/{whole_id(client, 'batch_id', batch_id)}/output", _writer())
-    return DONE
+    shown = VisibleBytes().feed if sys.stdout.isatty() else bytes
+    client.download(f"/v1/batches/{batch_id}/output", lambda data: sys.stdout.buffer.write(shown(data)))
 
 
-def _writer() -> Callable[[bytes], object]:
-    """A function that writes bytes to stdout unchanged, or with control characters escaped on a terminal."""
-    write = sys.stdout.buffer.write
-    if not sys.stdout.isatty():
-        return write
-    shown = VisibleBytes()
-    return lambda data: write(shown.feed(data))
-
-
-@api_command("errors", batch)
-@click.argument("batch_id")
+@command("errors", batch)
 def errors(client: Client, batch_id: str) -> CommandResult:
     """List errors of the input, and failed lines, with their line numbers.
 
@@ -484,8 +425,7 @@ def errors(client: Client, batch_id: str) -> CommandResult:
     return list_result([*faults, *failures], FAULTS, "no errors")
 
 
-@api_command("cancel", batch)
-@click.argument("batch_id")
+@command("cancel", batch)
 def cancel(client: Client, batch_id: str) -> CommandResult:
     """Cancel a batch; finished lines are kept.
 
@@ -496,8 +436,7 @@ def cancel(client: Client, batch_id: str) -> CommandResult:
     return _send_command(client, batch_id, "cancel")
 
 
-@api_command("pause", batch)
-@click.argument("batch_id")
+@command("pause", batch)
 def pause(client: Client, batch_id: str) -> CommandResult:
     """Pause a batch: begin no more lines. Its deadline does not move.
 
@@ -508,8 +447,7 @@ def pause(client: Client, batch_id: str) -> CommandResult:
     return _send_command(client, batch_id, "pause")
 
 
-@api_command("resume", batch)
-@click.argument("batch_id")
+@command("resume", batch)
 def resume(client: Client, batch_id: str) -> CommandResult:
     """Resume a paused batch.
 
@@ -523,18 +461,6 @@ def resume(client: Client, batch_id: str) -> CommandResult:
 def _send_command(client: Client, batch_id: str, command: str) -> CommandResult:
     found = timed(client.post(f"/v1/batches/{batch_id}/{command}", {}))
     return line_result(found, f"{found['id']} {_state(found)}")
-
-
-def _print_summary(ended: dict[str, Any], work: BatchRun) -> None:
-    """Print the result and the files it was written to."""
-    counts = ended["request_counts"]
-    emit(f"{ended['id']} {ended['status']}: {counts['completed']} of {counted(counts['total'], 'line')}\n")
-    if ended["output_file_id"]:
-        note(f"answers in {work.target}")
-    if ended["error_file_id"]:
-        note(f"{counted(counts['failed'], 'line')} without an answer in {work.errors}")
-    for fault in (ended["errors"] or {}).get("data", [])[:10]:
-        note(f"line {fault['line'] or '-'}: {fault['message']}")
 
 
 def _state(found: dict[str, Any]) -> str:

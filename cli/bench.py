@@ -30,10 +30,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
         "An engine on a GPU by itself and behind Penstock: throughput, first tokens, a killed worker.",
         "penstock bench gpu --quick",
     ),
-    "order": (
-        "The order and the gate beside other rules, simulated.",
-        "penstock bench order --part gate --quick",
-    ),
+    "order": ("The order and the gate beside other rules, simulated.", "penstock bench order --part gate --quick"),
     "elastic": (
         "Pools of real processes that grow, sleep, wake and change their leader.",
         "penstock bench elastic --short",
@@ -80,21 +77,17 @@ def _command(name: str) -> click.Command:
     )
     @click.argument("words", nargs=-1, type=click.UNPROCESSED)
     def run(words: tuple[str, ...]) -> int:
-        return _run(name, list(words))
+        spec = find_spec(f"bench.{name}")
+        is_package = spec is not None and spec.submodule_search_locations is not None
+        module = importlib.import_module(f"bench.{name}.__main__" if is_package else f"bench.{name}")
+        try:
+            return int(module.main(list(words)))
+        except SystemExit as end:  # argparse raises it for --help and for wrong arguments
+            if end.code == 0:
+                emit("\n".join(["", "Examples:", *(f"  {line}" for line in PROGRAMS[name][1:]), ""]))
+            return end.code if isinstance(end.code, int) else 0
 
     return run
-
-
-def _run(name: str, words: list[str]) -> int:
-    spec = find_spec(f"bench.{name}")
-    is_package = spec is not None and spec.submodule_search_locations is not None
-    module = importlib.import_module(f"bench.{name}.__main__" if is_package else f"bench.{name}")
-    try:
-        return int(module.main(words))
-    except SystemExit as end:  # argparse raises it for --help and for wrong arguments
-        if end.code == 0:
-            emit("\n".join(["", "Examples:", *(f"  {line}" for line in PROGRAMS[name][1:]), ""]))
-        return end.code if isinstance(end.code, int) else 0
 
 
 @click.group(cls=BenchGroup)

@@ -9,19 +9,18 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
 
 from cli.client import Client
-from cli.job import AnswerPrinter, interruption, print_answer
-from cli.options import Command, Where, completed, where_options
-from cli.output import DONE, Problem, complain, note
-from cli.progress import ProgressLine
+from cli.jobs import AnswerPrinter, interruption, print_answer, stdin_text
+from cli.options import command, completed
+from cli.output import Problem, ProgressLine, complain, explaining, note
 from penstock.client import StreamEvent
 from penstock.files import write_file
-from penstock.text import fault_of
 
 Turns: TypeAlias = list[dict[str, str]]
 
@@ -42,7 +41,7 @@ def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
     with ended_by_signals(), ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
         progress.phase("waiting for the first token")
         progress.explain(lambda: client.worker_problem(options["model"]))
-        client.on_retry(printer.waiting(progress.say))
+        client.on_retry(partial(printer.waiting, say=progress.say))
         key, job_id = uuid.uuid4().hex, ""
 
         def seen(event: StreamEvent) -> None:
@@ -99,8 +98,6 @@ class TerminalChat:
     """One conversation: its model, its system prompt, and the turns so far."""
 
     def __init__(self, client: Client, options: dict[str, Any], system: str) -> None:
-        import readline  # noqa: F401, PLC0415 - its import gives `input` line editing
-
         self._client, self._options, self._system = client, options, system
         self._turns: Turns = []
         self._question = ""
@@ -114,20 +111,22 @@ class TerminalChat:
             "/save": self._save,
         }
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Read and answer lines until Ctrl-D or /quit. What fails is told, and the conversation goes on."""
+        import readline  # noqa: F401, PLC0415 - its import gives `input` line editing
+
         note(f"{self._options['model']} at {self._client.url}   /help lists commands, /quit ends")
         while True:
             try:
                 line = input(PROMPT)
             except EOFError:
                 note("")
-                return DONE
+                return
             except KeyboardInterrupt:
                 note("\n(Ctrl-D or /quit ends)")
                 continue
             if line.rstrip() in ENDINGS:
-                return DONE
+                return
             try:
                 self._obey(line)
             except Leaving:
@@ -153,10 +152,11 @@ class TerminalChat:
         """Ask behind the turns `before`. What was said stays as it is until the answer is there."""
         self._question = question
         asked: Turns = [*before, {"role": "user", "content": question}]
-        answer = ask(self._client, self._options, self._with_system(asked))
+        answer = ask(self._client, self._options, self.with_system(asked))
         self._turns = [*asked, {"role": "assistant", "content": answer}]
 
-    def _with_system(self, turns: Turns) -> Turns:
+    def with_system(self, turns: Turns) -> Turns:
+        """The turns behind the system prompt."""
         return [{"role": "system", "content": self._system}, *turns] if self._system else turns
 
     def _retry(self, _: str) -> None:
@@ -187,24 +187,21 @@ class TerminalChat:
         if not name or (path.exists() and path not in self._saved):
             note(f"{name} exists already; choose another name" if name else "say where: /save FILE")
             return
-        turns = self._with_system(self._turns)
+        turns = self.with_system(self._turns)
         as_json = json.dumps(turns, ensure_ascii=False, indent=1)
         as_text = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
-        try:
+        with explaining(f"cannot write {path}"):
             write_file(path, ((as_json if path.suffix == ".json" else as_text) + "\n").encode())
-        except OSError as error:
-            raise Problem(f"cannot write {path}", cause=os.strerror(error.errno or 0)) from None
         self._saved.add(path)
         note(f"saved {len(self._turns)} turns to {path}")
 
 
-@click.command(cls=Command)
+@command("chat")
 @click.argument("message", required=False)
 @click.option("--model", help="Model to ask [the instance's default].")
 @click.option("--system", help="System prompt.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
-@where_options(url=True)
-def chat(message: str | None, model: str | None, system: str | None, max_tokens: int | None, where: Where) -> int:
+def chat(client: Client, message: str | None, model: str | None, system: str | None, max_tokens: int | None) -> None:
     """Ask the model. Text on stdin is appended to MESSAGE, or is the question. Without both: a
     conversation, whose /help lists its commands.
 
@@ -217,38 +214,25 @@ def chat(message: str | None, model: str | None, system: str | None, max_tokens:
       penstock chat
       penstock chat "Name a river." --system "Answer in one word."
     """
-    with Client.find(where) as client:
-        options: dict[str, Any] = {"model": model or client.default_model()}
-        if max_tokens is not None:
-            options["max_tokens"] = max_tokens
-        if message is None and sys.stdin is not None and sys.stdin.isatty():
-            return TerminalChat(client, options, system or "").run()
-        turns: Turns = [{"role": "system", "content": system}] if system else []
-        ask(client, options, [*turns, {"role": "user", "content": _question(message)}])
-    return DONE
+    options: dict[str, Any] = {"model": model or client.default_model()}
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    conversation = TerminalChat(client, options, system or "")
+    if message is None and sys.stdin is not None and sys.stdin.isatty():
+        conversation.run()
+    else:
+        ask(client, options, conversation.with_system([{"role": "user", "content": _question(message)}]))
 
 
 def _question(message: str | None) -> str:
     """The message, and behind it what stdin brings. Raises Problem."""
     said = "" if message in (None, "-") else message or ""
-    piped = "" if sys.stdin is None or (sys.stdin.isatty() and message != "-") else _stdin()
+    piped = ""
+    if sys.stdin is not None and (message == "-" or not sys.stdin.isatty()):
+        with ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
+            progress.phase("" if sys.stdin.isatty() else "reading stdin to its end")
+            piped = stdin_text()
     question = "\n\n".join(part for part in (said, piped) if part.strip())
     if not question:
         raise Problem("there is nothing to ask", next_step='penstock chat "a question"', code="usage")
     return question
-
-
-def _stdin() -> str:
-    with ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
-        if not sys.stdin.isatty():
-            progress.phase("reading stdin to its end")
-        return stdin_text()
-
-
-def stdin_text() -> str:
-    """All of stdin. Raises Problem if it is not UTF-8 text."""
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        cause = f"it is {fault_of(error.object)}"
-        raise Problem("stdin is no UTF-8 text", cause=cause, next_step="convert it first", code="usage") from None

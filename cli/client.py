@@ -18,19 +18,10 @@ import httpx2
 
 from api.settings import ApiSettings
 from cli.instance import DataDir
-from cli.options import Command, Where, json_option, where_options
-from cli.output import DONE, FORBIDDEN, CommandResult, Problem, note
-from penstock.client import (
-    ApiRefusal,
-    EventsUnreadable,
-    InvalidAddress,
-    InvalidRequest,
-    NoAnswer,
-    Pause,
-    PenstockClient,
-    StreamEvent,
-)
-from penstock.client_protocol import EMPTY, lines_of, refusal_of, without_login
+from cli.options import F, Where
+from cli.output import FORBIDDEN, Problem, note
+from penstock.client import ApiRefusal, InvalidAddress, NoAnswer, Pause, PenstockClient, StreamEvent
+from penstock.client_protocol import EMPTY, EventsUnreadable, InvalidRequest, lines_of, refusal_of, without_login
 from penstock.config import Config
 from penstock.text import counted, read_text
 
@@ -47,6 +38,7 @@ OTHER_KEY = (
 )
 FIND_TOKEN = f"use --data-dir FOLDER, or set {KEY} to the contents of FOLDER/run/admin-token"
 NOT_TO_REDIS = "an admin token is not sent to an address out of Redis"
+NAME_ONE = "--url http://HOST:8000 (or PENSTOCK_URL)"
 NO_URL = "drop --url and PENSTOCK_URL and "
 ADMIN = "/admin/"
 LISTED_BY = {
@@ -66,29 +58,20 @@ class Client:
     """Client of one API. Its methods raise Problem, with an exit code, for every failure but a job's own end.
 
     Args:
-        running: the instance is known to run, so its first answer is waited for as well.
+        home: data folder of the instance, if it is known to run on this machine: its first answer is waited for.
         without_token: why no admin token was found, if the address was not given.
-        home: data folder of the instance, if it runs on this machine.
     """
 
     key: str
     """Sent as a bearer token; "" if there is none."""
 
     def __init__(
-        self,
-        url: str,
-        key: str,
-        *,
-        model: str = "",
-        admin_token: str = "",
-        running: bool = False,
-        without_token: str = "",
-        home: DataDir | None = None,
+        self, url: str, key: str, *, model: str = "", home: DataDir | None = None, without_token: str = ""
     ) -> None:
-        self.url, self.key, self._model, self._admin_token = url.rstrip("/"), key, model, admin_token
-        self._without_token, self._home = without_token, home
+        self.url, self.key, self._model, self._home = url.rstrip("/"), key, model, home
+        self._without_token, self._admin_token = without_token, _kept_key(home.admin_token) if home else ""
         with self._explained():
-            self._api = PenstockClient(url, key, patience_s=PATIENCE_S, first_patience_s=PATIENCE_S if running else 0.0)
+            self._api = PenstockClient(url, key, patience_s=PATIENCE_S, first_patience_s=PATIENCE_S if home else 0.0)
         self._api.http.event_hooks["response"] = [_note_ignored]
 
     def worker_problem(self, model: str) -> str:
@@ -112,8 +95,7 @@ class Client:
         if instance is not None and (not where.url or _address(where.url) == _address(instance.url)):
             # To its own address, not to `where.url`: another process may listen on that port of localhost or ::1.
             model = "" if where.url else instance.models[0]
-            key, token = named or _kept_key(home.api_key), _kept_key(home.admin_token)
-            return cls(instance.url, key, model=model, admin_token=token, running=True, home=home)
+            return cls(instance.url, named or _kept_key(home.api_key), model=model, home=home)
         if where.url:
             return cls(where.url, named)
         config = where.config()
@@ -121,7 +103,12 @@ class Client:
         if (where.data_dir and not where.redis_url) or (home.was_used() and not by_redis):
             raise _not_running(home)
         if named or _kept_key(home.api_key):
-            raise _no_trusted_address(home, by_redis=by_redis)
+            # Any process that writes to Redis, or listens on the port, could obtain the key.
+            if not by_redis:
+                raise _not_running(home, "an API key is not sent to whoever may listen at the configured port")
+            what = "an API key is not sent to an address out of Redis"
+            cause, next_step = "every process that may write there can name an API", NAME_ONE
+            raise Problem(what, cause=cause, next_step=next_step, code="address_required")
         if by_redis:
             return cls(_registered(config), "", without_token=NOT_TO_REDIS)
         api = config.section("api", ApiSettings)
@@ -248,12 +235,9 @@ class Client:
             ) from None
 
     def _no_penstock(self, url: str, cause: str) -> Problem:
-        return Problem(
-            f"no penstock answers at {without_login(url)}",
-            cause=cause,
-            next_step="penstock up, or say where it is with --url or --data-dir",
-            code="unreachable",
-        )
+        what = f"no penstock answers at {without_login(url)}"
+        next_step = "penstock up, or say where it is with --url or --data-dir"
+        return Problem(what, cause=cause, next_step=next_step, code="unreachable")
 
     def _refused(self, refusal: ApiRefusal, path: str) -> Problem:
         """The Problem for an error answer of the API."""
@@ -271,20 +255,17 @@ class Client:
 
     def _next_step(self, code: str, url: str) -> str:
         """What to do about a refusal; "" if its message says so."""
-        has_key = bool(self.key or self._admin_token)
-        match code:
-            case "admin_token_required":
-                return FIND_TOKEN if self._without_token else NO_URL + FIND_TOKEN
-            case "permission_denied":
-                return "use a key with admin = true"
-            case "invalid_api_key":
-                if has_key:
-                    return OTHER_KEY
-                return SEND_ADMIN_KEY if urlsplit(url).path.startswith(ADMIN) else SEND_A_KEY
-            case "misdirected_request" if not has_key:
-                port = urlsplit(url).port or 80
-                return f"use --url http://127.0.0.1:{port} (ssh -L from another machine), or configure a key"
-        return LISTED_BY.get(code, "")
+        has_key, address = bool(self.key or self._admin_token), urlsplit(url)
+        wanted = SEND_ADMIN_KEY if address.path.startswith(ADMIN) else SEND_A_KEY
+        steps = LISTED_BY | {
+            "admin_token_required": FIND_TOKEN if self._without_token else NO_URL + FIND_TOKEN,
+            "permission_denied": "use a key with admin = true",
+            "invalid_api_key": OTHER_KEY if has_key else wanted,
+        }
+        if not has_key:
+            tunnel = f"use --url http://127.0.0.1:{address.port or 80} (ssh -L from another machine)"
+            steps["misdirected_request"] = f"{tunnel}, or configure a key"
+        return steps.get(code, "")
 
 
 def _note_ignored(response: httpx2.Response) -> None:
@@ -306,23 +287,10 @@ class _Counted:
         return data
 
 
-def _no_trusted_address(home: DataDir, *, by_redis: bool) -> Problem:
-    """The error if there is a key but no trusted address: any process that writes to Redis, or listens on the port,
-    could obtain the key."""
-    if by_redis:
-        return Problem(
-            "an API key is not sent to an address out of Redis",
-            cause="every process that may write there can name an API",
-            next_step="--url http://HOST:8000 (or PENSTOCK_URL)",
-            code="address_required",
-        )
-    return _not_running(home, "an API key is not sent to whoever may listen at the configured port")
-
-
 def _not_running(home: DataDir, cause: str = "") -> Problem:
     """The error for the folder of an instance that does not run: what answers elsewhere is another instance."""
-    next_step = "penstock up, or --url http://HOST:8000 (or PENSTOCK_URL)"
-    return Problem(f"nothing is running in {home.path}", cause=cause, next_step=next_step, code="not_running")
+    what, next_step = f"nothing is running in {home.path}", f"penstock up, or {NAME_ONE}"
+    return Problem(what, cause=cause, next_step=next_step, code="not_running")
 
 
 def _registered(config: Config) -> str:
@@ -353,11 +321,8 @@ def _kept_key(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except PermissionError as error:
-        raise Problem(
-            f"{path} belongs to another user",
-            next_step="run the command as that user, or give --url and set PENSTOCK_API_KEY",
-            code="key_unreadable",
-        ) from error
+        next_step = "run the command as that user, or give --url and set PENSTOCK_API_KEY"
+        raise Problem(f"{path} belongs to another user", next_step=next_step, code="key_unreadable") from error
 
 
 BEGINNING = re.compile(r"(?:job_|batch_|msg_)[0-9a-f]{4,31}|[0-9]{1,3}-[0-9]{4,15}")
@@ -398,11 +363,8 @@ def whole_id(client: Client, argument: str, given: str) -> str:
     if LISTINGS[argument].front and DIGITS.fullmatch(given):
         given = LISTINGS[argument].front + given
     if TOO_SHORT.fullmatch(given):
-        raise Problem(
-            f"{given} is too short to stand for one {LISTINGS[argument].noun}",
-            next_step="give more digits: at least four",
-            code="ambiguous_id",
-        )
+        what = f"{given} is too short to stand for one {LISTINGS[argument].noun}"
+        raise Problem(what, next_step="give more digits: at least four", code="ambiguous_id")
     if not BEGINNING.fullmatch(given):
         return given
     listing = LISTINGS[argument]
@@ -410,12 +372,8 @@ def whole_id(client: Client, argument: str, given: str) -> str:
     found = [each for each in dict.fromkeys(ids) if each.startswith(given)]
     if len(found) > 1:
         names = ", ".join(found[:MAX_NAMED]) + (f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "")
-        raise Problem(
-            f"{given} is the beginning of {counted(len(found), listing.noun, listing.plural)}",
-            cause=names,
-            next_step="give more digits",
-            code="ambiguous_id",
-        )
+        what = f"{given} is the beginning of {counted(len(found), listing.noun, listing.plural)}"
+        raise Problem(what, cause=names, next_step="give more digits", code="ambiguous_id")
     return found[0] if len(found) == 1 else given
 
 
@@ -426,34 +384,18 @@ def _all(client: Client, listing: Listing, given: str) -> Iterator[dict[str, Any
     found = client.get(listing.path, limit=PAGE)["data"]
     yield from found
     if len(found) == PAGE:
-        raise Problem(
-            f"{given} cannot be completed",
-            cause=f"there are more {listing.plural} than the newest {PAGE}, which the server lists",
-            next_step="give the whole id; a pipe or --json of `ls` shows it",
-            code="ambiguous_id",
-        )
+        what = f"{given} cannot be completed"
+        cause = f"there are more {listing.plural} than the newest {PAGE}, which the server lists"
+        next_step = "give the whole id; a pipe or --json of `ls` shows it"
+        raise Problem(what, cause=cause, next_step=next_step, code="ambiguous_id")
 
 
-def limit_option(most: int | None = None) -> Callable[[Callable[..., CommandResult]], Callable[..., CommandResult]]:
+def whole_ids(client: Client, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Those of a command's arguments that are ids, as whole ones."""
+    return {name: whole_id(client, name, given) for name, given in arguments.items() if name in LISTINGS}
+
+
+def limit_option(most: int | None = None) -> Callable[[F], F]:
     """Add --limit to a command that lists."""
     kind = click.IntRange(1, most)
     return click.option("--limit", type=kind, default=20, show_default=True, help="Maximum number, newest first.")
-
-
-def api_command(name: str, group: click.Group | None = None) -> Callable[[Callable[..., CommandResult]], click.Command]:
-    """Make a command of a function that gets `client` and its own arguments, and returns what it found."""
-
-    def decorate(function: Callable[..., CommandResult]) -> click.Command:
-        def call(where: Where, as_json: bool, **arguments: Any) -> int:
-            with Client.find(where) as client:
-                whole = {name: whole_id(client, name, given) for name, given in arguments.items() if name in LISTINGS}
-                function(client, **arguments | whole).print(as_json=as_json)
-            return DONE
-
-        command = click.command(name, cls=Command, help=function.__doc__)(where_options(url=True)(json_option(call)))
-        command.params[:0] = reversed(getattr(function, "__click_params__", []))
-        if group is not None:
-            group.add_command(command)
-        return command
-
-    return decorate

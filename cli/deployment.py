@@ -1,27 +1,39 @@
-"""Deployment of one machine: its validated settings and models, and the command line of every process `up` starts."""
+"""Deployment of one machine: its validated settings and models, and the command line of every process `up` starts.
+
+Also what can be known of its engines before a worker is started: whether plug-ins can be built, and what upstream
+servers are.
+
+A plug-in is built in a process of its own, as a worker would, because it may import heavy libraries, take long, or
+crash."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import re
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from api.settings import ApiSettings, KeySettings
-from cli.instance import DataDir
-from cli.settings import UpSettings, settings_file
-from cli.supervisor import Program
+from cli.instance import DataDir, UpSettings, settings_file
+from cli.output import Problem, ProgressLine
+from cli.supervisor import Program, signal_name
 from offline.settings import OfflineSettings
 from penstock import bundle
 from penstock.config import Config, ConfigError, load, nearest
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events import EventSettings, WebhookSettings
-from streaming.fleet.settings import ModelSettings, ShapeSettings, check_model_names, check_runnable
+from streaming.fleet.plans import pool_name
+from streaming.fleet.settings import MODEL_NAME, ModelSettings, check_model_names, check_runnable
 from streaming.jobs.settings import QuotaSettings, TenantSettings
 from streaming.redis.settings import RedisSettings
 from telemetry.records.schema import RecordSettings
@@ -29,8 +41,10 @@ from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.registry import check_name, check_options, is_plugin, other_models, sections
 from workers.engines.trtllm.settings import TrtllmSettings
-from workers.engines.upstream.places import checked_models
-from workers.engines.upstream.settings import UpstreamSettings
+from workers.engines.upstream.http import ServerAddress, UpstreamClient
+from workers.engines.upstream.places import checked_models, keys_of
+from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe
+from workers.engines.upstream.settings import UpstreamSettings, url_problem
 from workers.settings import WorkerSettings
 
 KINDS: dict[str, type[msgspec.Struct]] = {
@@ -89,34 +103,39 @@ class Deployment:
         return ", ".join(sorted({model.engine for model in self.models.values()}))
 
     @property
+    def pools(self) -> Iterator[tuple[str, str, ModelSettings]]:
+        """Model, shape and settings of every pool of workers."""
+        return ((name, *pool) for name, model in self.models.items() for pool in model.pools.items())
+
+    @property
     def needs_weights(self) -> bool:
         """Whether some model uses the default weights."""
-        if self.config.section("llamacpp", LlamacppSettings).path is not None:
-            return False
-        pools = (pool for model in self.models.values() for pool in model.pools.values() if pool.most_workers > 0)
-        return any(pool.engine == "llamacpp" and not pool.options.get("path") for pool in pools)
+        found = (pool for _, _, pool in self.pools if pool.engine == "llamacpp" and pool.most_workers > 0)
+        own = self.config.section("llamacpp", LlamacppSettings).path
+        return own is None and any(not pool.options.get("path") for pool in found)
 
     def check_model_files(self) -> None:
         """Check the model files that are set, before workers fail on them again and again. Raises ConfigError."""
-        for name, model in self.models.items():
-            for shape, pool in model.pools.items():
-                if pool.most_workers > 0 and (option := MODEL_FILES.get(pool.engine)):
-                    key = _option_key(name, shape, model, option)
-                    file = pool.options.get(option) or self.config.raw.get(pool.engine, {}).get(option)
-                    if file and not (pool.engine == "trtllm" and not Path(file).is_absolute()):  # else a hub's name
-                        _check_readable(key, Path(file))
-                        if pool.engine == "llamacpp" and not is_gguf(Path(file)):
-                            hint = "fetch it again, or name another file"
-                            raise ConfigError(key, f"{Path(file).absolute()} is not a GGUF file", hint)
+        for name, shape, pool in self.pools:
+            option = MODEL_FILES.get(pool.engine) if pool.most_workers > 0 else None
+            file = option and (pool.options.get(option) or self.config.raw.get(pool.engine, {}).get(option))
+            if not option or not file or (pool.engine == "trtllm" and not Path(file).is_absolute()):  # a hub's name
+                continue
+            key, path = _option_key(name, shape, self.models[name], option), Path(file).absolute()
+            if not path.exists():
+                raise ConfigError(key, f"there is no {path}", "correct the path, or fetch the model first")
+            if not os.access(path, os.R_OK):
+                raise ConfigError(key, f"{path} cannot be read", "let this user read it")
+            if pool.engine == "llamacpp" and not is_gguf(path):
+                raise ConfigError(key, f"{path} is not a GGUF file", "fetch it again, or name another file")
 
     def check_upstreams(self) -> None:
         """Check that each model with the engine `upstream` has addresses, keys if it names any, and fallbacks that can
         answer for it. Raises ConfigError."""
-        for name, model in self.models.items():
-            for pool in model.pools.values():
-                if pool.engine == "upstream" and pool.most_workers > 0:
-                    settings = self.config.section("upstream", UpstreamSettings, pool.options)
-                    list(checked_models(name, settings, other_models(self.config, "upstream")))
+        for name, _, pool in self.pools:
+            if pool.engine == "upstream" and pool.most_workers > 0:
+                settings = self.config.section("upstream", UpstreamSettings, pool.options)
+                list(checked_models(name, settings, other_models(self.config, "upstream")))
 
     def save(self, home: DataDir, *, redis_url: str, port: int, weights: Path | None) -> None:
         """Write the settings file that the child processes read."""
@@ -159,7 +178,7 @@ def load_deployment(
     with config.naming_sources():
         up = config.section("up", UpSettings)
         models = _models(config, up)
-    config.raw["models"] = {name: _plain(model) for name, model in models.items()}
+    config.raw["models"] = {name: msgspec.to_builtins(model) for name, model in models.items()}
     config.raw.setdefault("up", {})["data_dir"] = str(up.data_dir.absolute())
     return _of(config, models)
 
@@ -196,10 +215,9 @@ def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
         check_runnable(models)
     else:
         number = {"min_workers": up.workers, "max_workers": up.workers}
-        models = {
-            name: msgspec.structs.replace(model, **number, shapes=_each(model.shapes, number))
-            for name, model in models.items()
-        }
+        for name, model in models.items():
+            shapes = {each: msgspec.structs.replace(shape, **number) for each, shape in model.shapes.items()}
+            models[name] = msgspec.structs.replace(model, **number, shapes=shapes)
     for name, model in models.items():
         check_name(model.engine, f"models.{name}.engine" if config.raw.get("models") else "up.engine")
         check_options(model.engine, model.options, f"models.{name}.options")
@@ -211,10 +229,6 @@ def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
     except ValueError as error:
         raise ConfigError("models", str(error)) from None
     return models
-
-
-def _each(shapes: dict[str, ShapeSettings], number: dict[str, int]) -> dict[str, ShapeSettings]:
-    return {name: msgspec.structs.replace(shape, **number) for name, shape in shapes.items()}
 
 
 def _default_name(config: Config, up: UpSettings) -> str:
@@ -235,23 +249,12 @@ def _option_key(name: str, shape: str, model: ModelSettings, option: str) -> str
     return f"models.{name}.options.{option}" if option in model.options else f"{model.engine}.{option}"
 
 
-def _check_readable(key: str, path: Path) -> None:
-    if not path.exists():
-        raise ConfigError(key, f"there is no {path.absolute()}", "correct the path, or fetch the model first")
-    if not os.access(path, os.R_OK):
-        raise ConfigError(key, f"{path.absolute()} cannot be read", "let this user read it")
-
-
 def is_gguf(path: Path) -> bool:
     """Whether the file begins as a GGUF file does. Raises OSError."""
     if not path.is_file():  # a folder; a pipe would have no end
         return False
     with path.open("rb") as file:
         return file.read(len(GGUF)) == GGUF
-
-
-def _plain(model: ModelSettings) -> dict[str, Any]:
-    return cast(dict[str, Any], msgspec.to_builtins(model))
 
 
 def _program(role: str, program_id: str, home: DataDir, words: tuple[str, ...], **more: Any) -> Program:
@@ -264,3 +267,155 @@ def _program(role: str, program_id: str, home: DataDir, words: tuple[str, ...], 
 def environment() -> dict[str, str]:
     """Variables of every child: those of this process, with the folder of these packages on the import path."""
     return {**os.environ, "PYTHONPATH": bundle.python_path(os.environ)}
+
+
+CHECK_TIMEOUT_S = 120.0
+ERROR = "error: "
+MANUAL = "see docs/engines.md"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCheck:
+    """What was found of one pool's engine. `error` is None if it can be built."""
+
+    pool: str
+    engine: str
+    error: ConfigError | None
+
+
+def check_plugins(deployment: Deployment, home: DataDir) -> Iterator[EngineCheck]:
+    """Check the plug-in engine of each pool. `home.settings` must be saved."""
+    for name, shape, pool in deployment.pools:
+        if is_plugin(pool.engine):
+            program = deployment.worker_program(home, "engine-check", name, shape)
+            key = f"models.{name}.engine"
+            error = _error(key, [*program.argv, "--check"], program.env)
+            if error is not None and error.key == key and not deployment.config.source(key):
+                error = ConfigError("up.engine", error.problem, error.hint)
+            yield EngineCheck(pool_name(name, shape), pool.engine, error)
+
+
+def _error(key: str, argv: Sequence[str], env: Mapping[str, str]) -> ConfigError | None:
+    """What the worker says of its settings, or how else it ended; `key` is the engine's setting."""
+    try:
+        done = subprocess.run(
+            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ConfigError(key, f"the engine was not built within {CHECK_TIMEOUT_S:.0f} s", MANUAL)
+    if done.returncode == 0:
+        return None
+    if done.returncode < 0:
+        name = signal_name(-done.returncode)
+        return ConfigError(key, f"the process that built the engine was killed by {name}", MANUAL)
+    try:
+        return ConfigError(*msgspec.json.decode(done.stdout.rpartition(b"\n\n")[2], type=tuple[str, str, str]))
+    except msgspec.DecodeError:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+    ended = f"the process that built the engine exited with {done.returncode}"
+    return ConfigError(key, lines[-1].removeprefix(ERROR) if lines else ended, MANUAL)
+
+
+KEY_VARIABLES = "PENSTOCK_UPSTREAM_KEY_ENV"
+MAX_NAMED = 8
+START_TIMEOUT_S = 600.0
+"""How long `up` waits for a server that says that it is not ready: large models take minutes to load."""
+RETRY_DELAY_S = 0.5
+NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:/-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLook:
+    """What was found of one server. `facts` is None if it cannot be used."""
+
+    pool: str
+    url: str
+    facts: ServerFacts | None
+    problem: str = ""
+
+
+def with_upstream(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """The flags of `up` with what --upstream implies: the engine, and the name of the server's only model. Raises
+    Problem."""
+    url, engine = flags.get("upstream"), flags.get("engine")
+    if url is None:
+        return dict(flags)
+    if engine not in (None, "upstream"):
+        raise Problem(f"--upstream needs no --engine {engine}", next_step="leave out one of them", code="usage")
+    name = flags.get("model") or environ.get("PENSTOCK_MODEL")
+    if name is None:
+        first, *_ = [part.strip() for part in url.split(",") if part.strip()] or [""]
+        if problem := url_problem(first):
+            raise Problem(f"--upstream: {problem}", code="usage")
+        name = _only_model(first, environ)
+    return {**flags, "engine": "upstream", "model": name}
+
+
+def _only_model(url: str, environ: Mapping[str, str]) -> str:
+    """The name of the only model of a server, as a name here. Raises Problem."""
+    try:
+        settings = UpstreamSettings(urls=(url,), key_env=tuple(environ.get(KEY_VARIABLES, "").split(",")[:1]))
+    except ValueError:
+        settings = UpstreamSettings(urls=(url,))
+    try:
+        keys = keys_of(settings, "upstream")
+        names = _names_of(url, settings, keys[0].secret if keys else "", environ)
+    except ConfigError as error:
+        raise Problem(str(error), code="usage") from None
+    except ProbeFailed as error:
+        hint = "start it, correct the address, or name its model with --model to wait for it"
+        if error.lasting:
+            hint = f"put its key into a variable, and the variable's name into {KEY_VARIABLES}"
+        raise Problem(f"{url} cannot be used: {error}", next_step=hint, code="unreachable") from None
+    if len(names) != 1:
+        shown = ", ".join(names[:MAX_NAMED]) or "none that it names"
+        raise Problem(f"{url} has {len(names)} models: {shown}", next_step="name one with --model", code="usage")
+    return own_name(names[0])
+
+
+def _names_of(url: str, settings: UpstreamSettings, key: str, environ: Mapping[str, str]) -> list[str]:
+    """The names of a server's models. Waits while it says that it is not ready, at most START_TIMEOUT_S, and shows for
+    how long. Raises ProbeFailed."""
+    until = time.monotonic() + START_TIMEOUT_S
+    with ProgressLine(sys.stderr, environ) as progress:
+        while True:
+            try:
+                return asyncio.run(_names(url, settings, key))
+            except ProbeFailed as error:
+                if not error.starting or time.monotonic() >= until:
+                    raise
+                progress.phase(f"waiting for {url}: {error}")
+            time.sleep(RETRY_DELAY_S)
+
+
+def own_name(name: str) -> str:
+    """A server's name of a model as a name of ours: of a path its last part, without its ending."""
+    last = name.rpartition("/")[2] if name.startswith(("/", ".")) or name.endswith(".gguf") else name
+    plain = NOT_IN_NAMES.sub("-", last.removesuffix(".gguf")).strip("._:/-")[:128]
+    return plain if MODEL_NAME.fullmatch(plain) else "upstream"
+
+
+async def _names(url: str, settings: UpstreamSettings, key: str) -> list[str]:
+    with contextlib.closing(UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)) as client:
+        return await ServerProbe(client, settings, "", key).names()
+
+
+def look(deployment: Deployment) -> Iterator[ServerLook]:
+    """Ask every server of every model with the engine `upstream` what it is."""
+    for name, shape, pool in deployment.pools:
+        if pool.engine == "upstream":
+            settings = deployment.config.section("upstream", UpstreamSettings, pool.options)
+            yield from asyncio.run(_look(name, pool_name(name, shape), settings))
+
+
+async def _look(model: str, pool: str, settings: UpstreamSettings) -> list[ServerLook]:
+    found = []
+    for url in settings.urls:
+        with contextlib.closing(UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)) as client:
+            try:
+                keys = keys_of(settings, f"models.{model}.options")
+                probe = ServerProbe(client, settings, model, keys[0].secret if keys else "")
+                found.append(ServerLook(pool, url, await probe.facts()))
+            except (ConfigError, ProbeFailed) as error:
+                found.append(ServerLook(pool, url, None, str(error)))
+    return found

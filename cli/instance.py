@@ -1,4 +1,7 @@
-"""Data folder of a deployment: its layout, its lock, and the state that a running `penstock up` publishes in it."""
+"""Data folder of a deployment: its layout, its lock, and the state that a running `penstock up` publishes in it.
+
+Also the settings of `penstock up`: one machine, all roles.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from cli.output import Problem
+from penstock.config import ENV_PREFIX, FILE, SECTIONS, TABLES, ConfigError, EngineName
 from penstock.files import file_lock, write_file
 from penstock.text import counted
 
@@ -56,9 +60,8 @@ def fates_of(records: Iterable[JobRecord | None], worker: str) -> Counter[str]:
 
 
 def _fate(record: JobRecord, worker: str) -> str:
-    lost = [
-        run for run, attempt in record.attempts_by_run.items() if (attempt.worker, attempt.outcome) == (worker, "lost")
-    ]
+    attempts = record.attempts_by_run.items()
+    lost = [run for run, each in attempts if (each.worker, each.outcome) == (worker, "lost")]
     if record.state == "queued":
         return "waiting"
     if record.state.final and record.state != "completed":
@@ -70,17 +73,16 @@ def _fate(record: JobRecord, worker: str) -> str:
 def in_words(fates: Mapping[str, int]) -> str:
     """The counts of jobs, the most wanted first; "" for none."""
     order = ("continued", "begun again", "waiting", "cancelled", "expired", "failed")
-    found = [fate for fate in order if fates.get(fate)]
-    return ", ".join(
-        f"{f'{fates[fate]}' if at else counted(fates[fate], 'job')} {fate}" for at, fate in enumerate(found)
-    )
+    first, *others = [fate for fate in order if fates.get(fate)] or [""]
+    said = [f"{counted(fates[first], 'job')} {first}"] if first else []
+    return ", ".join([*said, *(f"{fates[fate]} {fate}" for fate in others)])
 
 
 class JobDeaths:
     """The counts of one machine."""
 
     def __init__(self) -> None:
-        self._deaths: dict[str, dict[str, int]] = {}
+        self._deaths: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """By job and worker."""
 
     def died(self, worker: str, jobs: Collection[str], given_up: Collection[str] = ()) -> Suspicion | None:
@@ -91,8 +93,7 @@ class JobDeaths:
         """
         self.forget(worker, jobs)
         for job in jobs:
-            deaths = self._deaths.setdefault(job, {})
-            deaths[worker] = deaths.get(worker, 0) + 1
+            self._deaths[job][worker] += 1
         found = self._suspicion(given_up, given_up=True) or self._suspicion(self._named(jobs))
         for job in given_up:
             self._deaths.pop(job, None)
@@ -236,8 +237,13 @@ class DataDir:
 
     def make_private(self) -> None:
         """Create the folder, or make it private. Raises Problem if it contains files of something else."""
+        own = (self.run, self.logs, self.redis, self.weights, self.files, self.api_key, self._name)
         if self.path.is_dir() and self.path.stat().st_mode & 0o077:
-            self._check_contents()
+            names = {path.name for path in self.path.iterdir()}
+            if self._lock.name not in names and not names <= {path.name for path in own}:
+                what = f"{self.path} has other files in it, and other users may enter it"
+                next_step = f"choose another --data-dir, such as {self.path / '.penstock'}"
+                raise Problem(what, cause="a data folder holds the queue and its password", next_step=next_step)
         self._make(self.path)
 
     def prepare(self) -> None:
@@ -314,42 +320,20 @@ class DataDir:
         """The running instance. Raises Problem when there is none."""
         instance = self.read()
         if instance is None:
-            raise Problem(
-                f"nothing is running in {self.path}",
-                next_step="penstock up, or name another folder with --data-dir",
-                code="not_running",
-            )
+            what = f"nothing is running in {self.path}"
+            raise Problem(what, next_step="penstock up, or name another folder with --data-dir", code="not_running")
         return instance
 
     def _already_running(self) -> Problem:
         instance = self.read()
         if instance is None or instance.state == "starting":
-            return Problem(
-                f"another penstock is starting in {self.path}{f' (pid {instance.pid})' if instance else ''}",
-                cause=instance.phase if instance else "",
-                next_step="wait for it, penstock down, or a --data-dir (and --port) of its own",
-                code="starting",
-            )
+            what = f"another penstock is starting in {self.path}{f' (pid {instance.pid})' if instance else ''}"
+            next_step = "wait for it, penstock down, or a --data-dir (and --port) of its own"
+            return Problem(what, cause=instance.phase if instance else "", next_step=next_step, code="starting")
         where = f"at {instance.url} (pid {instance.pid})"
-        return Problem(
-            f"penstock is already running {where}",
-            cause=f"it holds {self.path}",
-            next_step="penstock ps, penstock console, penstock down, or a --data-dir (and --port) of its own",
-            code="already_running",
-        )
-
-    def _check_contents(self) -> None:
-        """Check that the folder contains only Penstock's files before making it private. Raises Problem."""
-        ours = {
-            path.name for path in (self.run, self.logs, self.redis, self.weights, self.files, self.api_key, self._name)
-        }
-        names = {path.name for path in self.path.iterdir()}
-        if self._lock.name not in names and not names <= ours:
-            raise Problem(
-                f"{self.path} has other files in it, and other users may enter it",
-                cause="a data folder holds the queue and its password",
-                next_step=f"choose another --data-dir, such as {self.path / '.penstock'}",
-            )
+        what = f"penstock is already running {where}"
+        next_step = "penstock ps, penstock console, penstock down, or a --data-dir (and --port) of its own"
+        return Problem(what, cause=f"it holds {self.path}", next_step=next_step, code="already_running")
 
     def _make(self, folder: Path) -> None:
         """Create a folder, or change its mode, so that only this user may enter it. Raises Problem."""
@@ -372,3 +356,38 @@ def _unwritable(path: Path, error: OSError) -> Problem:
     is_here = isinstance(error, PermissionError) and os.access(path, os.F_OK)
     fix = OTHER_FOLDER.format(path) if is_here else "choose another --data-dir"
     return Problem(f"cannot write to {path}", cause=cause, next_step=fix, code="data_folder")
+
+
+class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [up]."""
+
+    data_dir: Path = Path(".penstock")
+    """Folder of the queue, results, weights, logs and the running instance's state."""
+    engine: EngineName = "llamacpp"
+    """The engine of the one model served when no [models.<name>] is configured."""
+    model: str = ""
+    """Name of that model (default: by the engine), or of the configured model that commands use by default."""
+    redis_memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25
+    """Share of the machine's memory that the embedded server may fill (its `maxmemory`). Rewriting its file may need as
+    much again for a while."""
+    workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Number of workers of every model, which overrides its own settings; 0 starts none."""
+
+
+def settings_file(folder: Path) -> Path | None:
+    """The path of penstock.toml in this folder; None if it does not exist."""
+    path = folder / FILE
+    return path if path.is_file() else None
+
+
+def problem_of(error: ConfigError) -> Problem:
+    """The error as a command ends with it."""
+    message = f"{error.key}: {error.problem}"
+    return Problem(message, cause=error.source, next_step=remedy(error), code="settings")
+
+
+def remedy(error: ConfigError) -> str:
+    """The next step: the error's own, or the page of variables if it lists the setting; else ""."""
+    section = error.key.partition(".")[0]
+    listed = error.key.startswith(ENV_PREFIX) or (section in SECTIONS and section not in TABLES)
+    return error.hint or ("penstock help environment" if listed else "")

@@ -1,52 +1,410 @@
-"""`penstock jobs`: list, show, time, follow and cancel."""
+"""`penstock submit` and `penstock jobs`: queues jobs; lists, times, follows and cancels them; prints their answers.
+
+A job's final state becomes an exit code."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import click
 
-from cli import job
 from cli.app import Group
-from cli.chat import stdin_text
-from cli.client import Client, api_command, limit_option, whole_id
-from cli.job import (
-    AnswerPrinter,
-    answer_of,
-    attempts_in_words,
-    ended_badly,
-    follow,
-    job_timed,
-    print_attempts,
-    print_input,
-)
-from cli.options import Command, Where, json_option, moment, where_options
+from cli.client import Client, limit_option
+from cli.options import Command, Where, command, completed, moment
 from cli.output import (
     DONE,
+    ENDED_BADLY,
+    INTERRUPTED,
     STILL_RUNNING,
+    UNREACHABLE,
     CommandResult,
     Problem,
+    ProgressLine,
     emit,
     fields_result,
     line_result,
     list_result,
     note,
     print_json,
+    print_rows,
     print_table,
+    rfc3339,
+    stdout_wrapper,
     terminal_width,
+    timed,
+    visible,
 )
-from cli.progress import ProgressLine
-from penstock.client import JobFailed, WaitTimeout
-from penstock.text import duration
+from penstock.client import FINAL, JobFailed, Pause, StreamEvent, StreamReset, WaitTimeout
+from penstock.text import duration, fault_of
 from streaming.order import Priority
 from telemetry.latency import EGRESS_FIRST, PARTS
+
+OUTCOMES = {
+    "lost": "its worker died",
+    "handed_back": "its worker was stopped",
+    "returned": "its server was away",
+    "preempted": "made room for a higher lane",
+}
+"""What became of an attempt, in words; any other outcome is the state in which it ended the job."""
+INTERRUPTIONS = {
+    "handed_back": "{} was stopped",
+    "returned": "the server of {} was away",
+    "preempted": "{} made room for a higher lane",
+}
+"""The same, of a worker; any other outcome is its loss."""
+MAX_SHOWN_CHARS, MAX_SHOWN_ITEMS = 400, 6
+"""Of each text and of each list of a request, unless all of it is shown."""
+
+
+def job_timed(job: dict[str, Any]) -> dict[str, Any]:
+    """The job object with its Unix times, and those of its attempts, as RFC 3339."""
+    attempts = [timed(each) for each in job.get("attempt_log") or ()]
+    return timed(job) | ({"attempt_log": attempts} if attempts else {})
+
+
+def attempts_in_words(job: dict[str, Any]) -> str:
+    """How often a worker took a job, and how many of these attempts count as none, because its server was away."""
+    returned = sum(each["outcome"] == "returned" for each in job.get("attempt_log") or ())
+    return f"{job['attempts']}" + (f", of which {returned} count as none: the server was away" if returned else "")
+
+
+def print_attempts(job: dict[str, Any]) -> None:
+    """Print what became of each attempt at a job, as the API sent it, if it has more to say than the job itself."""
+    if attempts := job.get("attempt_log") or []:
+        emit("\n")
+        print_rows(map(_attempt_row, attempts), ("worker", "started", "seconds", "tokens", "outcome"))
+    if any(each["outcome"] == "lost" for each in attempts):
+        note(completed(f"next:  penstock logs --job {job['id']}"))
+
+
+def _attempt_row(attempt: dict[str, Any]) -> dict[str, Any]:
+    began, ended, outcome = attempt["started_at"], attempt["ended_at"], attempt["outcome"] or "running"
+    return attempt | {
+        "started": rfc3339(began) if began else None,
+        "seconds": f"{ended - began:.1f}" if began and ended else None,
+        "outcome": OUTCOMES.get(outcome, outcome),
+    }
+
+
+def print_input(job: dict[str, Any], *, whole: bool = True) -> None:
+    """Print the request of a job as JSON, if it was asked for; without `whole`, of long texts and lists only a part."""
+    if asked := job.get("input"):
+        part = asked if whole else _shortened(asked)
+        emit(f"\n{json.dumps(part, ensure_ascii=False, indent=2)}\n")
+        if part != asked:
+            note(completed(f"all of the request: penstock jobs show {job['id']} --input"))
+    elif "input" in job:
+        note("the request cannot be read any more")
+
+
+def _shortened(value: Any) -> Any:
+    """A part of a JSON value: of a text its beginning, of a list its end, where the newest messages are."""
+    match value:
+        case str() if len(value) > MAX_SHOWN_CHARS:
+            return f"{value[:MAX_SHOWN_CHARS]}… ({len(value):,} characters)"
+        case list():
+            left = len(value) - MAX_SHOWN_ITEMS
+            return [*([f"… {left:,} before these"] if left > 0 else []), *map(_shortened, value[-MAX_SHOWN_ITEMS:])]
+        case dict():
+            return {name: _shortened(each) for name, each in value.items()}
+        case _:
+            return value
+
+
+def answer_of(result: dict[str, Any]) -> str:
+    """The texts of a result; a blank line between choices; calls of functions follow, each in a line. Vectors, rankings
+    and token ids as JSON."""
+    if result.get("object") == "response":
+        text = "".join(part["text"] for item in result["output"] for part in item.get("content", ()))
+        return _one_text(text, [item for item in result["output"] if item["type"] == "function_call"])
+    if "choices" not in result:
+        return json.dumps(result, ensure_ascii=False)
+    return "\n\n".join(map(_text_of, result["choices"]))
+
+
+def _text_of(choice: dict[str, Any]) -> str:
+    if "message" not in choice:
+        return str(choice["text"])
+    message = choice["message"]
+    return _one_text(message["content"] or "", [call["function"] for call in message.get("tool_calls") or ()])
+
+
+def _one_text(text: str, calls: Sequence[dict[str, Any]]) -> str:
+    return "\n".join([*filter(None, [text]), *(f"{call['name']}({call['arguments']})" for call in calls)])
+
+
+def ended_badly(job: dict[str, Any]) -> Problem:
+    """The error for a job that ended in any state but completed."""
+    error = job.get("error") or {}
+    what, next_step = f"the job ended as {job['status']}", f"penstock jobs show {job['id']}"
+    cause, code = str(error.get("message", "")), str(error.get("code") or job["status"])
+    return Problem(what, cause=cause, next_step=next_step, exit_code=ENDED_BADLY, code=code)
+
+
+def interruption(event: StreamEvent) -> str:
+    """Say that a worker does not go on with an answer, or which one does; "" for any other event."""
+    before = event.data if event.name == "interrupted" else event.data.get("previous")
+    if event.name not in ("interrupted", "started") or not before:
+        return ""
+    ended = INTERRUPTIONS.get(before["outcome"], "{} was lost").format(before["worker"])
+    if event.name == "interrupted":
+        return f"{ended}; waiting for a worker to continue"
+    verb, worker = "continued" if event.data["attempt"] > 1 else "begun again", event.data["worker"]
+    is_same = worker == before["worker"]
+    ended += " and started again" if is_same and before["outcome"] not in ("returned", "preempted") else ""
+    return f"{ended}; {verb}{'' if is_same else f' by {worker}'} after {duration(before['pause_ms'])}"
+
+
+class AnswerPrinter:
+    """Prints an answer to stdout as it comes: the first choice live, all others behind it, as `answer_of` has them."""
+
+    def __init__(self) -> None:
+        self.texts: defaultdict[int, list[str]] = defaultdict(list)
+        self._waits = False
+        self._wrapper = stdout_wrapper() if sys.stdout.isatty() else None
+        """Elsewhere every byte stays as it is."""
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice, as the model wrote it."""
+        return "".join(self.texts[0])
+
+    def take(self, event: StreamEvent) -> None:
+        """Print a delta; on any job's last event, whatever is left, and as a note whether the text was cut off."""
+        if event.text:
+            self.texts[event.choice].append(event.text)
+        if event.text and not event.choice:
+            self._show(event.text)
+            sys.stdout.flush()
+        elif event.name in FINAL:
+            for choice, parts in sorted(self.texts.items()):
+                self._show("\n\n" + "".join(parts) if choice else "")
+            self.flush()
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            if "length" in event.data.get("finish_reasons", ()):
+                note("(cut at --max-tokens)")
+
+    def flush(self) -> None:
+        """Show what is held back until its word is complete."""
+        if self._wrapper is not None:
+            self._wrapper.flush()
+            sys.stdout.flush()
+
+    def _show(self, text: str) -> None:
+        if self._wrapper is not None:
+            self._wrapper.feed(visible(text))
+        else:
+            emit(text)
+
+    def begin_again(self, reset: StreamReset) -> None:
+        """Another text follows. Raises Problem if the first one stands where nobody can tell them apart."""
+        if self.text and not sys.stdout.isatty():
+            sys.stdout.write("\n")
+            what = "the answer was cut off"
+            cause = "the store lost part of it, and it was written again from its beginning"
+            raise Problem(what, cause=cause, next_step=f"penstock jobs result {reset.job_id}", code="stream_reset")
+        if self.text:
+            self.flush()
+            note("\n(the answer begins again)")
+        self.texts.clear()
+        self._wrapper = stdout_wrapper() if self._wrapper is not None else None
+
+    def aside(self, words: str, say: Callable[[str], object] = note) -> None:
+        """Say something beside the answer, on a terminal in a line of its own."""
+        if self._wrapper is not None:
+            self._wrapper.begin_line()
+        say(("\n" if self.text and self._wrapper is not None else "") + words)
+
+    def waiting(self, pause: Pause, say: Callable[[str], object] = note) -> None:
+        """Say once, in one line, that there is a wait for the server."""
+        if not self._waits:
+            self._waits = True
+            cause = pause.cause if pause.status else f"the connection to {pause.url} broke"
+            self.aside(f"({cause.removesuffix('.')}; trying again)", say)
+
+
+def print_answer(
+    client: Client, job_id: str, printer: AnswerPrinter, seen: Callable[[StreamEvent], object], after: str = ""
+) -> None:
+    """Print a job's answer to its end; `seen` gets every event first. Raises Problem."""
+    while True:
+        try:
+            for event in client.stream(job_id, after):
+                after = event.id
+                seen(event)
+                printer.take(event)
+        except StreamReset as reset:
+            printer.begin_again(reset)
+            after = reset.cursor
+        except JobFailed as failed:
+            raise ended_badly(failed.job) from None
+        except Problem as problem:
+            if problem.exit_code == UNREACHABLE:
+                problem.next_step = f"the job goes on: penstock jobs result {job_id}"
+            raise
+        else:
+            return
+        finally:
+            printer.flush()  # also of an answer that is interrupted
+
+
+def follow(client: Client, job_id: str, *, as_json: bool, after: str = "") -> int:
+    """Print a job's tokens, or with `as_json` its events, from `after` on. Ctrl-C stops watching, not the job."""
+    printer = _JsonPrinter() if as_json else AnswerPrinter()
+    if not as_json:
+        client.on_retry(printer.waiting)
+    try:
+        print_answer(client, job_id, printer, lambda event: None if as_json else _note(event, printer.aside), after)
+    except KeyboardInterrupt:
+        note(completed(f"\nnot watching any more; the job goes on: penstock jobs events {job_id}"))
+        return INTERRUPTED
+    return DONE
+
+
+class _JsonPrinter(AnswerPrinter):
+    """Prints each event as one line of JSON."""
+
+    def take(self, event: StreamEvent) -> None:
+        print_json({"event": event.name, "id": event.id, "data": job_timed(event.data)})
+        sys.stdout.flush()
+
+    def begin_again(self, reset: StreamReset) -> None:
+        self.take(reset.event)
+
+
+def _note(event: StreamEvent, say: Callable[[str], object]) -> None:
+    """Say what an event means that brings no text."""
+    match event.name:
+        case "queued" | "queue.position":
+            if event.data["position"] is not None:
+                say(f"queued, {event.data['position']} ahead")
+        case "started" | "interrupted":
+            begun = f"started on {event.data['worker']}, attempt {event.data.get('attempt')}"
+            say(interruption(event) or begun)
+
+
+# It asks for the job's record twice a second. The tokens come from the job's events, which another thread reads: a
+# record has no count while the job runs.
+
+
+LOOK_INTERVAL_S = 0.5
+
+Job = Mapping[str, Any]
+
+
+class JobChange(NamedTuple):
+    """Something that happened to a job."""
+
+    said: str
+    at: float | None = None
+    """When (Unix seconds), if the job's record tells it; None: as it was seen."""
+
+
+def changes(before: Job, now: Job) -> Iterator[JobChange]:
+    """What has happened between two looks at a job, in the order in which it happened. Pure.
+
+    Args:
+        before: as GET /v1/jobs/{id} showed it; {} for the first look.
+    """
+    if not before:
+        yield JobChange(f"accepted, in lane {now['priority']} of {now['model']}", now["created_at"])
+    elif now["status"] == "queued" != before["status"]:
+        yield JobChange("waits for a worker again")
+    if now["status"] == "queued" and (place := _place(now)) and place != _place(before):
+        yield JobChange(place)
+    known = before.get("attempt_log") or ()
+    for number, attempt in enumerate(now.get("attempt_log") or (), 1):
+        earlier = known[number - 1] if number <= len(known) else {}
+        if not earlier:
+            yield JobChange(f"attempt {number} begins on {attempt['worker']}", attempt["started_at"])
+        if attempt["outcome"] in OUTCOMES and not earlier.get("outcome"):
+            lasted = _between(attempt["started_at"], attempt["ended_at"])
+            ending = f"{OUTCOMES[attempt['outcome']]} ({attempt['worker']})"
+            yield JobChange(f"attempt {number} ends after {lasted}: {ending}", attempt["ended_at"])
+    if now["status"] in FINAL and before.get("status") not in FINAL:
+        yield JobChange(_end(now), now["completed_at"])
+
+
+def _place(job: Job) -> str:
+    """Where a job waits, and why; "" if that is not known."""
+    if not job or job.get("queue_position") is None:
+        return ""
+    eta = f", about {duration(job['eta_ms'])}" if job.get("eta_ms") is not None else ""
+    reason = f": {job['queue_reason']}" if job.get("queue_reason") else ""
+    return f"waits, {job['queue_position']} ahead{eta}{reason}"
+
+
+def _end(job: Job) -> str:
+    usage, error = job.get("usage") or {}, job.get("error") or {}
+    said = f"{job['status']} after {_between(job['created_at'], job['completed_at'])}"
+    if job["first_token_at"]:
+        said += f", first token after {_between(job['created_at'], job['first_token_at'])}"
+    if usage:
+        said += f", {usage['completion_tokens']} tokens"
+    return said + (f": {error['code']}" if error.get("code") else "")
+
+
+def _between(begin: float | None, end: float | None) -> str:
+    return duration(1000 * max(0.0, end - begin)) if begin and end else "?"
+
+
+class WatchedTokens(threading.Thread):
+    """Counts the tokens of a running job, in a thread of its own."""
+
+    def __init__(self, client: Client, job_id: str) -> None:
+        super().__init__(name="tokens", daemon=True)
+        self._client, self._job_id, self.tokens = client, job_id, 0
+
+    def run(self) -> None:
+        after = ""
+        while True:
+            try:
+                for event in self._client.stream(self._job_id, after):
+                    after = event.id
+                    self.tokens += int(event.data.get("tokens", 0)) if event.name == "delta" else 0
+                return
+            except StreamReset as reset:
+                self.tokens, after = 0, reset.cursor
+            except (JobFailed, Problem):
+                return  # the record says it, or that the server is away
+
+
+def _print(job: Job, change: JobChange, progress: ProgressLine, *, as_json: bool) -> None:
+    said, at = change.said, time.time() if change.at is None else change.at
+    if as_json:
+        print_json({"at": rfc3339(at), "change": said, "job": job_timed(dict(job) | {"result": None})})
+    else:
+        progress.phase("")
+        emit(f"{time.strftime('%H:%M:%S', time.localtime(at))} {said}\n")
+    sys.stdout.flush()
+
+
+def _state(job: Job) -> str:
+    """What the job does now, for the progress line."""
+    if job["status"] == "queued":
+        return "waits"
+    return f"runs on {(job.get('attempt_log') or [{}])[-1].get('worker', 'a worker')}"
+
+
+def stdin_text() -> str:
+    """All of stdin. Raises Problem if it is not UTF-8 text."""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        cause = f"it is {fault_of(error.object)}"
+        raise Problem("stdin is no UTF-8 text", cause=cause, next_step="convert it first", code="usage") from None
+
 
 COLUMNS = ("id", "status", "lane", "model", "created_at", "took", "tokens", "prompt")
 STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
@@ -74,7 +432,7 @@ def jobs() -> None:
     """
 
 
-@api_command("ls", jobs)
+@command("ls", jobs)
 @click.option("--status", type=click.Choice(STATES), help="Only jobs in this state.")
 @click.option("--model", help="Only jobs of this model.")
 @click.option("--lane", type=click.Choice([lane.value for lane in Priority]), help="Only jobs of this lane.")
@@ -115,8 +473,7 @@ def columns_of(found: Iterable[Mapping[str, Any]]) -> Sequence[str]:
     return (*COLUMNS[:place], *further, *last)
 
 
-@api_command("show", jobs)
-@click.argument("job_id")
+@command("show", jobs)
 @click.option("--input", "whole", is_flag=True, help="Show all of its request; without it, long texts are cut.")
 def show(client: Client, job_id: str, whole: bool) -> CommandResult:
     """Show one job: its state, times, place in the lane, its request, what became of each attempt, and its answer.
@@ -141,8 +498,7 @@ def show(client: Client, job_id: str, whole: bool) -> CommandResult:
     return CommandResult(job, shown)
 
 
-@api_command("result", jobs)
-@click.argument("job_id")
+@command("result", jobs)
 def result(client: Client, job_id: str) -> CommandResult:
     """Print the answer of a job that has completed.
 
@@ -152,23 +508,16 @@ def result(client: Client, job_id: str) -> CommandResult:
     """
     job = client.get(f"/v1/jobs/{job_id}")
     if job["status"] in ("queued", "in_progress"):
-        raise Problem(
-            f"the job is still {job['status']}",
-            next_step=f"penstock jobs events {job_id}",
-            exit_code=STILL_RUNNING,
-            code="not_ready",
-        )
+        what, next_step = f"the job is still {job['status']}", f"penstock jobs events {job_id}"
+        raise Problem(what, next_step=next_step, exit_code=STILL_RUNNING, code="not_ready")
     if job["status"] != "completed":
         raise ended_badly(job)
     return line_result(job["result"], answer_of(job["result"]))
 
 
-@jobs.command("events", cls=Command)
-@click.argument("job_id")
+@command("events", jobs)
 @click.option("--after", default="", help="Id of the last event seen, to go on behind it.")
-@where_options(url=True)
-@json_option
-def events(job_id: str, after: str, where: Where, as_json: bool) -> int:
+def events(client: Client, job_id: str, after: str, as_json: bool) -> int:
     """Follow a job to its end: its tokens on stdout, or with --json every event, one per line.
 
     \b
@@ -176,15 +525,11 @@ def events(job_id: str, after: str, where: Where, as_json: bool) -> int:
       penstock jobs events job_0074d316
       penstock jobs events job_0074d316 --after 1:131:fd1fa10b0c19-1 --json
     """
-    client = Client.find(where)
-    return follow(client, whole_id(client, "job_id", job_id), as_json=as_json, after=after)
+    return follow(client, job_id, as_json=as_json, after=after)
 
 
-@jobs.command("watch", cls=Command)
-@click.argument("job_id")
-@where_options(url=True)
-@json_option
-def watch(job_id: str, where: Where, as_json: bool) -> int:
+@command("watch", jobs)
+def watch(client: Client, job_id: str, where: Where, as_json: bool) -> int:
     """Follow what happens to a job: its place in the queue, each attempt and its worker, tokens, and how it ends.
 
     \b
@@ -192,13 +537,36 @@ def watch(job_id: str, where: Where, as_json: bool) -> int:
       penstock jobs watch job_0074d316
       penstock jobs watch job_0074d316 --json
     """
-    with Client.find(where) as client:
-        whole = whole_id(client, "job_id", job_id)
-    return job.watch(where, whole, as_json=as_json)
+    quiet = as_json or not sys.stderr.isatty()  # a pipe has the changes
+    before: Job = {}
+    begun = False
+    try:
+        with Client.find(where) as reading, ProgressLine(sys.stderr, {}, quiet=quiet) as progress:
+            count = WatchedTokens(reading, job_id)
+            while before.get("status") not in FINAL:
+                now = client.get(f"/v1/jobs/{job_id}")
+                for change in changes(before, now):
+                    _print(now, change, progress, as_json=as_json)
+                if now["status"] not in FINAL:
+                    if not before:
+                        count.start()
+                        progress.explain(lambda: f"{count.tokens} tokens" if count.tokens else "")
+                    elif count.tokens and not begun:
+                        begun = True
+                        change = JobChange("the first tokens are there", now["first_token_at"])
+                        _print(now, change, progress, as_json=as_json)
+                    progress.phase(_state(now))
+                    time.sleep(LOOK_INTERVAL_S)
+                before = now
+    except KeyboardInterrupt:
+        note(completed(f"\nnot watching any more; the job goes on: penstock jobs watch {job_id}"))
+        return INTERRUPTED
+    if before["status"] != "completed":
+        raise ended_badly(dict(before))
+    return DONE
 
 
-@api_command("timing", jobs)
-@click.argument("job_id")
+@command("timing", jobs)
 def timing(client: Client, job_id: str) -> CommandResult:
     """Show where a job's time went: on its way in, in the queue, in the engine, on its way out.
 
@@ -210,13 +578,13 @@ def timing(client: Client, job_id: str) -> CommandResult:
 
     def chart() -> None:
         print_table(HEADER, list(_timing_rows(found)))
-        note(_clock_bounds(found))
+        error = found["clock_error_ms"]
+        note(f"clocks known to {error['api']:.3f} ms (API) and {error['worker']:.3f} ms (worker)")
 
     return CommandResult(found, chart)
 
 
-@api_command("cancel", jobs)
-@click.argument("job_id")
+@command("cancel", jobs)
 def cancel(client: Client, job_id: str) -> CommandResult:
     """Cancel a job, queued or running. The exit code is 1 if it had already ended otherwise.
 
@@ -227,11 +595,8 @@ def cancel(client: Client, job_id: str) -> CommandResult:
     job = job_timed(client.post(f"/v1/jobs/{job_id}/cancel", {}))
     state, already_ended = job["status"], job.get("already_ended")
     if already_ended and state != "cancelled":
-        raise Problem(
-            f"the job had already ended as {state}: nothing was cancelled",
-            next_step=f"penstock jobs show {job_id}",
-            code="already_ended",
-        )
+        what = f"the job had already ended as {state}: nothing was cancelled"
+        raise Problem(what, next_step=f"penstock jobs show {job_id}", code="already_ended")
     return line_result(job, f"{job['id']} {'was cancelled before' if already_ended else state}")
 
 
@@ -256,41 +621,30 @@ def _timing_rows(timing: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     meanings = {part.name: part.meaning for part in PARTS}
     for part in sorted(meanings, key=list(parts).index):
         spent = parts[part]
-        yield part, _ms(spent), _bar(begun, spent or 0.0, whole, width), _said(timing, part, meanings[part])
+        yield part, _ms(spent), _bar(begun, spent or 0.0, whole, width), timing["reasons"].get(part) or meanings[part]
         begun += spent or 0.0
         shown = begun if part == "prefill" else shown
     name = EGRESS_FIRST.name
-    yield name, _ms(parts[name]), _bar(shown, parts[name] or 0.0, whole, width), _said(timing, name, "beside decode")
-    yield "sum", _ms(timing["sum_ms"]), "", _groups(timing)
+    yield (
+        name,
+        _ms(parts[name]),
+        _bar(shown, parts[name] or 0.0, whole, width),
+        timing["reasons"].get(name) or "beside decode",
+    )
+    groups = ", ".join(f"{name} {spent:.1f}" for name, spent in timing["groups_ms"].items())
+    yield "sum", _ms(timing["sum_ms"]), "", groups
     if timing["end_to_end_ms"] is not None:
         yield "end to end", _ms(timing["end_to_end_ms"]), "", f"received to {timing['until']}".replace("_", " ")
     whole_answer = timing["reasons"].get(name) == SENT_WHOLE  # then that is when the answer had ended
     whose = "as the reader got them" if timing["stamps"]["last_sent"] else "in the engine"
+    first = "received to the whole answer" if whole_answer else "received to first token"
     for key, label, meaning in (
-        (
-            "time_to_first_token_ms",
-            "TTFT",
-            "received to the whole answer" if whole_answer else "received to first token",
-        ),
+        ("time_to_first_token_ms", "TTFT", first),
         ("gateway_time_to_first_token_ms", "gateway TTFT", "received to the first token in the API process"),
         ("time_per_output_token_ms", "TPOT", f"mean time between tokens, {whose}"),
     ):
         if timing[key] is not None and not (whole_answer and key.startswith("gateway")):
             yield label, _ms(timing[key]), "", meaning
-
-
-def _clock_bounds(timing: dict[str, Any]) -> str:
-    """The error bound of the processes' clocks."""
-    error = timing["clock_error_ms"]
-    return f"clocks known to {error['api']:.3f} ms (API) and {error['worker']:.3f} ms (worker)"
-
-
-def _groups(timing: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {spent:.1f}" for name, spent in timing["groups_ms"].items())
-
-
-def _said(timing: dict[str, Any], name: str, meaning: str) -> str:
-    return str(timing["reasons"].get(name) or meaning)
 
 
 def _ms(spent: float | None) -> str:
@@ -317,14 +671,23 @@ class SubmitCommand(Command):
     no number is TEXT."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = _spelled_out(args)
+        end = args.index("--") if "--" in args else len(args)
+        words, wrong = list[str](), ""
+        for word, following in zip(args, [*args[1:], ""], strict=True):
+            is_bare = word == "--wait" and len(words) < end and not SECONDS.fullmatch(following)
+            words.append(f"--wait={math.inf}" if is_bare else word)
+            if is_bare and not following.startswith("-"):
+                wrong = wrong or following
         try:
             return super().parse_args(ctx, words)
         except click.UsageError as error:
-            raise _bad_wait(error, args, ctx) or error from None
+            if not wrong or not error.format_message().startswith("Got unexpected extra argument ("):
+                raise
+        message = f"--wait takes a number of seconds, such as --wait 5, or none: {wrong!r} is no number."
+        raise click.UsageError(message, ctx)
 
 
-@click.command(cls=SubmitCommand)
+@command("submit", cls=SubmitCommand)
 @click.argument("text")
 @click.option("--priority", type=click.Choice(["interactive", "standard", "batch"]), help="Lane [standard].")
 @click.option("--wait", type=click.FloatRange(0), metavar="[SECONDS]", help="Wait for the end, and print the answer.")
@@ -334,17 +697,7 @@ class SubmitCommand(Command):
 @click.option("--webhook", help="Webhook of the server's settings to tell how the job ends, or a URL that they allow.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
 @click.option("--model", help="Model to ask [the instance's default].")
-@where_options(url=True)
-@json_option
-def submit(
-    text: str,
-    wait: float | None,
-    following: bool,
-    idempotency_key: str | None,
-    as_json: bool,
-    where: Where,
-    **asked: Any,
-) -> int:
+def submit(client: Client, text: str, wait: float | None, following: bool, as_json: bool, **asked: Any) -> int:
     """Queue TEXT (- reads it from stdin) as a chat job; its id goes to stdout.
 
     With --wait the answer goes to stdout instead. Exit code 5: the job ended without an answer. Exit code 6: the
@@ -358,46 +711,31 @@ def submit(
       penstock submit "Name a river." --webhook crm
       penstock submit - < prompt.txt
     """
-    with Client.find(where) as client:
-        if not as_json:
-            client.on_retry(AnswerPrinter().waiting(note))
-        body = _body(client, stdin_text() if text == "-" else text, **asked)
-        job = client.submit(body, idempotency_key or "")
-        if following:
-            note(f"job {job['id']}")
-            return follow(client, job["id"], as_json=as_json)
-        if wait is None:
-            _found(job).print(as_json=as_json)
-            return DONE
-        return _wait(client, job, wait, as_json=as_json)
-
-
-def _body(
-    client: Client,
-    text: str,
-    *,
-    model: str | None,
-    max_tokens: int | None,
-    priority: str | None,
-    deadline_ms: int | None,
-    webhook: str | None,
-) -> dict[str, Any]:
+    if not as_json:
+        client.on_retry(AnswerPrinter().waiting)
+    text, key = stdin_text() if text == "-" else text, asked.pop("idempotency_key") or ""
     if not text.strip():
         raise Problem("there is nothing to submit", next_step='penstock submit "a text"', code="usage")
-    queue = {"priority": priority, "deadline_ms": deadline_ms, "webhook": webhook}
     body = {
-        "model": model or client.default_model(),
+        "model": asked.pop("model") or client.default_model(),
         "messages": [{"role": "user", "content": text}],
-        "max_tokens": max_tokens,
-        "queue": {name: value for name, value in queue.items() if value is not None},
+        "max_tokens": asked.pop("max_tokens"),
+        "queue": {name: value for name, value in asked.items() if value is not None},
     }
-    return {name: value for name, value in body.items() if value not in (None, {})}
+    job = client.submit({name: value for name, value in body.items() if value not in (None, {})}, key)
+    if following:
+        note(f"job {job['id']}")
+        return follow(client, job["id"], as_json=as_json)
+    if wait is not None:
+        return _wait(client, job, wait, as_json=as_json)
+    _found(job).print(as_json=as_json)
+    return DONE
 
 
 def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool) -> int:
     with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
         if not as_json:
-            client.on_retry(AnswerPrinter().waiting(progress.say))
+            client.on_retry(partial(AnswerPrinter().waiting, say=progress.say))
         progress.phase(f"waiting for {job['id']}")
         progress.explain(lambda: client.worker_problem(job["model"]))
         try:
@@ -408,12 +746,9 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
             job = timeout.job or job
             progress.end()
             _found(job).print(as_json=as_json)
-            raise Problem(
-                f"the job is still {job['status']}",
-                cause=f"--wait {seconds:g} is over; the work goes on",
-                next_step=f"penstock jobs events {job['id']}",
-                code="wait_timeout",
-            ) from None
+            what, cause = f"the job is still {job['status']}", f"--wait {seconds:g} is over; the work goes on"
+            next_step = f"penstock jobs events {job['id']}"
+            raise Problem(what, cause=cause, next_step=next_step, code="wait_timeout") from None
     if as_json:
         print_json(job_timed(job))
     if job["status"] != "completed":
@@ -425,22 +760,3 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
 
 def _found(job: dict[str, Any]) -> CommandResult:
     return line_result(job_timed(job), job["id"])
-
-
-def _bad_wait(error: click.UsageError, args: Sequence[str], context: click.Context) -> click.UsageError | None:
-    """The error for one word too many, if a word behind `--wait` is no number."""
-    words = [following for word, following in pairwise(args) if word == "--wait" and not following.startswith("-")]
-    wrong = [word for word in words if not SECONDS.fullmatch(word)]
-    if not wrong or not error.format_message().startswith("Got unexpected extra argument ("):
-        return None
-    message = f"--wait takes a number of seconds, such as --wait 5, or none: {wrong[0]!r} is no number."
-    return click.UsageError(message, context)
-
-
-def _spelled_out(args: Sequence[str]) -> list[str]:
-    end = args.index("--") if "--" in args else len(args)
-    words = [f"--wait={math.inf}" if word == "--wait" and place < end else word for place, word in enumerate(args)]
-    for place, (word, following) in enumerate(pairwise(args[:end])):
-        if word == "--wait" and SECONDS.fullmatch(following):
-            words[place : place + 2] = ["--wait", following]
-    return words

@@ -6,6 +6,7 @@ reader chose the deployment. Another `penstock up` repeats all its flags.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -23,9 +24,8 @@ import msgspec
 from click.core import ParameterSource
 
 from api.settings import ApiSettings
-from cli.instance import DataDir
-from cli.output import Problem, note
-from cli.settings import UpSettings, settings_file
+from cli.instance import DataDir, UpSettings, settings_file
+from cli.output import CommandResult, Problem, note
 from penstock.config import Config, load
 from streaming.batches.file_store import FilesSettings
 from streaming.redis.settings import RedisSettings
@@ -43,6 +43,8 @@ TAKEN: dict[str, tuple[str, ...]] = {
 }
 """By command or group, its parameters that choose the deployment. A table, because an import of the command is slow."""
 GROUPS = ("jobs", "batch", "dlq", "webhooks", "scale", "store")
+IDS = ("job_id", "batch_id", "letter_id", "message_id")
+"""Arguments that are ids."""
 PASSWORD = re.compile(r"[a-z+]+://[^/@]*:[^/@]+@")
 
 
@@ -156,10 +158,8 @@ class Where:
     @property
     def flags(self) -> dict[tuple[str, str], str | None]:
         """The settings behind these flags."""
-        return {
-            ("up", "data_dir"): None if self.data_dir is None else str(self.data_dir),
-            ("redis", "url"): self.redis_url,
-        }
+        data_dir = None if self.data_dir is None else str(self.data_dir)
+        return {("up", "data_dir"): data_dir, ("redis", "url"): self.redis_url}
 
     def config(self) -> Config:
         """The merged settings that locate a deployment, with these flags. Raises ConfigError."""
@@ -194,6 +194,42 @@ def where_options(*, url: bool, redis: bool = True) -> Callable[[F], F]:
         for option in reversed(options):
             call = option(call)
         return cast(F, call)
+
+    return decorate
+
+
+def command(
+    name: str, group: click.Group | None = None, *, redis: bool = True, cls: type[Command] = Command
+) -> Callable[[F], click.Command]:
+    """Make a command of a function. The names of its parameters tell which flags it has and what it gets: `where`, or a
+    `client` of the API, by the flags that select a deployment; `as_json` by --json, which a command that returns a
+    CommandResult has, too: it is printed; ids by an argument, of which a beginning is enough."""
+
+    def decorate(function: F) -> click.Command:
+        wanted = function.__annotations__
+
+        def call(where: Where | None = None, as_json: bool = False, **arguments: Any) -> Any:
+            more: dict[str, Any] = {"where": where, "as_json": as_json}
+            with contextlib.ExitStack() as stack:
+                if "client" in wanted:
+                    from cli.client import Client, whole_ids  # noqa: PLC0415 - imports an HTTP client
+
+                    more["client"] = stack.enter_context(Client.find(cast(Where, where)))
+                    arguments |= whole_ids(more["client"], arguments)
+                found = function(**arguments, **{name: value for name, value in more.items() if name in wanted})
+                return found.print(as_json=as_json) if isinstance(found, CommandResult) else found
+
+        kind: Any = call
+        if "as_json" in wanted or wanted["return"] == "CommandResult":
+            kind = json_option(kind)
+        if "where" in wanted or "client" in wanted:
+            kind = where_options(url="client" in wanted, redis=redis)(kind)
+        made = click.command(name, cls=cls, help=function.__doc__)(kind)
+        ids = [click.Argument([each]) for each in wanted if each in IDS]
+        made.params[:0] = [*ids, *reversed(getattr(function, "__click_params__", []))]
+        if group is not None:
+            group.add_command(made)
+        return made
 
     return decorate
 

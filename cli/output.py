@@ -1,20 +1,21 @@
-"""Terminal output of the CLI: tables or JSON on stdout, notes and errors on stderr, with optional colour.
+"""Terminal output of the CLI: tables or JSON on stdout; notes, errors and a progress line on stderr; optional colour.
 
 No information is in colour alone, and with colour off no escape sequences are written. Untrusted text (a model's
 answer, a job's metadata, a process's name, a server's error) may contain sequences that move the cursor, write to the
 clipboard, reverse the reading direction, or hide text. A terminal must show the text that is there, so control
-characters in it are written as JSON escapes.
-"""
+characters in it are written as JSON escapes."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import itertools
 import json
 import os
 import re
 import sys
 import textwrap
+import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,30 +60,43 @@ def table_lines(
     """
     names = column_names(header)
     short = shortener(cell for row in rows for cell in row)
-    titles = [_title(name, title) for name, title in zip(names, header, strict=True)]
+    titles = ["WHEN" if name == "at" else title.removesuffix(" AT") for name, title in zip(names, header, strict=True)]
     body = [[_shown(name, cell, short, now) for name, cell in zip(names, row, strict=True)] for row in rows]
-    widths = [max(map(_width, column)) for column in zip(titles, *body, strict=True)]
-    if "endpoint" in names and names[-1] == "prompt" and _room(widths, width) < min(MIN_TEXT, widths[-1]):
+    widths = [
+        max(cells(line) for cell in column for line in cell.split("\n")) for column in zip(titles, *body, strict=True)
+    ]
+    room = width - _total(widths[:-1]) - len(GAP)  # what the columns before it leave to the last one
+    if "endpoint" in names and names[-1] == "prompt" and room < min(MIN_TEXT, widths[-1]):
         place = names.index("endpoint")  # says less than the prompt
         cut_out = [[*row[:place], *row[place + 1 :]] for row in (header, *rows)]
         return table_lines(cut_out[0], cut_out[1:], width=width, colour=colour, now=now)
-    below = _fit(names, titles, widths, width)
+    below = _fit(names, titles, widths, width, room)
     spilled = _spill(widths, below, width)
-    apart = [*below, *spilled]
-    lines = _row_lines(titles, names, widths, apart, "\x1b[1m" if colour else "")
+    places = [place for place in range(len(names)) if place not in (*below, *spilled)]
+
+    def row_lines(row: Sequence[str], *, colour: bool) -> Iterator[str]:
+        """One row; its cells may have several lines."""
+        columns = [_cell_lines(names[place], row[place], widths[place]) for place in places]
+        for parts in itertools.zip_longest(*columns, fillvalue=""):
+            line = ""
+            for place, text in zip(places, parts, strict=True):
+                blank = " " * (widths[place] - cells(text)) + GAP
+                line += (painted(names[place], text, row[0]) if colour else text) + blank
+            yield line.rstrip()
+
+    lines = [f"\x1b[1m{line}\x1b[0m" if colour else line for line in row_lines(titles, colour=False)]
     for row in body:
-        lines += _row_lines(row, names, widths, apart, "", colour=colour)
+        lines += row_lines(row, colour=colour)
         if spilled:
             figures = "  ".join(f"{titles[place].lower()}: {row[place]}".replace(" ", JOINED) for place in spilled)
-            wrapped = textwrap.wrap(figures, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-            lines += [line.replace(JOINED, " ") for line in wrapped]
+            found = textwrap.wrap(figures, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+            lines += [line.replace(JOINED, " ") for line in found]
         for place in below:
-            if row[place] != "-":
-                indent = f"  {titles[place].lower()}: "
-                if names[place] == "prompt":
-                    lines.append(cut(f"{indent}{row[place]}", width))
-                else:
-                    lines += textwrap.wrap(row[place], width, initial_indent=indent, subsequent_indent="    ")
+            indent = f"  {titles[place].lower()}: "
+            if names[place] == "prompt" and row[place] != "-":
+                lines.append(cut(f"{indent}{row[place]}", width))
+            elif row[place] != "-":
+                lines += textwrap.wrap(row[place], width, initial_indent=indent, subsequent_indent="    ")
     return lines
 
 
@@ -157,19 +171,16 @@ def cut(text: str, width: int) -> str:
     return f"{kept}…"
 
 
-def _fit(names: Sequence[str], titles: Sequence[str], widths: list[int], width: int) -> list[int]:
+def _fit(names: Sequence[str], titles: Sequence[str], widths: list[int], width: int, room: int) -> list[int]:
     """Narrow the columns in place. Returns the places of columns that stand below their row."""
     if _total(widths) <= width:
         return []
-    texts = [place for place, name in enumerate(names) if name in TEXTS]
-    below: list[int] = []
-    room = _room(widths, width)
-    if texts == [len(names) - 1] and room >= MIN_TEXT:
+    below = [place for place, name in enumerate(names) if name in TEXTS]
+    if below == [len(names) - 1] and room >= MIN_TEXT:
         widths[-1] = room
-    else:
-        below = texts
-        for place in below:
-            widths[place] = -len(GAP)  # takes no room, nor does the gap before it
+        below = []
+    for place in below:
+        widths[place] = -len(GAP)  # takes no room, nor does the gap before it
     least = {place: max(MIN_NAME, len(titles[place])) for place, name in enumerate(names) if name in NAMES}
     while _total(widths) > width and (wide := [place for place in least if widths[place] > least[place]]):
         widths[max(wide, key=widths.__getitem__)] -= 1
@@ -188,36 +199,8 @@ def _spill(widths: list[int], below: Sequence[int], width: int) -> list[int]:
     return spilled
 
 
-def _room(widths: Sequence[int], width: int) -> int:
-    """What the columns before it leave to the last one."""
-    return width - _total(widths[:-1]) - len(GAP)
-
-
 def _total(widths: Sequence[int]) -> int:
     return sum(widths) + len(GAP) * (len(widths) - 1)
-
-
-def _row_lines(
-    row: Sequence[str],
-    names: Sequence[str],
-    widths: Sequence[int],
-    below: Sequence[int],
-    style: str,
-    *,
-    colour: bool = False,
-) -> list[str]:
-    """One row; its cells may have several lines."""
-    places = [place for place in range(len(names)) if place not in below]
-    columns = [_cell_lines(names[place], row[place], widths[place]) for place in places]
-    lines = []
-    for number in range(max(map(len, columns), default=1)):
-        line = ""
-        for place, column in zip(places, columns, strict=True):
-            text = column[number] if number < len(column) else ""
-            end = "" if place == places[-1] else " " * (widths[place] - cells(text)) + GAP
-            line += (painted(names[place], text, row[0]) if colour else text) + end
-        lines.append(f"{style}{line.rstrip()}\x1b[0m" if style else line.rstrip())
-    return lines
 
 
 def painted(name: str, text: str, first: str) -> str:
@@ -239,16 +222,6 @@ def _wrapped(line: str, width: int) -> list[str]:
     if cells(line) <= width:
         return [line]
     return textwrap.wrap(line, width if cells(line) == len(line) else width // 2, break_on_hyphens=False) or [""]
-
-
-def _width(cell: str) -> int:
-    return max(map(cells, cell.split("\n")))
-
-
-def _title(name: str, title: str) -> str:
-    if name == "at":
-        return "WHEN"
-    return title.removesuffix(" AT")
 
 
 def _shown(name: str, cell: str, short: Callable[[str], str], now: float) -> str:
@@ -382,6 +355,15 @@ class Problem(Exception):
         self.code, self.request_id = code, request_id
 
 
+@contextlib.contextmanager
+def explaining(what: str, *, next_step: str = "", code: str = "failed") -> Iterator[None]:
+    """An OSError within the block ends the command with this message, and the system's words as its cause."""
+    try:
+        yield
+    except OSError as error:
+        raise Problem(what, cause=error.strerror or str(error), next_step=next_step, code=code) from None
+
+
 WIDTH = 80
 """Columns of a terminal that does not say how many it has."""
 ERROR_INDENT = len("error: ")
@@ -406,11 +388,16 @@ def emit(text: str) -> None:
     between words."""
     text = visible(text)
     if sys.stdout.isatty():
-        wrapper = StreamWrapper(sys.stdout.write, lambda: terminal_width(sys.stdout))
+        wrapper = stdout_wrapper()
         wrapper.feed(text)
         wrapper.flush()
     else:
         sys.stdout.write(text)
+
+
+def stdout_wrapper() -> StreamWrapper:
+    """Wraps a text for the terminal that stdout is."""
+    return StreamWrapper(sys.stdout.write, lambda: terminal_width(sys.stdout))
 
 
 def print_json(value: Any) -> None:
@@ -486,11 +473,9 @@ def list_result(
 
 def timed(found: Mapping[str, Any]) -> dict[str, Any]:
     """The object with its own Unix times as RFC 3339, the format of all JSON output."""
-    return {name: rfc3339(value) if _is_time(name, value) else value for name, value in found.items()}
-
-
-def _is_time(name: str, value: Any) -> bool:
-    return (name in ("at", "since", "until") or name.endswith(("_at", "_since"))) and isinstance(value, int | float)
+    times = {name for name in found if name in ("at", "since", "until") or name.endswith(("_at", "_since"))}
+    is_time = {name for name in times if isinstance(found[name], int | float)}
+    return {name: rfc3339(value) if name in is_time else value for name, value in found.items()}
 
 
 def note(text: str) -> None:
@@ -512,13 +497,8 @@ def _write_note(text: str) -> None:
 def complain(problem: Problem, *, as_json: bool) -> None:
     """Print the error block to stderr: at most four lines of text, or one JSON object."""
     if as_json:
-        fields = {
-            "code": problem.code,
-            "message": problem.message,
-            "cause": problem.cause,
-            "next": problem.next_step,
-            "request_id": problem.request_id,
-        }
+        fields = {"code": problem.code, "message": problem.message, "cause": problem.cause}
+        fields |= {"next": problem.next_step, "request_id": problem.request_id}
         _write_note(visible(json.dumps({"error": fields}, ensure_ascii=False)))
         return
     lines = [part for line in error_block(problem) for part in fitted(sys.stderr, line, ERROR_INDENT)]
@@ -529,12 +509,8 @@ def complain(problem: Problem, *, as_json: bool) -> None:
 
 def error_block(problem: Problem) -> list[str]:
     """The lines `error:`, `cause:` and `next:`, without the empty ones."""
-    lines = [f"error: {_one_line(problem.message)}"]
-    if problem.cause:
-        lines.append(f"cause: {_one_line(problem.cause)}")
-    if problem.next_step:
-        lines.append(f"next:  {_one_line(problem.next_step)}")
-    return lines
+    lines = {"error: ": problem.message or " ", "cause: ": problem.cause, "next:  ": problem.next_step}
+    return [label + _one_line(text) for label, text in lines.items() if text]
 
 
 def rfc3339(seconds: float) -> str:
@@ -579,3 +555,170 @@ class VisibleBytes:
     def feed(self, data: bytes) -> bytes:
         """Return the bytes that may be written now."""
         return visible(self._decoder.decode(data)).encode()
+
+
+REDRAW_INTERVAL_S = 0.1
+EXPLAIN_INTERVAL_S = 1.0
+REPEAT_INTERVAL_S = 10.0
+BAR_WIDTH = 24
+MAX_STEPS = 10_000
+MIN_MEASURED_S = 2.0
+"""Of a phase, before it is said how long the rest takes."""
+
+
+class ProgressLine:
+    """A context manager that shows the line while it is entered. Thread-safe."""
+
+    def __init__(
+        self, stream: TextIO, environ: Mapping[str, str], *, quiet: bool = False, delay_s: float = 0.0
+    ) -> None:
+        """`delay_s`: where there is no terminal, phases that are over sooner are not mentioned."""
+        self._stream = stream
+        self._live = stream.isatty() and environ.get("TERM") != "dumb"
+        self._quiet, self._delay_s = quiet, delay_s
+        self._lock = threading.RLock()
+        self._text, self._bar, self._amount, self._since = "", "", "", 0.0
+        self._share, self._first_share = 0.0, 0.0
+        self._width = 0
+        self._why: Callable[[], str] = str
+        self._looked = 0.0
+        self._reason = ""
+        self._printed = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
+
+    def __enter__(self) -> ProgressLine:
+        if not self._quiet:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def phase(self, text: str) -> None:
+        """Begin a new phase; the same text again changes nothing, "" is no phase."""
+        text = visible(text)
+        with self._lock:
+            if text != self._text:
+                self._text, self._bar, self._amount, self._since = text, "", "", time.monotonic()
+                self._share = self._first_share = 0.0
+                self._show(changed=True)
+
+    def explain(self, why: Callable[[], str]) -> None:
+        """Show behind the phase what `why` returns, which is called every second, in the thread of the line."""
+        self._why = why
+
+    def amount(self, text: str, done: int, total: int, detail: str | None = None) -> None:
+        """Show the progress of a phase in bytes or steps; in steps, if a `detail` follows."""
+        with self._lock:
+            begins = visible(text) != self._text
+            self.phase(text)
+            self._share = done / total if total > 0 else 0.0
+            self._first_share = self._share if begins else self._first_share
+            steps = None if detail is None else f"{done}/{total}  {visible(detail)}".rstrip()
+            self._bar, self._amount = bar(done, total), steps or amount(done, total)
+
+    def say(self, text: str, indent: int = 0) -> None:
+        """Print permanent lines; the phase continues below them. `indent`: of what has no room in its line."""
+        with self._lock:
+            self._clear()
+            for line in visible(text).split("\n"):
+                self._stream.write("\n".join(fitted(self._stream, line, indent)) + "\n")
+            self._show(changed=False)
+            self._stream.flush()
+
+    def end(self) -> None:
+        """Remove the line."""
+        self._ended.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock:
+            self._text = ""
+            self._clear()
+            self._stream.flush()
+
+    def _tick(self) -> None:
+        while not self._ended.wait(REDRAW_INTERVAL_S):
+            if time.monotonic() - self._looked >= EXPLAIN_INTERVAL_S:
+                self._looked, self._reason = time.monotonic(), visible(self._why())
+            with self._lock:
+                self._show(changed=False)
+
+    def _show(self, *, changed: bool) -> None:
+        if self._quiet or self._ended.is_set():
+            return
+        if self._live:
+            self._clear()
+            if self._text:
+                line = self._fitted()
+                self._stream.write(line)
+                self._stream.flush()
+                self._width = cells(line)
+            return
+        now, due = time.monotonic(), max(self._since + self._delay_s, self._printed + REPEAT_INTERVAL_S)
+        if self._text and (now >= due or (changed and not self._delay_s)):
+            self._stream.write((self._text if changed else self._line()) + "\n")
+            self._stream.flush()
+            self._printed = now
+
+    def _line(self) -> str:
+        measured = " ".join(filter(None, (self._bar, self._amount)))
+        return "  ".join(filter(None, (self._said(), measured, self._clock())))
+
+    def _said(self) -> str:
+        return f"{self._text} ({self._reason})" if self._reason else self._text
+
+    def _clock(self) -> str:
+        spent = time.monotonic() - self._since
+        rest = remaining_s(spent, self._first_share, self._share)
+        return f"{spent:.1f} s" + ("" if rest is None else f", about {short(rest)} left")
+
+    def _fitted(self) -> str:
+        """The line for a terminal: without the bar if it is too long, then with less of the phase's text. One column
+        stays free, because some terminals wrap a full line."""
+        room = terminal_width(self._stream) - 1
+        whole = "  " + shorten_ids(self._line())
+        if cells(whole) <= room:
+            return whole
+        figures = "".join(f"  {each}" for each in (self._amount, self._clock()) if each)
+        text = cut("  " + shorten_ids(self._said()), max(0, room - cells(figures)))
+        return cut((text + figures).removeprefix("  "), room)
+
+    def _clear(self) -> None:
+        if self._width:  # blanks instead of an escape sequence, which also works with styles off
+            self._stream.write("\r" + " " * min(self._width, terminal_width(self._stream) - 1) + "\r")
+            self._width = 0
+
+
+def remaining_s(spent_s: float, first_share: float, share: float) -> float | None:
+    """Seconds until a phase ends, by the pace of what was done since it began; None while that says too little.
+
+    Args:
+        first_share: what was done when it began, of 1: a download may go on where another one was cut.
+    """
+    if spent_s < MIN_MEASURED_S or share <= first_share or share >= 1.0:
+        return None
+    return spent_s * (1.0 - share) / (share - first_share)
+
+
+def short(seconds: float) -> str:
+    """A time in one unit, or in two."""
+    whole = max(1, round(seconds))
+    if whole < 100:
+        return f"{whole} s"
+    return f"{round(whole / 60)} min" if whole < 6000 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def amount(done: int, total: int) -> str:
+    """Megabytes, of how many if the total is known; totals up to MAX_STEPS are steps, not bytes."""
+    if total <= 0:
+        return f"{done / 1e6:.1f} MB"
+    return f"{done}/{total}" if total < MAX_STEPS else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
+
+
+def bar(done: int, total: int) -> str:
+    """A progress bar; "" if the total is unknown."""
+    if total <= 0:
+        return ""
+    filled = min(BAR_WIDTH, BAR_WIDTH * done // total)
+    return f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}]"

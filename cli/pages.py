@@ -11,8 +11,8 @@ import click
 from click.shell_completion import get_completion_class
 
 from cli.app import app
-from cli.options import Command, json_option
-from cli.output import DONE, Problem, fitted, line_result
+from cli.options import command
+from cli.output import CommandResult, Problem, fitted, line_result
 from penstock import __version__
 from penstock.config import nearest
 
@@ -48,9 +48,8 @@ UP_SETS = {
 """Settings whose default `penstock up` replaces."""
 
 
-@click.command("version", cls=Command)
-@json_option
-def show_version(as_json: bool) -> int:
+@command("version")
+def show_version() -> CommandResult:
     """Print the version of Penstock.
 
     \b
@@ -58,14 +57,13 @@ def show_version(as_json: bool) -> int:
       penstock version
       penstock version --json
     """
-    line_result({"name": "penstock", "version": __version__}, f"penstock {__version__}").print(as_json=as_json)
-    return DONE
+    return line_result({"name": "penstock", "version": __version__}, f"penstock {__version__}")
 
 
-@click.command("help", cls=Command)
+@command("help")
 @click.argument("topic", nargs=-1)
 @click.pass_context
-def help_page(context: click.Context, topic: tuple[str, ...]) -> int:
+def help_page(context: click.Context, topic: tuple[str, ...]) -> None:
     """Help on a command, or one of the pages exit-codes and environment. `environment WORD` shows only the variables
     that have the word in their name, section or meaning.
 
@@ -78,18 +76,14 @@ def help_page(context: click.Context, topic: tuple[str, ...]) -> int:
     if topic == ("exit-codes",):
         text = EXIT_CODES
     elif topic[:1] == ("environment",):
-        lines = environment_page(topic[1:]).split("\n")
-        text = "\n".join(part for line in lines for part in fitted(sys.stdout, line, _kind_column(line)))
+        lines = []
+        for line in environment_page(topic[1:]).split("\n"):
+            column = re.match(rf"  \S+ {{2,}}|{MEANING_INDENT}", line)  # of a row's kind, or of a meaning
+            lines += fitted(sys.stdout, line, column.end() if column else 0)
+        text = "\n".join(lines)
     else:
         text = _command_help(context.find_root(), topic)
     sys.stdout.write(text)
-    return DONE
-
-
-def _kind_column(line: str) -> int:
-    """Where the second column of a row begins, and the text of a meaning; 0 where there is none."""
-    found = re.match(rf"  \S+ {{2,}}|{MEANING_INDENT}", line)
-    return found.end() if found else 0
 
 
 def _command_help(context: click.Context, names: Sequence[str]) -> str:
@@ -137,26 +131,19 @@ def environment_page(words: Sequence[str] = ()) -> str:
         said = f"no variable has {' '.join(words)!r} in its name, section or meaning"
         raise Problem(said, next_step="penstock help environment", code="usage")
     width = max(len(name) for name, *_ in rows)
-    return "\n".join(
-        [
-            "Variables, each with its default in brackets. Those of the first part are also keys of penstock.toml",
-            "(flags outrank variables, variables the file), in the section named above them.",
-            *(line for row in rows for line in _variable_lines(row, width)),
-            "",
-        ]
-    )
+    lines = [
+        "Variables, each with its default in brackets. Those of the first part are also keys of penstock.toml",
+        "(flags outrank variables, variables the file), in the section named above them.",
+    ]
+    for name, kind_text, default_text, meaning in rows:
+        lines.append(f"  {name:<{width}}  {kind_text} [{default_text}]" if kind_text else name)
+        lines += [MEANING_INDENT + meaning] if meaning else []
+    return "\n".join([*lines, ""])
 
 
 def _has(words: Sequence[str], *texts: str) -> bool:
     """Whether each word is in one of the texts, whatever its case."""
     return all(any(word.lower() in text.lower() for text in texts) for word in words)
-
-
-def _variable_lines(row: tuple[str, str, str, str], width: int) -> list[str]:
-    name, kind, default, meaning = row
-    if not kind:
-        return [name]
-    return [f"  {name:<{width}}  {kind} [{default}]", *([MEANING_INDENT + meaning] if meaning else [])]
 
 
 def _default(value: object) -> str:
@@ -178,9 +165,9 @@ VARIABLE = "_PENSTOCK_COMPLETE"
 """With it the shell's script calls `penstock`; click answers then."""
 
 
-@click.command("completion", cls=Command)
+@command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> int:
+def completion(shell: str) -> None:
     """Print the completion script of SHELL, for its start-up file.
 
     \b
@@ -193,4 +180,3 @@ def completion(shell: str) -> int:
     assert kind is not None  # click knows the three
     script = kind(app, {}, "penstock", VARIABLE)
     sys.stdout.write(script.source_template % script.source_vars() + "\n")
-    return DONE

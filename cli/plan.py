@@ -15,8 +15,7 @@ import click
 
 from cli.app import Group
 from cli.options import Command, Where, json_option, moment
-from cli.output import INTERRUPTED, Problem, emit, fitted, note, print_json, print_table
-from cli.progress import ProgressLine
+from cli.output import INTERRUPTED, Problem, ProgressLine, emit, fitted, note, print_json, print_table
 from planner.commands.answers import PlanAnswer
 from planner.commands.inputs import PlanCommand
 from planner.facts.catalogue import PlanError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cli.output import Problem
@@ -36,12 +36,8 @@ def _refusal(host: str, port: int, error: OSError) -> Problem:
     if error.errno != errno.EADDRINUSE:
         cause = error.strerror or str(error)
         return Problem(f"cannot listen on {host}:{port}", cause=cause, next_step="choose another --host or --port")
-    return Problem(
-        f"port {port} is taken",
-        cause=f"{holder(port) or 'another process'} listens on it",
-        next_step=f"penstock up --port {next_free(host, port + 1)}",
-        code="port_taken",
-    )
+    what, cause = f"port {port} is taken", f"{holder(port) or 'another process'} listens on it"
+    return Problem(what, cause=cause, next_step=f"penstock up --port {next_free(host, port + 1)}", code="port_taken")
 
 
 def is_free(host: str, port: int) -> bool:
@@ -65,8 +61,9 @@ def holder(port: int) -> str:
     or to root)."""
     inodes = set(_listening(port))
     for folder in PROC.glob("[0-9]*") if inodes else ():
-        if _has_socket(folder, inodes):
-            return f"pid {folder.name} ({command(int(folder.name))})"
+        with suppress(OSError):  # the process ended, or belongs to another user
+            if any(str(fd.readlink()) in inodes for fd in (folder / "fd").iterdir()):
+                return f"pid {folder.name} ({command(int(folder.name))})"
     return ""
 
 
@@ -90,10 +87,3 @@ def _listening(port: int) -> Iterator[str]:
             fields = line.split()
             if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
                 yield f"socket:[{fields[9]}]"
-
-
-def _has_socket(folder: Path, inodes: set[str]) -> bool:
-    try:
-        return any(str(fd.readlink()) in inodes for fd in (folder / "fd").iterdir())
-    except OSError:  # the process ended, or belongs to another user
-        return False

@@ -20,10 +20,9 @@ import click
 import msgspec
 
 from api.settings import ApiSettings
-from cli.instance import DataDir, Instance, ProcessEntry
-from cli.options import Command, Where, completed, json_option, where_options
-from cli.output import DONE, FAILED, CommandResult, Problem, note, print_rows, timed
-from cli.progress import ProgressLine
+from cli.instance import Instance, ProcessEntry
+from cli.options import Where, command, completed
+from cli.output import FAILED, CommandResult, Problem, ProgressLine, note, print_rows, timed
 from penstock.config import Config
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process
 
@@ -39,10 +38,8 @@ whose reports have stopped, as if it hung."""
 COLUMNS = ("role", "id", "pid", "state", "since", "restarts", "model")
 
 
-@click.command(cls=Command)
-@where_options(url=False)
-@json_option
-def ps(where: Where, as_json: bool) -> int:
+@command("ps")
+def ps(where: Where, as_json: bool) -> None:
     """Show role, id, pid, state and start of every process.
 
     In a data folder these are the processes `penstock up` supervises there, and below them those of other machines
@@ -64,13 +61,15 @@ def ps(where: Where, as_json: bool) -> int:
             _found(found.others, FLEET_COLUMNS).print(as_json=as_json)
         if not as_json:
             note(completed(found.problem or verdict(instance)))
-        return DONE
+        return
     config = where.config()
     if "url" not in config.raw.get("redis", {}):
         where.home().running()  # raises Problem
-    rows = _in_order(map(fleet_row, _fleet(config)))
-    _found(rows, FLEET_COLUMNS).print(as_json=as_json)
-    return DONE
+    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client
+
+    if not (fleet := processes(config)):
+        raise Problem("nothing is running on this Redis", next_step="penstock up", code="not_running")
+    _found(_in_order(map(fleet_row, fleet)), FLEET_COLUMNS).print(as_json=as_json)
 
 
 def _found(rows: list[dict[str, Any]], names: Sequence[str]) -> CommandResult:
@@ -98,12 +97,12 @@ def rows_of(instance: Instance, config: Config) -> ProcessRows:
     if instance.state != "ready":
         return ProcessRows(_in_order(map(row, instance.processes)), [])
     try:
-        fleet = processes(config, instance, STORE_TIMEOUT_S)
-        own = _judged_rows(instance, fleet)
-        if any(each["state"] == SILENT for each in own):  # reports may have expired while the store was away
-            time.sleep(HEARTBEAT_INTERVAL_S + 0.5)
+        for wait_s in (0.0, HEARTBEAT_INTERVAL_S + 0.5):  # reports may have expired while the store was away
+            time.sleep(wait_s)
             fleet = processes(config, instance, STORE_TIMEOUT_S)
             own = _judged_rows(instance, fleet)
+            if all(each["state"] != SILENT for each in own):
+                break
     except Problem as error:
         problem = f"the store does not answer, so no request is accepted: {error.cause}"
         return ProcessRows(_judged_rows(instance, None), [], problem)
@@ -163,23 +162,14 @@ def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda one: ORDER.index(one["role"]))
 
 
-def _fleet(config: Config) -> list[Process]:
-    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client
-
-    if not (found := processes(config)):
-        raise Problem("nothing is running on this Redis", next_step="penstock up", code="not_running")
-    return found
-
-
 TIMEOUT_S = 3.0
 
 
-@click.command(cls=Command)
+@command("probe", redis=False)
 @click.argument("role", type=click.Choice(["api", "worker", "scheduler", "offline"]))
 @click.option("--id", "name", help="The process's name in `penstock ps` [this machine's name].")
 @click.option("--alive", is_flag=True, help="Ask only whether it lives, not whether it is ready.")
-@where_options(url=False, redis=False)
-def probe(role: str, name: str | None, alive: bool, where: Where) -> int:
+def probe(role: str, name: str | None, alive: bool, where: Where) -> None:
     """Exit 0 if a process of this ROLE on this machine is ready.
 
     With --alive a process that is starting or draining also counts, and so does every process while Redis is
@@ -198,7 +188,8 @@ def probe(role: str, name: str | None, alive: bool, where: Where) -> int:
         address = urlsplit(instance.url) if instance else None
         host = address.hostname if address else ports.WILDCARDS.get(settings.host, settings.host)
         port = address.port if address else settings.port
-        return _probe_api(host or "", port or 0, "/healthz" if alive else "/readyz")
+        _probe_api(host or "", port or 0, "/healthz" if alive else "/readyz")
+        return
     from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, not needed for an API process
 
     try:
@@ -207,12 +198,12 @@ def probe(role: str, name: str | None, alive: bool, where: Where) -> int:
         if not alive:
             raise
         note(f"taken to live: {problem.cause}")
-        return DONE
+        return
     host = socket.gethostname()
-    return _probe_fleet(found, role, name or host, host if name else "", alive=alive)
+    _probe_fleet(found, role, name or host, host if name else "", alive=alive)
 
 
-def _probe_api(host: str, port: int, path: str) -> int:
+def _probe_api(host: str, port: int, path: str) -> None:
     import http.client  # noqa: PLC0415 - as above
 
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
@@ -221,21 +212,16 @@ def _probe_api(host: str, port: int, path: str) -> int:
         answer = connection.getresponse()
         status, body = answer.status, answer.read()
     except (OSError, http.client.HTTPException) as error:
-        raise Problem(f"nothing answers at {host}:{port}", cause=_cause(error), code="unreachable") from None
+        said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        what = f"nothing answers at {host}:{port}"
+        raise Problem(what, cause=said or type(error).__name__, code="unreachable") from None
     finally:
         connection.close()
     if status != 200:
         raise Problem(f"{path} answers {status}", cause=body.decode(errors="replace"), code="not_ready")
-    return DONE
 
 
-def _cause(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
-    return str(error) or type(error).__name__
-
-
-def _probe_fleet(found: Sequence[Process], role: str, name: str, host: str, *, alive: bool) -> int:
+def _probe_fleet(found: Sequence[Process], role: str, name: str, host: str, *, alive: bool) -> None:
     """Probe a process by its report. `host`: its machine, if other machines may run one of the same name; else ""."""
     states = {each.state for each in found if (each.role, each.id) == (role, name) and host in ("", each.host)}
     if not states:
@@ -244,16 +230,14 @@ def _probe_fleet(found: Sequence[Process], role: str, name: str, host: str, *, a
         )
     if not alive and "ready" not in states:
         raise Problem(f"{role} {name} is {', '.join(sorted(states))}", code="not_ready")
-    return DONE
 
 
 POLL_INTERVAL_S = 0.05
 
 
-@click.command(cls=Command)
+@command("down", redis=False)
 @click.option("--now", "at_once", is_flag=True, help="Do not wait for running jobs; they stay in the queue.")
-@where_options(url=False, redis=False)
-def down(at_once: bool, where: Where) -> int:
+def down(at_once: bool, where: Where) -> None:
     """Drain and stop the instance that runs in the data folder; returns when it has ended.
 
     \b
@@ -268,16 +252,11 @@ def down(at_once: bool, where: Where) -> int:
     with ProgressLine(sys.stderr, os.environ) as progress:
         progress.phase("stopping; unfinished jobs stay in the queue" if at_once else "draining")
         if at_once:
-            _wait_for_draining(home)
+            # Two signals sent at once may be delivered as one.
+            while (now := home.read()) is not None and now.state != "draining":
+                time.sleep(POLL_INTERVAL_S)
             os.kill(instance.pid, signal.SIGTERM)
         while home.locked():
             if not at_once and (now := home.read()) is not None and now.state == "draining" and now.phase:
                 progress.phase(f"draining: {now.phase}")
             time.sleep(POLL_INTERVAL_S)
-    return DONE
-
-
-def _wait_for_draining(home: DataDir) -> None:
-    """Send a signal and wait a moment, because two signals sent at once may be delivered as one."""
-    while (instance := home.read()) is not None and instance.state != "draining":
-        time.sleep(POLL_INTERVAL_S)

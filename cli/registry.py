@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -56,3 +57,9 @@ def unreachable(message: str, error: Exception, config: Config, instance: Instan
     source = "set by the instance that runs here" if instance else config.source("redis.url") or "its default"
     next_step = f"start it, or correct redis.url ({source})"
     return Problem(message, cause=str(error), next_step=next_step, code="redis_unreachable")
+
+
+def place(redis_url: str) -> str:
+    """The address of a Redis URL (it may name several hosts), without its password."""
+    parts = urlsplit(redis_url)
+    return parts.netloc.rpartition("@")[2] or parts.path

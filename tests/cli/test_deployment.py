@@ -11,9 +11,9 @@ import pytest
 from api.settings import ApiSettings
 from cli.deployment import Deployment, load_deployment
 from cli.instance import DataDir
-from cli.machine import outside_url
 from cli.options import own_command
-from cli.screen import place
+from cli.registry import place
+from cli.up import outside_url
 from penstock.config import FLAGS, Config, ConfigError
 from workers.engines.llamacpp.settings import LlamacppSettings
 

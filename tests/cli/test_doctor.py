@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 from redis import Redis
 
+from cli import deployment as engines
 from cli import doctor as checks
-from cli import engines
 from cli.__main__ import main
 from cli.deployment import load_deployment
 from cli.doctor import Check, _running, examine, files, judge_redis, summary

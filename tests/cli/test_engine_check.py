@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import engines
+from cli import deployment as engines
 from cli.__main__ import main
 from cli.deployment import load_deployment
 

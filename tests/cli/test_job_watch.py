@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from house import House, eventually, redis_process
 
-from cli.job import changes
+from cli.jobs import changes
 from cli.output import ENDED_BADLY
 
 QUEUED: dict[str, Any] = {

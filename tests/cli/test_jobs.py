@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.job import answer_of, attempts_in_words, interruption
-from cli.jobs import COLUMNS, _bar, _timing_rows, columns_of
+from cli.jobs import COLUMNS, _bar, _timing_rows, answer_of, attempts_in_words, columns_of, interruption
 from penstock.client import StreamEvent
 
 

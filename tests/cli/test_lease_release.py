@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cli.pool import LeaseRelease
-from cli.supervisor import Child, Program, Status
+from cli.supervisor import Child, LeaseRelease, Program, Status
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.reaper import Lapse, Reaper, Swept

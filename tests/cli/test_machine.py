@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cli import machine
+from cli import up as machine
 from cli.deployment import load_deployment
 from cli.instance import DataDir
-from cli.machine import Machine
-from cli.output import UNREACHABLE, Problem
-from cli.progress import ProgressLine
-from cli.screen import Screen
+from cli.output import UNREACHABLE, Problem, ProgressLine
+from cli.up import Machine, Screen
 from streaming.errors import Loading, Unavailable
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings

@@ -19,6 +19,7 @@ from http_serving import serving_http
 from cli.__main__ import main
 from cli.output import (
     Problem,
+    ProgressLine,
     VisibleBytes,
     complain,
     emit,
@@ -30,7 +31,6 @@ from cli.output import (
     styled,
     visible,
 )
-from cli.progress import ProgressLine
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import progress as progress_module
-from cli.progress import ProgressLine, remaining_s, short
+from cli import output as progress_module
+from cli.output import ProgressLine, remaining_s, short
 from telemetry.records.reader import Skipped, create, read_records
 
 

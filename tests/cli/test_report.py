@@ -15,8 +15,7 @@ from recorded import delivery, request, sample
 
 from cli.__main__ import main
 from cli.options import moment
-from cli.output import Problem
-from cli.progress import ProgressLine
+from cli.output import Problem, ProgressLine
 from cli.report import changed_findings, emit_styled, shown
 from penstock.text import duration, three
 from telemetry.records.reader import create

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from cli.instance import Suspicion
-from cli.progress import ProgressLine
-from cli.screen import Screen
+from cli.output import ProgressLine
 from cli.supervisor import Child, Program, Status, counts_after
+from cli.up import Screen
 
 
 def test_a_death_is_reported_once_it_is_known_what_the_worker_ran(tmp_path: Path) -> None:

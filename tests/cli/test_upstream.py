@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from http_serving import serving_http
 
-from cli import engines
-from cli.engines import own_name, with_upstream
+from cli import deployment as engines
+from cli.deployment import own_name, with_upstream
 from cli.output import UNREACHABLE, USAGE, Problem
 
 

@@ -20,7 +20,7 @@ from redis import Redis
 
 from api.settings import ApiSettings
 from api.stream.connection_guard import RESERVED_FILES
-from cli.settings import UpSettings
+from cli.instance import UpSettings
 from offline.settings import OfflineSettings
 from penstock.config import load
 from streaming.keys import fleet_key

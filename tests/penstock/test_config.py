@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from api.settings import ApiSettings, KeySettings
-from cli.settings import UpSettings
+from cli.instance import UpSettings
 from offline.settings import OfflineSettings
 from penstock.config import SECTIONS, Config, ConfigError, load
 from scheduler.policy.snapshot import Shape

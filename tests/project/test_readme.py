@@ -19,7 +19,7 @@ from house import House
 
 from api.settings import ApiSettings, KeySettings
 from cli.app import app
-from cli.settings import UpSettings
+from cli.instance import UpSettings
 from offline.settings import OfflineSettings
 from penstock.client import PenstockClient, StreamEvent, StreamReset
 from penstock.config import build, load
