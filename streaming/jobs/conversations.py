@@ -165,7 +165,7 @@ class Conversations:
         """The bytes of requests that the tenant may still store; "": any number."""
         if quota.job_bytes is None:
             return ""
-        return (await self._quotas.left(tenant, self._partition(conversation_id), quota))[1]
+        return (await self._quotas.left(tenant, self._partition(conversation_id), quota))["requests"]
 
     def new_id(self, partition: int) -> str:
         """Make the id of a conversation in a partition."""

@@ -28,17 +28,19 @@ from streaming.errors import (
 )
 from streaming.ids import conversation_partition, digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
-from streaming.jobs.job import CancelledBy, Job, JobState, preview_of
+from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, preview_of
 from streaming.jobs.places import FIRST, QueuePlace, cost_of, reserved_bytes
 from streaming.jobs.quotas import NAMES, Quotas
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
+from streaming.order import Priority
 from streaming.redis.client import Call, RedisClient, ScriptBatcher
 from streaming.store.monitor import Headroom, Reservation
 
 log = logging.getLogger(__name__)
 
 PUT_RETRY_DELAY_S = 0.05
+NO_QUOTAS: Mapping[str, int] = {}
 NOT_READ = (0, 0, 0, 0, 0)
 """The place of a job that an earlier attempt at the same put has accepted."""
 
@@ -56,6 +58,53 @@ class Accepted(msgspec.Struct, frozen=True):
     attempts: int = 0
     epoch: int = 0
     """Its partition's epoch, for event ids; 0: not read, because the client waits for the answer."""
+
+
+class Put(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the script `put` is given by name."""
+
+    id: str
+    tenant: str
+    model: str
+    priority: Priority
+    endpoint: Endpoint
+    lane_limit: int
+    retention_s: int
+    may_write: int
+    """Bytes to reserve for what the job may still write."""
+    max_reserved: int | None = None
+    """The most that all jobs may have reserved."""
+    prompt: int
+    """What the job costs: units of its prompt, tokens of its output, over the weight of its tenant."""
+    output: int
+    weight: str
+    patience_ms: int
+    reply: str = ""
+    max_queue_ms: int | None = None
+    deadline_ms: int | None = None
+    key: str = ""
+    """Digest of tenant and idempotency key."""
+    digest: str = ""
+    """Of the request's body."""
+    must_run: bool = False
+    """Refuse the job unless a worker is idle."""
+    part: bool = False
+    """A line of a batch, which is not listed by itself."""
+    events: str = ""
+    """Recipients of its events, as Job has them."""
+    dated: bool = False
+    """Its record keeps the epoch in which it was accepted."""
+    conversation: str = ""
+    """The conversation whose turn it is, and the version that this must have."""
+    version: int | None = None
+    webhook: str = ""
+    preview: str = ""
+    """The first words of its prompt."""
+    quotas: Mapping[str, int] = NO_QUOTAS
+    """What is left of the tenant's: `jobs`, bytes of `requests`, bytes of `results`."""
+
+
+_encode_put = msgspec.msgpack.Encoder().encode
 
 
 class Queue:
@@ -108,20 +157,22 @@ class Queue:
         if refusal is not None:
             return await self._existing(job, idempotency_key, digest, refusal)
         try:
-            left = await self._quotas.left(job.tenant, self._partition(job.id), quota) if quota.bounds_jobs else ()
+            left = NO_QUOTAS
+            if quota.bounds_jobs:
+                left = await self._quotas.left(job.tenant, self._partition(job.id), quota)
             (_, partition, args), reserved = self._put_call(
-                job, idempotency_key, digest, must_run=must_run, card=card, version=version
+                job, idempotency_key, digest, must_run=must_run, card=card, version=version, quotas=left
             )
         except StoreFull as error:
             return await self._existing(job, idempotency_key, digest, error)
         answer: Sequence[Any] = ()
         try:
             try:
-                answer = await self._puts.call(partition, *args, *left)
+                answer = await self._puts.call(partition, *args)
             except Unavailable as error:  # the script recognises a second put by the job's id
                 log.debug("a put is sent again: %s", error)
                 await asyncio.sleep(PUT_RETRY_DELAY_S)
-                answer = await self._puts.call(partition, *args, *left)
+                answer = await self._puts.call(partition, *args)
         finally:
             if not _brought_work(answer):
                 reserved.give_back()
@@ -203,6 +254,7 @@ class Queue:
         part: bool = False,
         card: ModelCard | None = None,
         version: int | None = None,
+        quotas: Mapping[str, int] = NO_QUOTAS,
     ) -> tuple[Call, Reservation]:
         """Build the call and reserve its memory. Raises StoreFull, NeverFits."""
         settings, partition, body = self._client.settings, self._partition(job.id), encode(job)
@@ -212,16 +264,36 @@ class Queue:
         reserved = Reservation()
         if self._headroom is not None:
             reserved = self._headroom.reserve(partition, len(body), may_write, part=part)
-        args = (
-            job.id, body, job.tenant, job.model, job.priority, job.reply_to, _or_empty(job.max_queue_ms),
-            _or_empty(job.deadline_ms), key, digest, settings.lane_limit, "1" if must_run else "", settings.retention_s,
-            "1" if part else "", job.events, encode_metadata(job.metadata), may_write, _or_empty(reserved.max_reserved),
-            cost.prompt, cost.output, str(self._weights.get(job.tenant, DEFAULT_WEIGHT)), cost.patience_ms,
-            "1" if job.response is not None else "", job.endpoint, conversation, _or_empty(version),
-            job.webhook,
-            "" if part else preview_of(job.prompt),
-        )  # fmt: skip
-        return ("put", partition, args), reserved
+        put = Put(
+            id=job.id,
+            tenant=job.tenant,
+            model=job.model,
+            priority=job.priority,
+            reply=job.reply_to,
+            max_queue_ms=job.max_queue_ms,
+            deadline_ms=job.deadline_ms,
+            key=key,
+            digest=digest,
+            lane_limit=settings.lane_limit,
+            must_run=must_run,
+            retention_s=settings.retention_s,
+            part=part,
+            events=job.events,
+            may_write=may_write,
+            max_reserved=reserved.max_reserved,
+            prompt=cost.prompt,
+            output=cost.output,
+            weight=str(self._weights.get(job.tenant, DEFAULT_WEIGHT)),
+            patience_ms=cost.patience_ms,
+            dated=job.response is not None,
+            endpoint=job.endpoint,
+            conversation=conversation,
+            version=version,
+            webhook=job.webhook,
+            preview="" if part else preview_of(job.prompt),
+            quotas=quotas,
+        )
+        return ("put", partition, (_encode_put(put), body, encode_metadata(job.metadata))), reserved
 
     async def ended(self, job_ids: Iterable[str]) -> list[str]:
         """Filter ids: those of jobs that have ended or are no longer kept. Raises Unavailable."""
@@ -305,12 +377,11 @@ def _conversation_of(job: Job) -> str:
     return job.response.conversation if job.response is not None else ""
 
 
-def _exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Sequence[int | str]) -> QuotaExceeded:
+def _exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Mapping[str, int]) -> QuotaExceeded:
     """The error of a put that a quota refused, with the usage of all partitions."""
-    name, limits = NAMES[answer[1].decode()], (quota.jobs, quota.job_bytes, quota.result_bytes)
-    place = ("jobs", "job_bytes", "result_bytes").index(name)
-    limit = limits[place] or 0
-    return QuotaExceeded(name, answer[2] + limit - int(left[place]), limit)
+    which = answer[1].decode()
+    limit = {"jobs": quota.jobs, "requests": quota.job_bytes, "results": quota.result_bytes}[which] or 0
+    return QuotaExceeded(NAMES[which], answer[2] + limit - left[which], limit)
 
 
 def _brought_work(answer: Sequence[Any]) -> bool:
@@ -324,7 +395,3 @@ def _state(answer: bytes) -> JobState:
         return JobState(answer.decode())
     except ValueError:
         return JobState.FAILED
-
-
-def _or_empty(value: int | None) -> int | str:
-    return "" if value is None else value

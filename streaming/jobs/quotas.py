@@ -76,17 +76,14 @@ class Quotas:
         partition = tenant_partition(tenant, self._client.settings.partitions)
         return _usage(await self._client.call("usage", partition, *self._asked(tenant, 0, 0))).file_bytes
 
-    async def left(self, tenant: str, partition: int, quota: QuotaSettings) -> tuple[int | str, int | str, int | str]:
-        """The tenant's remaining jobs, request bytes and result bytes in a partition, as arguments of `put`. Other
-        partitions may be unavailable."""
+    async def left(self, tenant: str, partition: int, quota: QuotaSettings) -> dict[str, int]:
+        """The tenant's remaining `jobs`, bytes of `requests` and bytes of `results` in a partition, where they are
+        limited, as `put` has them. Other partitions may be unavailable."""
         alone = len(self._client.partitions) == 1 or not quota.bounds_jobs
         others = TenantUsage() if alone else _sum(await self._others(tenant, partition))
-        used = (others.jobs, others.job_bytes, others.result_bytes)
-        jobs, requests, results = (
-            "" if limit is None else max(0, limit - held)
-            for limit, held in zip((quota.jobs, quota.job_bytes, quota.result_bytes), used, strict=True)
-        )
-        return jobs, requests, results
+        limits = {"jobs": quota.jobs, "requests": quota.job_bytes, "results": quota.result_bytes}
+        used = {"jobs": others.jobs, "requests": others.job_bytes, "results": others.result_bytes}
+        return {name: max(0, limit - used[name]) for name, limit in limits.items() if limit is not None}
 
     async def _others(self, tenant: str, partition: int) -> list[TenantUsage]:
         """Usage of the other partitions, at most a second old; of unavailable ones the last known usage."""
