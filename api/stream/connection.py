@@ -546,14 +546,14 @@ class Connection(HttpToolsProtocol):
         cycle = self._answering
         if cycle is None or cycle.disconnected:
             return
-        cycle.response_started = cycle.chunked_encoding = True
-        cycle.waiting_for_100_continue = False
         fields = [b"%b: %b\r\n" % field for field in (*cycle.default_headers, *headers)]
         if not cycle.keep_alive:
             fields.append(b"connection: close\r\n")
         head = b"".join(fields)
         if head.count(b"\n") != len(fields) or head.count(b"\r") != len(fields) or b"\0" in head:
             raise ValueError("a header of an answer holds a line break")
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.waiting_for_100_continue = False
         self.answers.hold()
         self.answers.write(b"".join((STATUS_LINE[200], head, CHUNKED, b"\r\n")))
 

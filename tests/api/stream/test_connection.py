@@ -37,9 +37,39 @@ class Door:
         await send({"type": "http.response.body", "body": b">", "more_body": False})
 
 
+@dataclass
+class Streams:
+    """An ASGI application whose answers are streams, by their short way; each says the path that was asked for."""
+
+    told: list[str] = field(default_factory=list)
+    full: bool = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection: Connection = scope["state"]["connection"]
+        path: bytes = scope["path"].encode()
+        try:
+            connection.begin_stream([(b"x-path", path.replace(b"|", b"\r\n"))])
+        except ValueError as error:
+            self.told.append(str(error))
+            raise
+        await asyncio.sleep(0.01)
+        while self.full and connection.write_chunk(b"." * 65536):
+            pass
+        if not connection.end_stream(path):
+            self.told.append("behind")
+            await send({"type": "http.response.body", "body": path, "more_body": False})
+
+
 @pytest.fixture
 async def door() -> AsyncIterator[tuple[Door, int]]:
     door = Door()
+    async with serving(door) as port:
+        yield door, port
+        door.go_on.set()
+
+
+@asynccontextmanager
+async def serving(door: Door | Streams) -> AsyncIterator[int]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
@@ -48,9 +78,8 @@ async def door() -> AsyncIterator[tuple[Door, int]]:
         config = uvicorn.Config(door, http=kind, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server._serve([listener]))
-        yield door, listener.getsockname()[1]
+        yield listener.getsockname()[1]
         server.should_exit = True
-        door.go_on.set()
         await asyncio.wait_for(serving, 20)
 
 
@@ -143,3 +172,42 @@ async def test_a_client_who_has_just_left_can_be_cut_off(door: tuple[Door, int])
     await soon(lambda: door[0].lost == [True])
     connection.cut_off()
     assert connection.transport.is_closing()
+
+
+async def said(port: int, *requests: bytes, ends: int) -> bytes:
+    """What a connection answers to requests that are sent together, until that many bodies have ended."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"".join(requests))
+    answers = b""
+    async with asyncio.timeout(20):
+        while answers.count(b"0\r\n\r\n") < ends and (data := await reader.read(2**14)):
+            answers += data
+    writer.close()
+    return answers
+
+
+async def test_a_stream_begins_with_its_head_and_ends_for_the_server_too() -> None:
+    """Requests that wait on the connection get their own answers, in order; the last one closes it, if it says so."""
+    async with serving(Streams()) as port:
+        asked = [
+            b"GET /%b HTTP/1.1\r\nHost: x\r\n%b\r\n" % each for each in ((b"a", b""), (b"b", b"Connection: close\r\n"))
+        ]
+        first, second = (await said(port, *asked, ends=2)).split(b"HTTP/1.1 200 OK\r\n")[1:]
+        assert b"x-path: /a\r\n" in first and first.endswith(b"\r\n\r\n2\r\n/a\r\n0\r\n\r\n")
+        assert b"x-path: /b\r\n" in second and b"connection: close\r\n" in second
+        assert second.endswith(b"\r\n\r\n2\r\n/b\r\n0\r\n\r\n") and b"connection: close" not in first
+
+
+async def test_a_header_that_holds_a_line_break_begins_no_answer() -> None:
+    streams = Streams()
+    async with serving(streams) as port:
+        answer = await said(port, b"GET /a|set-cookie:%20x HTTP/1.1\r\nHost: x\r\n\r\n", ends=1)
+    assert answer.startswith(b"HTTP/1.1 500 ") and b"set-cookie" not in answer
+    assert streams.told == ["a header of an answer holds a line break"]
+
+
+async def test_the_end_of_a_stream_waits_for_a_reader_who_is_behind() -> None:
+    streams = Streams(full=True)
+    async with serving(streams) as port:
+        answer = await said(port, b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", ends=1)
+    assert answer.endswith(b"2\r\n/a\r\n0\r\n\r\n") and streams.told == ["behind"]
