@@ -271,6 +271,11 @@ class RedisClient:
         name = self._library.name
         commands = [("FUNCTION", "LOAD", self._library.text), ("FUNCTION", "LIST", "LIBRARYNAME", f"{LIBRARIES}*")]
         loaded, listed = await self._topology.run_scripts(place, commands)
+        if isinstance(loaded, ResponseError) and _refusal(loaded)[0] == "NOPERM":
+            raise Unavailable(
+                "the store does not have the functions of this version, and this process may not load them: "
+                "start an API process of this version"
+            )
         if "already exists" not in str(loaded):  # another process has loaded it meanwhile
             checked([loaded, listed])
         others = [library[1] for library in listed if library[1] != name.encode()]

@@ -45,12 +45,13 @@ ARGUMENT_KINDS: Mapping[str, tuple[str, ...]] = {"waiting": LANES}
 
 CONNECTION = frozenset(
     {
-        *("ping", "time", "info", "fcall", "function|load", "subscribe"),
-        *("function|list", "function|delete"),
+        *("ping", "time", "info", "fcall", "subscribe"),
         *("client|setinfo", "select", "cluster|slots", "command"),
     }
 )
 """Commands of every connection, redis-py's own among them."""
+LOADING = frozenset({"function|load", "function|list", "function|delete"})
+"""Not for workers: whoever loads a function has it run with the rights of whoever calls it, and engines run there."""
 
 COMMON_COMMANDS: Mapping[str, frozenset[str]] = {
     "hmget": frozenset({"store"}),
@@ -169,7 +170,7 @@ def _words(sign: str, names: Iterable[str]) -> str:
 
 def _commands(role: str) -> frozenset[str]:
     """Every command that the role's processes send, or that their scripts run."""
-    found = {*CONNECTION, *COMMON_COMMANDS, *COMMANDS[role]}
+    found = {*CONNECTION, *COMMON_COMMANDS, *COMMANDS[role], *(LOADING if role != "worker" else ())}
     for script in SCRIPTS[role]:
         found |= script_commands(script)
     if SCRIPTS[role] & KEPT:

@@ -187,6 +187,20 @@ def test_without_a_login_there_is_nothing(store: GuardedHouse) -> None:
         guess.ping()
 
 
+async def test_a_worker_has_others_load_the_functions(tmp_path: Path) -> None:
+    """What it loads would run with the rights of whoever calls it. It goes on once another process has done so."""
+    with guarded(tmp_path) as house:
+        worker, api = (
+            RedisClient.open(RedisSettings(url=as_user(house.redis_url, role))) for role in ("worker", "api")
+        )
+        with pytest.raises(Unavailable, match="start an API process of this version"):
+            await worker.call("record", 0, "job_x")
+        await api.call("record", 0, "job_x")
+        await worker.call("record", 0, "job_x")
+        for client in (worker, api):
+            await client.close()
+
+
 # --- what is allowed -------------------------------------------------------------------------------------------------
 
 
@@ -300,7 +314,10 @@ PLAIN: dict[str, Callable[[RedisClient], list[Awaitable[Any]]]] = {
 
 
 async def fresh(wire: RedisClient) -> None:
-    """As a process that finds an empty store."""
+    """As a process that finds an empty store, of a server on which an API process has loaded the functions."""
+    api = RedisClient.open(RedisSettings(url=as_user(wire.settings.url, "api")))
+    await api.call("record", 0, "job_x")
+    await api.close()
     with Redis.from_url(as_user(wire.settings.url, "root")) as root:
         root.flushall()
     await enter_store(wire)
