@@ -46,8 +46,8 @@ from planner.commands.searches import (
 )
 from planner.facts.catalogue import PlanError
 from planner.goodput import Workload, highest_rate
-from planner.load import RequestLengths
-from planner.search import Attainment, LatencySlo
+from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
+from planner.search import Attainment
 from planner.tuning import (
     MAX_REPEATS,
     LevelReading,
@@ -359,7 +359,9 @@ def frontier(
             f"--requests {requests} --max {most} --repeats {repeats}: whole numbers from 2, and --repeats from 1"
         )
     known = None if card is None and config is None else model_named(card, config)
-    device = None if gpu is None else device_named(gpu)
+    device, given = None if gpu is None else device_named(gpu), None
+    if known and device:
+        given = PlanInput(known, device, workload.lengths, Precision.stored(known))
     url, server = server_at(where, model)
     context = penstock_context(server)
     lengths, meter = workload.lengths, EnergyMeter.of(server, GpuReadings.open())
@@ -375,7 +377,7 @@ def frontier(
         sweep = measured(source, plan, repeats, began + budget, progress)
     whole = frontier_of(sweep.readings, Random(1))  # noqa: S311 - a bootstrap
     found = replace(whole, left_out=sweep.left_out, cause=sweep.cause)
-    wanted = recommend(found, lengths, known, device, context or 0)
+    wanted = recommend(found, lengths, given, context or 0)
     value = frontier_json(found, wanted, sweep.readings) | {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
         "workload": workload.name or None, "energy_source": meter.source or None,

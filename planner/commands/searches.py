@@ -5,7 +5,7 @@ Here are also the words and tables of `penstock tune`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +20,11 @@ from planner.facts import catalogue
 from planner.facts.catalogue import Accelerator, PlanError
 from planner.goodput import best_goodput, goodput_advice, work_note
 from planner.knee import modelled, pareto
-from planner.load import Precision, RequestLengths
-from planner.placement import ModelLoad, copies_per_gpu, place_advice
+from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
+from planner.memory import replicas_for
 from planner.placement import place as placed
-from planner.roofline import RooflineInput
-from planner.search import Attainment, LatencySlo, PlanOutcome, SearchInput, SearchWatch, best, quantile, search_advice
+from planner.placement import place_advice
+from planner.search import Attainment, PlanOutcome, SearchWatch, best, quantile, search_advice
 from planner.search import search as tried
 from planner.tuning import LevelReading, MeasuredFrontier, Recommendation
 
@@ -162,9 +162,7 @@ SHOWN = 12
 @plan_command("search", *search_options(), SLO, shown="searching", watched=True)
 @click.option("--rate", type=float, help="Requests a second of all GPUs; then latencies are those at this rate.")
 @click.option("--price", type=float, help="Of an hour of one such GPU.")
-def search(
-    given: SearchInput, rate: float | None, price: float | None, slo: LatencySlo, watch: SearchWatch
-) -> PlanAnswer:
+def search(given: PlanInput, rate: float | None, price: float | None, watch: SearchWatch) -> PlanAnswer:
     """Try every parallelism (dp, pp, tp, experts, attention-dp) on several GPUs, and name the best.
 
     \b
@@ -176,14 +174,13 @@ def search(
         raise PlanError(f"--rate {rate:g}: requests a second are above 0")
     if price is not None and not price > 0:
         raise PlanError(f"--price {price:g}: a price of an hour is above 0")
-    given, gpus = replace(given, rate=rate, slo=slo), given.gpus
+    given, gpus = replace(given, rate=rate), given.gpus
     assumed = [given.device] if price is None else []
     price = given.device.price_per_hour if price is None else price
     found = tried(given, watch)
     top = best(found)
     value = {
-        **inputs_of(given),
-        "rate": rate,
+        **inputs_of(given, "gpus", "efficiency", "rate"),
         "latency_optimal": top.latency.plan.name,
         "throughput_optimal": top.throughput.plan.name,
         "energy_optimal": top.energy.plan.name,
@@ -280,7 +277,7 @@ USUAL_BATCH = 64
 
 
 @plan_command("grid", *search_options(USUAL_BATCH))
-def grid(given: SearchInput) -> PlanAnswer:
+def grid(given: PlanInput) -> PlanAnswer:
     """Compare one large replica with several small ones on the same GPUs, by concurrent requests.
 
     \b
@@ -290,8 +287,7 @@ def grid(given: SearchInput) -> PlanAnswer:
     rows = layouts_of(given)
     top = best_by_concurrency(rows)
     value = {
-        **inputs_of(given),
-        "max_batch": given.limits.batch,
+        **inputs_of(given, "gpus", "efficiency", "max_batch"),
         "layouts": [{"plan": row.plan.name, "tokens_s": row.tokens_s} for row in rows],
         "best": {each: plan.name for each, plan in top.items()},
     }
@@ -301,17 +297,16 @@ def grid(given: SearchInput) -> PlanAnswer:
 
 
 @plan_command("goodput", *search_options(), SLO, shown="searching", watched=True)
-def goodput(given: SearchInput, slo: LatencySlo, watch: SearchWatch) -> PlanAnswer:
+def goodput(given: PlanInput, watch: SearchWatch) -> PlanAnswer:
     """Find the highest rate of requests that keep both latency objectives, with prefill beside decode or apart.
 
     \b
     Examples:
       penstock plan goodput --model opt-13b --gpu a100-80gb --gpus 2
     """
-    given = replace(given, slo=slo)
-    rows = best_goodput(given, watch=watch)
+    rows, slo = best_goodput(given, watch=watch), given.slo
     value = {
-        **inputs_of(given),
+        **inputs_of(given, "gpus", "efficiency"),
         "ttft_ms": 1e3 * slo.ttft_s,
         "tpot_ms": 1e3 * slo.tpot_s,
         "share": slo.share,
@@ -344,7 +339,7 @@ def goodput(given: SearchInput, slo: LatencySlo, watch: SearchWatch) -> PlanAnsw
 FORM = "write MODEL=RATE or MODEL=RATE:IN:OUT, as opt-1.3b=4:512:256"
 
 
-def load_of(text: str, w_bits: float | None) -> ModelLoad:
+def load_of(text: str, w_bits: float | None, given: Callable[..., PlanInput]) -> PlanInput:
     """The load that a text such as opt-1.3b=4:512:256 describes. Raises PlanError."""
     name, _, numbers = text.partition("=")
     rate, *lengths = numbers.split(":")
@@ -356,28 +351,27 @@ def load_of(text: str, w_bits: float | None) -> ModelLoad:
         raise PlanError(f"--load {text}: {FORM}")
     model = catalogue.model(name)
     tokens = RequestLengths(found[1][0], found[1][1]) if found[1] else RequestLengths()
-    return ModelLoad(model, found[0], tokens, Precision.stored(model, w_bits))
+    return given(model=model, rate=found[0], lengths=tokens, precision=Precision.stored(model, w_bits))
 
 
 @plan_command("place", GPU, GPUS, SLO, EFFICIENCY, shown="placing")
 @click.option("--load", "texts", metavar="MODEL=RATE[:IN:OUT]", multiple=True, required=True,
               help="A model and its requests a second; give it again for others.")  # fmt: skip
 @click.option("--w-bits", type=float, help="Bits of a weight of all models [as their files have them].")
-def place(
-    texts: tuple[str, ...], device: Accelerator, gpus: int, w_bits: float | None, slo: LatencySlo, efficiency: float
-) -> PlanAnswer:
+def place(given: Callable[..., PlanInput], texts: tuple[str, ...], w_bits: float | None) -> PlanAnswer:
     """Choose which of several models run on which GPUs, so that most requests keep their objectives.
 
     \b
     Examples:
       penstock plan place --load opt-1.3b=20 --load opt-13b=2 --gpu h200 --gpus 2
     """
-    loads = [load_of(text, w_bits) for text in texts]
+    loads = [load_of(text, w_bits, given) for text in texts]
+    device, gpus = loads[0].device, loads[0].gpus
     names = [load.model.name for load in loads]
     if len(set(names)) < len(names):
         raise PlanError("--load names a model twice: add its rates, and give it once")
-    found = placed(loads, device, gpus, slo, efficiency)
-    shared = {load.model.name: _shared(load, device, efficiency) for load in loads}
+    found = placed(loads, gpus)
+    shared = {load.model.name: _shared(load) for load in loads}
     value = {
         "gpu": device.name,
         "gpu_source": device.source,
@@ -394,12 +388,11 @@ def place(
     return PlanAnswer(
         value,
         [PlanTable(["gpu", *names], rows)],
-        place_advice(loads, found, slo),
+        place_advice(loads, found),
         notes=[f"Copies that a whole GPU holds with the batch of their knee (at most 3, which gained most): {note}."],
     )
 
 
-def _shared(load: ModelLoad, device: Accelerator, efficiency: float) -> int:
+def _shared(load: PlanInput) -> int:
     """Copies of a model on a GPU of its own."""
-    points = modelled(RooflineInput(load.model, device, load.precision), load.lengths, efficiency)
-    return copies_per_gpu(load, device, knee_of(points)[0].batch)
+    return replicas_for(load, knee_of(modelled(load))[0].batch)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from planner.commands.answers import PlanAnswer, PlanTable, given, seconds, three
-from planner.commands.inputs import BITS, EFFICIENCY, GPU, LENGTHS, MAX_GPUS, MODEL, SLO, max_batch, plan_command
+from planner.commands.answers import PlanAnswer, PlanTable, inputs_of, seconds, three
+from planner.commands.inputs import BITS, EFFICIENCY, GPU, LENGTHS, MODEL, SLO, max_batch, plan_command
 from planner.commands.records import (
     DEFAULT_STEP_TOKENS,
     EMBEDDED_STEP_TOKENS,
@@ -26,8 +26,7 @@ from planner.commands.records import (
     workers_of,
 )
 from planner.cost import MAX_REQUESTS, TimelineRow, simulated, texts_of, timeline, timeline_advice
-from planner.facts.catalogue import Accelerator, PlanError
-from planner.facts.model import ModelShape
+from planner.facts.catalogue import PlanError
 from planner.fit import (
     MIN_REQUESTS,
     ComparedLoad,
@@ -42,11 +41,9 @@ from planner.fit import (
     loads_of,
     predicted,
 )
-from planner.load import Precision, RequestLengths
+from planner.load import MAX_GPUS, PlanInput
 from planner.search import (
     Attainment,
-    BatchLimits,
-    LatencySlo,
     ParallelPlan,
     ReplicaModel,
     ServedLoad,
@@ -69,20 +66,7 @@ from telemetry.records.reader import ReportedRequest
 @click.option("--pp", type=int, default=1, show_default=True, help="Stages of a replica.")
 @click.option("--tp", type=int, default=1, show_default=True, help="GPUs of a stage.")
 def simulate(
-    model: ModelShape,
-    device: Accelerator,
-    path: Path | None,
-    scale: float,
-    rate: float,
-    count: int,
-    dp: int,
-    pp: int,
-    tp: int,
-    lengths: RequestLengths,
-    precision: Precision,
-    limits: BatchLimits,
-    slo: LatencySlo,
-    efficiency: float,
+    given: PlanInput, path: Path | None, scale: float, rate: float, count: int, dp: int, pp: int, tp: int
 ) -> PlanAnswer:
     """Serve a trace with one parallelism, iteration by iteration, and show who was served in time, and when.
 
@@ -94,7 +78,7 @@ def simulate(
       penstock plan simulate --model opt-13b --gpu h200 --trace burstgpt.csv
       penstock plan simulate --model opt-13b --gpu l4 --trace .penstock/records
     """
-    plan = ParallelPlan(dp, pp, tp)
+    model, slo, plan = given.model, given.slo, ParallelPlan(dp, pp, tp)
     if min(dp, pp, tp) < 1 or not is_valid(plan, model):
         raise PlanError(f"{plan.name} does not divide {model.name}: `penstock plan search` lists what does")
     if plan.gpus > MAX_GPUS:
@@ -103,17 +87,16 @@ def simulate(
         raise PlanError(f"--scale {scale:g} --rate {rate:g} --count {count}: the first two are above 0, --count from 1")
     if count > MAX_REQUESTS:
         raise PlanError(f"--count {count}: at most {MAX_REQUESTS:,} requests are simulated")
-    lengths.check(model)
-    texts, failed = _texts(path, scale, rate, count, lengths, model)
+    given.lengths.check(model)
+    texts, failed = _texts(path, scale, rate, count, given)
     prompt = round(sum(text.prompt for text in texts) / len(texts))
-    found = simulated(ReplicaModel(model, device, plan, precision, prompt, efficiency), texts, limits)
+    found = simulated(ReplicaModel(replace(given, lengths=replace(given.lengths, prompt=prompt)), plan), texts)
     rows, kept = timeline(texts, slo), attainment(texts, slo)
     evictions = sum(text.evictions for text in texts)
     value = {
-        **given(model, device, None, precision),
+        **{name: each for name, each in inputs_of(given, "efficiency").items() if name not in ("in", "out")},
         "plan": plan.name,
         "gpus": plan.gpus,
-        "efficiency": efficiency,
         "failed_in_trace": failed,
         "evictions": evictions,
         **_served_json(found, kept),
@@ -127,18 +110,16 @@ def simulate(
     return PlanAnswer(value, tables, timeline_advice(rows, kept.both, slo), notes=[note])
 
 
-def _texts(
-    path: Path | None, scale: float, rate: float, count: int, lengths: RequestLengths, model: ModelShape
-) -> tuple[list[ModelText], int]:
+def _texts(path: Path | None, scale: float, rate: float, count: int, given: PlanInput) -> tuple[list[ModelText], int]:
     """The requests, and how many of the trace are left out because they had no answer. Raises PlanError."""
     if path is None:
-        return requests(lengths, count, rate), 0
+        return requests(given.lengths, count, rate), 0
     try:
         if is_records(path):
             rows, failed = rows_of(records_in(path).requests)
-            return texts_of(cut(rows, scale=scale), model), failed
+            return texts_of(cut(rows, scale=scale), given.model), failed
         trace = Trace(path)
-        return texts_of(cut(trace, scale=scale), model), trace.failed
+        return texts_of(cut(trace, scale=scale), given.model), trace.failed
     except OSError as error:
         raise PlanError(
             f"--trace {path}: {(error.strerror or str(error)).lower()}",

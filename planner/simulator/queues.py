@@ -361,8 +361,12 @@ class Simulation:
         if worker.engine.is_idle:
             return False
         step = worker.engine.step()
-        heapq.heappush(self._steps, (self.now_s + step.duration_s, number, step))
+        heapq.heappush(self._steps, (self.now_s + self._duration_s(worker, step), number, step))
         return True
+
+    def _duration_s(self, worker: ModelWorker, step: ModelStep) -> float:
+        """How long a step takes beside those that are under way."""
+        return step.duration_s
 
     def _end_step(self, worker: ModelWorker, step: ModelStep) -> None:
         for text in step.tokens:
