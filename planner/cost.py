@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal, TypeAlias
 
 from planner.facts.catalogue import Accelerator, PlanError
@@ -20,16 +20,16 @@ from planner.search import (
     ReplicaModel,
     ServedLoad,
     attainment,
-    enough,
     fits,
     is_valid,
     quantile,
     requests,
     serve,
-    tpot_s,
+    tpots_s,
+    unfitting,
 )
 from planner.simulator.engine import ModelText
-from planner.simulator.trace import TraceRow
+from planner.simulator.trace import TraceRow, cut
 
 Limit: TypeAlias = Literal["knee", "memory"]
 """What ends a batch's growth: twice it gains less than a tenth, or it does not fit."""
@@ -151,9 +151,7 @@ def grid(given: PlanInput, concurrencies: Sequence[int] = CONCURRENCIES) -> list
         if is_valid(plan, given.model) and fits(given, plan)
     ]
     if not found:
-        raise PlanError(
-            f"no layout of {given.model.name} fits on {given.gpus} x {given.device.name}; {enough(given)} would fit"
-        )
+        raise unfitting(given, f"no layout of {given.model.name} fits")
     return found
 
 
@@ -276,13 +274,10 @@ class TimelineRow:
 def texts_of(rows: Iterable[TraceRow], model: ModelShape) -> list[ModelText]:
     """The requests of a trace, cut to the model's context, the prompt first. Raises PlanError if there are none, or too
     many."""
-    texts = []
-    for row in rows:
-        answer = min(row.answer, model.context - 1)
-        prompt = min(row.prompt, model.context - answer)
-        texts.append(ModelText(prompt, answer, answer, row.at, row.lane))
-        if len(texts) > MAX_REQUESTS:
-            raise PlanError(f"more than {MAX_REQUESTS:,} requests: cut the trace")
+    first_ones = islice(cut(rows, longest=model.context), MAX_REQUESTS + 1)
+    texts = [ModelText(row.prompt, row.answer, row.answer, row.at, row.lane) for row in first_ones]
+    if len(texts) > MAX_REQUESTS:
+        raise PlanError(f"more than {MAX_REQUESTS:,} requests: cut the trace")
     if not texts:
         raise PlanError("the trace has no request with an answer")
     return texts
@@ -310,8 +305,7 @@ def timeline(texts: Sequence[ModelText], slo: LatencySlo, buckets: int = BUCKETS
 
 
 def _row(begin_s: float, texts: Sequence[ModelText], slo: LatencySlo) -> TimelineRow:
-    ttft = sorted((text.first_s or math.inf) - text.arrived_s for text in texts)
-    tpot = sorted(each for text in texts if (each := tpot_s(text)) is not None)
+    ttft, tpot = sorted(text.ttft_s for text in texts), tpots_s(texts)
     kept = attainment(texts, slo).both
     tokens = sum(text.generated for text in texts)
     return TimelineRow(begin_s, len(texts), tokens, kept, quantile(ttft, 0.9), quantile(tpot, 0.9) if tpot else 0.0)

@@ -28,12 +28,11 @@ from planner.search import (
     ReplicaModel,
     SearchWatch,
     attainment,
-    enough,
     fits,
     is_valid,
     requests,
     serve,
-    tpot_s,
+    unfitting,
 )
 from planner.simulator.engine import ModelText
 from planner.simulator.trace import Malformed, Trace
@@ -246,9 +245,7 @@ def best_goodput(given: PlanInput, watch: SearchWatch | None = None) -> list[Goo
     given.lengths.check(given.model)
     found = deployments(given)
     if not found:
-        raise PlanError(
-            f"{given.model.name} does not fit on {given.gpus} x {given.device.name}; {enough(given)} would fit"
-        )
+        raise unfitting(given, f"{given.model.name} does not fit")
     able = promising(given, found)
     if not able:
         raise PlanError(_unkept(given, [served(given, each, 1e-3, 1)[0] for each in found]))
@@ -270,19 +267,17 @@ def best_goodput(given: PlanInput, watch: SearchWatch | None = None) -> list[Goo
 
 def _unkept(given: PlanInput, lone: Sequence[ModelText]) -> str:
     """Which objective lone requests of several deployments miss, with the least that any takes."""
-    first, token = min(text.first_s or math.inf for text in lone), min(tpot_s(text) or 0.0 for text in lone)
+    first, token = 1e3 * min(text.ttft_s for text in lone), 1e3 * min(text.tpot_s for text in lone)
+    ttft, tpot = 1e3 * given.slo.ttft_s, 1e3 * given.slo.tpot_s
     missed = []
-    if first > given.slo.ttft_s:
-        missed.append(
-            f"{1e3 * given.slo.ttft_s:g} ms to its first token (--ttft-ms): the quickest comes after "
-            f"{1e3 * first:.0f} ms"
-        )
-    if token > given.slo.tpot_s:
-        missed.append(f"{1e3 * given.slo.tpot_s:g} ms a token (--tpot-ms): a token takes at least {1e3 * token:.0f} ms")
+    if first > ttft:
+        missed.append(f"{ttft:g} ms to its first token (--ttft-ms): the quickest comes after {first:.0f} ms")
+    if token > tpot:
+        missed.append(f"{tpot:g} ms a token (--tpot-ms): a token takes at least {token:.0f} ms")
     if not missed:  # one deployment keeps the one, another the other
         missed.append(
-            f"both {1e3 * given.slo.ttft_s:g} ms to its first token and {1e3 * given.slo.tpot_s:g} ms a token in one "
-            f"deployment: the least are {1e3 * first:.0f} ms and {1e3 * token:.0f} ms in different ones"
+            f"both {ttft:g} ms to its first token and {tpot:g} ms a token in one deployment: the least are "
+            f"{first:.0f} ms and {token:.0f} ms in different ones"
         )
     return f"on {given.gpus} x {given.device.name} not even a lone request keeps {'; nor '.join(missed)}"
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import add, and_, itemgetter
 from random import Random
-from typing import TypeAlias
+from statistics import fmean
+from typing import NamedTuple
 
 from planner.facts.catalogue import PlanError
 from planner.facts.model import ModelShape
@@ -233,9 +235,11 @@ class Attainment:
     ttft: float
     tpot: float
 
-
-ProbeStep: TypeAlias = tuple[float, float, float, float]
-"""Seconds, joules, operations and bytes of a step."""
+    @classmethod
+    def of(cls, answered: Sequence[tuple[float, float]], requests: int, slo: LatencySlo) -> Attainment:
+        """Of so many requests, by the times to the first token and between tokens of those that were answered."""
+        ttft, tpot = [ttft <= slo.ttft_s for ttft, _ in answered], [tpot <= slo.tpot_s for _, tpot in answered]
+        return cls(*(sum(each) / requests for each in (map(and_, ttft, tpot), ttft, tpot)))
 
 
 @dataclass(slots=True)
@@ -247,31 +251,22 @@ class StepMeter:
     """
 
     replica: ReplicaModel
-    busy_s: float = 0.0
-    joules: float = 0.0
-    flops: float = 0.0
-    bytes: float = 0.0
-    """`flops` and `bytes` of one GPU."""
-    _lines: dict[int, tuple[ProbeStep, ProbeStep]] = field(default_factory=dict)
+    done: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+    """Seconds, joules of the replica, operations and bytes of one GPU."""
+    _lines: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
 
     def step_s(self, texts: int, held: int, prefilled: int, squares: int | None = None) -> float:
         if prefilled:
-            done = self._probe(texts, held, prefilled)
-            seconds, joules, flops, size = done
+            step = self._probe(texts, held, prefilled)
         else:
             if (line := self._lines.get(texts)) is None:
                 line = self._lines[texts] = self._probe(texts, 0, 0), self._probe(texts, FAR, 0)
-            (s0, j0, f0, b0), (s1, j1, f1, b1) = line
             share = held / FAR
-            seconds, joules = s0 + share * (s1 - s0), j0 + share * (j1 - j0)
-            flops, size = f0 + share * (f1 - f0), b0 + share * (b1 - b0)
-        self.busy_s += seconds
-        self.joules += joules
-        self.flops += flops
-        self.bytes += size
-        return seconds
+            step = tuple([near + share * (far - near) for near, far in zip(*line, strict=True)])
+        self.done = tuple(map(add, self.done, step))
+        return step[0]
 
-    def _probe(self, texts: int, held: int, prefilled: int) -> ProbeStep:
+    def _probe(self, texts: int, held: int, prefilled: int) -> tuple[float, ...]:
         step = self.replica.step(texts, held, prefilled)
         return step.seconds, self.replica.watts(step) * step.seconds, step.flops, step.bytes
 
@@ -299,32 +294,21 @@ class ServedLoad:
     @property
     def ttfts_s(self) -> list[float]:
         """Sorted."""
-        return sorted((text.first_s or math.inf) - text.arrived_s for text in self.texts)
+        return sorted(text.ttft_s for text in self.texts)
 
     @property
     def tpots_s(self) -> list[float]:
-        """Sorted, of answers with two tokens or more."""
-        return sorted(each for text in self.texts if (each := tpot_s(text)) is not None)
-
-    @property
-    def latencies_s(self) -> list[float]:
-        """Sorted, of whole requests."""
-        return sorted((text.ended_s or math.inf) - text.arrived_s for text in self.texts)
+        return tpots_s(self.texts)
 
 
-def tpot_s(text: ModelText) -> float | None:
-    """Seconds for each token after the first; None for one token."""
-    if text.first_s is None or text.ended_s is None or text.output < 2:
-        return None
-    return (text.ended_s - text.first_s) / (text.output - 1)
+def tpots_s(texts: Sequence[ModelText]) -> list[float]:
+    """Sorted, of answers with two tokens or more that have ended."""
+    return sorted(text.tpot_s for text in texts if text.ended_s is not None and text.output > 1)
 
 
 def attainment(texts: Sequence[ModelText], slo: LatencySlo) -> Attainment:
     """How many requests kept the objectives. A request of one token has no time between tokens to keep."""
-    ttft = [text.first_s is not None and text.first_s - text.arrived_s <= slo.ttft_s for text in texts]
-    tpot = [(tpot_s(text) or 0.0) <= slo.tpot_s and text.ended_s is not None for text in texts]
-    both = [one and other for one, other in zip(ttft, tpot, strict=True)]
-    return Attainment(*(sum(each) / len(texts) for each in (both, ttft, tpot)))
+    return Attainment.of([(text.ttft_s, text.tpot_s) for text in texts], len(texts), slo)
 
 
 def requests(lengths: RequestLengths, count: int, rate: float, seed: int = 1) -> list[ModelText]:
@@ -347,15 +331,10 @@ def serve(replica: ReplicaModel, texts: Sequence[ModelText], step_tokens: int = 
             shape = EngineShape(replica.kv_tokens, replica.given.max_batch, step_tokens, costs=meters[-1])
             one = Simulation(SortedQueue(by_arrival), [ModelWorker(ModelEngine(shape), Greedy())])
             seconds = max(seconds, one.run(mine))
-    busy = sum(meter.busy_s for meter in meters) or 1.0
+    busy, joules, flops, size = (sum(each) for each in zip(*(meter.done for meter in meters), strict=True))
     idle = device.idle_watts * replica.plan.pp * replica.plan.tp * (dp * seconds - busy)
-    return ServedLoad(
-        texts,
-        seconds,
-        sum(meter.joules for meter in meters) + max(0.0, idle),
-        sum(meter.flops for meter in meters) / busy / replica.peak,
-        sum(meter.bytes for meter in meters) / busy / device.bytes_s,
-    )
+    mfu, mbu = flops / busy / replica.peak, size / busy / device.bytes_s
+    return ServedLoad(texts, seconds, joules + max(0.0, idle), mfu, mbu)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -422,10 +401,7 @@ def search(given: PlanInput, watch: SearchWatch | None = None) -> list[PlanOutco
             raise
         watch.interrupted = True
     if not found:
-        raise PlanError(
-            f"{given.model.name} does not fit on {given.gpus} x {given.device.name} with any parallelism; "
-            f"{enough(given)} would fit"
-        )
+        raise unfitting(given, f"{given.model.name} does not fit", " with any parallelism")
     return sorted(found, key=lambda each: -each.backlog.tokens_s)
 
 
@@ -448,8 +424,7 @@ def tried(given: PlanInput, plan: ParallelPlan) -> PlanOutcome | None:
     return PlanOutcome(plan, room, ended, first, tpot, backlog, at_rate, kept)
 
 
-@dataclass(frozen=True, slots=True)
-class BestPlans:
+class BestPlans(NamedTuple):
     """The best of a search by each aim."""
 
     latency: PlanOutcome
@@ -460,19 +435,13 @@ class BestPlans:
 def best(found: Sequence[PlanOutcome]) -> BestPlans:
     """Latency: alone, or the mean at the rate if there is one. Ties go to the plan with fewer GPUs in a replica."""
 
-    def small(outcome: PlanOutcome) -> int:
-        return outcome.plan.pp * outcome.plan.tp
-
     def latency_s(outcome: PlanOutcome) -> float:
         if outcome.at_rate is None:
             return outcome.alone_s
-        return sum(outcome.at_rate.latencies_s) / len(outcome.at_rate.texts)
+        return fmean((text.ended_s or math.inf) - text.arrived_s for text in outcome.at_rate.texts)
 
-    return BestPlans(
-        min(found, key=lambda each: (latency_s(each), small(each))),
-        min(found, key=lambda each: (-each.backlog.tokens_s, small(each))),
-        min(found, key=lambda each: (each.backlog.joules_token, small(each))),
-    )
+    aims = (latency_s, lambda each: -each.backlog.tokens_s, lambda each: each.backlog.joules_token)
+    return BestPlans(*(min(found, key=lambda each: (aim(each), each.plan.pp * each.plan.tp)) for aim in aims))
 
 
 def search_advice(given: PlanInput, found: Sequence[PlanOutcome]) -> str:
@@ -489,22 +458,21 @@ def search_advice(given: PlanInput, found: Sequence[PlanOutcome]) -> str:
         )
     if given.rate is None:
         return said + "."
-    keeping = [each for each in found if each.kept is not None and each.kept.both >= given.slo.share]
+    keeping = [
+        (each.at_rate.joules_token, each.plan.name)
+        for each in found
+        if each.at_rate and each.kept and each.kept.both >= given.slo.share
+    ]
     said += (
         f". At {given.rate:g} requests a second, {len(keeping)} of {len(found)} plans keep both objectives for "
         f"{100 * given.slo.share:.0f} % of the requests"
     )
-    return said + (f"; {min(keeping, key=_at_rate_joules).plan.name} with the least energy." if keeping else ".")
+    return said + (f"; {min(keeping, key=itemgetter(0))[1]} with the least energy." if keeping else ".")
 
 
-def _at_rate_joules(outcome: PlanOutcome) -> float:
-    return math.inf if outcome.at_rate is None else outcome.at_rate.joules_token
-
-
-def enough(given: PlanInput) -> str:
-    """The smallest number of the same GPUs, doubling, on which some plan fits, or fewer bits."""
-    for power in range(1, 7):
-        gpus = given.gpus << power
-        if any(fits(given, plan) for plan in plans(given.model, gpus)):
-            return f"--gpus {gpus}"
-    return "fewer --w-bits, or another GPU,"
+def unfitting(given: PlanInput, said: str, how: str = "") -> PlanError:
+    """What does not fit, with the least number of the same GPUs, doubling, on which some plan does, or fewer bits."""
+    more = (given.gpus << power for power in range(1, 7))
+    enough = next((gpus for gpus in more if any(fits(given, plan) for plan in plans(given.model, gpus))), None)
+    would = "fewer --w-bits, or another GPU," if enough is None else f"--gpus {enough}"
+    return PlanError(f"{said} on {given.gpus} x {given.device.name}{how}; {would} would fit")

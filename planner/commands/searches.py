@@ -132,10 +132,8 @@ def settings_lines(model: str, wanted: Recommendation) -> list[str]:
 
 def kept(reading: LevelReading, slo: LatencySlo) -> Attainment:
     """Shares of all requests that kept the objectives; one that failed kept none."""
-    ttft = [answer.ttft <= slo.ttft_s for answer in reading.answers]
-    tpot = [(answer.tpot or 0.0) <= slo.tpot_s for answer in reading.answers]
-    both = [one and other for one, other in zip(ttft, tpot, strict=True)]
-    return Attainment(*(sum(each) / reading.requests for each in (both, ttft, tpot)))
+    answered = [(answer.ttft, answer.tpot or 0.0) for answer in reading.answers]
+    return Attainment.of(answered, reading.requests, slo)
 
 
 def goodput_words(found: float, tried: dict[float, Attainment], slo: LatencySlo, ended: str) -> str:
@@ -181,9 +179,7 @@ def search(given: PlanInput, rate: float | None, price: float | None, watch: Sea
     top = best(found)
     value = {
         **inputs_of(given, "gpus", "efficiency", "rate"),
-        "latency_optimal": top.latency.plan.name,
-        "throughput_optimal": top.throughput.plan.name,
-        "energy_optimal": top.energy.plan.name,
+        **{f"{aim}_optimal": each.plan.name for aim, each in top._asdict().items()},
         "price_per_hour": price,
         "pareto": [each.plan.name for each in cheapest(found, gpus, price)],
         "plans": [_outcome_json(each) | _cost_json(each, gpus, price) for each in found],
@@ -227,8 +223,7 @@ def _plot(found: list[PlanOutcome], gpus: int, price: float | None) -> str:
 
 def marks_of(outcome: PlanOutcome, found: list[PlanOutcome]) -> str:
     """What a plan is best for."""
-    top = best(found)
-    marks = [name for name in ("latency", "throughput", "energy") if getattr(top, name) is outcome]
+    marks = [aim for aim, each in best(found)._asdict().items() if each is outcome]
     return ", ".join(marks) or "-"
 
 

@@ -29,6 +29,7 @@ from planner.cost import MAX_REQUESTS, TimelineRow, simulated, texts_of, timelin
 from planner.facts.catalogue import PlanError
 from planner.fit import (
     MIN_REQUESTS,
+    NO_LIMIT,
     ComparedLoad,
     EngineFit,
     LoadFigures,
@@ -226,8 +227,8 @@ def fit(
 def _coefficients(found: EngineFit) -> dict[str, Any]:
     return {
         "slots": found.limits.slots,
-        "kv_tokens": found.limits.kv_tokens,
-        "step_tokens": found.limits.step_tokens,
+        "kv_tokens": found.limits.kv_tokens % NO_LIMIT,
+        "step_tokens": found.limits.prefill_tokens,
         "decode": asdict(found.times.small),
         "decode_from_95_texts": asdict(found.times.large),
         "lone_s": found.times.lone_s,

@@ -6,6 +6,7 @@ evicted or aborted loses that and computes it again when it returns.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
@@ -99,6 +100,18 @@ class ModelText:
     def held(self) -> int:
         """Tokens of KV cache, while it runs."""
         return self.prompt + self.generated
+
+    @property
+    def ttft_s(self) -> float:
+        """Infinite before its first token."""
+        return (math.inf if self.first_s is None else self.first_s) - self.arrived_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds for each token after the first: infinite before its end, 0 for one token."""
+        if self.first_s is None or self.ended_s is None:
+            return math.inf
+        return (self.ended_s - self.first_s) / (self.output - 1) if self.output > 1 else 0.0
 
     @property
     def is_done(self) -> bool:

@@ -17,7 +17,6 @@ from planner.search import (
     quantile,
     requests,
     serve,
-    tpot_s,
 )
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
@@ -42,7 +41,7 @@ def test_one_request_takes_its_prefill_and_a_step_for_each_token() -> None:
     first = OPT.step_s(1, 512, 512)
     rest = sum(OPT.step_s(1, 512 + done, 0) for done in range(1, 128))
     assert text.first_s == pytest.approx(first) and text.ended_s == pytest.approx(first + rest)
-    assert tpot_s(text) == pytest.approx(rest / 127)
+    assert text.tpot_s == pytest.approx(rest / 127)
 
 
 def test_a_full_batch_yields_a_token_for_each_step_of_each() -> None:
@@ -66,8 +65,9 @@ def test_a_meter_interpolates_steps_exactly() -> None:
     for texts, held, prefilled in ((3, 2000, 0), (3, 9000, 0), (4, 2000, 512)):
         assert meter.step_s(texts, held, prefilled) == pytest.approx(OPT.step_s(texts, held, prefilled))
     steps = [OPT.step(3, 2000, 0), OPT.step(3, 9000, 0), OPT.step(4, 2000, 512)]
-    assert meter.flops == pytest.approx(sum(step.flops for step in steps))
-    assert meter.joules == pytest.approx(sum(OPT.watts(step) * step.seconds for step in steps))
+    _, joules, flops, _ = meter.done
+    assert flops == pytest.approx(sum(step.flops for step in steps))
+    assert joules == pytest.approx(sum(OPT.watts(step) * step.seconds for step in steps))
 
 
 def test_an_idle_fleet_draws_its_idle_power() -> None:
