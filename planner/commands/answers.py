@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from planner.load import PlanInput
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,11 @@ class PlanTable:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
+
+    @classmethod
+    def of(cls, items: Iterable[T], columns: Mapping[str, Callable[[T], str]], title: str = "") -> PlanTable:
+        """A row for each item; `columns`: what each column says of it."""
+        return cls(list(columns), [[say(item) for say in columns.values()] for item in items], title)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,11 @@ def seconds(value: float) -> str:
     """A duration: 1.23 s, 12.3 ms, 123 us."""
     size, unit = next(((size, unit) for size, unit in TIMES if value >= size), TIMES[-1])
     return f"{three(value / size)} {unit}"
+
+
+def known(form: Callable[[float], str], value: float | None) -> str:
+    """A value in its form, or a dash where it is not known."""
+    return "-" if value is None else form(value)
 
 
 def gb(size: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from planner.commands.answers import PlanAnswer, PlanTable, gb, inputs_of, plot, seconds, three
+from planner.commands.answers import PlanAnswer, PlanTable, gb, inputs_of, known, plot, seconds, three
 from planner.commands.inputs import (
     BITS,
     EFFICIENCY,
@@ -222,9 +222,12 @@ def cost(given: Callable[..., PlanInput], gpus: tuple[str, ...], prices: tuple[s
       penstock plan cost --model llama-3.1-8b --gpu l4 --gpu h200
       penstock plan cost --model opt-13b --gpu h200 --price h200=3.80
     """
-    known, plans = prices_of(prices, gpus), [given(device=device_named(name)) for name in gpus]
-    found = [cost_of(each, known.get(name, each.device.price_per_hour)) for name, each in zip(gpus, plans, strict=True)]
-    assumed = [each.device for name, each in zip(gpus, plans, strict=True) if name not in known]
+    prices_known, plans = prices_of(prices, gpus), [given(device=device_named(name)) for name in gpus]
+    found = [
+        cost_of(each, prices_known.get(name, each.device.price_per_hour))
+        for name, each in zip(gpus, plans, strict=True)
+    ]
+    assumed = [each.device for name, each in zip(gpus, plans, strict=True) if name not in prices_known]
     value = {
         **{key: each for key, each in inputs_of(plans[0], "tp", "efficiency").items() if not key.startswith("gpu")},
         "gpus": [_cost_json(each) for each in found],
@@ -275,22 +278,18 @@ def _cost_json(each: DeviceCost) -> dict[str, Any]:
     }
 
 
-def _cost_table(found: list[DeviceCost], money: str) -> PlanTable:
-    rows = [
-        (
-            each.device.name,
-            f"{each.point.batch}",
-            each.limit,
-            three(each.point.tokens_s),
-            seconds(each.point.latency_s),
-            "-" if each.point.joules_token is None else three(each.point.joules_token),
-            "-" if each.price_per_hour is None else three(each.price_per_hour),
-            "-" if each.per_million is None else three(each.per_million),
-        )
-        for each in found
-    ]
-    header = ("gpu", "batch", "ends at", "tokens/s", "request", "J/token", f"{money}/h", f"{money}/1M tokens")
-    return PlanTable(header, rows)
+def _cost_table(found: Sequence[DeviceCost], money: str) -> PlanTable:
+    columns: dict[str, Callable[[DeviceCost], str]] = {
+        "gpu": lambda each: each.device.name,
+        "batch": lambda each: f"{each.point.batch}",
+        "ends at": lambda each: each.limit,
+        "tokens/s": lambda each: three(each.point.tokens_s),
+        "request": lambda each: seconds(each.point.latency_s),
+        "J/token": lambda each: known(three, each.point.joules_token),
+        f"{money}/h": lambda each: known(three, each.price_per_hour),
+        f"{money}/1M tokens": lambda each: known(three, each.per_million),
+    }
+    return PlanTable.of(found, columns)
 
 
 @plan_command("what-if", MODEL, GPU, LENGTHS, BITS, TP, EFFICIENCY)
@@ -325,7 +324,7 @@ def what_if(
         "cases": [_case_json(each) for each in cases],
         "offloaded": [{"case": name, "tokens_s_bound": tokens, "step_s": step} for name, tokens, step in offloaded],
     }
-    tables = [_case_table(cases)]
+    tables = [PlanTable.of(cases, CASE_COLUMNS)]
     if offloaded:
         rows = [(name, three(tokens), seconds(step)) for name, tokens, step in offloaded]
         tables.append(
@@ -363,22 +362,12 @@ def _case_json(each: WhatIfCase) -> dict[str, Any]:
     return found
 
 
-def _case_table(cases: list[WhatIfCase]) -> PlanTable:
-    rows = []
-    for each in cases:
-        bits = bits_apart(each.given.precision)
-        if each.point is None:
-            rows.append((each.name, bits, "does not fit", "-", "-", "-", "-"))
-            continue
-        rows.append(
-            (
-                each.name,
-                bits,
-                f"{each.gpus}",
-                f"{each.point.batch}",
-                each.limit or "-",
-                three(each.point.tokens_s),
-                seconds(each.point.latency_s),
-            )
-        )
-    return PlanTable(("case", "bits w/a/kv", "gpus", "batch", "ends at", "tok/s each", "request"), rows)
+CASE_COLUMNS: Mapping[str, Callable[[WhatIfCase], str]] = {
+    "case": lambda each: each.name,
+    "bits w/a/kv": lambda each: bits_apart(each.given.precision),
+    "gpus": lambda each: f"{each.gpus}" if each.point else "does not fit",
+    "batch": lambda each: f"{each.point.batch}" if each.point else "-",
+    "ends at": lambda each: each.limit or "-",
+    "tok/s each": lambda each: three(each.point.tokens_s) if each.point else "-",
+    "request": lambda each: seconds(each.point.latency_s) if each.point else "-",
+}

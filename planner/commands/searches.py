@@ -11,14 +11,14 @@ from typing import Any
 
 import click
 
-from planner.commands.answers import PlanAnswer, PlanTable, inputs_of, plot, seconds, three
+from planner.commands.answers import PlanAnswer, PlanTable, inputs_of, known, plot, seconds, three
 from planner.commands.estimates import assumed_prices
 from planner.commands.inputs import EFFICIENCY, GPU, GPUS, LEAST, MOST, SLO, plan_command, search_options
 from planner.cost import best_by_concurrency, grid_advice, knee_of, per_million
 from planner.cost import grid as layouts_of
 from planner.facts import catalogue
 from planner.facts.catalogue import Accelerator, PlanError
-from planner.goodput import best_goodput, goodput_advice, work_note
+from planner.goodput import GoodputRow, best_goodput, goodput_advice, work_note
 from planner.knee import modelled, pareto
 from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
 from planner.memory import replicas_for
@@ -73,21 +73,21 @@ def frontier_json(
 
 def frontier_table(found: MeasuredFrontier) -> PlanTable:
     """Joules have a column if they are known."""
-    header, known = ["at once", "tokens/s", "requests/s", "request"], any(point.joules_token for point in found.points)
+    header, has_joules = ["at once", "tokens/s", "requests/s", "request"], any(p.joules_token for p in found.points)
     rows = []
     for point in found.points:
         row = [f"{point.batch}", three(point.tokens_s), three(point.requests_s), seconds(point.latency_s)]
-        row += ["-" if point.joules_token is None else three(point.joules_token)] * known
+        row += [known(three, point.joules_token)] * has_joules
         rows.append([*row, "knee" if point.batch == found.knee.batch else "" if point in found.kept else "dominated"])
-    return PlanTable((*header, *["J/token"] * known, "note"), rows)
+    return PlanTable((*header, *["J/token"] * has_joules, "note"), rows)
 
 
 def power_note(readings: Mapping[int, Sequence[LevelReading]], device: Accelerator | None, gpus: int) -> list[str]:
     """How near to its limit the GPU was at the highest concurrency whose energy is known: a line of advice."""
-    known = [(clients, one) for clients, ones in readings.items() for one in ones if one.joules is not None]
-    if device is None or not device.watts or not known:
+    metered = [(clients, one) for clients, ones in readings.items() for one in ones if one.joules is not None]
+    if device is None or not device.watts or not metered:
         return []
-    clients, reading = max(known, key=lambda each: each[0])
+    clients, reading = max(metered, key=lambda each: each[0])
     watts = (reading.joules or 0.0) / reading.seconds
     share = watts / (device.watts * max(1, gpus))
     return [f"At {clients} at once the GPUs draw {watts:.0f} W, {100 * share:.0f} % of their limit ({device.name})."]
@@ -184,13 +184,15 @@ def search(given: PlanInput, rate: float | None, price: float | None, watch: Sea
         "pareto": [each.plan.name for each in cheapest(found, gpus, price)],
         "plans": [_outcome_json(each) | _cost_json(each, gpus, price) for each in found],
     }
-    rows = [_row(each, marks_of(each, found)) for each in found[:SHOWN]]
-    header = ["plan", "best", "alone", "first token", "per token", "backlog tok/s", "J/token", "mfu", "mbu"]
-    if rate is not None:
-        header += ["p95 first", "p95 token", "kept"]
+    columns: dict[str, Callable[[PlanOutcome], str]] = {
+        "plan": lambda each: each.plan.name,
+        "best": lambda each: marks_of(each, found),
+        **COLUMNS,
+        **({} if rate is None else AT_RATE_COLUMNS),
+    }
     drawn = _plot(found, gpus, price) if len(found) > 1 else ""
     advice, notes = search_advice(given, found), _notes(given.efficiency, found) + assumed_prices(assumed)
-    return PlanAnswer(value, [PlanTable(header, rows)], advice, drawn, notes)
+    return PlanAnswer(value, [PlanTable.of(found[:SHOWN], columns)], advice, drawn, notes)
 
 
 def cost_of(each: PlanOutcome, gpus: int, price: float | None) -> float:
@@ -244,22 +246,20 @@ def _outcome_json(each: PlanOutcome) -> dict[str, Any]:
     return found
 
 
-def _row(each: PlanOutcome, marks: str) -> list[str]:
-    row = [
-        each.plan.name,
-        marks,
-        seconds(each.alone_s),
-        seconds(each.alone_ttft_s),
-        seconds(each.alone_tpot_s),
-        three(each.backlog.tokens_s),
-        three(each.backlog.joules_token),
-        f"{each.backlog.mfu:.2f}",
-        f"{each.backlog.mbu:.2f}",
-    ]
-    if each.at_rate is not None and each.kept is not None:
-        row += [seconds(quantile(each.at_rate.ttfts_s, 0.95)), seconds(quantile(each.at_rate.tpots_s, 0.95))]
-        row.append(f"{100 * each.kept.both:.0f} %")
-    return row
+COLUMNS: Mapping[str, Callable[[PlanOutcome], str]] = {
+    "alone": lambda each: seconds(each.alone_s),
+    "first token": lambda each: seconds(each.alone_ttft_s),
+    "per token": lambda each: seconds(each.alone_tpot_s),
+    "backlog tok/s": lambda each: three(each.backlog.tokens_s),
+    "J/token": lambda each: three(each.backlog.joules_token),
+    "mfu": lambda each: f"{each.backlog.mfu:.2f}",
+    "mbu": lambda each: f"{each.backlog.mbu:.2f}",
+}
+AT_RATE_COLUMNS: Mapping[str, Callable[[PlanOutcome], str]] = {
+    "p95 first": lambda each: seconds(quantile(each.at_rate.ttfts_s, 0.95)) if each.at_rate else "-",
+    "p95 token": lambda each: seconds(quantile(each.at_rate.tpots_s, 0.95)) if each.at_rate else "-",
+    "kept": lambda each: f"{100 * each.kept.both:.0f} %" if each.kept else "-",
+}
 
 
 def _notes(efficiency: float, found: list[PlanOutcome]) -> list[str]:
@@ -317,20 +317,16 @@ def goodput(given: PlanInput, watch: SearchWatch) -> PlanAnswer:
             for row in rows
         ],
     }
-    table = [
-        (
-            row.deployment.prefill.name if row.deployment.prefill else "beside decode",
-            row.deployment.decode.name,
-            three(row.rate),
-            three(row.per_gpu),
-        )
-        for row in rows
-    ]
-    header = ("prefill", "decode", "requests/s", "per GPU")
     notes = [work_note(given, rows[0].deployment)] if given.gpus > 1 else []
-    return PlanAnswer(value, [PlanTable(header, table)], goodput_advice(given, rows), notes=notes)
+    return PlanAnswer(value, [PlanTable.of(rows, GOODPUT_COLUMNS)], goodput_advice(given, rows), notes=notes)
 
 
+GOODPUT_COLUMNS: Mapping[str, Callable[[GoodputRow], str]] = {
+    "prefill": lambda row: row.deployment.prefill.name if row.deployment.prefill else "beside decode",
+    "decode": lambda row: row.deployment.decode.name,
+    "requests/s": lambda row: three(row.rate),
+    "per GPU": lambda row: three(row.per_gpu),
+}
 FORM = "write MODEL=RATE or MODEL=RATE:IN:OUT, as opt-1.3b=4:512:256"
 
 

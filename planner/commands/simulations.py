@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ def simulate(
         f"{three(found.tokens_s)} tokens/s over {seconds(found.seconds)}, {three(found.joules_token)} J/token, "
         f"{evictions} evictions." + (f" {failed} requests without an answer are left out." if failed else "")
     )
-    tables = [] if all(row.kept == 1.0 for row in rows) else [_timeline_table(rows)]
+    tables = [] if all(row.kept == 1.0 for row in rows) else [PlanTable.of(rows, TIMELINE_COLUMNS)]
     return PlanAnswer(value, tables, timeline_advice(rows, kept.both, slo), notes=[note])
 
 
@@ -146,22 +146,15 @@ def _served_json(found: ServedLoad, kept: Attainment) -> dict[str, float]:
     }
 
 
-def _timeline_table(rows: list[TimelineRow]) -> PlanTable:
-    table = [
-        (
-            f"{row.begin_s:,.0f}",
-            f"{row.requests:,}",
-            three(row.tokens),
-            seconds(row.ttft_p90_s),
-            seconds(row.tpot_p90_s),
-            f"{100 * row.kept:.0f} %",
-            "#" * round(20 * row.kept),
-        )
-        for row in rows
-    ]
-    return PlanTable(("from, s", "requests", "tokens", "first p90", "token p90", "kept", ""), table)
-
-
+TIMELINE_COLUMNS: Mapping[str, Callable[[TimelineRow], str]] = {
+    "from, s": lambda row: f"{row.begin_s:,.0f}",
+    "requests": lambda row: f"{row.requests:,}",
+    "tokens": lambda row: three(row.tokens),
+    "first p90": lambda row: seconds(row.ttft_p90_s),
+    "token p90": lambda row: seconds(row.tpot_p90_s),
+    "kept": lambda row: f"{100 * row.kept:.0f} %",
+    "": lambda row: "#" * round(20 * row.kept),
+}
 STEP_TOKENS = f"Prompt tokens of a step [{DEFAULT_STEP_TOKENS}; embedded: {EMBEDDED_STEP_TOKENS}]."
 EMBEDDED = "The engine was the embedded one, which computes prompts in the order of its slots."
 
@@ -215,7 +208,7 @@ def fit(
         "loads": [asdict(each) for each in rows],
         **{name: asdict(each) for name, each in errors.items()},
     }
-    tables = [_load_table(rows), _error_table(*errors.values())]
+    tables = [PlanTable.of(rows, LOAD_COLUMNS, "Measured > predicted"), _error_table(*errors.values())]
     if scale is not None:
         whole, scaled = (figures(found, predicted(found, served, workers, each)) for each in (1.0, scale))
         value["scaled"] = {"scale": scale, **asdict(scaled)}
@@ -238,21 +231,15 @@ def _coefficients(found: EngineFit) -> dict[str, Any]:
     }
 
 
-def _load_table(rows: list[ComparedLoad]) -> PlanTable:
-    table = [
-        (
-            f"{row.begin_s:,.0f}",
-            f"{row.requests:,}",
-            "held out" if row.held_out else "fitted",
-            _pair(three, row.measured.tokens_s, row.predicted.tokens_s),
-            _pair(seconds, row.measured.ttft_p50_s, row.predicted.ttft_p50_s),
-            _pair(seconds, row.measured.ttft_p90_s, row.predicted.ttft_p90_s),
-            _pair(seconds, row.measured.tpot_p50_s, row.predicted.tpot_p50_s),
-        )
-        for row in rows
-    ]
-    header = ("from, s", "texts", "", "tokens/s", "first p50", "first p90", "token p50")
-    return PlanTable(header, table, "Measured > predicted")
+LOAD_COLUMNS: Mapping[str, Callable[[ComparedLoad], str]] = {
+    "from, s": lambda row: f"{row.begin_s:,.0f}",
+    "texts": lambda row: f"{row.requests:,}",
+    "": lambda row: "held out" if row.held_out else "fitted",
+    "tokens/s": lambda row: f"{three(row.measured.tokens_s)} > {three(row.predicted.tokens_s)}",
+    "first p50": lambda row: f"{seconds(row.measured.ttft_p50_s)} > {seconds(row.predicted.ttft_p50_s)}",
+    "first p90": lambda row: f"{seconds(row.measured.ttft_p90_s)} > {seconds(row.predicted.ttft_p90_s)}",
+    "token p50": lambda row: f"{seconds(row.measured.tpot_p50_s)} > {seconds(row.predicted.tpot_p50_s)}",
+}
 
 
 def _error_table(medians: LoadFigures, worst: LoadFigures, constant: LoadFigures) -> PlanTable:
@@ -260,10 +247,6 @@ def _error_table(medians: LoadFigures, worst: LoadFigures, constant: LoadFigures
     rows = [(name, *(f"{100 * value:.1f} %" for value in asdict(each).values())) for name, each in named]
     header = ("error of the held-out loads", "tokens/s", "first p50", "first p90", "token p50")
     return PlanTable(header, rows)
-
-
-def _pair(form: Callable[[float], str], measured: float, predicted: float) -> str:
-    return f"{form(measured)} > {form(predicted)}"
 
 
 def _scaled_table(scale: float, whole: LoadFigures, scaled: LoadFigures) -> PlanTable:

@@ -180,14 +180,7 @@ class ModelEngine:
         prefilled = self._prefill(max(0, self.shape.prefill_tokens - decoding))
         tokens = [text for text in self.running if not text.to_prefill]
         seconds = self.shape.costs.step_s(len(tokens), self.held, *prefilled)
-        done = ModelStep(seconds, tokens, evicted=evicted)
-        for text in tokens:
-            text.generated += 1
-        self.held += len(tokens)
-        done.ended = [text for text in done.tokens if text.is_done]
-        for text in done.ended:
-            self._drop(text)
-        return done
+        return self._gave(ModelStep(seconds, tokens, evicted=evicted), 1)
 
     def alike(self) -> int:
         """How many of the next steps only give each running text a token, without an end before the last of them: 0 if
@@ -212,10 +205,13 @@ class ModelEngine:
     def leap(self, steps: int) -> ModelStep:
         """Do so many of these steps at once. The duration is their sum."""
         first_s, more_s = self.alike_s()
-        done = ModelStep(steps * first_s + more_s * steps * (steps - 1) / 2, list(self.running))
-        for text in self.running:
+        return self._gave(ModelStep(steps * first_s + more_s * steps * (steps - 1) / 2, list(self.running)), steps)
+
+    def _gave(self, done: ModelStep, steps: int) -> ModelStep:
+        """Each text of a step got so many tokens: those that have all leave."""
+        for text in done.tokens:
             text.generated += steps
-        self.held += steps * len(self.running)
+        self.held += steps * len(done.tokens)
         done.ended = [text for text in done.tokens if text.is_done]
         for text in done.ended:
             self._drop(text)
