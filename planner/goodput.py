@@ -95,21 +95,14 @@ def highest_rate(holds: Callable[[float], bool], start: float, precision: float 
     `holds` falls from true to false. A rate may hold forever only if nothing is asked of it: at most 2^12 * `start` is
     looked at.
     """
-    low = high = start
-    if holds(start):
-        for _ in range(MAX_HALVINGS):
-            low, high = high, 2 * high
-            if not holds(high):
-                break
-        else:
-            return high
+    before, rate, rises = start, start, holds(start)
+    for _ in range(MAX_HALVINGS):
+        before, rate = rate, 2 * rate if rises else rate / 2
+        if holds(rate) != rises:
+            break
     else:
-        for _ in range(MAX_HALVINGS):
-            low, high = low / 2, low
-            if holds(low):
-                break
-        else:
-            return 0.0
+        return rate if rises else 0.0
+    low, high = sorted((before, rate))
     while high / low - 1 > precision:
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
