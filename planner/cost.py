@@ -6,33 +6,30 @@ SLM-Pareto compares small and large devices by price / (3600 * tokens a second a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal, TypeAlias
 
 from planner.facts.catalogue import Accelerator, PlanError
 from planner.facts.model import ModelShape
 from planner.knee import GAIN, FrontierPoint, modelled
-from planner.load import Precision, RequestLengths
-from planner.roofline import RooflineInput
+from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
 from planner.search import (
-    BatchLimits,
-    LatencySlo,
     ParallelPlan,
     ReplicaModel,
-    SearchInput,
     ServedLoad,
     attainment,
-    enough,
+    fits,
     is_valid,
     quantile,
     requests,
     serve,
-    tpot_s,
+    tpots_s,
+    unfitting,
 )
 from planner.simulator.engine import ModelText
-from planner.simulator.trace import TraceRow
+from planner.simulator.trace import TraceRow, cut
 
 Limit: TypeAlias = Literal["knee", "memory"]
 """What ends a batch's growth: twice it gains less than a tenth, or it does not fit."""
@@ -70,18 +67,10 @@ def knee_of(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, Limit]:
     return points[-1], "memory"
 
 
-def cost_of(
-    model: ModelShape,
-    device: Accelerator,
-    lengths: RequestLengths,
-    precision: Precision,
-    tp: int,
-    efficiency: float,
-    price: float | None,
-) -> DeviceCost:
+def cost_of(given: PlanInput, price: float | None) -> DeviceCost:
     """The cost on one kind of device, `price` per hour and device. Raises PlanError if the model does not fit."""
-    points = modelled(RooflineInput(model, device, precision, tp=tp), lengths, efficiency)
-    return DeviceCost(device, *knee_of(points), None if price is None else price * tp, tuple(points))
+    points = modelled(given)
+    return DeviceCost(given.device, *knee_of(points), None if price is None else price * given.tp, tuple(points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +139,7 @@ def layouts(gpus: int, experts: int) -> list[ParallelPlan]:
     return list(dict.fromkeys([*dense, *mixed]))
 
 
-def grid(given: SearchInput, concurrencies: Sequence[int] = CONCURRENCIES) -> list[GridRow]:
+def grid(given: PlanInput, concurrencies: Sequence[int] = CONCURRENCIES) -> list[GridRow]:
     """All layouts that fit. Raises PlanError if none does.
 
     Few GPUs in a replica read all weights in each replica; many GPUs read them once, and talk more. Which is better
@@ -159,25 +148,21 @@ def grid(given: SearchInput, concurrencies: Sequence[int] = CONCURRENCIES) -> li
     found = [
         GridRow(plan, {each: closed_loop(given, plan, each) for each in concurrencies})
         for plan in layouts(given.gpus, given.model.experts)
-        if is_valid(plan, given.model) and given.fits(plan)
+        if is_valid(plan, given.model) and fits(given, plan)
     ]
     if not found:
-        raise PlanError(
-            f"no layout of {given.model.name} fits on {given.gpus} x {given.device.name}; {enough(given)} would fit"
-        )
+        raise unfitting(given, f"no layout of {given.model.name} fits")
     return found
 
 
-def closed_loop(given: SearchInput, plan: ParallelPlan, clients: int) -> float:
+def closed_loop(given: PlanInput, plan: ParallelPlan, clients: int) -> float:
     """Tokens a second with so many clients, which ask again as soon as they are answered.
 
     Each replica has its share of the clients, at most its largest batch; the others wait.
     """
-    each = min(given.limits.batch, math.ceil(clients / plan.dp))
-    used = min(plan.dp, clients)
-    one = replace(given, limits=BatchLimits(each, given.limits.step_tokens)).replica(replace(plan, dp=1))
-    served = serve(one, requests(given.lengths, ROUNDS * each, math.inf), BatchLimits(each, given.limits.step_tokens))
-    return used * served.tokens_s
+    each = min(given.max_batch, math.ceil(clients / plan.dp))
+    one = ReplicaModel(replace(given, max_batch=each), replace(plan, dp=1))
+    return min(plan.dp, clients) * serve(one, requests(given.lengths, ROUNDS * each, math.inf)).tokens_s
 
 
 def best_by_concurrency(rows: Sequence[GridRow]) -> dict[int, ParallelPlan]:
@@ -195,22 +180,11 @@ def grid_advice(rows: Sequence[GridRow]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIfInput:
-    """A model on devices under a rate of requests."""
-
-    base: RooflineInput
-    lengths: RequestLengths
-    rate: float
-    """Requests a second."""
-    efficiency: float
-
-
-@dataclass(frozen=True, slots=True)
 class WhatIfCase:
     """One change and what it does. `point` is None where the model does not fit, and `why` says so."""
 
     name: str
-    given: WhatIfInput
+    given: PlanInput
     point: FrontierPoint | None
     limit: Limit | None
     why: str = ""
@@ -220,47 +194,44 @@ class WhatIfCase:
         """GPUs for the rate, each at its knee."""
         if self.point is None:
             return None
-        return self.given.base.tp * math.ceil(self.given.rate / self.point.requests_s)
+        return self.given.tp * math.ceil((self.given.rate or 0.0) / self.point.requests_s)
 
 
-def changes(given: WhatIfInput, others: Sequence[Accelerator]) -> Iterator[tuple[str, WhatIfInput]]:
+def changes(given: PlanInput, others: Sequence[Accelerator]) -> Iterator[tuple[str, PlanInput]]:
     """Every change, by name; the first is none."""
-    base, bits = given.base, given.base.precision
-
-    def with_bits(**changed: float) -> WhatIfInput:
-        return replace(given, base=replace(base, precision=replace(bits, **changed)))
-
+    bits = given.precision
     yield "as it is", given
-    yield "twice the load", replace(given, rate=2 * given.rate)
+    yield "twice the load", replace(given, rate=2 * (given.rate or 0.0))
     longer = RequestLengths(given.lengths.prompt, 2 * given.lengths.answer)
-    if longer.whole <= base.model.context:
+    if longer.whole <= given.model.context:
         yield "answers twice as long", replace(given, lengths=longer)
-    quantised: list[tuple[str, Callable[[], WhatIfInput], bool]] = [
-        ("weights of 8 bits", lambda: with_bits(w=8.0), bits.w > 8),
-        ("weights and activations of 8 bits", lambda: with_bits(w=8.0, a=8.0), bits.w > 8 and bits.a > 8),
-        ("weights of 4 bits", lambda: with_bits(w=4.0), bits.w > 4),
-        ("KV cache of 8 bits", lambda: with_bits(kv=8.0), bits.kv > 8),
+    narrower: list[tuple[str, dict[str, float]]] = [
+        ("weights of 8 bits", {"w": 8.0}),
+        ("weights and activations of 8 bits", {"w": 8.0, "a": 8.0}),
+        ("weights of 4 bits", {"w": 4.0}),
+        ("KV cache of 8 bits", {"kv": 8.0}),
     ]
-    yield from ((name, change()) for name, change, applies in quantised if applies)
-    yield from ((f"on {other.name}", replace(given, base=replace(base, device=other))) for other in others)
+    for name, changed in narrower:
+        if all(getattr(bits, field) > wanted for field, wanted in changed.items()):
+            yield name, replace(given, precision=replace(bits, **changed))
+    yield from ((f"on {other.name}", replace(given, device=other)) for other in others)
 
 
-def what_if(given: WhatIfInput, others: Sequence[Accelerator]) -> list[WhatIfCase]:
+def what_if(given: PlanInput, others: Sequence[Accelerator]) -> list[WhatIfCase]:
     """All cases, the first as it is. Raises PlanError if that one does not fit."""
-    if given.rate <= 0:
-        raise PlanError(f"--rate {given.rate:g}: requests a second are above 0, such as --rate 4")
-    given.lengths.check(given.base.model)
+    if given.rate is None or given.rate <= 0:
+        raise PlanError(f"--rate {given.rate or 0:g}: requests a second are above 0, such as --rate 4")
+    given.lengths.check(given.model)
     return [_case(name, changed, must=number == 0) for number, (name, changed) in enumerate(changes(given, others))]
 
 
-def _case(name: str, given: WhatIfInput, *, must: bool) -> WhatIfCase:
+def _case(name: str, given: PlanInput, *, must: bool) -> WhatIfCase:
     try:
-        point, limit = knee_of(modelled(given.base, given.lengths, given.efficiency))
+        return WhatIfCase(name, given, *knee_of(modelled(given)))
     except PlanError as error:
         if must:
             raise
         return WhatIfCase(name, given, None, None, str(error))
-    return WhatIfCase(name, given, point, limit)
 
 
 def what_if_advice(cases: Sequence[WhatIfCase]) -> str:
@@ -268,7 +239,7 @@ def what_if_advice(cases: Sequence[WhatIfCase]) -> str:
     now, doubled = cases[0], cases[1]
     same = [each for each in cases[2:] if each.point and not each.name.startswith(("answers", "on "))]
     helps = max(same, key=lambda each: each.point.tokens_s if each.point else 0.0, default=None)
-    said = f"The load takes {now.gpus} {now.given.base.device.name}, twice the load {doubled.gpus}"
+    said = f"The load takes {now.gpus} {now.given.device.name}, twice the load {doubled.gpus}"
     if helps is not None and helps.point and now.point and helps.point.tokens_s > 1.05 * now.point.tokens_s:
         times = helps.point.tokens_s / now.point.tokens_s
         said += f". {helps.name.capitalize()} would help most: {times:.2f} x the tokens of a GPU"
@@ -303,19 +274,16 @@ class TimelineRow:
 def texts_of(rows: Iterable[TraceRow], model: ModelShape) -> list[ModelText]:
     """The requests of a trace, cut to the model's context, the prompt first. Raises PlanError if there are none, or too
     many."""
-    texts = []
-    for row in rows:
-        answer = min(row.answer, model.context - 1)
-        prompt = min(row.prompt, model.context - answer)
-        texts.append(ModelText(prompt, answer, answer, row.at, row.lane))
-        if len(texts) > MAX_REQUESTS:
-            raise PlanError(f"more than {MAX_REQUESTS:,} requests: cut the trace")
+    first_ones = islice(cut(rows, longest=model.context), MAX_REQUESTS + 1)
+    texts = [ModelText(row.prompt, row.answer, row.answer, row.at, row.lane) for row in first_ones]
+    if len(texts) > MAX_REQUESTS:
+        raise PlanError(f"more than {MAX_REQUESTS:,} requests: cut the trace")
     if not texts:
         raise PlanError("the trace has no request with an answer")
     return texts
 
 
-def simulated(replica: ReplicaModel, texts: Sequence[ModelText], limits: BatchLimits) -> ServedLoad:
+def simulated(replica: ReplicaModel, texts: Sequence[ModelText]) -> ServedLoad:
     """Serve the trace. Raises PlanError if the weights, or one of its requests, do not fit."""
     longest = max(text.prompt + text.output for text in texts)
     if longest + 1 > 0.95 * replica.kv_tokens:
@@ -323,7 +291,7 @@ def simulated(replica: ReplicaModel, texts: Sequence[ModelText], limits: BatchLi
             f"the longest request has {longest} tokens, and the cache of a replica holds {replica.kv_tokens}; "
             "more GPUs in a replica (--tp) or fewer bits would do"
         )
-    return serve(replica, texts, limits)
+    return serve(replica, texts)
 
 
 def timeline(texts: Sequence[ModelText], slo: LatencySlo, buckets: int = BUCKETS) -> list[TimelineRow]:
@@ -337,8 +305,7 @@ def timeline(texts: Sequence[ModelText], slo: LatencySlo, buckets: int = BUCKETS
 
 
 def _row(begin_s: float, texts: Sequence[ModelText], slo: LatencySlo) -> TimelineRow:
-    ttft = sorted((text.first_s or math.inf) - text.arrived_s for text in texts)
-    tpot = sorted(each for text in texts if (each := tpot_s(text)) is not None)
+    ttft, tpot = sorted(text.ttft_s for text in texts), tpots_s(texts)
     kept = attainment(texts, slo).both
     tokens = sum(text.generated for text in texts)
     return TimelineRow(begin_s, len(texts), tokens, kept, quantile(ttft, 0.9), quantile(tpot, 0.9) if tpot else 0.0)

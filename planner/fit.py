@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from operator import mul
 from random import Random
@@ -19,7 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 from planner.facts.catalogue import PlanError
-from planner.search import quantile, tpot_s
+from planner.search import quantile, tpots_s
 from planner.simulator.engine import EngineShape, ModelEngine, ModelText
 from planner.simulator.pool import PoolSimulation
 from planner.simulator.queues import PenstockQueue, PenstockWorker
@@ -39,14 +39,14 @@ def least_squares(
     of a time is a share of it, times the row's weight. Raises ValueError if the rows do not tell all coefficients."""
     if not rows:
         raise ValueError("nothing was measured")
-    size = len(rows[0])
-    normal = [[0.0] * (size + 1) for _ in range(size)]
-    for row, value, weight in zip(rows, values, weights or [1.0] * len(rows), strict=True):
-        scaled = [each / value for each in (*row, value)]
-        for i in range(size):
-            for j in range(size + 1):
-                normal[i][j] += weight * scaled[i] * scaled[j]
-    return _solved(normal)
+    scaled = [[each / value for each in (*row, value)] for row, value in zip(rows, values, strict=True)]
+    weighted = [
+        [weight * each for each in row] for row, weight in zip(scaled, weights or [1.0] * len(rows), strict=True)
+    ]
+    columns, size = list(zip(*scaled, strict=True)), len(rows[0])
+    return _solved(
+        [[sum(map(mul, one, other)) for other in columns] for one in list(zip(*weighted, strict=True))[:size]]
+    )
 
 
 def _solved(matrix: list[list[float]]) -> list[float]:
@@ -221,25 +221,12 @@ class ServedText(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ServedLimits:
-    """What one engine takes at once."""
-
-    slots: int
-    kv_tokens: int = 0
-    """0: only the slots limit it."""
-    step_tokens: int = 512
-    """Prompt tokens of one step."""
-    by_slot: bool = False
-    """Whether it is llama.cpp, which computes prompts in the order of their slots (`EngineShape`), and whose texts
-    begin while a step is under way."""
-
-
-@dataclass(frozen=True, slots=True)
 class EngineFit:
     """An engine as its requests showed it."""
 
     times: FittedTimes
-    limits: ServedLimits
+    limits: EngineShape
+    """What it takes at once, with costs that nothing has told. By slot, texts begin while a step is under way."""
     delay_s: float
     """From the begin of a text to its first token, beside its steps."""
     path_s: float
@@ -250,14 +237,11 @@ class EngineFit:
     @property
     def shape(self) -> EngineShape:
         """For the simulator."""
-        limits = self.limits
-        return EngineShape(
-            limits.kv_tokens or NO_LIMIT, limits.slots, limits.step_tokens, costs=self.times, by_slot=limits.by_slot
-        )
+        return replace(self.limits, costs=self.times)
 
     def ttft_s(self, text: ModelText) -> float:
         """What the client of a simulated text sees."""
-        return (math.inf if text.first_s is None else text.first_s) - text.arrived_s + self.delay_s + self.path_s
+        return text.ttft_s + self.delay_s + self.path_s
 
 
 COLUMNS = ("a", "b", "c", "d", "e", "f", "delay")
@@ -265,7 +249,7 @@ DOUBTFUL = tuple(map(COLUMNS.index, ("f", "b", "delay", "d", "c")))
 """What is left out first if the requests do not tell all, or not enough to call for it."""
 
 
-def fitted(served: Sequence[ServedText], limits: ServedLimits) -> EngineFit:
+def fitted(served: Sequence[ServedText], limits: EngineShape) -> EngineFit:
     """Fit an engine to what it has served. Raises PlanError if that is too little, or too much alike."""
     served = sorted(served, key=lambda each: each.last_s)[-MAX_FITTED:]
     neighbours = [each for texts in by_worker(served).values() for each in _neighbours(texts)]
@@ -376,11 +360,11 @@ def _neighbours(texts: Sequence[ServedText]) -> Iterator[_Neighbours]:
         yield _Neighbours(text, others, marks)
 
 
-def _equations(neighbours: Sequence[_Neighbours], limits: ServedLimits, lone_s: float | None) -> list[_Equation]:
+def _equations(neighbours: Sequence[_Neighbours], limits: EngineShape, lone_s: float | None) -> list[_Equation]:
     prefills = [each for each in neighbours if each.text.first_s > each.text.begun_s]
     alone = [each for each in prefills if each.is_alone_in_prefill]
     told = alone if len(alone) >= MIN_ALONE else prefills
-    decodes = [_of_decode(each, limits.step_tokens, lone_s) for each in neighbours if each.has_decode]
+    decodes = [_of_decode(each, limits.prefill_tokens, lone_s) for each in neighbours if each.has_decode]
     return [*(_of_prefill(each, limits) for each in told), *(each for each in decodes if each is not None)]
 
 
@@ -390,11 +374,11 @@ def _chunks(text: ServedText, step_tokens: int) -> tuple[float, float, float]:
     return whole + (rest > 0), float(text.prompt), float(whole * step_tokens**2 + rest**2)
 
 
-def _of_prefill(given: _Neighbours, limits: ServedLimits) -> _Equation:
+def _of_prefill(given: _Neighbours, limits: EngineShape) -> _Equation:
     text = given.text
     span_s, texts, held = text.first_s - text.begun_s, 0.0, 0.0
     decoding = [each for each in given.others if each.first_s <= text.begun_s < each.last_s]
-    room = max(1, limits.step_tokens - len(decoding)) if limits.by_slot else limits.step_tokens
+    room = max(1, limits.prefill_tokens - len(decoding)) if limits.by_slot else limits.prefill_tokens
     chunks, tokens, squares = _chunks(text, room)
     for other in given.others:
         share = _overlap_s(text.begun_s, text.first_s, other.first_s, other.last_s) / span_s
@@ -467,8 +451,8 @@ MIN_LOAD, MAX_LOADS = 20, 16
 """Requests of a load, and loads, into which records are divided."""
 MAX_ERROR = 0.15
 """Of any figure: what is farther off is not planned with."""
-FIGURES = {"tokens_s": "throughput", "ttft_p50_s": "TTFT p50", "ttft_p90_s": "TTFT p90", "tpot_p50_s": "TPOT p50"}
-"""Of a load, by field."""
+FIGURES = ("throughput", "TTFT p50", "TTFT p90", "TPOT p50")
+"""Of a load, as LoadFigures has them."""
 
 
 def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale: float = 1.0) -> list[ModelText]:
@@ -541,7 +525,7 @@ def loads_of(served: Sequence[ServedText]) -> list[list[ServedText]]:
 
 
 def compared(
-    loads: Sequence[Sequence[ServedText]], limits: ServedLimits, workers: int
+    loads: Sequence[Sequence[ServedText]], limits: EngineShape, workers: int
 ) -> tuple[EngineFit, list[ComparedLoad]]:
     """Fit the first, third, fifth... load, and predict all. Raises PlanError."""
     fit = fitted([text for load in loads[::2] for text in load], limits)
@@ -558,31 +542,25 @@ def compared(
 
 def errors_of(found: Sequence[ComparedLoad], of: Callable[[list[float]], float] = median) -> LoadFigures:
     """|predicted / measured - 1| over the loads that were held out: of each figure, the median or the most."""
-    return _held_out(found, lambda name: [getattr(each.predicted, name) for each in found if each.held_out], of)
+    return _errors_of_said(found, [astuple(each.predicted) for each in found if each.held_out], of)
 
 
 def constant_errors_of(found: Sequence[ComparedLoad]) -> LoadFigures:
     """Medians, for a predictor that knows nothing of load: it always says the median of the loads that were fitted. A
     simulator that is no better has not shown that it knows more."""
-
-    def constant(name: str) -> list[float]:
-        seen = [getattr(each.measured, name) for each in found if not each.held_out]
-        return [median(seen)] * sum(each.held_out for each in found)
-
-    return _held_out(found, constant, median)
+    fitted_ones = zip(*(astuple(each.measured) for each in found if not each.held_out), strict=True)
+    constant = tuple(map(median, fitted_ones))
+    return _errors_of_said(found, [constant for each in found if each.held_out], median)
 
 
-def _held_out(
-    found: Sequence[ComparedLoad], said: Callable[[str], list[float]], of: Callable[[list[float]], float]
+def _errors_of_said(
+    found: Sequence[ComparedLoad], said: Sequence[tuple[float, ...]], of: Callable[[list[float]], float]
 ) -> LoadFigures:
-    """`said`: what is predicted of a figure, for each load that was held out. One without a figure does not count."""
-
-    def error(name: str) -> float:
-        seen = [getattr(each.measured, name) for each in found if each.held_out]
-        errors = [abs(value / true - 1) for value, true in zip(said(name), seen, strict=True) if true > 0]
-        return of(errors) if errors else 0.0
-
-    return LoadFigures(*map(error, FIGURES))
+    """`said`: the figures that are predicted for each load that was held out. One without a figure does not count."""
+    seen = [astuple(each.measured) for each in found if each.held_out]
+    by_figure = zip(zip(*said, strict=True), zip(*seen, strict=True), strict=True)
+    errors = ([abs(value / true - 1) for value, true in zip(*each, strict=True) if true > 0] for each in by_figure)
+    return LoadFigures(*(of(each) if each else 0.0 for each in errors))
 
 
 def measured(load: Sequence[ServedText]) -> LoadFigures:
@@ -596,8 +574,8 @@ def measured(load: Sequence[ServedText]) -> LoadFigures:
 def figures(fit: EngineFit, texts: Sequence[ModelText]) -> LoadFigures:
     """What the simulator says of one."""
     seconds = max(text.ended_s or math.inf for text in texts) - min(text.arrived_s for text in texts)
-    tpots = sorted(each for text in texts if (each := tpot_s(text)) is not None)
-    return _figures(sum(text.generated for text in texts), seconds + fit.delay_s, sorted(map(fit.ttft_s, texts)), tpots)
+    tokens, ttfts = sum(text.generated for text in texts), sorted(map(fit.ttft_s, texts))
+    return _figures(tokens, seconds + fit.delay_s, ttfts, tpots_s(texts))
 
 
 def _figures(tokens: int, seconds: float, ttfts: Sequence[float], tpots: Sequence[float]) -> LoadFigures:
@@ -607,19 +585,20 @@ def _figures(tokens: int, seconds: float, ttfts: Sequence[float], tpots: Sequenc
 
 def fit_advice(found: Sequence[ComparedLoad]) -> str:
     """How far the prediction may be trusted."""
-    errors, constant = errors_of(found), constant_errors_of(found)
+    errors, constant = (
+        dict(zip(FIGURES, astuple(each), strict=True)) for each in (errors_of(found), constant_errors_of(found))
+    )
     held_out = sum(each.held_out for each in found)
+    *figures, last = (f"{100 * error:.0f} % in {what}" for what, error in errors.items())
     said = (
         f"Fitted to {len(found) - held_out} loads, the simulator predicts the {held_out} others to "
-        f"{100 * errors.tokens_s:.0f} % in throughput, {100 * errors.ttft_p50_s:.0f} % in TTFT p50, "
-        f"{100 * errors.ttft_p90_s:.0f} % in TTFT p90 and {100 * errors.tpot_p50_s:.0f} % in TPOT p50 (medians)"
+        f"{', '.join(figures)} and {last} (medians)"
     )
-    worst = max(getattr(errors, name) for name in FIGURES)
     said += (
         ": its step times may be planned with"
-        if worst <= MAX_ERROR
+        if max(errors.values()) <= MAX_ERROR
         else ": too far to plan with latencies; records of more, and of more different, loads would help"
     )
-    if beaten := [what for name, what in FIGURES.items() if getattr(constant, name) < getattr(errors, name)]:
+    if beaten := [what for what in FIGURES if constant[what] < errors[what]]:
         said += f". The median of the fitted loads, whatever the load, is nearer in {' and '.join(beaten)}"
     return said + "."

@@ -21,21 +21,18 @@ from typing import Any
 
 from penstock.text import fault_of
 from planner.facts.catalogue import PlanError, UnknownName, nearest
-from planner.load import RequestLengths
+from planner.load import LatencySlo, PlanInput, RequestLengths
 from planner.search import (
-    BatchLimits,
-    LatencySlo,
+    MAX_STEP_TOKENS,
     ParallelPlan,
     ReplicaModel,
-    SearchInput,
     SearchWatch,
     attainment,
-    enough,
+    fits,
     is_valid,
-    largest_batch,
     requests,
     serve,
-    tpot_s,
+    unfitting,
 )
 from planner.simulator.engine import ModelText
 from planner.simulator.trace import Malformed, Trace
@@ -98,28 +95,21 @@ def highest_rate(holds: Callable[[float], bool], start: float, precision: float 
     `holds` falls from true to false. A rate may hold forever only if nothing is asked of it: at most 2^12 * `start` is
     looked at.
     """
-    low = high = start
-    if holds(start):
-        for _ in range(MAX_HALVINGS):
-            low, high = high, 2 * high
-            if not holds(high):
-                break
-        else:
-            return high
+    before, rate, rises = start, start, holds(start)
+    for _ in range(MAX_HALVINGS):
+        before, rate = rate, 2 * rate if rises else rate / 2
+        if holds(rate) != rises:
+            break
     else:
-        for _ in range(MAX_HALVINGS):
-            low, high = low / 2, low
-            if holds(low):
-                break
-        else:
-            return 0.0
+        return rate if rises else 0.0
+    low, high = sorted((before, rate))
     while high / low - 1 > precision:
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
 
 
-def goodput(given: SearchInput, deployment: ServingSetup, *, jointly: bool = True) -> float:
+def goodput(given: PlanInput, deployment: ServingSetup, *, jointly: bool = True) -> float:
     """Requests a second that a deployment serves within the objectives: `jointly`, or each objective by itself, as
     DistServe's search accepts. Raises PlanError if the model does not fit."""
 
@@ -146,40 +136,50 @@ def holds_for_long(share: Callable[[int], float], wanted: float) -> bool:
     return True
 
 
-def full_rate(given: SearchInput, deployment: ServingSetup) -> float:
+def full_rate(given: PlanInput, deployment: ServingSetup) -> float:
     """Requests a second of full batches: what no rate of requests can exceed for long."""
-    lengths = given.lengths
-    decode = given.replica(deployment.decode)
-    batch = max(1, min(given.limits.batch, decode.kv_tokens // lengths.whole))
-    decode_s = lengths.answer * decode.step_s(batch, round(batch * lengths.mean), 0) / batch / deployment.decode.dp
-    prefill = given.replica(deployment.prefill or deployment.decode)
-    prefill_s = prefill.step_s(1, lengths.prompt, lengths.prompt) / prefill.plan.dp
+    prefill, decode = deployment.prefill or deployment.decode, deployment.decode
+    prefill_s = _prefill_s(ReplicaModel(given, prefill)) / prefill.dp
+    decode_s = _decode_s(ReplicaModel(given, decode)) / decode.dp
     return 1 / max(prefill_s, decode_s) if deployment.prefill else 1 / (prefill_s + decode_s)
 
 
-def served(given: SearchInput, deployment: ServingSetup, rate: float, count: int = 0) -> Sequence[ModelText]:
+def _prefill_s(replica: ReplicaModel) -> float:
+    """Of one prompt alone."""
+    prompt = replica.given.lengths.prompt
+    return replica.step_s(1, prompt, prompt)
+
+
+def _decode_s(replica: ReplicaModel) -> float:
+    """What the answer of one request takes of a replica that decodes full batches."""
+    lengths = replica.given.lengths
+    batch = max(1, min(replica.given.max_batch, replica.kv_tokens // lengths.whole))
+    return lengths.answer * replica.step_s(batch, round(batch * lengths.mean), 0) / batch
+
+
+def served(given: PlanInput, deployment: ServingSetup, rate: float, count: int = 0) -> Sequence[ModelText]:
     """Requests at a rate, with what became of them; 0: as many as fill the batches a few times."""
     texts = requests(given.lengths, count or first_count(given, deployment), rate)
     if deployment.prefill is None:
-        return serve(given.replica(deployment.decode), texts, given.limits).texts
+        return serve(ReplicaModel(given, deployment.decode), texts).texts
     return _apart(given, deployment.prefill, deployment.decode, texts)
 
 
-def first_count(given: SearchInput, deployment: ServingSetup) -> int:
+def first_count(given: PlanInput, deployment: ServingSetup) -> int:
     """Requests of the shortest run that a rate is judged by."""
-    decode = given.replica(deployment.decode)
-    return max(REQUESTS, FULL_BATCHES * decode.plan.dp * largest_batch(decode, given.lengths.whole, given.limits.batch))
+    batch = min(given.max_batch, ReplicaModel(given, deployment.decode).kv_tokens // given.lengths.whole)
+    return max(REQUESTS, FULL_BATCHES * deployment.decode.dp * batch)
 
 
 def _apart(
-    given: SearchInput, prefill: ParallelPlan, decode: ParallelPlan, texts: Sequence[ModelText]
+    given: PlanInput, prefill: ParallelPlan, decode: ParallelPlan, texts: Sequence[ModelText]
 ) -> Sequence[ModelText]:
     """The first token from a replica that prefills; the others from one that decodes, once it has the cache."""
     # One prompt after the other: a longer queue in a step would give all of them the latest one's first token.
-    one = BatchLimits(1, max(given.limits.step_tokens, given.lengths.longest_prompt))
     firsts = [ModelText(text.prompt, 1, 1, text.arrived_s) for text in texts]
-    serve(given.replica(prefill), firsts, one)
-    moved_s = transfer_s(given.replica(prefill), given.lengths.prompt)
+    one = ReplicaModel(replace(given, max_batch=1), prefill)
+    serve(one, firsts, max(MAX_STEP_TOKENS, given.lengths.longest_prompt))
+    moved_s = transfer_s(one, given.lengths.prompt)
     later = [
         ModelText(
             text.prompt + 1, text.output - 1, text.output - 1, (first.first_s or 0.0) + moved_s, is_prefilled=True
@@ -188,7 +188,7 @@ def _apart(
         if text.output > 1
     ]
     if later:
-        serve(given.replica(decode), later, given.limits)
+        serve(ReplicaModel(given, decode), later)
     for number, (text, first) in enumerate(zip(texts, firsts, strict=True)):
         text.begun_s, text.first_s, text.generated = first.begun_s, first.first_s, text.output
         text.ended_s = later[number].ended_s if later else first.ended_s
@@ -197,12 +197,10 @@ def _apart(
 
 def transfer_s(replica: ReplicaModel, prompt: int) -> float:
     """The cache of a prompt over the link of a GPU, each GPU sending its part: kv_token * L / BW."""
-    plan = replica.plan
-    token = replica.model.kv_token_bytes(replica.precision.kv, plan.heads_shared_by) / plan.pp
-    return token * prompt / replica.device.link_bytes_s
+    return replica.kv_token_bytes * prompt / replica.given.device.link_bytes_s
 
 
-def deployments(given: SearchInput) -> list[ServingSetup]:
+def deployments(given: PlanInput) -> list[ServingSetup]:
     """Together: all (dp, pp, tp) of the GPUs. Apart: a pair of (pp, tp) for each share of the GPUs that prefill.
 
     Attention-dp and experts follow `plan search`; here all replicas of a kind are equal.
@@ -217,7 +215,7 @@ def deployments(given: SearchInput) -> list[ServingSetup]:
     return found
 
 
-def _replicas(given: SearchInput, gpus: int) -> list[ParallelPlan]:
+def _replicas(given: PlanInput, gpus: int) -> list[ParallelPlan]:
     """Equal replicas on so many GPUs, which fit."""
     found = []
     for tp in (1, 2, 4, 8, 16):
@@ -225,24 +223,22 @@ def _replicas(given: SearchInput, gpus: int) -> list[ParallelPlan]:
             if gpus % (tp * pp):
                 continue
             plan = ParallelPlan(gpus // (tp * pp), pp, tp)
-            if is_valid(plan, given.model) and given.fits(plan):
+            if is_valid(plan, given.model) and fits(given, plan):
                 found.append(plan)
     return found
 
 
-def promising(given: SearchInput, found: Sequence[ServingSetup]) -> list[ServingSetup]:
+def promising(given: PlanInput, found: Sequence[ServingSetup]) -> list[ServingSetup]:
     """Those whose lone request keeps both objectives: with others it can only be slower."""
     return [each for each in found if attainment(served(given, each, 1e-3, 1), given.slo).both == 1.0]
 
 
-def best_goodput(given: SearchInput, watch: SearchWatch | None = None) -> list[GoodputRow]:
+def best_goodput(given: PlanInput, watch: SearchWatch | None = None) -> list[GoodputRow]:
     """Deployments by goodput; after Ctrl-C, of those tried. Raises PlanError if none keeps the objectives."""
     given.lengths.check(given.model)
     found = deployments(given)
     if not found:
-        raise PlanError(
-            f"{given.model.name} does not fit on {given.gpus} x {given.device.name}; {enough(given)} would fit"
-        )
+        raise unfitting(given, f"{given.model.name} does not fit")
     able = promising(given, found)
     if not able:
         raise PlanError(_unkept(given, [served(given, each, 1e-3, 1)[0] for each in found]))
@@ -262,26 +258,24 @@ def best_goodput(given: SearchInput, watch: SearchWatch | None = None) -> list[G
     return [GoodputRow(each, rate, apart if number == 0 else None) for number, (each, rate) in enumerate(rows)]
 
 
-def _unkept(given: SearchInput, lone: Sequence[ModelText]) -> str:
+def _unkept(given: PlanInput, lone: Sequence[ModelText]) -> str:
     """Which objective lone requests of several deployments miss, with the least that any takes."""
-    first, token = min(text.first_s or math.inf for text in lone), min(tpot_s(text) or 0.0 for text in lone)
+    first, token = 1e3 * min(text.ttft_s for text in lone), 1e3 * min(text.tpot_s for text in lone)
+    ttft, tpot = 1e3 * given.slo.ttft_s, 1e3 * given.slo.tpot_s
     missed = []
-    if first > given.slo.ttft_s:
-        missed.append(
-            f"{1e3 * given.slo.ttft_s:g} ms to its first token (--ttft-ms): the quickest comes after "
-            f"{1e3 * first:.0f} ms"
-        )
-    if token > given.slo.tpot_s:
-        missed.append(f"{1e3 * given.slo.tpot_s:g} ms a token (--tpot-ms): a token takes at least {1e3 * token:.0f} ms")
+    if first > ttft:
+        missed.append(f"{ttft:g} ms to its first token (--ttft-ms): the quickest comes after {first:.0f} ms")
+    if token > tpot:
+        missed.append(f"{tpot:g} ms a token (--tpot-ms): a token takes at least {token:.0f} ms")
     if not missed:  # one deployment keeps the one, another the other
         missed.append(
-            f"both {1e3 * given.slo.ttft_s:g} ms to its first token and {1e3 * given.slo.tpot_s:g} ms a token in one "
-            f"deployment: the least are {1e3 * first:.0f} ms and {1e3 * token:.0f} ms in different ones"
+            f"both {ttft:g} ms to its first token and {tpot:g} ms a token in one deployment: the least are "
+            f"{first:.0f} ms and {token:.0f} ms in different ones"
         )
     return f"on {given.gpus} x {given.device.name} not even a lone request keeps {'; nor '.join(missed)}"
 
 
-def _likeliest(given: SearchInput, found: Sequence[ServingSetup]) -> list[ServingSetup]:
+def _likeliest(given: PlanInput, found: Sequence[ServingSetup]) -> list[ServingSetup]:
     """The deployments of both kinds whose full batches serve most: no objectives raise that."""
     together = [each for each in found if each.prefill is None]
     apart = [each for each in found if each.prefill is not None]
@@ -289,23 +283,19 @@ def _likeliest(given: SearchInput, found: Sequence[ServingSetup]) -> list[Servin
     return [*ranked[0], *ranked[1]]
 
 
-def prefill_share(given: SearchInput, prefill: ReplicaModel, decode: ReplicaModel) -> float:
+def prefill_share(prefill: ReplicaModel, decode: ReplicaModel) -> float:
     """Replicas that prefill for each that decodes: N_p / N_d = (L_in / thr_p) / (L_out / thr_d)."""
-    lengths = given.lengths
-    prefill_s = prefill.step_s(1, lengths.prompt, lengths.prompt)
-    batch = min(given.limits.batch, max(1, decode.kv_tokens // lengths.whole))
-    token_s = decode.step_s(batch, round(batch * lengths.mean), 0) / batch
-    return prefill_s / (lengths.answer * token_s)
+    return _prefill_s(prefill) / _decode_s(decode)
 
 
-def work_note(given: SearchInput, top: ServingSetup) -> str:
+def work_note(given: PlanInput, top: ServingSetup) -> str:
     """How many replicas prefill and decode would take, by their work."""
-    decode = given.replica(replace(top.decode, dp=1))
-    share = prefill_share(given, given.replica(replace(top.prefill or top.decode, dp=1)), decode)
+    prefill, decode = (ReplicaModel(given, replace(plan, dp=1)) for plan in (top.prefill or top.decode, top.decode))
+    share = prefill_share(prefill, decode)
     return f"By their work, prefill takes {share:.2f} replicas for each that decodes full batches."
 
 
-def goodput_advice(given: SearchInput, rows: Sequence[GoodputRow]) -> str:
+def goodput_advice(given: PlanInput, rows: Sequence[GoodputRow]) -> str:
     """Which deployment to take, and whether prefill should be apart."""
     top = rows[0]
     said = (

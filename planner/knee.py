@@ -15,9 +15,9 @@ from random import Random
 from statistics import fmean, median
 from typing import TypeVar
 
-from planner.load import RequestLengths
+from planner.load import PlanInput
 from planner.memory import memory_plan
-from planner.roofline import RooflineInput, decode, prefill
+from planner.roofline import decode, prefill
 
 GAIN = 0.10
 """Least gain of doubling the batch that is worth it."""
@@ -175,24 +175,21 @@ def batches(most: int) -> Iterator[int]:
         yield most
 
 
-def modelled(given: RooflineInput, lengths: RequestLengths, efficiency: float) -> list[FrontierPoint]:
+def modelled(given: PlanInput) -> list[FrontierPoint]:
     """The frontier that the roofline predicts, on `tp` devices, up to the batch that memory holds.
 
     A batch of B steady requests has a decode step for every B tokens, and a prefill of one prompt for every answer.
 
-    Args:
-        efficiency: share of the roofline that the engine reaches.
-
     Raises PlanError if not one request fits.
     """
-    most = memory_plan(given.model, given.device, lengths, given.precision, tp=given.tp).max_batch
-    return [_point(given, lengths, efficiency, batch) for batch in batches(most)]
+    return [_point(given, batch) for batch in batches(memory_plan(given).max_batch)]
 
 
-def _point(given: RooflineInput, lengths: RequestLengths, efficiency: float, batch: int) -> FrontierPoint:
+def _point(given: PlanInput, batch: int) -> FrontierPoint:
+    lengths = given.lengths
     step, first = decode(given, batch, lengths.mean), prefill(given, 1, lengths.prompt)
     # While a request runs, each of the others of its batch begins once: their prefills hold it up.
-    latency = (batch * first.seconds + lengths.answer * step.seconds) / efficiency
+    latency = (batch * first.seconds + lengths.answer * step.seconds) / given.efficiency
     requests = batch / latency
     power = given.tp * given.device.watts
     joules = power / (requests * lengths.answer) if power else None

@@ -1,11 +1,11 @@
-"""Load of a plan: lengths of prompts and answers, and the precision and cache reads that they are computed with."""
+"""Input of a plan: a model on a device, the lengths of prompts and answers, and the precision and cache reads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
 
-from planner.facts.catalogue import PlanError
+from planner.facts.catalogue import Accelerator, PlanError
 from planner.facts.model import ModelShape
 
 MIN_BITS, MAX_BITS = 1.0, 32.0
@@ -120,6 +120,60 @@ class KvReads:
         return dense * (1 - self.streaming) + min(context, self.window) * self.streaming
 
 
+@dataclass(frozen=True, slots=True)
+class LatencySlo:
+    """What a request must keep: seconds to its first token, and seconds for each token after it. DistServe's, unless
+    others are given."""
+
+    ttft_s: float = 0.200
+    tpot_s: float = 0.100
+    share: float = 0.90
+    """Of the requests that must keep both."""
+
+    @property
+    def words(self) -> str:
+        """Both objectives, as advice names them."""
+        return f"{1e3 * self.ttft_s:g} ms to the first token and {1e3 * self.tpot_s:g} ms for each further one"
+
+
 DENSE = KvReads()
 HALF = Precision()
 """16 bits for all."""
+MAX_GPUS = 1024
+"""A search over them takes about ten seconds."""
+MAX_BATCH = 256
+"""Requests in one replica, unless a plan says otherwise (TensorRT-LLM's usual engines)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """What a plan is of: a model on a kind of device, and the load. Each plan reads the fields that it needs."""
+
+    model: ModelShape
+    device: Accelerator
+    lengths: RequestLengths = RequestLengths()
+    precision: Precision = HALF
+    tp: int = 1
+    """Devices that share every layer."""
+    reads: KvReads = DENSE
+    efficiency: float = 1.0
+    """Share of the roofline that the engine reaches; a roofline itself is drawn without it."""
+    rate: float | None = None
+    """Requests a second, of all GPUs; None: only alone and with a backlog."""
+    gpus: int = 1
+    slo: LatencySlo = LatencySlo()
+    max_batch: int = MAX_BATCH
+    """Most requests in one replica."""
+
+    def __post_init__(self) -> None:
+        if self.tp < 1 or self.model.heads % self.tp:
+            fitting = [each for each in (1, 2, 4, 8, 16, 32) if self.model.heads % each == 0]
+            raise PlanError(
+                f"--tp {self.tp}: it must divide the {self.model.heads} heads of {self.model.name}; {fitting} would"
+            )
+        if not 0 < self.efficiency <= 1:
+            raise PlanError(f"--efficiency {self.efficiency:g}: a share of the roofline is more than 0 and at most 1")
+        if not 1 <= self.gpus <= MAX_GPUS:
+            raise PlanError(f"--gpus {self.gpus}: 1 to {MAX_GPUS:,} GPUs can be planned with")
+        if self.max_batch < 1:
+            raise PlanError(f"--max-batch {self.max_batch}: a replica runs at least 1 request")

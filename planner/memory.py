@@ -12,11 +12,15 @@ import math
 from dataclasses import dataclass
 
 from planner.facts.catalogue import Accelerator, PlanError, devices
-from planner.facts.model import ModelShape
-from planner.load import Precision, RequestLengths
-from planner.roofline import RooflineInput, decode, send_s, streamed_layer_s
-from scheduler.policy.snapshot import USABLE
+from planner.load import PlanInput
+from planner.roofline import decode, send_s, streamed_layer_s
 
+USABLE = 0.9
+"""Share of a GPU's memory that replicas may use; the rest is for the driver and for fragmentation."""
+SLACK_BYTES = 1 << 30
+"""Memory that each replica needs besides weights and KV cache."""
+MAX_REPLICAS = 3
+"""More replicas gained nothing in the paper."""
 PAPER_CAP = 512
 """The largest batch of SLM-Pareto's Table 1."""
 BLOCK_TOKENS = 32
@@ -53,22 +57,14 @@ class MemoryPlan:
         return min(PAPER_CAP, 1 << self.max_batch.bit_length() - 1) if self.max_batch else 0
 
 
-def memory_plan(
-    model: ModelShape,
-    device: Accelerator,
-    lengths: RequestLengths,
-    precision: Precision,
-    *,
-    tp: int = 1,
-    activation_bytes: float = 0.0,
-    block: int = BLOCK_TOKENS,
-) -> MemoryPlan:
+def memory_plan(given: PlanInput, activation_bytes: float = 0.0, block: int = BLOCK_TOKENS) -> MemoryPlan:
     """The plan of one device of `tp`. Raises PlanError if not one request fits."""
+    model, lengths, tp = given.model, given.lengths, given.tp
     lengths.check(model)
-    usable = USABLE * device.memory_bytes
-    weights = model.weight_bytes(precision.w) / tp
+    usable = USABLE * given.device.memory_bytes
+    weights = model.weight_bytes(given.precision.w) / tp
     room = usable - weights - activation_bytes
-    token = model.kv_token_bytes(precision.kv, tp, lengths.mean)
+    token = model.kv_token_bytes(given.precision.kv, tp, lengths.mean)
     request = token * _blocks(lengths.mean, block)
     plan = MemoryPlan(
         usable_bytes=usable,
@@ -81,60 +77,43 @@ def memory_plan(
         max_batch_worst=max(0, int(room / (token * _blocks(lengths.whole, block)))),
     )
     if plan.max_batch < 1:
-        hint = what_fits(model, device, lengths, precision, tp, activation_bytes=activation_bytes, block=block)
         raise PlanError(
-            f"{model.name} does not fit on {_count(tp, device)}: weights and one request take "
+            f"{model.name} does not fit on {_devices(given)}: weights and one request take "
             f"{(weights + activation_bytes + request) / 1e9:.1f} GB of {usable / 1e9:.1f} usable"
-            f"{'' if tp == 1 else ' on each'}; {hint} would fit"
+            f"{'' if tp == 1 else ' on each'}; {_what_fits(given, activation_bytes, block)} would fit"
         )
     return plan
 
 
-def what_fits(
-    model: ModelShape,
-    device: Accelerator,
-    lengths: RequestLengths,
-    precision: Precision,
-    tp: int,
-    *,
-    activation_bytes: float = 0.0,
-    block: int = BLOCK_TOKENS,
-) -> str:
+def _what_fits(given: PlanInput, activation_bytes: float, block: int) -> str:
     """The smallest changes that make it fit, as flags: more of these devices, fewer bits, another device."""
+    model, bits, tokens = given.model, given.precision, _blocks(given.lengths.mean, block)
 
-    def fits(device: Accelerator, precision: Precision, tp: int) -> bool:
-        request = model.kv_token_bytes(precision.kv, tp, lengths.mean) * _blocks(lengths.mean, block)
-        return model.weight_bytes(precision.w) / tp + activation_bytes + request <= USABLE * device.memory_bytes
+    def fits(device: Accelerator = given.device, w_bits: float = bits.w, tp: int = given.tp) -> bool:
+        request = model.kv_token_bytes(bits.kv, tp, given.lengths.mean) * tokens
+        return model.weight_bytes(w_bits) / tp + activation_bytes + request <= USABLE * device.memory_bytes
 
-    found = []
-    degrees = [each for each in divisors(model.heads) if tp < each <= MAX_TP]
-    if (more := next((n for n in degrees if fits(device, precision, n)), 0)) > 0:
-        found.append(f"--tp {more}")
-    for bits in (NARROW_BITS, 4.0):
-        if bits < precision.w and fits(device, Precision(bits, precision.a, precision.kv), tp):
-            found.append(f"--w-bits {bits:g}")
-            break
-    larger = [each for each in devices().values() if fits(each, precision, tp)]
-    if larger:
-        found.append(f"--gpu {min(larger, key=lambda each: each.memory_bytes).name}")
+    degrees = [each for each in divisors(model.heads) if given.tp < each <= MAX_TP and fits(tp=each)]
+    widths = [each for each in (NARROW_BITS, 4.0) if each < bits.w and fits(w_bits=each)]
+    larger = sorted(filter(fits, devices().values()), key=lambda each: each.memory_bytes)
+    found = [f"--tp {each}" for each in degrees[:1]] + [f"--w-bits {each:g}" for each in widths[:1]]
+    found += [f"--gpu {each.name}" for each in larger[:1]]
     rest = (
         "fewer --activation-gb or a smaller --block" if activation_bytes or block > BLOCK_TOKENS else "a smaller model"
     )
     return " or ".join(found) or rest
 
 
-def memory_advice(
-    model: ModelShape, device: Accelerator, lengths: RequestLengths, precision: Precision, plan: MemoryPlan, tp: int
-) -> str:
+def memory_advice(given: PlanInput, plan: MemoryPlan) -> str:
     """How many requests fit, what limits them, and what would make room."""
+    lengths, bits = given.lengths, given.precision
     said = (
-        f"{model.name} on {_count(tp, device)} runs {plan.max_batch:,} requests of {lengths.prompt} + {lengths.answer} "
-        f"tokens at once. With GUARANTEED_NO_EVICT it runs {plan.max_batch_worst:,}, because each then keeps room for "
-        "its longest answer"
+        f"{given.model.name} on {_devices(given)} runs {plan.max_batch:,} requests of {lengths.prompt} + "
+        f"{lengths.answer} tokens at once. With GUARANTEED_NO_EVICT it runs {plan.max_batch_worst:,}, because each "
+        "then keeps room for its longest answer"
     )
-    if precision.kv > NARROW_BITS:
-        more = int(plan.kv_bytes / plan.request_bytes * precision.kv / NARROW_BITS)
-        said += f". A KV cache of 8 bits would hold {more:,}"
+    if bits.kv > NARROW_BITS:
+        said += f". A KV cache of 8 bits would hold {int(plan.kv_bytes / plan.request_bytes * bits.kv / NARROW_BITS):,}"
     if plan.weight_bytes > plan.kv_bytes:
         said += f". Weights take {100 * plan.weight_bytes / plan.usable_bytes:.0f} % of the memory"
     return said + "."
@@ -149,8 +128,34 @@ def _blocks(tokens: float, block: int) -> int:
     return math.ceil(tokens / block) * block
 
 
-def _count(tp: int, device: Accelerator) -> str:
-    return device.name if tp == 1 else f"{tp} x {device.name}"
+def _devices(given: PlanInput) -> str:
+    return given.device.name if given.tp == 1 else f"{given.tp} x {given.device.name}"
+
+
+# The numbers are absolute, because a share of the free memory would give most to the replica that starts first. The
+# formulas follow the paper SLM-Pareto. TensorRT-LLM takes a budget as `KvCacheConfig.max_tokens` or
+# `max_gpu_total_bytes`.
+
+
+def copy_bytes(given: PlanInput) -> tuple[int, int]:
+    """The weights of a replica on one device, and a token of its cache."""
+    return round(given.model.weight_bytes(given.precision.w)), round(given.model.kv_token_bytes(given.precision.kv))
+
+
+def replicas_for(given: PlanInput, knee: int) -> int:
+    """How many replicas fit, each with `knee` concurrent requests, beyond which throughput hardly grows; 0: none fits.
+
+    min(3, floor(0.9 M / (W + knee * kv_token * (L + G/2) + 1 GiB)))
+    """
+    weights, token = copy_bytes(given)
+    each = weights + knee * token * given.lengths.mean + SLACK_BYTES
+    return min(MAX_REPLICAS, int(USABLE * int(given.device.memory_bytes) / each))
+
+
+def kv_tokens_of(given: PlanInput, replicas: int) -> int:
+    """Tokens in the KV cache of each of so many replicas that fit (`replicas_for`): (0.9 M / R - W) / kv_token."""
+    weights, token = copy_bytes(given)
+    return (int(USABLE * int(given.device.memory_bytes) / replicas) - weights) // token
 
 
 # No serving engine that Penstock knows runs attention on devices with cheap memory (Lamina), or streams weights from a
@@ -177,22 +182,20 @@ class OffloadedDecode:
         return self.batch / self.seconds
 
 
-def attention_offloaded(
-    given: RooflineInput, memory: Accelerator, count: int, lengths: RequestLengths, link_bytes_s: float
-) -> OffloadedDecode:
+def attention_offloaded(given: PlanInput, memory: Accelerator, count: int, link_bytes_s: float) -> OffloadedDecode:
     """A step with all caches on `count` memory devices: B ctx kv_token bytes at their bandwidth, the rest on the
     compute device, and 2 B h bytes a layer over the link."""
-    model, bits = given.model, given.precision
+    model, bits, context = given.model, given.precision, given.lengths.mean
     token = model.kv_token_bytes(bits.kv)
-    batch = int(USABLE * memory.memory_bytes * count / (token * lengths.mean))
-    parts = decode(given, max(1, batch), lengths.mean).parts
+    batch = int(USABLE * memory.memory_bytes * count / (token * context))
+    parts = decode(given, max(1, batch), context).parts
     compute = sum(part.seconds for part in parts if part.name != "attention")
-    attention = batch * given.reads.tokens(lengths.mean) * token / (memory.bytes_s * count)
+    attention = batch * given.reads.tokens(context) * token / (memory.bytes_s * count)
     size = 2 * batch * model.hidden * bits.a / 8
     return OffloadedDecode(batch, compute, attention, model.layers * send_s(size, link_bytes_s, given.device.hop_s))
 
 
-def streamed_step_s(given: RooflineInput, batch: int, context: float, disk_bytes_s: float) -> float:
+def streamed_step_s(given: PlanInput, batch: int, context: float, disk_bytes_s: float) -> float:
     """A decode step of a model whose layers come from a disk, each while the one before it is computed."""
     layers = given.model.layers
     compute = decode(given, batch, context).seconds / layers

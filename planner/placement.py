@@ -7,49 +7,22 @@ slicing), as SLM-Pareto's replicas do; at most three copies of a model share a G
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import product
 from random import Random
 
-from planner.facts.catalogue import Accelerator, PlanError
-from planner.facts.model import ModelShape
-from planner.load import Precision, RequestLengths
-from planner.search import MAX_BATCH, MAX_STEP_TOKENS, LatencySlo, ParallelPlan, ReplicaModel, StepMeter, attainment
-from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
+from planner.facts.catalogue import PlanError
+from planner.load import MAX_BATCH, PlanInput
+from planner.memory import MAX_REPLICAS, SLACK_BYTES, USABLE, copy_bytes
+from planner.search import MAX_STEP_TOKENS, ParallelPlan, ReplicaModel, StepMeter, attainment
+from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelStep, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
-from scheduler.policy.snapshot import MAX_REPLICAS, SLACK_BYTES, USABLE, Footprint, replicas_for
 
 REQUESTS = 400
 """Of all models together, in one simulation."""
 MIN_GAIN = 0.002
 """Of the share of requests that keep their objectives, for one more copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLoad:
-    """One model and what is asked of it."""
-
-    model: ModelShape
-    rate: float
-    """Requests a second."""
-    lengths: RequestLengths
-    precision: Precision
-
-    @property
-    def footprint(self) -> Footprint:
-        return Footprint(
-            round(self.model.weight_bytes(self.precision.w)),
-            round(self.model.kv_token_bytes(self.precision.kv)),
-            prompt=self.lengths.prompt,
-            answer=self.lengths.answer,
-        )
-
-    @property
-    def least_bytes(self) -> float:
-        """Of a copy: weights, workspace and one whole request in 0.95 of the cache."""
-        return self.footprint.weights + SLACK_BYTES + self.footprint.kv_token * (self.lengths.whole + 1) / 0.95
 
 
 Placed = tuple[tuple[int, ...], ...]
@@ -67,14 +40,6 @@ class Placement:
     """The share after each copy that was added."""
 
 
-@dataclass(slots=True)
-class SharedGpu:
-    """One GPU, whose copies take turns."""
-
-    stepping: int = 0
-    """Copies that compute a step now."""
-
-
 class ModelQueues(SortedQueue):
     """A queue for each model; a worker takes from that of its own."""
 
@@ -89,21 +54,10 @@ class ModelQueues(SortedQueue):
         self.by_model[text.model].put(text, now_s)
 
 
-@dataclass(slots=True)
-class SharedStep:
-    """Step time on a shared GPU: as many times longer as copies compute at once."""
-
-    meter: StepMeter
-    gpu: SharedGpu
-
-    def step_s(self, texts: int, held: int, prefilled: int, squares: int | None = None) -> float:
-        return self.meter.step_s(texts, held, prefilled) * max(1, self.gpu.stepping)
-
-
 class PlacedWorker(ModelWorker):
     """A copy of a model on a GPU. It takes a text only when its batch is not fuller than those of its siblings."""
 
-    def __init__(self, engine: ModelEngine, model: str, gpu: SharedGpu) -> None:
+    def __init__(self, engine: ModelEngine, model: str, gpu: int) -> None:
         super().__init__(engine, Greedy())
         self.model, self.gpu = model, gpu
         self.siblings: Sequence[PlacedWorker] = ()
@@ -123,57 +77,51 @@ class PlacedWorker(ModelWorker):
         return len(self.engine.running) + len(self.engine.waiting)
 
 
-def place(loads: Sequence[ModelLoad], device: Accelerator, gpus: int, slo: LatencySlo, efficiency: float) -> Placement:
-    """Choose the copies. Raises PlanError if a model fits on no GPU."""
-    if gpus < 1:
-        raise PlanError(f"{gpus} GPUs: give --gpus from 1")
+def place(loads: Sequence[PlanInput], gpus: int) -> Placement:
+    """Choose the copies on so many of the loads' device. Raises PlanError if a model fits on no GPU."""
     for load in loads:
         load.lengths.check(load.model)
-        if load.least_bytes > USABLE * device.memory_bytes:
+        usable = USABLE * load.device.memory_bytes
+        if least_bytes(load) > usable:
             raise PlanError(
-                f"{load.model.name} does not fit on one {device.name}: it takes {load.least_bytes / 1e9:.1f} GB of "
-                f"{USABLE * device.memory_bytes / 1e9:.1f} usable; fewer --w-bits or another --gpu would do"
+                f"{load.model.name} does not fit on one {load.device.name}: it takes {least_bytes(load) / 1e9:.1f} GB "
+                f"of {usable / 1e9:.1f} usable; fewer --w-bits or another --gpu would do"
             )
     texts = _texts(loads)
     now = Placement(((0,) * len(loads),) * gpus, 0.0)
-    while (better := _best_step(now, loads, device, slo, efficiency, texts)) is not None:
+    while (better := _best_step(now, loads, texts)) is not None:
         now = better
     return now
 
 
-def _best_step(
-    now: Placement, loads: Sequence[ModelLoad], device: Accelerator, slo: LatencySlo, efficiency: float,
-    texts: Sequence[ModelText],
-) -> Placement | None:  # fmt: skip
+def least_bytes(load: PlanInput) -> float:
+    """Of a copy: weights, workspace and one whole request in 0.95 of the cache."""
+    weights, token = copy_bytes(load)
+    return weights + SLACK_BYTES + token * (load.lengths.whole + 1) / 0.95
+
+
+def _best_step(now: Placement, loads: Sequence[PlanInput], texts: Sequence[ModelText]) -> Placement | None:
     """The copy that gains most; None if none gains enough. Every model gets its first copy, whatever it gains."""
     tried: dict[Placed, Placement] = {}
     missing = [model for model in range(len(loads)) if not any(gpu[model] for gpu in now.copies)]
-    for gpu, model in ((gpu, model) for gpu in range(len(now.copies)) for model in missing or range(len(loads))):
+    for gpu, model in product(range(len(now.copies)), missing or range(len(loads))):
         copies = _with(now.copies, gpu, model)
-        if not _fits(copies[gpu], loads, device) or _sorted(copies) in tried:
-            continue
-        kept = kept_share(copies, loads, device, slo, efficiency, texts)
-        tried[_sorted(copies)] = Placement(copies, kept, (*now.steps, kept))
-    if not tried:
-        return None
-    found = max(tried.values(), key=lambda each: each.kept)
-    return found if missing or found.kept - now.kept >= MIN_GAIN else None
+        alike = tuple(sorted(copies))  # equal GPUs in any order are one placement
+        if alike not in tried and _fits(copies[gpu], loads):
+            kept = kept_share(copies, loads, texts)
+            tried[alike] = Placement(copies, kept, (*now.steps, kept))
+    found = max(tried.values(), key=lambda each: each.kept, default=None)
+    return found if found and (missing or found.kept - now.kept >= MIN_GAIN) else None
 
 
-def kept_share(
-    copies: Placed,
-    loads: Sequence[ModelLoad],
-    device: Accelerator,
-    slo: LatencySlo,
-    efficiency: float,
-    texts: Sequence[ModelText],
-) -> float:
+def kept_share(copies: Placed, loads: Sequence[PlanInput], texts: Sequence[ModelText]) -> float:
     """The share of the texts that keep both objectives; those of a model without a copy do not."""
-    workers = []
-    for placed in copies:
-        gpu, replicas = SharedGpu(), sum(placed)
-        for load, count in zip(loads, placed, strict=True):
-            workers += [_worker(load, device, gpu, replicas, efficiency) for _ in range(count)]
+    workers = [
+        _worker(load, gpu, sum(placed))
+        for gpu, placed in enumerate(copies)
+        for load, count in zip(loads, placed, strict=True)
+        for _ in range(count)
+    ]
     for worker in workers:
         worker.siblings = [each for each in workers if each.model == worker.model]
     there = {worker.model for worker in workers}
@@ -181,39 +129,36 @@ def kept_share(
     served = [text for text in fresh if text.model in there]
     if served:
         SharedSimulation(ModelQueues(there), workers).run(served)
-    return attainment(fresh, slo).both
+    return attainment(fresh, loads[0].slo).both
 
 
 class SharedSimulation(Simulation):
-    """A simulation whose workers share GPUs."""
+    """A simulation whose workers share GPUs: a step takes as many times longer as copies on its GPU compute at once."""
 
-    def _begin_step(self, number: int, worker: ModelWorker) -> bool:
-        assert isinstance(worker, PlacedWorker)
-        worker.gpu.stepping += 1
-        begun = super()._begin_step(number, worker)
-        worker.gpu.stepping -= not begun
-        return begun
-
-    def _end_step(self, worker: ModelWorker, step: object) -> None:
-        assert isinstance(worker, PlacedWorker)
-        worker.gpu.stepping -= 1
-        super()._end_step(worker, step)  # type: ignore[arg-type]
+    def _duration_s(self, worker: ModelWorker, step: ModelStep) -> float:
+        stepping = [self._workers[number] for _, number, _ in self._steps]
+        return step.duration_s * sum(1 for each in (worker, *stepping) if _gpu(each) == _gpu(worker))
 
 
-def _worker(load: ModelLoad, device: Accelerator, gpu: SharedGpu, replicas: int, efficiency: float) -> PlacedWorker:
+def _gpu(worker: ModelWorker) -> int:
+    assert isinstance(worker, PlacedWorker)
+    return worker.gpu
+
+
+def _worker(load: PlanInput, gpu: int, replicas: int) -> PlacedWorker:
     """A copy with its share of the GPU's memory in absolute numbers."""
-    room = USABLE * device.memory_bytes / replicas - load.footprint.weights - SLACK_BYTES
-    replica = ReplicaModel(load.model, device, ParallelPlan(), load.precision, load.lengths.prompt, efficiency)
-    costs = SharedStep(StepMeter(replica), gpu)
-    shape = EngineShape(int(room / load.footprint.kv_token), MAX_BATCH, MAX_STEP_TOKENS, costs=costs)
+    weights, token = copy_bytes(load)
+    room = USABLE * load.device.memory_bytes / replicas - weights - SLACK_BYTES
+    costs = StepMeter(ReplicaModel(load, ParallelPlan()))
+    shape = EngineShape(int(room / token), MAX_BATCH, MAX_STEP_TOKENS, costs=costs)
     return PlacedWorker(ModelEngine(shape), load.model.name, gpu)
 
 
-def _fits(placed: Sequence[int], loads: Sequence[ModelLoad], device: Accelerator) -> bool:
+def _fits(placed: Sequence[int], loads: Sequence[PlanInput]) -> bool:
     """Whether each copy fits into its equal share of the GPU's memory."""
-    share = USABLE * device.memory_bytes / sum(placed)
+    share = USABLE * loads[0].device.memory_bytes / sum(placed)
     return all(
-        count <= MAX_REPLICAS and (not count or load.least_bytes <= share)
+        count <= MAX_REPLICAS and (not count or least_bytes(load) <= share)
         for count, load in zip(placed, loads, strict=True)
     )
 
@@ -223,35 +168,20 @@ def _with(copies: Placed, gpu: int, model: int) -> Placed:
     return (*copies[:gpu], changed, *copies[gpu + 1 :])
 
 
-def _sorted(copies: Placed) -> Placed:
-    """Equal GPUs in any order are one placement."""
-    return tuple(sorted(copies))
-
-
-def _texts(loads: Sequence[ModelLoad]) -> list[ModelText]:
+def _texts(loads: Sequence[PlanInput]) -> list[ModelText]:
     """Requests to all models for as long as the busiest takes to get its share of them."""
-    whole = sum(load.rate for load in loads)
-    return list(chain.from_iterable(_arrivals(load, REQUESTS / whole, number) for number, load in enumerate(loads)))
+    seconds, texts = REQUESTS / sum(load.rate or 0.0 for load in loads), list[ModelText]()
+    for number, load in enumerate(loads):
+        random, at, lengths = Random(number), 0.0, load.lengths  # noqa: S311 - a simulation
+        before = len(texts)
+        while (at := at + random.expovariate(load.rate or 0.0)) < seconds or len(texts) == before:
+            texts.append(ModelText(lengths.prompt, lengths.answer, lengths.answer, at, model=load.model.name))
+    return texts
 
 
-def _arrivals(load: ModelLoad, seconds: float, seed: int) -> list[ModelText]:
-    random, at = Random(seed), 0.0  # noqa: S311 - a simulation
-    found: list[ModelText] = []
-    while (at := at + random.expovariate(load.rate)) < seconds or not found:
-        found.append(
-            ModelText(load.lengths.prompt, load.lengths.answer, load.lengths.answer, at, model=load.model.name)
-        )
-    return found
-
-
-def copies_per_gpu(load: ModelLoad, device: Accelerator, knee: int) -> int:
-    """Copies of one model that share a GPU, each with its knee's requests (SLM-Pareto; at most three)."""
-    return replicas_for(load.footprint, math.floor(device.memory_bytes), knee)
-
-
-def place_advice(loads: Sequence[ModelLoad], found: Placement, slo: LatencySlo) -> str:
+def place_advice(loads: Sequence[PlanInput], found: Placement) -> str:
     """What is placed where, and what the last copy gained."""
-    said = []
+    said, slo = [], loads[0].slo
     for number, gpu in enumerate(found.copies, 1):
         names = [f"{count} x {load.model.name}" for load, count in zip(loads, gpu, strict=True) if count]
         if names:

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from planner.facts.catalogue import Accelerator
 from planner.facts.model import ModelShape
-from planner.load import DENSE, HALF, KvReads, Precision
+from planner.load import PlanInput
 
 # After MoE-Lens (distinct experts, saturation) and layered prefill (reload factor).
 
@@ -101,77 +101,64 @@ class Roofline:
         return "memory" if 2 * memory >= self.seconds else "compute"
 
 
-@dataclass(frozen=True, slots=True)
-class RooflineInput:
-    """What a roofline is drawn of: a model, a device (one of `tp`), bits and cache reads."""
-
-    model: ModelShape
-    device: Accelerator
-    precision: Precision = HALF
-    reads: KvReads = DENSE
-    tp: int = 1
-
-    def part(self, name: str, count: int, flops: float, size: float, peak: float) -> RooflinePart:
-        """`count` times so many operations and bytes, at a rate of operations."""
-        compute, memory = flops / peak, size / self.device.bytes_s
-        bound: Bound = "compute" if compute > memory else "memory"
-        return RooflinePart(name, count * flops, count * size, count * max(compute, memory), bound)
-
-    def linear(self, name: str, count: int, inputs: int, outputs: int, tokens: float) -> RooflinePart:
-        """A matrix whose columns or rows the devices share."""
-        weights = inputs * outputs / self.tp
-        moved = weights * self.precision.w / 8 + self.precision.a / 8 * (inputs + outputs / self.tp) * tokens
-        return self.part(name, count, 2 * weights * tokens, moved, self.peak)
-
-    @property
-    def peak(self) -> float:
-        """Of products of weights and activations."""
-        return self.device.peak_for(self.precision.w, self.precision.a)
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys and values on one device."""
-        return -(-self.model.kv_heads // self.tp)
+def _part(given: PlanInput, name: str, count: int, flops: float, size: float, peak: float) -> RooflinePart:
+    """`count` times so many operations and bytes, at a rate of operations."""
+    compute, memory = flops / peak, size / given.device.bytes_s
+    bound: Bound = "compute" if compute > memory else "memory"
+    return RooflinePart(name, count * flops, count * size, count * max(compute, memory), bound)
 
 
-def decode(given: RooflineInput, batch: int, context: float) -> Roofline:
+def _linear(given: PlanInput, name: str, count: int, inputs: int, outputs: int, tokens: float) -> RooflinePart:
+    """A matrix whose columns or rows the devices share."""
+    weights = inputs * outputs / given.tp
+    moved = weights * given.precision.w / 8 + given.precision.a / 8 * (inputs + outputs / given.tp) * tokens
+    return _part(given, name, count, 2 * weights * tokens, moved, peak_of(given))
+
+
+def peak_of(given: PlanInput) -> float:
+    """Operations a second of products of weights and activations."""
+    return given.device.peak_for(given.precision.w, given.precision.a)
+
+
+def decode(given: PlanInput, batch: int, context: float) -> Roofline:
     """A decode step of `batch` requests that hold `context` tokens each."""
-    read = given.reads.tokens(given.model.seen(context))
-    heads, hd = given.model.heads / given.tp, given.model.head_dim
-    flops = batch * read * heads * (4 * hd + SOFTMAX_OPS)
-    moved = (
-        batch * read * given.model.cached_numbers(given.tp) * given.precision.kv / 8
-        + 2 * given.precision.a / 8 * batch * heads * hd
-    )
-    attention = given.part("attention", given.model.layers, flops, moved, given.device.peak[16])
-    return Roofline((*_linears(given, batch), attention, _norms(given, batch), _head(given, batch)))
+    seen = batch * given.reads.tokens(given.model.seen(context))
+    return _step(given, batch, batch, seen, seen * given.model.cached_numbers(given.tp))
 
 
-def prefill(given: RooflineInput, batch: int, prompt: int) -> Roofline:
+def prefill(given: PlanInput, batch: int, prompt: int) -> Roofline:
     """The prefill of `batch` prompts of `prompt` tokens, in one step; each token sees those before it."""
-    tokens = batch * prompt
+    model, tokens = given.model, batch * prompt
+    written = 2 * tokens * -(-model.kv_heads // given.tp) * model.head_dim
+    return _step(given, tokens, batch, batch * prompt * (prompt + 1) / 2, written)
+
+
+def _step(given: PlanInput, tokens: int, rows: int, scores: float, cached: float) -> Roofline:
+    """A step over so many tokens, of which `rows` get a token: its attention computes `scores` scores for each head,
+    and reads or writes `cached` numbers of the cache."""
     heads, hd = given.model.heads / given.tp, given.model.head_dim
-    flops = batch * prompt * (prompt + 1) / 2 * heads * (4 * hd + SOFTMAX_OPS)
-    moved = 2 * tokens * given.kv_heads * hd * given.precision.kv / 8 + 2 * given.precision.a / 8 * tokens * heads * hd
-    attention = given.part("attention", given.model.layers, flops, moved, given.device.peak[16])
-    return Roofline((*_linears(given, tokens), attention, _norms(given, tokens), _head(given, batch)))
+    flops = scores * heads * (4 * hd + SOFTMAX_OPS)
+    moved = cached * given.precision.kv / 8 + 2 * given.precision.a / 8 * tokens * heads * hd
+    attention = _part(given, "attention", given.model.layers, flops, moved, given.device.peak[16])
+    head = _linear(given, "head", 1, given.model.hidden, given.model.vocab, rows)
+    return Roofline((*_linears(given, tokens), attention, _norms(given, tokens), head))
 
 
-def _linears(given: RooflineInput, tokens: float) -> Iterator[RooflinePart]:
+def _linears(given: PlanInput, tokens: float) -> Iterator[RooflinePart]:
     """The matrices of all layers: attention's, then the feed-forward network or its experts."""
     model, layers = given.model, given.model.layers
     hidden, width = model.hidden, model.heads * model.head_dim
-    yield given.linear("qkv", layers, hidden, model.attention_weights // hidden - width, tokens)
-    yield given.linear("output", layers, width, hidden, tokens)
+    yield _linear(given, "qkv", layers, hidden, model.attention_weights // hidden - width, tokens)
+    yield _linear(given, "output", layers, width, hidden, tokens)
     if model.experts > 1:
         yield _experts(given, tokens)
         return
     rising = model.ffn_matrices - 1
-    yield given.linear("ffn up", layers, hidden, rising * model.ffn, tokens)
-    yield given.linear("ffn down", layers, model.ffn, hidden, tokens)
+    yield _linear(given, "ffn up", layers, hidden, rising * model.ffn, tokens)
+    yield _linear(given, "ffn down", layers, model.ffn, hidden, tokens)
 
 
-def _experts(given: RooflineInput, tokens: float) -> RooflinePart:
+def _experts(given: PlanInput, tokens: float) -> RooflinePart:
     """All distinct experts that the tokens reach; each token is multiplied with its own."""
     model, bits = given.model, given.precision
     distinct = distinct_experts(model.experts, model.experts_per_token, tokens)
@@ -179,22 +166,17 @@ def _experts(given: RooflineInput, tokens: float) -> RooflinePart:
     used = (model.experts_per_token * model.expert_weights + model.router_weights) / given.tp
     width = model.experts_per_token * (2 * model.hidden + model.ffn_matrices * model.ffn / given.tp)
     moved = read * bits.w / 8 + tokens * width * bits.a / 8
-    return given.part("experts", model.layers, 2 * used * tokens, moved, given.peak)
+    return _part(given, "experts", model.layers, 2 * used * tokens, moved, peak_of(given))
 
 
-def _norms(given: RooflineInput, tokens: float) -> RooflinePart:
+def _norms(given: PlanInput, tokens: float) -> RooflinePart:
     """Two norms a layer: each reads and writes the hidden state."""
     elements = 2 * tokens * given.model.hidden
     moved = 2 * elements * given.precision.a / 8
-    return given.part("norms", given.model.layers, NORM_OPS * elements, moved, given.device.peak[16])
+    return _part(given, "norms", given.model.layers, NORM_OPS * elements, moved, given.device.peak[16])
 
 
-def _head(given: RooflineInput, rows: int) -> RooflinePart:
-    """The logits of the rows that get a token."""
-    return given.linear("head", 1, given.model.hidden, given.model.vocab, rows)
-
-
-def ridge_batch(given: RooflineInput, context: float) -> int | None:
+def ridge_batch(given: PlanInput, context: float) -> int | None:
     """The smallest batch (a power of two, then by halves) whose decode step is bound by arithmetic in its matrices.
 
     None: there is none, for reading the activations keeps them bound by memory. Attention, whose cache grows with the
@@ -218,7 +200,7 @@ def ridge_batch(given: RooflineInput, context: float) -> int | None:
     return high
 
 
-def roofline_advice(given: RooflineInput, context: float, step: Roofline, ridge: int | None, most: int) -> str:
+def roofline_advice(given: PlanInput, context: float, step: Roofline, ridge: int | None, most: int) -> str:
     """What limits the step, and what that means for the batch."""
     attention = next(part for part in step.parts if part.name == "attention")
     share = 100 * attention.seconds / step.seconds

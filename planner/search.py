@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import add, and_, itemgetter
 from random import Random
-from typing import TypeAlias
+from statistics import fmean
+from typing import NamedTuple
 
-from planner.facts.catalogue import Accelerator, PlanError
+from planner.facts.catalogue import PlanError
 from planner.facts.model import ModelShape
-from planner.load import Precision, RequestLengths
+from planner.load import LatencySlo, PlanInput, RequestLengths
 from planner.memory import divisors
-from planner.roofline import all_reduce_s, all_to_all_s, distinct_experts, send_s
+from planner.roofline import all_reduce_s, all_to_all_s, distinct_experts, peak_of, send_s
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
 
@@ -102,46 +104,45 @@ class ReplicaStep:
 class ReplicaModel:
     """The step time of one replica of a plan. It is the `StepTime` of the simulator.
 
-    `typical_prompt` tokens: what a token of a prompt attends to is half of it. `efficiency`: share of the roofline that
-    the engine reaches. `overhead_s`: fixed time of a step, for its launch.
+    What a token of a prompt attends to is half of a typical prompt. `overhead_s`: fixed time of a step, for its launch.
     """
 
-    model: ModelShape
-    device: Accelerator
+    given: PlanInput
     plan: ParallelPlan
-    precision: Precision
-    typical_prompt: int = 512
-    efficiency: float = 1.0
     overhead_s: float = 0.0
+
+    @property
+    def peak(self) -> float:
+        """Operations a second of one GPU, of products of weights and activations."""
+        return peak_of(self.given)
 
     @property
     def weight_bytes(self) -> float:
         """Of one GPU."""
-        model, plan = self.model, self.plan
-        layer = model.attention_weights / plan.heads_shared_by + model.router_weights
-        layer += model.experts * model.expert_weights / plan.tp
-        tables = (model.weights - model.layers * self._layer_weights) / plan.tp
+        model, plan, experts = self.given.model, self.plan, self.given.model.experts * self.given.model.expert_weights
+        layer = model.attention_weights / plan.heads_shared_by + model.router_weights + experts / plan.tp
+        whole = model.attention_weights + experts + model.router_weights
+        tables = (model.weights - model.layers * whole) / plan.tp
         if plan.pp > 1 and not model.tied:
             tables /= 2  # the first stage has the one of the input, the last that of the output
-        return (model.layers / plan.pp * layer + tables) * self.precision.w / 8
-
-    @property
-    def _layer_weights(self) -> float:
-        model = self.model
-        return model.attention_weights + model.experts * model.expert_weights + model.router_weights
+        return (model.layers / plan.pp * layer + tables) * self.given.precision.w / 8
 
     @property
     def kv_tokens(self) -> int:
         """Tokens that the cache of the whole replica holds. Raises PlanError if the weights do not fit."""
-        room = self.device.memory_bytes - WORKSPACE_BYTES - self.weight_bytes
+        device, usable = self.given.device, self.given.device.memory_bytes - WORKSPACE_BYTES
+        room = usable - self.weight_bytes
         if room <= 0:
             raise PlanError(
-                f"{self.plan.name} does not fit: each {self.device.name} would hold {self.weight_bytes / 1e9:.1f} GB "
-                f"of weights in {(self.device.memory_bytes - WORKSPACE_BYTES) / 1e9:.1f}; more --tp or --pp, "
-                "fewer --w-bits or another --gpu would do"
+                f"{self.plan.name} does not fit: each {device.name} would hold {self.weight_bytes / 1e9:.1f} GB of "
+                f"weights in {usable / 1e9:.1f}; more --tp or --pp, fewer --w-bits or another --gpu would do"
             )
-        token = self.model.kv_token_bytes(self.precision.kv, self.plan.heads_shared_by) / self.plan.pp
-        return int(room / token) * (self.plan.tp if self.plan.attention_dp else 1)
+        return int(room / self.kv_token_bytes) * (self.plan.tp if self.plan.attention_dp else 1)
+
+    @property
+    def kv_token_bytes(self) -> float:
+        """Of one GPU, for the tokens whose cache it holds."""
+        return self.given.model.kv_token_bytes(self.given.precision.kv, self.plan.heads_shared_by) / self.plan.pp
 
     def step_s(self, texts: int, held: int, prefilled: int) -> float:
         return self.step(texts, held, prefilled).seconds
@@ -151,27 +152,25 @@ class ReplicaModel:
 
         Its requests pass the stages in as many groups, so that all stages are busy; a single one passes them alone.
         """
-        pp = self.plan.pp
+        pp, model, bits, device = self.plan.pp, self.given.model, self.given.precision, self.given.device
         tokens, held = texts + prefilled, max(0, held - prefilled)  # what a prompt holds is not read back in its step
         groups = max(1, min(pp, tokens))
         stage = self._stage(tokens / groups, held / groups, prefilled / groups)
-        send = send_s(tokens / groups * self.model.hidden * self.precision.a / 8, self.device.link_bytes_s,
-                      self.device.hop_s) if pp > 1 else 0.0  # fmt: skip
-        head = self._part(2 * self.model.head_weights * texts, self.model.head_weights * self.precision.w / 8)
+        hidden = tokens / groups * model.hidden * bits.a / 8
+        send = send_s(hidden, device.link_bytes_s, device.hop_s) if pp > 1 else 0.0
+        head = self._part(2 * model.head_weights * texts, model.head_weights * bits.w / 8)
         seconds = pp * (stage.seconds + send) + head.seconds + self.overhead_s
         return ReplicaStep(seconds, groups * stage.flops + head.flops / pp, groups * stage.bytes + head.bytes / pp)
 
     def _part(self, flops: float, size: float) -> ReplicaStep:
         """Work that all GPUs of a stage share."""
         tp = self.plan.tp
-        peak = self.device.peak_for(self.precision.w, self.precision.a) * self.efficiency
-        return ReplicaStep(
-            max(flops / tp / peak, size / tp / (self.device.bytes_s * self.efficiency)), flops / tp, size / tp
-        )
+        peak, bytes_s = self.peak * self.given.efficiency, self.given.device.bytes_s * self.given.efficiency
+        return ReplicaStep(max(flops / tp / peak, size / tp / bytes_s), flops / tp, size / tp)
 
     def _stage(self, tokens: float, held: float, prefilled: float) -> ReplicaStep:
         """One group of tokens in one stage."""
-        model, bits, layers = self.model, self.precision, self.model.layers / self.plan.pp
+        model, bits, layers = self.given.model, self.given.precision, self.given.model.layers / self.plan.pp
         whole = self.plan.tp if self.plan.attention_dp else 1
         attention_weights = model.attention_weights * bits.w / 8
         moved = tokens * bits.a / 8
@@ -190,37 +189,31 @@ class ReplicaModel:
 
     def _attention(self, held: float, prefilled: float) -> ReplicaStep:
         """Of one layer: decodes read the cache; prompts attend to themselves."""
-        model = self.model
-        seen = held + prefilled * self.typical_prompt / 2
+        model, device = self.given.model, self.given.device
+        seen = held + prefilled * self.given.lengths.prompt / 2
         flops = 4 * seen * model.heads * model.head_dim
         shared = self.plan.heads_shared_by
-        size = held * model.cached_numbers(shared) * shared * self.precision.kv / 8
+        size = held * model.cached_numbers(shared) * shared * self.given.precision.kv / 8
         found = self._part(flops, size)
-        seconds = max(found.flops / self.device.peak[16], found.bytes / self.device.bytes_s) / self.efficiency
+        seconds = max(found.flops / device.peak[16], found.bytes / device.bytes_s) / self.given.efficiency
         return ReplicaStep(seconds, found.flops, found.bytes)
 
     def _communication_s(self, size: float) -> float:
         """Of one layer, with so many bytes of hidden states."""
-        plan, link, hop = self.plan, self.device.link_bytes_s, self.device.hop_s
+        plan, link, hop = self.plan, self.given.device.link_bytes_s, self.given.device.hop_s
         attention = 0.0 if plan.attention_dp else all_reduce_s(size, plan.tp, link, hop)
         if plan.ep == 1:
             return attention + all_reduce_s(size, plan.tp, link, hop)
-        routed = size * self.model.experts_per_token / plan.ep
+        routed = size * self.given.model.experts_per_token / plan.ep
         exchange = 2 * all_to_all_s(routed, plan.ep, link, hop)
         return attention + exchange + all_reduce_s(routed, plan.tp // plan.ep, link, hop)
 
     def watts(self, step: ReplicaStep) -> float:
         """Power of all GPUs of the replica in a step: between idle and the limit, by the busier of arithmetic and
         memory."""
-        device = self.device
-        peak = device.peak_for(self.precision.w, self.precision.a)
-        busy = max(step.flops / peak, step.bytes / device.bytes_s) / step.seconds
+        device = self.given.device
+        busy = max(step.flops / self.peak, step.bytes / device.bytes_s) / step.seconds
         return self.plan.pp * self.plan.tp * (device.idle_watts + (device.watts - device.idle_watts) * min(1.0, busy))
-
-
-def largest_batch(replica: ReplicaModel, tokens: float, cap: int) -> int:
-    """Requests of so many tokens that one replica holds, at most `cap`."""
-    return min(cap, math.floor(replica.kv_tokens / tokens))
 
 
 # The loop that serves requests is APEX's: running texts get a token each, the youngest are evicted when the cache
@@ -228,42 +221,10 @@ def largest_batch(replica: ReplicaModel, tokens: float, cap: int) -> int:
 # allow.
 
 
-MAX_BATCH = 256
-"""Requests in one replica, unless a plan says otherwise (TensorRT-LLM's usual engines)."""
 FAR = 1 << 20
 """Tokens in the cache at the second point of a line."""
 MAX_STEP_TOKENS = 8192
 """Prompt tokens of one step: TensorRT-LLM's max_num_tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class LatencySlo:
-    """What a request must keep: seconds to its first token, and seconds for each token after it."""
-
-    ttft_s: float = 0.200
-    tpot_s: float = 0.100
-    share: float = 0.90
-    """Of the requests that must keep both."""
-
-    @property
-    def words(self) -> str:
-        """Both objectives, as advice names them."""
-        return f"{1e3 * self.ttft_s:g} ms to the first token and {1e3 * self.tpot_s:g} ms for each further one"
-
-
-DEFAULT_SLO = LatencySlo()
-"""DistServe's defaults."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """What one replica runs at once."""
-
-    batch: int = MAX_BATCH
-    step_tokens: int = MAX_STEP_TOKENS
-
-
-DEFAULT_LIMITS = BatchLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +235,11 @@ class Attainment:
     ttft: float
     tpot: float
 
-
-ProbeStep: TypeAlias = tuple[float, float, float, float]
-"""Seconds, joules, operations and bytes of a step."""
+    @classmethod
+    def of(cls, answered: Sequence[tuple[float, float]], requests: int, slo: LatencySlo) -> Attainment:
+        """Of so many requests, by the times to the first token and between tokens of those that were answered."""
+        ttft, tpot = [ttft <= slo.ttft_s for ttft, _ in answered], [tpot <= slo.tpot_s for _, tpot in answered]
+        return cls(*(sum(each) / requests for each in (map(and_, ttft, tpot), ttft, tpot)))
 
 
 @dataclass(slots=True)
@@ -288,31 +251,22 @@ class StepMeter:
     """
 
     replica: ReplicaModel
-    busy_s: float = 0.0
-    joules: float = 0.0
-    flops: float = 0.0
-    bytes: float = 0.0
-    """`flops` and `bytes` of one GPU."""
-    _lines: dict[int, tuple[ProbeStep, ProbeStep]] = field(default_factory=dict)
+    done: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+    """Seconds, joules of the replica, operations and bytes of one GPU."""
+    _lines: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
 
     def step_s(self, texts: int, held: int, prefilled: int, squares: int | None = None) -> float:
         if prefilled:
-            done = self._probe(texts, held, prefilled)
-            seconds, joules, flops, size = done
+            step = self._probe(texts, held, prefilled)
         else:
             if (line := self._lines.get(texts)) is None:
                 line = self._lines[texts] = self._probe(texts, 0, 0), self._probe(texts, FAR, 0)
-            (s0, j0, f0, b0), (s1, j1, f1, b1) = line
             share = held / FAR
-            seconds, joules = s0 + share * (s1 - s0), j0 + share * (j1 - j0)
-            flops, size = f0 + share * (f1 - f0), b0 + share * (b1 - b0)
-        self.busy_s += seconds
-        self.joules += joules
-        self.flops += flops
-        self.bytes += size
-        return seconds
+            step = tuple([near + share * (far - near) for near, far in zip(*line, strict=True)])
+        self.done = tuple(map(add, self.done, step))
+        return step[0]
 
-    def _probe(self, texts: int, held: int, prefilled: int) -> ProbeStep:
+    def _probe(self, texts: int, held: int, prefilled: int) -> tuple[float, ...]:
         step = self.replica.step(texts, held, prefilled)
         return step.seconds, self.replica.watts(step) * step.seconds, step.flops, step.bytes
 
@@ -340,32 +294,21 @@ class ServedLoad:
     @property
     def ttfts_s(self) -> list[float]:
         """Sorted."""
-        return sorted((text.first_s or math.inf) - text.arrived_s for text in self.texts)
+        return sorted(text.ttft_s for text in self.texts)
 
     @property
     def tpots_s(self) -> list[float]:
-        """Sorted, of answers with two tokens or more."""
-        return sorted(each for text in self.texts if (each := tpot_s(text)) is not None)
-
-    @property
-    def latencies_s(self) -> list[float]:
-        """Sorted, of whole requests."""
-        return sorted((text.ended_s or math.inf) - text.arrived_s for text in self.texts)
+        return tpots_s(self.texts)
 
 
-def tpot_s(text: ModelText) -> float | None:
-    """Seconds for each token after the first; None for one token."""
-    if text.first_s is None or text.ended_s is None or text.output < 2:
-        return None
-    return (text.ended_s - text.first_s) / (text.output - 1)
+def tpots_s(texts: Sequence[ModelText]) -> list[float]:
+    """Sorted, of answers with two tokens or more that have ended."""
+    return sorted(text.tpot_s for text in texts if text.ended_s is not None and text.output > 1)
 
 
 def attainment(texts: Sequence[ModelText], slo: LatencySlo) -> Attainment:
     """How many requests kept the objectives. A request of one token has no time between tokens to keep."""
-    ttft = [text.first_s is not None and text.first_s - text.arrived_s <= slo.ttft_s for text in texts]
-    tpot = [(tpot_s(text) or 0.0) <= slo.tpot_s and text.ended_s is not None for text in texts]
-    both = [one and other for one, other in zip(ttft, tpot, strict=True)]
-    return Attainment(*(sum(each) / len(texts) for each in (both, ttft, tpot)))
+    return Attainment.of([(text.ttft_s, text.tpot_s) for text in texts], len(texts), slo)
 
 
 def requests(lengths: RequestLengths, count: int, rate: float, seed: int = 1) -> list[ModelText]:
@@ -378,31 +321,20 @@ def requests(lengths: RequestLengths, count: int, rate: float, seed: int = 1) ->
     return texts
 
 
-def serve(replica: ReplicaModel, texts: Sequence[ModelText], limits: BatchLimits = DEFAULT_LIMITS) -> ServedLoad:
+def serve(replica: ReplicaModel, texts: Sequence[ModelText], step_tokens: int = MAX_STEP_TOKENS) -> ServedLoad:
     """Serve the texts with the `dp` replicas of the plan, which take turns. Raises PlanError if the model does not
     fit."""
-    dp, seconds, meters = replica.plan.dp, 0.0, []
+    device, dp, seconds, meters = replica.given.device, replica.plan.dp, 0.0, []
     for number in range(dp):
         if mine := texts[number::dp]:
             meters.append(StepMeter(replica))
-            seconds = max(seconds, _run(replica, meters[-1], mine, limits))
-    busy = sum(meter.busy_s for meter in meters) or 1.0
-    gpus = replica.plan.pp * replica.plan.tp
-    idle = replica.device.idle_watts * gpus * (dp * seconds - busy)
-    peak = replica.device.peak_for(replica.precision.w, replica.precision.a)
-    return ServedLoad(
-        texts,
-        seconds,
-        sum(meter.joules for meter in meters) + max(0.0, idle),
-        sum(meter.flops for meter in meters) / busy / peak,
-        sum(meter.bytes for meter in meters) / busy / replica.device.bytes_s,
-    )
-
-
-def _run(replica: ReplicaModel, meter: StepMeter, texts: Sequence[ModelText], limits: BatchLimits) -> float:
-    """One replica; seconds until its last text has ended."""
-    shape = EngineShape(replica.kv_tokens, limits.batch, limits.step_tokens, costs=meter)
-    return Simulation(SortedQueue(by_arrival), [ModelWorker(ModelEngine(shape), Greedy())]).run(texts)
+            shape = EngineShape(replica.kv_tokens, replica.given.max_batch, step_tokens, costs=meters[-1])
+            one = Simulation(SortedQueue(by_arrival), [ModelWorker(ModelEngine(shape), Greedy())])
+            seconds = max(seconds, one.run(mine))
+    busy, joules, flops, size = (sum(each) for each in zip(*(meter.done for meter in meters), strict=True))
+    idle = device.idle_watts * replica.plan.pp * replica.plan.tp * (dp * seconds - busy)
+    mfu, mbu = flops / busy / replica.peak, size / busy / device.bytes_s
+    return ServedLoad(texts, seconds, joules + max(0.0, idle), mfu, mbu)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -420,30 +352,12 @@ AT_RATE = 300
 """Requests at a rate (DistServe's N)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SearchInput:
-    """What is searched for: a model on `gpus` equal devices under a load."""
-
-    model: ModelShape
-    device: Accelerator
-    gpus: int
-    lengths: RequestLengths
-    precision: Precision
-    efficiency: float = 1.0
-    rate: float | None = None
-    """Requests a second, of all GPUs; None: only alone and with a backlog."""
-    slo: LatencySlo = DEFAULT_SLO
-    limits: BatchLimits = DEFAULT_LIMITS
-
-    def replica(self, plan: ParallelPlan) -> ReplicaModel:
-        return ReplicaModel(self.model, self.device, plan, self.precision, self.lengths.prompt, self.efficiency)
-
-    def fits(self, plan: ParallelPlan) -> bool:
-        """Whether weights, workspace and the longest request fit."""
-        try:
-            return self.replica(plan).kv_tokens > self.lengths.longest
-        except PlanError:
-            return False
+def fits(given: PlanInput, plan: ParallelPlan) -> bool:
+    """Whether weights, workspace and the longest request fit."""
+    try:
+        return ReplicaModel(given, plan).kv_tokens > given.lengths.longest
+    except PlanError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,10 +387,8 @@ class SearchWatch:
     """Whether Ctrl-C ended the search early; its result then is the best of what was tried."""
 
 
-def search(given: SearchInput, watch: SearchWatch | None = None) -> list[PlanOutcome]:
+def search(given: PlanInput, watch: SearchWatch | None = None) -> list[PlanOutcome]:
     """Every plan that fits, by throughput; after Ctrl-C, of those tried. Raises PlanError if none does."""
-    if given.gpus < 1:
-        raise PlanError(f"{given.gpus} GPUs: give --gpus from 1")
     given.lengths.check(given.model)
     watch, found, candidates = watch or SearchWatch(), [], list(plans(given.model, given.gpus))
     try:
@@ -489,41 +401,30 @@ def search(given: SearchInput, watch: SearchWatch | None = None) -> list[PlanOut
             raise
         watch.interrupted = True
     if not found:
-        raise PlanError(
-            f"{given.model.name} does not fit on {given.gpus} x {given.device.name} with any parallelism; "
-            f"{enough(given)} would fit"
-        )
+        raise unfitting(given, f"{given.model.name} does not fit", " with any parallelism")
     return sorted(found, key=lambda each: -each.backlog.tokens_s)
 
 
-def tried(given: SearchInput, plan: ParallelPlan) -> PlanOutcome | None:
+def tried(given: PlanInput, plan: ParallelPlan) -> PlanOutcome | None:
     """What a plan does; None if weights, workspace and one request do not fit."""
-    if not given.fits(plan):
+    if not fits(given, plan):
         return None
-    replica = given.replica(plan)
-    room = replica.kv_tokens
-    alone = serve(replica, requests(given.lengths, 1, math.inf), given.limits).texts[0]
+    replica = ReplicaModel(given, plan)
+
+    def load(count: int, rate: float) -> ServedLoad:
+        return serve(replica, requests(given.lengths, count, rate))
+
+    room, alone = replica.kv_tokens, load(1, math.inf).texts[0]
     first, ended = alone.first_s or 0.0, alone.ended_s or 0.0
-    batch = min(given.limits.batch, room // given.lengths.whole)
-    count = min(MAX_BACKLOG, max(1, BACKLOG * plan.dp * batch))
-    backlog = serve(replica, requests(given.lengths, count, math.inf), given.limits)
-    at_rate = None
-    if given.rate is not None:
-        at_rate = serve(replica, requests(given.lengths, AT_RATE, given.rate), given.limits)
-    return PlanOutcome(
-        plan,
-        room,
-        ended,
-        first,
-        (ended - first) / max(1, given.lengths.answer - 1),
-        backlog,
-        at_rate,
-        None if at_rate is None else attainment(at_rate.texts, given.slo),
-    )
+    batch = min(given.max_batch, room // given.lengths.whole)
+    backlog = load(min(MAX_BACKLOG, max(1, BACKLOG * plan.dp * batch)), math.inf)
+    at_rate = None if given.rate is None else load(AT_RATE, given.rate)
+    kept = None if at_rate is None else attainment(at_rate.texts, given.slo)
+    tpot = (ended - first) / max(1, given.lengths.answer - 1)
+    return PlanOutcome(plan, room, ended, first, tpot, backlog, at_rate, kept)
 
 
-@dataclass(frozen=True, slots=True)
-class BestPlans:
+class BestPlans(NamedTuple):
     """The best of a search by each aim."""
 
     latency: PlanOutcome
@@ -534,22 +435,16 @@ class BestPlans:
 def best(found: Sequence[PlanOutcome]) -> BestPlans:
     """Latency: alone, or the mean at the rate if there is one. Ties go to the plan with fewer GPUs in a replica."""
 
-    def small(outcome: PlanOutcome) -> int:
-        return outcome.plan.pp * outcome.plan.tp
-
     def latency_s(outcome: PlanOutcome) -> float:
         if outcome.at_rate is None:
             return outcome.alone_s
-        return sum(outcome.at_rate.latencies_s) / len(outcome.at_rate.texts)
+        return fmean((text.ended_s or math.inf) - text.arrived_s for text in outcome.at_rate.texts)
 
-    return BestPlans(
-        min(found, key=lambda each: (latency_s(each), small(each))),
-        min(found, key=lambda each: (-each.backlog.tokens_s, small(each))),
-        min(found, key=lambda each: (each.backlog.joules_token, small(each))),
-    )
+    aims = (latency_s, lambda each: -each.backlog.tokens_s, lambda each: each.backlog.joules_token)
+    return BestPlans(*(min(found, key=lambda each: (aim(each), each.plan.pp * each.plan.tp)) for aim in aims))
 
 
-def search_advice(given: SearchInput, found: Sequence[PlanOutcome]) -> str:
+def search_advice(given: PlanInput, found: Sequence[PlanOutcome]) -> str:
     """Which plan to take, and why."""
     top = best(found)
     quick, wide = top.latency, top.throughput
@@ -563,22 +458,21 @@ def search_advice(given: SearchInput, found: Sequence[PlanOutcome]) -> str:
         )
     if given.rate is None:
         return said + "."
-    keeping = [each for each in found if each.kept is not None and each.kept.both >= given.slo.share]
+    keeping = [
+        (each.at_rate.joules_token, each.plan.name)
+        for each in found
+        if each.at_rate and each.kept and each.kept.both >= given.slo.share
+    ]
     said += (
         f". At {given.rate:g} requests a second, {len(keeping)} of {len(found)} plans keep both objectives for "
         f"{100 * given.slo.share:.0f} % of the requests"
     )
-    return said + (f"; {min(keeping, key=_at_rate_joules).plan.name} with the least energy." if keeping else ".")
+    return said + (f"; {min(keeping, key=itemgetter(0))[1]} with the least energy." if keeping else ".")
 
 
-def _at_rate_joules(outcome: PlanOutcome) -> float:
-    return math.inf if outcome.at_rate is None else outcome.at_rate.joules_token
-
-
-def enough(given: SearchInput) -> str:
-    """The smallest number of the same GPUs, doubling, on which some plan fits, or fewer bits."""
-    for power in range(1, 7):
-        gpus = given.gpus << power
-        if any(map(given.fits, plans(given.model, gpus))):
-            return f"--gpus {gpus}"
-    return "fewer --w-bits, or another GPU,"
+def unfitting(given: PlanInput, said: str, how: str = "") -> PlanError:
+    """What does not fit, with the least number of the same GPUs, doubling, on which some plan does, or fewer bits."""
+    more = (given.gpus << power for power in range(1, 7))
+    enough = next((gpus for gpus in more if any(fits(given, plan) for plan in plans(given.model, gpus))), None)
+    would = "fewer --w-bits, or another GPU," if enough is None else f"--gpus {enough}"
+    return PlanError(f"{said} on {given.gpus} x {given.device.name}{how}; {would} would fit")

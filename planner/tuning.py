@@ -15,12 +15,10 @@ from random import Random
 from statistics import fmean, median
 from typing import Protocol
 
-from planner.facts.catalogue import Accelerator, PlanError
-from planner.facts.model import ModelShape
+from planner.facts.catalogue import PlanError
 from planner.knee import GAIN, FrontierPoint, Knee, doublings, fitted, knee, pareto
-from planner.load import Precision, RequestLengths
-from planner.memory import BLOCK_TOKENS
-from scheduler.policy.snapshot import SLACK_BYTES, USABLE, Footprint, kv_tokens_of, replicas_for
+from planner.load import PlanInput, RequestLengths
+from planner.memory import BLOCK_TOKENS, SLACK_BYTES, USABLE, copy_bytes, kv_tokens_of, replicas_for
 
 ROUNDS = 8
 """Requests of one client at low concurrency."""
@@ -236,29 +234,23 @@ class Recommendation:
 
 
 def recommend(
-    found: MeasuredFrontier,
-    lengths: RequestLengths,
-    model: ModelShape | None = None,
-    device: Accelerator | None = None,
-    context: int = 0,
+    found: MeasuredFrontier, lengths: RequestLengths, given: PlanInput | None = None, context: int = 0
 ) -> Recommendation:
-    """The knee as batch, its cache, and with a model and a device how many copies of it fit.
+    """The knee as batch, its cache, and with a model and a device (`given`) how many copies of it fit.
 
     Args:
         context: tokens of the longest request that the server takes; 0: unknown.
     """
     batch, why, least = found.knee.batch, withheld(found), _whole_blocks(context)
-    request = _whole_blocks(lengths.whole)
-    if model is None or device is None:
-        return Recommendation(batch, max(least, batch * request), withheld=why)
-    bits = Precision.stored(model)
-    token = round(model.kv_token_bytes(bits.kv))
-    footprint = Footprint(round(model.weight_bytes(bits.w)), token, prompt=lengths.prompt, answer=lengths.answer)
-    kv_bytes = float(batch * request * token)
-    spare = USABLE * device.memory_bytes - footprint.weights - kv_bytes - SLACK_BYTES
-    replicas = replicas_for(footprint, int(device.memory_bytes), batch)
-    tokens = kv_tokens_of(footprint, int(device.memory_bytes), replicas) if replicas else batch * request
-    return Recommendation(batch, max(least, min(tokens, batch * request)), kv_bytes, spare, replicas, why)
+    tokens = batch * _whole_blocks(lengths.whole)
+    if given is None:
+        return Recommendation(batch, max(least, tokens), withheld=why)
+    weights, token = copy_bytes(given)
+    kv_bytes = float(tokens * token)
+    spare = USABLE * given.device.memory_bytes - weights - kv_bytes - SLACK_BYTES
+    replicas = replicas_for(given, batch)
+    tokens = min(kv_tokens_of(given, replicas), tokens) if replicas else tokens
+    return Recommendation(batch, max(least, tokens), kv_bytes, spare, replicas, why)
 
 
 def _whole_blocks(tokens: int) -> int:

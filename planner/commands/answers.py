@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from planner.facts.catalogue import Accelerator
-from planner.facts.model import ModelShape
-from planner.load import Precision, RequestLengths
-from planner.search import SearchInput
+from planner.load import PlanInput
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +19,11 @@ class PlanTable:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
+
+    @classmethod
+    def of(cls, items: Iterable[T], columns: Mapping[str, Callable[[T], str]], title: str = "") -> PlanTable:
+        """A row for each item; `columns`: what each column says of it."""
+        return cls(list(columns), [[say(item) for say in columns.values()] for item in items], title)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,11 @@ def seconds(value: float) -> str:
     return f"{three(value / size)} {unit}"
 
 
+def known(form: Callable[[float], str], value: float | None) -> str:
+    """A value in its form, or a dash where it is not known."""
+    return "-" if value is None else form(value)
+
+
 def gb(size: float) -> str:
     """Bytes as GB of 1e9: 1.2, 123."""
     return three(size / 1e9)
@@ -58,11 +67,10 @@ def three(value: float) -> str:
     return f"{value:,.{max(0, 3 - whole)}f}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
-def given(
-    model: ModelShape, device: Accelerator, lengths: RequestLengths | None = None, precision: Precision | None = None
-) -> dict[str, Any]:
-    """The inputs of a plan, for JSON: names, sources and lengths."""
-    found: dict[str, Any] = {
+def inputs_of(given: PlanInput, *more: str) -> dict[str, Any]:
+    """The model, device, lengths and bits of a plan, for JSON, and other fields."""
+    model, device = given.model, given.device
+    return {
         "model": model.name,
         "model_source": model.source,
         "model_checked": model.checked or None,
@@ -70,12 +78,11 @@ def given(
         "gpu": device.name,
         "gpu_source": device.source,
         "gpu_checked": device.checked or None,
+        "in": given.lengths.prompt,
+        "out": given.lengths.answer,
+        **{f"{name}_bits": bits for name, bits in asdict(given.precision).items()},
+        **{name: getattr(given, name) for name in more},
     }
-    if lengths is not None:
-        found |= {"in": lengths.prompt, "out": lengths.answer}
-    if precision is not None:
-        found |= {f"{name}_bits": bits for name, bits in asdict(precision).items()}
-    return found
 
 
 WIDTH, HEIGHT = 60, 12
@@ -122,9 +129,3 @@ def plot(
 def _label(value: float) -> str:
     """Four digits, or all before the point: never an exponent for a large number."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def inputs_of(searched: SearchInput) -> dict[str, object]:
-    """What such a plan was given, for JSON."""
-    named = given(searched.model, searched.device, searched.lengths, searched.precision)
-    return {**named, "gpus": searched.gpus, "efficiency": searched.efficiency}

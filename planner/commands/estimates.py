@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from string import ascii_lowercase
 from typing import Any
 
 import click
 
-from planner.commands.answers import PlanAnswer, PlanTable, gb, given, plot, seconds, three
+from planner.commands.answers import PlanAnswer, PlanTable, gb, inputs_of, known, plot, seconds, three
 from planner.commands.inputs import (
     BITS,
     EFFICIENCY,
     GPU,
     LEAST,
     LENGTHS,
-    MAX_GPUS,
     MODEL,
     MOST,
     READS,
@@ -28,7 +27,6 @@ from planner.cost import (
     CostPoint,
     DeviceCost,
     WhatIfCase,
-    WhatIfInput,
     bits_apart,
     cost_advice,
     cost_of,
@@ -37,16 +35,15 @@ from planner.cost import (
 )
 from planner.cost import what_if as asked
 from planner.facts.catalogue import Accelerator, PlanError
-from planner.facts.model import ModelShape
 from planner.knee import batches, pareto
-from planner.load import KvReads, Precision, RequestLengths
-from planner.memory import BLOCK_TOKENS, MemoryPlan, attention_offloaded, memory_advice, memory_plan, streamed_step_s
+from planner.load import MAX_GPUS, PlanInput
+from planner.memory import BLOCK_TOKENS, attention_offloaded, memory_advice, memory_plan, streamed_step_s
 from planner.roofline import (
     Roofline,
-    RooflineInput,
     decode,
     distinct_experts,
     layer_groups,
+    peak_of,
     prefill,
     reload_factor,
     ridge_batch,
@@ -58,15 +55,7 @@ from planner.roofline import (
 @plan_command("memory", MODEL, GPU, LENGTHS, BITS, TP)
 @click.option("--activation-gb", type=float, default=0.0, help="GB for activations and workspace [0].")
 @click.option("--block", type=int, default=BLOCK_TOKENS, show_default=True, help="Tokens of a block of the KV cache.")
-def memory(
-    model: ModelShape,
-    device: Accelerator,
-    lengths: RequestLengths,
-    precision: Precision,
-    tp: int,
-    activation_gb: float,
-    block: int,
-) -> PlanAnswer:
+def memory(given: PlanInput, activation_gb: float, block: int) -> PlanAnswer:
     """Say how many requests fit on a GPU at once, and what takes its memory.
 
     \b
@@ -77,18 +66,13 @@ def memory(
     """
     if activation_gb < 0 or block < 1:
         raise PlanError(f"--activation-gb {activation_gb:g} --block {block}: GB from 0, and a block of 1 token or more")
-    plan = memory_plan(model, device, lengths, precision, tp=tp, activation_bytes=1e9 * activation_gb, block=block)
+    plan = memory_plan(given, 1e9 * activation_gb, block)
     value = {
-        **given(model, device, lengths, precision),
-        "tp": tp,
+        **inputs_of(given, "tp"),
         **asdict(plan),
         "kv_tokens": plan.kv_tokens,
         "max_batch_power_of_two": plan.power_of_two,
     }
-    return PlanAnswer(value, [_memory_table(plan, lengths)], memory_advice(model, device, lengths, precision, plan, tp))
-
-
-def _memory_table(plan: MemoryPlan, lengths: RequestLengths) -> PlanTable:
     rows = [
         ("usable (0.9 of the memory)", gb(plan.usable_bytes), "GB"),
         ("weights", gb(plan.weight_bytes), "GB"),
@@ -98,25 +82,16 @@ def _memory_table(plan: MemoryPlan, lengths: RequestLengths) -> PlanTable:
         ("tokens that the cache holds", f"{plan.kv_tokens:,}", "tokens"),
         ("a request in the mean (L + G/2)", f"{plan.request_bytes / 1e6:,.1f}", "MB"),
         ("requests at once, in the mean", f"{plan.max_batch:,}", "requests"),
-        (f"requests at once, each with all of its {lengths.whole}", f"{plan.max_batch_worst:,}", "requests"),
+        (f"requests at once, each with all of its {given.lengths.whole}", f"{plan.max_batch_worst:,}", "requests"),
         ("as a power of two, at most 512", f"{plan.power_of_two:,}", "requests"),
     ]
-    return PlanTable(("what", "value", "unit"), rows)
+    return PlanAnswer(value, [PlanTable(("what", "value", "unit"), rows)], memory_advice(given, plan))
 
 
 @plan_command("roofline", MODEL, GPU, LENGTHS, BITS, READS, TP)
 @click.option("--batch", type=int, help="Requests of the decode step that is shown [the most that fit, at most 64].")
 @click.option("--chunk", type=int, default=2048, show_default=True, help="Tokens of a chunk of a chunked prefill.")
-def roofline(
-    model: ModelShape,
-    device: Accelerator,
-    lengths: RequestLengths,
-    precision: Precision,
-    reads: KvReads,
-    tp: int,
-    batch: int | None,
-    chunk: int,
-) -> PlanAnswer:
+def roofline(given: PlanInput, batch: int | None, chunk: int) -> PlanAnswer:
     """Say what limits each part of a step: the memory's bandwidth or the arithmetic. Times are lower bounds.
 
     \b
@@ -127,18 +102,18 @@ def roofline(
     if (batch is not None and batch < 1) or chunk < 1:
         said = f"--chunk {chunk}" if chunk < 1 else f"--batch {batch}"
         raise PlanError(f"{said}: it is a whole number from 1, such as --batch 32 --chunk 2048")
-    most = memory_plan(model, device, lengths, precision, tp=tp).max_batch
+    lengths, bits = given.lengths, given.precision
+    most = memory_plan(given).max_batch
     shown = batch or min(64, most)
-    source = RooflineInput(model, device, precision, reads, tp)
-    step, first = decode(source, shown, lengths.mean), prefill(source, 1, lengths.prompt)
-    ridge = ridge_batch(source, lengths.mean)
-    curve = [(each, decode(source, each, lengths.mean)) for each in batches(most)]
+    step, first = decode(given, shown, lengths.mean), prefill(given, 1, lengths.prompt)
+    ridge = ridge_batch(given, lengths.mean)
+    curve = [(each, decode(given, each, lengths.mean)) for each in batches(most)]
+    experts = _experts(given, shown, chunk)
     value = {
-        **given(model, device, lengths, precision),
-        "tp": tp,
-        "ridge_flop_per_byte": device.ridge(precision.w, precision.a),
-        "peak_flops": source.peak,
-        "bandwidth_bytes_s": device.bytes_s,
+        **inputs_of(given, "tp"),
+        "ridge_flop_per_byte": given.device.ridge(bits.w, bits.a),
+        "peak_flops": peak_of(given),
+        "bandwidth_bytes_s": given.device.bytes_s,
         "batch": shown,
         "max_batch": most,
         "batch_at_ridge": ridge,
@@ -148,7 +123,7 @@ def roofline(
             {"batch": each, "step_s": found.seconds, "tokens_s": each / found.seconds, "bound": found.bound}
             for each, found in curve
         ],
-        "moe": _experts(source, shown, lengths, chunk),
+        "moe": experts,
     }
     points = [(each, each / found.seconds) for each, found in curve]
     marked = next((point for point in points if ridge is not None and point[0] >= ridge), None)
@@ -158,9 +133,9 @@ def roofline(
             _step_table(step, f"Decode step of {shown} requests that hold {lengths.mean:g} tokens each, lower bounds"),
             _step_table(first, f"Prefill of a prompt of {lengths.prompt} tokens, lower bounds"),
         ],
-        roofline_advice(source, lengths.mean, step, ridge, most),
+        roofline_advice(given, lengths.mean, step, ridge, most),
         plot(points, "batch", "tokens/s", marked, "the ridge") if len(points) > 1 else "",
-        _expert_notes(source, lengths, chunk),
+        _expert_notes(experts, chunk),
     )
 
 
@@ -189,27 +164,26 @@ def _step_table(found: Roofline, title: str) -> PlanTable:
     return PlanTable(("part", "gflop", "gb", "flop/byte", "time", "bound by"), rows, title)
 
 
-def _experts(source: RooflineInput, batch: int, lengths: RequestLengths, chunk: int) -> dict[str, Any] | None:
-    model, bits = source.model, source.precision
+def _experts(given: PlanInput, batch: int, chunk: int) -> dict[str, Any] | None:
+    model, bits = given.model, given.precision
     if model.experts == 1:
         return None
     return {
         "distinct_experts": distinct_experts(model.experts, model.experts_per_token, batch),
-        "saturating_tokens": saturating_tokens(model, source.device, bits.w, bits.a),
-        "reload_factor": reload_factor(lengths.prompt, chunk),
-        "layer_groups": layer_groups(lengths.prompt),
+        "saturating_tokens": saturating_tokens(model, given.device, bits.w, bits.a),
+        "reload_factor": reload_factor(given.lengths.prompt, chunk),
+        "layer_groups": layer_groups(given.lengths.prompt),
     }
 
 
-def _expert_notes(source: RooflineInput, lengths: RequestLengths, chunk: int) -> list[str]:
-    if source.model.experts == 1:
+def _expert_notes(found: Mapping[str, Any] | None, chunk: int) -> list[str]:
+    if found is None:
         return []
-    tokens = saturating_tokens(source.model, source.device, source.precision.w, source.precision.a)
-    times = reload_factor(lengths.prompt, chunk)
+    times = found["reload_factor"]
     return [
-        f"From {tokens:,.0f} tokens in a step its experts are bound by arithmetic. A prefill in chunks of {chunk} "
-        f"reads all experts {'once' if times == 1 else f'{times} times'}; raise the chunk to the largest whose step "
-        "keeps your time between tokens."
+        f"From {found['saturating_tokens']:,.0f} tokens in a step its experts are bound by arithmetic. A prefill in "
+        f"chunks of {chunk} reads all experts {'once' if times == 1 else f'{times} times'}; raise the chunk to the "
+        "largest whose step keeps your time between tokens."
     ]
 
 
@@ -237,15 +211,7 @@ def prices_of(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float
 @plan_command("cost", MODEL, LENGTHS, BITS, TP, EFFICIENCY)
 @click.option("--gpu", "gpus", metavar="NAME", multiple=True, required=True, help="GPU; give it again for others.")
 @click.option("--price", "prices", metavar="NAME=PRICE", multiple=True, help="Of an hour of one such GPU.")
-def cost(
-    model: ModelShape,
-    gpus: tuple[str, ...],
-    prices: tuple[str, ...],
-    lengths: RequestLengths,
-    precision: Precision,
-    tp: int,
-    efficiency: float,
-) -> PlanAnswer:
+def cost(given: Callable[..., PlanInput], gpus: tuple[str, ...], prices: tuple[str, ...]) -> PlanAnswer:
     """Compare what a million tokens cost on several GPUs, each at the knee of its throughput.
 
     A GPU whose price is not given has an assumed one; without any, it says how many times the price of one GPU another
@@ -256,16 +222,14 @@ def cost(
       penstock plan cost --model llama-3.1-8b --gpu l4 --gpu h200
       penstock plan cost --model opt-13b --gpu h200 --price h200=3.80
     """
-    known, devices = prices_of(prices, gpus), [device_named(name) for name in gpus]
+    prices_known, plans = prices_of(prices, gpus), [given(device=device_named(name)) for name in gpus]
     found = [
-        cost_of(model, each, lengths, precision, tp, efficiency, known.get(name, each.price_per_hour))
-        for name, each in zip(gpus, devices, strict=True)
+        cost_of(each, prices_known.get(name, each.device.price_per_hour))
+        for name, each in zip(gpus, plans, strict=True)
     ]
-    assumed = [each for name, each in zip(gpus, devices, strict=True) if name not in known]
+    assumed = [each.device for name, each in zip(gpus, plans, strict=True) if name not in prices_known]
     value = {
-        **{key: each for key, each in given(model, found[0].device, lengths, precision).items() if "gpu" not in key},
-        "tp": tp,
-        "efficiency": efficiency,
+        **{key: each for key, each in inputs_of(plans[0], "tp", "efficiency").items() if not key.startswith("gpu")},
         "gpus": [_cost_json(each) for each in found],
     }
     points = cost_points(found)
@@ -314,22 +278,18 @@ def _cost_json(each: DeviceCost) -> dict[str, Any]:
     }
 
 
-def _cost_table(found: list[DeviceCost], money: str) -> PlanTable:
-    rows = [
-        (
-            each.device.name,
-            f"{each.point.batch}",
-            each.limit,
-            three(each.point.tokens_s),
-            seconds(each.point.latency_s),
-            "-" if each.point.joules_token is None else three(each.point.joules_token),
-            "-" if each.price_per_hour is None else three(each.price_per_hour),
-            "-" if each.per_million is None else three(each.per_million),
-        )
-        for each in found
-    ]
-    header = ("gpu", "batch", "ends at", "tokens/s", "request", "J/token", f"{money}/h", f"{money}/1M tokens")
-    return PlanTable(header, rows)
+def _cost_table(found: Sequence[DeviceCost], money: str) -> PlanTable:
+    columns: dict[str, Callable[[DeviceCost], str]] = {
+        "gpu": lambda each: each.device.name,
+        "batch": lambda each: f"{each.point.batch}",
+        "ends at": lambda each: each.limit,
+        "tokens/s": lambda each: three(each.point.tokens_s),
+        "request": lambda each: seconds(each.point.latency_s),
+        "J/token": lambda each: known(three, each.point.joules_token),
+        f"{money}/h": lambda each: known(three, each.price_per_hour),
+        f"{money}/1M tokens": lambda each: known(three, each.per_million),
+    }
+    return PlanTable.of(found, columns)
 
 
 @plan_command("what-if", MODEL, GPU, LENGTHS, BITS, TP, EFFICIENCY)
@@ -339,14 +299,9 @@ def _cost_table(found: list[DeviceCost], money: str) -> PlanTable:
 @click.option("--link-gb-s", type=float, default=25.0, show_default=True, help="To them, in GB/s.")
 @click.option("--disk-gb-s", type=float, help="Stream the weights from a disk of so many GB/s (TPI-LLM).")
 def what_if(
-    model: ModelShape,
-    device: Accelerator,
+    given: PlanInput,
     rate: float,
     others: tuple[str, ...],
-    lengths: RequestLengths,
-    precision: Precision,
-    tp: int,
-    efficiency: float,
     attention_gpu: str | None,
     link_gb_s: float,
     disk_gb_s: float | None,
@@ -361,18 +316,15 @@ def what_if(
     for name, gb_s in (("--link-gb-s", link_gb_s), ("--disk-gb-s", disk_gb_s)):
         if gb_s is not None and gb_s <= 0:
             raise PlanError(f"{name} {gb_s:g}: a bandwidth is above 0, such as {name} 32")
-    base = RooflineInput(model, device, precision, tp=tp)
-    cases = asked(WhatIfInput(base, lengths, rate, efficiency), [device_named(name) for name in others])
-    offloaded = _offloaded(base, lengths, attention_gpu, link_gb_s, disk_gb_s)
+    given = replace(given, rate=rate)
+    cases = asked(given, [device_named(name) for name in others])
+    offloaded = _offloaded(given, attention_gpu, link_gb_s, disk_gb_s)
     value = {
-        **given(model, device, lengths, precision),
-        "rate": rate,
-        "tp": tp,
-        "efficiency": efficiency,
+        **inputs_of(given, "rate", "tp", "efficiency"),
         "cases": [_case_json(each) for each in cases],
         "offloaded": [{"case": name, "tokens_s_bound": tokens, "step_s": step} for name, tokens, step in offloaded],
     }
-    tables = [_case_table(cases)]
+    tables = [PlanTable.of(cases, CASE_COLUMNS)]
     if offloaded:
         rows = [(name, three(tokens), seconds(step)) for name, tokens, step in offloaded]
         tables.append(
@@ -382,7 +334,7 @@ def what_if(
 
 
 def _offloaded(
-    base: RooflineInput, lengths: RequestLengths, attention_gpu: str | None, link_gb_s: float, disk_gb_s: float | None
+    given: PlanInput, attention_gpu: str | None, link_gb_s: float, disk_gb_s: float | None
 ) -> list[tuple[str, float, float]]:
     """Name, tokens a second and step of what is offloaded."""
     found = []
@@ -391,41 +343,31 @@ def _offloaded(
         if count and not (count.isdecimal() and 1 <= int(count) <= MAX_GPUS):
             raise PlanError(f"--attention-gpu {attention_gpu}: write NAME or NAME:COUNT, 1 to {MAX_GPUS:,}, as l4:4")
         devices = int(count or 1)
-        step = attention_offloaded(base, device_named(name), devices, lengths, 1e9 * link_gb_s)
+        step = attention_offloaded(given, device_named(name), devices, 1e9 * link_gb_s)
         found.append((f"attention on {devices} x {name}, batch {step.batch}", step.tokens_s, step.seconds))
     if disk_gb_s is not None:
-        step_s = streamed_step_s(base, 1, lengths.mean, 1e9 * disk_gb_s)
+        step_s = streamed_step_s(given, 1, given.lengths.mean, 1e9 * disk_gb_s)
         found.append(("weights from the disk, batch 1", 1 / step_s, step_s))
     return found
 
 
 def _case_json(each: WhatIfCase) -> dict[str, Any]:
-    found: dict[str, Any] = {"case": each.name, "gpu": each.given.base.device.name, "gpus": each.gpus, "why": each.why}
+    found: dict[str, Any] = {"case": each.name, "gpu": each.given.device.name, "gpus": each.gpus, "why": each.why}
     if each.point is not None:
         found |= {
             "batch": each.point.batch, "limit": each.limit,
-            "tokens_s_per_gpu": each.point.tokens_s / each.given.base.tp,
+            "tokens_s_per_gpu": each.point.tokens_s / each.given.tp,
             "request_s": each.point.latency_s, "joules_per_token": each.point.joules_token,
         }  # fmt: skip
     return found
 
 
-def _case_table(cases: list[WhatIfCase]) -> PlanTable:
-    rows = []
-    for each in cases:
-        bits = bits_apart(each.given.base.precision)
-        if each.point is None:
-            rows.append((each.name, bits, "does not fit", "-", "-", "-", "-"))
-            continue
-        rows.append(
-            (
-                each.name,
-                bits,
-                f"{each.gpus}",
-                f"{each.point.batch}",
-                each.limit or "-",
-                three(each.point.tokens_s),
-                seconds(each.point.latency_s),
-            )
-        )
-    return PlanTable(("case", "bits w/a/kv", "gpus", "batch", "ends at", "tok/s each", "request"), rows)
+CASE_COLUMNS: Mapping[str, Callable[[WhatIfCase], str]] = {
+    "case": lambda each: each.name,
+    "bits w/a/kv": lambda each: bits_apart(each.given.precision),
+    "gpus": lambda each: f"{each.gpus}" if each.point else "does not fit",
+    "batch": lambda each: f"{each.point.batch}" if each.point else "-",
+    "ends at": lambda each: each.limit or "-",
+    "tok/s each": lambda each: three(each.point.tokens_s) if each.point else "-",
+    "request": lambda each: seconds(each.point.latency_s) if each.point else "-",
+}

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,14 +22,11 @@ from planner.facts.model import ModelShape
 from planner.facts.model_config import from_config, from_gguf
 from planner.goodput import Workload, mix_of, slo_of, workloads
 from planner.goodput import workload as workload_named
-from planner.load import KvReads, Precision, RequestLengths
-from planner.search import MAX_BATCH, BatchLimits, SearchInput
+from planner.load import MAX_BATCH, KvReads, PlanInput, Precision, RequestLengths
 
 CPU = "cpu"
 LEAST, MOST = 1e-9, 1e12
 """Of a number that is given, beside 0."""
-MAX_GPUS = 1024
-"""A search over them takes about ten seconds."""
 USUAL = RequestLengths()
 """Without --in and --out."""
 Values: TypeAlias = dict[str, Any]
@@ -36,12 +34,12 @@ Values: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OptionGroup:
-    """Options that together say one thing, which a plan gets as the argument `name`."""
+    """Options that together say one thing: a field of PlanInput, or the argument `name`."""
 
     name: str
     options: Sequence[click.Option]
-    read: Callable[[Values], Any]
-    """Gets the arguments read so far, and the values of the options, which it may take out. Raises PlanError."""
+    read: Callable[[Values], Any] | None = None
+    """Gets the arguments read so far, and the values of the options. Raises PlanError. None: its option says it."""
     missing: str = ""
     """What to give, where one of the options must be given."""
 
@@ -51,7 +49,11 @@ class OptionGroup:
 
 @dataclass(frozen=True, slots=True)
 class PlanCommand:
-    """A plan that the command line can ask for."""
+    """A plan that the command line can ask for.
+
+    If its groups name a model or a device, its function gets their fields together, as `given`: a PlanInput, or if they
+    do not name both, what makes one of the fields that are missing.
+    """
 
     name: str
     function: Callable[..., PlanAnswer]
@@ -76,10 +78,15 @@ class PlanCommand:
         for option in self.options:
             _check_number(option.opts[0], values.get(option.name or ""))
         for group in self.groups:
-            found = group.read(values)
-            for option in group.options:
-                values.pop(option.name or "", None)
-            values[group.name] = found
+            if group.read is not None:
+                found = group.read(values)
+                for option in group.options:
+                    values.pop(option.name or "", None)
+                values[group.name] = found
+        names = {group.name for group in self.groups}
+        if names & {"model", "device"}:
+            given = partial(PlanInput, **{name: values.pop(name) for name in names})
+            values["given"] = given() if names >= {"model", "device"} else given
         return self.function(**values)
 
 
@@ -158,41 +165,6 @@ def workload_of(prompt: int | None, answer: int | None, name: str | None) -> Wor
     return workload_named(name)
 
 
-def _tp(known: Values) -> int:
-    """Raises PlanError unless each device gets as many heads."""
-    model, tp = known["model"], int(known["tp"])
-    if tp < 1 or model.heads % tp:
-        fitting = [each for each in (1, 2, 4, 8, 16, 32) if model.heads % each == 0]
-        raise PlanError(f"--tp {tp}: it must divide the {model.heads} heads of {model.name}; {fitting} would")
-    return tp
-
-
-def _efficiency(known: Values) -> float:
-    efficiency = float(known["efficiency"])
-    if not 0 < efficiency <= 1:
-        raise PlanError(f"--efficiency {efficiency:g}: a share of the roofline is more than 0 and at most 1")
-    return efficiency
-
-
-def _gpus(known: Values) -> int:
-    gpus = int(known["gpus"])
-    if not 1 <= gpus <= MAX_GPUS:
-        raise PlanError(f"--gpus {gpus}: 1 to {MAX_GPUS:,} GPUs can be planned with")
-    return gpus
-
-
-def _limits(known: Values) -> BatchLimits:
-    batch = int(known["max_batch"])
-    if batch < 1:
-        raise PlanError(f"--max-batch {batch}: a replica runs at least 1 request")
-    return BatchLimits(batch)
-
-
-def _search(known: Values) -> SearchInput:
-    names = ("model", "device", "gpus", "lengths", "precision", "efficiency", "limits")
-    return SearchInput(**{name: known.pop(name) for name in names})
-
-
 def _count(flag: str, default: int, text: str) -> click.Option:
     return click.Option([flag], type=int, default=default, show_default=True, help=text)
 
@@ -232,7 +204,11 @@ WORKLOAD = OptionGroup(
     lambda known: workload_of(known["prompt"], known["answer"], known["workload"]),
 )
 """Without a name if it is of --in and --out."""
-LENGTHS = OptionGroup("lengths", WORKLOAD.options, lambda known: WORKLOAD.read(known).lengths)
+LENGTHS = OptionGroup(
+    "lengths",
+    WORKLOAD.options,
+    lambda known: workload_of(known["prompt"], known["answer"], known["workload"]).lengths,
+)
 BITS = OptionGroup(
     "precision",
     [
@@ -251,12 +227,10 @@ READS = OptionGroup(
     ],
     lambda known: KvReads(known["kv_budget"], known["streaming_heads"], known["stream_window"]),
 )
-TP = OptionGroup("tp", [_count("--tp", 1, "GPUs that share every layer (tensor parallelism).")], _tp)
-GPUS = OptionGroup("gpus", [_count("--gpus", 1, "How many such GPUs.")], _gpus)
+TP = OptionGroup("tp", [_count("--tp", 1, "GPUs that share every layer (tensor parallelism).")])
+GPUS = OptionGroup("gpus", [_count("--gpus", 1, "How many such GPUs.")])
 EFFICIENCY = OptionGroup(
-    "efficiency",
-    [_figure("--efficiency", 0.7, "Share of the roofline that the engine reaches; 1: the bound itself.")],
-    _efficiency,
+    "efficiency", [_figure("--efficiency", 0.7, "Share of the roofline that the engine reaches; 1: the bound itself.")]
 )
 SLO = OptionGroup(
     "slo",
@@ -271,12 +245,12 @@ SLO = OptionGroup(
 
 def max_batch(default: int = MAX_BATCH) -> OptionGroup:
     """--max-batch, with this default."""
-    return OptionGroup("limits", [_count("--max-batch", default, "Most requests in one replica.")], _limits)
+    return OptionGroup("max_batch", [_count("--max-batch", default, "Most requests in one replica.")])
 
 
 def search_options(batch: int = MAX_BATCH) -> Sequence[OptionGroup]:
-    """The options of every plan that puts a model on several GPUs; the function gets `given`."""
-    return MODEL, GPU, GPUS, LENGTHS, BITS, max_batch(batch), EFFICIENCY, OptionGroup("given", (), _search)
+    """The options of every plan that puts a model on several GPUs."""
+    return MODEL, GPU, GPUS, LENGTHS, BITS, max_batch(batch), EFFICIENCY
 
 
 COPY_BYTES = 1 << 27

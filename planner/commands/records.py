@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TypeAlias
 
 from planner.facts.catalogue import PlanError
-from planner.fit import ServedLimits, ServedText
+from planner.fit import NO_LIMIT, ServedText, by_worker
+from planner.simulator.engine import EngineShape
 from planner.simulator.trace import TraceRow
 from telemetry.records.reader import Evidence, ReportedRequest, Skipped, decode_line, evidence_of, read_records
 from telemetry.records.schema import Record
@@ -98,40 +99,27 @@ def _texts(request: ReportedRequest) -> list[ServedText]:
 
 
 def limits_of(
-    evidence: Evidence, served: Iterable[ServedText], step_tokens: int, *, by_slot: bool = False
-) -> ServedLimits:
+    evidence: Evidence, served: Sequence[ServedText], step_tokens: int, *, by_slot: bool = False
+) -> EngineShape:
     """What an engine takes at once, as its worker's samples say; without them, what one was seen to hold. `by_slot`: it
     is llama.cpp."""
-    names = {each.worker for each in served}
-    samples = [each for (name, _), rows in evidence.samples.items() if name in names for each in rows]
-    slots = max((each.slots for each in samples), default=0) or max(_at_once(_spans_by_worker(served)), default=1)
-    return ServedLimits(slots, max((each.kv_tokens for each in samples), default=0), step_tokens, by_slot)
+    workers = by_worker(served)
+    samples = [each for (name, _), rows in evidence.samples.items() if name in workers for each in rows]
+    seen = (_at_once([(each.begun_s, each.last_s) for each in texts]) for texts in workers.values())
+    slots = max((each.slots for each in samples), default=0) or max(seen, default=1)
+    kv_tokens = max((each.kv_tokens for each in samples), default=0) or NO_LIMIT
+    return EngineShape(kv_tokens, slots, step_tokens, by_slot=by_slot)
 
 
-def workers_of(served: Iterable[ServedText]) -> int:
+def workers_of(served: Sequence[ServedText]) -> int:
     """How many workers served at the same time, at most: each from its first text to its last."""
-    spans = [(min(begin for begin, _ in each), max(end for _, end in each)) for each in _spans_by_worker(served)]
-    return max(_at_once([spans]), default=1)
+    return _at_once([(texts[0].begun_s, max(each.last_s for each in texts)) for texts in by_worker(served).values()])
 
 
-def _spans_by_worker(served: Iterable[ServedText]) -> list[list[tuple[float, float]]]:
-    found: dict[str, list[tuple[float, float]]] = {}
-    for each in served:
-        found.setdefault(each.worker, []).append((each.begun_s, each.last_s))
-    return list(found.values())
-
-
-def _at_once(groups: Iterable[list[tuple[float, float]]]) -> list[int]:
-    """The most spans of each group that overlap."""
-    found = []
-    for spans in groups:
-        changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
-        at_once = most = 0
-        for _, change in changes:
-            at_once += change
-            most = max(most, at_once)
-        found.append(most)
-    return found
+def _at_once(spans: Sequence[tuple[float, float]]) -> int:
+    """The most spans that overlap."""
+    changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    return max(accumulate(change for _, change in changes), default=1)
 
 
 def is_records(path: Path) -> bool:

@@ -5,26 +5,26 @@ Here are also the words and tables of `penstock tune`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import click
 
-from planner.commands.answers import PlanAnswer, PlanTable, inputs_of, plot, seconds, three
+from planner.commands.answers import PlanAnswer, PlanTable, inputs_of, known, plot, seconds, three
 from planner.commands.estimates import assumed_prices
 from planner.commands.inputs import EFFICIENCY, GPU, GPUS, LEAST, MOST, SLO, plan_command, search_options
 from planner.cost import best_by_concurrency, grid_advice, knee_of, per_million
 from planner.cost import grid as layouts_of
 from planner.facts import catalogue
 from planner.facts.catalogue import Accelerator, PlanError
-from planner.goodput import best_goodput, goodput_advice, work_note
+from planner.goodput import GoodputRow, best_goodput, goodput_advice, work_note
 from planner.knee import modelled, pareto
-from planner.load import Precision, RequestLengths
-from planner.placement import ModelLoad, copies_per_gpu, place_advice
+from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
+from planner.memory import replicas_for
 from planner.placement import place as placed
-from planner.roofline import RooflineInput
-from planner.search import Attainment, LatencySlo, PlanOutcome, SearchInput, SearchWatch, best, quantile, search_advice
+from planner.placement import place_advice
+from planner.search import Attainment, PlanOutcome, SearchWatch, best, quantile, search_advice
 from planner.search import search as tried
 from planner.tuning import LevelReading, MeasuredFrontier, Recommendation
 
@@ -73,21 +73,21 @@ def frontier_json(
 
 def frontier_table(found: MeasuredFrontier) -> PlanTable:
     """Joules have a column if they are known."""
-    header, known = ["at once", "tokens/s", "requests/s", "request"], any(point.joules_token for point in found.points)
+    header, has_joules = ["at once", "tokens/s", "requests/s", "request"], any(p.joules_token for p in found.points)
     rows = []
     for point in found.points:
         row = [f"{point.batch}", three(point.tokens_s), three(point.requests_s), seconds(point.latency_s)]
-        row += ["-" if point.joules_token is None else three(point.joules_token)] * known
+        row += [known(three, point.joules_token)] * has_joules
         rows.append([*row, "knee" if point.batch == found.knee.batch else "" if point in found.kept else "dominated"])
-    return PlanTable((*header, *["J/token"] * known, "note"), rows)
+    return PlanTable((*header, *["J/token"] * has_joules, "note"), rows)
 
 
 def power_note(readings: Mapping[int, Sequence[LevelReading]], device: Accelerator | None, gpus: int) -> list[str]:
     """How near to its limit the GPU was at the highest concurrency whose energy is known: a line of advice."""
-    known = [(clients, one) for clients, ones in readings.items() for one in ones if one.joules is not None]
-    if device is None or not device.watts or not known:
+    metered = [(clients, one) for clients, ones in readings.items() for one in ones if one.joules is not None]
+    if device is None or not device.watts or not metered:
         return []
-    clients, reading = max(known, key=lambda each: each[0])
+    clients, reading = max(metered, key=lambda each: each[0])
     watts = (reading.joules or 0.0) / reading.seconds
     share = watts / (device.watts * max(1, gpus))
     return [f"At {clients} at once the GPUs draw {watts:.0f} W, {100 * share:.0f} % of their limit ({device.name})."]
@@ -132,10 +132,8 @@ def settings_lines(model: str, wanted: Recommendation) -> list[str]:
 
 def kept(reading: LevelReading, slo: LatencySlo) -> Attainment:
     """Shares of all requests that kept the objectives; one that failed kept none."""
-    ttft = [answer.ttft <= slo.ttft_s for answer in reading.answers]
-    tpot = [(answer.tpot or 0.0) <= slo.tpot_s for answer in reading.answers]
-    both = [one and other for one, other in zip(ttft, tpot, strict=True)]
-    return Attainment(*(sum(each) / reading.requests for each in (both, ttft, tpot)))
+    answered = [(answer.ttft, answer.tpot or 0.0) for answer in reading.answers]
+    return Attainment.of(answered, reading.requests, slo)
 
 
 def goodput_words(found: float, tried: dict[float, Attainment], slo: LatencySlo, ended: str) -> str:
@@ -162,9 +160,7 @@ SHOWN = 12
 @plan_command("search", *search_options(), SLO, shown="searching", watched=True)
 @click.option("--rate", type=float, help="Requests a second of all GPUs; then latencies are those at this rate.")
 @click.option("--price", type=float, help="Of an hour of one such GPU.")
-def search(
-    given: SearchInput, rate: float | None, price: float | None, slo: LatencySlo, watch: SearchWatch
-) -> PlanAnswer:
+def search(given: PlanInput, rate: float | None, price: float | None, watch: SearchWatch) -> PlanAnswer:
     """Try every parallelism (dp, pp, tp, experts, attention-dp) on several GPUs, and name the best.
 
     \b
@@ -176,28 +172,27 @@ def search(
         raise PlanError(f"--rate {rate:g}: requests a second are above 0")
     if price is not None and not price > 0:
         raise PlanError(f"--price {price:g}: a price of an hour is above 0")
-    given, gpus = replace(given, rate=rate, slo=slo), given.gpus
+    given, gpus = replace(given, rate=rate), given.gpus
     assumed = [given.device] if price is None else []
     price = given.device.price_per_hour if price is None else price
     found = tried(given, watch)
     top = best(found)
     value = {
-        **inputs_of(given),
-        "rate": rate,
-        "latency_optimal": top.latency.plan.name,
-        "throughput_optimal": top.throughput.plan.name,
-        "energy_optimal": top.energy.plan.name,
+        **inputs_of(given, "gpus", "efficiency", "rate"),
+        **{f"{aim}_optimal": each.plan.name for aim, each in top._asdict().items()},
         "price_per_hour": price,
         "pareto": [each.plan.name for each in cheapest(found, gpus, price)],
         "plans": [_outcome_json(each) | _cost_json(each, gpus, price) for each in found],
     }
-    rows = [_row(each, marks_of(each, found)) for each in found[:SHOWN]]
-    header = ["plan", "best", "alone", "first token", "per token", "backlog tok/s", "J/token", "mfu", "mbu"]
-    if rate is not None:
-        header += ["p95 first", "p95 token", "kept"]
+    columns: dict[str, Callable[[PlanOutcome], str]] = {
+        "plan": lambda each: each.plan.name,
+        "best": lambda each: marks_of(each, found),
+        **COLUMNS,
+        **({} if rate is None else AT_RATE_COLUMNS),
+    }
     drawn = _plot(found, gpus, price) if len(found) > 1 else ""
     advice, notes = search_advice(given, found), _notes(given.efficiency, found) + assumed_prices(assumed)
-    return PlanAnswer(value, [PlanTable(header, rows)], advice, drawn, notes)
+    return PlanAnswer(value, [PlanTable.of(found[:SHOWN], columns)], advice, drawn, notes)
 
 
 def cost_of(each: PlanOutcome, gpus: int, price: float | None) -> float:
@@ -230,8 +225,7 @@ def _plot(found: list[PlanOutcome], gpus: int, price: float | None) -> str:
 
 def marks_of(outcome: PlanOutcome, found: list[PlanOutcome]) -> str:
     """What a plan is best for."""
-    top = best(found)
-    marks = [name for name in ("latency", "throughput", "energy") if getattr(top, name) is outcome]
+    marks = [aim for aim, each in best(found)._asdict().items() if each is outcome]
     return ", ".join(marks) or "-"
 
 
@@ -252,22 +246,20 @@ def _outcome_json(each: PlanOutcome) -> dict[str, Any]:
     return found
 
 
-def _row(each: PlanOutcome, marks: str) -> list[str]:
-    row = [
-        each.plan.name,
-        marks,
-        seconds(each.alone_s),
-        seconds(each.alone_ttft_s),
-        seconds(each.alone_tpot_s),
-        three(each.backlog.tokens_s),
-        three(each.backlog.joules_token),
-        f"{each.backlog.mfu:.2f}",
-        f"{each.backlog.mbu:.2f}",
-    ]
-    if each.at_rate is not None and each.kept is not None:
-        row += [seconds(quantile(each.at_rate.ttfts_s, 0.95)), seconds(quantile(each.at_rate.tpots_s, 0.95))]
-        row.append(f"{100 * each.kept.both:.0f} %")
-    return row
+COLUMNS: Mapping[str, Callable[[PlanOutcome], str]] = {
+    "alone": lambda each: seconds(each.alone_s),
+    "first token": lambda each: seconds(each.alone_ttft_s),
+    "per token": lambda each: seconds(each.alone_tpot_s),
+    "backlog tok/s": lambda each: three(each.backlog.tokens_s),
+    "J/token": lambda each: three(each.backlog.joules_token),
+    "mfu": lambda each: f"{each.backlog.mfu:.2f}",
+    "mbu": lambda each: f"{each.backlog.mbu:.2f}",
+}
+AT_RATE_COLUMNS: Mapping[str, Callable[[PlanOutcome], str]] = {
+    "p95 first": lambda each: seconds(quantile(each.at_rate.ttfts_s, 0.95)) if each.at_rate else "-",
+    "p95 token": lambda each: seconds(quantile(each.at_rate.tpots_s, 0.95)) if each.at_rate else "-",
+    "kept": lambda each: f"{100 * each.kept.both:.0f} %" if each.kept else "-",
+}
 
 
 def _notes(efficiency: float, found: list[PlanOutcome]) -> list[str]:
@@ -280,7 +272,7 @@ USUAL_BATCH = 64
 
 
 @plan_command("grid", *search_options(USUAL_BATCH))
-def grid(given: SearchInput) -> PlanAnswer:
+def grid(given: PlanInput) -> PlanAnswer:
     """Compare one large replica with several small ones on the same GPUs, by concurrent requests.
 
     \b
@@ -290,8 +282,7 @@ def grid(given: SearchInput) -> PlanAnswer:
     rows = layouts_of(given)
     top = best_by_concurrency(rows)
     value = {
-        **inputs_of(given),
-        "max_batch": given.limits.batch,
+        **inputs_of(given, "gpus", "efficiency", "max_batch"),
         "layouts": [{"plan": row.plan.name, "tokens_s": row.tokens_s} for row in rows],
         "best": {each: plan.name for each, plan in top.items()},
     }
@@ -301,17 +292,16 @@ def grid(given: SearchInput) -> PlanAnswer:
 
 
 @plan_command("goodput", *search_options(), SLO, shown="searching", watched=True)
-def goodput(given: SearchInput, slo: LatencySlo, watch: SearchWatch) -> PlanAnswer:
+def goodput(given: PlanInput, watch: SearchWatch) -> PlanAnswer:
     """Find the highest rate of requests that keep both latency objectives, with prefill beside decode or apart.
 
     \b
     Examples:
       penstock plan goodput --model opt-13b --gpu a100-80gb --gpus 2
     """
-    given = replace(given, slo=slo)
-    rows = best_goodput(given, watch=watch)
+    rows, slo = best_goodput(given, watch=watch), given.slo
     value = {
-        **inputs_of(given),
+        **inputs_of(given, "gpus", "efficiency"),
         "ttft_ms": 1e3 * slo.ttft_s,
         "tpot_ms": 1e3 * slo.tpot_s,
         "share": slo.share,
@@ -327,24 +317,20 @@ def goodput(given: SearchInput, slo: LatencySlo, watch: SearchWatch) -> PlanAnsw
             for row in rows
         ],
     }
-    table = [
-        (
-            row.deployment.prefill.name if row.deployment.prefill else "beside decode",
-            row.deployment.decode.name,
-            three(row.rate),
-            three(row.per_gpu),
-        )
-        for row in rows
-    ]
-    header = ("prefill", "decode", "requests/s", "per GPU")
     notes = [work_note(given, rows[0].deployment)] if given.gpus > 1 else []
-    return PlanAnswer(value, [PlanTable(header, table)], goodput_advice(given, rows), notes=notes)
+    return PlanAnswer(value, [PlanTable.of(rows, GOODPUT_COLUMNS)], goodput_advice(given, rows), notes=notes)
 
 
+GOODPUT_COLUMNS: Mapping[str, Callable[[GoodputRow], str]] = {
+    "prefill": lambda row: row.deployment.prefill.name if row.deployment.prefill else "beside decode",
+    "decode": lambda row: row.deployment.decode.name,
+    "requests/s": lambda row: three(row.rate),
+    "per GPU": lambda row: three(row.per_gpu),
+}
 FORM = "write MODEL=RATE or MODEL=RATE:IN:OUT, as opt-1.3b=4:512:256"
 
 
-def load_of(text: str, w_bits: float | None) -> ModelLoad:
+def load_of(text: str, w_bits: float | None, given: Callable[..., PlanInput]) -> PlanInput:
     """The load that a text such as opt-1.3b=4:512:256 describes. Raises PlanError."""
     name, _, numbers = text.partition("=")
     rate, *lengths = numbers.split(":")
@@ -356,28 +342,27 @@ def load_of(text: str, w_bits: float | None) -> ModelLoad:
         raise PlanError(f"--load {text}: {FORM}")
     model = catalogue.model(name)
     tokens = RequestLengths(found[1][0], found[1][1]) if found[1] else RequestLengths()
-    return ModelLoad(model, found[0], tokens, Precision.stored(model, w_bits))
+    return given(model=model, rate=found[0], lengths=tokens, precision=Precision.stored(model, w_bits))
 
 
 @plan_command("place", GPU, GPUS, SLO, EFFICIENCY, shown="placing")
 @click.option("--load", "texts", metavar="MODEL=RATE[:IN:OUT]", multiple=True, required=True,
               help="A model and its requests a second; give it again for others.")  # fmt: skip
 @click.option("--w-bits", type=float, help="Bits of a weight of all models [as their files have them].")
-def place(
-    texts: tuple[str, ...], device: Accelerator, gpus: int, w_bits: float | None, slo: LatencySlo, efficiency: float
-) -> PlanAnswer:
+def place(given: Callable[..., PlanInput], texts: tuple[str, ...], w_bits: float | None) -> PlanAnswer:
     """Choose which of several models run on which GPUs, so that most requests keep their objectives.
 
     \b
     Examples:
       penstock plan place --load opt-1.3b=20 --load opt-13b=2 --gpu h200 --gpus 2
     """
-    loads = [load_of(text, w_bits) for text in texts]
+    loads = [load_of(text, w_bits, given) for text in texts]
+    device, gpus = loads[0].device, loads[0].gpus
     names = [load.model.name for load in loads]
     if len(set(names)) < len(names):
         raise PlanError("--load names a model twice: add its rates, and give it once")
-    found = placed(loads, device, gpus, slo, efficiency)
-    shared = {load.model.name: _shared(load, device, efficiency) for load in loads}
+    found = placed(loads, gpus)
+    shared = {load.model.name: _shared(load) for load in loads}
     value = {
         "gpu": device.name,
         "gpu_source": device.source,
@@ -394,12 +379,11 @@ def place(
     return PlanAnswer(
         value,
         [PlanTable(["gpu", *names], rows)],
-        place_advice(loads, found, slo),
+        place_advice(loads, found),
         notes=[f"Copies that a whole GPU holds with the batch of their knee (at most 3, which gained most): {note}."],
     )
 
 
-def _shared(load: ModelLoad, device: Accelerator, efficiency: float) -> int:
+def _shared(load: PlanInput) -> int:
     """Copies of a model on a GPU of its own."""
-    points = modelled(RooflineInput(load.model, device, load.precision), load.lengths, efficiency)
-    return copies_per_gpu(load, device, knee_of(points)[0].batch)
+    return replicas_for(load, knee_of(modelled(load))[0].batch)

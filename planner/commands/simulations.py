@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from planner.commands.answers import PlanAnswer, PlanTable, given, seconds, three
-from planner.commands.inputs import BITS, EFFICIENCY, GPU, LENGTHS, MAX_GPUS, MODEL, SLO, max_batch, plan_command
+from planner.commands.answers import PlanAnswer, PlanTable, inputs_of, seconds, three
+from planner.commands.inputs import BITS, EFFICIENCY, GPU, LENGTHS, MODEL, SLO, max_batch, plan_command
 from planner.commands.records import (
     DEFAULT_STEP_TOKENS,
     EMBEDDED_STEP_TOKENS,
@@ -26,10 +26,10 @@ from planner.commands.records import (
     workers_of,
 )
 from planner.cost import MAX_REQUESTS, TimelineRow, simulated, texts_of, timeline, timeline_advice
-from planner.facts.catalogue import Accelerator, PlanError
-from planner.facts.model import ModelShape
+from planner.facts.catalogue import PlanError
 from planner.fit import (
     MIN_REQUESTS,
+    NO_LIMIT,
     ComparedLoad,
     EngineFit,
     LoadFigures,
@@ -42,11 +42,9 @@ from planner.fit import (
     loads_of,
     predicted,
 )
-from planner.load import Precision, RequestLengths
+from planner.load import MAX_GPUS, PlanInput
 from planner.search import (
     Attainment,
-    BatchLimits,
-    LatencySlo,
     ParallelPlan,
     ReplicaModel,
     ServedLoad,
@@ -69,20 +67,7 @@ from telemetry.records.reader import ReportedRequest
 @click.option("--pp", type=int, default=1, show_default=True, help="Stages of a replica.")
 @click.option("--tp", type=int, default=1, show_default=True, help="GPUs of a stage.")
 def simulate(
-    model: ModelShape,
-    device: Accelerator,
-    path: Path | None,
-    scale: float,
-    rate: float,
-    count: int,
-    dp: int,
-    pp: int,
-    tp: int,
-    lengths: RequestLengths,
-    precision: Precision,
-    limits: BatchLimits,
-    slo: LatencySlo,
-    efficiency: float,
+    given: PlanInput, path: Path | None, scale: float, rate: float, count: int, dp: int, pp: int, tp: int
 ) -> PlanAnswer:
     """Serve a trace with one parallelism, iteration by iteration, and show who was served in time, and when.
 
@@ -94,7 +79,7 @@ def simulate(
       penstock plan simulate --model opt-13b --gpu h200 --trace burstgpt.csv
       penstock plan simulate --model opt-13b --gpu l4 --trace .penstock/records
     """
-    plan = ParallelPlan(dp, pp, tp)
+    model, slo, plan = given.model, given.slo, ParallelPlan(dp, pp, tp)
     if min(dp, pp, tp) < 1 or not is_valid(plan, model):
         raise PlanError(f"{plan.name} does not divide {model.name}: `penstock plan search` lists what does")
     if plan.gpus > MAX_GPUS:
@@ -103,17 +88,16 @@ def simulate(
         raise PlanError(f"--scale {scale:g} --rate {rate:g} --count {count}: the first two are above 0, --count from 1")
     if count > MAX_REQUESTS:
         raise PlanError(f"--count {count}: at most {MAX_REQUESTS:,} requests are simulated")
-    lengths.check(model)
-    texts, failed = _texts(path, scale, rate, count, lengths, model)
+    given.lengths.check(model)
+    texts, failed = _texts(path, scale, rate, count, given)
     prompt = round(sum(text.prompt for text in texts) / len(texts))
-    found = simulated(ReplicaModel(model, device, plan, precision, prompt, efficiency), texts, limits)
+    found = simulated(ReplicaModel(replace(given, lengths=replace(given.lengths, prompt=prompt)), plan), texts)
     rows, kept = timeline(texts, slo), attainment(texts, slo)
     evictions = sum(text.evictions for text in texts)
     value = {
-        **given(model, device, None, precision),
+        **{name: each for name, each in inputs_of(given, "efficiency").items() if name not in ("in", "out")},
         "plan": plan.name,
         "gpus": plan.gpus,
-        "efficiency": efficiency,
         "failed_in_trace": failed,
         "evictions": evictions,
         **_served_json(found, kept),
@@ -123,22 +107,20 @@ def simulate(
         f"{three(found.tokens_s)} tokens/s over {seconds(found.seconds)}, {three(found.joules_token)} J/token, "
         f"{evictions} evictions." + (f" {failed} requests without an answer are left out." if failed else "")
     )
-    tables = [] if all(row.kept == 1.0 for row in rows) else [_timeline_table(rows)]
+    tables = [] if all(row.kept == 1.0 for row in rows) else [PlanTable.of(rows, TIMELINE_COLUMNS)]
     return PlanAnswer(value, tables, timeline_advice(rows, kept.both, slo), notes=[note])
 
 
-def _texts(
-    path: Path | None, scale: float, rate: float, count: int, lengths: RequestLengths, model: ModelShape
-) -> tuple[list[ModelText], int]:
+def _texts(path: Path | None, scale: float, rate: float, count: int, given: PlanInput) -> tuple[list[ModelText], int]:
     """The requests, and how many of the trace are left out because they had no answer. Raises PlanError."""
     if path is None:
-        return requests(lengths, count, rate), 0
+        return requests(given.lengths, count, rate), 0
     try:
         if is_records(path):
             rows, failed = rows_of(records_in(path).requests)
-            return texts_of(cut(rows, scale=scale), model), failed
+            return texts_of(cut(rows, scale=scale), given.model), failed
         trace = Trace(path)
-        return texts_of(cut(trace, scale=scale), model), trace.failed
+        return texts_of(cut(trace, scale=scale), given.model), trace.failed
     except OSError as error:
         raise PlanError(
             f"--trace {path}: {(error.strerror or str(error)).lower()}",
@@ -164,22 +146,15 @@ def _served_json(found: ServedLoad, kept: Attainment) -> dict[str, float]:
     }
 
 
-def _timeline_table(rows: list[TimelineRow]) -> PlanTable:
-    table = [
-        (
-            f"{row.begin_s:,.0f}",
-            f"{row.requests:,}",
-            three(row.tokens),
-            seconds(row.ttft_p90_s),
-            seconds(row.tpot_p90_s),
-            f"{100 * row.kept:.0f} %",
-            "#" * round(20 * row.kept),
-        )
-        for row in rows
-    ]
-    return PlanTable(("from, s", "requests", "tokens", "first p90", "token p90", "kept", ""), table)
-
-
+TIMELINE_COLUMNS: Mapping[str, Callable[[TimelineRow], str]] = {
+    "from, s": lambda row: f"{row.begin_s:,.0f}",
+    "requests": lambda row: f"{row.requests:,}",
+    "tokens": lambda row: three(row.tokens),
+    "first p90": lambda row: seconds(row.ttft_p90_s),
+    "token p90": lambda row: seconds(row.tpot_p90_s),
+    "kept": lambda row: f"{100 * row.kept:.0f} %",
+    "": lambda row: "#" * round(20 * row.kept),
+}
 STEP_TOKENS = f"Prompt tokens of a step [{DEFAULT_STEP_TOKENS}; embedded: {EMBEDDED_STEP_TOKENS}]."
 EMBEDDED = "The engine was the embedded one, which computes prompts in the order of its slots."
 
@@ -233,7 +208,7 @@ def fit(
         "loads": [asdict(each) for each in rows],
         **{name: asdict(each) for name, each in errors.items()},
     }
-    tables = [_load_table(rows), _error_table(*errors.values())]
+    tables = [PlanTable.of(rows, LOAD_COLUMNS, "Measured > predicted"), _error_table(*errors.values())]
     if scale is not None:
         whole, scaled = (figures(found, predicted(found, served, workers, each)) for each in (1.0, scale))
         value["scaled"] = {"scale": scale, **asdict(scaled)}
@@ -245,8 +220,8 @@ def fit(
 def _coefficients(found: EngineFit) -> dict[str, Any]:
     return {
         "slots": found.limits.slots,
-        "kv_tokens": found.limits.kv_tokens,
-        "step_tokens": found.limits.step_tokens,
+        "kv_tokens": found.limits.kv_tokens % NO_LIMIT,
+        "step_tokens": found.limits.prefill_tokens,
         "decode": asdict(found.times.small),
         "decode_from_95_texts": asdict(found.times.large),
         "lone_s": found.times.lone_s,
@@ -256,21 +231,15 @@ def _coefficients(found: EngineFit) -> dict[str, Any]:
     }
 
 
-def _load_table(rows: list[ComparedLoad]) -> PlanTable:
-    table = [
-        (
-            f"{row.begin_s:,.0f}",
-            f"{row.requests:,}",
-            "held out" if row.held_out else "fitted",
-            _pair(three, row.measured.tokens_s, row.predicted.tokens_s),
-            _pair(seconds, row.measured.ttft_p50_s, row.predicted.ttft_p50_s),
-            _pair(seconds, row.measured.ttft_p90_s, row.predicted.ttft_p90_s),
-            _pair(seconds, row.measured.tpot_p50_s, row.predicted.tpot_p50_s),
-        )
-        for row in rows
-    ]
-    header = ("from, s", "texts", "", "tokens/s", "first p50", "first p90", "token p50")
-    return PlanTable(header, table, "Measured > predicted")
+LOAD_COLUMNS: Mapping[str, Callable[[ComparedLoad], str]] = {
+    "from, s": lambda row: f"{row.begin_s:,.0f}",
+    "texts": lambda row: f"{row.requests:,}",
+    "": lambda row: "held out" if row.held_out else "fitted",
+    "tokens/s": lambda row: f"{three(row.measured.tokens_s)} > {three(row.predicted.tokens_s)}",
+    "first p50": lambda row: f"{seconds(row.measured.ttft_p50_s)} > {seconds(row.predicted.ttft_p50_s)}",
+    "first p90": lambda row: f"{seconds(row.measured.ttft_p90_s)} > {seconds(row.predicted.ttft_p90_s)}",
+    "token p50": lambda row: f"{seconds(row.measured.tpot_p50_s)} > {seconds(row.predicted.tpot_p50_s)}",
+}
 
 
 def _error_table(medians: LoadFigures, worst: LoadFigures, constant: LoadFigures) -> PlanTable:
@@ -278,10 +247,6 @@ def _error_table(medians: LoadFigures, worst: LoadFigures, constant: LoadFigures
     rows = [(name, *(f"{100 * value:.1f} %" for value in asdict(each).values())) for name, each in named]
     header = ("error of the held-out loads", "tokens/s", "first p50", "first p90", "token p50")
     return PlanTable(header, rows)
-
-
-def _pair(form: Callable[[float], str], measured: float, predicted: float) -> str:
-    return f"{form(measured)} > {form(predicted)}"
 
 
 def _scaled_table(scale: float, whole: LoadFigures, scaled: LoadFigures) -> PlanTable:

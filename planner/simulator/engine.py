@@ -6,6 +6,7 @@ evicted or aborted loses that and computes it again when it returns.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
@@ -101,6 +102,18 @@ class ModelText:
         return self.prompt + self.generated
 
     @property
+    def ttft_s(self) -> float:
+        """Infinite before its first token."""
+        return (math.inf if self.first_s is None else self.first_s) - self.arrived_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds for each token after the first: infinite before its end, 0 for one token."""
+        if self.first_s is None or self.ended_s is None:
+            return math.inf
+        return (self.ended_s - self.first_s) / (self.output - 1) if self.output > 1 else 0.0
+
+    @property
     def is_done(self) -> bool:
         return self.generated >= self.output
 
@@ -167,14 +180,7 @@ class ModelEngine:
         prefilled = self._prefill(max(0, self.shape.prefill_tokens - decoding))
         tokens = [text for text in self.running if not text.to_prefill]
         seconds = self.shape.costs.step_s(len(tokens), self.held, *prefilled)
-        done = ModelStep(seconds, tokens, evicted=evicted)
-        for text in tokens:
-            text.generated += 1
-        self.held += len(tokens)
-        done.ended = [text for text in done.tokens if text.is_done]
-        for text in done.ended:
-            self._drop(text)
-        return done
+        return self._gave(ModelStep(seconds, tokens, evicted=evicted), 1)
 
     def alike(self) -> int:
         """How many of the next steps only give each running text a token, without an end before the last of them: 0 if
@@ -199,10 +205,13 @@ class ModelEngine:
     def leap(self, steps: int) -> ModelStep:
         """Do so many of these steps at once. The duration is their sum."""
         first_s, more_s = self.alike_s()
-        done = ModelStep(steps * first_s + more_s * steps * (steps - 1) / 2, list(self.running))
-        for text in self.running:
+        return self._gave(ModelStep(steps * first_s + more_s * steps * (steps - 1) / 2, list(self.running)), steps)
+
+    def _gave(self, done: ModelStep, steps: int) -> ModelStep:
+        """Each text of a step got so many tokens: those that have all leave."""
+        for text in done.tokens:
             text.generated += steps
-        self.held += steps * len(self.running)
+        self.held += steps * len(done.tokens)
         done.ended = [text for text in done.tokens if text.is_done]
         for text in done.ended:
             self._drop(text)

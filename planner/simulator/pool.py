@@ -87,7 +87,7 @@ class PoolWorker:
             return math.inf
         began_s = leap.began_s + leap.seconds(ended)
         if ended:
-            self._note(self.engine.leap(ended), began_s)
+            self.inner.note(self.engine.leap(ended), began_s)
         self.leap = None
         return self.begin_one(began_s)
 
@@ -101,16 +101,9 @@ class PoolWorker:
         """What is under way has ended now; its effects, with the times of first tokens and ends."""
         step = self.step if self.leap is None else self.engine.leap(self.leap.steps)
         assert step is not None
-        self._note(step, now_s)
+        self.inner.note(step, now_s)
         self.step = self.leap = None
         return step
-
-    def _note(self, step: ModelStep, now_s: float) -> None:
-        for text in step.tokens:
-            text.first_s = now_s if text.first_s is None else text.first_s
-        for text in step.ended:
-            text.ended_s = now_s
-        self.inner.note(step, now_s)
 
 
 class PoolSimulation:

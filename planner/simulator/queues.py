@@ -226,7 +226,12 @@ class ModelWorker:
         self.engine.submit(text)
 
     def note(self, step: ModelStep, now_s: float) -> None:
-        """Learn from a step that has ended now."""
+        """Learn from a step that has ended now, and write its time to texts that got their first or last token."""
+        for text in step.tokens:
+            if text.first_s is None:
+                text.first_s = now_s
+        for text in step.ended:
+            text.ended_s = now_s
         self.rule.note(step)
 
 
@@ -361,16 +366,16 @@ class Simulation:
         if worker.engine.is_idle:
             return False
         step = worker.engine.step()
-        heapq.heappush(self._steps, (self.now_s + step.duration_s, number, step))
+        heapq.heappush(self._steps, (self.now_s + self._duration_s(worker, step), number, step))
         return True
 
+    def _duration_s(self, worker: ModelWorker, step: ModelStep) -> float:
+        """How long a step takes beside those that are under way."""
+        return step.duration_s
+
     def _end_step(self, worker: ModelWorker, step: ModelStep) -> None:
-        for text in step.tokens:
-            if text.first_s is None:
-                text.first_s = self.now_s
-        for text in step.ended:
-            text.ended_s = self.now_s
-            self._queue.note_end(text)
         worker.note(step, self.now_s)
+        for text in step.ended:
+            self._queue.note_end(text)
         if self._on_step is not None:
             self._on_step(self.now_s, worker, step)

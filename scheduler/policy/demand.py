@@ -251,8 +251,8 @@ class Demand:
         flow = self.flows.get(lane)
         if flow is not None and flow.jobs > MIN_WEIGHT:
             return flow.size
-        jobs = sum(flow.jobs for flow in self.flows.values())
-        return sum(flow.tokens for flow in self.flows.values()) / jobs if jobs > MIN_WEIGHT else 0.0
+        flows = self.flows.values()
+        return Flow(jobs=sum(each.jobs for each in flows), tokens=sum(each.tokens for each in flows)).size
 
     def rate(self, lane: str) -> float:
         """Arrivals a second."""
@@ -449,15 +449,23 @@ def wait_s(snapshot: Snapshot, demand: Demand, workers: int) -> dict[str, float]
     """Seconds, by lane, until `workers` workers begin a job put now, after all in its lane and in higher ones. Slots
     that workers reserve from lane batch are not free for it."""
     reserved = workers * sum(worker.reserved for worker in snapshot.ready) / max(1, len(snapshot.ready))
-    waits, jobs, tokens, overtaking = {}, 0, 0.0, 0.0
-    for lane in snapshot.lanes:
-        size = demand.size(lane.name)
-        jobs, tokens = jobs + lane.waiting, tokens + lane.waiting * size
-        ahead = Ahead(lane.name, jobs + 1, tokens + size, overtaking, 0.0, "")
+    waits = {}
+    for lane, size, jobs, tokens, overtaking in _in_order(snapshot, demand):
+        ahead = Ahead(lane.name, jobs + lane.waiting + 1, tokens + lane.waiting * size + size, overtaking, 0.0, "")
         kept = lane.running + round(reserved) if lane.name == RESERVED_FROM else 0
         waits[lane.name] = clear_s(ahead, workers, demand, max(snapshot.running, kept))
-        overtaking += demand.rate(lane.name) * size
     return waits
+
+
+def _in_order(snapshot: Snapshot, demand: Demand) -> Iterator[tuple[LaneLoad, float, int, float, float]]:
+    """Each lane with the size of its jobs, and of the higher lanes: waiting jobs, their tokens, arriving tokens a
+    second."""
+    jobs, tokens, overtaking = 0, 0.0, 0.0
+    for lane in snapshot.lanes:
+        size = demand.size(lane.name)
+        yield lane, size, jobs, tokens, overtaking
+        jobs, tokens = jobs + lane.waiting, tokens + lane.waiting * size
+        overtaking += demand.rate(lane.name) * size
 
 
 def workers_for(ahead: Ahead, demand: Demand, running: int, max_workers: int) -> int:
@@ -467,9 +475,7 @@ def workers_for(ahead: Ahead, demand: Demand, running: int, max_workers: int) ->
 
 def constraints(snapshot: Snapshot, demand: Demand, limits: ScalingLimits) -> Iterator[Ahead]:
     """The work with a time limit: each lane's queue under its queue-time target, and the nearest deadlines."""
-    jobs, tokens, overtaking = 0, 0.0, 0.0
-    for lane in snapshot.lanes:
-        size = demand.size(lane.name)
+    for lane, size, jobs, tokens, overtaking in _in_order(snapshot, demand):
         if lane.waiting:
             whole = jobs + lane.waiting, tokens + lane.waiting * size
             yield Ahead(lane.name, *whole, overtaking, *_target(lane, demand, limits))
@@ -477,8 +483,6 @@ def constraints(snapshot: Snapshot, demand: Demand, limits: ScalingLimits) -> It
                 before = min(due.ahead, lane.waiting - 1) + 1
                 why = f"{before} must be begun within {due.in_s:.0f} s for a deadline"
                 yield Ahead(lane.name, jobs + before, tokens + before * size, overtaking, max(0.0, due.in_s), why)
-        jobs, tokens = jobs + lane.waiting, tokens + lane.waiting * size
-        overtaking += demand.rate(lane.name) * size
 
 
 def _target(lane: LaneLoad, demand: Demand, limits: ScalingLimits) -> tuple[float, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from operator import sub
 from statistics import median
 
 from streaming.fleet.process import Cordoned, Process
@@ -52,11 +53,8 @@ class WorkerRecord:
     """One observed worker: its counters at the start of the current window, its last window and its strikes."""
 
     began: float
-    steps: int
-    step_s: float
-    tokens: int
-    jobs: int
-    failed: int
+    counters: tuple[float, ...]
+    """Steps, their seconds and tokens, jobs, failed jobs."""
     window: Window | None = None
     strikes: int = 0
 
@@ -83,25 +81,22 @@ def judge(known: PoolHealth, workers: Iterable[Process], now: float) -> PoolHeal
     """
     workers = [worker for worker in workers if worker.state != "starting"]
     records = {worker.worker_id: _followed(known.records.get(worker.worker_id), worker, now) for worker in workers}
-    closed = [name for name, record in records.items() if record.window is not None and record.window.at == now]
+    windows = {name: record.window for name, record in records.items() if record.window is not None}
+    closed = {name: window for name, window in windows.items() if window.at == now}
     history, usual, fitted = known.history, known.usual, known.fitted
     if history and (fitted is None or now - fitted >= WINDOW_S):
         usual, fitted = usual_step(history), now
-    for name in closed:
-        struck = _why(name, records, usual, now)
-        if struck:
-            records[name] = replace(records[name], strikes=records[name].strikes + 1)
-        else:
-            window = records[name].window
-            assert window is not None
-            records[name] = replace(records[name], strikes=0)
-            history = (*history, (window.batch, window.step_s))[-HISTORY:] if window.batch else history
     cordons = tuple(cordon for cordon in known.cordons if cordon.worker in records)
     room = max(1, len(workers) // 4) - len(cordons)
     cordoned = {cordon.worker for cordon in cordons}
-    for name in closed:
-        if room > 0 and name not in cordoned and records[name].strikes >= STRIKES:
-            cordons = (*cordons, Cordoned(name, f"{_why(name, records, usual, now)}, {STRIKES} times in a row"))
+    for name, window in closed.items():
+        why = _why(name, records, usual, now)
+        strikes = records[name].strikes + 1 if why else 0
+        records[name] = replace(records[name], strikes=strikes)
+        if not why and window.batch:
+            history = (*history, (window.batch, window.step_s))[-HISTORY:]
+        if room > 0 and name not in cordoned and strikes >= STRIKES:
+            cordons = (*cordons, Cordoned(name, f"{why}, {STRIKES} times in a row"))
             room -= 1
     return PoolHealth(records, history, usual, fitted, cordons)
 
@@ -109,16 +104,15 @@ def judge(known: PoolHealth, workers: Iterable[Process], now: float) -> PoolHeal
 def _followed(record: WorkerRecord | None, worker: Process, now: float) -> WorkerRecord:
     jobs = sum(served.jobs for served in worker.served.values())
     failed = sum(served.failed for served in worker.served.values())
-    if record is None or worker.steps < record.steps:
-        return WorkerRecord(now, worker.steps, worker.step_s, worker.step_tokens, jobs, failed)
-    steps, ended = worker.steps - record.steps, jobs - record.jobs
+    counters = (worker.steps, worker.step_s, worker.step_tokens, jobs, failed)
+    if record is None or worker.steps < record.counters[0]:
+        return WorkerRecord(now, counters)
+    steps, step_s, tokens, ended, faults = map(sub, counters, record.counters)
     if now - record.began < WINDOW_S or (steps < MIN_STEPS and ended < FAILED_JOBS):
         return record
-    took = (worker.step_s - record.step_s) / steps if steps else 0.0
-    batch = (worker.step_tokens - record.tokens) / steps if steps else 0.0
-    share = (failed - record.failed) / ended if ended >= FAILED_JOBS else 0.0
-    window = Window(now, batch, took, share)
-    return WorkerRecord(now, worker.steps, worker.step_s, worker.step_tokens, jobs, failed, window, record.strikes)
+    took, batch = (step_s / steps, tokens / steps) if steps else (0.0, 0.0)
+    window = Window(now, batch, took, faults / ended if ended >= FAILED_JOBS else 0.0)
+    return WorkerRecord(now, counters, window, record.strikes)
 
 
 def _why(name: str, records: Mapping[str, WorkerRecord], usual: tuple[float, float], now: float) -> str:

@@ -21,7 +21,8 @@ from bench.table1.client import TimedAnswer
 from cli.__main__ import main
 from cli.tune import MeasuredSweep
 from planner.commands.searches import goodput_words, kept
-from planner.search import Attainment, LatencySlo
+from planner.load import LatencySlo
+from planner.search import Attainment
 from planner.tuning import LevelReading, line_of, sweep_plan
 
 pytestmark = pytest.mark.slow

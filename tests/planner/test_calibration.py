@@ -6,7 +6,8 @@ import pytest
 from served_texts import DELAY_S, LIMITS, PATH_S, TRUTH, served_texts
 
 from planner.facts.catalogue import PlanError
-from planner.fit import ServedLimits, ServedText, _Equation, _neighbours, _of_prefill, by_worker, fitted
+from planner.fit import NO_LIMIT, ServedText, _Equation, _neighbours, _of_prefill, by_worker, fitted
+from planner.simulator.engine import EngineShape
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +46,7 @@ def test_too_little_is_refused() -> None:
 
 
 def test_the_simulator_gets_a_cache_of_any_size_if_only_slots_limit_it() -> None:
-    found = fitted(served_texts(), ServedLimits(slots=3))
+    found = fitted(served_texts(), EngineShape(NO_LIMIT, slots=3))
     assert found.shape.slots == 3 and found.shape.kv_tokens > 1e9
 
 
@@ -57,7 +58,7 @@ def beside(begun_s: float, first_s: float, *, by_slot: bool) -> _Equation:
     texts.append(ServedText("engine", 1, 1, 2, 18, 2, 1, 17))
     texts.append(ServedText("engine", begun_s, begun_s, first_s, 19, first_s, 10, 9))
     (found,) = [each for each in _neighbours(by_worker(texts)["engine"]) if each.text.begun_s == begun_s]
-    return _of_prefill(found, ServedLimits(8, 0, 10, by_slot))
+    return _of_prefill(found, EngineShape(NO_LIMIT, 8, 10, by_slot=by_slot))
 
 
 def test_llama_cpp_has_fewer_tokens_for_prompts_where_others_generate() -> None:

@@ -7,11 +7,11 @@ import pytest
 from planner.cost import DeviceCost, cost_advice, cost_of, cost_points, knee_of, per_million
 from planner.facts.catalogue import device, model
 from planner.knee import FrontierPoint, pareto
-from planner.load import Precision, RequestLengths
+from planner.load import PlanInput
 
 
 def found(gpu: str, price: float | None, tp: int = 1) -> DeviceCost:
-    return cost_of(model("llama-3.1-8b"), device(gpu), RequestLengths(), Precision(), tp, 0.7, price)
+    return cost_of(PlanInput(model("llama-3.1-8b"), device(gpu), tp=tp, efficiency=0.7), price)
 
 
 def test_a_million_tokens() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from planner.facts.catalogue import device, model
 from planner.knee import FrontierPoint, batches, doublings, modelled, pareto
-from planner.load import Precision, RequestLengths
+from planner.load import PlanInput
 from planner.memory import memory_plan
-from planner.roofline import RooflineInput, decode, prefill
+from planner.roofline import decode, prefill
 
 
 def test_points_that_another_beats_are_dropped() -> None:
@@ -37,9 +37,9 @@ def test_the_largest_batch_that_fits_is_one_of_them() -> None:
 
 def test_the_modelled_frontier_by_hand() -> None:
     """A request takes the prefills of its batch and its own steps."""
-    given, lengths = RooflineInput(model("opt-13b"), device("h200")), RequestLengths()
-    points = modelled(given, lengths, 1.0)
-    assert points[-1].batch == memory_plan(given.model, given.device, lengths, Precision()).max_batch
+    given = PlanInput(model("opt-13b"), device("h200"))
+    points = modelled(given)
+    assert points[-1].batch == memory_plan(given).max_batch
     four = points[2]
     by_hand = 4 * prefill(given, 1, 512).seconds + 256 * decode(given, 4, 640).seconds
     assert four.latency_s == pytest.approx(by_hand) and four.tokens_s == pytest.approx(4 * 256 / by_hand)
@@ -49,12 +49,12 @@ def test_the_modelled_frontier_by_hand() -> None:
 
 def test_two_devices_take_the_power_of_two() -> None:
     """Joules of a token are those of all devices of a replica."""
-    for point in modelled(RooflineInput(model("opt-13b"), device("h200"), tp=2), RequestLengths(), 1.0):
+    for point in modelled(PlanInput(model("opt-13b"), device("h200"), tp=2)):
         assert point.joules_token == pytest.approx(2 * 700 / point.tokens_s)
 
 
 def test_half_the_efficiency_is_half_the_tokens() -> None:
-    given = RooflineInput(model("opt-13b"), device("h200"))
-    whole, half = modelled(given, RequestLengths(), 1.0), modelled(given, RequestLengths(), 0.5)
+    given = PlanInput(model("opt-13b"), device("h200"))
+    whole, half = modelled(given), modelled(replace(given, efficiency=0.5))
     assert [2 * point.tokens_s for point in half] == pytest.approx([point.tokens_s for point in whole])
     assert replace(half[0], batch=1) == half[0]

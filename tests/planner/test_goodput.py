@@ -23,20 +23,20 @@ from planner.goodput import (
     transfer_s,
     work_note,
 )
-from planner.load import HALF, RequestLengths
-from planner.search import BatchLimits, LatencySlo, ParallelPlan, SearchInput, attainment
+from planner.load import LatencySlo, PlanInput, RequestLengths
+from planner.search import ParallelPlan, ReplicaModel, attainment
 
 pytestmark = pytest.mark.slow
 
 OUT = 16
-TWO = SearchInput(model("opt-13b"), device("a100-80gb"), 2, RequestLengths(512, OUT), HALF, 0.7)
+TWO = PlanInput(model("opt-13b"), device("a100-80gb"), RequestLengths(512, OUT), efficiency=0.7, gpus=2)
 ONE = ParallelPlan()
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_prefill_apart_is_an_m_d_1_queue(load: float) -> None:
     """Mean time to the first token: D + rho D / (2 (1 - rho)), within 5 %."""
-    d = TWO.replica(ONE).step_s(1, 512, 512)
+    d = ReplicaModel(TWO, ONE).step_s(1, 512, 512)
     given = replace(TWO, lengths=RequestLengths(512, 1))  # what follows the first token is none of its queue
     texts = served(given, ServingSetup(ONE, ONE), load / d, 10_000)
     wanted = d + load * d / (2 * (1 - load))
@@ -82,7 +82,7 @@ def test_prefill_apart_keeps_tokens_even_and_pays_the_transfer() -> None:
     worst = [max(((t.ended_s or 0) - (t.first_s or 0)) / (OUT - 1) for t in texts) for texts in slow]
     assert worst[1] < worst[0]
     assert all(text.generated == OUT and (text.ended_s or 0) > (text.first_s or 0) for text in slow[1])
-    assert transfer_s(TWO.replica(ONE), 512) == pytest.approx(512 * 819_200 / 300e9)
+    assert transfer_s(ReplicaModel(TWO, ONE), 512) == pytest.approx(512 * 819_200 / 300e9)
 
 
 def test_answers_of_one_token_need_no_decode() -> None:
@@ -92,10 +92,10 @@ def test_answers_of_one_token_need_no_decode() -> None:
 
 def test_replicas_of_both_kinds_are_in_the_ratio_of_their_work() -> None:
     """Seconds of a prefill over those of the decode steps of an answer, at the largest batch."""
-    one = TWO.replica(ONE)
+    one = ReplicaModel(TWO, ONE)
     batch = min(256, one.kv_tokens // (512 + OUT))
     decode_s = OUT * one.step_s(batch, round(batch * (512 + OUT / 2)), 0) / batch
-    share = prefill_share(TWO, one, one)
+    share = prefill_share(one, one)
     assert share == pytest.approx(one.step_s(1, 512, 512) / decode_s)
     assert f"prefill takes {share:.2f} replicas" in work_note(TWO, ServingSetup(ParallelPlan(dp=2)))
 
@@ -124,7 +124,7 @@ def test_a_queue_that_grows_slowly_does_not_hold() -> None:
 def test_a_simulation_at_the_goodput_keeps_the_share() -> None:
     """Of as many requests as a user might ask: a rate that holds for a minute alone is no goodput."""
     slo = slo_of(500, 60, 0.9)
-    given = SearchInput(model("llama-3.1-8b"), device("h200"), 1, RequestLengths(1024, 256), HALF, 0.7, slo=slo)
+    given = PlanInput(model("llama-3.1-8b"), device("h200"), RequestLengths(1024, 256), efficiency=0.7, slo=slo)
     rate = goodput(given, ServingSetup(ONE))
     assert 20 < rate < 28
     for count in (300, 3000):
@@ -149,5 +149,5 @@ def test_objectives_out_of_range_are_refused(wrong: tuple[float, float, float]) 
 
 
 def test_a_batch_of_one_serves_less() -> None:
-    narrow = replace(TWO, limits=BatchLimits(1))
+    narrow = replace(TWO, max_batch=1)
     assert goodput(narrow, ServingSetup(ONE)) < goodput(TWO, ServingSetup(ONE))

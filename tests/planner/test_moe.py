@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.facts.catalogue import device, model
+from planner.load import PlanInput
 from planner.roofline import (
-    RooflineInput,
     decode,
     distinct_experts,
     layer_groups,
@@ -29,7 +29,7 @@ def test_experts_saturate_later_by_their_share_of_tokens() -> None:
     assert saturating_tokens(mixtral, h200, 8) == tokens / 2
     bounds = []
     for share in (0.8, 1.25):
-        parts = decode(RooflineInput(mixtral, h200), round(share * tokens), 1).parts
+        parts = decode(PlanInput(mixtral, h200), round(share * tokens), 1).parts
         bounds.append(next(part.bound for part in parts if part.name == "experts"))
     assert bounds == ["memory", "compute"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from planner.facts.catalogue import device, model
-from planner.load import RequestLengths
+from planner.load import PlanInput
 from planner.memory import attention_offloaded, streamed_step_s
-from planner.roofline import RooflineInput, decode
+from planner.roofline import decode
 
-GIVEN, LENGTHS = RooflineInput(model("opt-13b"), device("h200")), RequestLengths()
+GIVEN = PlanInput(model("opt-13b"), device("h200"))
 
 
 def test_with_a_free_link_the_step_is_the_sum_of_two_rooflines() -> None:
-    found = attention_offloaded(GIVEN, device("l4"), 4, LENGTHS, 1e30)
+    found = attention_offloaded(GIVEN, device("l4"), 4, 1e30)
     parts = decode(GIVEN, found.batch, 640).parts
     rest = sum(part.seconds for part in parts if part.name != "attention")
     reads = found.batch * 640 * 819_200 / (4 * 300e9)
@@ -22,7 +22,7 @@ def test_with_a_free_link_the_step_is_the_sum_of_two_rooflines() -> None:
 
 
 def test_the_batch_is_what_the_memory_devices_hold() -> None:
-    one, four = (attention_offloaded(GIVEN, device("l4"), count, LENGTHS, 25e9) for count in (1, 4))
+    one, four = (attention_offloaded(GIVEN, device("l4"), count, 25e9) for count in (1, 4))
     assert one.batch == int(0.9 * 24e9 / (640 * 819_200)) and four.batch >= 4 * one.batch
     assert four.link_s > one.link_s
     assert four.tokens_s == pytest.approx(four.batch / four.seconds)

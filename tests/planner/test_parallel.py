@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from planner.facts.catalogue import PlanError, device, model
-from planner.load import HALF, Precision
-from planner.roofline import RooflineInput, all_reduce_s, decode
+from planner.facts.model import ModelShape
+from planner.load import PlanInput, Precision
+from planner.roofline import all_reduce_s, decode
 from planner.search import WORKSPACE_BYTES, ParallelPlan, ReplicaModel, is_valid, plans
 
 LLAMA, MIXTRAL, H200 = model("llama-3.1-70b"), model("mixtral-8x7b"), device("h200")
 
 
-def replica(plan: ParallelPlan, shape=LLAMA, **more: float) -> ReplicaModel:  # type: ignore[no-untyped-def]
-    return ReplicaModel(shape, H200, plan, HALF, **more)  # type: ignore[arg-type]
+def replica(plan: ParallelPlan, shape: ModelShape = LLAMA, overhead_s: float = 0.0, **more: float) -> ReplicaModel:
+    return ReplicaModel(PlanInput(shape, H200, **more), plan, overhead_s)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -69,21 +70,21 @@ def test_attention_dp_holds_its_matrices_whole_and_each_cache_once() -> None:
 def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(PlanError, match=r"each h200 would hold 141\.1 GB"):
         _ = replica(ParallelPlan()).kv_tokens
-    eight = ReplicaModel(LLAMA, H200, ParallelPlan(), Precision(8))
+    eight = ReplicaModel(PlanInput(LLAMA, H200, precision=Precision(8)), ParallelPlan())
     assert eight.kv_tokens > 0
 
 
 @pytest.mark.parametrize(("texts", "context"), [(1, 100), (32, 640), (200, 1000)])
 def test_a_step_of_one_gpu_is_the_roofline(texts: int, context: int) -> None:
     """Norms and scores, which the faster form leaves out, take a few percent."""
-    one = ReplicaModel(model("llama-3.1-8b"), H200, ParallelPlan(), HALF)
-    wanted = decode(RooflineInput(model("llama-3.1-8b"), H200), texts, context).seconds
+    one = ReplicaModel(PlanInput(model("llama-3.1-8b"), H200), ParallelPlan())
+    wanted = decode(PlanInput(model("llama-3.1-8b"), H200), texts, context).seconds
     assert one.step_s(texts, texts * context, 0) == pytest.approx(wanted, rel=0.05)
 
 
 def test_a_step_over_two_gpus_is_half_of_it_and_two_all_reduces_a_layer() -> None:
     one, two = (
-        ReplicaModel(model("opt-13b"), H200, ParallelPlan(tp=tp), HALF).step_s(16, 16 * 640, 0) for tp in (1, 2)
+        ReplicaModel(PlanInput(model("opt-13b"), H200), ParallelPlan(tp=tp)).step_s(16, 16 * 640, 0) for tp in (1, 2)
     )
     talk = 40 * 2 * all_reduce_s(16 * 5120 * 2, 2, H200.link_bytes_s, H200.hop_s)
     assert two == pytest.approx(one / 2 + talk, rel=0.02)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from planner.facts.catalogue import device, model, models
-from planner.load import KvReads, PlanError, Precision
-from planner.roofline import RooflineInput, decode, distinct_experts, prefill, ridge_batch, roofline_advice
+from planner.load import KvReads, PlanError, PlanInput, Precision
+from planner.roofline import decode, distinct_experts, prefill, ridge_batch, roofline_advice
 
-H100X2 = RooflineInput(model("mixtral-8x7b"), device("h100"), tp=2)
+H100X2 = PlanInput(model("mixtral-8x7b"), device("h100"), tp=2)
 SCALELLM = {4: (9.7, 10.4), 8: (12.7, 12.2), 16: (14.0, 13.4), 32: (14.4, 14.6), 64: (14.9, 16.5)}
 """By concurrency: what the closed form predicts, and the time between tokens in ms of ScaleLLM's Table 1."""
 
@@ -29,7 +29,7 @@ def test_mixtral_on_two_h100(batch: int) -> None:
 
 def test_a_matrix_by_hand() -> None:
     """Llama-2-7B's matrix o at batch 8 on an A100: 4096 x 4096 weights of two bytes, and 8 rows in and out."""
-    given = RooflineInput(model("llama-2-7b"), device("a100-40gb"))
+    given = PlanInput(model("llama-2-7b"), device("a100-40gb"))
     part = next(part for part in decode(given, 8, 100).parts if part.name == "output")
     assert part.flops == 32 * 2 * 4096 * 4096 * 8
     assert part.bytes == 32 * (2 * 4096 * 4096 + 2 * (4096 + 4096) * 8)
@@ -38,7 +38,7 @@ def test_a_matrix_by_hand() -> None:
 
 def test_attention_reads_each_key_once_and_stores_one_row() -> None:
     """Grouped queries share the keys that are read; the output has a row for each request, not for each position."""
-    given = RooflineInput(model("llama-3.1-8b"), device("h200"))
+    given = PlanInput(model("llama-3.1-8b"), device("h200"))
     part = next(part for part in decode(given, 4, 1000).parts if part.name == "attention")
     assert part.bytes == 32 * (2 * 4 * 1000 * 8 * 128 * 2 + 2 * 2 * 4 * 32 * 128)
     assert part.flops == 32 * 4 * 1000 * 32 * (4 * 128 + 5)
@@ -46,7 +46,7 @@ def test_attention_reads_each_key_once_and_stores_one_row() -> None:
 
 @pytest.mark.parametrize("name", models())
 def test_a_larger_batch_or_context_never_takes_less_and_a_batch_never_yields_less(name: str) -> None:
-    given = RooflineInput(model(name), device("h200"))
+    given = PlanInput(model(name), device("h200"))
     steps = [decode(given, batch, 640).seconds for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
     assert steps == sorted(steps)
     yields = [2**power / step for power, step in enumerate(steps)]
@@ -60,14 +60,14 @@ def test_a_larger_batch_or_context_never_takes_less_and_a_batch_never_yields_les
 def test_fewer_bits_never_take_longer(bits: int) -> None:
     shape, h200 = model("llama-3.1-8b"), device("h200")
     one, other = (
-        decode(RooflineInput(shape, h200, Precision(each, 16, each)), 16, 640).seconds
+        decode(PlanInput(shape, h200, precision=Precision(each, 16, each)), 16, 640).seconds
         for each in (bits, bits + 1 if bits < 8 else 16)
     )
     assert one < other
 
 
 def test_a_prefill_is_bound_by_arithmetic_and_a_lone_decode_by_memory() -> None:
-    given = RooflineInput(model("llama-3.1-8b"), device("h200"))
+    given = PlanInput(model("llama-3.1-8b"), device("h200"))
     assert (prefill(given, 1, 2048).bound, decode(given, 1, 2048).bound) == ("compute", "memory")
     # A token of decode has the operations of a token of prefill, but for what attention sees.
     assert prefill(given, 1, 1).flops == pytest.approx(decode(given, 1, 1).flops)
@@ -76,12 +76,12 @@ def test_a_prefill_is_bound_by_arithmetic_and_a_lone_decode_by_memory() -> None:
 
 def test_the_ridge_of_matrices_is_a_little_above_that_of_the_device() -> None:
     """2 ic oc B / (2 ic oc + 2 (ic + oc) B) = ridge; with 206 FLOP/B the activations add a few percent."""
-    given = RooflineInput(model("llama-3.1-70b"), device("h200"))
+    given = PlanInput(model("llama-3.1-70b"), device("h200"))
     assert ridge_batch(given, 640) == pytest.approx(206, rel=0.1)
     assert decode(given, 1, 640).bound == "memory"
-    halved = RooflineInput(model("llama-3.1-70b"), device("h200"), Precision(8, 16, 16))
+    halved = PlanInput(model("llama-3.1-70b"), device("h200"), precision=Precision(8, 16, 16))
     assert ridge_batch(halved, 640) == pytest.approx(103, rel=0.1)
-    assert (ridge_batch(RooflineInput(model("mixtral-8x7b"), device("h200")), 640) or 0) > 3 * 206
+    assert (ridge_batch(PlanInput(model("mixtral-8x7b"), device("h200")), 640) or 0) > 3 * 206
 
 
 def test_sparse_reads_cap_what_attention_costs() -> None:
@@ -90,7 +90,7 @@ def test_sparse_reads_cap_what_attention_costs() -> None:
     assert KvReads(budget=4096, streaming=0.5, window=256).tokens(100) == 100
     assert KvReads().tokens(100_000) == 100_000
     shape, h200 = model("llama-3.1-8b"), device("h200")
-    capped, whole = (RooflineInput(shape, h200, reads=reads) for reads in (KvReads(budget=4096), KvReads()))
+    capped, whole = (PlanInput(shape, h200, reads=reads) for reads in (KvReads(budget=4096), KvReads()))
     assert decode(capped, 8, 4096).seconds == decode(whole, 8, 4096).seconds
     assert decode(capped, 8, 100_000).seconds == decode(capped, 8, 50_000).seconds < decode(whole, 8, 50_000).seconds
 
@@ -102,8 +102,8 @@ def test_cache_reads_out_of_range_are_refused(reads: tuple[int, float, int]) -> 
 
 
 def test_the_advice_names_the_ridge_and_the_cache() -> None:
-    small = RooflineInput(model("opt-125m"), device("h200"))
+    small = PlanInput(model("opt-125m"), device("h200"))
     said = roofline_advice(small, 640, decode(small, 256, 640), ridge_batch(small, 640), 1000)
     assert "beyond which a larger batch only adds latency" in said and "--kv-bits" in said
-    big = RooflineInput(model("llama-3.1-70b"), device("h200"))
+    big = PlanInput(model("llama-3.1-70b"), device("h200"))
     assert "more memory means more tokens" in roofline_advice(big, 640, decode(big, 1, 640), 213, 20)

@@ -9,21 +9,19 @@ import pytest
 
 from planner.cost import best_by_concurrency, grid, grid_advice, layouts
 from planner.facts.catalogue import PlanError, device, model
-from planner.load import HALF, Precision, RequestLengths
-from planner.search import BatchLimits, ParallelPlan, SearchInput, SearchWatch, best, search, search_advice
+from planner.load import PlanInput, Precision, RequestLengths
+from planner.search import ParallelPlan, SearchWatch, best, search, search_advice
 
 pytestmark = pytest.mark.slow
 
-EIGHT = SearchInput(model("llama-3.1-70b"), device("h200"), 8, RequestLengths(), HALF, 0.7)
-GRID = SearchInput(
-    model("mixtral-8x7b"), device("h100"), 8, RequestLengths(500, 256), HALF, 0.7, limits=BatchLimits(64)
-)
+EIGHT = PlanInput(model("llama-3.1-70b"), device("h200"), gpus=8, efficiency=0.7)
+GRID = PlanInput(model("mixtral-8x7b"), device("h100"), RequestLengths(500, 256), gpus=8, efficiency=0.7, max_batch=64)
 
 
 def test_70b_on_eight_h200_and_8b_on_one_l4_take_less_than_a_minute_of_cpu() -> None:
     began = time.process_time()
     found = search(EIGHT)
-    small = search(SearchInput(model("llama-3.1-8b"), device("l4"), 1, RequestLengths(), HALF, 0.7))
+    small = search(PlanInput(model("llama-3.1-8b"), device("l4"), efficiency=0.7))
     assert time.process_time() - began < 60
     assert len(found) == 15 and [each.plan for each in small] == [ParallelPlan()]
     assert all(each.plan.gpus == 8 for each in found)
@@ -49,9 +47,9 @@ def test_at_a_rate_the_latencies_are_those_of_the_rate() -> None:
 
 def test_what_does_not_fit_names_how_many_would() -> None:
     with pytest.raises(PlanError, match="--gpus 8 would fit"):
-        search(SearchInput(model("llama-3.1-70b"), device("l4"), 4, RequestLengths(), HALF))
-    assert search(SearchInput(model("llama-3.1-70b"), device("l4"), 8, RequestLengths(), HALF))
-    with pytest.raises(PlanError, match="from 1"):
+        search(PlanInput(model("llama-3.1-70b"), device("l4"), gpus=4))
+    assert search(PlanInput(model("llama-3.1-70b"), device("l4"), gpus=8))
+    with pytest.raises(PlanError, match="--gpus 0: 1 to"):
         search(replace(EIGHT, gpus=0))
 
 
@@ -88,12 +86,12 @@ def test_layouts_of_the_paper() -> None:
 
 def test_a_grid_that_does_not_fit_is_refused() -> None:
     with pytest.raises(PlanError, match="no layout of"):
-        grid(SearchInput(model("llama-3.1-70b"), device("l4"), 2, RequestLengths(), HALF))
+        grid(PlanInput(model("llama-3.1-70b"), device("l4"), gpus=2))
 
 
 def test_an_interrupted_search_keeps_what_it_has_tried() -> None:
     """Of which it was told how much that is; nothing, if it is none."""
-    given = SearchInput(model("opt-1.3b"), device("h200"), 4, RequestLengths(64, 8), HALF, 0.7)
+    given = PlanInput(model("opt-1.3b"), device("h200"), RequestLengths(64, 8), gpus=4, efficiency=0.7)
     steps: list[tuple[int, int]] = []
 
     def told(done: int, total: int) -> None:

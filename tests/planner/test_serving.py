@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from planner.facts.catalogue import device, model
-from planner.load import HALF, RequestLengths
+from planner.load import LatencySlo, PlanInput, RequestLengths
 from planner.search import (
-    BatchLimits,
-    LatencySlo,
     ParallelPlan,
     ReplicaModel,
     StepMeter,
@@ -18,12 +17,11 @@ from planner.search import (
     quantile,
     requests,
     serve,
-    tpot_s,
 )
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
 
-OPT = ReplicaModel(model("opt-13b"), device("a100-40gb"), ParallelPlan(), HALF)
+OPT = ReplicaModel(PlanInput(model("opt-13b"), device("a100-40gb")), ParallelPlan())
 """Its cache holds about 15,000 tokens: 24 requests of 512 + 128."""
 LENGTHS = RequestLengths(512, 128)
 
@@ -43,12 +41,13 @@ def test_one_request_takes_its_prefill_and_a_step_for_each_token() -> None:
     first = OPT.step_s(1, 512, 512)
     rest = sum(OPT.step_s(1, 512 + done, 0) for done in range(1, 128))
     assert text.first_s == pytest.approx(first) and text.ended_s == pytest.approx(first + rest)
-    assert tpot_s(text) == pytest.approx(rest / 127)
+    assert text.tpot_s == pytest.approx(rest / 127)
 
 
 def test_a_full_batch_yields_a_token_for_each_step_of_each() -> None:
     """Of short prompts, whose prefill is nearly nothing."""
-    served = serve(OPT, requests(RequestLengths(1, 256), 16, math.inf), BatchLimits(16))
+    sixteen = replace(OPT, given=replace(OPT.given, max_batch=16))
+    served = serve(sixteen, requests(RequestLengths(1, 256), 16, math.inf))
     mean = OPT.step_s(16, 16 * (1 + 128), 0)
     assert served.tokens_s == pytest.approx(16 / mean, rel=0.02)
     assert served.mbu == pytest.approx(1.0, abs=0.05) and 0 < served.mfu < 0.2
@@ -56,7 +55,7 @@ def test_a_full_batch_yields_a_token_for_each_step_of_each() -> None:
 
 def test_replicas_share_the_requests() -> None:
     """Twice as many serve twice as many, at the same energy a token."""
-    two = ReplicaModel(OPT.model, OPT.device, ParallelPlan(dp=2), HALF)
+    two = replace(OPT, plan=ParallelPlan(dp=2))
     one, both = serve(OPT, requests(LENGTHS, 16, math.inf)), serve(two, requests(LENGTHS, 32, math.inf))
     assert both.tokens_s == pytest.approx(2 * one.tokens_s) and both.joules_token == pytest.approx(one.joules_token)
 
@@ -66,8 +65,9 @@ def test_a_meter_interpolates_steps_exactly() -> None:
     for texts, held, prefilled in ((3, 2000, 0), (3, 9000, 0), (4, 2000, 512)):
         assert meter.step_s(texts, held, prefilled) == pytest.approx(OPT.step_s(texts, held, prefilled))
     steps = [OPT.step(3, 2000, 0), OPT.step(3, 9000, 0), OPT.step(4, 2000, 512)]
-    assert meter.flops == pytest.approx(sum(step.flops for step in steps))
-    assert meter.joules == pytest.approx(sum(OPT.watts(step) * step.seconds for step in steps))
+    _, joules, flops, _ = meter.done
+    assert flops == pytest.approx(sum(step.flops for step in steps))
+    assert joules == pytest.approx(sum(OPT.watts(step) * step.seconds for step in steps))
 
 
 def test_an_idle_fleet_draws_its_idle_power() -> None:
@@ -75,7 +75,7 @@ def test_an_idle_fleet_draws_its_idle_power() -> None:
     alone = serve(OPT, requests(LENGTHS, 1, math.inf))
     slow = serve(OPT, requests(LENGTHS, 20, 0.01))
     waited = slow.seconds - 20 * alone.seconds
-    assert slow.joules == pytest.approx(20 * alone.joules + waited * OPT.device.idle_watts, rel=0.01)
+    assert slow.joules == pytest.approx(20 * alone.joules + waited * OPT.given.device.idle_watts, rel=0.01)
 
 
 def test_requests_come_at_their_rate() -> None:

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost import WhatIfInput, bits_apart, what_if, what_if_advice
+from planner.cost import bits_apart, what_if, what_if_advice
 from planner.facts.catalogue import PlanError, device, model
-from planner.load import HALF, Precision, RequestLengths
-from planner.roofline import RooflineInput
+from planner.load import HALF, PlanInput, Precision, RequestLengths
 
-LOAD = WhatIfInput(RooflineInput(model("llama-3.1-8b"), device("l4")), RequestLengths(), 8.0, 0.7)
+LOAD = PlanInput(model("llama-3.1-8b"), device("l4"), rate=8.0, efficiency=0.7)
 
 
 def test_twice_the_load_takes_twice_the_gpus() -> None:
@@ -26,20 +25,20 @@ def test_twice_the_load_takes_twice_the_gpus() -> None:
 
 def test_a_replica_of_two_gpus_counts_twice() -> None:
     """Each replica has two: as many replicas as the rate needs, and twice as many GPUs."""
-    two = what_if(replace(LOAD, base=replace(LOAD.base, tp=2), rate=20.0), [])[0]
+    two = what_if(replace(LOAD, tp=2, rate=20.0), [])[0]
     assert two.point is not None
     assert two.gpus == 2 * math.ceil(20.0 / two.point.requests_s) > 2
 
 
 def test_a_change_that_does_not_fit_says_why() -> None:
-    case = what_if(replace(LOAD, base=RooflineInput(model("opt-13b"), device("h200"))), [device("l4")])[-1]
+    case = what_if(replace(LOAD, model=model("opt-13b"), device=device("h200")), [device("l4")])[-1]
     assert case.name == "on l4" and case.point is None and case.gpus is None and "does not fit" in case.why
 
 
 def test_no_change_that_changes_nothing() -> None:
-    narrow = replace(LOAD, base=replace(LOAD.base, precision=Precision(4, 8, 8)))
+    narrow = replace(LOAD, precision=Precision(4, 8, 8))
     assert [case.name for case in what_if(narrow, [])] == ["as it is", "twice the load", "answers twice as long"]
-    edge = replace(narrow, base=RooflineInput(model("opt-125m"), device("l4")), lengths=RequestLengths(1800, 248))
+    edge = replace(narrow, model=model("opt-125m"), lengths=RequestLengths(1800, 248))
     assert "answers twice as long" not in [case.name for case in what_if(edge, [])]
 
 

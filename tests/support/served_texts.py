@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from random import Random
 
-from planner.fit import DecodeRegime, EngineFit, FittedTimes, ServedLimits, ServedText
+from planner.fit import DecodeRegime, EngineFit, FittedTimes, ServedText
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
 
@@ -17,7 +18,7 @@ TRUTH = FittedTimes((0.004, 5e-5, 2e-9), REGIME, REGIME)
 DELAY_S, PATH_S = 0.010, 0.003
 AFTER_S = 1e-6
 """A client's next request comes later than its answer, and no two clients ask at the same time."""
-LIMITS = ServedLimits(slots=16, kv_tokens=100_000, step_tokens=512)
+LIMITS = EngineShape(kv_tokens=100_000, slots=16, prefill_tokens=512)
 
 
 @cache
@@ -31,7 +32,7 @@ def served_texts(
             at_s += random.expovariate(rate)
             texts.append(ModelText(random.randint(10, 1500), random.randint(2, 150), 256, at_s))
         at_s += 60
-    engine = ModelEngine(EngineShape(LIMITS.kv_tokens, LIMITS.slots, LIMITS.step_tokens, costs=TRUTH))
+    engine = ModelEngine(replace(LIMITS, costs=TRUTH))
     Simulation(SortedQueue(by_arrival), [ModelWorker(engine, Greedy())]).run(texts)
     return tuple(_served(text, 1 + noise * random.random()) for text in texts)
 

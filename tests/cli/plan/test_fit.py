@@ -12,7 +12,8 @@ import pytest
 from served_texts import closed_loop, served_texts
 
 from cli.__main__ import main
-from planner.fit import DecodeRegime, EngineFit, FittedTimes, ServedLimits, ServedText
+from planner.fit import DecodeRegime, EngineFit, FittedTimes, ServedText
+from planner.simulator.engine import EngineShape
 from telemetry.records.schema import ENCODER, RequestRecord, SampleRecord
 
 pytestmark = pytest.mark.slow
@@ -75,7 +76,7 @@ def test_the_records_of_the_embedded_engine_tell_its_steps(tmp_path: Path, capsy
     """Which give one token alone in half of the time of two, and hold 128 tokens of prompts and answers together."""
     regime = DecodeRegime(0.036, 0.0, 0.0076)
     times = FittedTimes((0.0, 0.0055, 0.0), regime, regime, 0.018)
-    known = EngineFit(times, ServedLimits(16, 100_000, 128, by_slot=True), 0.0, 0.0, 0)
+    known = EngineFit(times, EngineShape(100_000, 16, 128, by_slot=True), 0.0, 0.0, 0)
     folder = recorded(tmp_path / "r", closed_loops(known))
     assert main(["plan", "fit", "--records", f"{folder}", "--embedded", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

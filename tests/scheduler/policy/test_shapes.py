@@ -1,4 +1,4 @@
-"""Which of a model's pools new jobs go to; how replicas share a GPU."""
+"""Which of a model's pools new jobs go to."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 from penstock.config import ConfigError
 from scheduler.policy.snapshot import (
     MIN_DWELL_S,
-    USABLE,
-    Footprint,
     Shape,
     ShapeChoice,
     calibrated,
-    kv_tokens_of,
-    replicas_for,
     route,
     threshold,
 )
@@ -104,26 +100,6 @@ def test_load_between_the_bounds_stays_where_it_is() -> None:
 def test_shapes_that_were_renamed_are_chosen_anew() -> None:
     """A state of other shapes is no obstacle."""
     assert route(ShapeChoice("gone", 100.0, 0.0, 0.0), LOW_HIGH, 100, 1.0).shape == "high"
-
-
-SMALL = Footprint(weights=3 << 30, kv_token=36_864)
-
-
-@given(st.integers(1, 256), st.integers(16, 160))
-def test_replicas_fit_with_their_caches(knee: int, gib: int) -> None:
-    """All caches and all weights together stay within the usable share, and each cache holds the knee's requests."""
-    replicas = replicas_for(SMALL, gib << 30, knee)
-    if not replicas:
-        return
-    tokens = kv_tokens_of(SMALL, gib << 30, replicas)
-    assert replicas * (tokens * SMALL.kv_token + SMALL.weights) <= USABLE * (gib << 30)
-    assert tokens >= knee * SMALL.request_tokens
-
-
-def test_as_many_replicas_as_run_the_knee() -> None:
-    """On 80 GiB three of them, though ten would fit; on 16 GiB two; on 4 GiB none."""
-    found = [replicas_for(SMALL, gib << 30, knee=128) for gib in (80, 16, 4)]
-    assert found == [3, 2, 0]
 
 
 def test_a_shape_between_two_equal_thresholds_is_refused() -> None:
