@@ -10,14 +10,7 @@ import msgspec
 from pydantic import Field, field_validator
 
 from api.openai.errors import invalid_request
-from api.openai.fields import (
-    OTHERS_PRIORITY,
-    PASSABLE,
-    LogitBias,
-    Metadata,
-    QueueOptions,
-    StrictBody,
-)
+from api.openai.fields import OTHERS_PRIORITY, PASSABLE, LogitBias, Metadata, QueueOptions, StrictBody
 from penstock.engine import Capabilities, ModelCard, Sampling, Task
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Prompt, ResponseForm, TaskForm, has_extras, without_extras
@@ -42,14 +35,16 @@ class QueuedRequest(StrictBody, ABC):
     ON_DISCONNECT: ClassVar[str] = "cancel"
     REFUSED: ClassVar[Refused] = {}
 
-    model: Annotated[str, Field(min_length=1, max_length=128, description="A name from `GET /v1/models`.")]
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
-        None,
-        description="OpenAI's word for the lane: default is standard, flex is batch, the last three are interactive.",
-    )
-    metadata: Metadata | None = Field(None, description="Your own labels; the job shows them.")
-    user: Annotated[str, Field(max_length=256)] | None = Field(None, description="Kept with the job.")
-    queue: QueueOptions = Field(QueueOptions(), description="Penstock's own options.")
+    model: Annotated[str, Field(min_length=1, max_length=128)]
+    """A name from `GET /v1/models`."""
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    """OpenAI's word for the lane: default is standard, flex is batch, the last three are interactive."""
+    metadata: Metadata | None = None
+    """Your own labels; the job shows them."""
+    user: Annotated[str, Field(max_length=256)] | None = None
+    """Kept with the job."""
+    queue: QueueOptions = QueueOptions()
+    """Penstock's own options."""
 
     @field_validator("queue", mode="before", json_schema_input_type=QueueOptions | None)
     @classmethod
@@ -160,30 +155,24 @@ class OfJob:
 class GenerationRequest(QueuedRequest):
     """A request for generated texts."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Null: the engine's setting.")
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Null: the engine's setting.")
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Against tokens that the text has. Refused if the engine knows no penalties."
-    )
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Against tokens by how often the text has them. Refused if the engine knows no penalties."
-    )
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
-        None, description="Sample only the k likeliest tokens; 0 or -1: all. Refused if the engine has no top_k."
-    )
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="Sample only tokens this likely, relative to the likeliest. Refused if the engine has none."
-    )
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] | None = Field(
-        None,
-        description="Against tokens that prompt or answer have; 1: off. Refused if the engine has none.",
-    )
-    logit_bias: LogitBias | None = Field(
-        None,
-        description="Adds to the logits of tokens, from -100 (never) to 100 (always), by the token ids of this model. "
-        "Refused if the engine has none.",
-    )
-    stream: bool | None = Field(False, description="Answer with a stream. A job's events stream without it.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """Null: the engine's setting."""
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Null: the engine's setting."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Against tokens that the text has. Refused if the engine knows no penalties."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Against tokens by how often the text has them. Refused if the engine knows no penalties."""
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    """Sample only the k likeliest tokens; 0 or -1: all. Refused if the engine has no top_k."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Sample only tokens this likely, relative to the likeliest. Refused if the engine has none."""
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] | None = None
+    """Against tokens that prompt or answer have; 1: off. Refused if the engine has none."""
+    logit_bias: LogitBias | None = None
+    """Adds to logits, from -100 (never) to 100 (always), by token ids of this model. Refused if the engine has none."""
+    stream: bool | None = False
+    """Answer with a stream. A job's events stream without it."""
 
     @property
     def streams(self) -> bool:
@@ -292,19 +281,8 @@ OURS = frozenset(
         *COMPLETION_ONLY,
         *CONSTRAINTS,
         # what Penstock decides: which answer is continued and how, what is streamed and counted, and in which order
-        *(
-            "model",
-            "models",
-            "fallbacks",
-            "endpoint",
-            "queue",
-            "messages",
-            "prompt",
-            "input",
-            "stream",
-            "stream_options",
-        ),
-        *("n", "best_of", "stop", "background", "priority", "rid", "request_id", "client_metadata"),
+        *("model", "models", "fallbacks", "endpoint", "queue", "messages", "prompt", "input", "stream"),
+        *("stream_options", "n", "best_of", "stop", "background", "priority", "rid", "request_id", "client_metadata"),
         *("continue_final_message", "add_generation_prompt", "add_special_tokens", "input_ids", "prompt_embeds"),
         *("prompt_token_ids", "return_token_ids", "return_tokens_as_token_ids", "return_tokens", "return_progress"),
         *("n_predict", "max_new_tokens", "verbose", "detokenize", "return_hidden_states"),
@@ -397,12 +375,10 @@ def _check(fields: Mapping[str, Any]) -> None:
 class EndFields(StrictBody):
     """Two fields that say the same: that the model may not end the text before its limit."""
 
-    ignore_eos: bool | None = Field(
-        None, description="Go on to the token limit. Refused if the engine cannot, and with an output format or tools."
-    )
-    min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = Field(
-        None, description="Must be 0, or the token limit: then it says the same as ignore_eos."
-    )
+    ignore_eos: bool | None = None
+    """Go on to the token limit. Refused if the engine cannot, and with an output format or tools."""
+    min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
+    """Must be 0, or the token limit: then it says the same as ignore_eos."""
 
     @property
     def to_the_limit(self) -> bool:

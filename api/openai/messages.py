@@ -60,15 +60,12 @@ class TextPart(StrictBody):
     PASSED = True
     TEXT_KIND: ClassVar[str] = "text"
 
-    type: Literal["text", "input_text", "output_text", "refusal"] = Field(
-        description="Images, files, audio and videos are refused."
-    )
-    text: str | None = Field(
-        None,
-        validate_default=True,
-        description="Parts are joined without anything between them. Required, except in a part of type `refusal`.",
-    )
-    refusal: str | None = Field(None, description="The text of a part of type `refusal`.")
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    """Images, files, audio and videos are refused."""
+    text: str | None = Field(None, validate_default=True)
+    """Parts are joined without anything between them. Required, except in a part of type `refusal`."""
+    refusal: str | None = None
+    """The text of a part of type `refusal`."""
 
     @field_validator("type", mode="before")
     @classmethod
@@ -118,12 +115,14 @@ class Function(StrictBody):
 
     PASSED = True
 
-    name: FunctionName = Field(description="Letters, digits, `_`, `-` and `.`; at most 128 characters.")
-    description: Annotated[str, Field(max_length=16_384)] | None = Field(
-        None, description="What it does, for the model."
-    )
-    parameters: Parameters | None = Field(None, description="JSON schema of its arguments, an object; at most 512 KiB.")
-    strict: bool | None = Field(None, description="Whether calls are checked against the schema.")
+    name: FunctionName
+    """Letters, digits, `_`, `-` and `.`; at most 128 characters."""
+    description: Annotated[str, Field(max_length=16_384)] | None = None
+    """What it does, for the model."""
+    parameters: Parameters | None = None
+    """JSON schema of its arguments, an object; at most 512 KiB."""
+    strict: bool | None = None
+    """Whether calls are checked against the schema."""
 
 
 def _only_functions(kind: Any) -> Any:
@@ -147,8 +146,9 @@ class HostedTool(StrictBody):
     """A tool that OpenAI's servers run, such as `web_search`. It is dropped and named in X-Ignored-Fields."""
 
     type: Annotated[str, BeforeValidator(_hosted), Field(pattern=_HOSTED_KIND, max_length=64)] = Field(
-        description="Any kind but `function`.", json_schema_extra={"not": {"const": "function"}}
+        json_schema_extra={"not": {"const": "function"}}
     )
+    """Any kind but `function`."""
 
 
 def tool_shape(value: Any) -> str:
@@ -180,8 +180,10 @@ class ChatTool(StrictBody):
 
     PASSED = True
 
-    type: FunctionKind = Field(description="Only functions: the client runs them.")
-    function: Function = Field(description="The function.")
+    type: FunctionKind
+    """Only functions: the client runs them."""
+    function: Function
+    """The function."""
 
     @property
     def tool(self) -> Tool:
@@ -237,8 +239,10 @@ class CalledFunction(StrictBody):
 
     PASSED = True
 
-    name: FunctionName = Field(description="The function that was called.")
-    arguments: str = Field(description="JSON, as the model wrote it.")
+    name: FunctionName
+    """The function that was called."""
+    arguments: str
+    """JSON, as the model wrote it."""
 
 
 def arguments_of(text: Any, field: str) -> str:
@@ -253,9 +257,12 @@ class MessageCall(StrictBody):
 
     PASSED = True
 
-    id: Annotated[str, Field(min_length=1, max_length=128)] = Field(description="The `tool_call_id` of its result.")
-    type: FunctionKind = Field("function", description="May be left out.")
-    function: CalledFunction = Field(description="The function, and the arguments of the call.")
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    """The `tool_call_id` of its result."""
+    type: FunctionKind = "function"
+    """May be left out."""
+    function: CalledFunction
+    """The function, and the arguments of the call."""
 
     @model_validator(mode="before")
     @classmethod
@@ -289,15 +296,12 @@ ChatTools: TypeAlias = Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS, 
 class ToolFields(StrictBody):
     """The fields of a chat that offer tools."""
 
-    tools: ChatTools | None = Field(
-        None,
-        description="Functions that the model may call. Refused if it knows none. Other tools are ignored.",
-    )
-    tool_choice: ToolChoice | None = Field(
-        None,
-        description="`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some.",
-    )
-    parallel_tool_calls: bool | None = Field(None, description="False: at most one call in an answer.")
+    tools: ChatTools | None = None
+    """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
+    tool_choice: ToolChoice | None = None
+    """`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one call in an answer."""
 
     @field_validator("tools")
     @classmethod
@@ -363,19 +367,16 @@ class ChatMessage(StrictBody):
 
     PASSED = True
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"] = Field(
-        description="Who speaks; `developer` counts as `system`; `function` is the older name of `tool`."
-    )
-    content: Annotated[
-        Content | None, Field(validate_default=True, description="Only `assistant` may leave it out.")
-    ] = None
-    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        None, description="The calls of a message of `assistant`. Refused if the model knows no tools."
-    )
-    tool_call_id: Annotated[str, Field(max_length=128)] | None = Field(
-        None, description="The call whose result a message of `tool` holds."
-    )
-    function_call: CalledFunction | None = Field(None, description="A call by its older name: use `tool_calls`.")
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    """Who speaks; `developer` counts as `system`; `function` is the older name of `tool`."""
+    content: Annotated[Content | None, Field(validate_default=True)] = None
+    """Only `assistant` may leave it out."""
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """The calls of a message of `assistant`. Refused if the model knows no tools."""
+    tool_call_id: Annotated[str, Field(max_length=128)] | None = None
+    """The call whose result a message of `tool` holds."""
+    function_call: CalledFunction | None = None
+    """A call by its older name: use `tool_calls`."""
 
     @model_validator(mode="after")
     def _of_function(self) -> ChatMessage:

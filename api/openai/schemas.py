@@ -81,22 +81,24 @@ MAX_EXTRAS = 1000
 _PLAIN = frozenset({type(None), bool, int, float, str, dict})
 """Types without fields of their own: most values, skipped because isinstance on a pydantic model is slow."""
 
-_ENDPOINT = "What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."
-
 _HEADER_WORD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 
 class CompletionFields(EndFields, GenerationRequest):
     """Fields shared by chats and completions."""
 
-    max_tokens: TokenLimit | None = Field(None, description="Most tokens of one choice. Null: the engine's default.")
-    n: Annotated[int, Field(ge=1, le=8)] | None = Field(1, description="Choices for each prompt.")
-    stop: Stop | None = Field(None, description="A choice ends before the first of these texts.")
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="Repeats the sampling.")
-    response_format: ResponseFormat | None = Field(
-        None, description="Plain text, any JSON object, or JSON of a schema."
-    )
-    stream_options: StreamOptions | None = Field(None, description="What the stream holds beside the tokens.")
+    max_tokens: TokenLimit | None = None
+    """Most tokens of one choice. Null: the engine's default."""
+    n: Annotated[int, Field(ge=1, le=8)] | None = 1
+    """Choices for each prompt."""
+    stop: Stop | None = None
+    """A choice ends before the first of these texts."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """Repeats the sampling."""
+    response_format: ResponseFormat | None = None
+    """Plain text, any JSON object, or JSON of a schema."""
+    stream_options: StreamOptions | None = None
+    """What the stream holds beside the tokens."""
 
     @property
     def include_usage(self) -> bool:
@@ -145,21 +147,17 @@ class ChatRequest(ToolFields, CompletionFields):
 
     REFUSED: ClassVar[Refused] = {**UNSUPPORTED, **CONSTRAINTS, **COMPLETION_ONLY}
 
-    messages: Annotated[
-        list[ChatMessage],
-        Field(
-            min_length=1, max_length=MAX_MESSAGES, fail_fast=True, description="The conversation, oldest turn first."
-        ),
-    ]
-    max_completion_tokens: TokenLimit | None = Field(None, description="The newer name of max_tokens.")
-    logprobs: bool | None = Field(None, description="Log-probabilities of the tokens. Refused if the engine has none.")
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="Likeliest alternatives of each token; needs logprobs."
-    )
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    """The conversation, oldest turn first."""
+    max_completion_tokens: TokenLimit | None = None
+    """The newer name of max_tokens."""
+    logprobs: bool | None = None
+    """Log-probabilities of the tokens. Refused if the engine has none."""
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Likeliest alternatives of each token; needs logprobs."""
 
-    reasoning_effort: Effort | None = Field(
-        None, description="How much the model reasons before it answers. Refused if it cannot be told that."
-    )
+    reasoning_effort: Effort | None = None
+    """How much the model reasons before it answers. Refused if it cannot be told that."""
 
     @field_validator("max_completion_tokens")
     @classmethod
@@ -202,14 +200,12 @@ class CompletionRequest(CompletionFields):
 
     REFUSED: ClassVar[Refused] = {**UNSUPPORTED, **CONSTRAINTS, **CHAT_ONLY}
 
-    prompt: Prompt = Field(description="One text or several, or their token ids; each has its own choices.")
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = Field(
-        None, description="Alternatives of each token with log-probabilities. Refused if the engine has none."
-    )
-    echo: bool | None = Field(
-        False,
-        description="Begin each text with its prompt. Refused with token ids, logprobs and an output format.",
-    )
+    prompt: Prompt
+    """One text or several, or their token ids; each has its own choices."""
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    """Alternatives of each token with log-probabilities. Refused if the engine has none."""
+    echo: bool | None = False
+    """Begin each text with its prompt. Refused with token ids, logprobs and an output format."""
 
     @property
     def echoes(self) -> bool:
@@ -255,13 +251,15 @@ class CompletionRequest(CompletionFields):
 class ChatJobRequest(OfJob, ChatRequest):
     """The body of POST /v1/jobs for a chat: by default in the standard lane, and it continues on a disconnect."""
 
-    endpoint: Literal["/v1/chat/completions"] = Field("/v1/chat/completions", description=_ENDPOINT)
+    endpoint: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+    """What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."""
 
 
 class CompletionJobRequest(OfJob, CompletionRequest):
     """The body of POST /v1/jobs for a completion."""
 
-    endpoint: Literal["/v1/completions"] = Field(description=_ENDPOINT)
+    endpoint: Literal["/v1/completions"]
+    """What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."""
 
 
 Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest | TaskRequest
