@@ -124,6 +124,9 @@ class Function(StrictBody):
     strict: bool | None = None
     """Whether calls are checked against the schema."""
 
+    def as_tool(self, extras: dict[str, Any]) -> Tool:
+        return Tool(self.name, self.description or "", self.parameters, bool(self.strict), extras)
+
 
 def _only_functions(kind: Any) -> Any:
     if not isinstance(kind, str):
@@ -187,9 +190,11 @@ class ChatTool(StrictBody):
 
     @property
     def tool(self) -> Tool:
-        function = self.function
-        strict = bool(function.strict)
-        return Tool(function.name, function.description or "", function.parameters, strict, extras_of(self, function))
+        return self.function.as_tool(extras_of(self, self.function))
+
+    @property
+    def name(self) -> str:
+        return self.function.name
 
 
 class NamedFunction(StrictBody):
@@ -203,6 +208,10 @@ class NamedChoice(ClosedBody):
 
     type: FunctionKind
     function: NamedFunction
+
+    @property
+    def names(self) -> list[str]:
+        return [self.function.name]
 
 
 class AllowedTools(ClosedBody):
@@ -218,6 +227,14 @@ class AllowedChoice(ClosedBody):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
+    @property
+    def mode(self) -> Literal["auto", "required"]:
+        return self.allowed_tools.mode
+
+    @property
+    def names(self) -> list[str]:
+        return [each.function.name for each in self.allowed_tools.tools]
+
 
 def choice_shape(value: Any) -> str:
     """Tell which form a `tool_choice` has."""
@@ -231,6 +248,11 @@ ToolChoice: TypeAlias = Annotated[
     | Annotated[NamedChoice, Tag("<named>")]
     | Annotated[AllowedChoice, Tag("<allowed>")],
     Discriminator(choice_shape),
+]
+
+
+AnyChatTool: TypeAlias = Annotated[
+    Annotated[ChatTool, Tag("<function>")] | Annotated[HostedTool, Tag("<hosted>")], Discriminator(tool_shape)
 ]
 
 
@@ -281,76 +303,57 @@ class MessageCall(StrictBody):
         return ToolCall(self.id, self.function.name, self.function.arguments, extras)
 
 
-def check_different(names: Sequence[str]) -> None:
-    """Raises a refusal of the field if two functions have one name."""
-    if len(set(names)) < len(names):
-        raise refusal("must have different names")
+class OfferedTools(StrictBody):
+    """The fields of a request that offer tools, whose forms its endpoint decides."""
 
-
-AnyChatTool: TypeAlias = Annotated[
-    Annotated[ChatTool, Tag("<function>")] | Annotated[HostedTool, Tag("<hosted>")], Discriminator(tool_shape)
-]
-ChatTools: TypeAlias = Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
-
-
-class ToolFields(StrictBody):
-    """The fields of a chat that offer tools."""
-
-    tools: ChatTools | None = None
-    """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
-    tool_choice: ToolChoice | None = None
-    """`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some."""
+    tools: list[Any] | None = None
+    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     """False: at most one call in an answer."""
 
     @field_validator("tools")
     @classmethod
-    def _different(cls, tools: list[AnyChatTool] | None) -> list[AnyChatTool] | None:
-        check_different([tool.function.name for tool in tools or () if isinstance(tool, ChatTool)])
+    def _different(cls, tools: list[Any] | None) -> list[Any] | None:
+        names = [tool.name for tool in tools or () if not isinstance(tool, HostedTool)]
+        if len(set(names)) < len(names):
+            raise refusal("must have different names")
         return tools
+
+    @property
+    def functions(self) -> list[Any]:
+        """The tools without those that do not run here."""
+        return [tool for tool in self.tools or () if not isinstance(tool, HostedTool)]
 
     @property
     def tools_asked(self) -> Tools | None:
         """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
-        offered = tuple([tool.tool for tool in self.tools or () if isinstance(tool, ChatTool)])
+        offered, choice = tuple([tool.tool for tool in self.functions]), self.tool_choice
         parallel = self.parallel_tool_calls is not False
-        match self.tool_choice:
-            case NamedChoice(function=NamedFunction(name=name)):
-                return chosen(offered, "required", [name], named=True, parallel=parallel)
-            case AllowedChoice(allowed_tools=allowed):
-                names = [each.function.name for each in allowed.tools]
-                return chosen(offered, allowed.mode, names, parallel=parallel)
-            case word:
-                return chosen(offered, word, parallel=parallel)
+        names = () if choice is None or isinstance(choice, str) else choice.names
+        if choice == "none" or (choice in (None, "auto") and not offered):
+            return None
+        if not offered:
+            message = (
+                "tool_choice needs tools: give the functions to choose from. Tools of other kinds do not run here."
+            )
+            raise invalid_request(message, "tool_choice")
+        if not {tool.name for tool in offered}.issuperset(names):
+            raise invalid_request("tool_choice names a function that is not in tools.", "tool_choice")
+        if not names:
+            return Tools(offered=offered, choice=choice or "auto", parallel=parallel)
+        if choice.type == "function":  # the others are still shown to the model
+            return Tools(offered=offered, choice="required", named=names[0], parallel=parallel)
+        some = tuple([tool for tool in offered if tool.name in names])
+        return Tools(offered=some, choice=choice.mode, parallel=parallel)
 
 
-def chosen(
-    offered: tuple[Tool, ...],
-    mode: Literal["none", "auto", "required"] | None,
-    names: Sequence[str] = (),
-    *,
-    parallel: bool,
-    named: bool = False,
-) -> Tools | None:
-    """The tools of a request after its choice.
+class ToolFields(OfferedTools):
+    """The fields of a chat that offer tools."""
 
-    Args:
-        names: the functions that it chooses among; none: all of them.
-        named: the choice is of one function, and the others are still shown to the model.
-
-    Raises ApiError (400) for a choice of a function that is not there.
-    """
-    if mode == "none" or (mode in (None, "auto") and not offered and not names):
-        return None
-    if not offered:
-        message = "tool_choice needs tools: give the functions to choose from. Tools of other kinds do not run here."
-        raise invalid_request(message, "tool_choice")
-    if not {tool.name for tool in offered}.issuperset(names):
-        raise invalid_request("tool_choice names a function that is not in tools.", "tool_choice")
-    if named:
-        return Tools(offered=offered, choice="required", named=names[0], parallel=parallel)
-    some = tuple([tool for tool in offered if not names or tool.name in names])
-    return Tools(offered=some, choice="auto" if mode is None else mode, parallel=parallel)
+    tools: Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
+    tool_choice: ToolChoice | None = None
+    """`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some."""
 
 
 _ROLES = {"developer": "system", "function": "tool"}

@@ -13,42 +13,31 @@ from api.openai.fields import MAX_MESSAGES, ClosedBody, SchemaObject, StrictBody
 from api.openai.generation import CONSTRAINTS, Effort, GenerationRequest, Refused, reasoning_of
 from api.openai.messages import (
     MAX_TOOLS,
+    Function,
     FunctionKind,
     FunctionName,
     HostedTool,
+    OfferedTools,
     OnlyFunctions,
-    Parameters,
-    check_different,
     choice_shape,
-    chosen,
     tool_shape,
 )
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
 from penstock.engine import MAX_LOGPROBS, ChatTurn, ModelCard, Sampling, Task
-from penstock.tools import Tool, Tools
+from penstock.tools import Tool
 from streaming.jobs.job import Chat, ResponseForm
 from streaming.order import Priority
 
 
-class FlatTool(StrictBody):
+class FlatTool(Function):
     """A function that the model may call."""
-
-    PASSED = True
 
     type: FunctionKind
     """Only functions: the client runs them."""
-    name: FunctionName
-    """Letters, digits, `_`, `-` and `.`; at most 128 characters."""
-    description: Annotated[str, Field(max_length=16_384)] | None = None
-    """What it does."""
-    parameters: Parameters | None = None
-    """JSON schema of its arguments, an object; at most 512 KiB."""
-    strict: bool | None = None
-    """Whether calls are checked against the schema."""
 
     @property
     def tool(self) -> Tool:
-        return Tool(self.name, self.description or "", self.parameters, bool(self.strict), self.further)
+        return self.as_tool(self.further)
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -63,6 +52,10 @@ class FlatNamed(ClosedBody):
     type: FunctionKind
     name: FunctionName
 
+    @property
+    def names(self) -> list[str]:
+        return [self.name]
+
 
 class FlatAllowed(ClosedBody):
     """A choice among some of the tools."""
@@ -70,6 +63,10 @@ class FlatAllowed(ClosedBody):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[list[FlatNamed], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True), OnlyFunctions]
+
+    @property
+    def names(self) -> list[str]:
+        return [each.name for each in self.tools]
 
 
 FlatChoice: TypeAlias = Annotated[
@@ -85,7 +82,7 @@ AnyFlatTool: TypeAlias = Annotated[
 ]
 
 
-class FlatToolFields(StrictBody):
+class FlatToolFields(OfferedTools):
     """The fields of a response that offer tools."""
 
     tools: Annotated[list[AnyFlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -95,38 +92,11 @@ class FlatToolFields(StrictBody):
     parallel_tool_calls: bool | None = True
     """False: at most one call in an answer."""
 
-    @field_validator("tools")
-    @classmethod
-    def _different(cls, tools: list[AnyFlatTool] | None) -> list[AnyFlatTool] | None:
-        check_different([tool.name for tool in tools or () if isinstance(tool, FlatTool)])
-        return tools
-
-    @property
-    def functions(self) -> list[FlatTool]:
-        """The tools without those that do not run here."""
-        return [tool for tool in self.tools or () if isinstance(tool, FlatTool)]
-
-    @property
-    def tools_asked(self) -> Tools | None:
-        """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
-        offered = tuple([tool.tool for tool in self.functions])
-        match self.tool_choice:
-            case FlatNamed(name=name):
-                return chosen(offered, "required", [name], named=True, parallel=self._parallel)
-            case FlatAllowed(mode=mode, tools=allowed):
-                return chosen(offered, mode, [each.name for each in allowed], parallel=self._parallel)
-            case word:
-                return chosen(offered, word, parallel=self._parallel)
-
     @property
     def choice_shown(self) -> Any:
         """The choice as the response shows it."""
         choice = self.tool_choice
         return choice.model_dump() if isinstance(choice, FlatNamed | FlatAllowed) else choice or "auto"
-
-    @property
-    def _parallel(self) -> bool:
-        return self.parallel_tool_calls is not False
 
 
 LOGPROBS = "message.output_text.logprobs"
