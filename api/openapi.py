@@ -11,16 +11,7 @@ from api.auth.access import Access
 from api.openai.answers import ANSWERS, INTEGER, NUMBER, STRING, Schema, any_of, ref, schema
 from api.openai.batch_lines import BatchRequest
 from api.openai.responses.conversation import ConversationRequest, ConversationUpdate, ItemsRequest
-from api.openai.responses.request import CountRequest, ResponseRequest
-from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
-from api.openai.tasks import (
-    DetokenizeRequest,
-    EmbeddingJobRequest,
-    EmbeddingRequest,
-    RerankJobRequest,
-    RerankRequest,
-    TokenizeRequest,
-)
+from api.openai.schemas import JOB_MODELS, MODELS
 from api.routes import JOB_HEADERS, ROUTES, Route
 from streaming.jobs.job import JobState
 from streaming.order import Priority
@@ -268,10 +259,8 @@ def _parameters() -> dict[str, Schema]:
 def _request_schemas() -> dict[str, Schema]:
     """Render all models in one call, so that they share their definitions."""
     models = (
-        *(ChatRequest, CompletionRequest, ChatJobRequest, CompletionJobRequest, BatchRequest),
-        *(ResponseRequest, CountRequest, ConversationRequest, ConversationUpdate, ItemsRequest),
-        *(EmbeddingRequest, RerankRequest, EmbeddingJobRequest, RerankJobRequest),
-        *(TokenizeRequest, DetokenizeRequest),
+        *(*MODELS.values(), *JOB_MODELS.values(), BatchRequest),
+        *(ConversationRequest, ConversationUpdate, ItemsRequest),
     )
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

@@ -31,8 +31,6 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 class QueuedRequest(StrictBody, ABC):
     """A request that becomes one job."""
 
-    LANE: ClassVar[Priority] = Priority.INTERACTIVE
-    ON_DISCONNECT: ClassVar[str] = "cancel"
     REFUSED: ClassVar[Refused] = {}
 
     model: Annotated[str, Field(min_length=1, max_length=128)]
@@ -52,24 +50,21 @@ class QueuedRequest(StrictBody, ABC):
         return QueueOptions() if value is None else value
 
     @property
-    def default_lane(self) -> Priority:
-        return self.LANE
-
-    @property
-    def default_on_disconnect(self) -> str:
-        return self.ON_DISCONNECT
+    def detached(self) -> bool:
+        """Whether it goes on without its client, by default in the standard lane."""
+        return False
 
     @property
     def lane(self) -> Priority:
         """Return the requested lane; `queue.priority` overrides `service_tier`."""
         if self.queue.priority:
             return Priority(self.queue.priority)
-        return TIERS.get(self.service_tier or "auto", self.default_lane)
+        return TIERS.get(self.service_tier or "auto", Priority.STANDARD if self.detached else Priority.INTERACTIVE)
 
     @property
     def on_disconnect(self) -> str:
         """What happens to the job when its reader disconnects."""
-        return self.queue.on_disconnect or self.default_on_disconnect
+        return self.queue.on_disconnect or ("continue" if self.detached else "cancel")
 
     @property
     def known_to_servers(self) -> dict[str, Any]:
@@ -148,8 +143,7 @@ class QueuedRequest(StrictBody, ABC):
 class OfJob:
     """What the body of POST /v1/jobs has by default, unlike a request that waits for its answer."""
 
-    LANE: ClassVar[Priority] = Priority.STANDARD
-    ON_DISCONNECT: ClassVar[str] = "continue"
+    detached = True
 
 
 class GenerationRequest(QueuedRequest):
@@ -370,25 +364,3 @@ def _check(fields: Mapping[str, Any]) -> None:
             msgspec.msgpack.encode(value)
         except OverflowError:
             raise invalid_request(f"{name} must hold numbers of at most 64 bits.", name) from None
-
-
-class EndFields(StrictBody):
-    """Two fields that say the same: that the model may not end the text before its limit."""
-
-    ignore_eos: bool | None = None
-    """Go on to the token limit. Refused if the engine cannot, and with an output format or tools."""
-    min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
-    """Must be 0, or the token limit: then it says the same as ignore_eos."""
-
-    @property
-    def to_the_limit(self) -> bool:
-        return bool(self.ignore_eos or self.min_tokens)
-
-    def check_end(self, limit: int | None, schema: dict[str, Any] | None) -> None:
-        """Refuse an end that no engine here can give. Raises ApiError (400)."""
-        if self.min_tokens and self.min_tokens != limit:
-            raise invalid_request("min_tokens must be 0, or equal the token limit. Leave it out.", "min_tokens")
-        if self.to_the_limit and schema is not None:
-            name = "ignore_eos" if self.ignore_eos else "min_tokens"
-            message = f"{name} cannot be combined with a response_format, whose JSON has its own end."
-            raise invalid_request(message, name)

@@ -34,7 +34,6 @@ from api.openai.generation import (
     TIERS,
     UNSUPPORTED,
     Effort,
-    EndFields,
     GenerationRequest,
     OfJob,
     Refused,
@@ -84,8 +83,13 @@ _PLAIN = frozenset({type(None), bool, int, float, str, dict})
 _HEADER_WORD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 
-class CompletionFields(EndFields, GenerationRequest):
-    """Fields shared by chats and completions."""
+class CompletionFields(GenerationRequest):
+    """Fields shared by chats and completions. Two say the same: `ignore_eos`, and `min_tokens` with the limit."""
+
+    ignore_eos: bool | None = None
+    """Go on to the token limit. Refused if the engine cannot, and with an output format or tools."""
+    min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
+    """Must be 0, or the token limit: then it says the same as ignore_eos."""
 
     max_tokens: TokenLimit | None = None
     """Most tokens of one choice. Null: the engine's default."""
@@ -138,8 +142,17 @@ class CompletionFields(EndFields, GenerationRequest):
             stop=tuple(stop for stop in stops if stop),
             logprobs=self.logprobs_asked,
             json_schema=self.schema_asked,
-            ignore_eos=self.to_the_limit,
+            ignore_eos=bool(self.ignore_eos or self.min_tokens),
         )
+
+    def check_end(self) -> None:
+        """Refuse an end that no engine here can give. Raises ApiError (400)."""
+        if self.min_tokens and self.min_tokens != self.token_limit:
+            raise invalid_request("min_tokens must be 0, or equal the token limit. Leave it out.", "min_tokens")
+        if (self.ignore_eos or self.min_tokens) and self.schema_asked is not None:
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            message = f"{name} cannot be combined with a response_format, whose JSON has its own end."
+            raise invalid_request(message, name)
 
 
 class ChatRequest(ToolFields, CompletionFields):
@@ -292,7 +305,7 @@ def parse(kind: Kind, body: bytes) -> Request:
     refuse(fields, model.REFUSED)
     request = validated(model, fields)
     if isinstance(request, CompletionFields):
-        request.check_end(request.token_limit, request.schema_asked)
+        request.check_end()
     if isinstance(request, CompletionRequest):
         request.check_echo()
     _check_tools(request)

@@ -26,7 +26,6 @@ from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Messag
 from penstock.engine import MAX_LOGPROBS, ChatTurn, ModelCard, Sampling, Task
 from penstock.tools import Tool
 from streaming.jobs.job import Chat, ResponseForm
-from streaming.order import Priority
 
 
 class FlatTool(Function):
@@ -345,12 +344,8 @@ class ResponseRequest(InputFields):
         return top
 
     @property
-    def default_lane(self) -> Priority:
-        return Priority.STANDARD if self.background else Priority.INTERACTIVE
-
-    @property
-    def default_on_disconnect(self) -> str:
-        return "continue" if self.background else "cancel"
+    def detached(self) -> bool:
+        return bool(self.background)
 
     @property
     def sampling(self) -> Sampling:
