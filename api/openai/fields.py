@@ -241,6 +241,16 @@ class JsonSchema(StrictBody):
     """For models of upstream servers: every schema is strict here."""
 
 
+def with_its_type(schema: Any, info: ValidationInfo) -> Any:
+    """Check that a format has a schema if and only if its type says so."""
+    kind = info.data.get("type")
+    if schema is None and kind == "json_schema":
+        raise refusal("is required when type is 'json_schema'")
+    if schema is not None and kind in ("text", "json_object"):
+        raise refusal(f"has no effect when type is {kind!r}; set type to 'json_schema'")
+    return schema
+
+
 class ResponseFormat(ClosedBody):
     """Output format: free text, any JSON object, or JSON of one schema.
 
@@ -252,14 +262,7 @@ class ResponseFormat(ClosedBody):
     json_schema: Annotated[JsonSchema | None, Field(validate_default=True)] = None
     """Required with type `json_schema`, else refused."""
 
-    @field_validator("json_schema")
-    @classmethod
-    def _given(cls, schema: JsonSchema | None, info: ValidationInfo) -> JsonSchema | None:
-        if schema is None and info.data.get("type") == "json_schema":
-            raise refusal("is required when type is 'json_schema'")
-        if schema is not None and info.data.get("type") in ("text", "json_object"):
-            raise refusal(f"has no effect when type is {info.data['type']!r}; set type to 'json_schema'")
-        return schema
+    _given = field_validator("json_schema")(with_its_type)
 
     @property
     def schema_wanted(self) -> dict[str, Any] | None:
@@ -269,12 +272,11 @@ class ResponseFormat(ClosedBody):
         return self.json_schema.schema_ if self.type == "json_schema" and self.json_schema else {}
 
 
-def named_format(form: ResponseFormat | None) -> dict[str, Any]:
-    """What a format says of its schema, as a field of a request; empty if it has none."""
-    if form is None or form.json_schema is None:
+def named_format(schema: Any) -> dict[str, Any]:
+    """What a format says of its schema, as a field of a request. `schema`: what names it; None: the format has none."""
+    if schema is None:
         return {}
-    schema = form.json_schema
-    own = {"name": schema.name, "description": schema.description, "strict": schema.strict}
+    own = {name: getattr(schema, name) for name in ("name", "description", "strict")}
     said = {name: value for name, value in own.items() if value is not None} | schema.further
     return {"response_format": said} if said else {}
 

@@ -178,13 +178,18 @@ def extras_of(part: StrictBody, function: StrictBody) -> dict[str, Any]:
     return part.further | ({"function": inner} if inner else {})
 
 
-class ChatTool(StrictBody):
-    """A tool of a chat."""
+class FunctionTool(StrictBody):
+    """What the tools of chats and of responses have in common."""
 
     PASSED = True
 
     type: FunctionKind
     """Only functions: the client runs them."""
+
+
+class ChatTool(FunctionTool):
+    """A tool of a chat."""
+
     function: Function
     """The function."""
 
@@ -365,6 +370,13 @@ Content: TypeAlias = Annotated[
 ]
 
 
+def unless_assistant(content: Any, info: ValidationInfo) -> Any:
+    """Check that a message has content; that of an assistant may have none."""
+    if content is None and info.data.get("role", "assistant") != "assistant":
+        raise refusal("is required")
+    return content
+
+
 class ChatMessage(StrictBody):
     """One turn of a conversation."""
 
@@ -392,12 +404,7 @@ class ChatMessage(StrictBody):
     def used(self) -> tuple[str, ...]:
         return ("name",) if self.role == "function" else ()
 
-    @field_validator("content")
-    @classmethod
-    def _has_content(cls, content: Any, info: ValidationInfo) -> Any:
-        if content is None and info.data.get("role", "assistant") != "assistant":
-            raise refusal("is required")
-        return content
+    _has_content = field_validator("content")(unless_assistant)
 
     @field_validator("tool_calls")
     @classmethod

@@ -129,7 +129,8 @@ class CompletionFields(GenerationRequest):
     @property
     def known_to_servers(self) -> dict[str, Any]:
         effort = {"reasoning_effort": "none"} if self.effort == "none" else {}
-        return super().known_to_servers | named_format(self.response_format) | effort
+        named = self.response_format.json_schema if self.response_format else None
+        return super().known_to_servers | named_format(named) | effort
 
     @property
     def sampling(self) -> Sampling:

@@ -10,10 +10,10 @@ import re
 from collections.abc import Container, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, by_shape, refusal, shape
-from api.openai.messages import FunctionName, TextPart, arguments_of, words_of
+from api.openai.messages import FunctionName, TextPart, arguments_of, unless_assistant, words_of
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
 
@@ -93,12 +93,7 @@ class Message(StrictBody):
     refusal: str | None = None
     """What an earlier answer said instead of `content`."""
 
-    @field_validator("content")
-    @classmethod
-    def _has_content(cls, content: Any, info: ValidationInfo) -> Any:
-        if content is None and info.data.get("role", "assistant") != "assistant":
-            raise refusal("is required")
-        return content
+    _has_content = field_validator("content")(unless_assistant)
 
     @property
     def of_developer(self) -> bool:

@@ -9,13 +9,23 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 from pydantic import Discriminator, Field, PrivateAttr, Tag, ValidationInfo, field_validator
 
 from api.openai.errors import invalid_request
-from api.openai.fields import MAX_MESSAGES, ClosedBody, SchemaObject, StrictBody, TokenLimit, refusal
+from api.openai.fields import (
+    MAX_MESSAGES,
+    ClosedBody,
+    SchemaObject,
+    StrictBody,
+    TokenLimit,
+    named_format,
+    refusal,
+    with_its_type,
+)
 from api.openai.generation import CONSTRAINTS, Effort, GenerationRequest, Refused, reasoning_of
 from api.openai.messages import (
     MAX_TOOLS,
     Function,
     FunctionKind,
     FunctionName,
+    FunctionTool,
     HostedTool,
     OfferedTools,
     OnlyFunctions,
@@ -28,11 +38,8 @@ from penstock.tools import Tool
 from streaming.jobs.job import Chat, ResponseForm
 
 
-class FlatTool(Function):
+class FlatTool(Function, FunctionTool):
     """A function that the model may call."""
-
-    type: FunctionKind
-    """Only functions: the client runs them."""
 
     @property
     def tool(self) -> Tool:
@@ -143,15 +150,7 @@ class Format(ClosedBody):
     strict: bool | None = None
     """For models of upstream servers: every schema is strict here."""
 
-    @field_validator("schema_")
-    @classmethod
-    def _given(cls, schema: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
-        kind = info.data.get("type")
-        if schema is None and kind == "json_schema":
-            raise refusal("is required when type is 'json_schema'")
-        if schema is not None and kind in ("text", "json_object"):
-            raise refusal(f"has no effect when type is {kind!r}; set type to 'json_schema'")
-        return schema
+    _given = field_validator("schema_")(with_its_type)
 
     @property
     def schema_wanted(self) -> dict[str, Any] | None:
@@ -364,11 +363,8 @@ class ResponseRequest(InputFields):
     @property
     def known_to_servers(self) -> dict[str, Any]:
         form = self.text.format if self.text else None
-        of_schema = {"name": form.name, "description": form.description, "strict": form.strict} if form else {}
-        said = {name: value for name, value in of_schema.items() if value is not None}
         found = super().known_to_servers | ({"reasoning_effort": "none"} if self.effort == "none" else {})
-        if said and form is not None and form.type == "json_schema":
-            found["response_format"] = said
+        found |= named_format(form if form and form.type == "json_schema" else None)
         if self.text and self.text.verbosity:
             found["verbosity"] = self.text.verbosity
         return found | {"prompt_cache_key": self.prompt_cache_key, "safety_identifier": self.safety_identifier}
