@@ -119,11 +119,6 @@ def _answer(request: Request, error: ApiError) -> Response:
     return error_response(services, error)
 
 
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return _answer(request, error)
-
-
 async def _client_gone(request: Request, _error: Exception) -> Response:
     """The client disconnected before the end of its request. Nobody reads this answer; metrics count its status."""
     log.debug(
@@ -152,6 +147,7 @@ CLIENT_GONE = 499
 """Status of a client that disconnected, as nginx logs it; no standard defines one."""
 
 REFUSED: dict[type[Exception], Callable[[Any], ApiError]] = {
+    ApiError: lambda error: error,
     UnknownJob: lambda _: errors.job_not_found(),
     UnknownFile: lambda _: errors.file_not_found(),
     UnknownBatch: lambda _: errors.batch_not_found(),
@@ -162,10 +158,9 @@ REFUSED: dict[type[Exception], Callable[[Any], ApiError]] = {
     StoreFull: lambda error: errors.store_full(str(error)),
     KeyReused: lambda _: errors.idempotency_key_reused(),
 }
-"""The answers to errors of the store that mean the same at every endpoint."""
+"""The answers to errors that mean the same at every endpoint, such as those of the store."""
 
 HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-    ApiError: _api_error,
     ClientDisconnect: _client_gone,
     Unavailable: _unavailable,
     **dict.fromkeys(REFUSED, _refused),

@@ -256,40 +256,32 @@ _ENDS = frozenset(("error", *(state.value for state in JobState if state.final))
 """Names of the last message of a stream."""
 
 
-class _Read(NamedTuple):
-    """What a client asks for."""
-
-    offset: StreamOffset | None
-    text: str
-    """The offset as the client sent it."""
-    live: str
-    cursor: int | None
-
-
 async def stream(request: Request) -> Response:
     """Read the messages of a job. Raises ApiError (400, 404, 410, 503)."""
-    services, asked = services_of(request), _parsed(request)
+    services = services_of(request)
+    text, live, seen = _parsed(request)
+    offset = None if text in (BEGINNING, TAIL) else read(text)
     record = await own_record(request)
     if request.method == "HEAD":
         page = await tail(services, record)
         return Response(headers=_headers(page) | _UNCACHED, media_type=_MEDIA_TYPE)
-    at_tail = asked.text == TAIL
-    page = await (tail(services, record) if at_tail else page_after(services, record, asked.offset))
-    if asked.live == "sse":
+    page = await (tail(services, record) if text == TAIL else page_after(services, record, offset))
+    if live == "sse":
         headers = _REVALIDATED | _SAFETY | job_headers(record) | {"Content-Type": "text/event-stream"}
-        return event_stream(services, _events(services, page, asked.cursor), headers, ServerSentEvent(comment="ping"))
-    if not asked.live:
-        return _catch_up(request, page, asked.text)
+        return event_stream(services, _events(services, page, seen), headers, ServerSentEvent(comment="ping"))
+    if not live:
+        return _catch_up(request, page, text)
     if not page.messages and not page.closed:
         page = await _next_page(request, services, page)
     headers = _headers(page) | _UNCACHED
     if not page.closed:
-        headers["Stream-Cursor"] = str(live_cursor(asked.cursor))
+        headers["Stream-Cursor"] = str(live_cursor(seen))
     return _json(page.messages, headers) if page.messages else Response(status_code=204, headers=headers)
 
 
-def _parsed(request: Request) -> _Read:
-    """Raises ApiError (400)."""
+def _parsed(request: Request) -> tuple[str, str, int | None]:
+    """Return what a client asks for: the offset as it was sent, how to read on, and the last cursor. Raises ApiError
+    (400)."""
     query = request.query_params
     for name in ("offset", "live", "cursor"):
         if len(query.getlist(name)) > 1:
@@ -299,10 +291,8 @@ def _parsed(request: Request) -> _Read:
         raise errors.invalid_request("live must be long-poll or sse, or left out.", "live")
     if live and text is None:
         raise errors.invalid_request("live needs an offset: -1 for the beginning, now for the end.", "offset")
-    sentinel = text in (None, BEGINNING, TAIL)
-    offset = None if sentinel else read(text or "")
-    number = whole_number(cursor, "cursor", 0, MAX_CURSOR) if cursor is not None else None
-    return _Read(offset, text or BEGINNING, live or "", number)
+    seen = whole_number(cursor, "cursor", 0, MAX_CURSOR) if cursor is not None else None
+    return BEGINNING if text is None else text, live or "", seen
 
 
 def _headers(page: Page) -> dict[str, str]:

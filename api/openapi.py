@@ -8,22 +8,10 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from api.auth.access import Access
-from api.openai.answers import INTEGER, NUMBER, STRING, Schema, answer_schemas, any_of, ref, schema
+from api.openai.answers import ANSWERS, INTEGER, NUMBER, STRING, Schema, any_of, ref, schema
 from api.openai.batch_lines import BatchRequest
-from api.openai.console_answers import console_schemas
-from api.openai.responses.answers import response_schemas
 from api.openai.responses.conversation import ConversationRequest, ConversationUpdate, ItemsRequest
-from api.openai.responses.request import CountRequest, ResponseRequest
-from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
-from api.openai.tasks import (
-    DetokenizeRequest,
-    EmbeddingJobRequest,
-    EmbeddingRequest,
-    RerankJobRequest,
-    RerankRequest,
-    TokenizeRequest,
-    task_answer_schemas,
-)
+from api.openai.schemas import JOB_MODELS, MODELS
 from api.routes import JOB_HEADERS, ROUTES, Route
 from streaming.jobs.job import JobState
 from streaming.order import Priority
@@ -172,7 +160,7 @@ def document(version: str, base_path: str = "") -> dict[str, Any]:
         **({"servers": [{"url": base_path}]} if base_path else {}),
         "paths": paths,
         "components": {
-            "schemas": _request_schemas() | _answer_schemas(),
+            "schemas": _request_schemas() | ANSWERS,
             "parameters": _parameters(),
             "headers": {name: {"description": words, "schema": STRING} for name, words in HEADERS.items()},
             "responses": {f"Error{status}": _error(status) for status in ERRORS} | {"Accepted": _accepted()},
@@ -180,10 +168,6 @@ def document(version: str, base_path: str = "") -> dict[str, Any]:
         },
         "security": [{"key": []}],
     }
-
-
-def _answer_schemas() -> dict[str, Schema]:
-    return answer_schemas() | console_schemas() | response_schemas() | task_answer_schemas()
 
 
 def _operation(route: Route) -> dict[str, Any]:
@@ -275,10 +259,8 @@ def _parameters() -> dict[str, Schema]:
 def _request_schemas() -> dict[str, Schema]:
     """Render all models in one call, so that they share their definitions."""
     models = (
-        *(ChatRequest, CompletionRequest, ChatJobRequest, CompletionJobRequest, BatchRequest),
-        *(ResponseRequest, CountRequest, ConversationRequest, ConversationUpdate, ItemsRequest),
-        *(EmbeddingRequest, RerankRequest, EmbeddingJobRequest, RerankJobRequest),
-        *(TokenizeRequest, DetokenizeRequest),
+        *(*MODELS.values(), *JOB_MODELS.values(), BatchRequest),
+        *(ConversationRequest, ConversationUpdate, ItemsRequest),
     )
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

@@ -71,20 +71,17 @@ _TASK: dict[str, Any] = {
     "params": (*_KEY, "Prefer"), "errors": (*_ACCEPT, 500, 504), "headers": JOB_HEADERS, "or_job": True
 }  # fmt: skip
 
-EMBEDDINGS, RERANK = chat.JobEndpoint("embedding"), chat.JobEndpoint("rerank")
-TOKENIZE, DETOKENIZE = chat.JobEndpoint("tokenize"), chat.JobEndpoint("detokenize")
-CHAT, COMPLETION = chat.JobEndpoint("chat"), chat.JobEndpoint("completion")
-RESPONSE, INPUT_TOKENS = responses.Responses("response"), responses.Responses("count")
-
 ROUTES = (
-    Route("POST", "/v1/chat/completions", CHAT, CALLER, "Answer a conversation", "ChatCompletion",
+    Route("POST", "/v1/chat/completions", chat.JobEndpoint("chat"), CALLER, "Answer a conversation", "ChatCompletion",
           bodies=("ChatRequest",), **_COMPLETION),
-    Route("POST", "/v1/completions", COMPLETION, CALLER, "Continue a text", "Completion",
+    Route("POST", "/v1/completions", chat.JobEndpoint("completion"), CALLER, "Continue a text", "Completion",
           bodies=("CompletionRequest",), **_COMPLETION),
-    Route("POST", "/v1/responses", RESPONSE, CALLER, "Create a response", "Response", params=_KEY,
-          errors=(*_ACCEPT, 500, 504), bodies=("ResponseRequest",), headers=(*JOB_HEADERS, "Stream-Url"), events=True),
-    Route("POST", "/v1/responses/input_tokens", INPUT_TOKENS, CALLER, "Count the input tokens of a response",
-          "InputTokens", errors=(408, 429, 500, 504), bodies=("CountRequest",), headers=JOB_HEADERS),
+    Route("POST", "/v1/responses", responses.Responses("response"), CALLER, "Create a response", "Response",
+          params=_KEY, errors=(*_ACCEPT, 500, 504), bodies=("ResponseRequest",), headers=(*JOB_HEADERS, "Stream-Url"),
+          events=True),
+    Route("POST", "/v1/responses/input_tokens", responses.Responses("count"), CALLER,
+          "Count the input tokens of a response", "InputTokens", errors=(408, 429, 500, 504), bodies=("CountRequest",),
+          headers=JOB_HEADERS),
     Route("GET", "/v1/responses/{response_id}", responses.retrieve, CALLER,
           "Show a response, or stream its events after one", "Response",
           params=("stream", "starting_after", "response_include"), headers=("X-Job-Id", "Stream-Url"), events=True,
@@ -113,13 +110,13 @@ ROUTES = (
           "Show an item of a conversation", "ConversationItem", params=("response_include",)),
     Route("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.delete_item, CALLER,
           "Delete an item of a conversation", "Conversation"),
-    Route("POST", "/v1/embeddings", EMBEDDINGS, CALLER, "Make vectors of texts", "EmbeddingList",
+    Route("POST", "/v1/embeddings", chat.JobEndpoint("embedding"), CALLER, "Make vectors of texts", "EmbeddingList",
           bodies=("EmbeddingRequest",), **_TASK),
-    Route("POST", "/v1/rerank", RERANK, CALLER, "Rank documents by a query", "Ranking", bodies=("RerankRequest",),
-          **_TASK),
-    Route("POST", "/tokenize", TOKENIZE, CALLER, "Turn a prompt into token ids", "TokenIds",
+    Route("POST", "/v1/rerank", chat.JobEndpoint("rerank"), CALLER, "Rank documents by a query", "Ranking",
+          bodies=("RerankRequest",), **_TASK),
+    Route("POST", "/tokenize", chat.JobEndpoint("tokenize"), CALLER, "Turn a prompt into token ids", "TokenIds",
           bodies=("TokenizeRequest",), **_TASK),
-    Route("POST", "/detokenize", DETOKENIZE, CALLER, "Turn token ids into a text", "TokenText",
+    Route("POST", "/detokenize", chat.JobEndpoint("detokenize"), CALLER, "Turn token ids into a text", "TokenText",
           bodies=("DetokenizeRequest",), **_TASK),
     Route("GET", "/v1/models", chat.listing, CALLER, "List the models", "ModelList"),
     Route("GET", "/v1/models/{model:path}", chat.show, CALLER, "Describe a model", "Model"),

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from api.admission import services_of
 from api.jobs import as_json, job_headers, own_record
+from api.openai.answers import LATENCIES
 from streaming.jobs.records import Delivered, JobRecord, with_delivery
 from telemetry.latency import (
     EGRESS_FIRST,
@@ -73,17 +74,14 @@ def _latencies(record: JobRecord, stamps: Stamps, delivered: Delivered | None) -
     whole, tokens = bool(delivered and delivered.whole), record.terminal.usage.completion if record.terminal else 0
     sent, first, last = stamps.received, stamps.first_sent, stamps.last_sent
     if sent is None:
-        return dict.fromkeys(("time_to_first_token_ms", "gateway_time_to_first_token_ms", "time_per_output_token_ms"))
+        return dict.fromkeys(LATENCIES)
     if delivered is None:
         first, last = stamps.first_token, stamps.last_token
     got = stamps.last_got if whole else stamps.first_got
     shown = first_seen(stamps, whole=whole)
     per_token = time_per_output_token(first, last, tokens) if first is not None and last is not None else None
-    return {
-        "time_to_first_token_ms": None if shown is None else _ms(time_to_first_token(sent, shown)),
-        "gateway_time_to_first_token_ms": None if got is None else _ms(time_to_first_token(sent, got)),
-        "time_per_output_token_ms": _ms(per_token),
-    }
+    seen, at_gateway = (None if at is None else time_to_first_token(sent, at) for at in (shown, got))
+    return dict(zip(LATENCIES, map(_ms, (seen, at_gateway, per_token)), strict=True))
 
 
 def _ms(us: float | None) -> float | None:

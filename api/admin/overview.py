@@ -64,16 +64,18 @@ class Reading:
 class Rates:
     """What came of the newest readings, as the answer has it. Percentiles in ms; None: no answer in that window."""
 
-    window_s: float | None
-    """Of the latencies; None: since the processes started."""
-    first_token_ms: dict[str, float] | None
-    per_token_ms: dict[str, float] | None
-    jobs_per_s: float | None
+    window_s: float | None = None
+    """Of the latencies: the last minute, or the time since the newest reading before it. None: since the processes
+    started."""
+    first_token_ms: dict[str, float] | None = None
+    per_token_ms: dict[str, float] | None = None
+    jobs_per_s: float | None = None
     """That ended; None until there are two readings."""
-    failed: int
+    failed: int = 0
     """Jobs that failed in the window."""
-    lapsed: int
-    open_streams: int
+    lapsed: int = 0
+    """Workers whose lease ran out in the window."""
+    open_streams: int = 0
 
 
 class RateWindow:
@@ -185,12 +187,7 @@ class Situation:
     memory_share: float | None = None
     """Share of the store's memory in use that admission may fill; None without a limit."""
     dead_letters: int = 0
-    lapsed: int = 0
-    """Workers whose lease ran out in the window."""
-    failed: int = 0
-    """Jobs that failed in the window."""
-    window_s: float = 60.0
-    """The last minute, or the time since the newest reading before it."""
+    rates: Rates = Rates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +225,14 @@ def _problems(now: Situation) -> Iterator[ServiceProblem]:
     if not now.has_leader:
         cause, fix = "no scheduler leads, so nobody changes the number of workers", "penstock ps; start a scheduler"
         yield ServiceProblem("note", "no scheduler leads", cause, fix)
-    window = "minute" if now.window_s <= WINDOW_S else f"{now.window_s:.0f} s"
-    if now.lapsed:
-        title = f"{counted(now.lapsed, 'worker')} lost in the last {window}"
+    window_s, lapsed, failed = now.rates.window_s or WINDOW_S, now.rates.lapsed, now.rates.failed
+    window = "minute" if window_s <= WINDOW_S else f"{window_s:.0f} s"
+    if lapsed:
+        title = f"{counted(lapsed, 'worker')} lost in the last {window}"
         cause, fix = "a lease ran out; the jobs continue elsewhere", "penstock logs --role worker shows why"
         yield ServiceProblem("warning", title, cause, fix, "/models")
-    if now.failed:
-        title = f"{counted(now.failed, 'job')} failed in the last {window}"
+    if failed:
+        title = f"{counted(failed, 'job')} failed in the last {window}"
         yield ServiceProblem("note", title, "see the error of each", "open them", "/jobs?status=failed&tenant=*")
     if now.dead_letters:
         title = f"{counted(now.dead_letters, 'dead letter')} to look at"
@@ -364,9 +362,7 @@ class LiveOverview:
             store_refusal=_refusal(services),
             memory_share=memory["share"],
             dead_letters=len(letters),
-            lapsed=rates.lapsed,
-            failed=rates.failed,
-            window_s=rates.window_s or WINDOW_S,
+            rates=rates,
         )
         tokens_per_s = sum(process.tokens_per_s for process in processes)
         self._points.append(_point(reading.at, rates, tokens_per_s, pools))

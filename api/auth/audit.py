@@ -39,23 +39,21 @@ def begin(keyring: Keyring) -> None:
 def acted(scope: Scope, found: RouteMatch) -> None:
     """Log an admin action, after it was answered."""
     state = scope["state"]
-    status = state.get("status", 500)
-    outcome = "done" if status < 400 else "refused" if status in REFUSED else "failed"
-    _write(scope, found.rule.action, _target(found.params), outcome, status, state.get("audit", {}))
+    target = ", ".join(found.params.values())[:MAX_TEXT]
+    _write(scope, found.rule.action, state.get("status", 500), state.get("audit", {}), target)
 
 
 def refused(scope: Scope, found: RouteMatch | None, error: ApiError) -> None:
     """Log a refused call of an admin route. Its path is untrusted, so the target is left out."""
     if error.status in REFUSED:
         action = UNKNOWN if found is None else found.rule.action or "admin.read"
-        _write(scope, action, "", "refused", error.status, {"code": error.code})
+        _write(scope, action, error.status, {"code": error.code})
 
 
 def logged_in(scope: Scope, error: ApiError | None) -> None:
     """Log that somebody opened a session of the console, or why they may not (`error`)."""
     status, more = (200, {}) if error is None else (error.status, {"code": error.code})
-    outcome = "done" if error is None else "refused" if status in REFUSED else "failed"
-    _write(scope, "console.login", "", outcome, status, more)
+    _write(scope, "console.login", status, more)
 
 
 def detail(scope: Scope, **fields: Any) -> None:
@@ -63,8 +61,9 @@ def detail(scope: Scope, **fields: Any) -> None:
     scope["state"].setdefault("audit", {}).update(fields)
 
 
-def _write(scope: Scope, action: str, target: str, outcome: str, status: int, more: Mapping[str, Any]) -> None:
+def _write(scope: Scope, action: str, status: int, more: Mapping[str, Any], target: str = "") -> None:
     state, client = scope["state"], scope.get("client")
+    outcome = "done" if status < 400 else "refused" if status in REFUSED else "failed"
     caller: Caller | None = state.get("caller")
     fields = {
         "action": action,
@@ -79,7 +78,3 @@ def _write(scope: Scope, action: str, target: str, outcome: str, status: int, mo
     }
     level = logging.INFO if outcome == "done" else logging.WARNING
     log.log(level, "%s: %s", action, outcome, extra=fields | dict(more))
-
-
-def _target(params: Mapping[str, str]) -> str:
-    return ", ".join(params.values())[:MAX_TEXT]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any, get_args
 
 from streaming.batches.store import BatchState
@@ -13,12 +14,8 @@ from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, STAMPS
 
 Schema = dict[str, Any]
 
-STRING: Schema = {"type": "string"}
-INTEGER: Schema = {"type": "integer"}
-NUMBER: Schema = {"type": "number"}
-BOOLEAN: Schema = {"type": "boolean"}
-FREE: Schema = {"type": "object"}
-
+LATENCIES = ("time_to_first_token_ms", "gateway_time_to_first_token_ms", "time_per_output_token_ms")
+"""Fields of a job's timing."""
 MAX_OVERRIDE_S = 30 * 86_400
 """Longest duration of a manual override."""
 
@@ -40,8 +37,22 @@ def object_of(**properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
+def extended(base: Schema, **properties: Schema) -> Schema:
+    """Build the schema of an object that may have these properties, too."""
+    return base | {"properties": base["properties"] | properties}
+
+
+def each(kind: Schema, *names: str) -> dict[str, Schema]:
+    """Build properties that have the same schema."""
+    return dict.fromkeys(names, kind)
+
+
 def list_of(items: Schema) -> Schema:
     return {"type": "array", "items": items}
+
+
+def map_of(values: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": values}
 
 
 def maybe(kind: Schema) -> Schema:
@@ -52,42 +63,8 @@ def word_of(*words: str) -> Schema:
     return {"type": "string", "enum": list(words)}
 
 
-CANCELLED_BY = word_of(*(each.value for each in CancelledBy)) | {"description": "Who cancelled it, if that is known."}
-
-
-def answer_schemas() -> dict[str, Schema]:
-    return {
-        "Error": object_of(error=_fault()),
-        "Usage": _usage(),
-        "ChatCompletion": _answer("chat.completion", message=_message()),
-        "Completion": _answer("text_completion", text=STRING),
-        "Answer": any_of(
-            "ChatCompletion", "Completion", "Response", "EmbeddingList", "Ranking", "TokenIds", "TokenText"
-        ),
-        "Model": _model(),
-        "ModelList": list_named("Model"),
-        "DeadLetter": _dead_letter(),
-        "DeadLetterList": list_named("DeadLetter"),
-        "WebhookMessage": _webhook_message(),
-        "WebhookMessageList": list_named("WebhookMessage"),
-        "File": _file(),
-        "FileList": page_of("File"),
-        "Upload": object_of(file={"type": "string", "format": "binary"}, purpose=word_of("batch")),
-        "Deleted": object_of(id=STRING, object=STRING, deleted=BOOLEAN),
-        "Batch": _batch(),
-        "BatchList": page_of("Batch"),
-        "Tenant": _tenant(),
-        "TenantList": list_named("Tenant"),
-        "Pool": _pool(),
-        "PoolList": list_named(
-            "Pool", leader=maybe(object_of(id=STRING, epoch=INTEGER)), actions=list_of(action_schema())
-        ),
-        "PoolOverride": _override_body(),
-        "Job": job_schema(),
-        "JobTiming": _timing(),
-        "StreamMessages": list_of(object_of(event=STRING, id=STRING, data=FREE)),
-        "JobList": list_named("Job", has_more=BOOLEAN, next_cursor=maybe(STRING)),
-    }
+def words_of(kind: type[Enum]) -> Schema:
+    return word_of(*(member.value for member in kind))
 
 
 def list_named(name: str, **more: Schema) -> Schema:
@@ -98,303 +75,426 @@ def page_of(name: str) -> Schema:
     return list_named(name, has_more=BOOLEAN, first_id=maybe(STRING), last_id=maybe(STRING))
 
 
-def _file() -> Schema:
-    return object_of(
-        id=STRING,
-        object=word_of("file"),
-        bytes=INTEGER,
-        created_at=INTEGER,
-        expires_at=INTEGER,
-        filename=STRING,
-        purpose=word_of("batch", "batch_output"),
-        status=word_of("processed"),
-        status_details=maybe(STRING),
-    )
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+FREE: Schema = {"type": "object"}
+LABELS = map_of(STRING)
+UNIX_S = maybe(NUMBER | {"description": "Unix seconds"})
+REDIS_S = NUMBER | {"description": "Unix seconds of Redis time"}
+
+TIER = word_of("priority", "default", "flex")
+CANCELLED_BY = words_of(CancelledBy) | {"description": "Who cancelled it, if that is known."}
+ITEM_STATUS = word_of("in_progress", "completed", "incomplete")
+LEADER = maybe(object_of(id=STRING, epoch=INTEGER))
+
+FAULT = extended(
+    object_of(**each(STRING, "message", "type", "code"), param=maybe(STRING)),
+    cancelled_by=CANCELLED_BY,  # in the error of a cancelled job
+)
+USAGE = extended(
+    object_of(
+        **each(INTEGER, "prompt_tokens", "completion_tokens", "total_tokens"),
+        prompt_tokens_details=object_of(cached_tokens=INTEGER),
+    ),
+    completion_tokens_details=object_of(reasoning_tokens=INTEGER),  # if there are any
+)
+RESPONSE_USAGE = object_of(
+    **each(INTEGER, "input_tokens", "output_tokens", "total_tokens"),
+    input_tokens_details=object_of(cached_tokens=INTEGER),
+    output_tokens_details=object_of(reasoning_tokens=INTEGER),
+)
+"""Token counts as responses and batches have them."""
+TASK_USAGE = object_of(prompt_tokens=INTEGER, total_tokens=INTEGER)
 
 
-def _batch() -> Schema:
-    times = ("in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-    fault = object_of(code=STRING, line=maybe(INTEGER), message=STRING, param=maybe(STRING))
-    return object_of(
-        id=STRING,
-        object=word_of("batch"),
-        endpoint=STRING,
-        model=maybe(STRING),
-        errors=maybe(object_of(object=word_of("list"), data=list_of(fault))),
-        input_file_id=STRING,
-        completion_window=STRING,
-        status=word_of(*(state.value for state in BatchState)),
-        output_file_id=maybe(STRING),
-        error_file_id=maybe(STRING),
-        created_at=INTEGER,
-        **{f"{name}_at": maybe(INTEGER) for name in times},
-        request_counts=object_of(total=INTEGER, completed=INTEGER, failed=INTEGER),
-        usage=usage_of_responses(),
-        metadata=maybe({"type": "object", "additionalProperties": STRING}),
-        paused=BOOLEAN,
-        lane=maybe(STRING),
-        lane_reason=maybe(STRING),
-        lines_distinct=INTEGER
-        | {"description": "Lines that differ, which are computed; 0 until the file is read. The others get copies."},
-        lines_in_queue=INTEGER | {"description": "Lines that wait in a lane or run."},
-        lines_retried=INTEGER | {"description": "How often a line was sent again after a fault of the engine."},
-        lines_per_second=NUMBER | {"description": "Lines that ended a second, lately."},
-    )
+# --- answers of models -----------------------------------------------------------------------------------------------
 
 
-def _webhook_message() -> Schema:
-    words = ("id", "endpoint", "event", "type", "subject", "tenant", "status")
-    return object_of(
-        object=word_of("webhook_message"),
-        **dict.fromkeys(words, STRING),
-        url=maybe(STRING | {"description": "The URL that the request names, without its query; null: the endpoint's."}),
-        at=NUMBER,
-        attempts=INTEGER,
-        last_attempt_at=maybe(NUMBER),
-        next_attempt_at=maybe(NUMBER),
-        last_status_code=maybe(INTEGER),
-        last_error=maybe(STRING),
-    )
-
-
-def _dead_letter() -> Schema:
-    lane = maybe(STRING | {"description": "Of the job or entry, as model:priority."})
-    words = {"job_id": maybe(STRING), "lane": lane, "entry": maybe(STRING)}
-    return object_of(id=STRING, object=word_of("dead_letter"), reason=STRING, at=NUMBER, **words)
-
-
-def _tenant() -> Schema:
-    limit = maybe(INTEGER | {"description": "null: no limit."})
-    counts = ("jobs", "waiting", "running", "job_bytes", "result_bytes", "files", "file_bytes")
-    return object_of(
-        object=word_of("tenant"),
-        tenant=STRING,
-        **dict.fromkeys(counts, INTEGER),
-        limits=object_of(**dict.fromkeys(QuotaSettings.__struct_fields__, limit)),
-    )
-
-
-def _pool() -> Schema:
-    time = NUMBER | {"description": "Unix seconds of Redis time"}
-    override = object_of(want=maybe(INTEGER), paused=BOOLEAN, by=STRING, at=time, until=maybe(time))
-    lane = object_of(waiting=INTEGER, running=INTEGER, oldest_s=NUMBER, wait_s=maybe(NUMBER))
-    worker = object_of(
-        id=STRING,
-        host=STRING,
-        state=word_of("starting", "ready", "draining", "drained"),
-        shape=maybe(STRING),
-        since=time,
-        slots=INTEGER,
-        running=INTEGER,
-        step_ms=maybe(NUMBER),
-        cordon=maybe(STRING | {"description": "Why the worker takes no more jobs."}),
-        phase=STRING | {"description": 'What it does while it starts; "" if that is not known.'},
-        away={
-            "type": "array",
-            "items": STRING,
-            "description": "The servers that it waits for, each with the reason; none while one is there.",
-        },
-        away_s=NUMBER | {"description": "For how long they have been away."},
-    )
-    counts = dict.fromkeys(("ready", "starting", "draining", "min", "max"), INTEGER)
-    shape = object_of(
-        want=maybe(INTEGER),
-        **counts,
-        takes=BOOLEAN | {"description": "Whether new jobs go to this shape."},
-    )
-    return object_of(
-        object=word_of("pool"),
-        model=STRING,
-        engine=STRING,
-        want=maybe(INTEGER),
-        reason=maybe(STRING),
-        **counts,
-        pool=maybe(word_of(*get_args(PoolKind))),
-        epoch=maybe(INTEGER | {"description": "Epoch of the scheduler that decided it."}),
-        decided_at=maybe(time),
-        wake_s=maybe(NUMBER | {"description": "Seconds until the first worker is ready."}),
-        cold_start_s=maybe(NUMBER),
-        override=maybe(override),
-        stalled=maybe(object_of(cause=STRING, fix=STRING))
-        | {"description": "Why no worker can ever run its jobs unless somebody changes something."},
-        lanes=object_of(**{priority.value: lane for priority in Priority}),
-        workers=list_of(worker),
-        leaving=list_of(STRING),
-        shapes={"type": "object", "additionalProperties": shape},
-    )
-
-
-def action_schema() -> Schema:
-    return object_of(
-        at=NUMBER,
-        epoch=INTEGER,
-        model=maybe(STRING),
-        action=word_of(*get_args(ActionKind)),
-        was=maybe(INTEGER),
-        want=maybe(INTEGER),
-        worker=maybe(STRING),
-        shape=maybe(STRING),
-        reason=STRING,
-        by=STRING,
-    )
-
-
-def _override_body() -> Schema:
-    hold = INTEGER | {"minimum": 1, "maximum": MAX_OVERRIDE_S}
-    return {
-        "type": "object",
-        "properties": {
-            "want": maybe(INTEGER | {"minimum": 0}),
-            "paused": maybe(BOOLEAN | {"const": True}),
-            "for_s": maybe(hold) | {"description": "Seconds it holds; without it, until it is deleted."},
-        },
-        "oneOf": [
-            {"required": ["want"], "properties": {"want": INTEGER, "paused": {"type": "null"}}},
-            {"required": ["paused"], "properties": {"paused": BOOLEAN, "want": {"type": "null"}}},
-        ],
-        "additionalProperties": False,
-    }
-
-
-def _answer(kind: str, **said: Schema) -> Schema:
+def _completion(kind: str, **said: Schema) -> Schema:
     reason = word_of("stop", "length", "tool_calls", "content_filter")
     choice = object_of(index=INTEGER, **said, logprobs=maybe(FREE), finish_reason=reason)
     answer = object_of(
-        id=STRING,
+        **each(STRING, "id", "model"),
         object=word_of(kind),
         created=INTEGER,
-        model=STRING,
-        service_tier=word_of("priority", "default", "flex"),
+        service_tier=TIER,
         system_fingerprint=maybe(STRING),
         choices=list_of(choice),
         usage=schema("Usage"),
     )
-    answer["properties"]["served_by"] = STRING | {"description": "If other models gave it than `model`: their names."}
-    return answer
+    return extended(answer, served_by=STRING | {"description": "If other models gave it than `model`: their names."})
 
 
-def usage_of_responses() -> Schema:
-    """Schema of token counts as responses and batches have them."""
-    return object_of(
-        input_tokens=INTEGER,
-        input_tokens_details=object_of(cached_tokens=INTEGER),
-        output_tokens=INTEGER,
-        output_tokens_details=object_of(reasoning_tokens=INTEGER),
-        total_tokens=INTEGER,
-    )
+FUNCTION = object_of(name=STRING, arguments=STRING | {"description": "JSON"})
+CHAT_MESSAGE = extended(
+    object_of(role=word_of("assistant"), content=maybe(STRING), refusal=maybe(STRING)),
+    reasoning_content=STRING | {"description": "Only if the model has reasoned."},
+    tool_calls=list_of(object_of(id=STRING, type=word_of("function"), function=FUNCTION)),  # if it calls tools
+)
+VECTOR: Schema = {"anyOf": [list_of(NUMBER), STRING | {"description": "With encoding_format base64."}]}
+RANKED = extended(
+    object_of(index=INTEGER | {"description": "Of the document in the request."}, relevance_score=NUMBER),
+    document=object_of(text=STRING) | {"description": "With return_documents."},
+)
 
 
-def _usage() -> Schema:
-    """Schema of token counts; those of reasoning are there only if there are any."""
-    usage = object_of(
-        prompt_tokens=INTEGER,
-        completion_tokens=INTEGER,
-        total_tokens=INTEGER,
-        prompt_tokens_details=object_of(cached_tokens=INTEGER),
-    )
-    usage["properties"]["completion_tokens_details"] = object_of(reasoning_tokens=INTEGER)
-    return usage
+def _message_item(*kinds: str, role: Schema) -> Schema:
+    part = extended(object_of(type=word_of(*kinds), text=STRING), **each(list_of(FREE), "annotations", "logprobs"))
+    refused = object_of(type=word_of("refusal"), refusal=STRING)
+    content = list_of({"anyOf": [part, refused]} if "output_text" in kinds else part)
+    return object_of(id=STRING, type=word_of("message"), status=ITEM_STATUS, role=role, content=content)
 
 
-def _message() -> Schema:
-    """Schema of an answer's message; `tool_calls` is there only if it calls tools, and `reasoning_content` only if it
-    holds reasoning."""
-    function = object_of(name=STRING, arguments=STRING | {"description": "JSON"})
-    call = object_of(id=STRING, type=word_of("function"), function=function)
-    message = object_of(role=word_of("assistant"), content=maybe(STRING), refusal=maybe(STRING))
-    message["properties"]["reasoning_content"] = STRING | {"description": "Only if the model has reasoned."}
-    message["properties"]["tool_calls"] = list_of(call)
-    return message
+def _call_item(kind: str, **fields: Schema) -> Schema:
+    return object_of(**each(STRING, "id", "call_id"), type=word_of(kind), status=ITEM_STATUS, **fields)
 
 
-def _model() -> Schema:
-    """Schema of a model; context length and capabilities are absent until a worker has loaded the model."""
-    model = object_of(id=STRING, object=word_of("model"), created=INTEGER, owned_by=STRING)
-    model["properties"] |= {"context_length": INTEGER, "capabilities": FREE}
-    return model
+RESPONSE = extended(
+    object_of(
+        object=word_of("response"),
+        **each(STRING, "id", "model"),
+        **each(INTEGER, "created_at", "top_logprobs"),
+        **each(maybe(INTEGER), "completed_at", "max_output_tokens", "max_tool_calls"),
+        **each(maybe(STRING), "instructions", "previous_response_id"),
+        **each(maybe(STRING), "prompt_cache_key", "safety_identifier", "user"),
+        **each(BOOLEAN, "background", "parallel_tool_calls", "store"),
+        **each(NUMBER, "presence_penalty", "frequency_penalty", "temperature", "top_p"),
+        **each(FREE, "reasoning", "text"),
+        conversation=maybe(object_of(id=STRING)),
+        status=word_of("queued", "in_progress", "completed", "failed", "cancelled", "incomplete"),
+        error=maybe(object_of(code=word_of("server_error", "invalid_prompt"), message=STRING)),
+        incomplete_details=maybe(object_of(reason=word_of("max_output_tokens", "content_filter"))),
+        output=list_of(schema("OutputItem")),
+        service_tier=TIER,
+        tool_choice={"anyOf": [STRING, FREE]},
+        tools=list_of(FREE),
+        truncation=word_of("disabled"),
+        usage=maybe(schema("ResponseUsage")),
+        metadata=LABELS,
+    ),
+    served_by=STRING,  # if another model gave the answer than `model`
+    cancelled_by=CANCELLED_BY,  # if it was cancelled
+)
 
 
-def _fault() -> Schema:
-    """Schema of an error; `cancelled_by` is there only in that of a cancelled job."""
-    fault = object_of(message=STRING, type=STRING, param=maybe(STRING), code=STRING)
-    fault["properties"]["cancelled_by"] = CANCELLED_BY
-    return fault
+# --- jobs ------------------------------------------------------------------------------------------------------------
 
 
-def job_schema() -> Schema:
-    """Build the schema of a job."""
-    time = maybe(NUMBER | {"description": "Unix seconds"})
-    job = object_of(
-        id=STRING,
+ENDS = [state.value for state in JobState if state.final]
+ATTEMPT_ENDS = word_of("lost", "handed_back", "returned", "preempted", *ENDS) | {"description": "null while it runs."}
+ATTEMPT_TOKENS = INTEGER | {
+    "description": "Tokens that it generated; null while the job runs, and if the job began anew since."
+}
+ATTEMPT = object_of(
+    worker=STRING | {"description": "As `penstock ps` names it."},
+    **each(UNIX_S, "started_at", "ended_at"),
+    tokens=maybe(ATTEMPT_TOKENS),
+    outcome=maybe(ATTEMPT_ENDS),
+)
+ASKED = {"type": "object", "description": "The request, with `include=input`; null if it cannot be read."}
+PREVIEW = STRING | {"description": "In a list: the first words of its prompt, if your key may read it."}
+JOB = extended(
+    object_of(
+        **each(STRING, "id", "model"),
         object=word_of("job"),
-        status=word_of(*(state.value for state in JobState)),
-        created_at=time,
-        started_at=time,
-        first_token_at=time,
-        completed_at=time,
-        expires_at=time,
+        status=words_of(JobState),
+        **each(UNIX_S, "created_at", "started_at", "first_token_at", "completed_at", "expires_at"),
         endpoint=word_of(*(endpoint.path for endpoint in Endpoint)),
-        model=STRING,
         served_by=maybe(STRING | {"description": "The models that gave the answer; null before its end."}),
-        priority=word_of(*(priority.value for priority in Priority)),
+        priority=words_of(Priority),
         queue_position=maybe(INTEGER | {"description": "Jobs that are expected to start before it."}),
         queue_reason=maybe(STRING | {"description": "Why it waits there, in words for its owner."}),
         eta_ms=maybe(INTEGER | {"description": "Expected time until it starts."}),
         eta_low_ms=maybe(INTEGER | {"description": "Nine of ten such jobs wait at least so long."}),
         eta_high_ms=maybe(INTEGER | {"description": "Nine of ten wait at most so long."}),
         attempts=INTEGER,
-        attempt_log=maybe(list_of(_attempt())),
+        attempt_log=maybe(list_of(ATTEMPT)),
         last_event_id=maybe(STRING | {"description": "Id of the newest event; null while the job runs."}),
         usage=maybe(schema("Usage")),
         result=maybe(schema("Answer")),
-        error=maybe(_fault()),
+        error=maybe(FAULT),
         cancelled_by=maybe(CANCELLED_BY),
-        metadata={"type": "object", "additionalProperties": STRING},
-    )
-    asked = {"type": "object", "description": "The request, with `include=input`; null if it cannot be read."}
-    ended = {"description": "In the answer to a cancel: whether the job had ended before."}
-    words = {"description": "In a list: the first words of its prompt, if your key may read it."}
-    job["properties"] |= {"input": maybe(asked), "already_ended": BOOLEAN | ended, "preview": maybe(STRING | words)}
-    return job
+        metadata=LABELS,
+    ),
+    input=maybe(ASKED),
+    already_ended=BOOLEAN | {"description": "In the answer to a cancel: whether the job had ended before."},
+    preview=maybe(PREVIEW),
+)
 
 
-def _attempt() -> Schema:
-    time = maybe(NUMBER | {"description": "Unix seconds"})
-    outcome = word_of(
-        "lost", "handed_back", "returned", "preempted", *(state.value for state in JobState if state.final)
-    )
-    return object_of(
-        worker=STRING | {"description": "As `penstock ps` names it."},
-        started_at=time,
-        ended_at=time,
-        tokens=maybe(
-            INTEGER
-            | {"description": "Tokens that it generated; null while the job runs, and if the job began anew since."}
+def _job_with(**properties: Schema) -> Schema:
+    """The schema of a job, with more properties."""
+    return extended(JOB, **properties) | {"required": [*JOB["required"], *properties]}
+
+
+CLOCK_ERRORS = {"description": "Clock error bound of each process; a part that spans both may be wrong by the sum."}
+TIMING = object_of(
+    id=STRING,
+    object=word_of("job.timing"),
+    status=words_of(JobState),
+    attempts=INTEGER,
+    parts_ms=object_of(**{part.name: maybe(NUMBER | {"description": part.meaning}) for part in (*PARTS, EGRESS_FIRST)}),
+    reasons=LABELS | {"description": "Why a part has no time."},
+    groups_ms=object_of(
+        **{name: NUMBER | {"description": f"The sum of {', '.join(parts)}."} for name, parts in GROUPS.items()}
+    ),
+    sum_ms=NUMBER | {"description": "Sum of all parts except egress_first, which overlaps decode."},
+    until=maybe(STRING | {"description": "The stamp at which end_to_end_ms ends."}),
+    **each(maybe(NUMBER), "end_to_end_ms", *LATENCIES),
+    clock_error_ms=object_of(api=NUMBER, worker=NUMBER) | CLOCK_ERRORS,
+    stamps=object_of(**each(maybe(REDIS_S), *STAMPS)),
+)
+
+BATCH_TIMES = ("in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+BATCH_FAULT = object_of(**each(STRING, "code", "message"), line=maybe(INTEGER), param=maybe(STRING))
+LINES_DISTINCT = INTEGER | {
+    "description": "Lines that differ, which are computed; 0 until the file is read. The others get copies."
+}
+BATCH = object_of(
+    object=word_of("batch"),
+    **each(STRING, "id", "endpoint", "input_file_id", "completion_window"),
+    **each(maybe(STRING), "model", "output_file_id", "error_file_id", "lane", "lane_reason"),
+    errors=maybe(object_of(object=word_of("list"), data=list_of(BATCH_FAULT))),
+    status=words_of(BatchState),
+    created_at=INTEGER,
+    **{f"{name}_at": maybe(INTEGER) for name in BATCH_TIMES},
+    request_counts=object_of(**each(INTEGER, "total", "completed", "failed")),
+    usage=RESPONSE_USAGE,
+    metadata=maybe(LABELS),
+    paused=BOOLEAN,
+    lines_distinct=LINES_DISTINCT,
+    lines_in_queue=INTEGER | {"description": "Lines that wait in a lane or run."},
+    lines_retried=INTEGER | {"description": "How often a line was sent again after a fault of the engine."},
+    lines_per_second=NUMBER | {"description": "Lines that ended a second, lately."},
+)
+
+
+# --- what operators and the console read -----------------------------------------------------------------------------
+
+
+WORKER_STATE = word_of("starting", "ready", "draining", "drained")
+WORKER = object_of(
+    **each(STRING, "id", "host"),
+    state=WORKER_STATE,
+    shape=maybe(STRING),
+    since=REDIS_S,
+    **each(INTEGER, "slots", "running"),
+    step_ms=maybe(NUMBER),
+    cordon=maybe(STRING | {"description": "Why the worker takes no more jobs."}),
+    phase=STRING | {"description": 'What it does while it starts; "" if that is not known.'},
+    away=list_of(STRING)
+    | {"description": "The servers that it waits for, each with the reason; none while one is there."},
+    away_s=NUMBER | {"description": "For how long they have been away."},
+)
+COUNTS = {"want": maybe(INTEGER), **each(INTEGER, "ready", "starting", "draining", "min", "max")}
+SHAPE = object_of(**COUNTS, takes=BOOLEAN | {"description": "Whether new jobs go to this shape."})
+LANE = object_of(waiting=INTEGER, running=INTEGER, oldest_s=NUMBER, wait_s=maybe(NUMBER))
+POOL = object_of(
+    object=word_of("pool"),
+    **each(STRING, "model", "engine"),
+    reason=maybe(STRING),
+    **COUNTS,
+    pool=maybe(word_of(*get_args(PoolKind))),
+    epoch=maybe(INTEGER | {"description": "Epoch of the scheduler that decided it."}),
+    decided_at=maybe(REDIS_S),
+    wake_s=maybe(NUMBER | {"description": "Seconds until the first worker is ready."}),
+    cold_start_s=maybe(NUMBER),
+    override=maybe(object_of(want=maybe(INTEGER), paused=BOOLEAN, by=STRING, at=REDIS_S, until=maybe(REDIS_S))),
+    stalled=maybe(object_of(cause=STRING, fix=STRING))
+    | {"description": "Why no worker can ever run its jobs unless somebody changes something."},
+    lanes=object_of(**each(LANE, *Priority)),
+    workers=list_of(WORKER),
+    leaving=list_of(STRING),
+    shapes=map_of(SHAPE),
+)
+ACTION = object_of(
+    at=NUMBER,
+    epoch=INTEGER,
+    action=word_of(*get_args(ActionKind)),
+    **each(maybe(STRING), "model", "worker", "shape"),
+    **each(maybe(INTEGER), "was", "want"),
+    **each(STRING, "reason", "by"),
+)
+HOLD_S = maybe(INTEGER | {"minimum": 1, "maximum": MAX_OVERRIDE_S})
+OVERRIDE = {
+    "type": "object",
+    "properties": {
+        "want": maybe(INTEGER | {"minimum": 0}),
+        "paused": maybe(BOOLEAN | {"const": True}),
+        "for_s": HOLD_S | {"description": "Seconds it holds; without it, until it is deleted."},
+    },
+    "oneOf": [
+        {"required": ["want"], "properties": {"want": INTEGER, "paused": {"type": "null"}}},
+        {"required": ["paused"], "properties": {"paused": BOOLEAN, "want": {"type": "null"}}},
+    ],
+    "additionalProperties": False,
+}
+PROBLEM = object_of(
+    severity=word_of("error", "warning", "note"),
+    **each(STRING, "title", "cause", "next_step", "page"),
+    delays=BOOLEAN | {"description": "Whether jobs wait longer for it than they should."},
+)
+PERCENTILES = maybe(object_of(p50=NUMBER, p95=NUMBER))
+PROCESS = object_of(
+    **each(STRING, "role", "id", "host", "state"),
+    pid=INTEGER,
+    since=NUMBER,
+    model=maybe(STRING),
+    running=maybe(INTEGER) | {"description": "Slots in use: texts that the worker's engine runs."},
+    waiting=maybe(INTEGER) | {"description": "Texts that the engine has and does not run yet."},
+    **each(maybe(INTEGER), "slots", "kv_tokens", "kv_used"),
+    tokens_per_s=maybe(NUMBER),
+)
+POINT = object_of(
+    at=NUMBER,
+    **each(maybe(NUMBER), "tokens_per_s", "first_token_ms", "per_token_ms"),
+    **each(INTEGER, "waiting", "running"),
+)
+OVERVIEW = object_of(
+    object=word_of("overview"),
+    at=NUMBER,
+    verdict=object_of(flow=word_of("flowing", "behind", "stopped"), title=STRING, problems=list_of(PROBLEM)),
+    rates=object_of(
+        window_s=maybe(
+            NUMBER | {"description": "Seconds that the latencies cover; null: since the processes started."}
         ),
-        outcome=maybe(outcome | {"description": "null while it runs."}),
-    )
+        **each(PERCENTILES, "first_token_ms", "per_token_ms"),
+        tokens_per_s=NUMBER | {"description": "Written by all workers in the last seconds."},
+        jobs_per_s=maybe(NUMBER),
+        **each(INTEGER, "failed", "open_streams"),
+    ),
+    pools=list_of(schema("Pool")),
+    leader=LEADER,
+    actions=list_of(ACTION),
+    processes=list_of(PROCESS),
+    store=object_of(**each(INTEGER, "used_bytes", "reserved_bytes"), allowed_bytes=maybe(INTEGER), share=maybe(NUMBER)),
+    dead_letters=object_of(count=INTEGER, more=BOOLEAN),
+    history=list_of(POINT),
+)
+READABLE = BOOLEAN | {"description": "Whether your key may read its request and answer, at /v1/jobs."}
+KEY_LIMIT = maybe(INTEGER | {"description": "null: as [quotas] says."})
+KEY = object_of(
+    object=word_of("key"),
+    **each(STRING, "name", "tenant"),
+    highest_lane=words_of(Priority),
+    admin=BOOLEAN,
+    batch_tokens=maybe(INTEGER),
+    quotas=object_of(**each(KEY_LIMIT, *QuotaSettings.__struct_fields__)),
+)
 
 
-def _timing() -> Schema:
-    parts = {part.name: maybe(NUMBER | {"description": part.meaning}) for part in (*PARTS, EGRESS_FIRST)}
-    stamp = maybe(NUMBER | {"description": "Unix seconds of Redis time"})
-    return object_of(
+ANSWERS: dict[str, Schema] = {
+    "Error": object_of(error=FAULT),
+    "Usage": USAGE,
+    "ChatCompletion": _completion("chat.completion", message=CHAT_MESSAGE),
+    "Completion": _completion("text_completion", text=STRING),
+    "Answer": any_of("ChatCompletion", "Completion", "Response", "EmbeddingList", "Ranking", "TokenIds", "TokenText"),
+    "EmbeddingList": object_of(
+        object=word_of("list"),
+        data=list_of(object_of(object=word_of("embedding"), index=INTEGER, embedding=VECTOR)),
+        model=STRING,
+        usage=TASK_USAGE,
+    ),
+    "Ranking": object_of(
+        **each(STRING, "id", "model"),
+        object=word_of("list"),
+        results=list_of(RANKED) | {"description": "The best first."},
+        usage=TASK_USAGE,
+    ),
+    "TokenIds": object_of(
+        count=INTEGER, tokens=list_of(INTEGER), max_model_len=INTEGER | {"description": "The model's context."}
+    ),
+    "TokenText": object_of(prompt=STRING),
+    "Response": RESPONSE,
+    "ResponseUsage": RESPONSE_USAGE,
+    "OutputMessage": _message_item("output_text", role=word_of("assistant")),
+    "InputMessage": _message_item(
+        "input_text", "output_text", role=word_of("system", "developer", "user", "assistant", "tool")
+    ),
+    "CallItem": _call_item("function_call", name=STRING, arguments=STRING | {"description": "JSON"}),
+    "CallOutputItem": _call_item("function_call_output", output=STRING),
+    "ReasoningOutput": object_of(
         id=STRING,
-        object=word_of("job.timing"),
-        status=word_of(*(state.value for state in JobState)),
+        type=word_of("reasoning"),
+        status=ITEM_STATUS,
+        summary=list_of(FREE),
+        content=list_of(object_of(type=word_of("reasoning_text"), text=STRING)),
+    ),
+    "OutputItem": any_of("OutputMessage", "CallItem"),
+    "InputItem": any_of("InputMessage", "CallItem", "CallOutputItem"),
+    "InputItemList": page_of("InputItem"),
+    "InputTokens": object_of(object=word_of("response.input_tokens"), input_tokens=INTEGER),
+    "Conversation": object_of(id=STRING, object=word_of("conversation"), created_at=INTEGER, metadata=LABELS),
+    "ConversationItem": any_of("InputMessage", "CallItem", "CallOutputItem", "ReasoningOutput"),
+    "ConversationItemList": page_of("ConversationItem"),
+    "Model": extended(  # context length and capabilities are absent until a worker has loaded the model
+        object_of(**each(STRING, "id", "owned_by"), object=word_of("model"), created=INTEGER),
+        context_length=INTEGER,
+        capabilities=FREE,
+    ),
+    "ModelList": list_named("Model"),
+    "Job": JOB,
+    "JobList": list_named("Job", has_more=BOOLEAN, next_cursor=maybe(STRING)),
+    "JobTiming": TIMING,
+    "StreamMessages": list_of(object_of(event=STRING, id=STRING, data=FREE)),
+    "File": object_of(
+        object=word_of("file"),
+        **each(STRING, "id", "filename"),
+        **each(INTEGER, "bytes", "created_at", "expires_at"),
+        purpose=word_of("batch", "batch_output"),
+        status=word_of("processed"),
+        status_details=maybe(STRING),
+    ),
+    "FileList": page_of("File"),
+    "Upload": object_of(file=STRING | {"format": "binary"}, purpose=word_of("batch")),
+    "Deleted": object_of(**each(STRING, "id", "object"), deleted=BOOLEAN),
+    "Batch": BATCH,
+    "BatchList": page_of("Batch"),
+    "Overview": OVERVIEW,
+    "AdminJob": _job_with(
+        tenant=STRING, readable=READABLE, timing=schema("JobTiming"), finish_reasons=list_of(maybe(STRING))
+    ),
+    "AdminJobList": list_named("ListedJob", has_more=BOOLEAN, next_cursor=maybe(STRING)),
+    "ListedJob": _job_with(tenant=STRING),
+    "Pool": POOL,
+    "PoolList": list_named("Pool", leader=LEADER, actions=list_of(ACTION)),
+    "PoolOverride": OVERRIDE,
+    "DeadLetter": object_of(
+        **each(STRING, "id", "reason"),
+        object=word_of("dead_letter"),
+        at=NUMBER,
+        **each(maybe(STRING), "job_id", "entry"),
+        lane=maybe(STRING | {"description": "Of the job or entry, as model:priority."}),
+    ),
+    "DeadLetterList": list_named("DeadLetter"),
+    "WebhookMessage": object_of(
+        object=word_of("webhook_message"),
+        **each(STRING, "id", "endpoint", "event", "type", "subject", "tenant", "status"),
+        url=maybe(STRING | {"description": "The URL that the request names, without its query; null: the endpoint's."}),
+        at=NUMBER,
         attempts=INTEGER,
-        parts_ms=object_of(**parts),
-        reasons={"type": "object", "additionalProperties": STRING, "description": "Why a part has no time."},
-        groups_ms=object_of(
-            **{name: NUMBER | {"description": f"The sum of {', '.join(GROUPS[name])}."} for name in GROUPS}
-        ),
-        sum_ms=NUMBER | {"description": "Sum of all parts except egress_first, which overlaps decode."},
-        end_to_end_ms=maybe(NUMBER),
-        until=maybe(STRING | {"description": "The stamp at which end_to_end_ms ends."}),
-        time_to_first_token_ms=maybe(NUMBER),
-        gateway_time_to_first_token_ms=maybe(NUMBER),
-        time_per_output_token_ms=maybe(NUMBER),
-        clock_error_ms=object_of(api=NUMBER, worker=NUMBER)
-        | {"description": "Clock error bound of each process; a part that spans both may be wrong by the sum."},
-        stamps=object_of(**dict.fromkeys(STAMPS, stamp)),
-    )
+        **each(maybe(NUMBER), "last_attempt_at", "next_attempt_at"),
+        last_status_code=maybe(INTEGER),
+        last_error=maybe(STRING),
+    ),
+    "WebhookMessageList": list_named("WebhookMessage"),
+    "Tenant": object_of(
+        object=word_of("tenant"),
+        tenant=STRING,
+        **each(INTEGER, "jobs", "waiting", "running", "job_bytes", "result_bytes", "files", "file_bytes"),
+        limits=object_of(**each(maybe(INTEGER | {"description": "null: no limit."}), *QuotaSettings.__struct_fields__)),
+    ),
+    "TenantList": list_named("Tenant"),
+    "KeyList": object_of(object=word_of("list"), data=list_of(KEY)),
+    "ConsoleSession": object_of(
+        object=word_of("console.session"),
+        name=maybe(STRING | {"description": "Name of the admin key; null: the admin token."}),
+        **each(STRING, "tenant", "version"),
+        highest_lane=words_of(Priority),
+        has_keys=BOOLEAN,
+    ),
+    "ConsoleLink": object_of(object=word_of("console.link"), path=STRING, expires_at=INTEGER),
+}
+"""By the name that a route gives its answer."""

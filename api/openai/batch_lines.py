@@ -313,19 +313,22 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400
 class OutputExpiry(StrictBody):
     """When the output and error files expire."""
 
-    anchor: Literal["created_at"] = Field(description="The files' creation.")
-    seconds: Annotated[int, Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S, description="From then on.")]
+    anchor: Literal["created_at"]
+    """The files' creation."""
+    seconds: Annotated[int, Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
+    """From then on."""
 
 
 class BatchRequest(StrictBody):
     """The body of POST /v1/batches."""
 
-    input_file_id: str = Field(description="A file of yours with purpose `batch`.")
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"] = Field(
-        description="The `url` of every line."
-    )
-    completion_window: Literal["15m", "1h", "24h", "none"] | None = Field(
-        default="24h", description="From creation to the last line; none: as long as it takes."
-    )
-    metadata: Metadata | None = Field(None, description="Your own labels; the batch shows them.")
-    output_expires_after: OutputExpiry | None = Field(None, description="Null: [files] retention_s.")
+    input_file_id: str
+    """A file of yours with purpose `batch`."""
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
+    """The `url` of every line."""
+    completion_window: Literal["15m", "1h", "24h", "none"] | None = "24h"
+    """From creation to the last line; none: as long as it takes."""
+    metadata: Metadata | None = None
+    """Your own labels; the batch shows them."""
+    output_expires_after: OutputExpiry | None = None
+    """Null: [files] retention_s."""

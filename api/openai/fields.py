@@ -93,7 +93,9 @@ class StrictBody(BaseModel):
     PASSED: ClassVar[bool] = False
     """Whether its unknown fields go on to a model's server, if there is one."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        strict=True, extra="allow", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     @property
     def further(self) -> dict[str, Any]:
@@ -229,10 +231,24 @@ class JsonSchema(StrictBody):
 
     PASSED = True
 
-    name: str | None = Field(None, description="For models of upstream servers.")
-    schema_: SchemaObject = Field(alias="schema", description="At most 512 KiB. The answer is checked against it.")
-    description: str | None = Field(None, description="For models of upstream servers.")
-    strict: bool | None = Field(None, description="For models of upstream servers: every schema is strict here.")
+    name: str | None = None
+    """For models of upstream servers."""
+    schema_: SchemaObject = Field(alias="schema")
+    """At most 512 KiB. The answer is checked against it."""
+    description: str | None = None
+    """For models of upstream servers."""
+    strict: bool | None = None
+    """For models of upstream servers: every schema is strict here."""
+
+
+def with_its_type(schema: Any, info: ValidationInfo) -> Any:
+    """Check that a format has a schema if and only if its type says so."""
+    kind = info.data.get("type")
+    if schema is None and kind == "json_schema":
+        raise refusal("is required when type is 'json_schema'")
+    if schema is not None and kind in ("text", "json_object"):
+        raise refusal(f"has no effect when type is {kind!r}; set type to 'json_schema'")
+    return schema
 
 
 class ResponseFormat(ClosedBody):
@@ -241,21 +257,12 @@ class ResponseFormat(ClosedBody):
     An unknown field in it is an error: it would be a constraint without effect.
     """
 
-    type: Literal["text", "json_object", "json_schema"] = Field(
-        description="Anything but `text` needs an engine for it."
-    )
-    json_schema: Annotated[
-        JsonSchema | None, Field(validate_default=True, description="Required with type `json_schema`, else refused.")
-    ] = None
+    type: Literal["text", "json_object", "json_schema"]
+    """Anything but `text` needs an engine for it."""
+    json_schema: Annotated[JsonSchema | None, Field(validate_default=True)] = None
+    """Required with type `json_schema`, else refused."""
 
-    @field_validator("json_schema")
-    @classmethod
-    def _given(cls, schema: JsonSchema | None, info: ValidationInfo) -> JsonSchema | None:
-        if schema is None and info.data.get("type") == "json_schema":
-            raise refusal("is required when type is 'json_schema'")
-        if schema is not None and info.data.get("type") in ("text", "json_object"):
-            raise refusal(f"has no effect when type is {info.data['type']!r}; set type to 'json_schema'")
-        return schema
+    _given = field_validator("json_schema")(with_its_type)
 
     @property
     def schema_wanted(self) -> dict[str, Any] | None:
@@ -265,12 +272,11 @@ class ResponseFormat(ClosedBody):
         return self.json_schema.schema_ if self.type == "json_schema" and self.json_schema else {}
 
 
-def named_format(form: ResponseFormat | None) -> dict[str, Any]:
-    """What a format says of its schema, as a field of a request; empty if it has none."""
-    if form is None or form.json_schema is None:
+def named_format(schema: Any) -> dict[str, Any]:
+    """What a format says of its schema, as a field of a request. `schema`: what names it; None: the format has none."""
+    if schema is None:
         return {}
-    schema = form.json_schema
-    own = {"name": schema.name, "description": schema.description, "strict": schema.strict}
+    own = {name: getattr(schema, name) for name in ("name", "description", "strict")}
     said = {name: value for name, value in own.items() if value is not None} | schema.further
     return {"response_format": said} if said else {}
 
@@ -278,7 +284,8 @@ def named_format(form: ResponseFormat | None) -> dict[str, Any]:
 class StreamOptions(StrictBody):
     """Options of a token stream."""
 
-    include_usage: bool | None = Field(False, description="One more chunk at the end, with the token counts.")
+    include_usage: bool | None = False
+    """One more chunk at the end, with the token counts."""
 
 
 # --- the queue -------------------------------------------------------------------------------------------------------
@@ -287,22 +294,18 @@ class StreamOptions(StrictBody):
 class QueueOptions(ClosedBody):
     """Penstock's own options. An unknown field in it is an error: no other API has this object."""
 
-    priority: Literal["interactive", "standard", "batch"] | None = Field(
-        default=None, description="The lane; never above the highest one the API key may use."
-    )
-    deadline_ms: Milliseconds | None = Field(default=None, description="From acceptance to the last token.")
-    max_queue_ms: Milliseconds | None = Field(default=None, description="From acceptance to the start of the work.")
-    do_not_queue: bool | None = Field(default=False, description="Answer 503 at once unless a worker is free.")
-    on_disconnect: str | None = Field(
-        default=None,
-        description="When the reader goes away: 'cancel', 'continue', or 'grace:<seconds>' (0 to 3600), then cancel.",
-        json_schema_extra={"pattern": f"^({_DISCONNECT.pattern})$"},
-    )
-    webhook: Annotated[str, Field(min_length=1, max_length=2048)] | None = Field(
-        default=None,
-        description="Who is told how the job ends: the name of a [webhooks] entry of your tenant, or a URL that its "
-        "`urls` allow.",
-    )
+    priority: Literal["interactive", "standard", "batch"] | None = None
+    """The lane; never above the highest one the API key may use."""
+    deadline_ms: Milliseconds | None = None
+    """From acceptance to the last token."""
+    max_queue_ms: Milliseconds | None = None
+    """From acceptance to the start of the work."""
+    do_not_queue: bool | None = False
+    """Answer 503 at once unless a worker is free."""
+    on_disconnect: str | None = Field(default=None, json_schema_extra={"pattern": f"^({_DISCONNECT.pattern})$"})
+    """When the reader goes away: 'cancel', 'continue', or 'grace:<seconds>' (0 to 3600), then cancel."""
+    webhook: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
+    """Who is told how the job ends: the name of a [webhooks] entry of your tenant, or a URL that its `urls` allow."""
 
     @field_validator("on_disconnect")
     @classmethod

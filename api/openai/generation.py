@@ -10,14 +10,7 @@ import msgspec
 from pydantic import Field, field_validator
 
 from api.openai.errors import invalid_request
-from api.openai.fields import (
-    OTHERS_PRIORITY,
-    PASSABLE,
-    LogitBias,
-    Metadata,
-    QueueOptions,
-    StrictBody,
-)
+from api.openai.fields import OTHERS_PRIORITY, PASSABLE, LogitBias, Metadata, QueueOptions, StrictBody
 from penstock.engine import Capabilities, ModelCard, Sampling, Task
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Prompt, ResponseForm, TaskForm, has_extras, without_extras
@@ -38,18 +31,18 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 class QueuedRequest(StrictBody, ABC):
     """A request that becomes one job."""
 
-    LANE: ClassVar[Priority] = Priority.INTERACTIVE
-    ON_DISCONNECT: ClassVar[str] = "cancel"
     REFUSED: ClassVar[Refused] = {}
 
-    model: Annotated[str, Field(min_length=1, max_length=128, description="A name from `GET /v1/models`.")]
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
-        None,
-        description="OpenAI's word for the lane: default is standard, flex is batch, the last three are interactive.",
-    )
-    metadata: Metadata | None = Field(None, description="Your own labels; the job shows them.")
-    user: Annotated[str, Field(max_length=256)] | None = Field(None, description="Kept with the job.")
-    queue: QueueOptions = Field(QueueOptions(), description="Penstock's own options.")
+    model: Annotated[str, Field(min_length=1, max_length=128)]
+    """A name from `GET /v1/models`."""
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    """OpenAI's word for the lane: default is standard, flex is batch, the last three are interactive."""
+    metadata: Metadata | None = None
+    """Your own labels; the job shows them."""
+    user: Annotated[str, Field(max_length=256)] | None = None
+    """Kept with the job."""
+    queue: QueueOptions = QueueOptions()
+    """Penstock's own options."""
 
     @field_validator("queue", mode="before", json_schema_input_type=QueueOptions | None)
     @classmethod
@@ -57,24 +50,21 @@ class QueuedRequest(StrictBody, ABC):
         return QueueOptions() if value is None else value
 
     @property
-    def default_lane(self) -> Priority:
-        return self.LANE
-
-    @property
-    def default_on_disconnect(self) -> str:
-        return self.ON_DISCONNECT
+    def detached(self) -> bool:
+        """Whether it goes on without its client, by default in the standard lane."""
+        return False
 
     @property
     def lane(self) -> Priority:
         """Return the requested lane; `queue.priority` overrides `service_tier`."""
         if self.queue.priority:
             return Priority(self.queue.priority)
-        return TIERS.get(self.service_tier or "auto", self.default_lane)
+        return TIERS.get(self.service_tier or "auto", Priority.STANDARD if self.detached else Priority.INTERACTIVE)
 
     @property
     def on_disconnect(self) -> str:
         """What happens to the job when its reader disconnects."""
-        return self.queue.on_disconnect or self.default_on_disconnect
+        return self.queue.on_disconnect or ("continue" if self.detached else "cancel")
 
     @property
     def known_to_servers(self) -> dict[str, Any]:
@@ -153,37 +143,30 @@ class QueuedRequest(StrictBody, ABC):
 class OfJob:
     """What the body of POST /v1/jobs has by default, unlike a request that waits for its answer."""
 
-    LANE: ClassVar[Priority] = Priority.STANDARD
-    ON_DISCONNECT: ClassVar[str] = "continue"
+    detached = True
 
 
 class GenerationRequest(QueuedRequest):
     """A request for generated texts."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Null: the engine's setting.")
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Null: the engine's setting.")
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Against tokens that the text has. Refused if the engine knows no penalties."
-    )
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Against tokens by how often the text has them. Refused if the engine knows no penalties."
-    )
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
-        None, description="Sample only the k likeliest tokens; 0 or -1: all. Refused if the engine has no top_k."
-    )
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="Sample only tokens this likely, relative to the likeliest. Refused if the engine has none."
-    )
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] | None = Field(
-        None,
-        description="Against tokens that prompt or answer have; 1: off. Refused if the engine has none.",
-    )
-    logit_bias: LogitBias | None = Field(
-        None,
-        description="Adds to the logits of tokens, from -100 (never) to 100 (always), by the token ids of this model. "
-        "Refused if the engine has none.",
-    )
-    stream: bool | None = Field(False, description="Answer with a stream. A job's events stream without it.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """Null: the engine's setting."""
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Null: the engine's setting."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Against tokens that the text has. Refused if the engine knows no penalties."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Against tokens by how often the text has them. Refused if the engine knows no penalties."""
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    """Sample only the k likeliest tokens; 0 or -1: all. Refused if the engine has no top_k."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Sample only tokens this likely, relative to the likeliest. Refused if the engine has none."""
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] | None = None
+    """Against tokens that prompt or answer have; 1: off. Refused if the engine has none."""
+    logit_bias: LogitBias | None = None
+    """Adds to logits, from -100 (never) to 100 (always), by token ids of this model. Refused if the engine has none."""
+    stream: bool | None = False
+    """Answer with a stream. A job's events stream without it."""
 
     @property
     def streams(self) -> bool:
@@ -292,19 +275,8 @@ OURS = frozenset(
         *COMPLETION_ONLY,
         *CONSTRAINTS,
         # what Penstock decides: which answer is continued and how, what is streamed and counted, and in which order
-        *(
-            "model",
-            "models",
-            "fallbacks",
-            "endpoint",
-            "queue",
-            "messages",
-            "prompt",
-            "input",
-            "stream",
-            "stream_options",
-        ),
-        *("n", "best_of", "stop", "background", "priority", "rid", "request_id", "client_metadata"),
+        *("model", "models", "fallbacks", "endpoint", "queue", "messages", "prompt", "input", "stream"),
+        *("stream_options", "n", "best_of", "stop", "background", "priority", "rid", "request_id", "client_metadata"),
         *("continue_final_message", "add_generation_prompt", "add_special_tokens", "input_ids", "prompt_embeds"),
         *("prompt_token_ids", "return_token_ids", "return_tokens_as_token_ids", "return_tokens", "return_progress"),
         *("n_predict", "max_new_tokens", "verbose", "detokenize", "return_hidden_states"),
@@ -392,27 +364,3 @@ def _check(fields: Mapping[str, Any]) -> None:
             msgspec.msgpack.encode(value)
         except OverflowError:
             raise invalid_request(f"{name} must hold numbers of at most 64 bits.", name) from None
-
-
-class EndFields(StrictBody):
-    """Two fields that say the same: that the model may not end the text before its limit."""
-
-    ignore_eos: bool | None = Field(
-        None, description="Go on to the token limit. Refused if the engine cannot, and with an output format or tools."
-    )
-    min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = Field(
-        None, description="Must be 0, or the token limit: then it says the same as ignore_eos."
-    )
-
-    @property
-    def to_the_limit(self) -> bool:
-        return bool(self.ignore_eos or self.min_tokens)
-
-    def check_end(self, limit: int | None, schema: dict[str, Any] | None) -> None:
-        """Refuse an end that no engine here can give. Raises ApiError (400)."""
-        if self.min_tokens and self.min_tokens != limit:
-            raise invalid_request("min_tokens must be 0, or equal the token limit. Leave it out.", "min_tokens")
-        if self.to_the_limit and schema is not None:
-            name = "ignore_eos" if self.ignore_eos else "min_tokens"
-            message = f"{name} cannot be combined with a response_format, whose JSON has its own end."
-            raise invalid_request(message, name)

@@ -60,15 +60,12 @@ class TextPart(StrictBody):
     PASSED = True
     TEXT_KIND: ClassVar[str] = "text"
 
-    type: Literal["text", "input_text", "output_text", "refusal"] = Field(
-        description="Images, files, audio and videos are refused."
-    )
-    text: str | None = Field(
-        None,
-        validate_default=True,
-        description="Parts are joined without anything between them. Required, except in a part of type `refusal`.",
-    )
-    refusal: str | None = Field(None, description="The text of a part of type `refusal`.")
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    """Images, files, audio and videos are refused."""
+    text: str | None = Field(None, validate_default=True)
+    """Parts are joined without anything between them. Required, except in a part of type `refusal`."""
+    refusal: str | None = None
+    """The text of a part of type `refusal`."""
 
     @field_validator("type", mode="before")
     @classmethod
@@ -118,12 +115,17 @@ class Function(StrictBody):
 
     PASSED = True
 
-    name: FunctionName = Field(description="Letters, digits, `_`, `-` and `.`; at most 128 characters.")
-    description: Annotated[str, Field(max_length=16_384)] | None = Field(
-        None, description="What it does, for the model."
-    )
-    parameters: Parameters | None = Field(None, description="JSON schema of its arguments, an object; at most 512 KiB.")
-    strict: bool | None = Field(None, description="Whether calls are checked against the schema.")
+    name: FunctionName
+    """Letters, digits, `_`, `-` and `.`; at most 128 characters."""
+    description: Annotated[str, Field(max_length=16_384)] | None = None
+    """What it does, for the model."""
+    parameters: Parameters | None = None
+    """JSON schema of its arguments, an object; at most 512 KiB."""
+    strict: bool | None = None
+    """Whether calls are checked against the schema."""
+
+    def as_tool(self, extras: dict[str, Any]) -> Tool:
+        return Tool(self.name, self.description or "", self.parameters, bool(self.strict), extras)
 
 
 def _only_functions(kind: Any) -> Any:
@@ -147,8 +149,9 @@ class HostedTool(StrictBody):
     """A tool that OpenAI's servers run, such as `web_search`. It is dropped and named in X-Ignored-Fields."""
 
     type: Annotated[str, BeforeValidator(_hosted), Field(pattern=_HOSTED_KIND, max_length=64)] = Field(
-        description="Any kind but `function`.", json_schema_extra={"not": {"const": "function"}}
+        json_schema_extra={"not": {"const": "function"}}
     )
+    """Any kind but `function`."""
 
 
 def tool_shape(value: Any) -> str:
@@ -175,19 +178,28 @@ def extras_of(part: StrictBody, function: StrictBody) -> dict[str, Any]:
     return part.further | ({"function": inner} if inner else {})
 
 
-class ChatTool(StrictBody):
-    """A tool of a chat."""
+class FunctionTool(StrictBody):
+    """What the tools of chats and of responses have in common."""
 
     PASSED = True
 
-    type: FunctionKind = Field(description="Only functions: the client runs them.")
-    function: Function = Field(description="The function.")
+    type: FunctionKind
+    """Only functions: the client runs them."""
+
+
+class ChatTool(FunctionTool):
+    """A tool of a chat."""
+
+    function: Function
+    """The function."""
 
     @property
     def tool(self) -> Tool:
-        function = self.function
-        strict = bool(function.strict)
-        return Tool(function.name, function.description or "", function.parameters, strict, extras_of(self, function))
+        return self.function.as_tool(extras_of(self, self.function))
+
+    @property
+    def name(self) -> str:
+        return self.function.name
 
 
 class NamedFunction(StrictBody):
@@ -202,6 +214,10 @@ class NamedChoice(ClosedBody):
     type: FunctionKind
     function: NamedFunction
 
+    @property
+    def names(self) -> list[str]:
+        return [self.function.name]
+
 
 class AllowedTools(ClosedBody):
     """Some of the tools, and whether one must be called."""
@@ -215,6 +231,14 @@ class AllowedChoice(ClosedBody):
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
+
+    @property
+    def mode(self) -> Literal["auto", "required"]:
+        return self.allowed_tools.mode
+
+    @property
+    def names(self) -> list[str]:
+        return [each.function.name for each in self.allowed_tools.tools]
 
 
 def choice_shape(value: Any) -> str:
@@ -232,13 +256,20 @@ ToolChoice: TypeAlias = Annotated[
 ]
 
 
+AnyChatTool: TypeAlias = Annotated[
+    Annotated[ChatTool, Tag("<function>")] | Annotated[HostedTool, Tag("<hosted>")], Discriminator(tool_shape)
+]
+
+
 class CalledFunction(StrictBody):
     """The function of a call, and its arguments."""
 
     PASSED = True
 
-    name: FunctionName = Field(description="The function that was called.")
-    arguments: str = Field(description="JSON, as the model wrote it.")
+    name: FunctionName
+    """The function that was called."""
+    arguments: str
+    """JSON, as the model wrote it."""
 
 
 def arguments_of(text: Any, field: str) -> str:
@@ -253,9 +284,12 @@ class MessageCall(StrictBody):
 
     PASSED = True
 
-    id: Annotated[str, Field(min_length=1, max_length=128)] = Field(description="The `tool_call_id` of its result.")
-    type: FunctionKind = Field("function", description="May be left out.")
-    function: CalledFunction = Field(description="The function, and the arguments of the call.")
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    """The `tool_call_id` of its result."""
+    type: FunctionKind = "function"
+    """May be left out."""
+    function: CalledFunction
+    """The function, and the arguments of the call."""
 
     @model_validator(mode="before")
     @classmethod
@@ -274,79 +308,57 @@ class MessageCall(StrictBody):
         return ToolCall(self.id, self.function.name, self.function.arguments, extras)
 
 
-def check_different(names: Sequence[str]) -> None:
-    """Raises a refusal of the field if two functions have one name."""
-    if len(set(names)) < len(names):
-        raise refusal("must have different names")
+class OfferedTools(StrictBody):
+    """The fields of a request that offer tools, whose forms its endpoint decides."""
 
-
-AnyChatTool: TypeAlias = Annotated[
-    Annotated[ChatTool, Tag("<function>")] | Annotated[HostedTool, Tag("<hosted>")], Discriminator(tool_shape)
-]
-ChatTools: TypeAlias = Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
-
-
-class ToolFields(StrictBody):
-    """The fields of a chat that offer tools."""
-
-    tools: ChatTools | None = Field(
-        None,
-        description="Functions that the model may call. Refused if it knows none. Other tools are ignored.",
-    )
-    tool_choice: ToolChoice | None = Field(
-        None,
-        description="`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some.",
-    )
-    parallel_tool_calls: bool | None = Field(None, description="False: at most one call in an answer.")
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    """False: at most one call in an answer."""
 
     @field_validator("tools")
     @classmethod
-    def _different(cls, tools: list[AnyChatTool] | None) -> list[AnyChatTool] | None:
-        check_different([tool.function.name for tool in tools or () if isinstance(tool, ChatTool)])
+    def _different(cls, tools: list[Any] | None) -> list[Any] | None:
+        names = [tool.name for tool in tools or () if not isinstance(tool, HostedTool)]
+        if len(set(names)) < len(names):
+            raise refusal("must have different names")
         return tools
+
+    @property
+    def functions(self) -> list[Any]:
+        """The tools without those that do not run here."""
+        return [tool for tool in self.tools or () if not isinstance(tool, HostedTool)]
 
     @property
     def tools_asked(self) -> Tools | None:
         """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
-        offered = tuple([tool.tool for tool in self.tools or () if isinstance(tool, ChatTool)])
+        offered, choice = tuple([tool.tool for tool in self.functions]), self.tool_choice
         parallel = self.parallel_tool_calls is not False
-        match self.tool_choice:
-            case NamedChoice(function=NamedFunction(name=name)):
-                return chosen(offered, "required", [name], named=True, parallel=parallel)
-            case AllowedChoice(allowed_tools=allowed):
-                names = [each.function.name for each in allowed.tools]
-                return chosen(offered, allowed.mode, names, parallel=parallel)
-            case word:
-                return chosen(offered, word, parallel=parallel)
+        names = () if choice is None or isinstance(choice, str) else choice.names
+        if choice == "none" or (choice in (None, "auto") and not offered):
+            return None
+        if not offered:
+            message = (
+                "tool_choice needs tools: give the functions to choose from. Tools of other kinds do not run here."
+            )
+            raise invalid_request(message, "tool_choice")
+        if not {tool.name for tool in offered}.issuperset(names):
+            raise invalid_request("tool_choice names a function that is not in tools.", "tool_choice")
+        if not names:
+            return Tools(offered=offered, choice=choice or "auto", parallel=parallel)
+        if choice.type == "function":  # the others are still shown to the model
+            return Tools(offered=offered, choice="required", named=names[0], parallel=parallel)
+        some = tuple([tool for tool in offered if tool.name in names])
+        return Tools(offered=some, choice=choice.mode, parallel=parallel)
 
 
-def chosen(
-    offered: tuple[Tool, ...],
-    mode: Literal["none", "auto", "required"] | None,
-    names: Sequence[str] = (),
-    *,
-    parallel: bool,
-    named: bool = False,
-) -> Tools | None:
-    """The tools of a request after its choice.
+class ToolFields(OfferedTools):
+    """The fields of a chat that offer tools."""
 
-    Args:
-        names: the functions that it chooses among; none: all of them.
-        named: the choice is of one function, and the others are still shown to the model.
-
-    Raises ApiError (400) for a choice of a function that is not there.
-    """
-    if mode == "none" or (mode in (None, "auto") and not offered and not names):
-        return None
-    if not offered:
-        message = "tool_choice needs tools: give the functions to choose from. Tools of other kinds do not run here."
-        raise invalid_request(message, "tool_choice")
-    if not {tool.name for tool in offered}.issuperset(names):
-        raise invalid_request("tool_choice names a function that is not in tools.", "tool_choice")
-    if named:
-        return Tools(offered=offered, choice="required", named=names[0], parallel=parallel)
-    some = tuple([tool for tool in offered if not names or tool.name in names])
-    return Tools(offered=some, choice="auto" if mode is None else mode, parallel=parallel)
+    tools: Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
+    tool_choice: ToolChoice | None = None
+    """`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some."""
 
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -358,24 +370,28 @@ Content: TypeAlias = Annotated[
 ]
 
 
+def unless_assistant(content: Any, info: ValidationInfo) -> Any:
+    """Check that a message has content; that of an assistant may have none."""
+    if content is None and info.data.get("role", "assistant") != "assistant":
+        raise refusal("is required")
+    return content
+
+
 class ChatMessage(StrictBody):
     """One turn of a conversation."""
 
     PASSED = True
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"] = Field(
-        description="Who speaks; `developer` counts as `system`; `function` is the older name of `tool`."
-    )
-    content: Annotated[
-        Content | None, Field(validate_default=True, description="Only `assistant` may leave it out.")
-    ] = None
-    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        None, description="The calls of a message of `assistant`. Refused if the model knows no tools."
-    )
-    tool_call_id: Annotated[str, Field(max_length=128)] | None = Field(
-        None, description="The call whose result a message of `tool` holds."
-    )
-    function_call: CalledFunction | None = Field(None, description="A call by its older name: use `tool_calls`.")
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    """Who speaks; `developer` counts as `system`; `function` is the older name of `tool`."""
+    content: Annotated[Content | None, Field(validate_default=True)] = None
+    """Only `assistant` may leave it out."""
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """The calls of a message of `assistant`. Refused if the model knows no tools."""
+    tool_call_id: Annotated[str, Field(max_length=128)] | None = None
+    """The call whose result a message of `tool` holds."""
+    function_call: CalledFunction | None = None
+    """A call by its older name: use `tool_calls`."""
 
     @model_validator(mode="after")
     def _of_function(self) -> ChatMessage:
@@ -388,12 +404,7 @@ class ChatMessage(StrictBody):
     def used(self) -> tuple[str, ...]:
         return ("name",) if self.role == "function" else ()
 
-    @field_validator("content")
-    @classmethod
-    def _has_content(cls, content: Any, info: ValidationInfo) -> Any:
-        if content is None and info.data.get("role", "assistant") != "assistant":
-            raise refusal("is required")
-        return content
+    _has_content = field_validator("content")(unless_assistant)
 
     @field_validator("tool_calls")
     @classmethod

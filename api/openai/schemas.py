@@ -34,7 +34,6 @@ from api.openai.generation import (
     TIERS,
     UNSUPPORTED,
     Effort,
-    EndFields,
     GenerationRequest,
     OfJob,
     Refused,
@@ -81,22 +80,29 @@ MAX_EXTRAS = 1000
 _PLAIN = frozenset({type(None), bool, int, float, str, dict})
 """Types without fields of their own: most values, skipped because isinstance on a pydantic model is slow."""
 
-_ENDPOINT = "What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."
-
 _HEADER_WORD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 
-class CompletionFields(EndFields, GenerationRequest):
-    """Fields shared by chats and completions."""
+class CompletionFields(GenerationRequest):
+    """Fields shared by chats and completions. Two say the same: `ignore_eos`, and `min_tokens` with the limit."""
 
-    max_tokens: TokenLimit | None = Field(None, description="Most tokens of one choice. Null: the engine's default.")
-    n: Annotated[int, Field(ge=1, le=8)] | None = Field(1, description="Choices for each prompt.")
-    stop: Stop | None = Field(None, description="A choice ends before the first of these texts.")
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="Repeats the sampling.")
-    response_format: ResponseFormat | None = Field(
-        None, description="Plain text, any JSON object, or JSON of a schema."
-    )
-    stream_options: StreamOptions | None = Field(None, description="What the stream holds beside the tokens.")
+    ignore_eos: bool | None = None
+    """Go on to the token limit. Refused if the engine cannot, and with an output format or tools."""
+    min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
+    """Must be 0, or the token limit: then it says the same as ignore_eos."""
+
+    max_tokens: TokenLimit | None = None
+    """Most tokens of one choice. Null: the engine's default."""
+    n: Annotated[int, Field(ge=1, le=8)] | None = 1
+    """Choices for each prompt."""
+    stop: Stop | None = None
+    """A choice ends before the first of these texts."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """Repeats the sampling."""
+    response_format: ResponseFormat | None = None
+    """Plain text, any JSON object, or JSON of a schema."""
+    stream_options: StreamOptions | None = None
+    """What the stream holds beside the tokens."""
 
     @property
     def include_usage(self) -> bool:
@@ -123,7 +129,8 @@ class CompletionFields(EndFields, GenerationRequest):
     @property
     def known_to_servers(self) -> dict[str, Any]:
         effort = {"reasoning_effort": "none"} if self.effort == "none" else {}
-        return super().known_to_servers | named_format(self.response_format) | effort
+        named = self.response_format.json_schema if self.response_format else None
+        return super().known_to_servers | named_format(named) | effort
 
     @property
     def sampling(self) -> Sampling:
@@ -136,8 +143,17 @@ class CompletionFields(EndFields, GenerationRequest):
             stop=tuple(stop for stop in stops if stop),
             logprobs=self.logprobs_asked,
             json_schema=self.schema_asked,
-            ignore_eos=self.to_the_limit,
+            ignore_eos=bool(self.ignore_eos or self.min_tokens),
         )
+
+    def check_end(self) -> None:
+        """Refuse an end that no engine here can give. Raises ApiError (400)."""
+        if self.min_tokens and self.min_tokens != self.token_limit:
+            raise invalid_request("min_tokens must be 0, or equal the token limit. Leave it out.", "min_tokens")
+        if (self.ignore_eos or self.min_tokens) and self.schema_asked is not None:
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            message = f"{name} cannot be combined with a response_format, whose JSON has its own end."
+            raise invalid_request(message, name)
 
 
 class ChatRequest(ToolFields, CompletionFields):
@@ -145,21 +161,17 @@ class ChatRequest(ToolFields, CompletionFields):
 
     REFUSED: ClassVar[Refused] = {**UNSUPPORTED, **CONSTRAINTS, **COMPLETION_ONLY}
 
-    messages: Annotated[
-        list[ChatMessage],
-        Field(
-            min_length=1, max_length=MAX_MESSAGES, fail_fast=True, description="The conversation, oldest turn first."
-        ),
-    ]
-    max_completion_tokens: TokenLimit | None = Field(None, description="The newer name of max_tokens.")
-    logprobs: bool | None = Field(None, description="Log-probabilities of the tokens. Refused if the engine has none.")
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="Likeliest alternatives of each token; needs logprobs."
-    )
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    """The conversation, oldest turn first."""
+    max_completion_tokens: TokenLimit | None = None
+    """The newer name of max_tokens."""
+    logprobs: bool | None = None
+    """Log-probabilities of the tokens. Refused if the engine has none."""
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Likeliest alternatives of each token; needs logprobs."""
 
-    reasoning_effort: Effort | None = Field(
-        None, description="How much the model reasons before it answers. Refused if it cannot be told that."
-    )
+    reasoning_effort: Effort | None = None
+    """How much the model reasons before it answers. Refused if it cannot be told that."""
 
     @field_validator("max_completion_tokens")
     @classmethod
@@ -202,14 +214,12 @@ class CompletionRequest(CompletionFields):
 
     REFUSED: ClassVar[Refused] = {**UNSUPPORTED, **CONSTRAINTS, **CHAT_ONLY}
 
-    prompt: Prompt = Field(description="One text or several, or their token ids; each has its own choices.")
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = Field(
-        None, description="Alternatives of each token with log-probabilities. Refused if the engine has none."
-    )
-    echo: bool | None = Field(
-        False,
-        description="Begin each text with its prompt. Refused with token ids, logprobs and an output format.",
-    )
+    prompt: Prompt
+    """One text or several, or their token ids; each has its own choices."""
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    """Alternatives of each token with log-probabilities. Refused if the engine has none."""
+    echo: bool | None = False
+    """Begin each text with its prompt. Refused with token ids, logprobs and an output format."""
 
     @property
     def echoes(self) -> bool:
@@ -255,13 +265,15 @@ class CompletionRequest(CompletionFields):
 class ChatJobRequest(OfJob, ChatRequest):
     """The body of POST /v1/jobs for a chat: by default in the standard lane, and it continues on a disconnect."""
 
-    endpoint: Literal["/v1/chat/completions"] = Field("/v1/chat/completions", description=_ENDPOINT)
+    endpoint: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+    """What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."""
 
 
 class CompletionJobRequest(OfJob, CompletionRequest):
     """The body of POST /v1/jobs for a completion."""
 
-    endpoint: Literal["/v1/completions"] = Field(description=_ENDPOINT)
+    endpoint: Literal["/v1/completions"]
+    """What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."""
 
 
 Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest | TaskRequest
@@ -294,7 +306,7 @@ def parse(kind: Kind, body: bytes) -> Request:
     refuse(fields, model.REFUSED)
     request = validated(model, fields)
     if isinstance(request, CompletionFields):
-        request.check_end(request.token_limit, request.schema_asked)
+        request.check_end()
     if isinstance(request, CompletionRequest):
         request.check_echo()
     _check_tools(request)

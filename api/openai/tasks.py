@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 import msgspec
 from pydantic import Field, Tag, ValidationInfo, field_validator
 
-from api.openai.answers import INTEGER, NUMBER, STRING, Schema, list_of, object_of, word_of
 from api.openai.errors import invalid_request
 from api.openai.fields import BY_TEXTS_OR_IDS, MAX_MESSAGES, PromptIds, PromptText, StrictBody, by_shape, refusal
 from api.openai.generation import OfJob, QueuedRequest
@@ -62,13 +61,12 @@ class TaskRequest(QueuedRequest):
 class EmbeddingRequest(TaskRequest):
     """The body of POST /v1/embeddings."""
 
-    input: EmbeddingInput = Field(description="One text or several, or their token ids; at most 2,048.")
-    encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="`base64`: of little-endian float32. Null: `float`."
-    )
-    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = Field(
-        None, description="Numbers of each vector. Refused if the model makes vectors of one length."
-    )
+    input: EmbeddingInput
+    """One text or several, or their token ids; at most 2,048."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """`base64`: of little-endian float32. Null: `float`."""
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
+    """Numbers of each vector. Refused if the model makes vectors of one length."""
 
     @property
     def prompt_asked(self) -> Prompt:
@@ -92,7 +90,8 @@ class EmbeddingRequest(TaskRequest):
 class TextDocument(StrictBody):
     """A document to rank, as an object."""
 
-    text: PromptText = Field(description="Its text.")
+    text: PromptText
+    """Its text."""
 
 
 def _document_shape(value: Any) -> str:
@@ -108,14 +107,14 @@ Document: TypeAlias = Annotated[
 class RerankRequest(TaskRequest):
     """The body of POST /v1/rerank."""
 
-    query: PromptText = Field(description="What is asked.")
-    documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)] = Field(
-        description="Texts, or objects with `text`; at most 2,048."
-    )
-    top_n: Annotated[int, Field(ge=0, le=1_048_576)] | None = Field(
-        None, description="Only the best so many. Null or 0: all."
-    )
-    return_documents: bool | None = Field(False, description="Repeat the text of each document.")
+    query: PromptText
+    """What is asked."""
+    documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+    """Texts, or objects with `text`; at most 2,048."""
+    top_n: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
+    """Only the best so many. Null or 0: all."""
+    return_documents: bool | None = False
+    """Repeat the text of each document."""
 
     @property
     def prompt_asked(self) -> Prompt:
@@ -134,31 +133,30 @@ class RerankRequest(TaskRequest):
 class EmbeddingJobRequest(OfJob, EmbeddingRequest):
     """The body of POST /v1/jobs for embeddings."""
 
-    endpoint: Literal["/v1/embeddings"] = Field(description="What the other fields describe.")
+    endpoint: Literal["/v1/embeddings"]
+    """What the other fields describe."""
 
 
 class RerankJobRequest(OfJob, RerankRequest):
     """The body of POST /v1/jobs for a ranking."""
 
-    endpoint: Literal["/v1/rerank"] = Field(description="What the other fields describe.")
+    endpoint: Literal["/v1/rerank"]
+    """What the other fields describe."""
 
 
 class TokenizeRequest(TaskRequest):
     """The body of POST /tokenize: a text, or a conversation."""
 
-    prompt: str | None = Field(None, description="A text. Or give `messages`.")
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = Field(
-        None, description="A conversation, which the model's template renders. Or give `prompt`."
-    )
-    add_special_tokens: bool | None = Field(
-        None, description="Count what the tokenizer adds to a text, such as its first token. Null: true."
-    )
-    add_generation_prompt: bool | None = Field(
-        True, description="Count the begin of the answer's turn at the end of a conversation."
-    )
-    return_token_strs: bool | None = Field(
-        None, description="Refused if true: use `/detokenize` for the text of each token."
-    )
+    prompt: str | None = None
+    """A text. Or give `messages`."""
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    """A conversation, which the model's template renders. Or give `prompt`."""
+    add_special_tokens: bool | None = None
+    """Count what the tokenizer adds to a text, such as its first token. Null: true."""
+    add_generation_prompt: bool | None = True
+    """Count the begin of the answer's turn at the end of a conversation."""
+    return_token_strs: bool | None = None
+    """Refused if true: use `/detokenize` for the text of each token."""
 
     @field_validator("return_token_strs")
     @classmethod
@@ -192,9 +190,8 @@ class TokenizeRequest(TaskRequest):
 class DetokenizeRequest(TaskRequest):
     """The body of POST /detokenize."""
 
-    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)] = Field(
-        description="Token ids of the model."
-    )
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
+    """Token ids of the model."""
 
     @property
     def prompt_asked(self) -> Prompt:
@@ -206,32 +203,6 @@ class DetokenizeRequest(TaskRequest):
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
-
-
-def task_answer_schemas() -> dict[str, Schema]:
-    usage = object_of(prompt_tokens=INTEGER, total_tokens=INTEGER)
-    vector: Schema = {"anyOf": [list_of(NUMBER), STRING | {"description": "With encoding_format base64."}]}
-    ranked = object_of(index=INTEGER | {"description": "Of the document in the request."}, relevance_score=NUMBER)
-    ranked["properties"]["document"] = object_of(text=STRING) | {"description": "With return_documents."}
-    return {
-        "EmbeddingList": object_of(
-            object=word_of("list"),
-            data=list_of(object_of(object=word_of("embedding"), index=INTEGER, embedding=vector)),
-            model=STRING,
-            usage=usage,
-        ),
-        "Ranking": object_of(
-            id=STRING,
-            object=word_of("list"),
-            model=STRING,
-            results=list_of(ranked) | {"description": "The best first."},
-            usage=usage,
-        ),
-        "TokenIds": object_of(
-            count=INTEGER, tokens=list_of(INTEGER), max_model_len=INTEGER | {"description": "The model's context."}
-        ),
-        "TokenText": object_of(prompt=STRING),
-    }
 
 
 NUMBERS_PER_SLICE = 8192

@@ -139,6 +139,7 @@ def test_the_request_schemas_are_the_models_own() -> None:
     assert SCHEMAS["ChatRequest"]["required"] == ["model", "messages"]
     assert SCHEMAS["QueueOptions"]["additionalProperties"] is False
     assert SCHEMAS["CompletionJobRequest"]["properties"]["endpoint"]["const"] == "/v1/completions"
+    assert SCHEMAS["ChatRequest"]["properties"]["seed"]["description"] == "Repeats the sampling."
 
 
 @pytest.mark.parametrize("chat", [True, False])

@@ -3,7 +3,7 @@
 
 import { ADDRESS, api, download, watch } from "./api.js";
 import { count, plural, rate, seconds, shortId } from "./format.js";
-import { act, badge, confirmed, copyButton, draw, empty, failed, fromCode, h, heading, loading, modelLink, section, select, table, when } from "./parts.js";
+import { act, badge, confirmed, copyButton, draw, empty, facts, failed, fromCode, h, heading, loading, modelLink, section, select, table, when } from "./parts.js";
 
 export function batch({ root, signal, id, title }) {
   title("Batch");
@@ -18,12 +18,12 @@ export function batch({ root, signal, id, title }) {
         error && failed(error, round),
         h("div", { class: "actions" }, actionsOf(found, round)),
         h("section", { class: "card" }, progressOf(found)),
-        facts(found), faults(found), codeOf(id));
+        summary(found), faults(found), codeOf(id));
     },
   });
 }
 
-function facts(found) {
+function summary(found) {
   const { failed: bad } = found.request_counts, ended = found.completed_at ?? found.failed_at ?? found.expired_at ?? found.cancelled_at;
   const rows = [["Model", found.model && modelLink(found.model)], ["Endpoint", found.endpoint], ["Lane", found.lane && `${found.lane}${found.lane_reason ? ` (${found.lane_reason})` : ""}`], ["Window", found.completion_window],
     ["Lines that failed", bad ? h("span", { class: "warn-text" }, count(bad)) : null],
@@ -33,7 +33,7 @@ function facts(found) {
     ["Created", when(found.created_at)], ["Began", found.in_progress_at && when(found.in_progress_at)], ["Ended", ended && when(ended)],
     ["Window ends", !ended && found.expires_at ? h("time", { datetime: new Date(found.expires_at * 1000).toISOString() }, new Date(found.expires_at * 1000).toLocaleString("en-GB")) : null],
     ...Object.entries(found.metadata ?? {})];
-  return h("dl", { class: "facts" }, rows.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+  return facts(rows);
 }
 
 /** Why the file was refused, by line. */

@@ -2,7 +2,7 @@
 
 import { ADDRESS, api, save, watch } from "./api.js";
 import { count, milliseconds, percent, plural, seconds } from "./format.js";
-import { act, badge, bar, confirmed, copyButton, draw, empty, failed, fromCode, h, heading, loading, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
+import { act, badge, bar, confirmed, copyButton, draw, empty, facts, failed, fromCode, h, heading, loading, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
 import { Growing, follow, keepEndInView, markAttempt } from "./stream.js";
 
 const GROUPS = { queue: "wait", retries: "path", engine_wait: "wait", prefill: "engine", decode: "engine" };
@@ -73,7 +73,7 @@ export function job({ root, signal, id, go, title }) {
         !ended && h("button", { type: "button", class: "danger", onclick: cancel }, "Cancel"),
         found.readable && h("button", { type: "button", disabled: !request, onclick: replay }, "Run again"),
         h("button", { type: "button", onclick: () => keep(found) }, "Download as JSON")),
-      why(found), fault(found), facts(found),
+      why(found), fault(found), summary(found),
       columns,
       found.attempts > 0 || ended ? parts(found.timing) : null,
       request && h("details", { class: "code" }, h("summary", {}, "Request"), h("pre", { tabindex: 0, role: "region", "aria-label": "Request" }, JSON.stringify(request, null, 2))),
@@ -100,12 +100,12 @@ function fault(found) {
     BURIED.has(found.error.code) && h("a", { href: "/console/dead-letters" }, "Open the dead letters"));
 }
 
-function facts(found) {
+function summary(found) {
   const rows = [["Model", modelLink(found.model)], ["Endpoint", found.endpoint], ["Lane", found.priority], ["Tenant", tenantLink(found.tenant)], ["Attempts", found.attempts],
     ["Tokens", found.usage ? `${count(found.usage.prompt_tokens)} in, ${count(found.usage.completion_tokens)} out` : null],
     ["First token after", found.timing.time_to_first_token_ms && milliseconds(found.timing.time_to_first_token_ms)],
     ...Object.entries(found.metadata ?? {})];
-  return h("dl", { class: "facts" }, rows.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+  return facts(rows);
 }
 
 /** What happened, oldest first; an attempt that was lost or put back never folds. */

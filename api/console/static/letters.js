@@ -1,8 +1,8 @@
 // Dead letters: jobs that were given up, by reason; replay or drop one, or all of a reason.
 
-import { ADDRESS, api, watch } from "./api.js";
+import { ADDRESS, api } from "./api.js";
 import { plural } from "./format.js";
-import { act, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, modelLink, section, table, when } from "./parts.js";
+import { act, confirmed, empty, fromCode, h, jobLink, livePage, modelLink, section, table, when } from "./parts.js";
 
 const MOST = 100;
 const WHY = {
@@ -11,16 +11,10 @@ const WHY = {
   malformed: "What the store holds of it cannot be read.",
 };
 
-export function letters({ root, signal, title }) {
-  title("Dead letters");
-  draw(root, heading("Dead letters"), loading());
-  const round = watch({
-    signal, everyMs: 4000,
-    read: () => api.get(`/admin/dlq?limit=${MOST}`, { signal }),
-    show: (found, error) => {
-      title(found?.data.length ? `${found.data.length} - Dead letters` : "Dead letters");
-      draw(root, heading("Dead letters"), error && failed(error, round), found && view(found.data));
-    },
+export function letters(page) {
+  const round = livePage(page, "Dead letters", 4000, () => api.get(`/admin/dlq?limit=${MOST}`, { signal: page.signal }), ({ data }) => {
+    page.title(data.length ? `${data.length} - Dead letters` : "Dead letters");
+    return view(data);
   });
 
   async function replay(some) {

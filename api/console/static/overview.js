@@ -3,20 +3,12 @@
 
 import { ADDRESS, api, watch } from "./api.js";
 import { bytes, count, milliseconds, plural, rate, seconds } from "./format.js";
-import { badge, chart, draw, empty, failed, fromCode, h, heading, loading, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
+import { badge, chart, draw, empty, facts, failed, fromCode, h, heading, livePage, loading, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
 
-export function keys({ root, signal, title }) {
-  title("Keys and storage");
-  draw(root, heading("Keys and storage"), loading());
-  const round = watch({
-    signal, everyMs: 5000,
-    read: async () => {
-      const [found, tenants] = await Promise.all([api.get("/admin/keys", { signal }), api.get("/admin/tenants", { signal })]);
-      return { keys: found.data, tenants: tenants.data };
-    },
-    show: (found, error) => draw(root, heading("Keys and storage"), error && failed(error, round), found && [keyTable(found.keys), storage(found.tenants),
-      fromCode(["Terminal", "penstock tenants"], ["penstock.toml", "[keys.team-a]\nsha256 = \"...\"        # printf %s KEY | sha256sum\ntenant = \"team-a\"\npriority = \"standard\"   # the highest lane"])]),
-  });
+export function keys(page) {
+  const read = () => Promise.all(["/admin/keys", "/admin/tenants"].map((path) => api.get(path, { signal: page.signal })));
+  livePage(page, "Keys and storage", 5000, read, ([found, tenants]) => [keyTable(found.data), storage(tenants.data),
+    fromCode(["Terminal", "penstock tenants"], ["penstock.toml", "[keys.team-a]\nsha256 = \"...\"        # printf %s KEY | sha256sum\ntenant = \"team-a\"\npriority = \"standard\"   # the highest lane"])]);
 }
 
 function keyTable(all) {
@@ -37,26 +29,16 @@ function limited(used, limit, shown) {
   return h("td", { class: "num" }, h("span", { class: full ? "warn-text" : null }, shown(used)), limit !== null && limit !== undefined ? h("span", { class: "dim" }, ` of ${shown(limit)}`) : null);
 }
 
-export function models({ root, signal, title }) {
-  title("Models");
-  let shown = false; // the address may name a model or a worker: it is scrolled to once
-  draw(root, heading("Models"), loading());
-  const round = watch({
-    signal, everyMs: 3000,
-    read: async () => {
-      const [pools, cards] = await Promise.all([api.get("/admin/pools", { signal }), api.get("/v1/models", { signal })]);
-      return pools.data.map((pool) => ({ ...pool, card: cards.data.find(({ id }) => id === pool.model) ?? {} }));
-    },
-    show: (found, error) => {
-      draw(root, heading("Models"), error && failed(error, round), found?.map(model));
-      if (found && !shown) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView({ block: "center" });
-      shown ||= Boolean(found);
-    },
+export function models(page) {
+  let named = decodeURIComponent(location.hash.slice(1)); // a model or a worker: it is scrolled to once
+  const read = () => Promise.all(["/admin/pools", "/v1/models"].map((path) => api.get(path, { signal: page.signal })));
+  livePage(page, "Models", 3000, read, ([pools, cards]) => {
+    if (named) requestAnimationFrame(() => { document.getElementById(named)?.scrollIntoView({ block: "center" }); named = ""; });
+    return pools.data.map((pool) => model(pool, cards.data.find(({ id }) => id === pool.model) ?? {}));
   });
 }
 
-function model(pool) {
-  const { card } = pool;
+function model(pool, card) {
   const can = Object.entries(card.capabilities ?? {}).filter(([, value]) => value === true).map(([name]) => name.replaceAll("_", " "));
   const rows = [["Engine", pool.engine], ["Context", card.context_length ? `${count(card.context_length)} tokens` : "unknown until a worker has loaded it"],
     ["Workers", `${pool.ready} ready, ${pool.starting} starting; ${pool.want ?? "–"} wanted, ${pool.min} to ${pool.max}`],
@@ -64,7 +46,7 @@ function model(pool) {
     ["Cold start", pool.cold_start_s === null ? "–" : seconds(pool.cold_start_s)], ["Can", can.join(", ") || "–"],
     ["Set by hand", pool.override ? `${pool.override.paused ? "scaling is paused" : `${pool.override.want} workers`}, by ${pool.override.by || "an operator"}` : "no"]];
   const part = section(pool.model,
-    h("dl", { class: "facts" }, rows.map(([name, value]) => h("div", { class: ["Why", "Can"].includes(name) ? "long" : null }, h("dt", {}, name), h("dd", {}, value)))),
+    facts(rows, ["Why", "Can"]),
     pool.workers.length ? table(`Workers of ${pool.model}`, [["Worker"], ["State"], ["Slots", "num"], ["Engine step", "num"], ["Started"], ["Host"], ["Note"]], pool.workers.map((worker) => h("tr", { key: `${worker.id} ${worker.host} ${worker.since}` },
       h("th", { scope: "row", id: worker.id }, worker.id), h("td", {}, badge(worker.away?.length ? "server away" : worker.state)), h("td", { class: "num" }, `${worker.running} of ${worker.slots}`),
       h("td", { class: "num" }, milliseconds(worker.step_ms)), h("td", {}, when(worker.since)), h("td", { class: "dim" }, worker.host), h("td", {}, worker.cordon ?? ""))))

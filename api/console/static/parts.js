@@ -1,6 +1,6 @@
 // Parts that several pages share: badges, times, tables, empty and failed states, charts, dialogs, code to copy.
 
-import { Refusal } from "./api.js";
+import { Refusal, watch } from "./api.js";
 import { draw, h } from "./dom.js";
 import { age, clock, shortId, utc } from "./format.js";
 
@@ -71,6 +71,21 @@ export function failed(error, retry) {
     h("p", { class: "strong" }, refused ? "The server refused this" : "The server does not answer"),
     h("p", {}, refused ? error.message : "What you see may be old. The page tries again by itself."),
     retry && h("button", { type: "button", onclick: retry }, "Try now"));
+}
+
+/** A page that is read again and again: its heading, a failure of the last read, and `view(found)`. Returns a function
+ *  that reads at once. */
+export function livePage({ root, signal, title }, name, everyMs, read, view) {
+  title(name);
+  draw(root, heading(name), loading());
+  const round = watch({ signal, everyMs, read, show: (found, error) => draw(root, heading(name), error && failed(error, round), found && view(found)) });
+  return round;
+}
+
+/** Names and values; those without a value are left out. */
+export function facts(rows, long = []) {
+  const known = rows.filter(([, value]) => value !== null && value !== undefined);
+  return h("dl", { class: "facts" }, known.map(([name, value]) => h("div", { class: long.includes(name) ? "long" : null }, h("dt", {}, name), h("dd", {}, value))));
 }
 
 /** A sentence that a screen reader speaks: the outcome of an action, or its failure. */

@@ -71,8 +71,10 @@ def _check_references(items: list[Any] | None) -> list[Any] | None:
 class ConversationRequest(StrictBody):
     """The body of POST /v1/conversations."""
 
-    items: NewItems | None = Field(None, description="Its first items, oldest first; at most 20.")
-    metadata: Metadata | None = Field(None, description="Your own labels; the conversation shows them.")
+    items: NewItems | None = None
+    """Its first items, oldest first; at most 20."""
+    metadata: Metadata | None = None
+    """Your own labels; the conversation shows them."""
 
     _no_references = field_validator("items")(_check_references)
 
@@ -80,15 +82,15 @@ class ConversationRequest(StrictBody):
 class ConversationUpdate(StrictBody):
     """The body of POST /v1/conversations/{conversation_id}."""
 
-    metadata: Metadata | None = Field(description="Replaces the labels. Null: none.")
+    metadata: Metadata | None
+    """Replaces the labels. Null: none."""
 
 
 class ItemsRequest(StrictBody):
     """The body of POST /v1/conversations/{conversation_id}/items."""
 
-    items: Annotated[NewItems, Field(min_length=1)] = Field(
-        description="Items, oldest first; at most 20. Reasoning is left out."
-    )
+    items: Annotated[NewItems, Field(min_length=1)]
+    """Items, oldest first; at most 20. Reasoning is left out."""
 
     _no_references = field_validator("items")(_check_references)
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import Container, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, by_shape, refusal, shape
-from api.openai.messages import FunctionName, TextPart, arguments_of, words_of
+from api.openai.messages import FunctionName, TextPart, arguments_of, unless_assistant, words_of
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
 
@@ -80,24 +80,20 @@ def refused_extras(text: str) -> dict[str, Any]:
 class Message(StrictBody):
     """An input item: one turn of a conversation, in the short or in the long form."""
 
-    type: Literal["message"] | None = Field("message", description="May be left out.")
-    role: Literal["system", "developer", "user", "assistant"] = Field(
-        description="Who speaks; `developer` counts as `system`."
-    )
-    content: Annotated[
-        Content | None,
-        Field(validate_default=True, description="A text, or a list of parts, which are joined. Not null of others."),
-    ] = None
-    id: ItemId | None = Field(None, description="Without effect: input items get ids of their own.")
-    status: Literal["in_progress", "completed", "incomplete"] | None = Field(None, description="Without effect.")
-    refusal: str | None = Field(None, description="What an earlier answer said instead of `content`.")
+    type: Literal["message"] | None = "message"
+    """May be left out."""
+    role: Literal["system", "developer", "user", "assistant"]
+    """Who speaks; `developer` counts as `system`."""
+    content: Annotated[Content | None, Field(validate_default=True)] = None
+    """A text, or a list of parts, which are joined. Not null of others."""
+    id: ItemId | None = None
+    """Without effect: input items get ids of their own."""
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    """Without effect."""
+    refusal: str | None = None
+    """What an earlier answer said instead of `content`."""
 
-    @field_validator("content")
-    @classmethod
-    def _has_content(cls, content: Any, info: ValidationInfo) -> Any:
-        if content is None and info.data.get("role", "assistant") != "assistant":
-            raise refusal("is required")
-        return content
+    _has_content = field_validator("content")(unless_assistant)
 
     @property
     def of_developer(self) -> bool:
@@ -118,12 +114,18 @@ class FunctionCall(StrictBody):
 
     PASSED = True
 
-    type: Literal["function_call"] = Field(description="A call.")
-    call_id: Annotated[str, Field(min_length=1, max_length=128)] = Field(description="The `call_id` of its output.")
-    name: FunctionName = Field(description="The function that was called.")
-    arguments: str = Field(description="JSON, as the model wrote it.")
-    id: ItemId | None = Field(None, description="Without effect: input items get ids of their own.")
-    status: Literal["in_progress", "completed", "incomplete"] | None = Field(None, description="Without effect.")
+    type: Literal["function_call"]
+    """A call."""
+    call_id: Annotated[str, Field(min_length=1, max_length=128)]
+    """The `call_id` of its output."""
+    name: FunctionName
+    """The function that was called."""
+    arguments: str
+    """JSON, as the model wrote it."""
+    id: ItemId | None = None
+    """Without effect: input items get ids of their own."""
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    """Without effect."""
 
     @property
     def turn(self) -> ChatTurn:
@@ -133,11 +135,16 @@ class FunctionCall(StrictBody):
 class FunctionCallOutput(StrictBody):
     """An input item: what a function returned."""
 
-    type: Literal["function_call_output"] = Field(description="The output of a call.")
-    call_id: Annotated[str, Field(min_length=1, max_length=128)] = Field(description="The call.")
-    output: Content = Field(description="A text, or a list of parts, which are joined.")
-    id: ItemId | None = Field(None, description="Without effect: input items get ids of their own.")
-    status: Literal["in_progress", "completed", "incomplete"] | None = Field(None, description="Without effect.")
+    type: Literal["function_call_output"]
+    """The output of a call."""
+    call_id: Annotated[str, Field(min_length=1, max_length=128)]
+    """The call."""
+    output: Content
+    """A text, or a list of parts, which are joined."""
+    id: ItemId | None = None
+    """Without effect: input items get ids of their own."""
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    """Without effect."""
 
     @property
     def turn(self) -> ChatTurn:
@@ -147,7 +154,8 @@ class FunctionCallOutput(StrictBody):
 class ReasoningItem(StrictBody):
     """An input item: the reasoning of an earlier answer, which is left out."""
 
-    type: Literal["reasoning"] = Field(description="Without effect: models do not see earlier reasoning.")
+    type: Literal["reasoning"]
+    """Without effect: models do not see earlier reasoning."""
 
     @property
     def turn(self) -> None:
@@ -158,11 +166,9 @@ class HostedItem(StrictBody):
     """An input item: the call of a tool that does not run here, or what it gave. It is left out."""
 
     type: str = Field(
-        pattern=HOSTED,
-        max_length=80,
-        description="Without effect: named in X-Ignored-Fields.",
-        json_schema_extra={"not": {"enum": ["function_call", "function_call_output"]}},
+        pattern=HOSTED, max_length=80, json_schema_extra={"not": {"enum": ["function_call", "function_call_output"]}}
     )
+    """Without effect: named in X-Ignored-Fields."""
 
     @property
     def turn(self) -> None:
@@ -172,8 +178,10 @@ class HostedItem(StrictBody):
 class ItemReference(ClosedBody):
     """An input item that stands for one of an earlier response."""
 
-    type: Literal["item_reference"] | None = Field(None, description="May be left out.")
-    id: ItemId = Field(description="The id of an input or output item of a stored response.")
+    type: Literal["item_reference"] | None = None
+    """May be left out."""
+    id: ItemId
+    """The id of an input or output item of a stored response."""
 
 
 _CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}

@@ -15,42 +15,35 @@ from api.openai.fields import (
     SchemaObject,
     StrictBody,
     TokenLimit,
+    named_format,
     refusal,
+    with_its_type,
 )
 from api.openai.generation import CONSTRAINTS, Effort, GenerationRequest, Refused, reasoning_of
 from api.openai.messages import (
     MAX_TOOLS,
+    Function,
     FunctionKind,
     FunctionName,
+    FunctionTool,
     HostedTool,
+    OfferedTools,
     OnlyFunctions,
-    Parameters,
-    check_different,
     choice_shape,
-    chosen,
     tool_shape,
 )
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
 from penstock.engine import MAX_LOGPROBS, ChatTurn, ModelCard, Sampling, Task
-from penstock.tools import Tool, Tools
+from penstock.tools import Tool
 from streaming.jobs.job import Chat, ResponseForm
-from streaming.order import Priority
 
 
-class FlatTool(StrictBody):
+class FlatTool(Function, FunctionTool):
     """A function that the model may call."""
-
-    PASSED = True
-
-    type: FunctionKind = Field(description="Only functions: the client runs them.")
-    name: FunctionName = Field(description="Letters, digits, `_`, `-` and `.`; at most 128 characters.")
-    description: Annotated[str, Field(max_length=16_384)] | None = Field(None, description="What it does.")
-    parameters: Parameters | None = Field(None, description="JSON schema of its arguments, an object; at most 512 KiB.")
-    strict: bool | None = Field(None, description="Whether calls are checked against the schema.")
 
     @property
     def tool(self) -> Tool:
-        return Tool(self.name, self.description or "", self.parameters, bool(self.strict), self.further)
+        return self.as_tool(self.further)
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -65,6 +58,10 @@ class FlatNamed(ClosedBody):
     type: FunctionKind
     name: FunctionName
 
+    @property
+    def names(self) -> list[str]:
+        return [self.name]
+
 
 class FlatAllowed(ClosedBody):
     """A choice among some of the tools."""
@@ -72,6 +69,10 @@ class FlatAllowed(ClosedBody):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[list[FlatNamed], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True), OnlyFunctions]
+
+    @property
+    def names(self) -> list[str]:
+        return [each.name for each in self.tools]
 
 
 FlatChoice: TypeAlias = Annotated[
@@ -87,51 +88,21 @@ AnyFlatTool: TypeAlias = Annotated[
 ]
 
 
-class FlatToolFields(StrictBody):
+class FlatToolFields(OfferedTools):
     """The fields of a response that offer tools."""
 
-    tools: Annotated[list[AnyFlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        None,
-        description="Functions that the model may call. Refused if it knows none. Other tools are ignored.",
-    )
-    tool_choice: FlatChoice | None = Field(
-        None,
-        description="`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some.",
-    )
-    parallel_tool_calls: bool | None = Field(True, description="False: at most one call in an answer.")
-
-    @field_validator("tools")
-    @classmethod
-    def _different(cls, tools: list[AnyFlatTool] | None) -> list[AnyFlatTool] | None:
-        check_different([tool.name for tool in tools or () if isinstance(tool, FlatTool)])
-        return tools
-
-    @property
-    def functions(self) -> list[FlatTool]:
-        """The tools without those that do not run here."""
-        return [tool for tool in self.tools or () if isinstance(tool, FlatTool)]
-
-    @property
-    def tools_asked(self) -> Tools | None:
-        """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
-        offered = tuple([tool.tool for tool in self.functions])
-        match self.tool_choice:
-            case FlatNamed(name=name):
-                return chosen(offered, "required", [name], named=True, parallel=self._parallel)
-            case FlatAllowed(mode=mode, tools=allowed):
-                return chosen(offered, mode, [each.name for each in allowed], parallel=self._parallel)
-            case word:
-                return chosen(offered, word, parallel=self._parallel)
+    tools: Annotated[list[AnyFlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
+    tool_choice: FlatChoice | None = None
+    """`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some."""
+    parallel_tool_calls: bool | None = True
+    """False: at most one call in an answer."""
 
     @property
     def choice_shown(self) -> Any:
         """The choice as the response shows it."""
         choice = self.tool_choice
         return choice.model_dump() if isinstance(choice, FlatNamed | FlatAllowed) else choice or "auto"
-
-    @property
-    def _parallel(self) -> bool:
-        return self.parallel_tool_calls is not False
 
 
 LOGPROBS = "message.output_text.logprobs"
@@ -168,34 +139,18 @@ _CONSTRAINTS: Refused = dict.fromkeys(CONSTRAINTS, ((), "Use text.format with ty
 class Format(ClosedBody):
     """Output format of a response, flat, unlike a chat's `response_format`."""
 
-    type: Literal["text", "json_object", "json_schema"] = Field(
-        description="Anything but `text` needs an engine for it."
-    )
-    name: Annotated[str, Field(max_length=128)] | None = Field(
-        None, description="Of a schema; for models of upstream servers."
-    )
-    schema_: Annotated[
-        SchemaObject | None,
-        Field(
-            alias="schema",
-            validate_default=True,
-            description="Required with type `json_schema`: at most 512 KiB. The answer is checked.",
-        ),
-    ] = None
-    description: Annotated[str, Field(max_length=4096)] | None = Field(
-        None, description="For models of upstream servers."
-    )
-    strict: bool | None = Field(None, description="For models of upstream servers: every schema is strict here.")
+    type: Literal["text", "json_object", "json_schema"]
+    """Anything but `text` needs an engine for it."""
+    name: Annotated[str, Field(max_length=128)] | None = None
+    """Of a schema; for models of upstream servers."""
+    schema_: Annotated[SchemaObject | None, Field(alias="schema", validate_default=True)] = None
+    """Required with type `json_schema`: at most 512 KiB. The answer is checked."""
+    description: Annotated[str, Field(max_length=4096)] | None = None
+    """For models of upstream servers."""
+    strict: bool | None = None
+    """For models of upstream servers: every schema is strict here."""
 
-    @field_validator("schema_")
-    @classmethod
-    def _given(cls, schema: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
-        kind = info.data.get("type")
-        if schema is None and kind == "json_schema":
-            raise refusal("is required when type is 'json_schema'")
-        if schema is not None and kind in ("text", "json_object"):
-            raise refusal(f"has no effect when type is {kind!r}; set type to 'json_schema'")
-        return schema
+    _given = field_validator("schema_")(with_its_type)
 
     @property
     def schema_wanted(self) -> dict[str, Any] | None:
@@ -214,8 +169,10 @@ class Format(ClosedBody):
 class TextOptions(StrictBody):
     """Options of the text of a response."""
 
-    format: Format | None = Field(None, description="Plain text, any JSON object, or JSON of a schema.")
-    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="For a model's server.")
+    format: Format | None = None
+    """Plain text, any JSON object, or JSON of a schema."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """For a model's server."""
 
     @property
     def ignored(self) -> list[str]:
@@ -228,11 +185,12 @@ Summary: TypeAlias = Literal["auto", "concise", "detailed"]
 class Reasoning(StrictBody):
     """Options of reasoning."""
 
-    effort: Effort | None = Field(
-        None, description="How much the model reasons before it answers. Refused if it cannot be told that."
-    )
-    summary: Summary | None = Field(None, description="Ignored: no engine summarizes.")
-    generate_summary: Summary | None = Field(None, description="Ignored, as its newer name.")
+    effort: Effort | None = None
+    """How much the model reasons before it answers. Refused if it cannot be told that."""
+    summary: Summary | None = None
+    """Ignored: no engine summarizes."""
+    generate_summary: Summary | None = None
+    """Ignored, as its newer name."""
 
     @property
     def ignored(self) -> list[str]:
@@ -242,7 +200,8 @@ class Reasoning(StrictBody):
 class ResponseStreamOptions(StrictBody):
     """Options of a response's stream."""
 
-    include_obfuscation: bool | None = Field(None, description="Without effect: no event is padded.")
+    include_obfuscation: bool | None = None
+    """Without effect: no event is padded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,15 +239,15 @@ class InputFields(FlatToolFields, GenerationRequest):
 
     REFUSED: ClassVar[Refused] = {**UNSUPPORTED, **_CONSTRAINTS}
 
-    input: Input = Field(description="A text of the user, or a list of items, oldest first.")
-    instructions: str | None = Field(None, description="The first turn, as system; later responses do not inherit it.")
-    previous_response_id: Annotated[str, Field(max_length=128)] | None = Field(
-        None, description="Continues the conversation of this stored response, without its instructions."
-    )
+    input: Input
+    """A text of the user, or a list of items, oldest first."""
+    instructions: str | None = None
+    """The first turn, as system; later responses do not inherit it."""
+    previous_response_id: Annotated[str, Field(max_length=128)] | None = None
+    """Continues the conversation of this stored response, without its instructions."""
 
-    conversation: Conversation | None = Field(
-        None, description="The conversation that it belongs to: its id, or an object with its id."
-    )
+    conversation: Conversation | None = None
+    """The conversation that it belongs to: its id, or an object with its id."""
 
     _context: Context = PrivateAttr(default=Context())
 
@@ -339,29 +298,30 @@ class InputFields(FlatToolFields, GenerationRequest):
 class ResponseRequest(InputFields):
     """The body of POST /v1/responses."""
 
-    max_output_tokens: TokenLimit | None = Field(None, description="Most tokens. Null: the engine's default.")
-    text: TextOptions | None = Field(None, description="The format of the answer.")
-    background: bool | None = Field(
-        False, description="Answer at once; the response goes on whoever disconnects. Needs `store`."
-    )
-    store: bool | None = Field(True, description="Whether it can be retrieved later, for as long as jobs are kept.")
-    include: Annotated[list[Included], Field(max_length=16, fail_fast=True)] | None = Field(
-        None,
-        description="What else the answer holds. Log-probabilities are refused if the engine has none; others ignored.",
-    )
-    truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="`auto` is ignored: too long an input is refused."
-    )
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="Likeliest alternatives of each token; needs include with message.output_text.logprobs."
-    )
-    stream_options: ResponseStreamOptions | None = Field(None, description="Without effect.")
-    reasoning: Reasoning | None = Field(None, description="How much the model reasons.")
-    max_tool_calls: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
-        None, description="Without effect: the client runs all tools."
-    )
-    safety_identifier: Annotated[str, Field(max_length=128)] | None = Field(None, description="Shown in the response.")
-    prompt_cache_key: Annotated[str, Field(max_length=256)] | None = Field(None, description="Shown in the response.")
+    max_output_tokens: TokenLimit | None = None
+    """Most tokens. Null: the engine's default."""
+    text: TextOptions | None = None
+    """The format of the answer."""
+    background: bool | None = False
+    """Answer at once; the response goes on whoever disconnects. Needs `store`."""
+    store: bool | None = True
+    """Whether it can be retrieved later, for as long as jobs are kept."""
+    include: Annotated[list[Included], Field(max_length=16, fail_fast=True)] | None = None
+    """What else the answer holds. Log-probabilities are refused if the engine has none; others ignored."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """`auto` is ignored: too long an input is refused."""
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Likeliest alternatives of each token; needs include with message.output_text.logprobs."""
+    stream_options: ResponseStreamOptions | None = None
+    """Without effect."""
+    reasoning: Reasoning | None = None
+    """How much the model reasons."""
+    max_tool_calls: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Without effect: the client runs all tools."""
+    safety_identifier: Annotated[str, Field(max_length=128)] | None = None
+    """Shown in the response."""
+    prompt_cache_key: Annotated[str, Field(max_length=256)] | None = None
+    """Shown in the response."""
 
     @property
     def ignored(self) -> list[str]:
@@ -383,12 +343,8 @@ class ResponseRequest(InputFields):
         return top
 
     @property
-    def default_lane(self) -> Priority:
-        return Priority.STANDARD if self.background else Priority.INTERACTIVE
-
-    @property
-    def default_on_disconnect(self) -> str:
-        return "continue" if self.background else "cancel"
+    def detached(self) -> bool:
+        return bool(self.background)
 
     @property
     def sampling(self) -> Sampling:
@@ -407,11 +363,8 @@ class ResponseRequest(InputFields):
     @property
     def known_to_servers(self) -> dict[str, Any]:
         form = self.text.format if self.text else None
-        of_schema = {"name": form.name, "description": form.description, "strict": form.strict} if form else {}
-        said = {name: value for name, value in of_schema.items() if value is not None}
         found = super().known_to_servers | ({"reasoning_effort": "none"} if self.effort == "none" else {})
-        if said and form is not None and form.type == "json_schema":
-            found["response_format"] = said
+        found |= named_format(form if form and form.type == "json_schema" else None)
         if self.text and self.text.verbosity:
             found["verbosity"] = self.text.verbosity
         return found | {"prompt_cache_key": self.prompt_cache_key, "safety_identifier": self.safety_identifier}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.admin.overview import Situation, assess
+from api.admin.overview import Rates, Situation, assess
 
 
 def pool(**change: Any) -> dict[str, Any]:
@@ -50,12 +50,12 @@ def test_a_pool_that_sleeps_as_it_should_is_no_problem(want: int | None) -> None
     (replace(CALM, pools=[pool(ready=0)]), "flowing", "no worker of m runs yet"),
     (replace(CALM, pools=[pool(standard=WAITING)]), "behind", "lane standard of m is behind"),
     (replace(CALM, pools=[pool(interactive={"waiting": 1, "oldest_s": 11.0})]), "behind", "lane interactive of m"),
-    (replace(CALM, lapsed=2), "flowing", "2 workers lost in the last minute"),
-    (replace(CALM, lapsed=1, window_s=600.0), "flowing", "1 worker lost in the last 600 s"),
-    (replace(CALM, failed=1, window_s=600.0), "flowing", "1 job failed in the last 600 s"),
+    (replace(CALM, rates=Rates(lapsed=2)), "flowing", "2 workers lost in the last minute"),
+    (replace(CALM, rates=Rates(lapsed=1, window_s=600.0)), "flowing", "1 worker lost in the last 600 s"),
+    (replace(CALM, rates=Rates(failed=1, window_s=600.0)), "flowing", "1 job failed in the last 600 s"),
     (replace(CALM, has_leader=False), "flowing", "no scheduler leads"),
     (replace(CALM, dead_letters=1), "flowing", "1 dead letter"),
-    (replace(CALM, failed=4), "flowing", "4 jobs failed"),
+    (replace(CALM, rates=Rates(failed=4)), "flowing", "4 jobs failed"),
     (replace(CALM, memory_share=0.95), "flowing", "nearly full"),
     (replace(CALM, pools=[pool(override=SET)]), "flowing", "set to 3"),
     (replace(CALM, pools=[pool(workers=[SLOW])]), "flowing", "worker-2 takes no more jobs"),
@@ -116,5 +116,5 @@ def test_a_worker_that_waits_for_its_server_says_so() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    now = replace(CALM, pools=[pool(standard=WAITING)], dead_letters=3, store_refusal="gone", lapsed=1)
+    now = replace(CALM, pools=[pool(standard=WAITING)], dead_letters=3, store_refusal="gone", rates=Rates(lapsed=1))
     assert [problem.severity for problem in assess(now).problems] == ["error", "warning", "warning", "note"]
