@@ -49,11 +49,15 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True):
     content: str
 
 
-_split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+class _Body(msgspec.Struct):
+    messages: msgspec.Raw
+
+
+_split = msgspec.json.Decoder(_Body).decode
 _messages = msgspec.json.Decoder(Annotated[list[_Message], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]).decode
 
-_Options: TypeAlias = tuple[tuple[str, ...], bytes]
-"""The names of all fields but the messages, and their JSON."""
+_Options: TypeAlias = tuple[bytes, bytes]
+"""What a body has before and behind its messages."""
 
 
 class PreparedRequests:
@@ -85,16 +89,16 @@ class PreparedRequests:
 
 def _plain(body: bytes) -> tuple[_Options, Sequence[_Message]] | None:
     """Split the body of a chat; None if its messages are not plain, or if it is not a valid one for any other reason.
-    That two decoders read the body makes no difference: what is kept is of a body that was validated."""
+    That two decoders read the body makes no difference: all but the messages is, byte by byte, what was validated."""
     if is_heavy(body):
         return None
     try:
-        fields = _split(body)
-        messages = _messages(fields.pop("messages", b""))
+        given = bytes(_split(body).messages)
+        messages = _messages(given)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    options = b"\n".join(fields.values())
-    return ((tuple(fields), options), messages) if len(options) <= MAX_OPTIONS_BYTES else None
+    before, _, behind = body.partition(given)
+    return ((before, behind), messages) if len(before) + len(behind) <= MAX_OPTIONS_BYTES else None
 
 
 def read_request(services: Services, kind: Kind, body: bytes) -> Request:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from api.stream.writer import TokenFlow
 
 CHUNK_END = b"\r\n"
+CONTROLS = bytes((*range(9), *range(10, 32), 127))
+"""Characters that no header may hold."""
 CHUNKED = b"transfer-encoding: chunked\r\n"
 """The field of the head of a chunked answer, as the server writes it."""
 
@@ -542,7 +544,7 @@ class Connection(HttpToolsProtocol):
 
     def begin_stream(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Begin a chunked answer with status 200. Its head is sent in one piece with the first chunk. Raises ValueError
-        for a header that would end before its end."""
+        for a header with a control character."""
         cycle = self._answering
         if cycle is None or cycle.disconnected:
             return
@@ -550,8 +552,8 @@ class Connection(HttpToolsProtocol):
         if not cycle.keep_alive:
             fields.append(b"connection: close\r\n")
         head = b"".join(fields)
-        if head.count(b"\n") != len(fields) or head.count(b"\r") != len(fields) or b"\0" in head:
-            raise ValueError("a header of an answer holds a line break")
+        if len(head.translate(None, CONTROLS)) != len(head) - 2 * len(fields):
+            raise ValueError("a header of an answer holds a control character")
         cycle.response_started = cycle.chunked_encoding = True
         cycle.waiting_for_100_continue = False
         self.answers.hold()

@@ -156,6 +156,10 @@ class TokenTimes(Protocol):
         ...
 
 
+MAX_HELD = 3 * 64
+"""Pieces of one read's tokens: a read after a long stall may bring thousands, and the reader may be behind."""
+
+
 class TokenFlow:
     """Token writer of a stream with one choice and without log-probabilities, after its first token.
 
@@ -176,7 +180,7 @@ class TokenFlow:
         """Rendered bytes that could not be written."""
         self.paused = False
         """The connection's write buffer is full."""
-        self._held = b""
+        self._held: list[bytes] = []
         """What the next `flush` writes."""
         self._tokens = 0
         """Taken since the last flush."""
@@ -190,19 +194,26 @@ class TokenFlow:
         self.paused = connection.carry(self)
 
     def write(self, row: Delta) -> bool:
-        """Take a delta; called for every token. False: it is in `unwritten`, with what was taken before."""
+        """Take a delta; called for every token. False: it is in `unwritten`, with what was taken since the last
+        flush."""
         self._tokens += row.n or 1
         if row.extras and self._render is not None:
-            self._held += self._render(row)
+            self._held.append(self._render(row))
         elif content := row.text:
             text = encode_json(content)
             if not text.isascii():
                 text = on_one_line(text)
-            self._held = b"".join((self._held, self._before, text, self._after))
-        if self.paused and self._held:
-            self.unwritten, self._held = self._held, b""
-            return False
-        return True
+            self._held += (self._before, text, self._after)
+        return self._holds()
+
+    def _holds(self) -> bool:
+        """Whether the connection may get more; False: all is in `unwritten`."""
+        held = self._held
+        if not held or (not self.paused and len(held) <= MAX_HELD):
+            return True
+        self.unwritten = b"".join(held)
+        held.clear()
+        return False
 
     def take(self, now: float) -> bytes:
         """Return what is held, which is no longer held then, and measure its tokens."""
@@ -210,7 +221,8 @@ class TokenFlow:
             return b""
         self.histogram.observe_equal(now - self.last, self._tokens)  # as `inter_token_latency` has it
         self.last, self._tokens = now, 0
-        data, self._held = self._held, b""
+        data = b"".join(self._held)
+        self._held.clear()
         return data
 
     def flush(self, now: float) -> None:
@@ -233,7 +245,7 @@ class NumberedFlow(TokenFlow):
         """`_after` has %d where the number of the event goes."""
         self._tokens += row.n or 1
         if row.extras:
-            self._held += self._sequence.delta(row)
+            self._held.append(self._sequence.delta(row))
         elif content := row.text:
             text = encode_json(content)
             if not text.isascii():
@@ -242,8 +254,5 @@ class NumberedFlow(TokenFlow):
             number = sequence.number
             sequence.number = number + 1
             sequence.pieces.append(content)
-            self._held = b"".join((self._held, self._before, text, self._after % number))
-        if self.paused and self._held:
-            self.unwritten, self._held = self._held, b""
-            return False
-        return True
+            self._held += (self._before, text, self._after % number)
+        return self._holds()

@@ -162,9 +162,11 @@ class Relay:
         """Handle the messages of one read. A reader gets what they brought for it in one write: behind schedule, a read
         has several of its tokens, and at its job's end the last token comes with the end."""
         held: Held = []
-        for data in messages:
-            self._dispatch_one(data, held)
-        self._write_out(held)
+        try:
+            for data in messages:
+                self._dispatch_one(data, held)
+        finally:
+            self._write_out(held)
 
     def _dispatch_one(self, data: bytes, held: Held) -> None:
         if len(data) >= LONG_BYTES and is_terminal(data):

@@ -21,9 +21,9 @@ local values = #wanted > 0 and redis.call('HMGET', job, unpack(wanted)) or {}
 for i, name in ipairs(wanted) do out[2 * i - 1], out[2 * i] = name, values[i] end
 return {out, epoch}
 
-#!lua name=recent
+#!lua name=recent flags=no-writes
 -- Reads a page of a tenant's jobs, newest first, without bodies and answers.
--- ARGV: tenant, drop entries older than this (ms), cursor: time | '', and id | '', most ids looked at,
+-- ARGV: tenant, time (ms) from before which nothing is listed, cursor: time | '', and id | '', most ids looked at,
 --       most jobs found; and '' for any: their state, model, priority, the earliest and the latest time (ms) of their
 --       acceptance
 -- Returns: {epoch | false, {time, id} of the last one looked at | false if there are no more, {id, time, fields}...}
@@ -32,7 +32,6 @@ local most_looked, most_found, state = tonumber(ARGV[5]), tonumber(ARGV[6]), ARG
 local model, priority, since, till = ARGV[8], ARGV[9], ARGV[10], ARGV[11]
 local filtered = state ~= '' or model ~= '' or priority ~= ''
 local jobs = jobs_key(tenant)
-if redis.call('ZCOUNT', jobs, '-inf', horizon) > 0 then redis.call('ZREMRANGEBYSCORE', jobs, '-inf', horizon) end
 
 -- How many entries come before those behind the cursor (time, id). Binary search among entries of the same time: a client
 -- can make as many of those as it likes, and no cursor may cause a read of all of them.
@@ -55,7 +54,8 @@ end
 
 local rank = entries_before()
 if till ~= '' then rank = math.max(rank, redis.call('ZCOUNT', jobs, '(' .. till, '+inf')) end
-local count = since ~= '' and redis.call('ZCOUNT', jobs, since, '+inf') or redis.call('ZCARD', jobs)
+local first = since ~= '' and tonumber(since) > tonumber(horizon) and since or '(' .. horizon
+local count = redis.call('ZCOUNT', jobs, first, '+inf')
 local looked, last, out = 0, false, {redis.call('GET', epoch_key()), false}
 while looked < most_looked and rank < count and #out - 2 < most_found do
   local end_rank = math.min(rank + most_looked - looked, count) - 1
@@ -218,7 +218,7 @@ for i = 2, #ARGV do
 end
 return {now_ms(), lanes}
 
-#!lua name=ended
+#!lua name=ended flags=no-writes
 -- Filters job ids: returns those of jobs that have ended or are no longer kept. ARGV: ids. Returns: their ids.
 local over = {}
 for _, id in ipairs(ARGV) do

@@ -126,6 +126,8 @@ KEPT = frozenset(
 
 NO_FUNCTION = "Function not found"
 """The error of a server that does not have our library: it is new, was emptied, or another version removed it."""
+OURS = re.compile(rb"%b[0-9a-f]{8}" % LIBRARIES.encode())
+"""Names of the libraries of all versions."""
 MAX_LIBRARIES = 8
 """Most libraries on one server."""
 
@@ -276,9 +278,9 @@ class RedisClient:
                 "the store does not have the functions of this version, and this process may not load them: "
                 "start an API process of this version"
             )
-        if "already exists" not in str(loaded):  # another process has loaded it meanwhile
-            checked([loaded, listed])
-        others = [library[1] for library in listed if library[1] != name.encode()]
+        # Another process may have loaded it meanwhile.
+        checked([listed] if "already exists" in str(loaded) else [loaded, listed])
+        others = [each for _, each, *_ in listed if OURS.fullmatch(each) and each != name.encode()]
         if (surplus := len(others) - MAX_LIBRARIES + 1) > 0:
             doomed = random.sample(others, surplus)
             await self._topology.run_scripts(place, [("FUNCTION", "DELETE", each) for each in doomed])

@@ -117,6 +117,22 @@ def test_a_draft_is_made_anew_for_another_card_caller_and_way_to_answer() -> Non
         prepared.read(served, CALLER, "chat", BODY, waits=True)
 
 
+BAD = [b'"\xff"', b"[" * 200 + b"]" * 200, b"1" * 5000, b'"\\ud800"']
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("field", [b"x", b"messages", b"presence_penalty"])
+def test_a_repeated_field_is_validated_too(field: bytes, bad: bytes) -> None:
+    """Only its last value counts, but the others are read."""
+    served, prepared = services(), PreparedRequests()
+    body = BODY.replace(b'{"model"', b'{"x": 1, "model"')
+    repeated = body.replace(b'{"x"', b'{"%b": %b, "x"' % (field, bad))
+    for each in (body, repeated, body, repeated):
+        kept = outcome(lambda each=each: prepared.read(served, CALLER, "chat", each, waits=True))
+        fresh = outcome(lambda each=each: prepare(served, CALLER, read_request(served, "chat", each), waits=True))
+        assert kept == fresh and (each == body) == (kept[0] != 400)
+
+
 def test_each_of_many_options_has_its_own_draft() -> None:
     served, prepared = services(), PreparedRequests()
     for seed in [*range(MAX_KEPT + 8), 0, 1, MAX_KEPT]:

@@ -203,7 +203,7 @@ async def test_a_header_that_holds_a_line_break_begins_no_answer() -> None:
     async with serving(streams) as port:
         answer = await said(port, b"GET /a|set-cookie:%20x HTTP/1.1\r\nHost: x\r\n\r\n", ends=1)
     assert answer.startswith(b"HTTP/1.1 500 ") and b"set-cookie" not in answer
-    assert streams.told == ["a header of an answer holds a line break"]
+    assert streams.told == ["a header of an answer holds a control character"]
 
 
 async def test_the_end_of_a_stream_waits_for_a_reader_who_is_behind() -> None:

@@ -118,6 +118,17 @@ def test_what_a_congested_connection_cannot_take_is_owed() -> None:
     assert flow.paused, "as the connection is when the flow begins"
 
 
+def test_a_read_with_very_many_tokens_is_owed_in_part() -> None:
+    """After a long stall: the reader may be behind by then, and what the flow holds is bounded."""
+    line = Line()
+    flow, renderer, tally = begun(line)
+    rows = [a_delta(seq, "x") for seq in range(2, 2000)]
+    taken = next(place for place, row in enumerate(rows) if not flow.write(row)) + 1
+    assert 1 < taken < 100 and flow.unwritten == b"".join([renderer.delta(row) for row in rows[:taken]])
+    flow.flush(11.0)
+    assert line.transport.written == b"" and sum(tally._counts) == taken
+
+
 def test_nothing_is_written_to_a_client_that_has_left() -> None:
     line = Line()
     flow, _, _ = begun(line)

@@ -82,19 +82,22 @@ async def test_versions_run_beside_each_other_and_old_ones_do_not_pile_up(wire: 
     library was removed loads it again."""
     await wire.redis.function_flush()
     older = RedisClient.open(wire.settings)
-    text = load_library().text.replace(load_library().name, f"{LIBRARIES}older")
-    older._library = Library(f"{LIBRARIES}older", text, {})
+    text = load_library().text.replace(load_library().name, f"{LIBRARIES}{0:08x}")
+    older._library = Library(f"{LIBRARIES}{0:08x}", text, {})
     try:
         for _ in range(3):
             await asyncio.gather(*(each.call("lead", -1, "x", 1000) for each in (wire, older) for _ in range(5)))
-            assert await libraries(wire) == {load_library().name, f"{LIBRARIES}older"}
+            assert await libraries(wire) == {load_library().name, f"{LIBRARIES}{0:08x}"}
             await wire.redis.flushall()
-        for number in range(2 * MAX_LIBRARIES):
-            name = f"{LIBRARIES}{number}"
+        for number in range(1, 2 * MAX_LIBRARIES):
+            name = f"{LIBRARIES}{number:08x}"
             await wire.redis.function_load(f"#!lua name={name}\nredis.register_function('{name}', function() end)")
+        foreign = f"{LIBRARIES}of_another_program"
+        await wire.redis.function_load(f"#!lua name={foreign}\nredis.register_function('{foreign}', function() end)")
         await wire.redis.function_delete(load_library().name)
         await wire.call("record", 0, "none")
-        assert load_library().name in (left := await libraries(wire)) and len(left) == MAX_LIBRARIES
+        left = await libraries(wire)
+        assert {load_library().name, foreign} <= left and len(left) == MAX_LIBRARIES + 1
         await older.call("record", 0, "none")
     finally:
         await older.close()

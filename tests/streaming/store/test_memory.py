@@ -31,7 +31,7 @@ from streaming.jobs.places import (
     reserved_bytes,
 )
 from streaming.jobs.queue import Accepted, Queue
-from streaming.jobs.reader import JobReader
+from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
 from streaming.order import Priority
@@ -111,6 +111,23 @@ async def test_admission_stops_while_running_jobs_can_still_end(tmp_path: Path) 
         await queue.put(a_job(queue))
         looking.cancel()
         await asyncio.wait([looking])
+        await wire.close()
+
+
+@pytest.mark.parametrize("refusal", [("maxmemory", 1), ("min-replicas-to-write", 1)])
+async def test_what_only_reads_works_while_the_store_takes_no_writes(tmp_path: Path, refusal: tuple[str, int]) -> None:
+    """Lists of jobs, and what a batch asks before it fetches answers, which frees memory."""
+    with redis_process(tmp_path, None) as url, Redis.from_url(url) as client:
+        wire = RedisClient.open(RedisSettings(url=url))
+        queue = Queue(wire)
+        job = a_job(queue)
+        await queue.put(job)
+        client.config_set(*refusal)
+        with pytest.raises(Unavailable):
+            await queue.put(a_job(queue))
+        assert [each.job.id for each in (await Summaries(wire).recent(job.tenant, None, 10)).jobs] == [job.id]
+        assert await queue.ended([job.id, queue.new_id("t")]) != [] and await queue.known([job.id]) == [job.id]
+        assert (await JobReader(wire).record(job.id)).state is JobState.QUEUED
         await wire.close()
 
 
