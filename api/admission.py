@@ -194,7 +194,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
         ApiError: the request is refused. No job was accepted, except where the message says so (503 store_unavailable).
     """
     body = await read_body(scope, receive, services.settings.body_limit)
-    prepared = services.prepared.read(services, scope["state"]["caller"], kind, body, waits=waits)
+    prepared = services.prepared.read(services, scope["state"], kind, body, waits=waits)
     return await accept(services, scope, prepared, body, waits=waits)
 
 
@@ -216,7 +216,6 @@ async def accept(
     if full := services.durability_error if key else services.refusal:
         raise errors.store_full(full)
     state = scope["state"]
-    state["model"] = asked.model
     form = prepared.job.response
     job_id = services.queue.new_id(caller.tenant, key, form.conversation if form is not None else "")
     partition = partition_of(job_id) or 0

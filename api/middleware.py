@@ -91,9 +91,8 @@ class Observed:
         )
         state = scope["state"]
 
-        def head_of(status: int, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-            """Note the status of the answer; return these headers and those that every answer has."""
-            state["status"] = status
+        def head_of(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+            """Return these headers and those that every answer has."""
             if base:
                 headers = [(name, base.encode() + value if name in LINKS else value) for name, value in headers]
             return [
@@ -105,7 +104,8 @@ class Observed:
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = head_of(message["status"], message.get("headers", ()))
+                state["status"] = message["status"]
+                message["headers"] = head_of(message.get("headers", ()))
             await send(message)
 
         state["head_of"] = head_of

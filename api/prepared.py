@@ -7,7 +7,7 @@ and from the model's card is computed once for all requests whose other fields h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -24,7 +24,7 @@ from streaming.order import Priority
 if TYPE_CHECKING:
     from api.services import Services
 
-MAX_KEPT = 512
+MAX_CACHED = 512
 MAX_OPTIONS_BYTES = 2048
 """Of the fields beside the messages; requests with more are prepared each time."""
 
@@ -61,29 +61,41 @@ _Options: TypeAlias = tuple[bytes, bytes]
 
 
 class PreparedRequests:
-    """Prepares the requests of one process."""
+    """Prepares the requests of one process, with a cache for those of plain chats. What it holds of callers, such as
+    `user` and `metadata`, ends with the next `clear`, every few seconds."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[_Options, str, Priority, bool], PreparedRequest] = {}
+        self._cache: dict[tuple[_Options, str, Priority, bool], PreparedRequest] = {}
 
-    def read(self, services: Services, caller: Caller, kind: Kind, body: bytes, *, waits: bool) -> PreparedRequest:
-        """Validate a body. `waits`: the response stays open until the job ends. Raises ApiError (400, 404)."""
+    def clear(self) -> None:
+        """Prepare every request anew from now on."""
+        self._cache.clear()
+
+    def read(
+        self, services: Services, state: dict[str, Any], kind: Kind, body: bytes, *, waits: bool
+    ) -> PreparedRequest:
+        """Validate a body. `state`: of its scope. `waits`: the response stays open until the job ends.
+
+        Raises ApiError (400, 404).
+        """
+        caller: Caller = state["caller"]
         plain = _plain(body) if kind == "chat" else None
         if plain is None:
-            return prepare(services, caller, read_request(services, kind, body), waits=waits)
+            return prepare(services, caller, read_request(services, state, kind, body), waits=waits)
         options, turns = plain
         key = (options, caller.tenant, caller.ceiling, waits)
-        known = self._kept.get(key)
+        known = self._cache.get(key)
         if known is None or known.card is not services.cards.get(known.job.model):
-            asked = read_request(services, kind, body)
+            asked = read_request(services, state, kind, body)
             assert isinstance(asked, ChatRequest)
             made = prepare(services, caller, asked, waits=waits)
             known = made._replace(
                 asked=asked.model_copy(update={"messages": []}), job=msgspec.structs.replace(made.job, prompt=Chat(()))
             )
-            if len(self._kept) >= MAX_KEPT:
-                self._kept.clear()
-            self._kept[key] = known
+            if len(self._cache) >= MAX_CACHED:
+                del self._cache[next(iter(self._cache))]
+            self._cache[key] = known
+        state["model"] = known.job.model
         return known._replace(prompt=Chat(tuple([ChatTurn(turn.role, turn.content) for turn in turns])))
 
 
@@ -95,17 +107,18 @@ def _plain(body: bytes) -> tuple[_Options, Sequence[_Message]] | None:
     try:
         given = bytes(_split(body).messages)
         messages = _messages(given)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    before, _, behind = body.partition(given)
-    return ((before, behind), messages) if len(before) + len(behind) <= MAX_OPTIONS_BYTES else None
+    prefix, _, suffix = body.partition(given)
+    return ((prefix, suffix), messages) if len(prefix) + len(suffix) <= MAX_OPTIONS_BYTES else None
 
 
-def read_request(services: Services, kind: Kind, body: bytes) -> Request:
-    """Validate a body. Raises ApiError (400, 404)."""
+def read_request(services: Services, state: dict[str, Any], kind: Kind, body: bytes) -> Request:
+    """Validate a body, and note its model in the `state` of its scope. Raises ApiError (400, 404)."""
     asked = parse(kind, body)
     check_choices(asked, services.settings.max_choices_per_request)
     services.model(asked.model)
+    state["model"] = asked.model
     return asked
 
 

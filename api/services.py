@@ -184,12 +184,13 @@ class Services:
         """Read the cards, if one of a configured model is not known yet: a worker may have just loaded it."""
         if not self.cards.keys() >= self.models.keys():
             with contextlib.suppress(Unavailable):
-                self.cards = kept(self.cards, await self.fleet.cards())
+                self.cards = await self.fleet.cards()
 
     async def _refresh_cards(self) -> None:
         async def refresh() -> None:
             self.metrics.flush()
-            self.cards = kept(self.cards, await self.fleet.cards())
+            self.prepared.clear()
+            self.cards = await self.fleet.cards()
 
         expected = ExpectedErrors(Unavailable, log.debug, "model cards not refreshed: %s")
         await run_periodically(refresh, CARDS_INTERVAL_S, expected)
@@ -215,8 +216,3 @@ class Services:
                         )
                     }
                     self.waits.readiness.learn(workers, stalls)
-
-
-def kept(known: Mapping[str, ModelCard], read: Mapping[str, ModelCard]) -> dict[str, ModelCard]:
-    """Return the cards that were read, as the known objects where they say the same: prepared requests need that."""
-    return {name: same if (same := known.get(name)) == card else card for name, card in read.items()}

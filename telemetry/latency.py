@@ -33,7 +33,8 @@ def time_per_output_token(first: float, last: float, tokens: int) -> float | Non
 
 
 def inter_token_latency(before: float, now: float, tokens: int) -> float:
-    """ITL of a chunk of `tokens` that came at `now`, after a chunk at `before`: `tokens` equal gaps."""
+    """ITL of a chunk of `tokens` that came at `now`, after a chunk at `before`: `tokens` equal gaps. All that one read
+    from Redis brings a reader is one chunk."""
     return (now - before) / (tokens or 1)
 
 

@@ -119,8 +119,10 @@ class Claimer:
             while True:
                 if not any(full):
                     poll = loop.call_later(self._settings.poll_ms / 1000, self._look.set)
-                    await self._look.wait()
-                    poll.cancel()
+                    try:
+                        await self._look.wait()
+                    finally:
+                        poll.cancel()
                 if self._ending:
                     break
                 self._look.clear()
@@ -179,7 +181,12 @@ class Claimer:
             if want <= 0:
                 return False
             if self._is_sole:
-                return await self._claim(partition, want, free)
+                # A choice that waits for a place may not wait for a slow store.
+                looked = asyncio.get_running_loop().call_later(self._settings.poll_ms / 1000, self._starter.looked)
+                try:
+                    return await self._claim(partition, want, free)
+                finally:
+                    looked.cancel()
             claim = self._claims[partition] = asyncio.create_task(self._claim(partition, want, free))
             await asyncio.wait({claim}, timeout=self._settings.poll_ms / 1000)
             if not claim.done():

@@ -164,7 +164,8 @@ class GenerationRequest(QueuedRequest):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] | None = None
     """Against tokens that prompt or answer have; 1: off. Refused if the engine has none."""
     logit_bias: LogitBias | None = None
-    """Adds to logits, from -100 (never) to 100 (always), by token ids of this model. Refused if the engine has none."""
+    """Adds to the logits of tokens, from -100 (never) to 100 (always), by the token ids of this model. Refused if the
+    engine has none."""
     stream: bool | None = False
     """Answer with a stream. A job's events stream without it."""
 

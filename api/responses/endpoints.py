@@ -55,7 +55,7 @@ class Responses:
         services: Services = scope["app"].state.services
         caller: Caller = scope["state"]["caller"]
         body = await read_body(scope, receive, services.settings.body_limit)
-        asked = read_request(services, self._kind, body)
+        asked = read_request(services, scope["state"], self._kind, body)
         refusal: ApiError | None = None
         assert isinstance(asked, InputFields)
         try:

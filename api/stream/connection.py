@@ -173,7 +173,8 @@ class Connection(HttpToolsProtocol):
             self._on_lost()
         # They refer to this connection: without this, the cycle and the received bytes wait for the garbage collector.
         self.pipeline.clear()
-        self.cycle = self.scope = self.answers = self._answering = None  # type: ignore[assignment]  # as the library begins with them
+        self.cycle = self.scope = self.answers = None  # type: ignore[assignment]  # as the library begins with them
+        self._answering = None
 
     def shutdown(self) -> None:
         """The server stops: answer a request that is on its way; give a refused client no more time to read why."""

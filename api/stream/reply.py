@@ -203,7 +203,8 @@ class StreamReply(Reply):
             if opening is None:
                 return
             headers = {**self._admitted.headers, **stream_url(self._admitted.accepted.id), **self._served_by}
-            connection.begin_stream(state["head_of"](200, [*RAW_STREAM_HEADERS, *raw_headers(headers)]))
+            connection.begin_stream(state["head_of"]([*RAW_STREAM_HEADERS, *raw_headers(headers)]))
+            state["status"] = 200
             started, self._unwritten = True, opening
             await self._stream()
         except (ClientGone, OSError):
@@ -307,10 +308,11 @@ class StreamReply(Reply):
     def _write_rows(self, rows: list[Delta], terminal: Terminal | None) -> bool:
         """Write rows that the fast path (TokenFlow) does not handle, behind those that it holds; the relay calls
         this."""
+        data = self._render(rows, terminal)  # it may fail: then the flow writes what it holds
         held = self._flow.take(time.monotonic())
         if rows:
             self._measure(rows)
-        return self._try_write(held + self._render(rows, terminal))
+        return self._try_write(held + data)
 
     def _write_first_rows(self, rows: list[Delta], terminal: Terminal | None) -> bool:
         """Like `_write_rows`, for the first tokens of a stream that started with a ping; returns False to detach."""

@@ -61,7 +61,7 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class Put(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the script `put` is given by name."""
+    """Arguments of the script `put`, by name."""
 
     id: str
     tenant: str

@@ -3,7 +3,7 @@
 #!lua name=put
 -- Accepts a job: checks idempotency key, quotas, lane limit and reserved memory, then writes record and lane entry.
 -- An idempotency key has no expiry until its job's end sets one: it lives as long as its job.
--- ARGV: what is given by name (`Put` in streaming/jobs/queue.py, as MessagePack), the job's body, its metadata | ''
+-- ARGV: `Put` of streaming/jobs/queue.py, as MessagePack; the job's body; its metadata | ''
 -- Returns: {'queued', accepted at, its place ({}: not read), epoch} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting, its tenant's} | {'busy'} |
 --          {'crowded'}
@@ -71,7 +71,7 @@ if round.earlier and round.earlier.lane ~= lane then round.earlier = nil end
 sizes[arrivals], sizes[line] = waiting + 1, own + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
   'lane', lane, 'entry', entry, 'keep', keep, 'owed', given.may_write, 'size', part and '' or size .. ':' .. ends,
-  'order', order, 'endpoint', given.endpoint, 'preview', given.preview or '')
+  'order', order, 'endpoint', given.endpoint, unpack(part and {} or {'preview', given.preview or ''}))
 if conversation then
   begin_turn(conversation, id)
   redis.call('HSET', job, 'conversation', conversation)

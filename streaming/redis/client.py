@@ -260,9 +260,12 @@ class RedisClient:
             commands.append(("WAIT", 1, int(self.settings.timeout_s * 500)))
             run = self._topology.run
         answers = await run(place, commands)
-        if any(_lacks_function(answer) for answer in answers):
+        if lacking := [number for number, answer in enumerate(answers) if _lacks_function(answer)]:
             await self._load(place)
-            answers = await run(place, commands)
+            lacking = list(range(len(commands))) if promised else lacking  # WAIT belongs to all of them
+            again = await run(place, [commands[number] for number in lacking])
+            for number, answer in zip(lacking, again, strict=True):
+                answers[number] = answer
         if promised and not _moved(answers) and checked(answers)[-1] < 1:
             raise Unavailable("no replica has it yet, which redis.durability D3 asks for")
         return _by_call(groups, answers)
@@ -276,7 +279,7 @@ class RedisClient:
         if isinstance(loaded, ResponseError) and _refusal(loaded)[0] == "NOPERM":
             raise Unavailable(
                 "the store does not have the functions of this version, and this process may not load them: "
-                "start an API process of this version"
+                "start another process of this version (api, scheduler or offline)"
             )
         # Another process may have loaded it meanwhile.
         checked([listed] if "already exists" in str(loaded) else [loaded, listed])

@@ -73,8 +73,9 @@ class Clock:
     def times(self, monotonic: Sequence[float], partition: int) -> list[int]:
         """Convert several times."""
         offset = self._offsets.get(partition)
-        value = offset.value if offset is not None else 0
-        return [int(at * 1_000_000) + value if at and value else 0 for at in monotonic]
+        if offset is None:
+            return [0] * len(monotonic)
+        return [int(at * 1_000_000) + offset.value if at else 0 for at in monotonic]
 
     def error_us(self, partition: int) -> int:
         """The error bound of `at` now, in microseconds; 0 while no offset is known."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from api.auth.keys import Caller
 from api.openai.errors import ApiError
-from api.prepared import MAX_KEPT, PreparedRequest, PreparedRequests, prepare, read_request
+from api.prepared import MAX_CACHED, PreparedRequest, PreparedRequests, prepare, read_request
 from api.services import Services
 from api.settings import ApiSettings
 from penstock.engine import Capabilities, ModelCard
@@ -37,6 +37,10 @@ def services(*, penalties: bool = True) -> Services:
 def card(*, penalties: bool = True) -> ModelCard:
     can = Capabilities(penalties=penalties)
     return ModelCard(name="m", engine="sim", context=4096, max_output=512, capabilities=can, created=1)
+
+
+def state(caller: Caller = CALLER) -> dict[str, Any]:
+    return {"caller": caller}
 
 
 def outcome(make: Any) -> Any:
@@ -92,32 +96,34 @@ chats = st.builds(
 
 
 @given(st.lists(chats, min_size=1, max_size=6), st.booleans())
-def test_a_draft_is_the_same_whatever_was_asked_before(bodies: list[bytes], waits: bool) -> None:
+def test_a_request_is_prepared_alike_whatever_was_asked_before(bodies: list[bytes], waits: bool) -> None:
     """Also after the same options with other messages, valid or not, and after an error."""
     served, prepared = services(), PreparedRequests()
     for body in [*bodies, *bodies]:
-        kept = outcome(lambda body=body: prepared.read(served, CALLER, "chat", body, waits=waits))
-        fresh = outcome(lambda body=body: prepare(served, CALLER, read_request(served, "chat", body), waits=waits))
+        kept = outcome(lambda body=body: prepared.read(served, state(), "chat", body, waits=waits))
+        fresh = outcome(
+            lambda body=body: prepare(served, CALLER, read_request(served, state(), "chat", body), waits=waits)
+        )
         assert kept == fresh
 
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "presence_penalty": 1}'
 
 
-def test_a_draft_is_made_anew_for_another_card_caller_and_way_to_answer() -> None:
+def test_a_request_is_prepared_anew_for_another_card_caller_and_way_to_answer() -> None:
     served, prepared = services(), PreparedRequests()
-    first = prepared.read(served, CALLER, "chat", BODY, waits=True)
-    assert first.job.reply_to == "here" and not prepared.read(served, CALLER, "chat", BODY, waits=False).job.reply_to
+    first = prepared.read(served, state(), "chat", BODY, waits=True)
+    assert first.job.reply_to == "here" and not prepared.read(served, state(), "chat", BODY, waits=False).job.reply_to
     higher = Caller("b", Priority.INTERACTIVE)
-    other = prepared.read(served, higher, "chat", BODY, waits=True).job
+    other = prepared.read(served, state(higher), "chat", BODY, waits=True).job
     assert (first.job.tenant, first.job.priority) == ("a", Priority.STANDARD)
     assert (other.tenant, other.priority) == ("b", Priority.INTERACTIVE)
     served.cards = {"m": card(penalties=False)}
     with pytest.raises(ApiError, match="presence_penalty"):
-        prepared.read(served, CALLER, "chat", BODY, waits=True)
+        prepared.read(served, state(), "chat", BODY, waits=True)
 
 
-BAD = [b'"\xff"', b"[" * 200 + b"]" * 200, b"1" * 5000, b'"\\ud800"']
+BAD = [b'"\xff"', b"[" * 200 + b"]" * 200, b"[" * 2000 + b"]" * 2000, b"1" * 5000, b'"\\ud800"']
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -128,13 +134,30 @@ def test_a_repeated_field_is_validated_too(field: bytes, bad: bytes) -> None:
     body = BODY.replace(b'{"model"', b'{"x": 1, "model"')
     repeated = body.replace(b'{"x"', b'{"%b": %b, "x"' % (field, bad))
     for each in (body, repeated, body, repeated):
-        kept = outcome(lambda each=each: prepared.read(served, CALLER, "chat", each, waits=True))
-        fresh = outcome(lambda each=each: prepare(served, CALLER, read_request(served, "chat", each), waits=True))
+        kept = outcome(lambda each=each: prepared.read(served, state(), "chat", each, waits=True))
+        fresh = outcome(
+            lambda each=each: prepare(served, CALLER, read_request(served, state(), "chat", each), waits=True)
+        )
         assert kept == fresh and (each == body) == (kept[0] != 400)
 
 
-def test_each_of_many_options_has_its_own_draft() -> None:
+def test_each_of_many_options_is_prepared_for_itself() -> None:
     served, prepared = services(), PreparedRequests()
-    for seed in [*range(MAX_KEPT + 8), 0, 1, MAX_KEPT]:
+    for seed in [*range(MAX_CACHED + 8), 0, 1, MAX_CACHED]:
         body = BODY.replace(b'"presence_penalty": 1', b'"seed": %d' % seed)
-        assert prepared.read(served, CALLER, "chat", body, waits=True).job.sampling.seed == seed
+        assert prepared.read(served, state(), "chat", body, waits=True).job.sampling.seed == seed
+
+
+def test_the_model_of_a_refused_request_is_noted() -> None:
+    """The record of a refusal names it; also of one that comes again."""
+    served, prepared = services(penalties=False), PreparedRequests()
+    for kind in ("chat", "job", "chat"):
+        noted = state()
+        with pytest.raises(ApiError, match="presence_penalty"):
+            prepared.read(served, noted, kind, BODY, waits=True)  # type: ignore[arg-type]
+        assert noted["model"] == "m"
+    plain = BODY.replace(b', "presence_penalty": 1', b"")
+    for _ in range(2):
+        noted = state()
+        prepared.read(served, noted, "chat", plain, waits=True)
+        assert noted["model"] == "m"
