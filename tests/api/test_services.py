@@ -28,7 +28,7 @@ async def test_what_models_can_do_is_asked_again_and_again(monkeypatch: pytest.M
             raise answer
         return answer
 
-    each = SimpleNamespace(fleet=SimpleNamespace(cards=cards), metrics=Mock(), cards={})
+    each = SimpleNamespace(fleet=SimpleNamespace(cards=cards), metrics=Mock(), prepared=Mock(), cards={})
     following = asyncio.create_task(Services._refresh_cards(cast(Services, each)))
     while "n" not in each.cards:
         assert not following.done()

@@ -94,7 +94,6 @@ class SimSequence:
     cached: int = 0
     """Tokens of its prompt that came from the prefix cache."""
     ready_at: float = 0.0
-    """The end of its prefill; before that begins, its arrival."""
     prompt_left: int = 0
     """Tokens of its prompt that are still to be prefilled; 0 where prefill has no cost per token."""
     scheduled_at: float = 0.0
@@ -185,7 +184,6 @@ class SimEngine:
             asyncio.get_running_loop().call_soon(self._on_step, [answer])
             return
         sequence = self._sequence(request)
-        sequence.ready_at = asyncio.get_running_loop().time()
         self._by_id[request.id] = sequence
         if self._settings.authors and not sequence.calls:
             self._signatures[request.id] = "".join(self._random.choices(string.ascii_uppercase, k=4))
@@ -334,7 +332,7 @@ class SimEngine:
             if not self._has_room(sequence):
                 return
             batch.waiting.popleft()
-            sequence.ready_at = max(now, sequence.ready_at) + self._prefill_s(sequence) - ROUNDING_S
+            sequence.ready_at = now + self._prefill_s(sequence) - ROUNDING_S
             if self._settings.prefill_ms_per_1k_tokens:
                 sequence.prompt_left = sequence.used - sequence.cached
             sequence.scheduled_at = sequence.scheduled_at or time.monotonic()
