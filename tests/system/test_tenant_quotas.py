@@ -244,7 +244,7 @@ async def test_what_other_partitions_hold_is_as_it_was_a_second_ago(
     quotas, queue = Quotas(wire), Queue(wire)
 
     async def left() -> int:
-        return int((await quotas.left(TENANT, 0, quota))[0])
+        return (await quotas.left(TENANT, 0, quota))["jobs"]
 
     assert await left() == 10
     await queue.put(next(job for _ in range(200) if partition_of((job := a_job(queue)).id) == 1))
