@@ -78,8 +78,8 @@ class PlacedWorker(ModelWorker):
 
 
 def place(loads: Sequence[PlanInput]) -> Placement:
-    """Choose the copies on the GPUs, which all loads have in common, as they have the objectives. Raises PlanError if a
-    model fits on no GPU."""
+    """Choose the copies on the GPUs. Raises PlanError if a model fits on none, or if the loads name different GPUs
+    or objectives."""
     first = loads[0]
     for load in loads:
         if (load.device, load.gpus, load.slo) != (first.device, first.gpus, first.slo):
