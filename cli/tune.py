@@ -37,7 +37,7 @@ from planner.commands.answers import PlanAnswer, PlanTable, seconds, three
 from planner.commands.inputs import LENGTHS, SLO, WORKLOAD, device_named, model_named, plan_command
 from planner.facts.catalogue import PlanError
 from planner.goodput import Workload, highest_rate
-from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
+from planner.load import LatencySlo, RequestLengths
 from planner.search import Attainment
 from telemetry.gpu import GpuReadings
 
@@ -324,9 +324,7 @@ def frontier(
         given = f"--requests {requests} --max {most} --repeats {repeats}"
         raise PlanError(f"{given}: whole numbers from 2, and --repeats from 1")
     known = None if card is None and config is None else model_named(card, config)
-    device, assumed = None if gpu is None else device_named(gpu), None
-    if known and device:
-        assumed = PlanInput(known, device, workload.lengths, Precision.stored(known))
+    device = None if gpu is None else device_named(gpu)
     url, server = server_at(where, model)
     context = penstock_context(server)
     lengths, meter = workload.lengths, EnergyMeter.of(server, GpuReadings.open())
@@ -342,7 +340,7 @@ def frontier(
         sweep = measured(source, plan, repeats, began + budget, progress)
     whole = tuning.frontier_of(sweep.readings, Random(1))  # noqa: S311 - a bootstrap
     found = replace(whole, left_out=sweep.left_out, cause=sweep.cause)
-    wanted = tuning.recommend(found, lengths, assumed, context or 0)
+    wanted = tuning.recommend(found, lengths, known, device, context or 0)
     value = searches.frontier_json(found, wanted, sweep.readings) | {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
         "workload": workload.name or None, "energy_source": meter.source or None,

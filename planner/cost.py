@@ -194,14 +194,14 @@ class WhatIfCase:
         """GPUs for the rate, each at its knee."""
         if self.point is None:
             return None
-        return self.given.tp * math.ceil((self.given.rate or 0.0) / self.point.requests_s)
+        return self.given.tp * math.ceil(self.given.checked_rate / self.point.requests_s)
 
 
 def changes(given: PlanInput, others: Sequence[Accelerator]) -> Iterator[tuple[str, PlanInput]]:
     """Every change, by name; the first is none."""
     bits = given.precision
     yield "as it is", given
-    yield "twice the load", replace(given, rate=2 * (given.rate or 0.0))
+    yield "twice the load", replace(given, rate=2 * given.checked_rate)
     longer = RequestLengths(given.lengths.prompt, 2 * given.lengths.answer)
     if longer.whole <= given.model.context:
         yield "answers twice as long", replace(given, lengths=longer)
@@ -218,11 +218,10 @@ def changes(given: PlanInput, others: Sequence[Accelerator]) -> Iterator[tuple[s
 
 
 def what_if(given: PlanInput, others: Sequence[Accelerator]) -> list[WhatIfCase]:
-    """All cases, the first as it is. Raises PlanError if that one does not fit."""
-    if given.rate is None or given.rate <= 0:
-        raise PlanError(f"--rate {given.rate or 0:g}: requests a second are above 0, such as --rate 4")
+    """All cases, the first as it is. Raises PlanError if that one does not fit, or if the rate is not above 0."""
+    asked = list(changes(given, others))  # refuses the rate before anything else is computed
     given.lengths.check(given.model)
-    return [_case(name, changed, must=number == 0) for number, (name, changed) in enumerate(changes(given, others))]
+    return [_case(name, changed, must=number == 0) for number, (name, changed) in enumerate(asked)]
 
 
 def _case(name: str, given: PlanInput, *, must: bool) -> WhatIfCase:

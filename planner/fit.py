@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import mul
 from random import Random
@@ -39,14 +39,14 @@ def least_squares(
     of a time is a share of it, times the row's weight. Raises ValueError if the rows do not tell all coefficients."""
     if not rows:
         raise ValueError("nothing was measured")
-    scaled = [[each / value for each in (*row, value)] for row, value in zip(rows, values, strict=True)]
-    weighted = [
-        [weight * each for each in row] for row, weight in zip(scaled, weights or [1.0] * len(rows), strict=True)
-    ]
-    columns, size = list(zip(*scaled, strict=True)), len(rows[0])
-    return _solved(
-        [[sum(map(mul, one, other)) for other in columns] for one in list(zip(*weighted, strict=True))[:size]]
-    )
+    size = len(rows[0])
+    normal = [[0.0] * (size + 1) for _ in range(size)]
+    for row, value, weight in zip(rows, values, weights or [1.0] * len(rows), strict=True):
+        scaled = [each / value for each in (*row, value)]
+        for i in range(size):
+            for j in range(size + 1):
+                normal[i][j] += weight * scaled[i] * scaled[j]
+    return _solved(normal)
 
 
 def _solved(matrix: list[list[float]]) -> list[float]:
@@ -226,7 +226,8 @@ class EngineFit:
 
     times: FittedTimes
     limits: EngineShape
-    """What it takes at once, with costs that nothing has told. By slot, texts begin while a step is under way."""
+    """What it takes at once; its costs are unused (`shape` has the fitted ones). The texts of an engine that works by
+    slot, which is llama.cpp, begin while a step is under way."""
     delay_s: float
     """From the begin of a text to its first token, beside its steps."""
     path_s: float
@@ -451,8 +452,8 @@ MIN_LOAD, MAX_LOADS = 20, 16
 """Requests of a load, and loads, into which records are divided."""
 MAX_ERROR = 0.15
 """Of any figure: what is farther off is not planned with."""
-FIGURES = ("throughput", "TTFT p50", "TTFT p90", "TPOT p50")
-"""Of a load, as LoadFigures has them."""
+FIGURES = {"tokens_s": "throughput", "ttft_p50_s": "TTFT p50", "ttft_p90_s": "TTFT p90", "tpot_p50_s": "TPOT p50"}
+"""Of a load, by field."""
 
 
 def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale: float = 1.0) -> list[ModelText]:
@@ -542,25 +543,31 @@ def compared(
 
 def errors_of(found: Sequence[ComparedLoad], of: Callable[[list[float]], float] = median) -> LoadFigures:
     """|predicted / measured - 1| over the loads that were held out: of each figure, the median or the most."""
-    return _errors_of_said(found, [astuple(each.predicted) for each in found if each.held_out], of)
+    return _held_out(found, lambda name: [getattr(each.predicted, name) for each in found if each.held_out], of)
 
 
 def constant_errors_of(found: Sequence[ComparedLoad]) -> LoadFigures:
     """Medians, for a predictor that knows nothing of load: it always says the median of the loads that were fitted. A
     simulator that is no better has not shown that it knows more."""
-    fitted_ones = zip(*(astuple(each.measured) for each in found if not each.held_out), strict=True)
-    constant = tuple(map(median, fitted_ones))
-    return _errors_of_said(found, [constant for each in found if each.held_out], median)
+
+    def constant(name: str) -> list[float]:
+        seen = [getattr(each.measured, name) for each in found if not each.held_out]
+        return [median(seen)] * sum(each.held_out for each in found)
+
+    return _held_out(found, constant, median)
 
 
-def _errors_of_said(
-    found: Sequence[ComparedLoad], said: Sequence[tuple[float, ...]], of: Callable[[list[float]], float]
+def _held_out(
+    found: Sequence[ComparedLoad], said: Callable[[str], list[float]], of: Callable[[list[float]], float]
 ) -> LoadFigures:
-    """`said`: the figures that are predicted for each load that was held out. One without a figure does not count."""
-    seen = [astuple(each.measured) for each in found if each.held_out]
-    by_figure = zip(zip(*said, strict=True), zip(*seen, strict=True), strict=True)
-    errors = ([abs(value / true - 1) for value, true in zip(*each, strict=True) if true > 0] for each in by_figure)
-    return LoadFigures(*(of(each) if each else 0.0 for each in errors))
+    """`said`: what is predicted of a figure, for each load that was held out. One without a figure does not count."""
+
+    def error(name: str) -> float:
+        seen = [getattr(each.measured, name) for each in found if each.held_out]
+        errors = [abs(value / true - 1) for value, true in zip(said(name), seen, strict=True) if true > 0]
+        return of(errors) if errors else 0.0
+
+    return LoadFigures(*map(error, FIGURES))
 
 
 def measured(load: Sequence[ServedText]) -> LoadFigures:
@@ -585,20 +592,19 @@ def _figures(tokens: int, seconds: float, ttfts: Sequence[float], tpots: Sequenc
 
 def fit_advice(found: Sequence[ComparedLoad]) -> str:
     """How far the prediction may be trusted."""
-    errors, constant = (
-        dict(zip(FIGURES, astuple(each), strict=True)) for each in (errors_of(found), constant_errors_of(found))
-    )
+    errors, constant = errors_of(found), constant_errors_of(found)
     held_out = sum(each.held_out for each in found)
-    *figures, last = (f"{100 * error:.0f} % in {what}" for what, error in errors.items())
     said = (
         f"Fitted to {len(found) - held_out} loads, the simulator predicts the {held_out} others to "
-        f"{', '.join(figures)} and {last} (medians)"
+        f"{100 * errors.tokens_s:.0f} % in throughput, {100 * errors.ttft_p50_s:.0f} % in TTFT p50, "
+        f"{100 * errors.ttft_p90_s:.0f} % in TTFT p90 and {100 * errors.tpot_p50_s:.0f} % in TPOT p50 (medians)"
     )
+    worst = max(getattr(errors, name) for name in FIGURES)
     said += (
         ": its step times may be planned with"
-        if max(errors.values()) <= MAX_ERROR
+        if worst <= MAX_ERROR
         else ": too far to plan with latencies; records of more, and of more different, loads would help"
     )
-    if beaten := [what for what in FIGURES if constant[what] < errors[what]]:
+    if beaten := [what for name, what in FIGURES.items() if getattr(constant, name) < getattr(errors, name)]:
         said += f". The median of the fitted loads, whatever the load, is nearer in {' and '.join(beaten)}"
     return said + "."

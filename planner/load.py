@@ -177,3 +177,11 @@ class PlanInput:
             raise PlanError(f"--gpus {self.gpus}: 1 to {MAX_GPUS:,} GPUs can be planned with")
         if self.max_batch < 1:
             raise PlanError(f"--max-batch {self.max_batch}: a replica runs at least 1 request")
+
+    @property
+    def checked_rate(self) -> float:
+        """The rate, for a plan that needs one. Raises PlanError."""
+        if self.rate is None or self.rate <= 0:
+            given = "no --rate" if self.rate is None else f"--rate {self.rate:g}"
+            raise PlanError(f"{given}: requests a second are above 0, such as --rate 4")
+        return self.rate

@@ -77,9 +77,13 @@ class PlacedWorker(ModelWorker):
         return len(self.engine.running) + len(self.engine.waiting)
 
 
-def place(loads: Sequence[PlanInput], gpus: int) -> Placement:
-    """Choose the copies on so many of the loads' device. Raises PlanError if a model fits on no GPU."""
+def place(loads: Sequence[PlanInput]) -> Placement:
+    """Choose the copies on the GPUs. Raises PlanError if a model fits on none, or if the loads name different GPUs
+    or objectives."""
+    first = loads[0]
     for load in loads:
+        if (load.device, load.gpus, load.slo) != (first.device, first.gpus, first.slo):
+            raise PlanError(f"{load.model.name} and {first.model.name} are not for the same GPUs and objectives")
         load.lengths.check(load.model)
         usable = USABLE * load.device.memory_bytes
         if least_bytes(load) > usable:
@@ -88,7 +92,7 @@ def place(loads: Sequence[PlanInput], gpus: int) -> Placement:
                 f"of {usable / 1e9:.1f} usable; fewer --w-bits or another --gpu would do"
             )
     texts = _texts(loads)
-    now = Placement(((0,) * len(loads),) * gpus, 0.0)
+    now = Placement(((0,) * len(loads),) * first.gpus, 0.0)
     while (better := _best_step(now, loads, texts)) is not None:
         now = better
     return now
@@ -170,11 +174,11 @@ def _with(copies: Placed, gpu: int, model: int) -> Placed:
 
 def _texts(loads: Sequence[PlanInput]) -> list[ModelText]:
     """Requests to all models for as long as the busiest takes to get its share of them."""
-    seconds, texts = REQUESTS / sum(load.rate or 0.0 for load in loads), list[ModelText]()
+    seconds, texts = REQUESTS / sum(load.checked_rate for load in loads), list[ModelText]()
     for number, load in enumerate(loads):
         random, at, lengths = Random(number), 0.0, load.lengths  # noqa: S311 - a simulation
-        before = len(texts)
-        while (at := at + random.expovariate(load.rate or 0.0)) < seconds or len(texts) == before:
+        before, rate = len(texts), load.checked_rate
+        while (at := at + random.expovariate(rate)) < seconds or len(texts) == before:
             texts.append(ModelText(lengths.prompt, lengths.answer, lengths.answer, at, model=load.model.name))
     return texts
 

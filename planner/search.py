@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import add, and_, itemgetter
+from operator import itemgetter
 from random import Random
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from planner.facts.catalogue import PlanError
 from planner.facts.model import ModelShape
@@ -238,8 +238,14 @@ class Attainment:
     @classmethod
     def of(cls, answered: Sequence[tuple[float, float]], requests: int, slo: LatencySlo) -> Attainment:
         """Of so many requests, by the times to the first token and between tokens of those that were answered."""
-        ttft, tpot = [ttft <= slo.ttft_s for ttft, _ in answered], [tpot <= slo.tpot_s for _, tpot in answered]
-        return cls(*(sum(each) / requests for each in (map(and_, ttft, tpot), ttft, tpot)))
+        ttft = [first_s <= slo.ttft_s for first_s, _ in answered]
+        tpot = [token_s <= slo.tpot_s for _, token_s in answered]
+        both = [one and other for one, other in zip(ttft, tpot, strict=True)]
+        return cls(sum(both) / requests, sum(ttft) / requests, sum(tpot) / requests)
+
+
+ProbeStep: TypeAlias = tuple[float, float, float, float]
+"""Seconds, joules, operations and bytes of a step."""
 
 
 @dataclass(slots=True)
@@ -251,22 +257,30 @@ class StepMeter:
     """
 
     replica: ReplicaModel
-    done: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
-    """Seconds, joules of the replica, operations and bytes of one GPU."""
-    _lines: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
+    busy_s: float = 0.0
+    joules: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    """`flops` and `bytes` of one GPU."""
+    _lines: dict[int, tuple[ProbeStep, ProbeStep]] = field(default_factory=dict)
 
     def step_s(self, texts: int, held: int, prefilled: int, squares: int | None = None) -> float:
         if prefilled:
-            step = self._probe(texts, held, prefilled)
+            seconds, joules, flops, size = self._probe(texts, held, prefilled)
         else:
             if (line := self._lines.get(texts)) is None:
                 line = self._lines[texts] = self._probe(texts, 0, 0), self._probe(texts, FAR, 0)
+            (s0, j0, f0, b0), (s1, j1, f1, b1) = line
             share = held / FAR
-            step = tuple([near + share * (far - near) for near, far in zip(*line, strict=True)])
-        self.done = tuple(map(add, self.done, step))
-        return step[0]
+            seconds, joules = s0 + share * (s1 - s0), j0 + share * (j1 - j0)
+            flops, size = f0 + share * (f1 - f0), b0 + share * (b1 - b0)
+        self.busy_s += seconds
+        self.joules += joules
+        self.flops += flops
+        self.bytes += size
+        return seconds
 
-    def _probe(self, texts: int, held: int, prefilled: int) -> tuple[float, ...]:
+    def _probe(self, texts: int, held: int, prefilled: int) -> ProbeStep:
         step = self.replica.step(texts, held, prefilled)
         return step.seconds, self.replica.watts(step) * step.seconds, step.flops, step.bytes
 
@@ -331,10 +345,12 @@ def serve(replica: ReplicaModel, texts: Sequence[ModelText], step_tokens: int = 
             shape = EngineShape(replica.kv_tokens, replica.given.max_batch, step_tokens, costs=meters[-1])
             one = Simulation(SortedQueue(by_arrival), [ModelWorker(ModelEngine(shape), Greedy())])
             seconds = max(seconds, one.run(mine))
-    busy, joules, flops, size = (sum(each) for each in zip(*(meter.done for meter in meters), strict=True))
-    idle = device.idle_watts * replica.plan.pp * replica.plan.tp * (dp * seconds - busy)
-    mfu, mbu = flops / busy / replica.peak, size / busy / device.bytes_s
-    return ServedLoad(texts, seconds, joules + max(0.0, idle), mfu, mbu)
+    busy_s = sum(meter.busy_s for meter in meters) or 1.0
+    idle = device.idle_watts * replica.plan.pp * replica.plan.tp * (dp * seconds - busy_s)
+    joules = sum(meter.joules for meter in meters) + max(0.0, idle)
+    mfu = sum(meter.flops for meter in meters) / busy_s / replica.peak
+    mbu = sum(meter.bytes for meter in meters) / busy_s / device.bytes_s
+    return ServedLoad(texts, seconds, joules, mfu, mbu)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -435,13 +451,19 @@ class BestPlans(NamedTuple):
 def best(found: Sequence[PlanOutcome]) -> BestPlans:
     """Latency: alone, or the mean at the rate if there is one. Ties go to the plan with fewer GPUs in a replica."""
 
+    def small(outcome: PlanOutcome) -> int:
+        return outcome.plan.pp * outcome.plan.tp
+
     def latency_s(outcome: PlanOutcome) -> float:
         if outcome.at_rate is None:
             return outcome.alone_s
         return fmean((text.ended_s or math.inf) - text.arrived_s for text in outcome.at_rate.texts)
 
-    aims = (latency_s, lambda each: -each.backlog.tokens_s, lambda each: each.backlog.joules_token)
-    return BestPlans(*(min(found, key=lambda each: (aim(each), each.plan.pp * each.plan.tp)) for aim in aims))
+    return BestPlans(
+        min(found, key=lambda each: (latency_s(each), small(each))),
+        min(found, key=lambda each: (-each.backlog.tokens_s, small(each))),
+        min(found, key=lambda each: (each.backlog.joules_token, small(each))),
+    )
 
 
 def search_advice(given: PlanInput, found: Sequence[PlanOutcome]) -> str:

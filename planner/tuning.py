@@ -15,9 +15,10 @@ from random import Random
 from statistics import fmean, median
 from typing import Protocol
 
-from planner.facts.catalogue import PlanError
+from planner.facts.catalogue import Accelerator, PlanError
+from planner.facts.model import ModelShape
 from planner.knee import GAIN, FrontierPoint, Knee, doublings, fitted, knee, pareto
-from planner.load import PlanInput, RequestLengths
+from planner.load import PlanInput, Precision, RequestLengths
 from planner.memory import BLOCK_TOKENS, SLACK_BYTES, USABLE, copy_bytes, kv_tokens_of, replicas_for
 
 ROUNDS = 8
@@ -234,20 +235,25 @@ class Recommendation:
 
 
 def recommend(
-    found: MeasuredFrontier, lengths: RequestLengths, given: PlanInput | None = None, context: int = 0
+    found: MeasuredFrontier,
+    lengths: RequestLengths,
+    model: ModelShape | None = None,
+    device: Accelerator | None = None,
+    context: int = 0,
 ) -> Recommendation:
-    """The knee as batch, its cache, and with a model and a device (`given`) how many copies of it fit.
+    """The knee as batch, its cache, and with a model and a device how many copies of it fit.
 
     Args:
         context: tokens of the longest request that the server takes; 0: unknown.
     """
     batch, why, least = found.knee.batch, withheld(found), _whole_blocks(context)
     tokens = batch * _whole_blocks(lengths.whole)
-    if given is None:
+    if model is None or device is None:
         return Recommendation(batch, max(least, tokens), withheld=why)
+    given = PlanInput(model, device, lengths, Precision.stored(model))
     weights, token = copy_bytes(given)
     kv_bytes = float(tokens * token)
-    spare = USABLE * given.device.memory_bytes - weights - kv_bytes - SLACK_BYTES
+    spare = USABLE * device.memory_bytes - weights - kv_bytes - SLACK_BYTES
     replicas = replicas_for(given, batch)
     tokens = min(kv_tokens_of(given, replicas), tokens) if replicas else tokens
     return Recommendation(batch, max(least, tokens), kv_bytes, spare, replicas, why)

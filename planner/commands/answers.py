@@ -67,8 +67,8 @@ def three(value: float) -> str:
     return f"{value:,.{max(0, 3 - whole)}f}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
-def inputs_of(given: PlanInput, *more: str) -> dict[str, Any]:
-    """The model, device, lengths and bits of a plan, for JSON, and other fields."""
+def inputs_of(given: PlanInput, **more: object) -> dict[str, Any]:
+    """The model, device, lengths and bits of a plan, for JSON, and others of its inputs."""
     model, device = given.model, given.device
     return {
         "model": model.name,
@@ -81,7 +81,7 @@ def inputs_of(given: PlanInput, *more: str) -> dict[str, Any]:
         "in": given.lengths.prompt,
         "out": given.lengths.answer,
         **{f"{name}_bits": bits for name, bits in asdict(given.precision).items()},
-        **{name: getattr(given, name) for name in more},
+        **more,
     }
 
 

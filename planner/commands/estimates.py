@@ -35,8 +35,9 @@ from planner.cost import (
 )
 from planner.cost import what_if as asked
 from planner.facts.catalogue import Accelerator, PlanError
+from planner.facts.model import ModelShape
 from planner.knee import batches, pareto
-from planner.load import MAX_GPUS, PlanInput
+from planner.load import MAX_GPUS, PlanInput, Precision, RequestLengths
 from planner.memory import BLOCK_TOKENS, attention_offloaded, memory_advice, memory_plan, streamed_step_s
 from planner.roofline import (
     Roofline,
@@ -68,7 +69,7 @@ def memory(given: PlanInput, activation_gb: float, block: int) -> PlanAnswer:
         raise PlanError(f"--activation-gb {activation_gb:g} --block {block}: GB from 0, and a block of 1 token or more")
     plan = memory_plan(given, 1e9 * activation_gb, block)
     value = {
-        **inputs_of(given, "tp"),
+        **inputs_of(given, tp=given.tp),
         **asdict(plan),
         "kv_tokens": plan.kv_tokens,
         "max_batch_power_of_two": plan.power_of_two,
@@ -110,7 +111,7 @@ def roofline(given: PlanInput, batch: int | None, chunk: int) -> PlanAnswer:
     curve = [(each, decode(given, each, lengths.mean)) for each in batches(most)]
     experts = _experts(given, shown, chunk)
     value = {
-        **inputs_of(given, "tp"),
+        **inputs_of(given, tp=given.tp),
         "ridge_flop_per_byte": given.device.ridge(bits.w, bits.a),
         "peak_flops": peak_of(given),
         "bandwidth_bytes_s": given.device.bytes_s,
@@ -211,7 +212,15 @@ def prices_of(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float
 @plan_command("cost", MODEL, LENGTHS, BITS, TP, EFFICIENCY)
 @click.option("--gpu", "gpus", metavar="NAME", multiple=True, required=True, help="GPU; give it again for others.")
 @click.option("--price", "prices", metavar="NAME=PRICE", multiple=True, help="Of an hour of one such GPU.")
-def cost(given: Callable[..., PlanInput], gpus: tuple[str, ...], prices: tuple[str, ...]) -> PlanAnswer:
+def cost(
+    model: ModelShape,
+    gpus: tuple[str, ...],
+    prices: tuple[str, ...],
+    lengths: RequestLengths,
+    precision: Precision,
+    tp: int,
+    efficiency: float,
+) -> PlanAnswer:
     """Compare what a million tokens cost on several GPUs, each at the knee of its throughput.
 
     A GPU whose price is not given has an assumed one; without any, it says how many times the price of one GPU another
@@ -222,14 +231,17 @@ def cost(given: Callable[..., PlanInput], gpus: tuple[str, ...], prices: tuple[s
       penstock plan cost --model llama-3.1-8b --gpu l4 --gpu h200
       penstock plan cost --model opt-13b --gpu h200 --price h200=3.80
     """
-    prices_known, plans = prices_of(prices, gpus), [given(device=device_named(name)) for name in gpus]
+    prices_known, devices = prices_of(prices, gpus), [device_named(name) for name in gpus]
+    plans = [PlanInput(model, device, lengths, precision, tp, efficiency=efficiency) for device in devices]
     found = [
         cost_of(each, prices_known.get(name, each.device.price_per_hour))
         for name, each in zip(gpus, plans, strict=True)
     ]
     assumed = [each.device for name, each in zip(gpus, plans, strict=True) if name not in prices_known]
     value = {
-        **{key: each for key, each in inputs_of(plans[0], "tp", "efficiency").items() if not key.startswith("gpu")},
+        **{key: each for key, each in inputs_of(plans[0]).items() if not key.startswith("gpu")},
+        "tp": tp,
+        "efficiency": efficiency,
         "gpus": [_cost_json(each) for each in found],
     }
     points = cost_points(found)
@@ -320,7 +332,7 @@ def what_if(
     cases = asked(given, [device_named(name) for name in others])
     offloaded = _offloaded(given, attention_gpu, link_gb_s, disk_gb_s)
     value = {
-        **inputs_of(given, "rate", "tp", "efficiency"),
+        **inputs_of(given, rate=rate, tp=given.tp, efficiency=given.efficiency),
         "cases": [_case_json(each) for each in cases],
         "offloaded": [{"case": name, "tokens_s_bound": tokens, "step_s": step} for name, tokens, step in offloaded],
     }

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -51,8 +50,8 @@ class OptionGroup:
 class PlanCommand:
     """A plan that the command line can ask for.
 
-    If its groups name a model or a device, its function gets their fields together, as `given`: a PlanInput, or if they
-    do not name both, what makes one of the fields that are missing.
+    If its groups name a model and a device, its function gets what they read as one PlanInput, `given`; else each by
+    the name of its group.
     """
 
     name: str
@@ -84,9 +83,8 @@ class PlanCommand:
                     values.pop(option.name or "", None)
                 values[group.name] = found
         names = {group.name for group in self.groups}
-        if names & {"model", "device"}:
-            given = partial(PlanInput, **{name: values.pop(name) for name in names})
-            values["given"] = given() if names >= {"model", "device"} else given
+        if names >= {"model", "device"}:
+            values["given"] = PlanInput(**{name: values.pop(name) for name in names})
         return self.function(**values)
 
 

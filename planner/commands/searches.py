@@ -178,7 +178,7 @@ def search(given: PlanInput, rate: float | None, price: float | None, watch: Sea
     found = tried(given, watch)
     top = best(found)
     value = {
-        **inputs_of(given, "gpus", "efficiency", "rate"),
+        **inputs_of(given, gpus=gpus, efficiency=given.efficiency, rate=rate),
         **{f"{aim}_optimal": each.plan.name for aim, each in top._asdict().items()},
         "price_per_hour": price,
         "pareto": [each.plan.name for each in cheapest(found, gpus, price)],
@@ -282,7 +282,7 @@ def grid(given: PlanInput) -> PlanAnswer:
     rows = layouts_of(given)
     top = best_by_concurrency(rows)
     value = {
-        **inputs_of(given, "gpus", "efficiency", "max_batch"),
+        **inputs_of(given, gpus=given.gpus, efficiency=given.efficiency, max_batch=given.max_batch),
         "layouts": [{"plan": row.plan.name, "tokens_s": row.tokens_s} for row in rows],
         "best": {each: plan.name for each, plan in top.items()},
     }
@@ -301,7 +301,7 @@ def goodput(given: PlanInput, watch: SearchWatch) -> PlanAnswer:
     """
     rows, slo = best_goodput(given, watch=watch), given.slo
     value = {
-        **inputs_of(given, "gpus", "efficiency"),
+        **inputs_of(given, gpus=given.gpus, efficiency=given.efficiency),
         "ttft_ms": 1e3 * slo.ttft_s,
         "tpot_ms": 1e3 * slo.tpot_s,
         "share": slo.share,
@@ -330,7 +330,7 @@ GOODPUT_COLUMNS: Mapping[str, Callable[[GoodputRow], str]] = {
 FORM = "write MODEL=RATE or MODEL=RATE:IN:OUT, as opt-1.3b=4:512:256"
 
 
-def load_of(text: str, w_bits: float | None, given: Callable[..., PlanInput]) -> PlanInput:
+def load_of(text: str, w_bits: float | None, device: Accelerator) -> PlanInput:
     """The load that a text such as opt-1.3b=4:512:256 describes. Raises PlanError."""
     name, _, numbers = text.partition("=")
     rate, *lengths = numbers.split(":")
@@ -342,26 +342,28 @@ def load_of(text: str, w_bits: float | None, given: Callable[..., PlanInput]) ->
         raise PlanError(f"--load {text}: {FORM}")
     model = catalogue.model(name)
     tokens = RequestLengths(found[1][0], found[1][1]) if found[1] else RequestLengths()
-    return given(model=model, rate=found[0], lengths=tokens, precision=Precision.stored(model, w_bits))
+    return PlanInput(model, device, tokens, Precision.stored(model, w_bits), rate=found[0])
 
 
 @plan_command("place", GPU, GPUS, SLO, EFFICIENCY, shown="placing")
 @click.option("--load", "texts", metavar="MODEL=RATE[:IN:OUT]", multiple=True, required=True,
               help="A model and its requests a second; give it again for others.")  # fmt: skip
 @click.option("--w-bits", type=float, help="Bits of a weight of all models [as their files have them].")
-def place(given: Callable[..., PlanInput], texts: tuple[str, ...], w_bits: float | None) -> PlanAnswer:
+def place(
+    texts: tuple[str, ...], device: Accelerator, gpus: int, w_bits: float | None, slo: LatencySlo, efficiency: float
+) -> PlanAnswer:
     """Choose which of several models run on which GPUs, so that most requests keep their objectives.
 
     \b
     Examples:
       penstock plan place --load opt-1.3b=20 --load opt-13b=2 --gpu h200 --gpus 2
     """
-    loads = [load_of(text, w_bits, given) for text in texts]
-    device, gpus = loads[0].device, loads[0].gpus
+    asked = [load_of(text, w_bits, device) for text in texts]
+    loads = [replace(load, gpus=gpus, slo=slo, efficiency=efficiency) for load in asked]
     names = [load.model.name for load in loads]
     if len(set(names)) < len(names):
         raise PlanError("--load names a model twice: add its rates, and give it once")
-    found = placed(loads, gpus)
+    found = placed(loads)
     shared = {load.model.name: _shared(load) for load in loads}
     value = {
         "gpu": device.name,

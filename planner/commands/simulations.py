@@ -95,7 +95,8 @@ def simulate(
     rows, kept = timeline(texts, slo), attainment(texts, slo)
     evictions = sum(text.evictions for text in texts)
     value = {
-        **{name: each for name, each in inputs_of(given, "efficiency").items() if name not in ("in", "out")},
+        **{name: each for name, each in inputs_of(given).items() if name not in ("in", "out")},
+        "efficiency": given.efficiency,
         "plan": plan.name,
         "gpus": plan.gpus,
         "failed_in_trace": failed,
@@ -220,7 +221,7 @@ def fit(
 def _coefficients(found: EngineFit) -> dict[str, Any]:
     return {
         "slots": found.limits.slots,
-        "kv_tokens": found.limits.kv_tokens % NO_LIMIT,
+        "kv_tokens": 0 if found.limits.kv_tokens == NO_LIMIT else found.limits.kv_tokens,
         "step_tokens": found.limits.prefill_tokens,
         "decode": asdict(found.times.small),
         "decode_from_95_texts": asdict(found.times.large),

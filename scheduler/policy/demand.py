@@ -251,8 +251,8 @@ class Demand:
         flow = self.flows.get(lane)
         if flow is not None and flow.jobs > MIN_WEIGHT:
             return flow.size
-        flows = self.flows.values()
-        return Flow(jobs=sum(each.jobs for each in flows), tokens=sum(each.tokens for each in flows)).size
+        jobs = sum(flow.jobs for flow in self.flows.values())
+        return sum(flow.tokens for flow in self.flows.values()) / jobs if jobs > MIN_WEIGHT else 0.0
 
     def rate(self, lane: str) -> float:
         """Arrivals a second."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from operator import sub
 from statistics import median
 
 from streaming.fleet.process import Cordoned, Process
@@ -53,8 +52,11 @@ class WorkerRecord:
     """One observed worker: its counters at the start of the current window, its last window and its strikes."""
 
     began: float
-    counters: tuple[float, ...]
-    """Steps, their seconds and tokens, jobs, failed jobs."""
+    steps: int
+    step_s: float
+    tokens: int
+    jobs: int
+    failed: int
     window: Window | None = None
     strikes: int = 0
 
@@ -104,15 +106,16 @@ def judge(known: PoolHealth, workers: Iterable[Process], now: float) -> PoolHeal
 def _followed(record: WorkerRecord | None, worker: Process, now: float) -> WorkerRecord:
     jobs = sum(served.jobs for served in worker.served.values())
     failed = sum(served.failed for served in worker.served.values())
-    counters = (worker.steps, worker.step_s, worker.step_tokens, jobs, failed)
-    if record is None or worker.steps < record.counters[0]:
-        return WorkerRecord(now, counters)
-    steps, step_s, tokens, ended, faults = map(sub, counters, record.counters)
+    if record is None or worker.steps < record.steps:
+        return WorkerRecord(now, worker.steps, worker.step_s, worker.step_tokens, jobs, failed)
+    steps, ended = worker.steps - record.steps, jobs - record.jobs
     if now - record.began < WINDOW_S or (steps < MIN_STEPS and ended < FAILED_JOBS):
         return record
-    took, batch = (step_s / steps, tokens / steps) if steps else (0.0, 0.0)
-    window = Window(now, batch, took, faults / ended if ended >= FAILED_JOBS else 0.0)
-    return WorkerRecord(now, counters, window, record.strikes)
+    took = (worker.step_s - record.step_s) / steps if steps else 0.0
+    batch = (worker.step_tokens - record.tokens) / steps if steps else 0.0
+    share = (failed - record.failed) / ended if ended >= FAILED_JOBS else 0.0
+    window = Window(now, batch, took, share)
+    return WorkerRecord(now, worker.steps, worker.step_s, worker.step_tokens, jobs, failed, window, record.strikes)
 
 
 def _why(name: str, records: Mapping[str, WorkerRecord], usual: tuple[float, float], now: float) -> str:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 from served_texts import DELAY_S, LIMITS, PATH_S, TRUTH, served_texts
 
+from planner.commands.records import limits_of
+from planner.commands.simulations import _coefficients
 from planner.facts.catalogue import PlanError
 from planner.fit import NO_LIMIT, ServedText, _Equation, _neighbours, _of_prefill, by_worker, fitted
 from planner.simulator.engine import EngineShape
+from telemetry.records.reader import Evidence
+from telemetry.records.schema import SampleRecord
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +50,14 @@ def test_too_little_is_refused() -> None:
 
 
 def test_the_simulator_gets_a_cache_of_any_size_if_only_slots_limit_it() -> None:
-    found = fitted(served_texts(), EngineShape(NO_LIMIT, slots=3))
-    assert found.shape.slots == 3 and found.shape.kv_tokens > 1e9
+    """Its worker says so with 0 tokens in its samples, as the JSON does."""
+    sample = SampleRecord(at_us=0, role="worker", process="w", pid=1, cpu_s=0.0, slots=3, kv_tokens=0)
+    limits = limits_of(Evidence(samples={("w", 1): [sample]}), served_texts(), step_tokens=512)
+    assert (limits.kv_tokens, limits.slots, limits.prefill_tokens) == (NO_LIMIT, 3, 512)
+    found = fitted(served_texts(), limits)
+    assert (found.shape.kv_tokens, found.shape.slots) == (NO_LIMIT, 3)
+    assert _coefficients(found)["kv_tokens"] == 0
+    assert _coefficients(fitted(served_texts(), LIMITS))["kv_tokens"] == LIMITS.kv_tokens
 
 
 def beside(begun_s: float, first_s: float, *, by_slot: bool) -> _Equation:

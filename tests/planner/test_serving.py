@@ -65,9 +65,10 @@ def test_a_meter_interpolates_steps_exactly() -> None:
     for texts, held, prefilled in ((3, 2000, 0), (3, 9000, 0), (4, 2000, 512)):
         assert meter.step_s(texts, held, prefilled) == pytest.approx(OPT.step_s(texts, held, prefilled))
     steps = [OPT.step(3, 2000, 0), OPT.step(3, 9000, 0), OPT.step(4, 2000, 512)]
-    _, joules, flops, _ = meter.done
-    assert flops == pytest.approx(sum(step.flops for step in steps))
-    assert joules == pytest.approx(sum(OPT.watts(step) * step.seconds for step in steps))
+    assert meter.busy_s == pytest.approx(sum(step.seconds for step in steps))
+    assert meter.flops == pytest.approx(sum(step.flops for step in steps))
+    assert meter.bytes == pytest.approx(sum(step.bytes for step in steps))
+    assert meter.joules == pytest.approx(sum(OPT.watts(step) * step.seconds for step in steps))
 
 
 def test_an_idle_fleet_draws_its_idle_power() -> None:
@@ -76,6 +77,11 @@ def test_an_idle_fleet_draws_its_idle_power() -> None:
     slow = serve(OPT, requests(LENGTHS, 20, 0.01))
     waited = slow.seconds - 20 * alone.seconds
     assert slow.joules == pytest.approx(20 * alone.joules + waited * OPT.given.device.idle_watts, rel=0.01)
+
+
+def test_no_requests_take_nothing() -> None:
+    found = serve(OPT, [])
+    assert (found.seconds, found.joules, found.mfu, found.mbu) == (0, 0, 0, 0)
 
 
 def test_requests_come_at_their_rate() -> None:

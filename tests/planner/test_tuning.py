@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from planner.facts.catalogue import PlanError, device, model
-from planner.load import PlanInput, RequestLengths
+from planner.load import RequestLengths
 from planner.tuning import (
     LatencyLine,
     LevelReading,
@@ -73,8 +73,8 @@ def test_no_cache_is_smaller_than_a_context() -> None:
     found, short = measured(0.0, most=512), RequestLengths(32, 16)
     assert recommend(found, short).kv_tokens == found.knee.batch * 64
     assert recommend(found, short, context=100_001).kv_tokens == 100_032
-    given = PlanInput(model("opt-125m"), device("a100-40gb"), short)
-    assert recommend(found, short, given, context=100_001).kv_tokens == 100_032
+    shape, gpu = model("opt-125m"), device("a100-40gb")
+    assert recommend(found, short, shape, gpu, context=100_001).kv_tokens == 100_032
 
 
 def test_flat_is_two_doublings_without_gain() -> None:
@@ -114,10 +114,10 @@ def test_the_knee_speaks_for_batch_cache_and_replicas() -> None:
     found = measured(0.0, most=512)
     alone = recommend(found, RequestLengths(512, 256))
     assert (alone.max_batch_size, alone.kv_tokens, alone.replicas) == (128, 128 * 768, None)
-    small = recommend(found, RequestLengths(512, 256), PlanInput(model("opt-125m"), device("a100-40gb")))
+    small = recommend(found, RequestLengths(512, 256), model("opt-125m"), device("a100-40gb"))
     assert small.replicas == 3 and small.kv_bytes == 128 * 768 * 36_864
     assert small.spare_bytes == pytest.approx(36e9 - 2 * model("opt-125m").weights - small.kv_bytes - (1 << 30))
-    big = recommend(found, RequestLengths(512, 256), PlanInput(model("opt-13b"), device("a100-40gb")))
+    big = recommend(found, RequestLengths(512, 256), model("opt-13b"), device("a100-40gb"))
     assert big.replicas == 0 and (big.spare_bytes or 0) < 0
     assert "3 replicas with such a batch fit" in tuning_advice(found, small)
     assert "Not one replica" in tuning_advice(found, big)

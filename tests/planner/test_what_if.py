@@ -50,4 +50,6 @@ def test_the_advice_names_what_helps() -> None:
 def test_a_rate_is_above_zero() -> None:
     with pytest.raises(PlanError, match="such as --rate 4"):
         what_if(replace(LOAD, rate=0), [])
+    with pytest.raises(PlanError, match="no --rate: requests a second"):
+        what_if(replace(LOAD, rate=None), [])
     assert bits_apart(HALF) == "16/16/16"
