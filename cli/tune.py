@@ -26,9 +26,8 @@ import click
 from bench.energy import EnergyMeter, used
 from bench.load.prompts import PromptSource
 from bench.table1.client import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
-from cli.admin import Period
 from cli.client import KEY, Client
-from cli.options import Where, where_options
+from cli.options import Period, Where, where_options
 from cli.output import DONE, INTERRUPTED, Problem, ProgressLine, note
 from penstock.text import counted
 from planner import tuning

@@ -35,8 +35,9 @@ from cli.instance import MIN_DEATHS, DataDir, Instance, JobDeaths, Suspicion, Up
 from cli.logs import START, Filters, from_now, merged, text_of
 from cli.options import Command, completed, config_option, own_command, redis_url_option, short_path
 from cli.output import DONE, ERROR_INDENT, INTERRUPTED, Problem, ProgressLine, error_block, fitted, note, terminal_width
+from cli.pool import LeaseRelease, PoolSupervisor, follow
 from cli.registry import connected, place
-from cli.supervisor import Child, LeaseRelease, PoolSupervisor, Supervisor, follow
+from cli.supervisor import Child, Supervisor
 from penstock import __version__
 from penstock.config import ENGINES, FLAGS, ConfigError
 from penstock.text import counted
