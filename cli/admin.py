@@ -208,7 +208,7 @@ def console(client: Client, no_browser: bool) -> CommandResult:
 
     def show() -> None:
         emit(url + "\n")
-        # Elsewhere a browser would use up the link in this terminal, or at a remote machine.
+        # Without a window of its own, a browser would use up the link in this terminal, or at a remote machine.
         is_remote = "SSH_CONNECTION" in os.environ
         has_screen = sys.platform != "linux" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
         if not (no_browser or is_remote) and sys.stdout.isatty() and has_screen and webbrowser.open(url):
