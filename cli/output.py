@@ -740,8 +740,8 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Leaving(KeyboardInterrupt):
-    """Raised by signals that end a process, so that it ends first what would outlast it: the job of a chat, or the
-    screen that it draws."""
+    """Raised by signals that end a process, so that a command first undoes what would outlast it: a chat ends its job,
+    a live screen gives the terminal back."""
 
 
 @contextlib.contextmanager
