@@ -5,7 +5,6 @@ workers each model has and should have, why, and manual overrides)."""
 from __future__ import annotations
 
 import os
-import re
 import socket
 import sys
 import webbrowser
@@ -19,7 +18,7 @@ from api.auth.hosts import is_loopback
 from cli.app import Group
 from cli.client import Client, limit_option
 from cli.jobs import job_timed, print_attempts, print_input
-from cli.options import SECONDS, command
+from cli.options import Period, command
 from cli.output import (
     CommandResult,
     Problem,
@@ -209,7 +208,7 @@ def console(client: Client, no_browser: bool) -> CommandResult:
 
     def show() -> None:
         emit(url + "\n")
-        # Elsewhere a browser would use up the link in this terminal, or at a remote machine.
+        # Without a window of its own, a browser would use up the link in this terminal, or at a remote machine.
         is_remote = "SSH_CONNECTION" in os.environ
         has_screen = sys.platform != "linux" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
         if not (no_browser or is_remote) and sys.stdout.isatty() and has_screen and webbrowser.open(url):
@@ -225,27 +224,6 @@ def console(client: Client, no_browser: bool) -> CommandResult:
 
 COLUMNS = ("model", "want", "ready", "starting", "draining", "range", "waiting", "wait", "override", "reason")
 ACTIONS = ("at", "epoch", "model", "action", "what", "by", "reason")
-PERIOD = re.compile(r"([1-9][0-9]*)(s|m|h|d)?")
-
-
-class Period(click.ParamType[int]):
-    """A click type for a duration such as 90, 90s, 10m, 2h or 1d; in seconds."""
-
-    name = "while"
-
-    def __init__(self, *, needs_unit: bool = False) -> None:
-        """`needs_unit`: a number alone is refused."""
-        self._needs_unit = needs_unit
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = PERIOD.fullmatch(value)
-        if match is None or (self._needs_unit and match[2] is None):
-            self.fail(f"{value!r} is no while: write 90s, 10m, 2h or 1d", param, ctx)
-        return int(match[1]) * SECONDS[match[2] or "s"]
-
-
 for_option = click.option("--for", "hold_s", type=Period(), help="For so long (90s, 10m, 2h, 1d) [until resumed].")
 
 

@@ -336,7 +336,17 @@ def batch() -> None:
               help="Deadline for all lines.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Start over, whatever an earlier run has done.")
 def run(
-    client: Client, source: Path, target: Path, model: str | None, window: str, again: bool, as_json: bool, **asked: Any
+    client: Client,
+    source: Path,
+    target: Path,
+    template: str,
+    id_column: str,
+    model: str | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    window: str,
+    again: bool,
+    as_json: bool,
 ) -> int:
     """Compute every line of INPUT and write the answers to a file.
 
@@ -350,8 +360,8 @@ def run(
       penstock batch run rows.csv -o out.jsonl --template '{text}' --id-column id
       penstock batch run notes/ -o out.jsonl --window 1h --max-tokens 64
     """
-    template, id_column = asked.pop("template"), asked.pop("id_column")
-    given = {name: value for name, value in asked.items() if value is not None}
+    options = {"max_tokens": max_tokens, "temperature": temperature}
+    given = {name: value for name, value in options.items() if value is not None}
     recipe = Recipe(model or client.default_model(), template, id_column, given)
     work = BatchRun(client, source, target, recipe, window, again)
     try:

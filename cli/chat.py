@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,17 +16,11 @@ import click
 from cli.client import Client
 from cli.jobs import AnswerPrinter, interruption, print_answer, stdin_text
 from cli.options import command, completed
-from cli.output import Problem, ProgressLine, complain, explaining, note
+from cli.output import Leaving, Problem, ProgressLine, complain, ended_by_signals, explaining, note
 from penstock.client import StreamEvent
 from penstock.files import write_file
 
 Turns: TypeAlias = list[dict[str, str]]
-
-ENDING = (signal.SIGTERM, signal.SIGHUP)
-
-
-class Leaving(KeyboardInterrupt):
-    """Raised by signals that end the chat, so that its job ends too."""
 
 
 def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
@@ -61,24 +53,6 @@ def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
                 client.post(f"/v1/jobs/{job_id}/cancel", {})
             raise
     return printer.text
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Raise Leaving at the signals that end a process within the block, unless they are ignored (nohup)."""
-
-    def leave(*_: object) -> None:
-        raise Leaving
-
-    before = {each: signal.getsignal(each) for each in ENDING}
-    for each, handler in before.items():
-        if handler is signal.SIG_DFL:
-            signal.signal(each, leave)
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 PROMPT = ">>> "

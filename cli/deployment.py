@@ -409,13 +409,16 @@ def look(deployment: Deployment) -> Iterator[ServerLook]:
 
 
 async def _look(model: str, pool: str, settings: UpstreamSettings) -> list[ServerLook]:
-    found = []
-    for url in settings.urls:
-        with contextlib.closing(UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)) as client:
-            try:
-                keys = keys_of(settings, f"models.{model}.options")
-                probe = ServerProbe(client, settings, model, keys[0].secret if keys else "")
-                found.append(ServerLook(pool, url, await probe.facts()))
-            except (ConfigError, ProbeFailed) as error:
-                found.append(ServerLook(pool, url, None, str(error)))
-    return found
+    try:
+        keys = keys_of(settings, f"models.{model}.options")
+    except ConfigError as error:
+        return [ServerLook(pool, url, None, str(error)) for url in settings.urls]
+    return [await _look_at(model, pool, url, settings, keys[0].secret if keys else "") for url in settings.urls]
+
+
+async def _look_at(model: str, pool: str, url: str, settings: UpstreamSettings, key: str) -> ServerLook:
+    with contextlib.closing(UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)) as client:
+        try:
+            return ServerLook(pool, url, await ServerProbe(client, settings, model, key).facts())
+        except ProbeFailed as error:
+            return ServerLook(pool, url, None, str(error))

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import click
 
@@ -28,7 +28,7 @@ from api.stream.connection_guard import RESERVED_FILES, allowed_by
 from cli import ports
 from cli.deployment import Deployment, check_plugins, is_gguf, load_deployment, look, saved_deployment
 from cli.embedded import find_server
-from cli.instance import DataDir, Instance, deaths_of, remedy
+from cli.instance import DataDir, Instance, Suspicion, deaths_of, remedy
 from cli.options import Where, command, completed, config_option
 from cli.output import DONE, FAILED, ProgressLine, emit, fitted, print_json
 from cli.processes import SILENT, rows_of
@@ -74,6 +74,9 @@ class Check:
     hint: str = ""
     setting: str = ""
 
+    def as_json(self) -> dict[str, str]:
+        return {"name": self.name, "status": self.status, "detail": self.detail, "hint": self.hint}
+
 
 def lines_of(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
     """The lines of the checks that need attention; of all with `verbose`."""
@@ -86,9 +89,13 @@ def lines_of(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
 
 def summary(found: Sequence[Check]) -> str:
     """The summary line."""
-    fails, warnings = (sum(check.status == status for check in found) for status in ("fail", "warn"))
-    to_fix = f"{counted(fails, 'thing')} to fix" if fails else ""
-    return (", ".join(filter(None, (to_fix, counted(warnings, "warning") if warnings else ""))) or "Ready") + "."
+    fails = sum(check.status == "fail" for check in found)
+    warnings = sum(check.status == "warn" for check in found)
+    if not fails and not warnings:
+        return "Ready."
+    parts = [f"{counted(fails, 'thing')} to fix"] if fails else []
+    parts += [counted(warnings, "warning")] if warnings else []
+    return ", ".join(parts) + "."
 
 
 LOOKED_BACK_S = 3600.0
@@ -150,6 +157,13 @@ MAX_LETTERS, MAX_NAMED = 50, 3
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
+class GivenUp(NamedTuple):
+    """A job that was given up, and the workers that were lost with it, as `penstock ps` names them."""
+
+    job: str
+    workers: Sequence[str]
+
+
 @command("doctor")
 @click.option("-v", "--verbose", is_flag=True, help="Show the checks that passed, too.")
 @config_option
@@ -170,8 +184,7 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
             progress.phase(f"checking this machine, after {check.name}")
     ok = not any(check.status == "fail" for check in found)
     if as_json:
-        shown = ("name", "status", "detail", "hint")
-        print_json({"ok": ok, "checks": [{name: getattr(check, name) for name in shown} for check in found]})
+        print_json({"ok": ok, "checks": [each.as_json() for each in found]})
     else:
         emit("\n".join([*lines_of(found, verbose=verbose), summary(found)]) + "\n")
     return DONE if ok else FAILED
@@ -252,9 +265,7 @@ def _examined(deployment: Deployment, home: DataDir, instance: Instance | None, 
     if instance is not None:
         yield from judge_processes(instance, home, deployment.config)
         if instance.suspicion is not None:
-            # While they are tried again.
-            found = instance.suspicion
-            yield Check("job", "warn", found.sentence, f"penstock logs --job {found.jobs[0]}")
+            yield judge_suspicion(instance.suspicion)
     yield port(deployment, instance)
     yield files(deployment)
     yield proxies(environ)
@@ -381,11 +392,29 @@ def redis(
 ) -> Iterator[Check]:
     """Whether the configured or running Redis is reachable and belongs to the folder of files. `is_embedded`: `up` has
     started it."""
+    where = place(settings.url)
     try:
-        yield from asyncio.run(_inspect(settings, file_store, models))
+        facts, identity, given_up, lanes = asyncio.run(_inspect(settings, models))
     except (Unavailable, ValueError) as error:
         hint = "penstock logs --process redis-1" if is_embedded else "start it, or correct redis.url"
-        yield Check("redis", "fail", f"{place(settings.url)}: {error}", hint, "" if is_embedded else "redis.url")
+        yield Check("redis", "fail", f"{where}: {error}", hint, "" if is_embedded else "redis.url")
+        return
+    yield Check("redis", "ok", f"{facts['server']} {facts['version']} at {where}")
+    yield from judge_redis(settings.durability, facts)
+    if identity is not None:
+        yield from judge_store(identity, settings, file_store)
+    yield from judge_jobs(given_up)
+    yield from lanes
+
+
+def judge_jobs(given_up: Sequence[GivenUp]) -> Iterator[Check]:
+    """Name each job that ended its workers, and these."""
+    for job, workers in given_up[:MAX_NAMED]:
+        detail = f"{deaths_of(Counter(workers)) or 'workers died'} running job {job}, which was given up"
+        yield Check("job", "warn", detail, f"penstock dlq show {job}")
+    if len(given_up) > MAX_NAMED:
+        more = counted(len(given_up) - MAX_NAMED, "more job")
+        yield Check("jobs", "warn", f"{more} given up", "penstock dlq ls")
 
 
 def judge_processes(instance: Instance, home: DataDir, config: Config) -> Iterator[Check]:
@@ -399,6 +428,11 @@ def judge_processes(instance: Instance, home: DataDir, config: Config) -> Iterat
             times = f" ({counted(entry.failed_starts, 'time')} in a row)" if entry.failed_starts > 1 else ""
             hint = f"penstock logs --process {entry.id}; its log is {home.log(entry.id)}"
             yield Check("process", "fail", f"{entry.id} {entry.trouble}{times}", hint)
+
+
+def judge_suspicion(found: Suspicion) -> Check:
+    """Name the jobs that workers of this machine keep dying of, while they are tried again."""
+    return Check("job", "warn", found.sentence, f"penstock logs --job {found.jobs[0]}")
 
 
 def judge_store(identity: Identity, settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:
@@ -472,17 +506,14 @@ def proxies(environ: Environ) -> Check:
     return Check("proxy", "ok", "none in the way")
 
 
-async def _inspect(settings: RedisSettings, file_store: FileStore, models: Models) -> list[Check]:
+async def _inspect(
+    settings: RedisSettings, models: Models
+) -> tuple[dict[str, str], Identity | None, list[GivenUp], list[Check]]:
     async with connected(settings) as store_client:
         (facts, *_), identity = await store_client.servers(), await read_identity(store_client)
-        server = Check("redis", "ok", f"{facts['server']} {facts['version']} at {place(settings.url)}")
-        found = [server, *judge_redis(settings.durability, facts)]
-        if identity is None:
-            return found
-        found += judge_store(identity, settings, file_store)
-        if identity.format == FORMAT and identity.partitions == settings.partitions:
-            found += [*await _judge_jobs(store_client), *await _judge_lanes(store_client, models)]
-        return found
+        if identity is None or identity.format != FORMAT or identity.partitions != settings.partitions:
+            return facts, identity, [], []
+        return facts, identity, await _given_up(store_client), await _judge_lanes(store_client, models)
 
 
 async def _judge_lanes(store_client: RedisClient, models: Models) -> list[Check]:
@@ -512,17 +543,15 @@ async def _judge_lanes(store_client: RedisClient, models: Models) -> list[Check]
     return found
 
 
-async def _judge_jobs(store_client: RedisClient) -> list[Check]:
-    """Name each job that ended its workers, as the newest dead letters tell, and these; the newest first."""
+async def _given_up(store_client: RedisClient) -> list[GivenUp]:
+    """The jobs among the newest dead letters whose workers were lost, newest first."""
     letters = await DeadLetters(store_client).recent(MAX_LETTERS)
     found = []
-    for job in dict.fromkeys(letter.job for letter in letters if letter.reason in GIVEN_UP):
-        fields, epoch = await store_client.call("record", partition_of(job) or 0, job, "1", 0, "")
+    for job_id in dict.fromkeys(letter.job for letter in letters if letter.reason in GIVEN_UP):
+        fields, epoch = await store_client.call("record", partition_of(job_id) or 0, job_id, "1", 0, "")
         with contextlib.suppress(MalformedJob):
-            if record := parse_record(job, fields, epoch, bodies=False):
-                lost = Counter(without_host(each.worker) for each in record.attempts if each.outcome == "lost")
-                detail = f"{deaths_of(lost) or 'workers died'} running job {job}, which was given up"
-                found.append(Check("job", "warn", detail, f"penstock dlq show {job}"))
-    if more := len(found[MAX_NAMED:]):
-        found[MAX_NAMED:] = [Check("jobs", "warn", f"{counted(more, 'more job')} given up", "penstock dlq ls")]
+            if record := parse_record(job_id, fields, epoch, bodies=False):
+                found.append(
+                    GivenUp(job_id, [without_host(each.worker) for each in record.attempts if each.outcome == "lost"])
+                )
     return found

@@ -73,9 +73,8 @@ def _fate(record: JobRecord, worker: str) -> str:
 def in_words(fates: Mapping[str, int]) -> str:
     """The counts of jobs, the most wanted first; "" for none."""
     order = ("continued", "begun again", "waiting", "cancelled", "expired", "failed")
-    first, *others = [fate for fate in order if fates.get(fate)] or [""]
-    said = [f"{counted(fates[first], 'job')} {first}"] if first else []
-    return ", ".join([*said, *(f"{fates[fate]} {fate}" for fate in others)])
+    found = [fate for fate in order if fates.get(fate)]
+    return ", ".join(f"{fates[fate] if at else counted(fates[fate], 'job')} {fate}" for at, fate in enumerate(found))
 
 
 class JobDeaths:

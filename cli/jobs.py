@@ -697,7 +697,15 @@ class SubmitCommand(Command):
 @click.option("--webhook", help="Webhook of the server's settings to tell how the job ends, or a URL that they allow.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
 @click.option("--model", help="Model to ask [the instance's default].")
-def submit(client: Client, text: str, wait: float | None, following: bool, as_json: bool, **asked: Any) -> int:
+def submit(
+    client: Client,
+    text: str,
+    wait: float | None,
+    following: bool,
+    idempotency_key: str | None,
+    as_json: bool,
+    **asked: Any,
+) -> int:
     """Queue TEXT (- reads it from stdin) as a chat job; its id goes to stdout.
 
     With --wait the answer goes to stdout instead. Exit code 5: the job ended without an answer. Exit code 6: the
@@ -713,16 +721,8 @@ def submit(client: Client, text: str, wait: float | None, following: bool, as_js
     """
     if not as_json:
         client.on_retry(AnswerPrinter().waiting)
-    text, key = stdin_text() if text == "-" else text, asked.pop("idempotency_key") or ""
-    if not text.strip():
-        raise Problem("there is nothing to submit", next_step='penstock submit "a text"', code="usage")
-    body = {
-        "model": asked.pop("model") or client.default_model(),
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": asked.pop("max_tokens"),
-        "queue": {name: value for name, value in asked.items() if value is not None},
-    }
-    job = client.submit({name: value for name, value in body.items() if value not in (None, {})}, key)
+    body = _body(client, stdin_text() if text == "-" else text, **asked)
+    job = client.submit(body, idempotency_key or "")
     if following:
         note(f"job {job['id']}")
         return follow(client, job["id"], as_json=as_json)
@@ -730,6 +730,28 @@ def submit(client: Client, text: str, wait: float | None, following: bool, as_js
         return _wait(client, job, wait, as_json=as_json)
     _found(job).print(as_json=as_json)
     return DONE
+
+
+def _body(
+    client: Client,
+    text: str,
+    *,
+    model: str | None,
+    max_tokens: int | None,
+    priority: str | None,
+    deadline_ms: int | None,
+    webhook: str | None,
+) -> dict[str, Any]:
+    if not text.strip():
+        raise Problem("there is nothing to submit", next_step='penstock submit "a text"', code="usage")
+    queue = {"priority": priority, "deadline_ms": deadline_ms, "webhook": webhook}
+    body = {
+        "model": model or client.default_model(),
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": max_tokens,
+        "queue": {name: value for name, value in queue.items() if value is not None},
+    }
+    return {name: value for name, value in body.items() if value not in (None, {})}
 
 
 def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool) -> int:

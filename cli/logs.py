@@ -89,7 +89,8 @@ def parse_line(process: str, line: str, before: str) -> LogLine:
 
 
 def _of_text(line: str, before: str) -> dict[str, Any]:
-    """The record of a line that is not JSON; a time that no clock shows makes it a text without one."""
+    """The record of a line that is not JSON: of Redis, or a text. A line of Redis with a time that no clock shows is a
+    text, too."""
     if match := REDIS_LINE.fullmatch(line):
         with contextlib.suppress(ValueError, OverflowError):
             local = datetime.strptime(match[1], "%d %b %Y %H:%M:%S.%f").astimezone(UTC)
@@ -195,10 +196,14 @@ class Filters:
     polls: bool = True
 
     def passes(self, line: LogLine, raw: str) -> bool:
-        is_then = self.since <= line.time and (not self.until or line.time < self.until)
-        is_theirs = self.role in ("", line.role) and self.process in ("", line.process)
-        is_named = self.job in raw and (not self.trace or is_of_trace(line, self.trace))
-        return is_then and is_theirs and is_named and (self.polls or not is_poll(line))
+        return (
+            (self.polls or not is_poll(line))
+            and (self.since <= line.time and (not self.until or line.time < self.until))
+            and self.job in raw
+            and (not self.trace or is_of_trace(line, self.trace))
+            and self.role in ("", line.role)
+            and self.process in ("", line.process)
+        )
 
 
 @dataclass(slots=True)

@@ -107,6 +107,7 @@ def _flags(context: click.Context, taken: Sequence[str], rest: str) -> Iterator[
 JSON_HELP = "JSON on stdout, nothing else: one object, or one object per line for a list."
 
 AGO = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d)")
+PERIOD = re.compile(r"([1-9][0-9]*)(s|m|h|d)?")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 TIME_HINT = "write 90s, 15m, 2h or 7d (ago), or a time such as 2026-11-24T18:30 (UTC)"
 
@@ -265,3 +266,21 @@ def moment(text: str, now: float) -> float:
     except ValueError:
         raise Problem(f"{text!r} is no time", next_step=TIME_HINT, code="usage") from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+class Period(click.ParamType[int]):
+    """A click type for a duration such as 90, 90s, 10m, 2h or 1d; in seconds."""
+
+    name = "while"
+
+    def __init__(self, *, needs_unit: bool = False) -> None:
+        """`needs_unit`: a number alone is refused."""
+        self._needs_unit = needs_unit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = PERIOD.fullmatch(value)
+        if match is None or (self._needs_unit and match[2] is None):
+            self.fail(f"{value!r} is no while: write 90s, 10m, 2h or 1d", param, ctx)
+        return int(match[1]) * SECONDS[match[2] or "s"]

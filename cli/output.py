@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import sys
 import textwrap
 import threading
@@ -473,9 +474,11 @@ def list_result(
 
 def timed(found: Mapping[str, Any]) -> dict[str, Any]:
     """The object with its own Unix times as RFC 3339, the format of all JSON output."""
-    times = {name for name in found if name in ("at", "since", "until") or name.endswith(("_at", "_since"))}
-    is_time = {name for name in times if isinstance(found[name], int | float)}
-    return {name: rfc3339(value) if name in is_time else value for name, value in found.items()}
+    return {name: rfc3339(value) if _is_time(name, value) else value for name, value in found.items()}
+
+
+def _is_time(name: str, value: Any) -> bool:
+    return (name in ("at", "since", "until") or name.endswith(("_at", "_since"))) and isinstance(value, int | float)
 
 
 def note(text: str) -> None:
@@ -509,8 +512,12 @@ def complain(problem: Problem, *, as_json: bool) -> None:
 
 def error_block(problem: Problem) -> list[str]:
     """The lines `error:`, `cause:` and `next:`, without the empty ones."""
-    lines = {"error: ": problem.message or " ", "cause: ": problem.cause, "next:  ": problem.next_step}
-    return [label + _one_line(text) for label, text in lines.items() if text]
+    lines = [f"error: {_one_line(problem.message)}"]
+    if problem.cause:
+        lines.append(f"cause: {_one_line(problem.cause)}")
+    if problem.next_step:
+        lines.append(f"next:  {_one_line(problem.next_step)}")
+    return lines
 
 
 def rfc3339(seconds: float) -> str:
@@ -567,7 +574,12 @@ MIN_MEASURED_S = 2.0
 
 
 class ProgressLine:
-    """A context manager that shows the line while it is entered. Thread-safe."""
+    """A context manager that shows the current phase on stderr while it is entered: for how long it has gone on, and
+    about how long it will take if that is known. Thread-safe.
+
+    On a terminal the line is redrawn in place, and fits its width; elsewhere each phase is a plain line, repeated every
+    ten seconds.
+    """
 
     def __init__(
         self, stream: TextIO, environ: Mapping[str, str], *, quiet: bool = False, delay_s: float = 0.0
@@ -722,3 +734,29 @@ def bar(done: int, total: int) -> str:
         return ""
     filled = min(BAR_WIDTH, BAR_WIDTH * done // total)
     return f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}]"
+
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Leaving(KeyboardInterrupt):
+    """Raised by signals that end a process, so that a command first undoes what would outlast it: a chat ends its job,
+    a live screen gives the terminal back."""
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Raise Leaving at the signals that end a process within the block, unless they are ignored (nohup)."""
+
+    def leave(*_: object) -> None:
+        raise Leaving
+
+    before = {each: signal.getsignal(each) for each in ENDING}
+    for each, handler in before.items():
+        if handler is signal.SIG_DFL:
+            signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

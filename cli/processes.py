@@ -97,12 +97,12 @@ def rows_of(instance: Instance, config: Config) -> ProcessRows:
     if instance.state != "ready":
         return ProcessRows(_in_order(map(row, instance.processes)), [])
     try:
-        for wait_s in (0.0, HEARTBEAT_INTERVAL_S + 0.5):  # reports may have expired while the store was away
-            time.sleep(wait_s)
+        fleet = processes(config, instance, STORE_TIMEOUT_S)
+        own = _judged_rows(instance, fleet)
+        if any(each["state"] == SILENT for each in own):  # reports may have expired while the store was away
+            time.sleep(HEARTBEAT_INTERVAL_S + 0.5)
             fleet = processes(config, instance, STORE_TIMEOUT_S)
             own = _judged_rows(instance, fleet)
-            if all(each["state"] != SILENT for each in own):
-                break
     except Problem as error:
         problem = f"the store does not answer, so no request is accepted: {error.cause}"
         return ProcessRows(_judged_rows(instance, None), [], problem)

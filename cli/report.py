@@ -44,7 +44,7 @@ from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.records.reader import GROUP_OF
 from telemetry.records.schema import RecordSettings
 from telemetry.report.energy import EnergyFigures
-from telemetry.report.figures import GroupFigures, WindowUsage
+from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
 from telemetry.report.finding import Advice
 from telemetry.report.ideal import ModelRunTime
 from telemetry.report.report import RequestReport, Scope, report_of
@@ -148,10 +148,15 @@ def _latencies(whole: GroupFigures) -> RenderableType:
     rows = (("wait for a worker", whole.wait), ("first token", whole.ttft), ("between tokens (engine)", whole.itl),
             ("whole answer", whole.e2e))  # fmt: skip
     for name, found in rows:
-        ranks = ("p50", "p90", "p99", "max", "mean")
-        times = (duration(getattr(found, rank, None)) for rank in ranks)
-        table.add_row(name, *times, f"{found.count:,}" if found else "–")
+        table.add_row(name, *_five(found))
     return table
+
+
+def _five(found: Distribution | None) -> tuple[str, ...]:
+    if found is None:
+        return ("–",) * 6
+    times = (found.p50, found.p90, found.p99, found.max, found.mean)
+    return (*map(duration, times), f"{found.count:,}")
 
 
 def _parts(whole: GroupFigures) -> RenderableType:
@@ -180,9 +185,14 @@ def _groups(report: RequestReport) -> Iterable[RenderableType]:
         table = _table(title, "requests", "tokens", "wait p50", "p99", "first p50", "p99", "whole p99")
         for group in groups:
             wait, first, whole = group.wait, group.ttft, group.e2e
-            ranks = ((wait, "p50"), (wait, "p99"), (first, "p50"), (first, "p99"), (whole, "p99"))
-            times = (duration(getattr(found, rank, None)) for found, rank in ranks)
-            table.add_row(group.name, f"{group.requests:,}", f"{group.completion_tokens:,}", *times)
+            table.add_row(
+                group.name,
+                f"{group.requests:,}",
+                f"{group.completion_tokens:,}",
+                *((duration(wait.p50), duration(wait.p99)) if wait else ("–", "–")),
+                *((duration(first.p50), duration(first.p99)) if first else ("–", "–")),
+                duration(whole.p99) if whole else "–",
+            )
         yield table
 
 
@@ -290,12 +300,14 @@ def report(
     since: str | None,
     start: str | None,
     end: str | None,
+    model: str,
+    lane: str,
+    tenant: str,
     target: Path | None,
     compare: tuple[str, str] | None,
     config: Path | None,
     where: Where,
     as_json: bool,
-    **only: str,
 ) -> int:
     """Say what happened, where the time went and what to change first, from the records of this machine.
 
@@ -309,6 +321,7 @@ def report(
     """
     folder, prices = source(where, config)
     now = time.time()
+    only = {"model": model, "lane": lane, "tenant": tenant}
     if compare is not None:
         if since or start or end or target:
             next_step = "leave out --since, --from, --to and --html"

@@ -1,13 +1,12 @@
-"""Process supervisor: keeps all child processes of one machine running until they are stopped, and each pool of workers
-at its share of the leading scheduler's plan.
+"""Process supervisor: keeps all child processes of one machine running until they are stopped.
 
-A child's supervision does not know what the process does, how many there should be, or what is shown about it."""
+It does not know what the processes do, how many there should be, or what is shown about them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,13 +26,8 @@ from cli.instance import ProcessEntry
 from cli.logs import message_of, record_of
 from penstock.loops import wait
 from penstock.process import ENV, LIFE
-from penstock.text import counted
-from streaming.errors import Unavailable
-from streaming.fleet.plans import Action, ActionKind, Plan, Plans, pool_name
-from streaming.fleet.processes import Fleet
-from streaming.fleet.settings import ModelSettings, Resources
+from streaming.fleet.settings import Resources
 from streaming.ids import new_life
-from streaming.jobs.reaper import Lapse, Reaper
 
 # The supervisor sets them right after it has started the process, with system calls that need no privileges. Shares
 # of a CPU and limits of the page cache need containers.
@@ -75,16 +69,17 @@ def choose(count: int, among: Iterable[int], taken: Iterable[int]) -> frozenset[
 
 def bind(pid: int, bounds: ProcessLimits) -> list[str]:
     """Apply the limits to a process that was just started. Returns an error text for each the system refuses."""
-    steps: dict[str, Callable[[], object]] = {
-        "nice": lambda: os.setpriority(os.PRIO_PROCESS, pid, bounds.nice),
-        "cpus": lambda: _on(pid, bounds.cpus or frozenset()),
-        "memory_mib": lambda: _within(pid, bounds.memory_mib * MIB),
-    }
+    steps: list[tuple[str, Callable[[], object]]] = []
+    if bounds.nice:
+        steps.append(("nice", lambda: os.setpriority(os.PRIO_PROCESS, pid, bounds.nice)))
+    if bounds.cpus is not None:
+        steps.append(("cpus", lambda: _on(pid, bounds.cpus or frozenset())))
+    if bounds.memory_mib:
+        steps.append(("memory_mib", lambda: _within(pid, bounds.memory_mib * MIB)))
     refused = []
-    for name, step in steps.items():
+    for name, step in steps:
         try:
-            if getattr(bounds, name):
-                step()
+            step()
         except ProcessLookupError:
             break  # it has ended already; its exit code is reported
         except (OSError, ValueError) as error:
@@ -188,10 +183,22 @@ class Child:
     def entry(self) -> ProcessEntry:
         """The child's row in `penstock ps`."""
         now, program = self.status, self.program
-        shown = {name: getattr(now, name) for name in ProcessEntry.__struct_fields__ if hasattr(now, name)}
-        shown |= {name: getattr(program, name) for name in ("role", "id", "model", "shape")}
-        failed_starts = 0 if now.was_ready or self._was_ready else now.alike
-        return ProcessEntry(**shown, failed_starts=failed_starts, lives=self._lives)
+        return ProcessEntry(
+            role=program.role,
+            id=program.id,
+            pid=now.pid,
+            state=now.state,
+            since=now.since,
+            restarts=now.restarts,
+            failed_starts=0 if now.was_ready or self._was_ready else now.alike,
+            cause=now.cause,
+            model=program.model,
+            shape=program.shape,
+            detail=now.detail,
+            away=now.away,
+            away_since=now.away_since,
+            lives=self._lives,
+        )
 
     async def run(self) -> None:
         """Keep one process of the program running until `stop`."""
@@ -431,153 +438,3 @@ class Supervisor:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._broken = self._broken or (None if task.cancelled() else task.exception())
         self.wake()
-
-
-POLL_INTERVAL_S = 0.5
-
-
-ProgramMaker: TypeAlias = Callable[[str], Program]
-"""Builds the worker with a given id."""
-
-
-class PoolSupervisor:
-    """One pool on this machine. `program` builds the worker with a given id; `shape` is "" for a model's only pool."""
-
-    def __init__(
-        self, supervisor: Supervisor, model: str, settings: ModelSettings, program: ProgramMaker, shape: str = ""
-    ) -> None:
-        self._supervisor, self._program, self._resources = supervisor, program, settings.resources
-        self.model, self.shape, self.least, self.most = model, shape, settings.min_workers, settings.most_workers
-
-    @property
-    def members(self) -> list[Child]:
-        """Workers that are not stopping, oldest first."""
-        workers = [child for child in self._supervisor.of("worker") if not child.stopping]
-        return [each for each in workers if (each.program.model, each.program.shape) == (self.model, self.shape)]
-
-    def fill(self) -> None:
-        """Start workers up to the minimum."""
-        for _ in range(self.least - len(self.members)):
-            self._start(self._free_id())
-
-    async def follow(self, plan: Plan, plans: Plans, by: str) -> None:
-        """Start workers, or drain the newest ones; replace cordoned ones. `by`: unique name of this machine. Raises
-        Unavailable."""
-        for child in self.members:
-            if child.status.state == "draining":  # the scheduler has cordoned it
-                log.info("%s drains and is replaced: %s", child.program.id, child.status.detail)
-                child.stop()
-        members = self.members
-        want = plan.pools.get(self.shape)
-        if want is None:  # the plan is older than the model's shapes
-            return
-        total = min(max(want, self.least), self.most)
-        pool = pool_name(self.model, self.shape)
-        size = await plans.share(plan.epoch, pool, by, len(members), total)
-        if size is None:
-            return
-        for _ in range(size - len(members)):
-            name = self._free_id()
-            if not await plans.act(plan.epoch, self._action("start", name, plan, by)):
-                return
-            self._start(name)
-        for child in reversed(members[size:]):
-            if not await plans.act(plan.epoch, self._action("drain", child.program.id, plan, by)):
-                return
-            child.stop()
-
-    def _action(self, kind: ActionKind, worker: str, plan: Plan, by: str) -> Action:
-        log.info("%s %s of %s (%s)", kind, worker, pool_name(self.model, self.shape), plan.reason)
-        return Action(model=self.model, kind=kind, worker=worker, shape=self.shape, reason=plan.reason, by=by)
-
-    def _start(self, name: str) -> None:
-        program = self._program(name)
-        bounds = ProcessLimits.of(self._resources, [child.program.bounds for child in self._supervisor.of("worker")])
-        self._supervisor.start(replace(program, bounds=bounds))
-
-    def _free_id(self) -> str:
-        names = (f"worker-{number}" for number in itertools.count(1))
-        return next(name for name in names if name not in self._supervisor.children)
-
-
-async def follow(
-    pools: Sequence[PoolSupervisor], plans: Plans, by: str, on_store: Callable[[str], object] = lambda _: None
-) -> None:
-    """Keep every pool at the planned size. While Redis is unavailable, pools stay as they are.
-
-    Args:
-        on_store: told in each round why Redis is unavailable; "" while it is not.
-    """
-    async with contextlib.aclosing(plans.news(POLL_INTERVAL_S)) as news:
-        async for _ in news:
-            why = ""
-            try:
-                found = await plans.read()
-                for pool in pools:
-                    if (plan := found.get(pool.model)) and plan.pool == "local":
-                        await pool.follow(plan, plans, by)
-            except Unavailable as error:
-                log.warning("the plan cannot be followed, the pools stay as they are: %s", error)
-                why = str(error)
-            on_store(why)
-
-
-# It knows a lease only from the lifeline of the process that held it, and acts only once that process has exited: the
-# lease of a stopped (SIGSTOP) worker, of a successor or of another machine's worker is never touched. If Redis does
-# not answer, the lease lapses as it would without this.
-
-
-OnReleased: TypeAlias = Callable[[Child, Sequence[Lapse]], None]
-
-
-class LeaseRelease:
-    """Watches the workers of one supervisor."""
-
-    def __init__(self, reaper: Reaper, on_released: OnReleased = lambda *_: None, fleet: Fleet | None = None) -> None:
-        """`on_released`: told what became of the jobs of an exited worker, by partition; nothing if Redis does not
-        answer or the lease had lapsed. `fleet`: an exited worker is removed from it, so that its slots and tokens count
-        no longer."""
-        self._reaper, self._on_released, self._fleet = reaper, on_released, fleet
-        self._leases: dict[str, str] = {}
-        """Lease of each running worker process, by the worker's id."""
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def noticed(self, child: Child) -> bool:
-        """Call this whenever the status of a worker has changed. Returns whether `on_released` follows."""
-        name, status = child.program.id, child.status
-        if status.state == "ready":
-            self._leases[name] = status.detail
-        elif status.pid is None and (lease := self._leases.pop(name, "")):
-            task = asyncio.create_task(self._release(child, lease, status))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return True
-        return False
-
-    async def close(self, timeout_s: float) -> None:
-        """Wait for the releases that have begun, at most `timeout_s`, and drop the others."""
-        tasks = set(self._tasks)
-        if tasks:
-            await asyncio.wait(tasks, timeout=timeout_s)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _release(self, child: Child, lease: str, status: Status) -> None:
-        """End the lease, and log with which last words its worker left which jobs."""
-        worker, lapses = child.program.id, list[Lapse]()
-        try:
-            swept = await self._reaper.sweep(ended=lease)
-        except Unavailable as error:
-            log.warning("%s: its jobs wait until lease %s lapses: %s", worker, lease, error)
-        else:
-            own = f"{worker}@{socket.gethostname()}"  # other machines have workers of the same id
-            lapses = [lapse for lapse in swept.lapses if lapse.worker == own]
-            said = f"{worker} has exited{f' ({status.cause})' if status.cause else ''}"
-            held = [job_id for lapse in lapses for job_id in lapse.jobs]
-            back, jobs = counted(swept.requeued, "job"), {"jobs": held} if held else {}
-            log.info("%s: lease %s ends, %s back in the queue", said, lease, back, extra=jobs)
-        self._on_released(child, lapses)
-        if self._fleet is not None:
-            with contextlib.suppress(Unavailable):  # its entry expires a little later
-                await self._fleet.remove(lease)

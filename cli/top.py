@@ -22,10 +22,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.chat import ended_by_signals
 from cli.client import Client
 from cli.options import command
-from cli.output import DONE, INTERRUPTED, UNREACHABLE, Problem, print_json, styled, terminal_width, visible
+from cli.output import (
+    DONE,
+    INTERRUPTED,
+    UNREACHABLE,
+    Problem,
+    ended_by_signals,
+    print_json,
+    styled,
+    terminal_width,
+    visible,
+)
 from penstock.text import duration, three
 
 FLOWS = {"flowing": "bold green", "behind": "bold yellow", "stopped": "bold red", "unknown": "bold"}
@@ -225,21 +234,10 @@ def top(client: Client, once: bool, interval: float, as_json: bool) -> int:
         raise click.UsageError("top needs a terminal: use --once or --json here, or penstock ps --json")
     try:
         if once:
-            found = _read(client)
-            if found["rates"]["window_s"] is None:  # rates are between two readings of an API process, a second apart
-                time.sleep(1.1)
-                found = _read(client)
-            width = terminal_width(sys.stdout)
-            console = _console(width if sys.stdout.isatty() else max(100, width))
-            if as_json:
-                print_json(found)
-            else:
-                console.print(frame(found, client.url, live=False, width=console.width))
-        while as_json and not once:
-            print_json(_read(client))
-            sys.stdout.flush()
-            time.sleep(interval)
-        if not once:
+            _print(_once(client), client.url, as_json=as_json)
+        elif as_json:
+            _stream(client, interval)
+        else:
             _show(client, interval)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -248,6 +246,31 @@ def top(client: Client, once: bool, interval: float, as_json: bool) -> int:
 
 def _read(client: Client) -> Overview:
     return client.get("/admin/overview")
+
+
+def _once(client: Client) -> Overview:
+    """An overview that has rates: these are between two readings of an API process, a second apart."""
+    found = _read(client)
+    if found["rates"]["window_s"] is None:
+        time.sleep(1.1)
+        found = _read(client)
+    return found
+
+
+def _print(overview: Overview, url: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(overview)
+    else:
+        width = terminal_width(sys.stdout)
+        console = _console(width if sys.stdout.isatty() else max(100, width))
+        console.print(frame(overview, url, live=False, width=console.width))
+
+
+def _stream(client: Client, interval: float) -> None:
+    while True:
+        print_json(_read(client))
+        sys.stdout.flush()
+        time.sleep(interval)
 
 
 class OverviewReader(threading.Thread):

@@ -26,9 +26,8 @@ import click
 from bench.energy import EnergyMeter, used
 from bench.load.prompts import PromptSource
 from bench.table1.client import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
-from cli.admin import Period
 from cli.client import KEY, Client
-from cli.options import Where, where_options
+from cli.options import Period, Where, where_options
 from cli.output import DONE, INTERRUPTED, Problem, ProgressLine, note
 from penstock.text import counted
 from planner import tuning
@@ -131,10 +130,11 @@ class LoadSource:
     async def level(self, level: tuning.SweepLevel, told: Told = untold) -> tuning.LevelReading:
         """So many clients, each asking again as soon as it is answered."""
         bodies = self._prompts.bodies(level.requests, self._fields)
-        before, answered, asked = self.meter.read(), count(), len(bodies)
-        told(next(answered), asked)
-        end = partial(closed_loop, self.server, level.clients, bodies, self._timeout_s)
-        found = await end(lambda: told(next(answered), asked))
+        before, answered = self.meter.read(), count(1)
+        told(0, len(bodies))
+        found = await closed_loop(
+            self.server, level.clients, bodies, self._timeout_s, lambda: told(next(answered), len(bodies))
+        )
         reading = _reading(level.clients, found.asked, found.answers, found.seconds)
         return replace(reading, joules=used(before, self.meter.read()))
 
@@ -383,10 +383,10 @@ def measured(
     Raises Problem otherwise. Ctrl-C ends it like the budget.
     """
     found: defaultdict[int, list[tuning.LevelReading]] = defaultdict(list)
-    levels, left_out, cause, said = plan.levels, plan.left_out, BUDGET, ""
+    levels, left_out, cause = plan.levels, plan.left_out, BUDGET
 
     def read(at: int, level: tuning.SweepLevel, name: str) -> tuning.LevelReading | None:
-        began = time.monotonic()
+        began, said = time.monotonic(), ""
 
         def told(done: int, total: int) -> None:
             nonlocal said
@@ -394,7 +394,11 @@ def measured(
             said = f"{level.clients} at once: {done} of {total} requests{rate}"
             progress.amount(name, at, len(levels), said)
 
-        return run_until(until, source.level(level, told))
+        try:
+            return run_until(until, source.level(level, told))
+        except KeyboardInterrupt:
+            progress.say(f"  {said}")
+            raise
 
     def one_pass(name: str) -> str:
         """Measure each level once more; why the pass ended before the last of them, or ""."""
@@ -424,7 +428,6 @@ def measured(
         try:
             ended = one_pass(f"pass {number + 1}")
         except KeyboardInterrupt:
-            progress.say(f"  {said}")
             if len(found) < MIN_LEVELS:
                 progress.say(f"interrupted before {MIN_LEVELS} concurrencies were measured: there is no frontier yet")
                 raise
@@ -435,7 +438,8 @@ def measured(
             cause = ended or BUDGET
         levels = tuple(level for level in levels if level.clients in found)
         rates = {each: [one.tokens_s for one in ones] for each, ones in found.items()}
-        is_settled = tuning.is_settled(rates, Random(1))  # noqa: S311 - a bootstrap
-        if ended in (BUDGET, FAILURES, STOPPED) or 2 * time.monotonic() - began > until or is_settled:
+        if ended in (BUDGET, FAILURES, STOPPED) or 2 * time.monotonic() - began > until:
+            break
+        if tuning.is_settled(rates, Random(1)):  # noqa: S311 - a bootstrap
             break
     return MeasuredSweep(dict(found), left_out, cause if left_out else "", interrupted=ended == STOPPED)

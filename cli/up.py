@@ -31,12 +31,23 @@ from api.settings import ApiSettings
 from cli import ports
 from cli.deployment import Deployment, check_plugins, environment, load_deployment, saved_deployment, with_upstream
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
-from cli.instance import MIN_DEATHS, DataDir, Instance, JobDeaths, Suspicion, UpSettings, fates_of, in_words, problem_of
+from cli.instance import MIN_DEATHS, DataDir, Instance, JobDeaths, Suspicion, UpSettings, fates_of, in_words
 from cli.logs import START, Filters, from_now, merged, text_of
 from cli.options import Command, completed, config_option, own_command, redis_url_option, short_path
-from cli.output import DONE, ERROR_INDENT, INTERRUPTED, Problem, ProgressLine, error_block, fitted, note, terminal_width
+from cli.output import (
+    DONE,
+    ERROR_INDENT,
+    INTERRUPTED,
+    Problem,
+    ProgressLine,
+    error_block,
+    note,
+    terminal_width,
+    wrapped,
+)
+from cli.pool import LeaseRelease, PoolSupervisor, follow
 from cli.registry import connected, place
-from cli.supervisor import Child, LeaseRelease, PoolSupervisor, Supervisor, follow
+from cli.supervisor import Child, Supervisor
 from penstock import __version__
 from penstock.config import ENGINES, FLAGS, ConfigError
 from penstock.text import counted
@@ -172,49 +183,73 @@ def fatal_job(child: Child, suspicion: Suspicion) -> Problem:
 
 
 def show_ready(instance: Instance, console_path: str, *, detached: bool = False, keyed: bool = False) -> None:
-    """Print to stdout that everything is ready, with the next commands last. On a terminal, what is to be copied starts
-    at the first column where it has no room behind its label: a link stays one line, curl has several.
+    """Print the ready block to stdout. `console_path`: at which the console logs its reader in; "": none."""
+    width = terminal_width(sys.stdout) if sys.stdout.isatty() else None
+    if width is None and not stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):  # a log, which others may read
+        console_path = ""
+    command = own_command(sys.argv[0])
+    lines = ready_block(instance, console_path, detached=detached, keyed=keyed, command=command, width=width)
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def ready_block(
+    instance: Instance,
+    console_path: str = "",
+    *,
+    detached: bool = False,
+    keyed: bool = False,
+    command: str = "penstock",
+    width: int | None = None,
+) -> list[str]:
+    """The lines printed when everything is ready, with the next commands last.
 
     Args:
-        console_path: at which the console logs its reader in; "": none.
+        command: what the shell of the user finds this program by.
+        width: columns of the terminal. What is to be copied starts at the first column where it has no room behind its
+            label; a link stays one line, which the terminal continues in the next row, and curl has several.
     """
-    is_terminal, columns = sys.stdout.isatty(), terminal_width(sys.stdout)
-    if not (is_terminal or stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)):  # a log, which others may read
-        console_path = ""
-    command, here = own_command(sys.argv[0]), Path(instance.data_dir)
-    roles = [entry.role for entry in instance.processes]
-    workers, kept = roles.count("worker"), f"in Redis at {place(instance.redis_url)}"
-    if "redis" in roles:
-        kept = f"{short_path(here)}  (queue and results survive a restart)"
+    workers = sum(entry.role == "worker" for entry in instance.processes)
+    here = Path(instance.data_dir)
     option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(short_path(here))}"
     opened = f"{command} console{option}"
-    link, curl = instance.url + (console_path or "/console"), _curl(instance, keyed=keyed)
+    link = instance.url + (console_path or "/console")
     hint = f"logs you in once, within an hour; later: {opened}" if console_path else f"logged in: {opened}"
     stop = f"{command} down{option}" if detached else "Ctrl-C (finishes running jobs, again to stop now)"
-
-    def copied(label: str, text: str, lines: str) -> list[str]:
-        """`lines`: the text in several, for a terminal that is too narrow."""
-        is_whole = not is_terminal or len(label + text) <= columns
-        return [label + text] if is_whole else [label.rstrip(), *lines.split("\n")]
-
     lines = [
         f"ready in {instance.ready_s:.1f} s   engine {instance.engine}   model {', '.join(instance.models)}   "
         f"{counted(workers, 'worker')}{'' if workers else ': nothing answers until one starts'}",
         f"  API      {instance.url}/v1",
         *([f"  API      {instance.outside_url}/v1 (other machines)"] if instance.outside_url else []),
-        *copied("  Console  ", link, link),
+        *_copied("  Console  ", link, width),
         f"{INDENT}({hint})",
-        f"  Kept     {kept}",
+        f"  Kept     {_kept(instance)}",
         f"  Log      {short_path(here / 'logs')}",
         "",
-        *copied("  Try      ", curl, _curl(instance, keyed=keyed, end=" \\\n  ")),
+        *_copied("  Try      ", _curl(instance, keyed=keyed), width, _curl(instance, keyed=keyed, end=" \\\n  ")),
         f'{INDENT}{command} chat{option} "{QUESTION}"',
         f"  Stop     {stop}",
     ]
-    for line in lines:
-        is_copied = line.startswith(("http", "curl ", "  -", '  "'))
-        print(line if is_copied else "\n".join(fitted(sys.stdout, line, len(INDENT))))
-    sys.stdout.flush()
+    return lines if width is None else [part for line in lines for part in _fitted(line, width)]
+
+
+def _fitted(line: str, width: int) -> list[str]:
+    """The lines of one line of the ready block; what is to be copied stays in one."""
+    return [line] if line.startswith(("http", "curl ", "  -", '  "')) else wrapped(line, width, len(INDENT))
+
+
+def _copied(label: str, text: str, width: int | None, lines: str = "") -> list[str]:
+    """The label and what is to be copied; `lines`: the same in several, for a terminal that is too narrow."""
+    if width is None or len(label + text) <= width:
+        return [label + text]
+    return [label.rstrip(), *(lines or text).split("\n")]
+
+
+def _kept(instance: Instance) -> str:
+    here = Path(instance.data_dir)
+    if any(entry.role == "redis" for entry in instance.processes):
+        return f"{short_path(here)}  (queue and results survive a restart)"
+    return f"in Redis at {place(instance.redis_url)}"
 
 
 def phase_of(children: list[Child]) -> str:
@@ -597,12 +632,17 @@ def _run(
                 machine = Machine(deployment, home, listeners, screen)
                 return asyncio.run(machine.run(weights, tail=verbose))
             except (Problem, ConfigError) as error:
-                known = error if isinstance(error, Problem) else problem_of(error)
-                said = "; ".join(filter(None, (known.message, known.cause, known.next_step)))
-                log.error("penstock up ends: %s", said)
+                log.error("penstock up ends: %s", _in_a_line(error))
                 raise
     finally:
         home.clear()
+
+
+def _in_a_line(error: Problem | ConfigError) -> str:
+    """The error with its cause and fix."""
+    if isinstance(error, Problem):
+        return "; ".join(filter(None, (error.message, error.cause, error.next_step)))
+    return "; ".join(filter(None, (f"{error.key}: {error.problem}", error.source, error.hint)))
 
 
 def _check_engines(deployment: Deployment, home: DataDir, screen: Screen) -> None:

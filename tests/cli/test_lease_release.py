@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cli.supervisor import Child, LeaseRelease, Program, Status
+from cli.pool import LeaseRelease
+from cli.supervisor import Child, Program, Status
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.reaper import Lapse, Reaper, Swept
