@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import uuid
 from contextlib import suppress
@@ -92,7 +93,7 @@ class TerminalChat:
         note(f"{self._options['model']} at {self._client.url}   /help lists commands, /quit ends")
         while True:
             try:
-                line = input(PROMPT)
+                line = _typed_line()
             except EOFError:
                 note("")
                 return
@@ -168,6 +169,20 @@ class TerminalChat:
             write_file(path, ((as_json if path.suffix == ".json" else as_text) + "\n").encode())
         self._saved.add(path)
         note(f"saved {len(self._turns)} turns to {path}")
+
+
+def _typed_line() -> str:
+    """A line typed at the prompt.
+
+    `input` with readline loses a signal that comes between its prompt and its wait for a key: it looks for signals only
+    when that wait is interrupted. A timer interrupts it, so Ctrl-C and SIGTERM act after a quarter of a second at most.
+    """
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.25, 0.25)
+    try:
+        return input(PROMPT)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @command("chat")
