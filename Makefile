@@ -84,15 +84,19 @@ clean: ## remove the environment and all caches; .penstock (queue, results, weig
 COMPILE = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--only-binary :all: --no-emit-index-url --no-header
 
-$(VENV)/.runtime: requirements.lock pyproject.toml
+# Only the locks decide what is installed; of pyproject.toml, an editable install needs the commands and their packages.
+$(VENV)/.packages: requirements.lock
 	@$(FIND_PYTHON); $(QUIETLY); \
 	quietly "once: making an environment in $(VENV) with $$($$python --version)" $$python -m venv --clear $(VENV); \
-	quietly "once: installing $$(grep -c == requirements.lock) packages, 320 MB, about a minute" $(INSTALL) --requirement requirements.lock; \
-	quietly "once: installing penstock" $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps \
+	quietly "once: installing $$(grep -c == requirements.lock) packages, 320 MB, about a minute" $(INSTALL) --requirement requirements.lock
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.packages pyproject.toml
+	@$(QUIETLY); quietly "once: installing penstock" $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps \
 		--no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime requirements-dev.lock
+$(VENV)/.dev: $(VENV)/.packages requirements-dev.lock | $(VENV)/.runtime
 	@$(QUIETLY); quietly "once: installing the tools for tests and checks" $(INSTALL) --requirement requirements-dev.lock
 	@touch $@
 
