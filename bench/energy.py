@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from bench.table1.client import TargetServer
+from bench.load.target import TargetServer
 from telemetry.gpu import GpuReadings
 
 METRIC = re.compile(r'^penstock_gpu_energy_joules\{[^}]*gpu="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)

@@ -156,10 +156,6 @@ class Processes:
         """CPU seconds so far, user and system, of each process and all its descendants."""
         return {name: sum(cpu_s(pid) for pid in tree(process.pid)) for name, process in self._running.items()}
 
-    def memory_mib(self) -> dict[str, float]:
-        """Memory now, of each process and all its descendants; pages they share count once, in parts."""
-        return {name: sum(memory_mib(pid) for pid in tree(process.pid)) for name, process in self._running.items()}
-
     def kill(self, name: str) -> None:
         """Kill one with all that it started; its name is free again."""
         process = self._running.pop(name)
@@ -212,30 +208,17 @@ def _cpu_clock(pid: int) -> int:
 
 
 def memory_mib(pid: int) -> float:
-    """Proportional set size; resident set size where the kernel does not say."""
+    """Proportional set size of a process; resident set size where the kernel does not say. Raises OSError."""
     try:
-        return _kib(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") / 1024
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
     except OSError:
-        pass
-    try:
-        return status_mib(pid, "VmRSS")
-    except OSError:
-        return 0.0
+        return rss_bytes(pid) / (1 << 20)
 
 
 def rss_bytes(pid: int) -> int:
     """Resident set size of a process now. Raises OSError."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def status_mib(pid: int, field: str) -> float:
-    """A size out of a process's status, such as VmHWM, its peak. Raises OSError."""
-    return _kib(Path(f"/proc/{pid}/status"), f"{field}:") / 1024
-
-
-def _kib(path: Path, name: str) -> int:
-    words = (line.split() for line in path.read_text().splitlines() if line.startswith(name))
-    return next((int(row[1]) for row in words), 0)
 
 
 def _stats() -> Iterator[tuple[int, list[str]]]:

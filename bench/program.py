@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import shutil
 import signal
@@ -79,37 +78,16 @@ class ProgramRun:
             notes=tuple(notes),
         )
 
-    def keep(
-        self, found: report.Report, draw: Callable[[report.Report, Path], list[Path]] | None = None
-    ) -> report.Report:
-        """Tell it and keep it in the folder of --out; a quick run draws nothing."""
-        self.tell(found, self.args.out / found.file, None if getattr(self.args, "quick", False) else draw)
-        return found
-
-    def tell(
-        self, found: report.Report, path: Path | None, draw: Callable[[report.Report, Path], list[Path]] | None = None
-    ) -> int:
-        """The table; the JSON file, if there is a path; the plots, if `draw` makes some in the folder of --plots. What
-        the file held before is kept beside each figure: a run that is repeated hides none. The file names the
-        commit. Returns 1 for a missed goal, else 0."""
+    def keep(self, found: report.Report, draw: Callable[[report.Report, Path], list[Path]] | None = None) -> int:
+        """The table; its JSON file in the folder of --out, with the commit; the plots that `draw` makes in the folder
+        of --plots, unless the run is quick. Returns 1 for a missed goal, else 0."""
         found = msgspec.structs.replace(found, commit=report.commit())
-        if path and path.exists():
-            found = self._after(path, found)
         self.console.print(report.table(found))
-        if path:
-            self.console.print(f"figures: {found.save(path)}")
-        if draw:
+        self.console.print(f"figures: {found.save(self.args.out / f'{found.name}.json')}")
+        if draw and not getattr(self.args, "quick", False):
             drawn = draw(found, self.args.plots)
             self.console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
         return int(found.missed)
-
-    def _after(self, path: Path, found: report.Report) -> report.Report:
-        try:
-            return found.after(report.load(path))
-        except msgspec.DecodeError as error:
-            aside = path.replace(path.with_suffix(".unreadable"))
-            self.console.print(f"{path} cannot be read ({error}); it is kept as {aside}")
-            return found
 
     def complain(self, error: Exception) -> None:
         """One line, however long."""
@@ -124,8 +102,6 @@ class Option:
 
 
 OUT = Option("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
-_cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
-CACHE = Option("--cache", type=Path, default=Path(_cache), help="where the default model is kept")
 PLOTS = Option("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
 
 
@@ -186,7 +162,6 @@ def _of_the_run(words: Sequence[str]) -> list[str]:
     places = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     places.add_argument("--out")
     places.add_argument("--plots")
-    places.add_argument("--notes")
     return places.parse_known_args(words)[1]
 
 

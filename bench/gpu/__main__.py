@@ -48,7 +48,7 @@ def _run(run: ProgramRun) -> int:
         logits_off_by=round(error, 5),
         **msgspec.to_builtins(options),
     )
-    return int(run.keep(found).missed)
+    return run.keep(found)
 
 
 main = BenchProgram(

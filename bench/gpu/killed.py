@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,10 +13,10 @@ from itertools import pairwise
 
 import msgspec
 
-from bench.gpu.upstream import UpstreamPenstock
 from bench.load.prompts import PromptSource
 from bench.load.streams import StreamedAnswer
-from bench.table1.client import HttpConnection, TargetServer, TimedAnswer, seen
+from bench.load.target import HttpConnection, TargetServer, TimedAnswer, seen
+from bench.penstock import PenstockUp
 from planner.load import RequestLengths
 
 STREAMS, PROMPT = 16, 256
@@ -64,9 +66,9 @@ def wrong_with(answer: TimedAnswer, tokens: int) -> str:
 
 
 def killed_streams(
-    direct: TargetServer, penstock: UpstreamPenstock, tokens: int, streams: int = STREAMS
+    direct: TargetServer, penstock: PenstockUp, through: TargetServer, tokens: int, streams: int = STREAMS
 ) -> KilledStreams:
-    """`direct` is the server behind `penstock`, with slots for all streams.
+    """`direct` is the server behind `penstock`, with slots for all streams; `through` is `penstock` itself.
 
     Raises Unanswered if it does not answer by itself, TimeoutError.
     """
@@ -78,7 +80,7 @@ def killed_streams(
     alone, again = (asyncio.run(_direct(direct, bodies(direct), count)) for count in (streams, SECOND_RUN_STREAMS))
     if wrong := next(filter(None, (wrong_with(each, tokens) for each in alone)), ""):
         raise Unanswered(f"{direct.name} by itself: {wrong}")
-    at_s, counts, answers = asyncio.run(_through(penstock, bodies(penstock.target), round(KILLED_AT * tokens)))
+    at_s, counts, answers = asyncio.run(_through(penstock, through, bodies(through), round(KILLED_AT * tokens)))
     heard = [seen(each) for each in answers]
     return KilledStreams(
         streams=streams,
@@ -86,7 +88,7 @@ def killed_streams(
         differ=_differ(alone, heard),
         direct_differ=_differ(alone, again),
         wrong=[wrong for each in heard if (wrong := wrong_with(each, tokens))],
-        restarts=penstock.restarts(),
+        restarts=penstock.worker()["restarts"],
         killed_at=counts,
         silences_s=[_silence_s(each, at_s) for each in answers],
     )
@@ -118,18 +120,18 @@ async def _direct(server: TargetServer, bodies: Sequence[bytes], at_once: int) -
 
 
 async def _through(
-    penstock: UpstreamPenstock, bodies: Sequence[bytes], tokens: int
+    penstock: PenstockUp, server: TargetServer, bodies: Sequence[bytes], tokens: int
 ) -> tuple[float, list[int], list[StreamedAnswer]]:
     """All at once; the worker is killed when each has brought so many tokens. Returns when, how many, the answers."""
     with ExitStack() as stack:
-        lines = [HttpConnection(penstock.target) for _ in bodies]
+        lines = [HttpConnection(server) for _ in bodies]
         for line in lines:
             stack.callback(line.close)
             await line.connect()
         answers = [line.begin(body, 0) for line, body in zip(lines, bodies, strict=True)]
         counts = await _until_each_has(answers, tokens)
         at_s = time.monotonic()
-        penstock.kill_worker()
+        os.kill(penstock.worker()["pid"], signal.SIGKILL)
         with contextlib.suppress(TimeoutError):  # each stream that has not ended then says so
             async with asyncio.timeout(TIMEOUT_S):
                 await asyncio.gather(*(line.end() for line in lines))

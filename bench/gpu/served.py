@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from statistics import fmean, median
 from typing import Any
@@ -13,17 +14,16 @@ from typing import Any
 import msgspec
 
 from bench.gpu.killed import STREAMS, KilledStreams, Unanswered, killed_streams
-from bench.gpu.upstream import NAME as PENSTOCK
-from bench.gpu.upstream import UpstreamPenstock
 from bench.load.prompts import PromptSource
-from bench.processes import Processes
+from bench.load.target import ConcurrencyLevel, TargetServer, closed_loop
+from bench.penstock import PenstockUp
+from bench.processes import Processes, spent
 from bench.program import Testbed
 from bench.report import Ratio, columns
 from bench.stats import quantile
-from bench.table1.client import ConcurrencyLevel, TargetServer, closed_loop
 from planner.load import RequestLengths
 
-DIRECT = "direct"
+DIRECT, PENSTOCK = "direct", "penstock"
 WAYS = (DIRECT, PENSTOCK)
 TURNS = (DIRECT, PENSTOCK, PENSTOCK, DIRECT)
 """A drift of the machine that is steady over four turns cancels out."""
@@ -104,18 +104,18 @@ def measured(options: ServedOptions, stage: Testbed) -> tuple[list[Turn], Killed
     stage.say("starting the engine")
     with (
         _engine(options, "graphs", stage) as (engine, direct),
-        UpstreamPenstock(stage.room("penstock"), _url(direct), options.model, options.slots) as penstock,
+        in_front(stage.room("penstock"), direct, options.slots) as (penstock, through),
     ):
-        loads = _Loads(options, engine, direct, penstock, stage)
+        loads = _Loads(options, (penstock.processes, engine), {DIRECT: direct, PENSTOCK: through}, stage)
         loads.warm_up()
         turns = [loads.turn(way, number) for way, number in zip(TURNS, (1, 1, 2, 2), strict=True)]
     stage.say("starting the engine again, in one size of steps")
     with (
         _engine(options, "exact", stage) as (_, direct),
-        UpstreamPenstock(stage.room("killed"), _url(direct), options.model, options.slots) as penstock,
+        in_front(stage.room("killed"), direct, options.slots) as (penstock, through),
     ):
         stage.say("killing the worker")
-        killed = killed_streams(direct, penstock, options.killed_tokens, min(STREAMS, options.slots))
+        killed = killed_streams(direct, penstock, through, options.killed_tokens, min(STREAMS, options.slots))
         stage.done()
     return turns, killed
 
@@ -134,23 +134,25 @@ def _engine(options: ServedOptions, kind: str, stage: Testbed) -> Iterator[tuple
         yield processes, TargetServer.at(f"http://127.0.0.1:{port}/v1", options.model, name=DIRECT)
 
 
-def _url(server: TargetServer) -> str:
-    return f"http://{server.host}:{server.port}{server.path}"
+@contextmanager
+def in_front(folder: Path, server: TargetServer, slots: int) -> Iterator[tuple[PenstockUp, TargetServer]]:
+    """A Penstock in front of a server that computes so many texts at once and does not say so."""
+    url = f"http://{server.host}:{server.port}{server.path}"
+    with PenstockUp(folder, "--upstream", url, settings={"upstream.slots": slots}) as penstock:
+        yield penstock, TargetServer.at(f"{penstock.url}/v1", server.model, name=PENSTOCK)
 
 
 class _Loads:
-    """Loads of one engine, direct and through the Penstock in front of it."""
+    """Loads of one engine, direct and through the Penstock in front of it. `processes`: Penstock's, the engine's."""
 
     def __init__(
         self,
         options: ServedOptions,
-        engine: Processes,
-        direct: TargetServer,
-        penstock: UpstreamPenstock,
+        processes: tuple[Processes, Processes],
+        servers: Mapping[str, TargetServer],
         stage: Testbed,
     ) -> None:
-        self.options, self._penstock, self._engine, self._stage = options, penstock, engine, stage
-        self._servers = {DIRECT: direct, PENSTOCK: penstock.target}
+        self.options, self._processes, self._servers, self._stage = options, processes, servers, stage
 
     def warm_up(self) -> None:
         """All clients once, each way. Raises Unanswered."""
@@ -164,15 +166,14 @@ class _Loads:
         for clients in self.options.levels:
             self._stage.say(f"{way}: {clients} at once")
             bodies = source.bodies(max(self.options.least, self.options.rounds * clients), FIELDS)
-            before = self._cpu_s()
+            before = [each.cpu_s() for each in self._processes]
             level = self._load(way, clients, bodies)
-            penstock_s, engine_s = (later - early for early, later in zip(before, self._cpu_s(), strict=True))
+            penstock_s, engine_s = (
+                spent(early, each.cpu_s()) for early, each in zip(before, self._processes, strict=True)
+            )
             found.append(served_level(way, level, penstock_s, engine_s))
             self._stage.done()
         return found
-
-    def _cpu_s(self) -> tuple[float, float]:
-        return self._penstock.cpu_s(), sum(self._engine.cpu_s().values())
 
     def _source(self, way: str, number: int) -> PromptSource:
         return PromptSource(self._servers[way], self.options.lengths, seed=number, chats=False)

@@ -71,7 +71,7 @@ class LoadRun:
         plan = self._plan
         prompt = f"Tell me about water, please: question {next(self._numbers)}."
         try:
-            self._answers.append(await stream.ask(chat(plan.path, plan.model, prompt, tokens, plan.headers), tokens))
+            self._answers.append(await stream.ask(chat(plan.model, prompt, tokens), tokens))
         except OSError as error:
             self._answers.append(StreamedAnswer(tokens, time.monotonic(), fault=f"{NO_CONNECTION}: {error}"))
             await asyncio.sleep(0.1)

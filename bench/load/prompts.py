@@ -6,9 +6,14 @@ import itertools
 from collections.abc import Mapping
 from random import Random
 
-from bench.table1.client import WORDS, TargetServer
+from bench.load.target import TargetServer
 from planner.load import RequestLengths
 
+WORDS = (  # noqa: SIM905 - a list of one a line would fill the screen
+    "water river stone light garden morning engine paper window story question answer reason market winter summer "
+    "bridge letter number people animal weather mountain machine history language picture kitchen doctor teacher "
+    "because however although between under after before during about against toward small large early late often"
+).split()
 TEMPLATE_TOKENS = 12
 """Of a chat template around a prompt, about."""
 OWN_WORDS = 4

@@ -9,7 +9,7 @@ import asyncio
 import socket
 import string
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -294,8 +294,8 @@ class Stream(asyncio.Protocol):
             self._socket.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
 
 
-def chat(path: str, model: str, prompt: str, tokens: int, headers: Mapping[str, str]) -> bytes:
+def chat(model: str, prompt: str, tokens: int) -> bytes:
     """A streamed chat request, ready to send."""
     messages = [{"role": "user", "content": prompt}]
     body = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True}
-    return request("POST", path, body, headers)
+    return request("POST", "/v1/chat/completions", body)

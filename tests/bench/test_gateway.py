@@ -19,10 +19,9 @@ from bench import program
 from bench.environments import CACHE, PINS, Absent, Environment, Say
 from bench.gateway.__main__ import main
 from bench.gateway.figures import Goals, rows
-from bench.gateway.sweep import GatewayReadings, notes, play
+from bench.gateway.sweep import GatewayOptions, GatewayReadings, notes, play
 from bench.gateway.systems import ServingGateway
 from bench.load.plan import LoadPlan, StreamReading
-from bench.load.scripted import ClockError
 from bench.report import load
 from bench.stats import Spread
 from workers.engines.sim.settings import SimSettings
@@ -201,12 +200,11 @@ def test_systems_take_turns_and_what_fails_is_told(monkeypatch: pytest.MonkeyPat
     systems = [Counted("a", log), Counted("b", log), Counted("broken", log, "broken"), Counted("c", log, "absent")]
     played = GatewayReadings()
     ready = played.prepared(systems, lambda _: None)
-
-    def plan(serving: ServingGateway, streams: int) -> LoadPlan:
-        return LoadPlan(port=serving.port, model="m", streams=streams, requests=streams, tokens=1)
-
+    options = GatewayOptions(
+        levels=(1, 4), rounds=2, requests_per_stream=1, tokens=1, step_ms=1, prefill_ms=1, limit_s=1
+    )
     with program.Testbed(Console(quiet=True), "", 8) as stage:
-        play(ready, 2, [1, 4], plan, SimSettings(), stage, played)
+        play(ready, options, stage, played)
     assert log == ["+a", "-a", "+b", "-b", "+b", "-b", "+a", "-a"]
     assert [each.streams for each in measured] == [1, 4] * 4
     assert {at: len(each) for at, each in played.readings.items()} == dict.fromkeys(
@@ -250,12 +248,11 @@ def test_the_whole_of_it_on_a_small_scale(tmp_path: Path, capsys: pytest.Capture
     }
     assert report.command.startswith("penstock bench gateway --quick") and "penstock" in shown and "ratio" in shown
     assert (report.settings["rounds"], report.settings["tokens"], report.settings["levels"]) == (1, 8, [2])
-    assert report.settings["systems"]["floor"] == "engine behind a bare asyncio socket server"
 
 
 def test_a_path_in_front_of_a_server_on_a_small_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every request is answered, and the table names each process that it cost."""
-    monkeypatch.setattr("bench.gateway.sweep.clock_error", lambda _: ClockError(ttft=0.0, itl=0.0, itl_p99=0.0))
+    monkeypatch.setattr("bench.gateway.sweep.clock_error", lambda _: 0.0)
     words = ["--quick", "--upstream", "--systems", "floor,penstock-upstream", *SMALL, "--levels", "2,40"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     report = load(tmp_path / "gateway-upstream-quick.json")

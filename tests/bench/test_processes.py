@@ -12,7 +12,7 @@ import pytest
 from house import eventually
 
 from bench.penstock import MODEL, Penstock
-from bench.processes import Died, Processes, spent, tree
+from bench.processes import Died, Processes, memory_mib, spent, tree
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def test_a_tree_is_counted_and_ended_as_a_whole(processes: Processes) -> None:
     used = spent(before, processes.cpu_s())
     pids = tree(processes.pids()["parent"])
     assert len(pids) == 2 and 0.25 < used < 5
-    assert 1 < processes.memory_mib()["parent"] < 500
+    assert 1 < memory_mib(pids[0]) < 500
     processes.close()
     eventually(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids))
 

@@ -17,15 +17,13 @@ import pytest
 
 from bench.gpu.__main__ import main
 from bench.gpu.killed import KilledStreams, killed_streams, wrong_with
-from bench.gpu.served import DIRECT, TURNS, ServedLevel, ratios, rows, served_level
+from bench.gpu.served import DIRECT, PENSTOCK, TURNS, ServedLevel, in_front, ratios, rows, served_level
 from bench.gpu.server import EXACT_ROWS, PROMPT_ROWS, row_counts, serve, shape_of, text_of, tokens_of
 from bench.gpu.slots import SlotTable, SlotText
-from bench.gpu.upstream import NAME as PENSTOCK
-from bench.gpu.upstream import UpstreamPenstock
 from bench.http import fetch
 from bench.load.streams import StreamedAnswer
+from bench.load.target import ConcurrencyLevel, TargetServer, TimedAnswer, seen
 from bench.ports import free_port
-from bench.table1.client import ConcurrencyLevel, TargetServer, TimedAnswer, seen
 
 pytestmark = pytest.mark.slow
 
@@ -214,9 +212,9 @@ def test_a_text_whose_worker_is_killed_is_the_direct_one(tmp_path: Path) -> None
     """Through `penstock up`, for real; the engine's steps need no GPU."""
     with (
         engine(ChainedSteps(0.004)) as direct,
-        UpstreamPenstock(tmp_path, f"http://127.0.0.1:{direct.port}/v1", "tiny", SLOTS) as penstock,
+        in_front(tmp_path, direct, SLOTS) as (penstock, through),
     ):
-        found = killed_streams(direct, penstock, 60, SLOTS)
+        found = killed_streams(direct, penstock, through, 60, SLOTS)
         assert (found.differ, found.direct_differ, found.wrong, found.restarts) == (0, 0, [], 1)
         assert min(found.killed_at) >= 20 and len(found.silences_s) == found.streams
 
