@@ -1,18 +1,45 @@
-"""Draws mutants of the Lua scripts: one operator, number, constant or statement of one line."""
+"""Mutants, and those of the Lua scripts: one operator, number, constant or statement of one line is another one."""
 
 from __future__ import annotations
 
+import difflib
 import random
 import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from bench.mutants.report import Mutant
-from bench.reach.reach import FOLDER, changed_library
+from bench.mutants.reach import FOLDER, changed_library
+
+
+class Mutant(msgspec.Struct, frozen=True):
+    """A change drawn by chance."""
+
+    file: str
+    operator: str
+    text: str
+    """The whole file with the change."""
+
+    @property
+    def room(self) -> str:
+        return FOLDER if self.file.endswith(".lua") else self.file.split("/", 1)[0]
+
+    def name(self, before: str) -> str:
+        """What changed, in one line; the same for as long as the changed lines and their place are. `before` is the
+        file without the change."""
+        sides: tuple[list[str], list[str]] = ([], [])
+        for line in difflib.ndiff(before.splitlines(), self.text.splitlines()):
+            if line.startswith(("- ", "+ ")):
+                sides[line.startswith("+ ")].append(line[2:].strip())
+        pairs = enumerate(zip(before.splitlines(), self.text.splitlines(), strict=False), 1)
+        at = next((number for number, (old, new) in pairs if old != new), 0)
+        old, new = (" / ".join(side) or "nothing" for side in sides)
+        return f"{self.file}:{at}: {old} -> {new}"
+
 
 SWAPS = {
     "==": "~=",

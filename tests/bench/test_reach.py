@@ -6,20 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.reach import reach as reach_module
-from bench.reach.reach import (
+from bench.mutants import reach as reach_module
+from bench.mutants.reach import (
     CHECKSUM,
     Reach,
     by_file,
     callers,
     changed_scripts,
     covering,
-    likeliest,
     run_by_calls,
-    said_by,
+    tests_of,
     touched,
     within,
-    words_of,
 )
 
 SOURCE = Path(__file__).parents[2]
@@ -38,19 +36,6 @@ def test_a_shared_function_is_in_every_script_that_uses_it() -> None:
 @pytest.mark.parametrize("name", ["claim", "rewound"])
 def test_the_lines_that_run_a_script_are_found(name: str) -> None:
     assert callers(SOURCE, [name])
-
-
-@pytest.mark.slow
-def test_a_test_that_fails_at_every_change_is_not_tried() -> None:
-    """It would notice the wrong change as it notices the right one."""
-    file, _, name = CHECKSUM.partition("::")
-    assert f"def {name}(" in (SOURCE / file).read_text()
-    script = "streaming/lua/fleet.lua"  # whose last script gets one more line
-    text = (SOURCE / script).read_text()
-    reach = Reach({}, {}, newer=frozenset({CHECKSUM, "tests/a.py::test_it"}))
-    assert reach_module.tests_of(SOURCE, reach, {script: text + "redis.call('DEL', KEYS[1])\n"}) == [
-        "tests/a.py::test_it"
-    ]
 
 
 def test_a_context_leads_to_its_test_wherever_the_line_ran() -> None:
@@ -73,7 +58,7 @@ def test_a_process_of_a_whole_file_and_its_import_are_for_all_its_tests(told: st
 
 def test_a_lines_tests_are_those_that_run_it() -> None:
     lines = {"api/a.py": {3: frozenset({"one"}), 5: frozenset({"two"}), 8: frozenset[str]()}}
-    reach = Reach({"one": 1.0, "two": 0.5}, lines)
+    reach = Reach({"one": 1.0, "two": 0.5}, lines, {})
     assert reach.of("api/a.py", [3]) == {"one"}
     assert reach.of("api/a.py", range(3, 6)) == {"one", "two"}
     assert reach.of("api/a.py", [6]) == {"two"}  # a line further down in the same statement
@@ -81,19 +66,20 @@ def test_a_lines_tests_are_those_that_run_it() -> None:
     assert reach.of("api/a.py", [1]) == reach.of("api/b.py", [3]) == frozenset()
 
 
-def test_tests_that_speak_of_the_change_come_first_and_then_the_quickest() -> None:
-    said = {"a": words_of("drop the cursor"), "b": words_of("a sum"), "c": words_of("another sum")}
-    seconds = {"a": 2.0, "b": 0.5, "c": 1.0}
-    assert likeliest(said, {"cursor"}, said, seconds) == ["a", "b", "c"]
-    assert likeliest(said, {"nothing"}, said, seconds) == ["b", "c", "a"]
-    assert within(["b", "c", "a"], seconds, 2.0) == ["b", "c"]
-    assert within(["a"], seconds, 1.0) == ["a"] and within([], seconds, 1.0) == []
+def test_quick_tests_that_run_little_else_come_first() -> None:
+    reach = Reach({"a": 2.0, "b": 0.5, "c": 0.5, CHECKSUM: 0.1}, {}, {"a": 10, "b": 900, "c": 100})
+    assert reach.likeliest("abc") == ["a", "c", "b"]
+    assert within(["c", "b", "a"], reach.seconds, 1.0) == ["c", "b"]
+    assert within(["a"], reach.seconds, 1.0) == ["a"] and within([], reach.seconds, 1.0) == []
 
 
-@pytest.mark.slow
-def test_the_words_of_a_test_are_those_of_its_body_its_parameters_and_its_file() -> None:
-    said = said_by(SOURCE)["tests/bench/test_reach.py::test_the_lines_that_run_a_script_are_found"]
-    assert {"bench", "reach", "claim", "callers"} <= said and "likeliest" not in said
+def test_a_test_that_fails_at_every_change_is_not_tried(tmp_path: Path) -> None:
+    """It would notice the wrong change as it notices the right one."""
+    file, _, name = CHECKSUM.partition("::")
+    assert f"def {name}(" in (SOURCE / file).read_text()
+    (tmp_path / "a.py").write_text("def f():\n    return 1\n")
+    reach = Reach({}, {"a.py": {2: frozenset({CHECKSUM, "tests/a.py::test_it"})}}, {})
+    assert tests_of(tmp_path, reach, "a.py", "def f():\n    return 2\n") == ["tests/a.py::test_it"]
 
 
 def test_the_lines_of_functions_are_known_from_those_that_an_import_runs() -> None:

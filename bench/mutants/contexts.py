@@ -1,7 +1,7 @@
 """A plugin of pytest: coverage notes which test ran a line, and a file says how long each took, and which failed.
 
 Processes that a test starts are named after it too: coverage reads their context from what pytest puts into the
-environment (`RC` in `bench/reach/reach.py`).
+environment (`RC` in `reach.py`).
 """
 
 from __future__ import annotations
