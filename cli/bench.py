@@ -30,8 +30,8 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
         "penstock bench recovery --quick",
     ),
     "conformance": (
-        "Conformance suites of others, from folders of yours, against real processes.",
-        "penstock bench conformance --suite ~/suites/durable-streams",
+        "The conformance suite of Open Responses, from a folder of yours, against real processes.",
+        "penstock bench conformance --suite ~/suites/openresponses",
     ),
     "chaos": (
         "Fault injection: kill, stop, cut off, fill up and flood real processes, and judge what clients received.",

@@ -17,13 +17,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 
-from bench.chaos.asks import ANY, Ask, Budget
+from bench.chaos.asks import Ask
 from bench.chaos.bounds import bound
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import Life, lives_of
 from bench.chaos.processes import ManagedProcess, until
 from bench.chaos.rows.workers import requests
-from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, bare_server, yardstick
+from bench.chaos.stage import PASSES, FaultTestbed, bare_server, yardstick
 from bench.stats import percentile
 
 SLOTS, WORKERS, TOKENS, STEP_MS, PREFILL_MS = 8, 2, 25, 20, 20
@@ -201,18 +201,3 @@ def _first_token_ms(lives: list[Life]) -> list[float]:
     """Of streamed requests."""
     firsts = ((life, life.of("token")) for life in lives)
     return [1000 * (tokens[0]["t"] - life.ask["t"]) for life, tokens in firsts if tokens]
-
-
-ROWS = (
-    FaultRow(
-        *("F15", "overload", f"{TIMES} times the capacity for {SECONDS:.0f} s, three lanes", 5, f15, 300),
-        alone=True,
-        proves="Overload is refused quickly, and what is accepted is served in the order of its lanes.",
-        budget=Budget(
-            refused=ANY,
-            codes=("queue_full",),
-            why="four of five requests cannot be served; the row judges their number",
-        ),
-        short=1,
-    ),
-)

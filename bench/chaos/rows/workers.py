@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from bench.chaos.asks import TENANTS, Ask, Budget, ClientView, authorization
+from bench.chaos.asks import TENANTS, Ask, ClientView, authorization
 from bench.chaos.bounds import bound
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.http import Cut, Exchange, fetch
 from bench.chaos.processes import ManagedProcess, becomes
-from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, bare_answer, bare_server, yardstick
+from bench.chaos.stage import PASSES, FaultTestbed, bare_answer, bare_server, yardstick
 from bench.processes import rss_bytes
 
 SLOTS, READ = 256, 24
@@ -236,7 +236,7 @@ async def f01(stage: FaultTestbed) -> None:
     stage.must(moved(stage) >= stage.wanted, f"only {moved(stage)} jobs lost their worker in {stage.wanted} kills")
 
 
-async def f01_defaults(stage: FaultTestbed) -> None:
+async def f01d(stage: FaultTestbed) -> None:
     """The same with the lease people have by default."""
     stage.lease_ms = 5000
     async with stage.cluster(lease_ms=5000) as cluster:
@@ -326,41 +326,3 @@ async def f27(stage: FaultTestbed) -> None:
         for what, children in (("fenced", cluster.workers), ("held up", cluster.apis)):
             logs = "".join(child.log.read_text() for child in children)
             stage.must(what in logs, f"no log says {what!r}")
-
-
-ROWS = (
-    FaultRow(
-        *("F01", "worker killed", "kill -9 of 1 of 3 workers, at a random moment", 50, f01, 420),
-        proves="Jobs of a killed worker go on elsewhere, on the same streams.",
-    ),
-    FaultRow(
-        *("F01d", "worker killed, default lease", "the same with lease_ms 5000", 4, f01_defaults, 120),
-        proves="The same with the lease that people have by default.",
-        short=1,
-    ),
-    FaultRow(
-        *("F02", "worker stopped, then a zombie", "SIGSTOP for 4 leases, then SIGCONT", 20, f02, 300),
-        proves="A worker that wakes up after it was fenced writes nothing and ends.",
-    ),
-    FaultRow(
-        *("F03", "engine hangs", "an engine stops stepping, its process lives", 20, f03, 200),
-        proves="A hung engine is given up, and only the request that hangs it fails.",
-    ),
-    FaultRow(
-        *("F27", "process stands still", "API process or worker does nothing for 2.5 leases", 20, f27, 240),
-        proves="A process that stands still loses its lease or holds its readers up, and nothing else.",
-        budget=Budget(broken=1, why="readers of a process that stood still may be cut off"),
-    ),
-    FaultRow(
-        *("F30", "full worker killed", f"kill -9 of a worker that runs {SLOTS} long outputs", 2, f30, 420),
-        alone=True,
-        proves="The loss of a worker with all slots full stalls its readers no longer than that of an idle one.",
-        short=1,
-    ),
-    FaultRow(
-        *("F31", "readers come back at once", f"{READERS} readers of {JOBS} jobs cut off and resumed", 2, f31, 300),
-        alone=True,
-        proves="Thousands of readers resume in seconds and in bounded memory, each with exactly what follows.",
-        short=1,
-    ),
-)
