@@ -12,7 +12,7 @@ import pytest
 
 from bench.chaos import oracle
 from bench.chaos.http import Cut, Exchange, fetch
-from bench.chaos.upstream_server import AT_START, BREAKS, FIRST_ID, STALL, WORDS, UpstreamFault, UpstreamServer
+from bench.chaos.upstream_server import AT_START, BREAKS, FIRST_ID, WORDS, UpstreamFault, UpstreamServer
 from bench.ports import free_port
 
 PROMPT = oracle.chat("p")
@@ -92,11 +92,3 @@ async def test_a_reply_that_meets_a_fault_is_not_complete(what: str) -> None:
         assert (await said(port, "/v1/chat/completions", CHAT))[1] == "length"
         _, _, page = await fetch(port, "POST", "/fault", msgspec.json.encode(UpstreamFault()))
         assert msgspec.json.decode(page) == {"met": 1}
-
-
-async def test_a_stall_is_a_pause_of_a_whole_reply() -> None:
-    async with serving() as port:
-        await fetch(port, "POST", "/fault", msgspec.json.encode(UpstreamFault(what=STALL, replies=1, seconds=0.3)))
-        began = asyncio.get_running_loop().time()
-        assert (await said(port, "/v1/chat/completions", CHAT))[:2] == ([0, 1, 2, 3], "length")
-        assert asyncio.get_running_loop().time() - began >= 0.3

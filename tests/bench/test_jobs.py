@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -98,10 +97,3 @@ def test_every_form_is_answered_at_the_door(tmp_path: Path) -> None:
             for form in ("chat", "stream", "jobs"):
                 found = measured(replace(serving, client=[*program, form]), store)
                 assert found.jobs > 0 and found.wrong == [] and set(found.cpu) == {"redis", "api-1", "worker-1"}
-
-
-def test_callers_that_come_to_grief_are_an_error_with_their_last_words(tmp_path: Path) -> None:
-    with Processes(tmp_path) as processes:
-        serving = ServingJobs(processes, [sys.executable, "-c", "raise SystemExit('no such server')"], "")
-        with pytest.raises(ClientFailed, match="no such server"):
-            measure(serving, processes, CallerPlan("", 1, 0.0, 0.1))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.mutants import reach as reach_module
 from bench.mutants.reach import (
     CHECKSUM,
     Reach,
@@ -94,19 +93,3 @@ def test_a_change_touches_the_lines_it_replaces_or_stands_between() -> None:
     assert touched("a\nb\nc\n", "a\nb\nx\nc\n") == {2, 3}
     assert touched("a\n", "a\n") == set()
     assert touched("a\nb\n", "x\na\nb\n") == {1} and touched("a\nb\n", "a\nb\nx\n") == {2}
-
-
-def test_notes_that_were_not_finished_are_of_no_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupted run has deleted the notes before it: their mark is gone with them."""
-    tree, notes = tmp_path / "tree", tmp_path / "notes"
-    (tree / "api").mkdir(parents=True)
-    notes.mkdir()
-    (notes / reach_module.MARK).write_text("of another tree\n/none\n")
-
-    def interrupted(*_: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(reach_module, "_collect", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        reach_module.kept(tree, notes, 1, print)
-    assert not (notes / reach_module.MARK).exists()

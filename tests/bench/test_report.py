@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
-from bench.report import Column, Ratio, Report, as_json, commit, load, table
+from bench.report import Column, Ratio, Report, as_json, load
 
 REPORT = Report(
     name="example",
@@ -21,25 +19,6 @@ REPORT = Report(
     ratios=(Ratio(what="ours / theirs", value=5.25, at_least=5), Ratio(what="the rest", value=0.5, at_most=0.3)),
     notes=("One core each.",),
 )
-
-
-def test_a_result_names_its_commit(tmp_path: Path) -> None:
-    (checkout := tmp_path / "checkout").mkdir()
-    assert commit(tmp_path) == ""
-    for words in (
-        ["init", "-q"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "a"],
-    ):
-        subprocess.run(["git", *words], cwd=checkout, check=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, check=True, capture_output=True, text=True).stdout
-    assert commit(checkout) == head[:12]
-
-
-def test_the_table_shows_figures_ratios_and_notes() -> None:
-    with (console := Console(width=120)).capture() as caught:
-        console.print(table(REPORT))
-    for word in ("An [example]", "12,346", "1.50", "ours / theirs", "5.25", "reached", "MISSED", "One core each."):
-        assert word in caught.get()
 
 
 def test_the_file_keeps_what_the_table_shows(tmp_path: Path) -> None:
@@ -98,15 +77,3 @@ def test_a_figure_beyond_its_rounds_is_no_median_of_them() -> None:
             Ratio.held(None, "ours / theirs", value, rounds=(3.1, 2.9))
         old = Ratio(what="ours / theirs", value=value, rounds=(3.1, 2.9))
         assert msgspec.json.decode(as_json(old), type=Ratio) == old
-
-
-def test_what_is_undecided_is_said_to_be_so() -> None:
-    """In the table and in the file; it is neither reached nor does it fail the program."""
-    ratio = Ratio(what="this / base", value=1.0, at_most=1.03, interval=(0.9, 1.1))
-    found = msgspec.structs.replace(REPORT, ratios=(ratio,))
-    with (console := Console(width=120)).capture() as caught:
-        console.print(table(found))
-    for shown in (caught.get(), as_json(found).decode()):
-        assert "undecided" in shown and "reached" not in shown
-    assert not found.missed and REPORT.missed
-    assert msgspec.structs.replace(ratio, interval=(1.1, 1.2)).verdict == "missed"

@@ -105,13 +105,3 @@ async def test_requests_that_do_not_end_in_time_are_given_up_and_the_rest_is_not
         found = await closed_loop(server, 4, requests, 0.1, lambda: None)
     assert sum(not each.fault for each in found.answers) == 3
     assert 39 <= len(found.answers) <= 40 and {each.fault for each in found.answers} == {"", TIMEOUT}
-
-
-async def test_a_server_without_models_is_told() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"data":[]}')
-
-    async with serving(answer) as url:
-        with pytest.raises(NotAServer, match="list of models"):
-            await asyncio.to_thread(TargetServer.at(url, "").first_model)

@@ -34,12 +34,6 @@ def plain_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-def test_every_package_is_in_a_copy() -> None:
-    """One left out would be imported from the installed tree, or be missed."""
-    settings = tomllib.loads((TREE / "pyproject.toml").read_text(encoding="utf-8"))
-    assert sorted(PACKAGES) == sorted(settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
-
-
 def test_the_planted_bugs_fit_the_tree() -> None:
     """Otherwise `make planted` refuses to run. Each names tests that are there."""
     assert all(bug.tests and bug.patched(TREE) for bug in planted_bugs())
@@ -87,23 +81,6 @@ def test_a_copy_is_used_by_one_at_a_time_and_kept(tmp_path: Path) -> None:
         assert {one, other} == {first, second}
         assert [path.name for path in (*one.iterdir(), *other.iterdir())] == ["a", "a"]
         assert (one / "a").read_text() == (other / "a").read_text() == "1"
-
-
-@pytest.mark.parametrize(
-    ("code", "output", "caught"),
-    [
-        (FAILED, "F\nFAILED tests/t.py::test_x[a b-1] - assert 1 == 2\n1 failed", True),
-        (FAILED, "F\nFAILED tests/t.py::test_x\n1 failed", True),
-        (FAILED, "E\nERROR tests/t.py::test_x - RuntimeError: no server\n1 error", False),
-        (PASSED, "1 passed", False),
-        (2, "FAILED tests/t.py::test_x", False),
-        (4, "ERROR: not found", False),
-        (TIMED_OUT, "not done after 90 s", False),
-    ],
-)
-def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: bool) -> None:
-    """Not one that could not be collected or set up, nor one that hangs."""
-    assert (SuiteRun(code, 1.0, output).failure is not None) is caught
 
 
 @pytest.mark.usefixtures("plain_pytest")
@@ -181,3 +158,26 @@ def test_nothing_is_noticed_that_the_sound_tree_shares(
     assert run.seconds == len(after.runs)
     if code == PASSED and len(unsure) < 3:
         assert after.runs[-1] == [test for test in "abc" if test not in unsure], "the others go on"
+
+
+def test_every_package_is_in_a_copy() -> None:
+    """One left out would be imported from the installed tree, or be missed."""
+    settings = tomllib.loads((TREE / "pyproject.toml").read_text(encoding="utf-8"))
+    assert sorted(PACKAGES) == sorted(settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "caught"),
+    [
+        (FAILED, "F\nFAILED tests/t.py::test_x[a b-1] - assert 1 == 2\n1 failed", True),
+        (FAILED, "F\nFAILED tests/t.py::test_x\n1 failed", True),
+        (FAILED, "E\nERROR tests/t.py::test_x - RuntimeError: no server\n1 error", False),
+        (PASSED, "1 passed", False),
+        (2, "FAILED tests/t.py::test_x", False),
+        (4, "ERROR: not found", False),
+        (TIMED_OUT, "not done after 90 s", False),
+    ],
+)
+def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: bool) -> None:
+    """Not one that could not be collected or set up, nor one that hangs."""
+    assert (SuiteRun(code, 1.0, output).failure is not None) is caught
