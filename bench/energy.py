@@ -16,7 +16,6 @@ from telemetry.gpu import GpuReadings
 
 METRIC = re.compile(r'^penstock_gpu_energy_joules\{[^}]*gpu="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-TIMEOUT_S = 10.0
 
 Counters = Mapping[str, float]
 """Joules that each GPU has used so far, by its UUID."""
@@ -44,17 +43,12 @@ class EnergyMeter:
 
 def counters_of(server: TargetServer) -> Counters:
     """The counters in a Penstock's metrics; none if it does not show any."""
-    kind = http.client.HTTPSConnection if server.tls else http.client.HTTPConnection
-    connection = kind(server.host, server.port, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", urlsplit(server.path).path.removesuffix("/v1") + "/metrics", headers=server.headers)
-        answer = connection.getresponse()
-        text = answer.read().decode(errors="replace") if answer.status == 200 else ""
-        return {uuid: float(value) for uuid, value in METRIC.findall(text)}
+        status, text = server.page(urlsplit(server.path).path.removesuffix("/v1") + "/metrics")
+        found = METRIC.findall(text.decode(errors="replace")) if status == 200 else ()
+        return {uuid: float(value) for uuid, value in found}
     except (OSError, http.client.HTTPException, ValueError):  # it is no Penstock, or not one that tells
         return {}
-    finally:
-        connection.close()
 
 
 def used(before: Counters, after: Counters) -> float | None:

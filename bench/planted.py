@@ -17,14 +17,12 @@ import msgspec
 from bench.program import BenchProgram, Option, ProgramRun, WrongArguments, count, side_by_side
 from bench.report import Ratio, columns, table
 from bench.trials import (
-    LIMIT_S,
     PASSED,
     Strayed,
     SuiteRun,
     TreeCopies,
     check_origins,
     copy_tree,
-    run_changed,
     run_tests,
 )
 
@@ -79,7 +77,8 @@ def planted_bugs() -> tuple[Bug, ...]:
 
 def try_bug(copies: TreeCopies, bug: Bug) -> tuple[Bug, SuiteRun]:
     """Raises Rotten."""
-    return bug, run_changed(copies, bug.patched(copies.tree), bug.tests, LIMIT_S)
+    with copies.changed(bug.patched(copies.tree)) as changed:
+        return bug, run_tests(changed, bug.tests, "-x")
 
 
 def _run(run: ProgramRun) -> int:

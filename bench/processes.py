@@ -6,6 +6,7 @@ A process that ends by itself spoils the measurement: it is an error, and its la
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import json
 import os
@@ -178,6 +179,18 @@ class Processes:
                 os.killpg(process.pid, signal.SIGKILL)  # what it left behind
             if line := self._lines.pop(name, None):
                 line.close()
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collection, which would stop this process for up to a third of a second: it would look like a
+    stall of the server, and what was due meanwhile would be asked in one burst."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def tree(pid: int) -> list[int]:

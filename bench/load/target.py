@@ -81,22 +81,27 @@ class TargetServer:
             where = f"{self.host}:{self.port}{self.path}/models"
             raise NotAServer(f"{where} is no list of models: name one with --model, or another base URL") from None
 
-    def get(self, path: str) -> Any:
-        """The JSON answer. Raises NotAServer, OSError."""
+    def page(self, path: str) -> tuple[int, bytes]:
+        """Status and body of an answer. Raises HTTPException, OSError."""
         kind = http.client.HTTPSConnection if self.tls else http.client.HTTPConnection
         connection = kind(self.host, self.port, timeout=GET_TIMEOUT_S)
         try:
             connection.request("GET", path, headers=self.headers)
-            response = connection.getresponse()
-            body = response.read()
-            if response.status != 200:
-                raise NotAServer(f"GET {path} is answered with {response.status}: {body[:200].decode('replace')}")
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        """The JSON answer. Raises NotAServer, OSError."""
+        try:
+            status, body = self.page(path)
+            if status != 200:
+                raise NotAServer(f"GET {path} is answered with {status}: {body[:200].decode(errors='replace')}")
             return json.loads(body)
         except (http.client.HTTPException, json.JSONDecodeError, UnicodeDecodeError) as error:
             where = f"{self.host}:{self.port}{self.path}"
             raise NotAServer(f"{where} does not answer as a server with OpenAI's API: {str(error).strip()}") from error
-        finally:
-            connection.close()
 
 
 class HttpConnection(Stream):
@@ -136,8 +141,6 @@ class TimedAnswer:
     fault: str = ""
     prompt: int = 0
     """Tokens of the prompt that were computed, as the server counts them; 0: it does not say."""
-    text: str = ""
-    finish: str = ""
 
     @property
     def ttft(self) -> float:
@@ -152,16 +155,13 @@ class TimedAnswer:
 
 def seen(answer: StreamedAnswer) -> TimedAnswer:
     """Take an answer apart. Tokens are the server's own count where it gives one, else its pieces."""
-    times, texts = list[float](), list[str]()
-    tokens, prompt, finish, fault = 0, 0, "", answer.fault
+    times, tokens, prompt, fault = list[float](), 0, 0, answer.fault
     for at, line in lines_of(answer):
         if line.text:
             times.append(at)
-            texts.append(line.text)
-        tokens, prompt = line.tokens or tokens, line.prompt or prompt
-        finish, fault = line.finish or finish, fault or line.fault
+        tokens, prompt, fault = line.tokens or tokens, line.prompt or prompt, fault or line.fault
     fault = fault or ("" if times else "no token")
-    return TimedAnswer(answer.sent, times, tokens or len(times), fault, prompt, "".join(texts), finish)
+    return TimedAnswer(answer.sent, times, tokens or len(times), fault, prompt)
 
 
 GIVEN_UP = 0.9

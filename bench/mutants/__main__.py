@@ -1,6 +1,6 @@
-"""`python -m bench.mutants`: would the test suite notice a mistake made by chance? Draws small changes of the product,
-tries each in a copy of the tree with the tests that run the changed lines, and tells which were not noticed. A test
-that fails without the change too has noticed nothing.
+"""`python -m bench.mutants`: would the tests of a room notice a mistake made by chance in it? Draws small changes of
+the product, runs in a copy of the tree the tests of the changed file's folder and then of its whole room (those that
+take no seconds), and tells which changes no test noticed. One that fails without the change too has noticed nothing.
 
 Every run draws another sample, from a seed that is printed first; `--seed N` repeats a sample. Exits 1 if fewer are
 noticed than are wanted; 2 if its tool is not there.
@@ -23,29 +23,20 @@ from redis import Redis
 from bench import program
 from bench.mutants import lua
 from bench.mutants.lua import Mutant
-from bench.mutants.reach import NOTES, ROOMS, Reach, kept, tests_of, within
 from bench.penstock import start_redis
 from bench.processes import Processes
 from bench.program import OUT, BenchProgram, Option, ProgramRun, WrongArguments, side_by_side
 from bench.report import Ratio, columns
-from bench.trials import (
-    MAX_TESTS_S,
-    PASSED,
-    SLOWER,
-    Strayed,
-    SuiteRun,
-    TreeCopies,
-    check_origins,
-    copy_tree,
-    run_changed,
-    unsure,
-)
+from bench.trials import NO_TESTS, PASSED, Strayed, TreeCopies, check_origins, copy_tree, run_tests
 
 SOURCE = Path(__file__).parents[2]
 TOOL = Path(".venv-audit/bin/python")
-HANG_TIMEOUT_S = 300.0
-"""Beyond what the chosen tests take: a mutant that makes one wait for ever is noticed."""
-COLUMNS = columns("room: room; mutants: mutants; killed: killed; percent: %")
+ROOMS = ("api", "workers", "scheduler", "offline", "streaming")
+CHECKSUM = "tests/streaming/store/test_identity.py::test_every_change_of_the_store_raises_its_format"
+"""It fails at every change of what scripts read and write, right or wrong: it notices no mistake."""
+HANG_TIMEOUT_S = 900.0
+"""Longer than the tests of any room take: a mutant that makes one wait for ever is noticed."""
+COLUMNS = columns("room: room; mutants: mutants; noticed: noticed; percent: %")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,45 +45,48 @@ class MutantTrial:
 
     mutant: Mutant
     name: str
-    covering: int
-    """How many tests run its lines."""
-    tried: int = 0
-    run: SuiteRun | None = None
-    """None if no test runs it."""
-
-    @property
-    def killed(self) -> bool:
-        """What the sound tree shares is not in the run's exit code."""
-        return self.run is not None and self.run.code != PASSED
-
-    @property
-    def told(self) -> str:
-        """In one line."""
-        left = unsure(self.run) if self.run else ""
-        verdict = "killed" if self.killed else "SURVIVED"
-        return f"{verdict}: {self.name} ({self.tried} of {self.covering} tests that run it tried{left})"
+    noticed: str
+    """By which test; "" if all pass."""
 
 
-def try_mutant(copies: TreeCopies, mutant: Mutant, reach: Reach) -> MutantTrial:
-    """Write it into a copy of the tree and run its tests there."""
+def try_mutant(copies: TreeCopies, mutant: Mutant) -> MutantTrial:
+    """Write it into a copy of the tree and run its room's tests there."""
     name = mutant.name((copies.tree / mutant.file).read_text(encoding="utf-8"))
-    found = tests_of(copies.tree, reach, mutant.file, mutant.text)
-    chosen = within(found, reach.seconds, MAX_TESTS_S)
-    if not chosen:
-        return MutantTrial(mutant, name, 0)
-    seconds = sum(reach.seconds.get(test, 0.0) for test in chosen)
-    run = run_changed(copies, {mutant.file: mutant.text}, chosen, HANG_TIMEOUT_S + SLOWER * seconds)
-    return MutantTrial(mutant, name, len(found), len(chosen), run)
+    with copies.changed({mutant.file: mutant.text}) as changed:
+        found = (_noticed(copies, changed, folder) for folder in folders_of(copies.tree, mutant.file))
+        return MutantTrial(mutant, name, next(filter(None, found), ""))
+
+
+def folders_of(tree: Path, file: str) -> list[str]:
+    """The tests of a file, which mirror the folders: of its own folder, and of its whole room."""
+    own = Path("tests", file).parent
+    while not (tree / own).is_dir():
+        own = own.parent
+    return list(dict.fromkeys([own.as_posix(), f"tests/{Path(file).parts[0]}"]))
+
+
+def _noticed(copies: TreeCopies, changed: Path, folder: str) -> str:
+    """The test of the folder that fails in the changed tree and passes in the sound one."""
+    left_out = [CHECKSUM]
+    while True:
+        options = [f"--deselect={test}" for test in left_out]
+        run = run_tests(changed, [folder], "-x", "-m", "not slow", *options, limit_s=HANG_TIMEOUT_S)
+        if run.failure is None:
+            return "" if run.code in (PASSED, NO_TESTS) else f"no test that could be run (pytest: {run.code})"
+        test, _ = run.failure
+        with copies.changed({}) as sound:
+            if run_tests(sound, [test]).code == PASSED:
+                return test
+        left_out.append(test)
 
 
 def rows(trials: Sequence[MutantTrial]) -> list[dict[str, Any]]:
     """One for each room, and one for all."""
-    rooms = sorted({each.mutant.room for each in trials})
     found = []
-    for room in (*rooms, "all"):
+    for room in (*sorted({each.mutant.room for each in trials}), "all"):
         of = [each for each in trials if room in ("all", each.mutant.room)]
-        killed = sum(each.killed for each in of)
-        found.append({"room": room, "mutants": len(of), "killed": killed, "percent": 100 * killed / max(len(of), 1)})
+        noticed = sum(bool(each.noticed) for each in of)
+        found.append({"room": room, "mutants": len(of), "noticed": noticed, "percent": 100 * noticed / max(len(of), 1)})
     return found
 
 
@@ -107,14 +101,13 @@ def _run(run: ProgramRun) -> int:
         copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
         copies = TreeCopies(sound, Path(folder))
         check_origins(sound)
-        reach = kept(sound, NOTES, args.jobs, run.console.print)
         sample = _named(sound, _python(sound, seed, args.sample) + _lua(sound, seed, args.lua), args.only or "")
         trials: list[MutantTrial] = []
-        for trial in side_by_side([partial(try_mutant, copies, mutant, reach) for mutant in sample], args.jobs):
+        for trial in side_by_side([partial(try_mutant, copies, mutant) for mutant in sample], args.jobs):
             trials.append(trial)
-            run.console.print(f"{len(trials)}/{len(sample)} {trial.told}", soft_wrap=True, markup=False)
-    trials.sort(key=lambda trial: sample.index(trial.mutant))
-    found, survivors = rows(trials), [each.told for each in trials if not each.killed]
+            verdict = f"noticed by {trial.noticed}" if trial.noticed else "SURVIVED"
+            run.console.print(f"{len(trials)}/{len(sample)} {trial.name}: {verdict}", soft_wrap=True, markup=False)
+    found, survivors = rows(trials), sorted(each.name for each in trials if not each.noticed)
     noticed = Ratio.held("mutants.noticed", "mutants noticed, %", found[-1]["percent"], digits=1)
     name, title = "mutants-some" if args.only else "mutants", "Mistakes made by chance"
     return run.keep(run.result(name, title, COLUMNS, found, [noticed], survivors, seed=seed))

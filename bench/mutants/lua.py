@@ -13,7 +13,9 @@ import msgspec
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from bench.mutants.reach import FOLDER, changed_library
+from streaming.redis.scripts import assemble
+
+FOLDER = "streaming/lua"
 
 
 class Mutant(msgspec.Struct, frozen=True):
@@ -114,8 +116,9 @@ def _replaced(text: str, number: int, new: str) -> str:
 
 def compiles(server: Redis, tree: Path, mutant: Mutant) -> bool:
     """One that does not is no mistake that anybody could ship."""
+    texts = {Path(file).name: text for file, text in (_texts(tree) | {mutant.file: mutant.text}).items()}
     try:
-        server.function_load(changed_library(tree, {mutant.file: mutant.text}).text, replace=True)
+        server.function_load(assemble(texts).text, replace=True)
     except ResponseError:
         return False
     return True

@@ -1,14 +1,15 @@
 """The mutants: what may be changed in a script, and what is counted."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
 from bench.mutants import lua
-from bench.mutants.__main__ import MutantTrial, rows
+from bench.mutants.__main__ import CHECKSUM, folders_of, rows, try_mutant
 from bench.mutants.lua import Mutant
-from bench.trials import FAILED, PASSED, TIMED_OUT, SuiteRun
+from bench.trials import TreeCopies
 
 SOURCE = Path(__file__).parents[2]
 
@@ -42,16 +43,39 @@ def test_mutants_of_scripts_are_drawn_alike_by_a_seed_and_can_be_loaded(redis_ur
         assert all(lua.compiles(server, SOURCE, each) for each in drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("code", "killed"), [(FAILED, True), (TIMED_OUT, True), (2, True), (PASSED, False), (None, False)]
+    ("text", "noticed"),
+    [("RIGHT = False\nEVEN = 1\n", "tests/api/test_a.py::test_right"), ("RIGHT = True\nEVEN = 0\n", "")],
 )
-def test_a_mutant_is_killed_when_a_test_does_not_pass(code: int | None, killed: bool) -> None:
-    trial = MutantTrial(Mutant("api/a.py", "swap", "b\n"), "a", 3, 2, None if code is None else SuiteRun(code, 1.0, ""))
-    assert trial.killed is killed
-    assert [(row["room"], row["mutants"], row["percent"]) for row in rows([trial])] == [
-        ("api", 1, 100 * killed),
-        ("all", 1, 100 * killed),
+def test_a_mutant_is_noticed_by_a_test_that_passes_without_it(
+    text: str, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails without it too has noticed nothing."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    tests = tmp_path / "tree" / "tests" / "api"
+    tests.mkdir(parents=True)
+    (tmp_path / "tree" / "api").mkdir()
+    (tmp_path / "tree" / "api" / "a.py").write_text("RIGHT = True\nEVEN = 1\n")
+    (tests / "test_a.py").write_text(
+        "from api import a\n\ndef test_wrong():\n    assert 0\n\ndef test_right():\n    assert a.RIGHT\n"
+    )
+    copies = TreeCopies(tmp_path / "tree", tmp_path, shutil.copytree)
+    trial = try_mutant(copies, Mutant("api/a.py", "number", text))
+    assert trial.noticed == noticed
+    assert [(row["room"], row["percent"]) for row in rows([trial])] == [
+        (room, 100 * bool(noticed)) for room in ("api", "all")
     ]
+
+
+def test_the_test_that_fails_at_every_change_is_there() -> None:
+    file, _, name = CHECKSUM.partition("::")
+    assert f"def {name}(" in (SOURCE / file).read_text()
+
+
+def test_the_tests_of_a_file_are_those_of_its_folder_and_then_of_its_room() -> None:
+    assert folders_of(SOURCE, "streaming/jobs/relay.py") == ["tests/streaming/jobs", "tests/streaming"]
+    assert folders_of(SOURCE, "streaming/lua/claim.lua") == ["tests/streaming"]
 
 
 def test_a_mutant_is_named_by_what_it_changes() -> None:

@@ -8,7 +8,6 @@ slot has a client and nobody else asks is shown, and loosens nothing.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sys
 import time
@@ -24,6 +23,7 @@ from bench.chaos.history import Life, lives_of
 from bench.chaos.processes import ManagedProcess, until
 from bench.chaos.rows.workers import requests
 from bench.chaos.stage import PASSES, FaultTestbed, bare_server, yardstick
+from bench.processes import uncollected
 from bench.stats import percentile
 
 SLOTS, WORKERS, TOKENS, STEP_MS, PREFILL_MS = 8, 2, 25, 20, 20
@@ -63,11 +63,12 @@ async def f15(stage: FaultTestbed) -> None:
         full = await _full(cluster, numbers)
         stage.figures["served at full load, of capacity"] = round(full / CAPACITY, 2)
         for _ in stage.tries():
-            async with yardstick(stage, 1 / (TIMES * CAPACITY)) as bare_ms, uncollected():
-                stage.fault(f"{TIMES} times the load")
-                began = time.monotonic()
-                begun, deepest = await _flood(cluster, numbers)
-                ended = time.monotonic()
+            async with yardstick(stage, 1 / (TIMES * CAPACITY)) as bare_ms:
+                with uncollected():
+                    stage.fault(f"{TIMES} times the load")
+                    began = time.monotonic()
+                    begun, deepest = await _flood(cluster, numbers)
+                    ended = time.monotonic()
             served = sum(began <= each <= ended for each in bare_ends())
             controls = Controls(percentile(sorted(bare_ms), 0.99) or 0.0, served / (ended - began))
             lives = await _told(cluster, begun)
@@ -87,18 +88,6 @@ async def _flood(cluster: PenstockCluster, numbers: count[int]) -> tuple[list[Be
         await asyncio.sleep(0.5)
     await until(lambda: _is_idle(cluster), DRAIN_TIMEOUT_S, 0.1)
     return await offered, deepest
-
-
-@asynccontextmanager
-async def uncollected() -> AsyncIterator[None]:
-    """Without the garbage collector: it would stop this process for a third of a second, whose history is long by then,
-    and what was due meanwhile would be asked in one burst."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @asynccontextmanager
