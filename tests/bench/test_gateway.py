@@ -16,7 +16,7 @@ from house import eventually
 from rich.console import Console
 
 from bench import program
-from bench.environments import CACHE, PINS, Absent, Environment, Say
+from bench.environments import Absent, Say
 from bench.gateway.__main__ import main
 from bench.gateway.figures import Goals, rows
 from bench.gateway.sweep import GatewayOptions, GatewayReadings, notes, play
@@ -188,21 +188,6 @@ def test_systems_take_turns_and_what_fails_is_told(monkeypatch: pytest.MonkeyPat
     )
     said = notes(systems, played, [])
     assert "c FAILED: cannot be installed: no such package" in said and "broken FAILED: it will not start" in said
-
-
-def test_an_environment_is_made_once_for_its_pins_and_says_why_it_cannot_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    said: list[str] = []
-    environ = {CACHE: str(tmp_path)}
-    empty = Environment(name="one", packages=())
-    python = empty.prepare(said.append, environ)
-    assert empty.prepare(said.append, environ) == python and len(said) == 1
-    assert subprocess.run([python, "-c", "print(1)"], capture_output=True, check=True).stdout == b"1\n"
-    with pytest.raises(Absent, match="penstock-bench-no-such-package"):
-        Environment(name="two", packages=("penstock-bench-no-such-package==1",)).prepare(said.append, environ)
-    assert not (tmp_path / "two" / PINS).exists()
 
 
 def test_the_whole_of_it_on_a_small_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,7 @@ import pytest
 
 from bench.jobs.__main__ import ratios, rows
 from bench.jobs.callers import CallerPlan
-from bench.jobs.frontend import CHAT
 from bench.jobs.systems import ClientFailed, JobsReading, PenstockJobs, ServingJobs, measure
-from bench.load.streams import Framing
 from bench.penstock import start_redis
 from bench.processes import Processes
 
@@ -64,17 +62,6 @@ def test_a_ratio_shows_what_it_was_in_each_round() -> None:
     assert rate.value == pytest.approx(5.5) and cost.value == pytest.approx(5.5), "the median of the rounds"
     crowd["arq"].append(reading(1000))
     assert [ratio.rounds for ratio in ratios(rows(crowd, {}))] == [(), (), ()]
-
-
-def test_an_answer_is_whole_at_its_end_and_not_before() -> None:
-    for answer in (
-        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-    ):
-        framing = Framing()
-        whole = [framing.ends_with(answer[at : at + 1]) for at in range(len(answer))]
-        assert whole == [False] * (len(answer) - 1) + [True]
-    assert b'"max_tokens":1' in CHAT
 
 
 def measured(serving: ServingJobs, store: Processes) -> JobsReading:
