@@ -9,6 +9,7 @@ import http.client
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
 from bench.load.target import TargetServer
@@ -34,10 +35,7 @@ class EnergyMeter:
         """The first source that tells now. `gpus`: those of this machine."""
         if server.host in LOOPBACK and gpus is not None and gpus.joules():
             return cls(gpus.joules, "NVML")
-
-        def metrics() -> Counters:
-            return counters_of(server)
-
+        metrics = partial(counters_of, server)
         return cls(metrics, "its metrics") if metrics() else cls(dict, "")
 
 

@@ -21,7 +21,6 @@ from typing import TypeVar
 
 from msgspec.json import decode, encode
 
-from bench.http import fetch
 from bench.ports import free_port
 from penstock.process import ENV as LIFELINE
 
@@ -111,11 +110,12 @@ class Processes:
         self.until(all_ready, f"{', '.join(self._lines)} to be ready", seconds)
 
     def until(self, condition: Callable[[], object], what: str, seconds: float = READY_TIMEOUT_S) -> None:
-        """Poll until it is so, as long as all processes live; OSError counts as "not yet". Raises Died."""
+        """Poll until it is so, as long as all processes live; an error of a connection counts as "not yet". Raises
+        Died."""
         deadline = time.monotonic() + seconds
         while True:
             self.check()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, http.client.HTTPException):
                 if condition():
                     return
             if time.monotonic() > deadline:
@@ -133,10 +133,6 @@ class Processes:
     def wait_port(self, port: int, seconds: float = READY_TIMEOUT_S) -> None:
         """Until something accepts connections there. Raises Died."""
         self.until(lambda: _accepts(port), f"port {port}", seconds)
-
-    def wait_page(self, port: int, path: str, words: bytes, seconds: float = READY_TIMEOUT_S) -> None:
-        """Until a page is there and has these words in it. Raises Died."""
-        self.until(lambda: words in _page(port, path), f"http://127.0.0.1:{port}{path}", seconds)
 
     def check(self) -> None:
         """All of them live. Raises Died."""
@@ -253,10 +249,3 @@ def spent(before: Mapping[str, float], after: Mapping[str, float], names: Iterab
 def _accepts(port: int) -> bool:
     with socket.create_connection(("127.0.0.1", port), 1):
         return True
-
-
-def _page(port: int, path: str) -> bytes:
-    try:
-        return fetch(port, "GET", path, timeout_s=5)[2]
-    except http.client.HTTPException:
-        return b""

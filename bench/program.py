@@ -95,10 +95,10 @@ class ProgramRun:
 
 
 class Option:
-    """One option of a program, as argparse takes it; of options in one `group` at most one may be given."""
+    """One option of a program, as argparse takes it."""
 
-    def __init__(self, *flags: str, group: str = "", **settings: Any) -> None:
-        self.flags, self.group, self.settings = flags, group, settings
+    def __init__(self, *flags: str, **settings: Any) -> None:
+        self.flags, self.settings = flags, settings
 
 
 OUT = Option("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
@@ -121,11 +121,8 @@ class BenchProgram:
 
     def taking(self, *options: Option) -> BenchProgram:
         """The program with these options."""
-        groups: dict[str, Any] = {"": self.parser}
         for option in options:
-            if option.group not in groups:
-                groups[option.group] = self.parser.add_mutually_exclusive_group()
-            groups[option.group].add_argument(*option.flags, **option.settings)
+            self.parser.add_argument(*option.flags, **option.settings)
         return self
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:

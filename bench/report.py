@@ -53,6 +53,11 @@ def goals(path: Path = FILE) -> Mapping[str, Goal]:
     return found
 
 
+def bound(name: str) -> float:
+    """The value of a goal. Raises KeyError."""
+    return goals()[name].bound
+
+
 RESULTS = Path("bench/results")
 COLUMN = re.compile(r"(\w+): (.*?)(?: \.(\d))?")
 WIDTH = 160

@@ -19,7 +19,7 @@ from bench.gateway.systems import systems
 from bench.load.plan import LoadFailed
 from bench.processes import Died
 from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, WrongArguments, count, counts
-from bench.report import goals
+from bench.report import bound
 
 LEVELS = (1, 4, 16, 64, 128, 256)
 QUICK_LEVELS = (1, 64, 256)
@@ -33,7 +33,7 @@ def _run(run: ProgramRun) -> int:
     if run.args.base is not None:
         return _compare(run)
     args, options = run.args, _options(run.args)
-    names = args.systems or (QUICK_SYSTEMS if args.quick else ())
+    names = args.systems.split(",") if args.systems else QUICK_SYSTEMS if args.quick else ()
     program.check_names("system", names, [system.name for system in systems()])
     rivals = _of_rivals(args, options)
     ends = replace(rivals, levels=tuple(sorted({options.levels[0], options.levels[-1]})))
@@ -44,7 +44,7 @@ def _run(run: ProgramRun) -> int:
     )
     for name, is_wanted, few, those in modes:
         if is_wanted:
-            wanted = args.systems or few or names
+            wanted = names if args.systems else few or names
             sweep.compare(run, name, [each for each in systems() if not wanted or each.name in wanted], those)
     return 0
 
@@ -60,7 +60,7 @@ def _compare(run: ProgramRun) -> int:
         raise WrongArguments(
             f"--base is judged by {base.MIN_ROUNDS} rounds or more; with --quick fewer are shown, not judged"
         )
-    return base.compare(run, args.bound or goals()["gateway.base"].bound, _of_base(args, _options(args)))
+    return base.compare(run, args.bound or bound("gateway.base"), _of_base(args, _options(args)))
 
 
 def _options(args: argparse.Namespace) -> GatewayOptions:
@@ -95,12 +95,8 @@ def _of_base(args: argparse.Namespace, options: GatewayOptions) -> GatewayOption
     )
 
 
-def _names(words: str) -> list[str]:
-    return [name.strip() for name in words.split(",") if name.strip()]
-
-
 main = BenchProgram("penstock bench gateway", __doc__, _run, Died, LoadFailed, OSError).taking(
-    Option("--systems", type=_names, help=f"only these, separated by commas: {KNOWN}"),
+    Option("--systems", help=f"only these, separated by commas: {KNOWN}"),
     Option("--quick", action="store_true", help="c = 1, 64, 256, two requests a stream, one round"),
     Option("--levels", type=counts, help="concurrent streams, e.g. 1,64,256"),
     Option("--rounds", type=count, help="rounds through all systems (default 2); medians are shown"),

@@ -14,6 +14,7 @@ import msgspec
 from bench.environments import ROOT, Environment, Installable, Peer, Ready
 from bench.gateway.engine import MODEL
 from bench.gateway.figures import ENGINE, UPSTREAM
+from bench.http import fetch
 from bench.penstock import Penstock as Deployment
 from bench.penstock import start_redis
 from bench.ports import free_port
@@ -206,7 +207,7 @@ class Dynamo(Peer):
             processes.start("frontend", (self.python, "-m", "dynamo.frontend", *listen))
             worker = "bench.gateway.peers.dynamo_worker"
             processes.start("worker", (self.python, "-m", worker, folder / "model", settings))
-            processes.wait_page(port, "/v1/models", b'"id"')
+            processes.until(lambda: b'"id"' in fetch(port, "GET", "/v1/models")[2], "the frontend to know the model")
             yield ServingGateway(port, [processes])
 
 

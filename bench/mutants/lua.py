@@ -22,7 +22,6 @@ class Mutant(msgspec.Struct, frozen=True):
     """A change drawn by chance."""
 
     file: str
-    operator: str
     text: str
     """The whole file with the change."""
 
@@ -77,8 +76,8 @@ def _drawn(tree: Path, seed: int) -> Iterator[Mutant]:
     texts = _texts(tree)
     chances = [(file, *change) for file, text in texts.items() for change in changes(text)]
     random.Random(seed).shuffle(chances)  # noqa: S311 - to be repeated
-    for file, number, operator, new in chances:
-        yield Mutant(file, operator, _replaced(texts[file], number, new))
+    for file, number, new in chances:
+        yield Mutant(file, _replaced(texts[file], number, new))
 
 
 def _texts(tree: Path) -> dict[str, str]:
@@ -87,18 +86,17 @@ def _texts(tree: Path) -> dict[str, str]:
     return {path.relative_to(tree).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
-def changes(text: str) -> Iterator[tuple[int, str, str]]:
-    """Every change of a script: the line's number, the operator, and the line instead."""
+def changes(text: str) -> Iterator[tuple[int, str]]:
+    """Every change of a script: the line's number, and the line instead."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#!"):
             continue
         bare = APART.sub(lambda found: " " * len(found[0]), line)
         for token in TOKEN.finditer(bare):
             new = SWAPS[token[0]] if token[0] in SWAPS else str(int(token[0]) + 1)
-            operator = f"{token[0]} to {new}" if new else f"no {token[0]}"
-            yield number, operator, line[: token.start()] + new + line[token.end() :]
+            yield number, line[: token.start()] + new + line[token.end() :]
         if _is_statement(bare):
-            yield number, "statement left out", ""
+            yield number, ""
 
 
 def _is_statement(bare: str) -> bool:

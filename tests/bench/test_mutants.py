@@ -29,7 +29,7 @@ SOURCE = Path(__file__).parents[2]
     ],
 )
 def test_a_line_of_a_script_is_changed_in_one_place(line: str, expected: list[str]) -> None:
-    assert [new for _, _, new in lua.changes(line + "\n")] == expected
+    assert [new for _, new in lua.changes(line + "\n")] == expected
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_mutants_of_scripts_are_drawn_alike_by_a_seed_and_can_be_loaded(redis_ur
         drawn = lua.draw(server, SOURCE, 1, 5)
         assert drawn == lua.draw(server, SOURCE, 1, 5)
         assert drawn != lua.draw(server, SOURCE, 2, 5)
-        broken = Mutant("streaming/lua/accept.lua", "none", "#!lua name=put\nif then")
+        broken = Mutant("streaming/lua/accept.lua", "#!lua name=put\nif then")
         assert not lua.compiles(server, SOURCE, broken)
         assert all(lua.compiles(server, SOURCE, each) for each in drawn)
 
@@ -61,7 +61,7 @@ def test_a_mutant_is_noticed_by_a_test_that_passes_without_it(
         "from api import a\n\ndef test_wrong():\n    assert 0\n\ndef test_right():\n    assert a.RIGHT\n"
     )
     copies = TreeCopies(tmp_path / "tree", tmp_path, shutil.copytree)
-    trial = try_mutant(copies, Mutant("api/a.py", "number", text))
+    trial = try_mutant(copies, Mutant("api/a.py", text))
     assert trial.noticed == noticed
     assert [(row["room"], row["percent"]) for row in rows([trial])] == [
         (room, 100 * bool(noticed)) for room in ("api", "all")
@@ -80,7 +80,7 @@ def test_the_tests_of_a_file_are_those_of_its_folder_and_then_of_its_room() -> N
 
 def test_a_mutant_is_named_by_what_it_changes() -> None:
     before = "def f():\n    return 1\n"
-    mutant = Mutant("api/a.py", "number", "def f():\n    return 2\n")
+    mutant = Mutant("api/a.py", "def f():\n    return 2\n")
     assert mutant.name(before) == "api/a.py:2: return 1 -> return 2"
-    twice = Mutant("api/a.py", "number", "a = 1\nb = 0\na = 2\n")
+    twice = Mutant("api/a.py", "a = 1\nb = 0\na = 2\n")
     assert twice.name("a = 1\nb = 0\na = 1\n") == "api/a.py:3: a = 1 -> a = 2"

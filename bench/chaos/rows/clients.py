@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from bench.chaos.asks import TENANTS, Ask
-from bench.chaos.bounds import bound
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import lives_of
 from bench.chaos.http import Cut, Exchange, fetch
@@ -22,6 +21,7 @@ from bench.chaos.processes import becomes
 from bench.chaos.rows.workers import requests, victim
 from bench.chaos.stage import PASSES, FaultTestbed, yardstick
 from bench.processes import rss_bytes
+from bench.report import bound
 from bench.stats import percentile
 
 

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Sequence
 
 from bench.chaos.asks import TENANTS, Ask
-from bench.chaos.bounds import bound
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.processes import ManagedProcess, RedisServer, until
@@ -15,6 +14,7 @@ from bench.chaos.proxy import Proxy
 from bench.chaos.replicated import ClusterNodes, Sentinels
 from bench.chaos.rows.workers import asks, requests, victim
 from bench.chaos.stage import FaultTestbed
+from bench.report import bound
 
 PARTITIONS = 6
 LEASE_MS = 2000

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import count
 
 from bench.chaos.asks import TENANTS, Ask, ClientView
-from bench.chaos.bounds import bound
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.processes import RedisServer, becomes
 from bench.chaos.stage import FaultTestbed
+from bench.report import bound
 
 ACCEPTED = 202
 MIB = 1 << 20

@@ -9,13 +9,13 @@ from functools import partial
 from itertools import count
 
 from bench.chaos.asks import Ask
-from bench.chaos.bounds import bound
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.http import Exchange
 from bench.chaos.processes import ManagedProcess, becomes
 from bench.chaos.rows.workers import asks, requests
 from bench.chaos.stage import FaultTestbed
+from bench.report import bound
 
 MAX_EXIT_S = bound("chaos.exit")
 CLAIM_TIMEOUT_S = 5.0

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from itertools import count
 
 from bench.chaos.asks import Ask
-from bench.chaos.bounds import bound
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import Life, lives_of
 from bench.chaos.processes import ManagedProcess, until
 from bench.chaos.rows.workers import requests
 from bench.chaos.stage import PASSES, FaultTestbed, bare_server, yardstick
 from bench.processes import uncollected
+from bench.report import bound
 from bench.stats import percentile
 
 SLOTS, WORKERS, TOKENS, STEP_MS, PREFILL_MS = 8, 2, 25, 20, 20

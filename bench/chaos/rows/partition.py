@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.chaos.asks import TENANTS, Ask
-from bench.chaos.bounds import bound
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.processes import RedisServer, becomes, until
 from bench.chaos.proxy import Proxy
 from bench.chaos.rows.workers import asks, requests, victim
 from bench.chaos.stage import FaultTestbed
+from bench.report import bound
 
 ROLES = ("api", "workers", "scheduler")
 WAYS: tuple[dict[str, bool], ...] = ({}, {"to_server": False}, {"to_client": False})

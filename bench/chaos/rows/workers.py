@@ -9,16 +9,15 @@ import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 from bench.chaos.asks import TENANTS, Ask, ClientView, authorization
-from bench.chaos.bounds import bound
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.http import Cut, Exchange, fetch
 from bench.chaos.processes import ManagedProcess, becomes
 from bench.chaos.stage import PASSES, FaultTestbed, bare_answer, bare_server, yardstick
 from bench.processes import rss_bytes
+from bench.report import bound
 
 SLOTS, READ = 256, 24
 READERS, JOBS = 2000, 40
@@ -213,10 +212,6 @@ async def _kill(stage: FaultTestbed, cluster: PenstockCluster, latest_s: float) 
         await cluster.ready()
 
 
-def _has_ended(child: ManagedProcess, lives: int) -> bool:
-    return len(child.exits) > lives
-
-
 def _stalls_end(stage: FaultTestbed, after_ms: float = 0.0) -> None:
     """Readers waited for the loss to be seen, then for a lease and little more."""
     stage.stalled_at_most(after_ms + stage.lease_ms + MAX_RECOVERY_MS)
@@ -260,7 +255,7 @@ async def f02(stage: FaultTestbed) -> None:
             stage.must(all(w.alive for w in others), "a worker that was not stopped has ended")
             zombie.send(signal.SIGCONT)
             began = asyncio.get_running_loop().time()
-            ended = await becomes(partial(_has_ended, zombie, lives), 10, 0.01)
+            ended = await becomes(lambda z=zombie, n=lives: len(z.exits) > n, 10, 0.01)  # type: ignore[misc]
             slowest = max(slowest, asyncio.get_running_loop().time() - began)
             stage.must(ended and zombie.exits[-1] == FENCED_EXIT, f"zombie {zombie.name} did not end as fenced")
             await cluster.finish(begun)
