@@ -83,7 +83,7 @@ class ProgramRun:
         of --plots, unless the run is quick. Returns 1 for a missed goal, else 0."""
         found = msgspec.structs.replace(found, commit=report.commit())
         self.console.print(report.table(found))
-        self.console.print(f"figures: {found.save(self.args.out / f'{found.name}.json')}")
+        self.console.print(f"figures: {report.write(self.args.out / f'{found.name}.json', found.small)}")
         if draw and not getattr(self.args, "quick", False):
             drawn = draw(found, self.args.plots)
             self.console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())

@@ -226,10 +226,6 @@ class Report(MachineInfo, frozen=True, kw_only=True, omit_defaults=True):
         )
         return msgspec.structs.replace(self, columns=(), rows=rows, ratios=ratios)
 
-    def save(self, path: Path) -> Path:
-        """Write the JSON file; returns where."""
-        return write(path, self.small)
-
 
 def write(path: Path, document: Any) -> Path:
     """Any measurement as an indented JSON file."""
@@ -256,7 +252,7 @@ def _compact(value: Any) -> str:
 
 
 def load(path: Path) -> Report:
-    """Read what `save` wrote. Raises OSError, msgspec.ValidationError."""
+    """Read what a program kept. Raises OSError, msgspec.ValidationError."""
     return msgspec.json.decode(path.read_bytes(), type=Report)
 
 

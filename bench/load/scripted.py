@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
 from statistics import median
 
 import msgspec
@@ -72,12 +71,6 @@ def _off(reading: StreamReading) -> float:
     return max(abs(reading.ttft.p50 - TTFT_MS), abs(reading.itl.p50 - ITL_MS))
 
 
-def main(argv: Sequence[str]) -> int:
-    """Serve until ended."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(int(argv[0])))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(int(sys.argv[1])))
