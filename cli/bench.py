@@ -21,12 +21,12 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
         "penstock bench jobs --rounds 1 --seconds 2",
     ),
     "gpu": (
-        "An engine on a GPU by itself and behind Penstock: throughput, first tokens, a killed worker.",
+        "An engine on a GPU by itself and behind Penstock: throughput and first tokens.",
         "penstock bench gpu --quick",
     ),
     "order": ("The order and the gate beside other rules, simulated.", "penstock bench order --part gate --quick"),
     "recovery": (
-        "Kill a worker or an API process under load: how long readers wait, who stands still.",
+        "Kill a worker or an API process under load: how long readers wait.",
         "penstock bench recovery --quick",
     ),
     "conformance": (
