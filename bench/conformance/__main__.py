@@ -64,7 +64,7 @@ def run_suite(suite: Path, url: str, folder: Path) -> list[CaseVerdict]:
     words = [runner, str(PROGRAM), "--base-url", f"{url}/v1", "--api-key", "none", "--model", MODEL, "--json"]
     try:
         with (folder / "suite.log").open("wb") as log:
-            found = subprocess.run(words, cwd=suite, stdout=-1, stderr=log, timeout=TIMEOUT_S, check=False)
+            found = subprocess.run(words, cwd=suite, stdout=subprocess.PIPE, stderr=log, timeout=TIMEOUT_S, check=False)
         results = json.loads(found.stdout)["results"]
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SuiteMissing(f"the suite did not run: {error}") from None
