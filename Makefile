@@ -125,7 +125,7 @@ fuzz: $(AUDIT)/.tools ## send requests made from /openapi.json to the server tha
 .PHONY: bench
 bench: $(VENV)/.dev ## measure most of docs/performance.md, in turn, and write its tables and plots anew
 	@$(BIN)/penstock bench gateway --all
-	@for program in table1 jobs recovery; do $(BIN)/penstock bench $$program || exit 1; done
+	@for program in jobs recovery; do $(BIN)/penstock bench $$program || exit 1; done
 	@exec $(BIN)/python -m bench.document
 
 .PHONY: planted
@@ -159,7 +159,3 @@ test-rabbitmq: $(VENV)/.dev ## events through a RabbitMQ of the tests' own (Debi
 .PHONY: test-browser
 test-browser: $(VENV)/.dev ## a real browser: a hostile page, and the console (Debian: apt-get install chromium)
 	@PENSTOCK_TEST_BROWSER=1 exec $(BIN)/python -m pytest tests/system/test_browser.py tests/system/test_console.py $(ARGS)
-
-.PHONY: chaos-batch
-chaos-batch: $(VENV)/.dev ## batches: 200 kills, lost messages, full speed, beside people, memory; ARGS="--parts kills"
-	@exec $(BIN)/python -m bench.batch $(ARGS)

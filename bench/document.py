@@ -46,9 +46,11 @@ def filled(page: str, results: Path) -> str:
     return MARKED.sub(part, page)
 
 
-def _table(*rows: tuple[str, ...]) -> str:
+def _table(*rows: tuple[str, ...], numbers: bool = False) -> str:
+    """`numbers`: all columns but the first are set to the right."""
     head, *body = rows
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *body))
+    line = ("---", *("---:" if numbers else "---" for _ in head[1:]))
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, line, *body))
 
 
 def _code(value: object) -> str:
@@ -101,14 +103,8 @@ def _cost(found: report.Report) -> str:
     rows = {row["system"]: row for row in found.rows if row["streams"] == top}
     systems = [name for name in RIVALS if name in rows]
     figures = (("CPU per token, us", "cpu_us_per_token", 1), ("time to first token, p50, ms", "ttft_p50_ms", 0))
-    table = "\n".join(
-        f"| {' | '.join(cells)} |"
-        for cells in (
-            [f"{top} streams", *(RIVALS[name] for name in systems)],
-            ["---", *["---:"] * len(systems)],
-            *([words, *(report.cell(rows[name][key], digits) for name in systems)] for words, key, digits in figures),
-        )
-    )
+    body = [(words, *(report.cell(rows[name][key], digits) for name in systems)) for words, key, digits in figures]
+    table = _table((f"{top} streams", *(RIVALS[name] for name in systems)), *body, numbers=True)
     tree = f"commit {found.commit}" if found.commit else "its file names no commit"
     return f"{table}\n\nMeasured on {found.date}; {tree}."
 

@@ -9,14 +9,14 @@ import http.client
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
-from bench.table1.client import TargetServer
+from bench.load.target import TargetServer
 from telemetry.gpu import GpuReadings
 
 METRIC = re.compile(r'^penstock_gpu_energy_joules\{[^}]*gpu="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-TIMEOUT_S = 10.0
 
 Counters = Mapping[str, float]
 """Joules that each GPU has used so far, by its UUID."""
@@ -35,26 +35,18 @@ class EnergyMeter:
         """The first source that tells now. `gpus`: those of this machine."""
         if server.host in LOOPBACK and gpus is not None and gpus.joules():
             return cls(gpus.joules, "NVML")
-
-        def metrics() -> Counters:
-            return counters_of(server)
-
+        metrics = partial(counters_of, server)
         return cls(metrics, "its metrics") if metrics() else cls(dict, "")
 
 
 def counters_of(server: TargetServer) -> Counters:
     """The counters in a Penstock's metrics; none if it does not show any."""
-    kind = http.client.HTTPSConnection if server.tls else http.client.HTTPConnection
-    connection = kind(server.host, server.port, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", urlsplit(server.path).path.removesuffix("/v1") + "/metrics", headers=server.headers)
-        answer = connection.getresponse()
-        text = answer.read().decode(errors="replace") if answer.status == 200 else ""
-        return {uuid: float(value) for uuid, value in METRIC.findall(text)}
+        status, text = server.page(urlsplit(server.path).path.removesuffix("/v1") + "/metrics")
+        found = METRIC.findall(text.decode(errors="replace")) if status == 200 else ()
+        return {uuid: float(value) for uuid, value in found}
     except (OSError, http.client.HTTPException, ValueError):  # it is no Penstock, or not one that tells
         return {}
-    finally:
-        connection.close()
 
 
 def used(before: Counters, after: Counters) -> float | None:

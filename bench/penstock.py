@@ -6,6 +6,7 @@ The server keeps an append-only file synced every second, and the durable log is
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import socket
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from bench.ports import free_port
 from bench.processes import Processes
@@ -162,3 +164,47 @@ class Penstock:
     def close(self) -> None:
         """End every process. Idempotent."""
         self.processes.close()
+
+
+class PenstockUp:
+    """`with PenstockUp(folder, "--engine", "sim") as up:` is `penstock up` with these words, ready until the end of it.
+
+    `folder` must exist; a penstock.toml in it is read. `settings` are those of docs/configuration.md, by `section.key`.
+    """
+
+    def __init__(self, folder: Path, *words: str, settings: Mapping[str, object] | None = None) -> None:
+        self.data, self._words = folder / "data", words
+        self.processes = Processes(folder, own_environ() | variables(settings or {}))
+
+    def __enter__(self) -> PenstockUp:
+        argv = [sys.executable, "-P", "-m", "cli", "up", *self._words, "--port", "0", "--data-dir", str(self.data)]
+        try:
+            self.processes.start("up", argv)
+            self.processes.until(lambda: self.state()["state"] == "ready", "penstock up to be ready")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process. Idempotent."""
+        self.processes.close()
+
+    @property
+    def url(self) -> str:
+        return str(self.state()["url"])
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def state(self) -> dict[str, Any]:
+        """What `up` tells of itself. Raises FileNotFoundError."""
+        return dict(json.loads((self.data / "run" / "state.json").read_bytes()))
+
+    def worker(self) -> dict[str, Any]:
+        """The same of its only worker: its `pid`, and how many `restarts` it has had."""
+        return next(dict(each) for each in self.state()["processes"] if each["id"] == "worker-1")

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from rich.markup import escape
-from rich.table import Table
 
 from bench.program import BenchProgram, Option, ProgramRun, WrongArguments, count, side_by_side
-from bench.report import MachineInfo, commit, cores, write
+from bench.report import Ratio, columns, table
 from bench.trials import (
-    LIMIT_S,
     PASSED,
     Strayed,
     SuiteRun,
     TreeCopies,
     check_origins,
     copy_tree,
-    run_changed,
     run_tests,
 )
 
@@ -82,7 +77,8 @@ def planted_bugs() -> tuple[Bug, ...]:
 
 def try_bug(copies: TreeCopies, bug: Bug) -> tuple[Bug, SuiteRun]:
     """Raises Rotten."""
-    return bug, run_changed(copies, bug.patched(copies.tree), bug.tests, LIMIT_S)
+    with copies.changed(bug.patched(copies.tree)) as changed:
+        return bug, run_tests(changed, bug.tests, "-x")
 
 
 def _run(run: ProgramRun) -> int:
@@ -107,39 +103,22 @@ def _run(run: ProgramRun) -> int:
         for bug, found in side_by_side([partial(try_bug, copies, bug) for bug in bugs], args.jobs):
             tried.append((bug, found))
             console.print(f"{len(tried)}/{len(bugs)} {bug.name}: {_verdict(found)}", markup=False)
-    seconds = time.monotonic() - began
-    console.print(table(tried, seconds))
-    if args.out is not None:
-        write(args.out, as_document(tried, seconds))
-    return 0 if all(found.failure for _, found in tried) else 1
+    missed = Ratio.none("bugs that no test caught", sum(found.failure is None for _, found in tried))
+    title = f"{len(tried)} planted bugs, {time.monotonic() - began:.0f} s"
+    tried.sort(key=lambda each: each[0].name)
+    rows = [{"bug": bug.name, "verdict": _verdict(found)} for bug, found in tried]
+    told = run.result("planted", title, columns("bug: bug; verdict: verdict"), rows, [missed])
+    console.print(table(told))
+    return int(told.missed)
 
 
 def _verdict(run: SuiteRun) -> str:
     return f"caught by {run.failure[0].removeprefix('tests/')}" if run.failure else f"MISSED (pytest: {run.code})"
 
 
-def table(tried: Sequence[tuple[Bug, SuiteRun]], seconds: float) -> Table:
-    """One row per bug."""
-    missed = sum(run.failure is None for _, run in tried)
-    view = Table(title=f"{len(tried)} planted bugs, {missed} missed, {seconds:.0f} s on {cores()} cores")
-    for column in ("bug", "verdict"):
-        view.add_column(column)
-    for bug, run in sorted(tried, key=lambda each: each[0].name):
-        view.add_row(escape(bug.name), escape(_verdict(run)))
-    return view
-
-
-def as_document(tried: Sequence[tuple[Bug, SuiteRun]], seconds: float) -> dict[str, Any]:
-    """The same for programs."""
-    missed = [bug.name for bug, run in tried if run.failure is None]
-    machine = msgspec.to_builtins(MachineInfo())
-    return {**machine, "commit": commit(SOURCE), "seconds": round(seconds), "bugs": len(tried), "missed": missed}
-
-
 main = BenchProgram("python -m bench.planted", __doc__, _run).taking(
     Option("--only", metavar="NAME", help="only bugs whose name has this in it"),
     Option("--jobs", type=count, default=1, help="test runs at the same time (default: 1)"),
-    Option("--out", type=Path, help="where the figures go (default: nowhere)"),
 )
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ A process that ends by itself spoils the measurement: it is an error, and its la
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import json
 import os
@@ -20,7 +21,6 @@ from typing import TypeVar
 
 from msgspec.json import decode, encode
 
-from bench.http import fetch
 from bench.ports import free_port
 from penstock.process import ENV as LIFELINE
 
@@ -110,11 +110,12 @@ class Processes:
         self.until(all_ready, f"{', '.join(self._lines)} to be ready", seconds)
 
     def until(self, condition: Callable[[], object], what: str, seconds: float = READY_TIMEOUT_S) -> None:
-        """Poll until it is so, as long as all processes live; OSError counts as "not yet". Raises Died."""
+        """Poll until it is so, as long as all processes live; an error of a connection counts as "not yet". Raises
+        Died."""
         deadline = time.monotonic() + seconds
         while True:
             self.check()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, http.client.HTTPException):
                 if condition():
                     return
             if time.monotonic() > deadline:
@@ -132,10 +133,6 @@ class Processes:
     def wait_port(self, port: int, seconds: float = READY_TIMEOUT_S) -> None:
         """Until something accepts connections there. Raises Died."""
         self.until(lambda: _accepts(port), f"port {port}", seconds)
-
-    def wait_page(self, port: int, path: str, words: bytes, seconds: float = READY_TIMEOUT_S) -> None:
-        """Until a page is there and has these words in it. Raises Died."""
-        self.until(lambda: words in _page(port, path), f"http://127.0.0.1:{port}{path}", seconds)
 
     def check(self) -> None:
         """All of them live. Raises Died."""
@@ -155,10 +152,6 @@ class Processes:
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds so far, user and system, of each process and all its descendants."""
         return {name: sum(cpu_s(pid) for pid in tree(process.pid)) for name, process in self._running.items()}
-
-    def memory_mib(self) -> dict[str, float]:
-        """Memory now, of each process and all its descendants; pages they share count once, in parts."""
-        return {name: sum(memory_mib(pid) for pid in tree(process.pid)) for name, process in self._running.items()}
 
     def kill(self, name: str) -> None:
         """Kill one with all that it started; its name is free again."""
@@ -182,6 +175,18 @@ class Processes:
                 os.killpg(process.pid, signal.SIGKILL)  # what it left behind
             if line := self._lines.pop(name, None):
                 line.close()
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collection, which would stop this process for up to a third of a second: it would look like a
+    stall of the server, and what was due meanwhile would be asked in one burst."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def tree(pid: int) -> list[int]:
@@ -212,30 +217,17 @@ def _cpu_clock(pid: int) -> int:
 
 
 def memory_mib(pid: int) -> float:
-    """Proportional set size; resident set size where the kernel does not say."""
+    """Proportional set size of a process; resident set size where the kernel does not say. Raises OSError."""
     try:
-        return _kib(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") / 1024
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
     except OSError:
-        pass
-    try:
-        return status_mib(pid, "VmRSS")
-    except OSError:
-        return 0.0
+        return rss_bytes(pid) / (1 << 20)
 
 
 def rss_bytes(pid: int) -> int:
     """Resident set size of a process now. Raises OSError."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def status_mib(pid: int, field: str) -> float:
-    """A size out of a process's status, such as VmHWM, its peak. Raises OSError."""
-    return _kib(Path(f"/proc/{pid}/status"), f"{field}:") / 1024
-
-
-def _kib(path: Path, name: str) -> int:
-    words = (line.split() for line in path.read_text().splitlines() if line.startswith(name))
-    return next((int(row[1]) for row in words), 0)
 
 
 def _stats() -> Iterator[tuple[int, list[str]]]:
@@ -257,10 +249,3 @@ def spent(before: Mapping[str, float], after: Mapping[str, float], names: Iterab
 def _accepts(port: int) -> bool:
     with socket.create_connection(("127.0.0.1", port), 1):
         return True
-
-
-def _page(port: int, path: str) -> bytes:
-    try:
-        return fetch(port, "GET", path, timeout_s=5)[2]
-    except http.client.HTTPException:
-        return b""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import shutil
 import signal
@@ -79,37 +78,16 @@ class ProgramRun:
             notes=tuple(notes),
         )
 
-    def keep(
-        self, found: report.Report, draw: Callable[[report.Report, Path], list[Path]] | None = None
-    ) -> report.Report:
-        """Tell it and keep it in the folder of --out; a quick run draws nothing."""
-        self.tell(found, self.args.out / found.file, None if getattr(self.args, "quick", False) else draw)
-        return found
-
-    def tell(
-        self, found: report.Report, path: Path | None, draw: Callable[[report.Report, Path], list[Path]] | None = None
-    ) -> int:
-        """The table; the JSON file, if there is a path; the plots, if `draw` makes some in the folder of --plots. What
-        the file held before is kept beside each figure: a run that is repeated hides none. The file names the
-        commit. Returns 1 for a missed goal, else 0."""
+    def keep(self, found: report.Report, draw: Callable[[report.Report, Path], list[Path]] | None = None) -> int:
+        """The table; its JSON file in the folder of --out, with the commit; the plots that `draw` makes in the folder
+        of --plots, unless the run is quick. Returns 1 for a missed goal, else 0."""
         found = msgspec.structs.replace(found, commit=report.commit())
-        if path and path.exists():
-            found = self._after(path, found)
         self.console.print(report.table(found))
-        if path:
-            self.console.print(f"figures: {found.save(path)}")
-        if draw:
+        self.console.print(f"figures: {report.write(self.args.out / f'{found.name}.json', found.small)}")
+        if draw and not getattr(self.args, "quick", False):
             drawn = draw(found, self.args.plots)
             self.console.print(f"plots: {', '.join(map(str, drawn))}" if drawn else plots.missing())
         return int(found.missed)
-
-    def _after(self, path: Path, found: report.Report) -> report.Report:
-        try:
-            return found.after(report.load(path))
-        except msgspec.DecodeError as error:
-            aside = path.replace(path.with_suffix(".unreadable"))
-            self.console.print(f"{path} cannot be read ({error}); it is kept as {aside}")
-            return found
 
     def complain(self, error: Exception) -> None:
         """One line, however long."""
@@ -117,15 +95,13 @@ class ProgramRun:
 
 
 class Option:
-    """One option of a program, as argparse takes it; of options in one `group` at most one may be given."""
+    """One option of a program, as argparse takes it."""
 
-    def __init__(self, *flags: str, group: str = "", **settings: Any) -> None:
-        self.flags, self.group, self.settings = flags, group, settings
+    def __init__(self, *flags: str, **settings: Any) -> None:
+        self.flags, self.settings = flags, settings
 
 
 OUT = Option("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
-_cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
-CACHE = Option("--cache", type=Path, default=Path(_cache), help="where the default model is kept")
 PLOTS = Option("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
 
 
@@ -145,11 +121,8 @@ class BenchProgram:
 
     def taking(self, *options: Option) -> BenchProgram:
         """The program with these options."""
-        groups: dict[str, Any] = {"": self.parser}
         for option in options:
-            if option.group not in groups:
-                groups[option.group] = self.parser.add_mutually_exclusive_group()
-            groups[option.group].add_argument(*option.flags, **option.settings)
+            self.parser.add_argument(*option.flags, **option.settings)
         return self
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
@@ -186,7 +159,6 @@ def _of_the_run(words: Sequence[str]) -> list[str]:
     places = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     places.add_argument("--out")
     places.add_argument("--plots")
-    places.add_argument("--notes")
     return places.parse_known_args(words)[1]
 
 

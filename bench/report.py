@@ -26,14 +26,6 @@ from rich.table import Table
 FILE = Path(__file__).with_name("goals.toml")
 
 
-class Change(msgspec.Struct, frozen=True):
-    """What a goal was until a day, and why it is another one since."""
-
-    until: date
-    was: str
-    why: str
-
-
 class Goal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A bound on one side."""
 
@@ -41,12 +33,6 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     why: str
     at_most: float | None = None
     at_least: float | None = None
-    changes: tuple[Change, ...] = ()
-
-    @property
-    def before(self) -> str:
-        """What it was before, for whoever reads a table; nothing if it never changed."""
-        return "; ".join(f"until {change.until}: {change.was}" for change in self.changes)
 
     @property
     def bound(self) -> float:
@@ -67,9 +53,12 @@ def goals(path: Path = FILE) -> Mapping[str, Goal]:
     return found
 
 
+def bound(name: str) -> float:
+    """The value of a goal. Raises KeyError."""
+    return goals()[name].bound
+
+
 RESULTS = Path("bench/results")
-MAX_EARLIER = 5
-"""Runs that are shown beside the last one; the file keeps them all."""
 COLUMN = re.compile(r"(\w+): (.*?)(?: \.(\d))?")
 WIDTH = 160
 """Narrower, a table cannot be read; a log has no width of its own."""
@@ -105,10 +94,6 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The same in each round alone, where there were several: what a machine with other tenants makes of it."""
     interval: tuple[float, float] | None = None
     """Confidence interval of the value. Where there is one, it decides."""
-    before: str = ""
-    """What its goal was before, if it ever changed."""
-    earlier: tuple[float | None, ...] = ()
-    """What the runs before gave, oldest first: of older trees too, and on whatever machine."""
     verdict: Verdict = ""
     """Whether the goal is met; computed when the ratio is made, and stored in the JSON file. `reached`: the value, or
     the whole interval, keeps within it. `missed`: the value, or the whole interval, lies beyond it, or there is no
@@ -135,8 +120,15 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if rounds and value is not None and not min(rounds) <= value <= max(rounds):
             raise ValueError(f"{what}: {value} is not between the least and the most of its rounds, {rounds}")
         goal = goals()[name] if name else None
-        bounds = {"at_most": goal.at_most, "at_least": goal.at_least, "before": goal.before} if goal else {}
-        return cls(what=what, value=value, digits=digits, rounds=tuple(rounds), interval=interval, **bounds)  # type: ignore[arg-type]
+        return cls(
+            what=what,
+            value=value,
+            at_most=goal.at_most if goal else None,
+            at_least=goal.at_least if goal else None,
+            digits=digits,
+            rounds=tuple(rounds),
+            interval=interval,
+        )
 
     @classmethod
     def none(cls, what: str, count: float | None) -> Ratio:
@@ -145,17 +137,12 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def figure(self) -> str:
-        """As it is shown: with its confidence interval, or else with the least and the most of the rounds; and what it
-        was in the runs before."""
-        shown, beside = cell(self.value, self.digits), []
-        if self.interval is not None or len(self.rounds) > 1:
-            kind, low, high = ("interval", *self.interval) if self.interval else _extremes(self.rounds)
-            beside.append(f"{kind} {cell(low, self.digits)} to {cell(high, self.digits)}")
-        if self.earlier:
-            last = ", ".join(cell(value, self.digits) for value in self.earlier[-MAX_EARLIER:])
-            more = len(self.earlier) - MAX_EARLIER
-            beside.append(f"before: {f'{more} more, ' if more > 0 else ''}{last}")
-        return f"{shown} ({'; '.join(beside)})" if beside else shown
+        """As it is shown: with its confidence interval, or else with the least and the most of the rounds."""
+        shown, kind = cell(self.value, self.digits), "interval" if self.interval else "rounds"
+        if self.interval is None and len(self.rounds) < 2:
+            return shown
+        low, high = self.interval or (min(self.rounds), max(self.rounds))
+        return f"{shown} ({kind} {cell(low, self.digits)} to {cell(high, self.digits)})"
 
     def _judged(self) -> Verdict:
         if self.at_most is None and self.at_least is None:
@@ -173,13 +160,7 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def goal(self) -> str:
         """The goal in words."""
         side, bound = ("at most", self.at_most) if self.at_most is not None else ("at least", self.at_least)
-        if bound is None:
-            return ""
-        return f"{side} {bound:g}" + (f" ({self.before})" if self.before else "")
-
-
-def _extremes(rounds: Sequence[float]) -> tuple[str, float, float]:
-    return "rounds", min(rounds), max(rounds)
+        return "" if bound is None else f"{side} {bound:g}"
 
 
 def _today() -> str:
@@ -225,47 +206,14 @@ class Report(MachineInfo, frozen=True, kw_only=True, omit_defaults=True):
     rows: list[dict[str, Any]]
     """Plain figures and words; of those that no column shows the file has none."""
     ratios: tuple[Ratio, ...] = ()
-    absent: tuple[Ratio, ...] = ()
-    """Those of earlier runs that this one did not measure; not shown."""
     notes: tuple[str, ...] = ()
     """What a reader has to know to read the table rightly."""
-    failures: tuple[str, ...] = ()
-    """What failed, each with what was seen, where a program tells it."""
-    failures_before: tuple[str, ...] = ()
-    """Those of the runs before, each with its day, oldest first."""
-
-    @property
-    def file(self) -> str:
-        """Of the JSON file, in its folder."""
-        return f"{self.name}.json"
-
-    @property
-    def told(self) -> tuple[str, ...]:
-        """What stands below the figures: failures, those of earlier runs, notes."""
-        return (*self.failures, *(f"Before, {each}" for each in self.failures_before), *self.notes)
 
     @property
     def missed(self) -> bool:
         """Whether a goal is missed: the program then exits with 1. An undecided goal is neither missed nor reached, and
         the table and the file say so."""
         return any(ratio.verdict == "missed" for ratio in self.ratios)
-
-    def after(self, other: Report) -> Report:
-        """The same, and beside each judged figure what it was in that run and in the runs before it. A count of what
-        must not be says so from the first run on in which it was not 0. What failed in the runs before stays told."""
-        known = {
-            each.what: each
-            for each in (*other.absent, *other.ratios)
-            if each.verdict and (each.at_most != 0 or each.value != 0 or each.earlier)
-        }
-
-        def grown(ratio: Ratio) -> Ratio:
-            old = known.pop(ratio.what, None)
-            return ratio if old is None else msgspec.structs.replace(ratio, earlier=(*old.earlier, old.value))
-
-        ratios = tuple(map(grown, self.ratios))
-        before = (*other.failures_before, *(f"{other.date}: {each}" for each in other.failures))
-        return msgspec.structs.replace(self, ratios=ratios, absent=tuple(known.values()), failures_before=before)
 
     @property
     def small(self) -> Report:
@@ -277,10 +225,6 @@ class Report(MachineInfo, frozen=True, kw_only=True, omit_defaults=True):
             for each in self.ratios
         )
         return msgspec.structs.replace(self, columns=(), rows=rows, ratios=ratios)
-
-    def save(self, path: Path) -> Path:
-        """Write the JSON file; returns where."""
-        return write(path, self.small)
 
 
 def write(path: Path, document: Any) -> Path:
@@ -308,7 +252,7 @@ def _compact(value: Any) -> str:
 
 
 def load(path: Path) -> Report:
-    """Read what `save` wrote. Raises OSError, msgspec.ValidationError."""
+    """Read what a program kept. Raises OSError, msgspec.ValidationError."""
     return msgspec.json.decode(path.read_bytes(), type=Report)
 
 
@@ -321,13 +265,15 @@ def table(report: Report) -> RenderableType:
     """For the terminal: the figures, then the ratios, then the notes."""
     view = Table(title=f"{escape(report.title)}\n{report.date}, {report.cores} cores, Python {report.python}")
     for column in report.columns:
-        view.add_column(escape(column.title), justify="right" if is_number(report, column) else "left")
+        cells = [row.get(column.key) for row in report.rows]
+        is_number = any(isinstance(each, int | float) and not isinstance(each, bool) for each in cells)
+        view.add_column(escape(column.title), justify="right" if is_number else "left")
     for row in report.rows:
         view.add_row(*(escape(cell(row.get(column.key), column.digits)) for column in report.columns))
     parts: list[RenderableType] = [view]
     if report.ratios:
         parts.append(_ratios(report.ratios))
-    return Group(*parts, *(escape(each) for each in report.told))
+    return Group(*parts, *(escape(each) for each in report.notes))
 
 
 def _ratios(ratios: tuple[Ratio, ...]) -> Table:
@@ -354,9 +300,3 @@ def cell(value: Any, digits: int) -> str:
         case float():
             return f"{value:,.{digits}f}"
     return str(value)
-
-
-def is_number(report: Report, column: Column) -> bool:
-    """Whether a column holds figures (and is set to the right): one of its cells does."""
-    cells = [row.get(column.key) for row in report.rows]
-    return any(isinstance(value, int | float) and not isinstance(value, bool) for value in cells)

@@ -98,8 +98,3 @@ def known_median(values: Iterable[float | None]) -> float | None:
 def over(mine: float | None, other: float | None) -> float | None:
     """One figure over another; None where one of them is not there, or the other is 0."""
     return None if mine is None or not other else mine / other
-
-
-def finite(value: float) -> float | None:
-    """None for infinity, which JSON does not know."""
-    return value if math.isfinite(value) else None

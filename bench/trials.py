@@ -17,21 +17,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = (
-    "penstock",
-    "api",
-    "workers",
-    "scheduler",
-    "offline",
-    "planner",
-    "streaming",
-    "telemetry",
-    "cli",
-    "bench",
-)
+PACKAGES = ("penstock", "api", "workers", "scheduler", "offline", "planner", "streaming", "telemetry", "cli", "bench")
 ORIGINS = "import importlib; print(*(importlib.import_module(name).__file__ for name in {!r}), sep='\\n')"
 
 
@@ -113,19 +102,10 @@ class TreeCopies:
 
 LIMIT_S = 90.0
 """A test that hangs has noticed nothing."""
-MAX_TESTS_S = 120.0
-"""Tests are chosen against a change until they take so long together, as measured when their lines were noted."""
-SLOWER = 4
-"""So many times longer may tests take than when their lines were noted: several trials run at a time."""
-FIRST_TESTS = 6
-"""Tests that run in a pytest of their own, before the files of the others are collected."""
-PASSED, FAILED, TIMED_OUT = 0, 1, -1
-"""Exit codes of pytest (2 to 5: it could not run the tests), and ours for a run that was ended."""
+PASSED, FAILED, NO_TESTS, TIMED_OUT = 0, 1, 5, -1
+"""Exit codes of pytest (2 to 4: it could not run the tests), and ours for a run that was ended."""
 
 FAILURE = re.compile(r"^FAILED (.+?)(?: - (.*))?$", re.MULTILINE)
-GONE = re.compile(r"^ERROR: not found: (.+)$", re.MULTILINE)
-UNREADABLE = "ERROR: found no collectors for"
-"""What pytest says of a test whose file has none of that name, and of one whose file cannot be imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,61 +115,12 @@ class SuiteRun:
     code: int
     seconds: float
     output: str
-    unsure: tuple[str, ...] = ()
-    """Tests that say nothing of a change: they do not pass without it either, or are not there with it."""
 
     @property
     def failure(self) -> tuple[str, str] | None:
         """The first test that failed (a fixture that failed is none), and its last word."""
         match = FAILURE.search(self.output) if self.code == FAILED else None
         return (match[1], match[2] or "") if match else None
-
-
-def run_changed(copies: TreeCopies, texts: Mapping[str, str], tests: Sequence[str], limit_s: float) -> SuiteRun:
-    """Write these files, whole, into a copy of the tree, and run its tests there until one notices."""
-
-    def sound(some: Sequence[str]) -> SuiteRun:
-        with copies.changed({}) as folder:
-            return run_tests(folder, some, "-x", limit_s=limit_s)
-
-    with copies.changed(texts) as changed:
-        return run_until_noticed(lambda some: run_tests(changed, some, "-x", limit_s=limit_s), sound, tests)
-
-
-def run_until_noticed(
-    changed: Callable[[Sequence[str]], SuiteRun], sound: Callable[[Sequence[str]], SuiteRun], tests: Sequence[str]
-) -> SuiteRun:
-    """Run these tests in the changed tree until one fails that passes in the sound one; those that do not are left out,
-    and the others go on. The first few run by themselves: most bugs fail one of them, and pytest takes longer to read
-    the files of all the others."""
-    seconds, unsure = 0.0, list[str]()
-    for part in (tests[:FIRST_TESTS], tests[FIRST_TESTS:]):
-        left = list(part)
-        while left:
-            run = changed(left)
-            seconds += run.seconds
-            if run.code == PASSED:
-                break
-            out = vanished(run, left)
-            if not out:
-                out = accused(run, left)
-                if sound(out).code == PASSED:
-                    return replace(run, seconds=seconds, unsure=tuple(unsure))
-            unsure += out
-            left = [test for test in left if test not in out]
-    return SuiteRun(PASSED, seconds, "", tuple(unsure))
-
-
-def accused(run: SuiteRun, tests: Sequence[str]) -> list[str]:
-    """Those that may have noticed something: the one that failed; all, where pytest ended without one."""
-    name = run.failure[0] if run.failure else ""
-    return [test for test in tests if test in (name, name.partition("[")[0])] or list(tests)
-
-
-def vanished(run: SuiteRun, tests: Sequence[str]) -> list[str]:
-    """Those that the tree does not have, as where a parameter has another name: nobody would miss them."""
-    gone = () if UNREADABLE in run.output else tuple(GONE.findall(run.output))
-    return [test for test in tests if any(name.endswith(f"/{test.partition('[')[0]}") for name in gone)]
 
 
 def run_tests(tree: Path, tests: Sequence[str], *options: str, limit_s: float = LIMIT_S) -> SuiteRun:
@@ -218,8 +149,3 @@ def run_tests(tree: Path, tests: Sequence[str], *options: str, limit_s: float = 
 def _end_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # all have ended by themselves
         os.killpg(leader, signal.SIGKILL)
-
-
-def unsure(run: SuiteRun) -> str:
-    """What is added where tests had to be left out."""
-    return f"; {len(run.unsure)} left out as unsure" if run.unsure else ""

@@ -16,32 +16,22 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
         "penstock bench gateway --quick",
         "penstock bench gateway --base main",
     ),
-    "table1": (
-        "TTFT and TBT of any OpenAI-compatible server, by concurrency, or of a trace: who was in time.",
-        "penstock bench table1 --quick",
-        "penstock bench table1 --base-url http://127.0.0.1:8000/v1 --c 1,8,64",
-        "penstock bench table1 --base-url http://127.0.0.1:8000/v1 --rate 4 --seconds 30",
-    ),
     "jobs": (
         "One-token jobs per second, against Celery, arq and taskiq.",
         "penstock bench jobs --rounds 1 --seconds 2",
     ),
     "gpu": (
-        "An engine on a GPU by itself and behind Penstock: throughput, first tokens, a killed worker.",
+        "An engine on a GPU by itself and behind Penstock: throughput and first tokens.",
         "penstock bench gpu --quick",
     ),
     "order": ("The order and the gate beside other rules, simulated.", "penstock bench order --part gate --quick"),
-    "elastic": (
-        "Pools of real processes that grow, sleep, wake and change their leader.",
-        "penstock bench elastic --short",
-    ),
     "recovery": (
-        "Kill a worker or an API process under load: how long readers wait, who stands still.",
+        "Kill a worker or an API process under load: how long readers wait.",
         "penstock bench recovery --quick",
     ),
     "conformance": (
-        "Conformance suites of others, from folders of yours, against real processes.",
-        "penstock bench conformance --suite ~/suites/durable-streams",
+        "The conformance suite of Open Responses, from a folder of yours, against real processes.",
+        "penstock bench conformance --suite ~/suites/openresponses",
     ),
     "chaos": (
         "Fault injection: kill, stop, cut off, fill up and flood real processes, and judge what clients received.",
@@ -98,6 +88,6 @@ def bench() -> None:
 
     \b
     Examples:
-      penstock bench table1 --quick
+      penstock bench gateway --quick
       penstock bench gateway --help
     """

@@ -25,7 +25,7 @@ import click
 
 from bench.energy import EnergyMeter, used
 from bench.load.prompts import PromptSource
-from bench.table1.client import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
+from bench.load.target import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
 from cli.client import KEY, Client
 from cli.options import Period, Where, where_options
 from cli.output import DONE, INTERRUPTED, Problem, ProgressLine, note
@@ -87,7 +87,7 @@ def server_at(where: Where, model: str | None) -> tuple[str, TargetServer]:
 def penstock_context(server: TargetServer) -> int | None:
     """The context that a Penstock tells of its model, 0 if it tells none; None: it is no Penstock."""
     try:
-        models = next(server.get([f"{server.path}/models"]))["data"]
+        models = server.get(f"{server.path}/models")["data"]
         mine = [each for each in models if each.get("id") == server.model and each.get("owned_by") == "penstock"]
         return int(mine[0].get("context_length") or 0) if mine else None
     except (NotAServer, OSError, LookupError, TypeError, ValueError, AttributeError):

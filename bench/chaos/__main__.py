@@ -86,8 +86,8 @@ main = BenchProgram("python -m bench.chaos", __doc__, _run).taking(
     Option(
         "--again", action="store_true", help="only those that failed in --out; it keeps the others and each failure"
     ),
-    Option("--long", action="store_true", help=f"{LONG} times the trials", group="trials"),
-    Option("--short", action="store_true", help="a few trials of each row; no figures are written", group="trials"),
+    Option("--long", action="store_true", help=f"{LONG} times the trials"),
+    Option("--short", action="store_true", help="a few trials of each row; no figures are written"),
     Option("--list", action="store_true", help="what each row proves"),
     Option("--jobs", type=count, default=3, help="rows played at the same time (default: 3)"),
     Option("--busy", type=int, default=0, metavar="N", help="beside N loops that take all they get"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ def configuration() -> str:
     return "".join(key_rows(tenant, key_of(tenant), admin=tenant == FIRST) for tenant in TENANTS)
 
 
-ANY = 1 << 30
+ANY = math.inf
 
 REFUSALS = frozenset(
     {
@@ -68,13 +69,13 @@ class Other(NamedTuple):
 class Budget:
     """Of each trial, over all clients. What exceeds it is a violation; any other answer always is."""
 
-    refused: int = 0
+    refused: float = 0
     """Documented refusals: 429 and 503 with Retry-After."""
     codes: tuple[str, ...] | None = None
     """Of refusals that the fault explains; any documented one, if it is None."""
-    unanswered: int = 0
+    unanswered: float = 0
     """Requests that were sent and got no answer."""
-    broken: int = 0
+    broken: float = 0
     """Connections that ended, or streams that ended with a passing error, before their end."""
     others: tuple[Other, ...] = ()
     """Other answers that the row asks for: any other code, and any more of these, is a violation."""

@@ -14,9 +14,6 @@ from bench.report import MachineInfo, commit, cores
 from bench.stats import percentile
 
 MAX_SHOWN = 12
-RUN = ("date", "commit", "cores", "python", "busy")
-"""When, of which tree and on what a row was played: it may be repeated on another day and machine than those of its
-run."""
 UNKEPT = ("injected", "seconds", "stall_p99_leases")
 """Said by the row itself, or computed from what is kept."""
 COUNTS = ("trials", "missed", "lost", "doubled", "spliced", "wrong_ends", "wrong_answers")
@@ -83,16 +80,12 @@ def failed_in(found: Mapping[str, Any]) -> list[str]:
 
 
 def small(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file keeps: of each row its title and what is not 0, empty, or the same as of the whole run."""
-
-    def is_kept(name: str, value: Any) -> bool:
-        if name in RUN:
-            return name not in found or value != found[name]
-        return name == "passed" or (name not in UNKEPT and value not in (0, None, [], {}))
+    """What the file keeps: of each row what is not 0 or empty, and not said by the row itself."""
 
     def kept(fault: Mapping[str, Any]) -> dict[str, Any]:
         before = [kept(play) for play in fault.get("before", ())]
-        return {name: value for name, value in {**fault, "before": before}.items() if is_kept(name, value)}
+        whole = {name: value for name, value in {**fault, "before": before}.items() if name not in UNKEPT}
+        return {name: value for name, value in whole.items() if name == "passed" or value not in (0, None, [], {})}
 
     return {**found, "faults": [kept(fault) for fault in found["faults"]]}
 
@@ -100,21 +93,10 @@ def small(found: Mapping[str, Any]) -> dict[str, Any]:
 def merged(before: Mapping[str, Any], found: Mapping[str, Any], *, whole: bool = False) -> dict[str, Any]:
     """A whole run that takes another's place, or some rows that were repeated in it. No row loses a failure that it
     ever showed."""
-    rows, old = _rows(found), _rows(before)
-    seconds = found["seconds"] + (0 if whole else before["seconds"])
-    order = [*rows] if whole else [*old, *(row for row in rows if row not in old)]
-    faults = [_following(old.get(row), rows.get(row)) for row in order]
-    passed = all(fault["passed"] for fault in faults)
-    return {**(found if whole else before), "seconds": seconds, "passed": passed, "faults": faults}
-
-
-def _rows(run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By id, each with the day, tree and machine of its run where it has none of its own."""
-    own = {name: run[name] for name in RUN if name in run}
-    return {
-        fault["id"]: {**own, **fault, "before": [{**own, **play} for play in fault.get("before", ())]}
-        for fault in run["faults"]
-    }
+    old, new = ({fault["id"]: fault for fault in run["faults"]} for run in (before, found))
+    order = [*new] if whole else [*old, *(row for row in new if row not in old)]
+    faults = [_following(old.get(row), new.get(row)) for row in order]
+    return {**(found if whole else before), "passed": all(fault["passed"] for fault in faults), "faults": faults}
 
 
 def _following(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -122,7 +104,7 @@ def _following(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
     if old is None or new is None:
         return dict(new or old or {})
     failed = [] if old["passed"] else [{name: value for name, value in old.items() if name != "before"}]
-    return {**new, "before": [*old["before"], *failed]}
+    return {**new, "before": [*old.get("before", ()), *failed]}
 
 
 def _figures(outcome: RowOutcome) -> dict[str, Any]:

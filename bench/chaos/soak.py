@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.chaos.asks import ANY, TENANTS, Ask, Budget
-from bench.chaos.bounds import bound
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.processes import RedisServer, becomes
 from bench.chaos.report import as_document, small, table, what_failed
@@ -27,7 +26,7 @@ from bench.chaos.rows.operations import is_at_work
 from bench.chaos.stage import FaultRow, FaultTestbed, play_row
 from bench.processes import memory_mib
 from bench.program import BenchProgram, Option, ProgramRun
-from bench.report import RESULTS, write
+from bench.report import RESULTS, bound, write
 
 RETENTION_S = 10
 LOG_KEPT_S = 60

@@ -32,7 +32,7 @@ from bench.stats import percentile
 
 @dataclass(frozen=True, slots=True)
 class FaultRow:
-    """One fault. `play` injects it; the history is judged after it."""
+    """One fault. `play` injects it; the history is judged after it. rows.toml has the other fields."""
 
     id: str
     title: str

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
-from bench import program, report
+from bench import program
 from bench.gateway import base, sweep
 from bench.gateway.sweep import GatewayOptions
-from bench.gateway.systems import chosen, systems
+from bench.gateway.systems import systems
 from bench.load.plan import LoadFailed
 from bench.processes import Died
-from bench.program import PLOTS, BenchProgram, Option, ProgramRun, WrongArguments, count, counts
-from bench.report import goals
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, WrongArguments, count, counts
+from bench.report import bound
 
 LEVELS = (1, 4, 16, 64, 128, 256)
 QUICK_LEVELS = (1, 64, 256)
@@ -34,7 +33,7 @@ def _run(run: ProgramRun) -> int:
     if run.args.base is not None:
         return _compare(run)
     args, options = run.args, _options(run.args)
-    names = args.systems or (QUICK_SYSTEMS if args.quick else ())
+    names = args.systems.split(",") if args.systems else QUICK_SYSTEMS if args.quick else ()
     program.check_names("system", names, [system.name for system in systems()])
     rivals = _of_rivals(args, options)
     ends = replace(rivals, levels=tuple(sorted({options.levels[0], options.levels[-1]})))
@@ -45,9 +44,8 @@ def _run(run: ProgramRun) -> int:
     )
     for name, is_wanted, few, those in modes:
         if is_wanted:
-            found = [system for system in chosen(names) if args.systems or few is None or system.name in few]
-            told = sweep.compare(name, found, those, run.command, run.console)
-            run.tell(told, args.out / told.file, sweep.draw if name == sweep.NAME and not args.quick else None)
+            wanted = names if args.systems else few or names
+            sweep.compare(run, name, [each for each in systems() if not wanted or each.name in wanted], those)
     return 0
 
 
@@ -62,14 +60,11 @@ def _compare(run: ProgramRun) -> int:
         raise WrongArguments(
             f"--base is judged by {base.MIN_ROUNDS} rounds or more; with --quick fewer are shown, not judged"
         )
-    bound = args.bound or goals()["gateway.base"].bound
-    found = base.compare(args.base, bound, _of_base(args, _options(args)), run.command, run.console)
-    return run.tell(found, args.out / found.file)
+    return base.compare(run, args.bound or bound("gateway.base"), _of_base(args, _options(args)))
 
 
 def _options(args: argparse.Namespace) -> GatewayOptions:
     return GatewayOptions(
-        quick=args.quick,
         levels=tuple(args.levels or (QUICK_LEVELS if args.quick else LEVELS)),
         rounds=args.rounds or (1 if args.quick else 2),
         requests_per_stream=args.requests_per_stream or (2 if args.quick else 20),
@@ -100,16 +95,8 @@ def _of_base(args: argparse.Namespace, options: GatewayOptions) -> GatewayOption
     )
 
 
-def _names(words: str) -> list[str]:
-    return [name.strip() for name in words.split(",") if name.strip()]
-
-
 main = BenchProgram("penstock bench gateway", __doc__, _run, Died, LoadFailed, OSError).taking(
-    Option(
-        "--systems",
-        type=_names,
-        help=f"only these, separated by commas: {KNOWN}",
-    ),
+    Option("--systems", help=f"only these, separated by commas: {KNOWN}"),
     Option("--quick", action="store_true", help="c = 1, 64, 256, two requests a stream, one round"),
     Option("--levels", type=counts, help="concurrent streams, e.g. 1,64,256"),
     Option("--rounds", type=count, help="rounds through all systems (default 2); medians are shown"),
@@ -123,7 +110,7 @@ main = BenchProgram("penstock bench gateway", __doc__, _run, Died, LoadFailed, O
     Option("--all", action="store_true", help="the sweep, the rivals and upstream"),
     Option("--base", metavar="REF", help="this tree against that of a git commit, in nine rounds: CPU per token"),
     Option("--bound", type=float, help="of --base: the most this/base may be (the goal gateway.base)"),
-    Option("--out", type=Path, default=report.RESULTS, help="folder of the JSON files"),
+    OUT,
     PLOTS,
 )
 

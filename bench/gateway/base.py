@@ -19,14 +19,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
-from rich.console import Console
 
 from bench.environments import ROOT
 from bench.gateway.figures import COLUMNS, Readings, rows
 from bench.gateway.sweep import SETTLE_S, GatewayOptions, GatewayReadings, notes
 from bench.gateway.systems import GatewaySystem, PenstockGateway, ServingGateway
 from bench.load.plan import StreamReading, measure
-from bench.program import Testbed, WrongArguments
+from bench.program import ProgramRun, Testbed, WrongArguments
 from bench.report import Ratio, Report
 from bench.stats import median_interval
 from bench.trials import Strayed, check_origins, copy_tree
@@ -106,20 +105,20 @@ def turns(number: int) -> tuple[str, ...]:
     return TURNS if number % 2 == 0 else tuple(BASE if name == THIS else THIS for name in TURNS)
 
 
-def compare(ref: str, bound: float, options: GatewayOptions, command: str, console: Console) -> Report:
-    """Raises WrongArguments, LoadFailed, Died: a comparison that lacks a round is not judged."""
+def compare(run: ProgramRun, bound: float, options: GatewayOptions) -> int:
+    """Measure, show and keep; 1 if a bound is missed. Raises WrongArguments, LoadFailed, Died: a comparison that lacks
+    a round is not judged."""
     played, total = GatewayReadings(), options.rounds * len(options.levels) * len(TURNS)
     with (
         TemporaryDirectory(prefix="penstock-trees-") as copies,
-        Testbed(console, "copying both trees", total) as stage,
+        Testbed(run.console, "copying both trees", total) as stage,
     ):
         this = copy_of_this(Path(copies, THIS))
-        base = export(ref, Path(copies, BASE))
+        base = export(run.args.base, Path(copies, BASE))
         systems = [PenstockGateway(THIS, tree=this.path), PenstockGateway(BASE, tree=base.path)]
         for number in range(options.rounds):
             _round(systems, number, options, stage, played)
-    versions = {THIS: this.version, BASE: base.version}
-    return report(played, versions, bound, options, command)
+    return run.keep(report(run, played, {THIS: this.version, BASE: base.version}, bound, options))
 
 
 def _round(
@@ -146,26 +145,21 @@ def _round(
 
 
 def report(
-    played: GatewayReadings, versions: Mapping[str, str], bound: float, options: GatewayOptions, command: str
+    run: ProgramRun, played: GatewayReadings, versions: Mapping[str, str], bound: float, options: GatewayOptions
 ) -> Report:
     """The verdict: one ratio for each level, judged where there were rounds enough."""
     readings = played.readings
     found = sorted(rows(readings, [THIS, BASE]), key=lambda row: int(row["streams"]))
     for row in found:
         row["rounds"] = options.rounds  # and not turns
-    judged = options.rounds >= MIN_ROUNDS
-    ratios = [of_level(readings, streams, versions[BASE], bound if judged else None) for streams in options.levels]
+    judged = bound if options.rounds >= MIN_ROUNDS else None
+    ratios = [of_level(readings, streams, versions[BASE], judged) for streams in options.levels]
     failed = sum(reading.errors for (name, _), each in readings.items() for reading in each if name == THIS)
-    return Report(
-        name=options.name(NAME),
-        title=f"CPU of all processes: this tree ({versions[THIS]}) and {versions[BASE]}, {options.step_ms:g} ms steps",
-        command=command,
-        settings=msgspec.to_builtins(options) | {"versions": dict(versions), "bound": bound},
-        columns=BASE_COLUMNS,
-        rows=found,
-        ratios=(*ratios, Ratio.none("failed requests of this tree", failed)),
-        notes=(_how_to_read(options.rounds), *notes((), played, found)),
-    )
+    ratios.append(Ratio.none("failed requests of this tree", failed))
+    title = f"CPU of all processes: this tree ({versions[THIS]}) and {versions[BASE]}, {options.step_ms:g} ms steps"
+    settings = msgspec.to_builtins(options) | {"versions": dict(versions), "bound": bound}
+    said = (_how_to_read(options.rounds), *notes((), played, found))
+    return run.result(NAME, title, BASE_COLUMNS, found, ratios, said, **settings)
 
 
 def of_level(readings: Readings, streams: int, base: str, bound: float | None) -> Ratio:

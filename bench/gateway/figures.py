@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -47,17 +48,13 @@ def _row(at: tuple[str, int], rounds: Sequence[StreamReading]) -> Row:
 
     system, streams = at
     answered = [reading for reading in rounds if reading.requests]
-    wrong: dict[str, int] = {}
-    for reading in rounds:
-        for what, count in reading.wrong.items():
-            wrong[what] = wrong.get(what, 0) + count
     row: Row = {
         "system": system,
         "streams": streams,
         "rounds": len(rounds),
         "requests": sum(reading.requests for reading in rounds),
         "errors": sum(reading.errors for reading in rounds),
-        "wrong": wrong,
+        "wrong": dict(sum((Counter(reading.wrong) for reading in rounds), Counter())),
         "cut_short": any(reading.cut_short for reading in rounds),
         "load_cpu": max(reading.own_cpu for reading in rounds),
         "tokens_per_s": mid(lambda reading: reading.tokens_per_s),
@@ -71,7 +68,6 @@ def _row(at: tuple[str, int], rounds: Sequence[StreamReading]) -> Row:
             "ttft_p50_ms": median(reading.ttft.p50 for reading in answered),
             "ttft_p50_ms" + OF_ROUNDS: [reading.ttft.p50 for reading in answered],
             "ttft_p99_ms": median(reading.ttft.p99 for reading in answered),
-            "ttft_p99_ms" + OF_ROUNDS: [reading.ttft.p99 for reading in answered],
             "itl_p99_ms": median(reading.itl.p99 for reading in answered),
             "e2e_ms": median(reading.e2e.mean for reading in answered),
         }
@@ -86,12 +82,9 @@ def _own(reading: StreamReading) -> float | None:
 
 def _parts(rounds: Sequence[StreamReading]) -> str:
     """CPU us per token of each process, the costliest first."""
-    names = {name for reading in rounds for name in reading.cpu}
-    each = {
-        name: median(1e6 * reading.cpu.get(name, 0.0) / reading.tokens for reading in rounds if reading.tokens)
-        for name in names
-        if any(reading.tokens for reading in rounds)
-    }
+    some = [reading for reading in rounds if reading.tokens]
+    names = {name for reading in some for name in reading.cpu}
+    each = {name: median(1e6 * reading.cpu.get(name, 0.0) / reading.tokens for reading in some) for name in names}
     return ", ".join(f"{name} {each[name]:.1f}" for name in sorted(each, key=lambda name: -each[name]))
 
 
@@ -107,7 +100,7 @@ class Goals:
 
     def __init__(self, found: Sequence[Row], asked: Sequence[str]) -> None:
         self._rows = {(row["system"], row["streams"]): row for row in found}
-        self._asked = asked
+        self._asked = set(asked)
         self._levels = sorted({row["streams"] for row in found})
 
     def of_sweep(self, step_ms: float) -> list[Ratio]:
@@ -115,26 +108,37 @@ class Goals:
         steadiness, and share of time."""
         if PENSTOCK not in self._asked or not self._levels:
             return []
-        top = self._levels[-1]
+        top, cost = self._levels[-1], "Penstock's CPU per token /"
+        compared: list[tuple[str, str, str, int, str | None]] = [
+            (f"{cost} Dynamo's", PENSTOCK, DYNAMO, top, "gateway.dynamo_cpu")
+        ]
+        for level in self._levels:  # where the router is the cheaper one is shown; the goal is for the highest level
+            goal = "gateway.router_cpu" if level == top else None
+            compared.append((f"{cost} SGLang router + engine server", PENSTOCK, ROUTER, level, goal))
+        compared.append((f"{cost} the floor's", PENSTOCK, FLOOR, top, "gateway.floor_cpu"))
+        what = "CPU per token with fsync always / every second"
+        syncs = [level for level in self._levels if level in SYNC_LEVELS]
+        compared += [(what, ALWAYS, PENSTOCK, level, "gateway.fsync_always") for level in syncs]
         return [
-            *self._cost(DYNAMO, "Dynamo's", top, "gateway.dynamo_cpu"),
-            *(ratio for level in self._levels for ratio in self._against_router(level)),
-            *self._cost(FLOOR, "the floor's", top, "gateway.floor_cpu"),
-            *(ratio for level in self._levels if level in SYNC_LEVELS for ratio in self._syncs(level)),
-            *self._steadiness(step_ms),
+            *(
+                self._compared(f"c={level}: {what}", over, ours, other, level, "cpu_us_per_token", goal)
+                for what, ours, other, level, goal in compared
+                if {ours, other} <= self._asked
+            ),
+            self._steadiness(step_ms),
             *self._shares(),
-            Ratio.none("Penstock's errors", self._errors()),
+            Ratio.none("Penstock's errors", self._errors(PENSTOCK)),
         ]
 
     def of_upstream(self) -> list[Ratio]:
         """What it costs to stand in front of a server that runs already. The goals are for the highest level."""
-        ratios = self._forwarding() if {PENSTOCK, UPSTREAM, ROUTER} <= set(self._asked) else []
+        ratios = self._forwarding() if {PENSTOCK, UPSTREAM, ROUTER} <= self._asked else []
         for level in self._levels if FLOOR in self._asked else ():
             for name in (PENSTOCK, UPSTREAM, ROUTER):
                 if name in self._asked:
                     what = f"c={level}: TTFT p50 of {name} - the engine server's own, ms"
                     goal = "gateway.upstream_ttft" if (name, level) == (UPSTREAM, self._levels[-1]) else None
-                    ratios.append(self._compared(what, _less, FLOOR, level, "ttft_p50_ms", goal, ours=name))
+                    ratios.append(self._compared(what, _less, name, FLOOR, level, "ttft_p50_ms", goal))
         return [*ratios, Ratio.none("Penstock's errors in front of the engine server", self._errors(UPSTREAM))]
 
     def _forwarding(self) -> list[Ratio]:
@@ -146,7 +150,8 @@ class Goals:
             for words, key, judged in (("", "cpu", goal), (" without the engine server", "own", None)):
                 keys = (f"{key}_us_per_token", f"{key}_us_per_token", "own_us_per_token")
                 each = [
-                    self._of_rounds(*of) for of in zip((UPSTREAM, PENSTOCK, ROUTER), [level] * 3, keys, strict=True)
+                    self._of_rounds(name, level, of)
+                    for name, of in zip((UPSTREAM, PENSTOCK, ROUTER), keys, strict=True)
                 ]
                 rounds = tuple(
                     ours / (inside + router)
@@ -157,66 +162,34 @@ class Goals:
                 ratios.append(Ratio.held(judged, what, median(rounds) if rounds else None, rounds=rounds))
         return ratios
 
-    def _against_router(self, level: int) -> list[Ratio]:
-        """The goal is for the highest level; the others show where the router is the cheaper one."""
-        goal = "gateway.router_cpu" if level == self._levels[-1] else None
-        return self._cost(ROUTER, "SGLang router + engine server", level, goal)
-
-    def _cost(self, other: str, words: str, level: int, goal: str | None) -> list[Ratio]:
-        if other not in self._asked:
-            return []
-        what = f"c={level}: Penstock's CPU per token / {words}"
-        return [self._compared(what, over, other, level, "cpu_us_per_token", goal)]
-
-    def _syncs(self, level: int) -> list[Ratio]:
-        """What it costs to lose nothing in a power cut."""
-        if ALWAYS not in self._asked:
-            return []
-        what = f"c={level}: CPU per token with fsync always / every second"
-        key, goal = "cpu_us_per_token", "gateway.fsync_always"
-        return [self._compared(what, over, PENSTOCK, level, key, goal, ours=ALWAYS)]
-
-    def _compared(
-        self, what: str, how: How, other: str, level: int, key: str, goal: str | None, ours: str = PENSTOCK
-    ) -> Ratio:
-        """Penstock's figure against another's: the median of the rounds, in each of which both ran within minutes, for
-        what else the machine does changes from round to round; of the medians where a round lacks one of them."""
+    def _compared(self, what: str, how: How, ours: str, other: str, level: int, key: str, goal: str | None) -> Ratio:
+        """One system's figure against another's: the median of the rounds, in each of which both ran within minutes,
+        for what else the machine does changes from round to round; of the medians where a round lacks one of them."""
         mine, theirs = (self._of_rounds(name, level, key) for name in (ours, other))
         rounds = [how(each, its) for each, its in zip(mine, theirs, strict=True)] if len(mine) == len(theirs) else []
         known = tuple(value for value in rounds if value is not None)
         value = median(known) if known else how(self._at(ours, level, key), self._at(other, level, key))
         return Ratio.held(goal, what, value, rounds=known)
 
-    def _steadiness(self, step_ms: float) -> list[Ratio]:
-        """Against the step as it should be, and as the floor shows it on this machine."""
-        mine = [self._at(PENSTOCK, level, "itl_p99_ms") for level in self._levels]
+    def _steadiness(self, step_ms: float) -> Ratio:
+        worst = _most([over(self._at(PENSTOCK, level, "itl_p99_ms"), step_ms) for level in self._levels])
         what = f"Penstock's ITL p99 / a {step_ms:g} ms step, worst of all c"
-        worst = _most([over(each, step_ms) for each in mine])
-        ratios = [Ratio.held("gateway.step_p99", what, worst, digits=3)]
-        if FLOOR in self._asked:
-            least = [self._at(FLOOR, level, "itl_p99_ms") for level in self._levels]
-            worst = _most([over(each, other) for each, other in zip(mine, least, strict=True)])
-            ratios.append(Ratio(what="Penstock's ITL p99 / the floor's, worst of all c", value=worst, digits=3))
-        return ratios
+        return Ratio.held("gateway.step_p99", what, worst, digits=3)
 
     def _shares(self) -> list[Ratio]:
         if FLOOR not in self._asked:
             return []
         high = [level for level in self._levels if level >= 64]
+        shares = [self._at(PENSTOCK, level, "share_pct") for level in high]
         ratios = [
-            Ratio.held(
-                "gateway.share",
-                "Penstock's share of end-to-end time, %, worst of c >= 64",
-                _most([self._at(PENSTOCK, level, "share_pct") for level in high]),
-            )
+            Ratio.held("gateway.share", "Penstock's share of end-to-end time, %, worst of c >= 64", _most(shares))
         ]
-        if len(high) > 1 and PENSTOCK in self._asked:
-            low, top = (self._at(PENSTOCK, level, "share_pct") for level in (high[0], high[-1]))
+        if len(high) > 1:
             what = f"Penstock's share, growth from c={high[0]} to {high[-1]}, points"
-            ratios.append(Ratio.held("gateway.share_growth", what, _less(top, low)))
+            ratios.append(Ratio.held("gateway.share_growth", what, _less(shares[-1], shares[0])))
         return ratios
 
-    def _errors(self, system: str = PENSTOCK) -> float | None:
+    def _errors(self, system: str) -> float | None:
         counts = [row["errors"] for (name, _), row in self._rows.items() if name == system]
         return float(sum(counts)) if counts else None
 
@@ -234,5 +207,4 @@ def _less(mine: float | None, other: float | None) -> float | None:
 
 
 def _most(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
+    return max((value for value in values if value is not None), default=None)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from bench import plots
 from bench.environments import Failures
+from bench.gateway.engine import MODEL
 from bench.gateway.figures import COLUMNS, Goals, Row, rows
 from bench.gateway.systems import GatewaySystem, ServingGateway
 from bench.load.plan import LoadFailed, LoadPlan, StreamReading, measure
-from bench.load.scripted import ClockError, clock_error
+from bench.load.scripted import clock_error
 from bench.processes import Died, Processes
-from bench.program import Testbed
+from bench.program import ProgramRun, Testbed
 from bench.report import Ratio, Report
 from workers.engines.sim.settings import SimSettings
 
@@ -29,7 +29,6 @@ OVERHEAD_S = 4.0
 class GatewayOptions:
     """As the command line says it, filled up."""
 
-    quick: bool
     levels: tuple[int, ...]
     rounds: int
     requests_per_stream: int
@@ -46,7 +45,10 @@ class GatewayOptions:
 
     def plan(self, serving: ServingGateway, streams: int) -> LoadPlan:
         """So many streams in a closed loop."""
-        return serving.plan(streams, self.requests_per_stream, self.tokens, self.limit_s)
+        return LoadPlan(
+            port=serving.port, model=MODEL, streams=streams, requests=streams * self.requests_per_stream,
+            tokens=self.tokens, limit_s=self.limit_s, watch=serving.watch,
+        )  # fmt: skip
 
     def minutes(self, systems: int) -> int:
         """About how long a sweep takes, if every system keeps up with the engine."""
@@ -54,16 +56,9 @@ class GatewayOptions:
         measurements = self.rounds * systems * len(self.levels)
         return round(measurements * (self.requests_per_stream * answer_s + OVERHEAD_S) / 60) + 1
 
-    def name(self, mode: str) -> str:
-        """Of the results file: a quick run does not take the place of a full one."""
-        return f"{mode}-quick" if self.quick else mode
-
 
 SETTLE_S = 0.5
 """Between starting and loading: what a start leaves to do is not counted against a stream."""
-
-PlanAt = Callable[[ServingGateway, int], LoadPlan]
-"""The plan for so many streams."""
 
 
 @dataclass(slots=True)
@@ -76,27 +71,19 @@ class GatewayReadings(Failures):
         self.readings.setdefault((system, streams), []).append(reading)
 
 
-def play(
-    systems: Sequence[GatewaySystem],
-    rounds: int,
-    levels: Iterable[int],
-    plan_at: PlanAt,
-    engine: SimSettings,
-    stage: Testbed,
-    played: GatewayReadings,
-) -> None:
+def play(systems: Sequence[GatewaySystem], options: GatewayOptions, stage: Testbed, played: GatewayReadings) -> None:
     """All systems at all levels in every round; what went wrong is noted."""
 
     def load(system: GatewaySystem, folder: Path) -> None:
-        with system.serve(folder, engine) as serving:
+        with system.serve(folder, options.engine) as serving:
             time.sleep(SETTLE_S)
-            for streams in levels:
+            for streams in options.levels:
                 stage.say(f"{system.name}, c={streams}")
-                played.note(system.name, streams, measure(plan_at(serving, streams)))
+                played.note(system.name, streams, measure(options.plan(serving, streams)))
                 stage.done()
                 serving.check()
 
-    played.take_turns(systems, rounds, stage, load, Died, LoadFailed)
+    played.take_turns(systems, options.rounds, stage, load, Died, LoadFailed)
 
 
 NAME, RIVALS, IN_FRONT = "gateway", "gateway-rivals", "gateway-upstream"
@@ -105,45 +92,28 @@ VARIANT = "penstock-"
 COST = "CPU microseconds per token, all processes"
 
 
-def compare(
-    name: str, systems: Sequence[GatewaySystem], options: GatewayOptions, command: str, console: Console
-) -> Report:
-    """Raises LoadFailed, Died: without a clock nothing can be said."""
+def compare(run: ProgramRun, name: str, systems: Sequence[GatewaySystem], options: GatewayOptions) -> None:
+    """Measure, show and keep. Raises LoadFailed, Died: without a clock nothing can be said."""
     played, names = GatewayReadings(), [system.name for system in systems]
     total = options.rounds * len(systems) * len(options.levels)
-    console.print(f"{total} measurements, about {options.minutes(len(systems))} minutes")
-    with Testbed(console, "preparing", total) as stage:
+    run.console.print(f"{total} measurements, about {options.minutes(len(systems))} minutes")
+    with Testbed(run.console, "preparing", total) as stage:
         ready = played.prepared(systems, stage.say)
         stage.say("checking the clock")
         with Processes(stage.folder) as processes:
             clock = clock_error(processes)
-        play(ready, options.rounds, options.levels, options.plan, options.engine, stage, played)
+        play(ready, options, stage, played)
         if played.failed:
             stage.keep()
     found = rows(played.readings, names)
     goals = Goals(found, names)
-    return Report(
-        name=options.name(name),
-        title=f"Gateways before one simulated engine: {options.step_ms:g} ms steps, {options.tokens} tokens a request",
-        command=command,
-        settings=msgspec.to_builtins(options) | {"systems": {system.name: system.title for system in systems}},
-        columns=COLUMNS,
-        rows=found,
-        ratios=(*(goals.of_upstream() if name == IN_FRONT else goals.of_sweep(options.step_ms)), clock_ratio(clock)),
-        notes=(*notes(systems, played, found), clock_note(clock)),
-    )
-
-
-def clock_ratio(clock: ClockError) -> Ratio:
+    ratios = goals.of_upstream() if name == IN_FRONT else goals.of_sweep(options.step_ms)
     what = "clock error of the load generator against a scripted server, ms (TTFT, ITL: the worse median)"
-    return Ratio.held("load.clock", what, clock.worst)
-
-
-def clock_note(clock: ClockError) -> str:
-    return (
-        f"Clock error: TTFT {clock.ttft:+.2f} ms, ITL {clock.itl:+.3f} ms (medians), ITL p99 +{clock.itl_p99:.2f} ms, "
-        "which holds what else this machine did in that second."
-    )
+    title = f"Gateways before one simulated engine: {options.step_ms:g} ms steps, {options.tokens} tokens a request"
+    settings = msgspec.to_builtins(options) | {"systems": {system.name: system.title for system in systems}}
+    ratios.append(Ratio.held("load.clock", what, clock))
+    said = notes(systems, played, found)
+    run.keep(run.result(name, title, COLUMNS, found, ratios, said, **settings), draw if name == NAME else None)
 
 
 def notes(systems: Sequence[GatewaySystem], played: GatewayReadings, found: Sequence[Row]) -> list[str]:

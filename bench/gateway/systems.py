@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import msgspec
 from bench.environments import ROOT, Environment, Installable, Peer, Ready
 from bench.gateway.engine import MODEL
 from bench.gateway.figures import ENGINE, UPSTREAM
-from bench.load.plan import LoadPlan
+from bench.http import fetch
 from bench.penstock import Penstock as Deployment
 from bench.penstock import start_redis
 from bench.ports import free_port
@@ -29,20 +29,11 @@ class ServingGateway:
 
     port: int
     groups: Sequence[Processes]
-    headers: Mapping[str, str] = field(default_factory=dict)
-    model: str = MODEL
 
     @property
     def watch(self) -> dict[str, int]:
         """All its processes by name."""
         return {name: pid for group in self.groups for name, pid in group.pids().items()}
-
-    def plan(self, streams: int, each: int, tokens: int, limit_s: float) -> LoadPlan:
-        """The load of so many streams with `each` requests."""
-        return LoadPlan(
-            port=self.port, model=self.model, headers=dict(self.headers), streams=streams, requests=streams * each,
-            tokens=tokens, limit_s=limit_s, watch=self.watch,
-        )  # fmt: skip
 
     def check(self) -> None:
         """All of them live. Raises Died."""
@@ -55,14 +46,6 @@ class GatewaySystem(Installable, Protocol):
 
     def serve(self, folder: Path, engine: SimSettings) -> AbstractContextManager[ServingGateway]:
         """Serving inside the `with`; every process has ended behind it. `folder` is empty. Raises Died, Absent."""
-
-
-@contextmanager
-def processes_in(folder: Path, environ: Mapping[str, str] | None = None) -> Iterator[Processes]:
-    """Processes with a folder of their own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with Processes(folder, environ) as processes:
-        yield processes
 
 
 class Floor(Ready):
@@ -153,7 +136,8 @@ class UpstreamGateway(PenstockGateway):
 
     @contextmanager
     def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
-        with processes_in(folder / "server") as server:
+        (folder / "server").mkdir()
+        with Processes(folder / "server") as server:
             url = f"http://127.0.0.1:{start_engine_server(server, engine)}/v1"
             # A server of this kind says how many requests it runs at once.
             with self.deployed(folder, "upstream", {"upstream.urls": url, "upstream.kind": "sglang"}) as serving:
@@ -223,7 +207,7 @@ class Dynamo(Peer):
             processes.start("frontend", (self.python, "-m", "dynamo.frontend", *listen))
             worker = "bench.gateway.peers.dynamo_worker"
             processes.start("worker", (self.python, "-m", worker, folder / "model", settings))
-            processes.wait_page(port, "/v1/models", b'"id"')
+            processes.until(lambda: b'"id"' in fetch(port, "GET", "/v1/models")[2], "the frontend to know the model")
             yield ServingGateway(port, [processes])
 
 
@@ -279,11 +263,3 @@ def systems() -> list[GatewaySystem]:
         PenstockGateway("penstock-2", "D1", apis=2),
         Litellm(),
     ]
-
-
-def chosen(names: Sequence[str]) -> list[GatewaySystem]:
-    """Those named, in our order; none named: all. Raises KeyError with a name nobody has."""
-    known = {system.name: system for system in systems()}
-    for name in names:
-        known[name]
-    return [system for name, system in known.items() if not names or name in names]

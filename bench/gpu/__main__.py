@@ -1,7 +1,7 @@
 """`python -m bench.gpu`: what a GPU's reader loses by the queue: an engine by itself and behind Penstock, in turn.
 
 The engine is a step loop in PyTorch with random weights behind OpenAI's API; `penstock up --upstream` stands before
-it. Closed loops take turns direct and through Penstock; then the worker is killed under streams.
+it. Closed loops take turns direct and through Penstock.
 
 Needs a CUDA GPU, PyTorch and Triton; about five minutes. `--quick` needs PyTorch and Triton alone: it serves a tiny
 model on the CPU.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bench.gpu.served import COLUMNS, QUICK, ServedOptions, measured, measurements, notes, ratios, rows
+from bench.gpu.served import COLUMNS, QUICK, TURNS, ServedOptions, measured, notes, ratios, rows
 from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
 
 WRONG = 0.05
@@ -34,21 +34,21 @@ def _run(run: ProgramRun) -> int:
     error = wrong_by(shape_of(options.checked), options.device)
     if not error < WRONG:
         raise WrongResult(f"logits are off by {error:.4f} of their norm, more than {WRONG}")
-    with Testbed(run.console, "Penstock in front of the engine", measurements(options)) as stage:
-        turns, killed = measured(options, stage)
+    with Testbed(run.console, "Penstock in front of the engine", len(TURNS) * len(options.levels)) as stage:
+        turns = measured(options, stage)
     lengths = "{} to {} tokens in, {} to {} out".format(*options.prompts, *options.answers)
     found = run.result(
         "gpu-served",
         f"Penstock in front of {options.model}: {lengths}",
         COLUMNS,
         rows(turns),
-        ratios(turns, killed),
-        notes(options, turns, killed),
+        ratios(turns),
+        notes(options, turns),
         device=torch.cuda.get_device_name() if options.device == "cuda" else "CPU",
         logits_off_by=round(error, 5),
         **msgspec.to_builtins(options),
     )
-    return int(run.keep(found).missed)
+    return run.keep(found)
 
 
 main = BenchProgram(

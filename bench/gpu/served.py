@@ -1,29 +1,28 @@
-"""Penstock in front of a GPU engine: closed loops direct and through it in turn, a killed worker, and the figures."""
+"""Penstock in front of a GPU engine: closed loops direct and through it in turn, and the figures."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from statistics import fmean, median
 from typing import Any
 
 import msgspec
 
-from bench.gpu.killed import STREAMS, KilledStreams, Unanswered, killed_streams
-from bench.gpu.upstream import NAME as PENSTOCK
-from bench.gpu.upstream import UpstreamPenstock
 from bench.load.prompts import PromptSource
-from bench.processes import Processes
+from bench.load.target import ConcurrencyLevel, TargetServer, closed_loop
+from bench.penstock import PenstockUp
+from bench.processes import Processes, spent
 from bench.program import Testbed
 from bench.report import Ratio, columns
 from bench.stats import quantile
-from bench.table1.client import ConcurrencyLevel, TargetServer, closed_loop
 from planner.load import RequestLengths
 
-DIRECT = "direct"
+DIRECT, PENSTOCK = "direct", "penstock"
 WAYS = (DIRECT, PENSTOCK)
 TURNS = (DIRECT, PENSTOCK, PENSTOCK, DIRECT)
 """A drift of the machine that is steady over four turns cancels out."""
@@ -55,8 +54,6 @@ class ServedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of each client."""
     least: int = 20
     """Requests of a load at least."""
-    killed_tokens: int = 600
-    """Of each answer whose worker is killed."""
 
     @property
     def lengths(self) -> RequestLengths:
@@ -69,7 +66,7 @@ class ServedOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 QUICK = ServedOptions(
     model="tiny", checked="tiny", device="cpu", slots=8, levels=(1, 2, 4, 8), prompts=(16, 48), answers=(8, 24),
-    rounds=4, least=24, killed_tokens=60,
+    rounds=4, least=24,
 )  # fmt: skip
 
 
@@ -99,58 +96,50 @@ Turn = Sequence[ServedLevel]
 """All levels once, one way."""
 
 
-def measured(options: ServedOptions, stage: Testbed) -> tuple[list[Turn], KilledStreams]:
+class Unanswered(RuntimeError):
+    """Requests of a load were not answered."""
+
+
+def measured(options: ServedOptions, stage: Testbed) -> list[Turn]:
     """Raises Died, NotAServer, Unanswered, TimeoutError."""
     stage.say("starting the engine")
     with (
-        _engine(options, "graphs", stage) as (engine, direct),
-        UpstreamPenstock(stage.room("penstock"), _url(direct), options.model, options.slots) as penstock,
+        _engine(options, stage) as (engine, direct),
+        in_front(stage.room("penstock"), direct, options.slots) as (penstock, through),
     ):
-        loads = _Loads(options, engine, direct, penstock, stage)
+        loads = _Loads(options, (penstock.processes, engine), {DIRECT: direct, PENSTOCK: through}, stage)
         loads.warm_up()
-        turns = [loads.turn(way, number) for way, number in zip(TURNS, (1, 1, 2, 2), strict=True)]
-    stage.say("starting the engine again, in one size of steps")
-    with (
-        _engine(options, "exact", stage) as (_, direct),
-        UpstreamPenstock(stage.room("killed"), _url(direct), options.model, options.slots) as penstock,
-    ):
-        stage.say("killing the worker")
-        killed = killed_streams(direct, penstock, options.killed_tokens, min(STREAMS, options.slots))
-        stage.done()
-    return turns, killed
-
-
-def measurements(options: ServedOptions) -> int:
-    """How many steps of progress `measured` makes."""
-    return len(TURNS) * len(options.levels) + 1
+        return [loads.turn(way, number) for way, number in zip(TURNS, (1, 1, 2, 2), strict=True)]
 
 
 @contextmanager
-def _engine(options: ServedOptions, kind: str, stage: Testbed) -> Iterator[tuple[Processes, TargetServer]]:
+def _engine(options: ServedOptions, stage: Testbed) -> Iterator[tuple[Processes, TargetServer]]:
     """The engine's server, once it is warm. Raises Died."""
-    with Processes(stage.room("engine", kind)) as processes:
-        words = (options.model, options.device, f"{options.slots}", f"{options.context}", kind)
+    with Processes(stage.room("engine")) as processes:
+        words = (options.model, options.device, f"{options.slots}", f"{options.context}")
         port = processes.serve("engine", "bench.gpu.server", *words, seconds=START_TIMEOUT_S)
         yield processes, TargetServer.at(f"http://127.0.0.1:{port}/v1", options.model, name=DIRECT)
 
 
-def _url(server: TargetServer) -> str:
-    return f"http://{server.host}:{server.port}{server.path}"
+@contextmanager
+def in_front(folder: Path, server: TargetServer, slots: int) -> Iterator[tuple[PenstockUp, TargetServer]]:
+    """A Penstock in front of a server that computes so many texts at once and does not say so."""
+    url = f"http://{server.host}:{server.port}{server.path}"
+    with PenstockUp(folder, "--upstream", url, settings={"upstream.slots": slots}) as penstock:
+        yield penstock, TargetServer.at(f"{penstock.url}/v1", server.model, name=PENSTOCK)
 
 
 class _Loads:
-    """Loads of one engine, direct and through the Penstock in front of it."""
+    """Loads of one engine, direct and through the Penstock in front of it. `processes`: Penstock's, the engine's."""
 
     def __init__(
         self,
         options: ServedOptions,
-        engine: Processes,
-        direct: TargetServer,
-        penstock: UpstreamPenstock,
+        processes: tuple[Processes, Processes],
+        servers: Mapping[str, TargetServer],
         stage: Testbed,
     ) -> None:
-        self.options, self._penstock, self._engine, self._stage = options, penstock, engine, stage
-        self._servers = {DIRECT: direct, PENSTOCK: penstock.target}
+        self.options, self._processes, self._servers, self._stage = options, processes, servers, stage
 
     def warm_up(self) -> None:
         """All clients once, each way. Raises Unanswered."""
@@ -164,15 +153,14 @@ class _Loads:
         for clients in self.options.levels:
             self._stage.say(f"{way}: {clients} at once")
             bodies = source.bodies(max(self.options.least, self.options.rounds * clients), FIELDS)
-            before = self._cpu_s()
+            before = [each.cpu_s() for each in self._processes]
             level = self._load(way, clients, bodies)
-            penstock_s, engine_s = (later - early for early, later in zip(before, self._cpu_s(), strict=True))
+            penstock_s, engine_s = (
+                spent(early, each.cpu_s()) for early, each in zip(before, self._processes, strict=True)
+            )
             found.append(served_level(way, level, penstock_s, engine_s))
             self._stage.done()
         return found
-
-    def _cpu_s(self) -> tuple[float, float]:
-        return self._penstock.cpu_s(), sum(self._engine.cpu_s().values())
 
     def _source(self, way: str, number: int) -> PromptSource:
         return PromptSource(self._servers[way], self.options.lengths, seed=number, chats=False)
@@ -246,27 +234,22 @@ def _row(turns: Sequence[Turn], clients: int, way: str) -> dict[str, Any]:
     return row
 
 
-def ratios(turns: Sequence[Turn], killed: KilledStreams) -> list[Ratio]:
-    """Throughput, time to the first token, the kill."""
+def ratios(turns: Sequence[Turn]) -> list[Ratio]:
+    """Throughput and time to the first token."""
     levels = [level.clients for level in turns[0]]
     most, least = levels[-1], min(levels, key=lambda clients: median(shares(turns, clients)))
     slowest = max(levels, key=lambda clients: median(added_ms(turns, clients)))
-    what, kill = "TTFT p50 through Penstock - direct, ms", f"{killed.streams} streams whose worker is killed"
+    what = "TTFT p50 through Penstock - direct, ms"
     share = f"c={most}: tokens per second through Penstock / direct"
     return [
         Ratio.held(None, share, median(shares(turns, most)), digits=3),
         Ratio.held(None, "the same at its worst level", median(shares(turns, least)), digits=3),
         Ratio.held("gateway.upstream_ttft", f"{what}, at its worst level", median(added_ms(turns, slowest))),
         Ratio.held(None, f"{what}, c=1", median(added_ms(turns, 1))),
-        Ratio.none(f"{kill}: had ended before, or no worker was started again", killed.unmet),
-        Ratio.none(f"{kill}: broken, or with another number of tokens", len(killed.wrong)),
-        Ratio.none(f"{kill}: texts other than the direct ones", killed.differ),
-        Ratio.none("direct texts of few streams at once, other than of all at once", killed.direct_differ),
-        Ratio(what=f"{kill}: the longest silence, p50, s", value=median(killed.silences_s)),
     ]
 
 
-def notes(options: ServedOptions, turns: Sequence[Turn], killed: KilledStreams) -> list[str]:
+def notes(options: ServedOptions, turns: Sequence[Turn]) -> list[str]:
     """What the table does not say."""
     return [
         f"`direct` is the engine's own server: a step loop in PyTorch with random weights in the shape of "
@@ -275,8 +258,4 @@ def notes(options: ServedOptions, turns: Sequence[Turn], killed: KilledStreams) 
         "each client counts for throughput alone.",
         f"The load generator used at most {100 * max(each.client_cpu for turn in turns for each in turn):.0f} % of one "
         "core.",
-        f"Killed: with answers of {killed.tokens} tokens, when each had brought {min(killed.killed_at)} to "
-        f"{max(killed.killed_at)}; the worker was started again {killed.restarts} time(s). The engine computed all "
-        "steps in one size for this part, so that equal requests have equal answers."
-        + "".join(f" Wrong: {each}." for each in killed.wrong[:3]),
     ]

@@ -1,9 +1,7 @@
-"""`python -m bench.gpu.server PORT MODEL DEVICE SLOTS CONTEXT KIND`: a step loop behind OpenAI's API.
+"""`python -m bench.gpu.server PORT MODEL DEVICE SLOTS CONTEXT`: a step loop behind OpenAI's API.
 
-It batches in flight, and answers streamed, greedy completions of exactly `max_tokens` tokens, with random weights.
-KIND: `graphs` computes a step in the least batch that holds it, as engines do; `exact` computes all steps in one size,
-so that equal requests have equal answers, whatever runs beside them. MODEL: a name of the planner's, or `tiny`; DEVICE:
-`cuda` or `cpu`.
+It batches in flight, each step in the least batch that holds it, and answers streamed, greedy completions of exactly
+`max_tokens` tokens, with random weights. MODEL: a name of the planner's, or `tiny`; DEVICE: `cuda` or `cpu`.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from planner.facts.model import ModelShape
 
 PROMPT_ROWS = 512
 """Prompt tokens of a step."""
-EXACT_ROWS = 128
 TINY = {"layers": 2, "hidden": 128, "heads": 2, "kv_heads": 2, "head_dim": 64, "ffn": 512, "vocab": 4000}
 SWITCH_S = 0.0002
 """How long a thread may keep the interpreter from the one that starts steps."""
@@ -238,9 +235,9 @@ def main(words: list[str]) -> None:
 
     from bench.gpu.slotted import SlotSteps, SlottedDecoder  # noqa: PLC0415 - torch is not a dependency
 
-    port, name, device, slots, context, kind = words
+    port, name, device, slots, context = words
     shape, size = shape_of(name), int(slots)
-    counts = [EXACT_ROWS] if kind == "exact" else row_counts(size)
+    counts = row_counts(size)
     steps = SlotSteps(SlottedDecoder(shape, size, int(context), device=device), counts)
     table = SlotTable(size, counts[-1], PROMPT_ROWS)
     sys.setswitchinterval(SWITCH_S)

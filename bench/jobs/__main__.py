@@ -116,7 +116,7 @@ def _row(name: str, crowd: Sequence[JobsReading], alone: Sequence[JobsReading]) 
         "cpu_ms_per_job": None if client is None or others is None else client + others,
         "client_ms_per_job": client,
         "parts": _parts(crowd),
-        RATES: [reading.jobs / reading.seconds for reading in crowd],
+        RATES: [reading.jobs / reading.seconds for reading in crowd if reading.jobs],
         COSTS: [1000 * sum(reading.cpu.values()) / reading.jobs for reading in crowd if reading.jobs],
     }
 
@@ -135,66 +135,42 @@ def _us_per_job(name: str, reading: JobsReading) -> float:
     return 1e6 * reading.cpu.get(name, 0.0) / reading.jobs
 
 
+Best = Callable[[Iterable[float]], float]
+
+
 def ratios(found: Sequence[Row]) -> list[Ratio]:
     """Penstock against the best of each rival's rows; only of systems that were measured. First without the callers: a
     client of a task queue costs more than one of HTTP, and both share the machine with what they call."""
-    rates = {row["system"]: row["jobs_per_s"] for row in found}
-    costs = {row["system"]: _without_callers(row) for row in found}
-    ours, judged = _best(rates, (CHAT, STREAM)), []
-    for rival in RIVALS:
-        names = [name for name in rates if name.startswith(rival)]
-        if not names or not {CHAT, STREAM} & rates.keys():
-            continue
-        theirs = _best(rates, names)
-        what = f"CPU per job without the callers, {rival}'s / Penstock's, one request each"
-        cost = over(_least(costs, names), _least(costs, (CHAT, STREAM)))
-        rounds = _rounds(found, COSTS, min, names, (CHAT, STREAM))
-        judged.append(_held(f"jobs.{rival}_cpu", what, cost, rounds))
-        what = f"Penstock's jobs/s, one request each / {rival}'s"
-        rounds = _rounds(found, RATES, max, (CHAT, STREAM), names)
-        judged.append(_held(f"jobs.{rival}", what, over(ours, theirs), rounds))
-        if JOBS in rates:
-            what = f"Penstock's jobs/s, put and wait / {rival}'s"
-            rounds = _rounds(found, RATES, max, (JOBS,), names)
-            judged.append(_held(f"jobs.{rival}_put", what, over(rates[JOBS], theirs), rounds))
-    alone = next((row["alone_p50_ms"] for row in found if row["system"] == STREAM), None)
-    if STREAM in rates:
+    names = [row["system"] for row in found]
+    ours, judged = [name for name in names if name in (CHAT, STREAM)], []
+    for rival in RIVALS if ours else ():
+        theirs = [name for name in names if name.startswith(rival)]
+        cpu = f"CPU per job without the callers, {rival}'s / Penstock's, one request each"
+        rate, put = (f"Penstock's jobs/s, {form} / {rival}'s" for form in ("one request each", "put and wait"))
+        compared = (
+            (f"jobs.{rival}_cpu", cpu, COSTS, min, theirs, ours),
+            (f"jobs.{rival}", rate, RATES, max, ours, theirs),
+            (f"jobs.{rival}_put", put, RATES, max, [name for name in names if name == JOBS], theirs),
+        )
+        judged += [_compared(found, *each) for each in compared if each[-2] and each[-1]]
+    if STREAM in names:
+        alone = next(row["alone_p50_ms"] for row in found if row["system"] == STREAM)
         judged.append(Ratio.held("jobs.alone", "one request alone: request to first token, p50 ms", alone))
     return judged
 
 
-def _held(goal: str, what: str, of_medians: float | None, rounds: Sequence[float]) -> Ratio:
-    """The median of the rounds' ratios; the ratio of the medians only if a row lacks a round."""
-    return Ratio.held(goal, what, median(rounds) if rounds else of_medians, rounds=rounds)
-
-
-def _rounds(
-    found: Sequence[Row], key: str, best: Callable[[Iterable[float]], float], ours: Sequence[str], theirs: Sequence[str]
-) -> tuple[float, ...]:
-    """The best of our rows over the best of theirs in each round; nothing, where a row lacks a round."""
-    each = {row["system"]: row[key] for row in found}
-    sides = [[each[name] for name in names if name in each] for names in (ours, theirs)]
-    if len({len(row) for side in sides for row in side}) != 1:
-        return ()
-    return tuple(
-        best(one) / best(other) for one, other in zip(*(zip(*side, strict=True) for side in sides), strict=True)
-    )
-
-
-def _without_callers(row: Row) -> float | None:
-    whole, client = row["cpu_ms_per_job"], row["client_ms_per_job"]
-    return None if whole is None or client is None else whole - client
-
-
-def _least(costs: Mapping[str, float | None], names: Sequence[str]) -> float | None:
-    return min((cost for name in names if (cost := costs.get(name)) is not None), default=None)
-
-
-def _best(rates: Mapping[str, float | None], names: Sequence[str]) -> float | None:
-    return max((rate for name in names if (rate := rates.get(name)) is not None), default=None)
-
-
-NAME = "jobs"
+def _compared(
+    found: Sequence[Row], goal: str, what: str, key: str, best: Best, ours: Sequence[str], theirs: Sequence[str]
+) -> Ratio:
+    """The best of our rows over the best of theirs: the median of the rounds; that of the medians, where a row lacks a
+    round."""
+    one, other = ([row[key] for row in found if row["system"] in names] for names in (ours, theirs))
+    if len({len(row) for row in (*one, *other)}) == 1:
+        of_each_round = zip(zip(*one, strict=True), zip(*other, strict=True), strict=True)
+        rounds = [best(mine) / best(its) for mine, its in of_each_round]
+        return Ratio.held(goal, what, median(rounds), rounds=rounds)
+    mine, its = (best(median(row) for row in rows if row) for rows in (one, other))
+    return Ratio.held(goal, what, over(mine, its))
 
 
 def _run(run: ProgramRun) -> int:
@@ -215,7 +191,7 @@ def _run(run: ProgramRun) -> int:
     title = f"One-token jobs from enqueuing to result, {options.callers} callers"
     settings = {**asdict(options), "systems": {system.name: system.title for system in chosen}}
     notes = _notes(chosen, played, found)
-    run.keep(run.result(NAME, title, COLUMNS, found, ratios(found), notes, **settings), draw)
+    run.keep(run.result("jobs", title, COLUMNS, found, ratios(found), notes, **settings), draw)
     return 0 if len(found) == len(wanted) else 1
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import sys
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +16,7 @@ import uvloop
 
 from bench.load.plan import LoadPlan, StreamReading
 from bench.load.streams import Heard, Stream, StreamedAnswer, chat, hear
-from bench.processes import cpu_s, tree
+from bench.processes import cpu_s, tree, uncollected
 from bench.stats import spread
 from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
 
@@ -39,7 +37,7 @@ class LoadRun:
         plan = self._plan
         try:
             await self._warm_up()
-            with _undisturbed():
+            with uncollected():
                 before, own, began = cpu_of(plan.watch), time.process_time(), time.monotonic()
                 self._until = began + plan.limit_s
                 left = iter(range(plan.requests))
@@ -71,7 +69,7 @@ class LoadRun:
         plan = self._plan
         prompt = f"Tell me about water, please: question {next(self._numbers)}."
         try:
-            self._answers.append(await stream.ask(chat(plan.path, plan.model, prompt, tokens, plan.headers), tokens))
+            self._answers.append(await stream.ask(chat(plan.model, prompt, tokens), tokens))
         except OSError as error:
             self._answers.append(StreamedAnswer(tokens, time.monotonic(), fault=f"{NO_CONNECTION}: {error}"))
             await asyncio.sleep(0.1)
@@ -119,17 +117,6 @@ def _itl_ms(heard: Heard) -> Iterator[float]:
 def cpu_of(watch: dict[str, int]) -> dict[str, float]:
     """CPU seconds so far of each process and its descendants."""
     return {name: sum(map(cpu_s, tree(pid))) for name, pid in watch.items()}
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No garbage collection: it would look like a stall of the server."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def main() -> int:

@@ -17,8 +17,6 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     tokens: int
     """Of each answer."""
-    path: str = "/v1/chat/completions"
-    headers: dict[str, str] = {}
     warmup_tokens: int = 16
     """Each stream asks once for so many before anything is measured."""
     limit_s: float = 60.0

@@ -6,9 +6,14 @@ import itertools
 from collections.abc import Mapping
 from random import Random
 
-from bench.table1.client import WORDS, TargetServer
+from bench.load.target import TargetServer
 from planner.load import RequestLengths
 
+WORDS = (  # noqa: SIM905 - a list of one a line would fill the screen
+    "water river stone light garden morning engine paper window story question answer reason market winter summer "
+    "bridge letter number people animal weather mountain machine history language picture kitchen doctor teacher "
+    "because however although between under after before during about against toward small large early late often"
+).split()
 TEMPLATE_TOKENS = 12
 """Of a chat template around a prompt, about."""
 OWN_WORDS = 4
@@ -17,21 +22,12 @@ OWN_WORDS = 4
 
 class PromptSource:
     """Streamed requests of one workload, ready to send: chats, or texts to continue. `lengths` are met about: a word is
-    about one token. `words`: a seed of the words alone, for the same lengths in the same order with other words."""
+    about one token."""
 
-    def __init__(
-        self,
-        server: TargetServer,
-        lengths: RequestLengths,
-        seed: int = 1,
-        words: int | None = None,
-        *,
-        chats: bool = True,
-    ) -> None:
+    def __init__(self, server: TargetServer, lengths: RequestLengths, seed: int = 1, *, chats: bool = True) -> None:
         self._server, self._lengths, self._chats = server, lengths, chats
         self._numbers = itertools.count()
         self._random = Random(seed)  # noqa: S311 - a workload
-        self._words = self._random if words is None else Random(words)  # noqa: S311 - a workload
 
     def bodies(self, count: int, fields: Mapping[str, object]) -> list[bytes]:
         """So many requests, with `fields`, whose lengths stand for all of the workload."""
@@ -39,8 +35,8 @@ class PromptSource:
 
     def _body(self, prompt: int, answer: int, fields: Mapping[str, object]) -> bytes:
         own = OWN_WORDS + TEMPLATE_TOKENS * self._chats
-        words = self._words.choices(WORDS, k=max(1, prompt - own))
-        text = f"{next(self._numbers)} {self._words.getrandbits(32):x} {' '.join(words)}"
+        words = self._random.choices(WORDS, k=max(1, prompt - own))
+        text = f"{next(self._numbers)} {self._random.getrandbits(32):x} {' '.join(words)}"
         if not self._chats:
             return self._server.completion(text, answer, **fields)
         return self._server.chat([{"role": "user", "content": text}], answer, **fields)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from statistics import median
 
 import msgspec
 import uvloop
@@ -57,45 +57,20 @@ async def _serve(port: int) -> None:
     await server.serve_forever()
 
 
-class ClockError(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the load generator is off, in ms: by the medians, which are its own doing, and for the 99th percentile of
-    single tokens, which holds whatever else the machine did meanwhile."""
-
-    ttft: float
-    itl: float
-    itl_p99: float
-
-    @classmethod
-    def of(cls, reading: StreamReading) -> ClockError:
-        return cls(
-            ttft=reading.ttft.p50 - TTFT_MS, itl=reading.itl.p50 - ITL_MS, itl_p99=max(0.0, reading.itl.p99 - ITL_MS)
-        )
-
-    @property
-    def worst(self) -> float:
-        """Of the medians."""
-        return max(abs(self.ttft), abs(self.itl))
-
-
-def clock_error(processes: Processes, requests: int = 4, trials: int = 3) -> ClockError:
-    """Measure the scripted server as any other: the middle one of several trials. Raises Died, LoadFailed."""
+def clock_error(processes: Processes, requests: int = 4, trials: int = 3) -> float:
+    """How far the load generator is off, in ms, by its medians of TTFT and ITL: the middle one of several trials.
+    Raises Died, LoadFailed."""
     port = processes.serve("scripted", "bench.load.scripted")
     plan = LoadPlan(port=port, model="scripted", streams=1, requests=requests, tokens=TOKENS, limit_s=20)
-    found: list[ClockError] = []
-    for _ in range(trials):
-        reading = measure(plan)
-        if reading.wrong:
-            raise LoadFailed(f"it misread the scripted server: {reading.wrong}")
-        found.append(ClockError.of(reading))
-    return sorted(found, key=lambda error: error.worst)[len(found) // 2]
+    return median(_off(measure(plan)) for _ in range(trials))
 
 
-def main(argv: Sequence[str]) -> int:
-    """Serve until ended."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(int(argv[0])))
-    return 0
+def _off(reading: StreamReading) -> float:
+    if reading.wrong:
+        raise LoadFailed(f"it misread the scripted server: {reading.wrong}")
+    return max(abs(reading.ttft.p50 - TTFT_MS), abs(reading.itl.p50 - ITL_MS))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(int(sys.argv[1])))

@@ -9,7 +9,7 @@ import asyncio
 import socket
 import string
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,11 +134,10 @@ class BodyParser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLine:
-    """What one line of a stream says: text, why it ends, counts of tokens of the answer and of what was computed of the
-    prompt, an error."""
+    """What one line of a stream says: text, counts of tokens of the answer and of what was computed of the prompt, an
+    error."""
 
     text: str = ""
-    finish: str = ""
     tokens: int = 0
     prompt: int = 0
     fault: str = ""
@@ -168,14 +167,13 @@ def _line(line: bytes) -> StreamLine:
     if error := chunk.get("error"):
         return StreamLine(fault=f"error in the stream: {msgspec.json.encode(error).decode()[:200]}")
     usage = chunk.get("usage") or {}
-    text = finish = ""
+    text = ""
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
         text += delta.get("content") or delta.get("reasoning_content") or choice.get("text") or ""
-        finish = choice.get("finish_reason") or finish
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     computed = int(usage.get("prompt_tokens") or 0) - int(cached)
-    return StreamLine(text=text, finish=finish, tokens=int(usage.get("completion_tokens") or 0), prompt=computed)
+    return StreamLine(text=text, tokens=int(usage.get("completion_tokens") or 0), prompt=computed)
 
 
 def hear(answer: StreamedAnswer) -> Heard:
@@ -238,27 +236,14 @@ class Stream(asyncio.Protocol):
 
     async def ask(self, request: bytes, tokens: int) -> StreamedAnswer:
         """Send a request and keep what follows, until its end. Raises OSError where no connection can be made."""
-        answer = self.begin(request, tokens) if self._transport else await self._ask_anew(request, tokens)
-        await self.end()
-        return answer
-
-    async def _ask_anew(self, request: bytes, tokens: int) -> StreamedAnswer:
-        await self.connect()
-        return self.begin(request, tokens)
-
-    def begin(self, request: bytes, tokens: int) -> StreamedAnswer:
-        """Send it on the open connection."""
+        if self._transport is None:
+            await self.connect()
         assert self._transport is not None
-        self._framing = Framing()
-        self._ended = asyncio.get_running_loop().create_future()
-        self._answer = StreamedAnswer(tokens, time.monotonic())
+        self._framing, self._ended = Framing(), asyncio.get_running_loop().create_future()
+        answer = self._answer = StreamedAnswer(tokens, time.monotonic())
         self._transport.write(request)
-        return self._answer
-
-    async def end(self) -> None:
-        """Until the answer has ended."""
-        if self._ended is not None:
-            await self._ended
+        await self._ended
+        return answer
 
     def close(self, why: str = "") -> None:
         """At once; an answer that is under way ends here."""
@@ -294,8 +279,8 @@ class Stream(asyncio.Protocol):
             self._socket.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
 
 
-def chat(path: str, model: str, prompt: str, tokens: int, headers: Mapping[str, str]) -> bytes:
+def chat(model: str, prompt: str, tokens: int) -> bytes:
     """A streamed chat request, ready to send."""
     messages = [{"role": "user", "content": prompt}]
     body = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True}
-    return request("POST", path, body, headers)
+    return request("POST", "/v1/chat/completions", body)

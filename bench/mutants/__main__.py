@@ -1,6 +1,6 @@
-"""`python -m bench.mutants`: would the test suite notice a mistake made by chance? Draws small changes of the product,
-tries each in a copy of the tree with the tests that run the changed lines, and tells which were not noticed. A test
-that fails without the change too has noticed nothing; copies without any change show how often that is overlooked.
+"""`python -m bench.mutants`: would the tests of a room notice a mistake made by chance in it? Draws small changes of
+the product, runs in a copy of the tree the tests of the changed file's folder and then of its whole room (those that
+take no seconds), and tells which changes no test noticed. One that fails without the change too has noticed nothing.
 
 Every run draws another sample, from a seed that is printed first; `--seed N` repeats a sample. Exits 1 if fewer are
 noticed than are wanted; 2 if its tool is not there.
@@ -12,66 +12,105 @@ import random
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from redis import Redis
 
 from bench import program
 from bench.mutants import lua
-from bench.mutants.report import (
-    Mutant,
-    MutantTrial,
-    as_document,
-    killed_of,
-    line,
-    survivors,
-    table,
-    try_mutant,
-)
+from bench.mutants.lua import Mutant
 from bench.penstock import start_redis
 from bench.processes import Processes
-from bench.program import BenchProgram, Option, ProgramRun, WrongArguments, side_by_side
-from bench.reach.reach import NOTES, ROOMS, kept
-from bench.report import RESULTS, goals, write
-from bench.trials import Strayed, TreeCopies, check_origins, copy_tree
+from bench.program import OUT, BenchProgram, Option, ProgramRun, WrongArguments, side_by_side
+from bench.report import Ratio, columns
+from bench.trials import NO_TESTS, PASSED, Strayed, TreeCopies, check_origins, copy_tree, run_tests
 
 SOURCE = Path(__file__).parents[2]
 TOOL = Path(".venv-audit/bin/python")
-NULLS = 20
+ROOMS = ("api", "workers", "scheduler", "offline", "streaming")
+CHECKSUM = "tests/streaming/store/test_identity.py::test_every_change_of_the_store_raises_its_format"
+"""It fails at every change of what scripts read and write, right or wrong: it notices no mistake."""
+HANG_TIMEOUT_S = 900.0
+"""Longer than the tests of any room take: a mutant that makes one wait for ever is noticed."""
+COLUMNS = columns("room: room; mutants: mutants; noticed: noticed; percent: %")
+
+
+@dataclass(frozen=True, slots=True)
+class MutantTrial:
+    """What the tests made of one mutant."""
+
+    mutant: Mutant
+    name: str
+    noticed: str
+    """By which test; "" if all pass."""
+
+
+def try_mutant(copies: TreeCopies, mutant: Mutant) -> MutantTrial:
+    """Write it into a copy of the tree and run its room's tests there."""
+    name = mutant.name((copies.tree / mutant.file).read_text(encoding="utf-8"))
+    with copies.changed({mutant.file: mutant.text}) as changed:
+        found = (_noticed(copies, changed, folder) for folder in folders_of(copies.tree, mutant.file))
+        return MutantTrial(mutant, name, next(filter(None, found), ""))
+
+
+def folders_of(tree: Path, file: str) -> list[str]:
+    """The tests of a file, which mirror the folders: of its own folder, and of its whole room."""
+    own = Path("tests", file).parent
+    while not (tree / own).is_dir():
+        own = own.parent
+    return list(dict.fromkeys([own.as_posix(), f"tests/{Path(file).parts[0]}"]))
+
+
+def _noticed(copies: TreeCopies, changed: Path, folder: str) -> str:
+    """The test of the folder that fails in the changed tree and passes in the sound one."""
+    left_out = [CHECKSUM]
+    while True:
+        options = [f"--deselect={test}" for test in left_out]
+        run = run_tests(changed, [folder], "-x", "-m", "not slow", *options, limit_s=HANG_TIMEOUT_S)
+        if run.failure is None:
+            return "" if run.code in (PASSED, NO_TESTS) else f"no test that could be run (pytest: {run.code})"
+        test, _ = run.failure
+        with copies.changed({}) as sound:
+            if run_tests(sound, [test]).code == PASSED:
+                return test
+        left_out.append(test)
+
+
+def rows(trials: Sequence[MutantTrial]) -> list[dict[str, Any]]:
+    """One for each room, and one for all."""
+    found = []
+    for room in (*sorted({each.mutant.room for each in trials}), "all"):
+        of = [each for each in trials if room in ("all", each.mutant.room)]
+        noticed = sum(bool(each.noticed) for each in of)
+        found.append({"room": room, "mutants": len(of), "noticed": noticed, "percent": 100 * noticed / max(len(of), 1)})
+    return found
 
 
 def _run(run: ProgramRun) -> int:
     args = run.args
-    tool = TOOL.absolute()
-    if not tool.exists():
+    if not TOOL.exists():
         raise WrongArguments(f"{TOOL} is not there\nnext:  make mutants, which installs it")
     seed = random.SystemRandom().randrange(2**32) if args.seed is None else args.seed
     run.console.print(f"the sample: --seed {seed}")
-    command = run.command if args.seed is not None else f"{run.command} --seed {seed}"
     with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
         sound = Path(folder) / "sound"
         copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
         copies = TreeCopies(sound, Path(folder))
         check_origins(sound)
-        reach = kept(sound, NOTES, args.jobs, run.console.print)
-        mutants = _python(sound, tool, seed, args.sample) + _lua(sound, seed, args.lua)
-        sample = _named(sound, mutants, args.only or "")
+        sample = _named(sound, _python(sound, seed, args.sample) + _lua(sound, seed, args.lua), args.only or "")
         trials: list[MutantTrial] = []
-        tries = mixed(sample, args.null, seed)
-        calls = [partial(try_mutant, copies, mutant, reach, null=null) for mutant, null in tries]
-        for trial in side_by_side(calls, args.jobs):
+        for trial in side_by_side([partial(try_mutant, copies, mutant) for mutant in sample], args.jobs):
             trials.append(trial)
-            run.console.print(f"{len(trials)}/{len(tries)} {line(trial)}", soft_wrap=True)
-        trials.sort(key=lambda trial: sample.index(trial.mutant))
-        nulls, found = ([trial for trial in trials if trial.null is null] for null in (True, False))
-    for each in survivors(found):
-        run.console.print(f"survived: {each}", markup=False, soft_wrap=True)
-    run.console.print(table(found, nulls))
-    if args.out or not args.only:
-        write(args.out or RESULTS / "mutants.json", as_document(found, nulls, {"seed": seed, "command": command}))
-    return 0 if 100 * killed_of(found) >= goals()["mutants.noticed"].bound * len(found) else 1
+            verdict = f"noticed by {trial.noticed}" if trial.noticed else "SURVIVED"
+            run.console.print(f"{len(trials)}/{len(sample)} {trial.name}: {verdict}", soft_wrap=True, markup=False)
+    found, survivors = rows(trials), sorted(each.name for each in trials if not each.noticed)
+    noticed = Ratio.held("mutants.noticed", "mutants noticed, %", found[-1]["percent"], digits=1)
+    name, title = "mutants-some" if args.only else "mutants", "Mistakes made by chance"
+    return run.keep(run.result(name, title, COLUMNS, found, [noticed], survivors, seed=seed))
 
 
 def _named(tree: Path, mutants: Sequence[Mutant], only: str) -> list[Mutant]:
@@ -81,20 +120,10 @@ def _named(tree: Path, mutants: Sequence[Mutant], only: str) -> list[Mutant]:
     return [mutant for name, mutant in by_name.items() if only in name]
 
 
-def mixed(mutants: Sequence[Mutant], nulls: int, seed: int) -> list[tuple[Mutant, bool]]:
-    """What is tried, in which order, and whether without its change: so many by chance once more, among the others."""
-    chance = random.Random(seed)  # noqa: S311 - to be repeated
-    tries = [(mutant, False) for mutant in mutants]
-    tries += [(mutant, True) for mutant in chance.sample(mutants, min(nulls, len(mutants)))]
-    chance.shuffle(tries)
-    return tries
-
-
-def _python(tree: Path, tool: Path, seed: int, count: int) -> list[Mutant]:
+def _python(tree: Path, seed: int, count: int) -> list[Mutant]:
     """So many by chance."""
     files = [path.relative_to(tree).as_posix() for room in ROOMS for path in sorted((tree / room).rglob("*.py"))]
-    program_file = Path(__file__).with_name("drawn.py")
-    command = [str(tool), "-P", str(program_file), str(seed), str(count), *files]
+    command = [str(TOOL.absolute()), "-P", str(Path(__file__).with_name("drawn.py")), str(seed), str(count), *files]
     drawn = subprocess.run(command, cwd=tree, stdout=subprocess.PIPE, check=True).stdout
     return [msgspec.json.decode(each, type=Mutant) for each in drawn.splitlines()]
 
@@ -111,11 +140,10 @@ def _lua(tree: Path, seed: int, count: int) -> list[Mutant]:
 main = BenchProgram("python -m bench.mutants", __doc__, _run, Strayed).taking(
     Option("--sample", type=int, default=400, help="mutants of Python files (default: 400)"),
     Option("--lua", type=int, default=60, help="mutants of Lua scripts (default: 60)"),
-    Option("--null", type=int, default=NULLS, help=f"copies without any change (default: {NULLS})"),
     Option("--seed", type=int, help="of a sample, to repeat it (default: a new one)"),
     Option("--jobs", type=program.count, default=2, help="mutants tried at the same time (default: 2)"),
     Option("--only", metavar="TEXT", help="only mutants whose line has this in it"),
-    Option("--out", type=Path, help="where the figures go (default: among bench/results, without --only)"),
+    OUT,
 )
 
 if __name__ == "__main__":

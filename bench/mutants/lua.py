@@ -1,18 +1,46 @@
-"""Draws mutants of the Lua scripts: one operator, number, constant or statement of one line."""
+"""Mutants, and those of the Lua scripts: one operator, number, constant or statement of one line is another one."""
 
 from __future__ import annotations
 
+import difflib
 import random
 import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from bench.mutants.report import Mutant
-from bench.reach.reach import FOLDER, changed_library
+from streaming.redis.scripts import assemble
+
+FOLDER = "streaming/lua"
+
+
+class Mutant(msgspec.Struct, frozen=True):
+    """A change drawn by chance."""
+
+    file: str
+    text: str
+    """The whole file with the change."""
+
+    @property
+    def room(self) -> str:
+        return FOLDER if self.file.endswith(".lua") else self.file.split("/", 1)[0]
+
+    def name(self, before: str) -> str:
+        """What changed, in one line; the same for as long as the changed lines and their place are. `before` is the
+        file without the change."""
+        sides: tuple[list[str], list[str]] = ([], [])
+        for line in difflib.ndiff(before.splitlines(), self.text.splitlines()):
+            if line.startswith(("- ", "+ ")):
+                sides[line.startswith("+ ")].append(line[2:].strip())
+        pairs = enumerate(zip(before.splitlines(), self.text.splitlines(), strict=False), 1)
+        at = next((number for number, (old, new) in pairs if old != new), 0)
+        old, new = (" / ".join(side) or "nothing" for side in sides)
+        return f"{self.file}:{at}: {old} -> {new}"
+
 
 SWAPS = {
     "==": "~=",
@@ -48,8 +76,8 @@ def _drawn(tree: Path, seed: int) -> Iterator[Mutant]:
     texts = _texts(tree)
     chances = [(file, *change) for file, text in texts.items() for change in changes(text)]
     random.Random(seed).shuffle(chances)  # noqa: S311 - to be repeated
-    for file, number, operator, new in chances:
-        yield Mutant(file, operator, _replaced(texts[file], number, new))
+    for file, number, new in chances:
+        yield Mutant(file, _replaced(texts[file], number, new))
 
 
 def _texts(tree: Path) -> dict[str, str]:
@@ -58,18 +86,17 @@ def _texts(tree: Path) -> dict[str, str]:
     return {path.relative_to(tree).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
-def changes(text: str) -> Iterator[tuple[int, str, str]]:
-    """Every change of a script: the line's number, the operator, and the line instead."""
+def changes(text: str) -> Iterator[tuple[int, str]]:
+    """Every change of a script: the line's number, and the line instead."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#!"):
             continue
         bare = APART.sub(lambda found: " " * len(found[0]), line)
         for token in TOKEN.finditer(bare):
             new = SWAPS[token[0]] if token[0] in SWAPS else str(int(token[0]) + 1)
-            operator = f"{token[0]} to {new}" if new else f"no {token[0]}"
-            yield number, operator, line[: token.start()] + new + line[token.end() :]
+            yield number, line[: token.start()] + new + line[token.end() :]
         if _is_statement(bare):
-            yield number, "statement left out", ""
+            yield number, ""
 
 
 def _is_statement(bare: str) -> bool:
@@ -87,8 +114,9 @@ def _replaced(text: str, number: int, new: str) -> str:
 
 def compiles(server: Redis, tree: Path, mutant: Mutant) -> bool:
     """One that does not is no mistake that anybody could ship."""
+    texts = {Path(file).name: text for file, text in (_texts(tree) | {mutant.file: mutant.text}).items()}
     try:
-        server.function_load(changed_library(tree, {mutant.file: mutant.text}).text, replace=True)
+        server.function_load(assemble(texts).text, replace=True)
     except ResponseError:
         return False
     return True

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from bench import plots, report
 from bench.program import ProgramRun, in_processes
-from bench.report import Ratio, Report, columns
+from bench.report import Ratio, columns
 from planner.simulator.engine import (
     AdmissionRule,
     EngineShape,
@@ -114,7 +114,7 @@ def simulated(texts: Sequence[ModelText], rule: AdmissionRule, shape: EngineShap
     )
 
 
-def measured(run: ProgramRun) -> Report:
+def measured(run: ProgramRun) -> int:
     """Simulate, time, show and keep."""
     size = QUICK if run.args.quick else GateSize()
     tasks = [(load, seed, rule, size) for load in LOADS for seed in size.seeds for rule in RULES]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -32,27 +32,17 @@ from telemetry.latency import time_per_output_token
 
 OURS, FIFO, LANES, VLLM = "penstock", "FIFO", "lanes only", "vLLM's priority"
 
-Contender = Callable[[EngineShape, int, LatencyTargets], tuple[TextQueue, ModelWorker]]
+CONTENDERS = (OURS, FIFO, LANES, VLLM)
 
 
-def _penstock(shape: EngineShape, seed: int, targets: LatencyTargets) -> tuple[TextQueue, ModelWorker]:
-    random = Random(seed)  # noqa: S311 - a simulation
-    return PenstockQueue(), PenstockWorker(ModelEngine(shape), random, targets)
+def contender(name: str, shape: EngineShape, seed: int, targets: LatencyTargets) -> tuple[TextQueue, ModelWorker]:
+    """Its queue, and the worker with its engine."""
+    if name == OURS:
+        return PenstockQueue(), PenstockWorker(ModelEngine(shape), Random(seed), targets)  # noqa: S311 - a simulation
+    if name == VLLM:
+        return SortedQueue(by_arrival), ModelWorker(ModelEngine(replace(shape, by_rank=True)), AdmissionRule())
+    return SortedQueue(by_lane if name == LANES else by_arrival), ModelWorker(ModelEngine(shape), Greedy())
 
-
-def _fifo(shape: EngineShape, _seed: int, _targets: LatencyTargets) -> tuple[TextQueue, ModelWorker]:
-    return SortedQueue(by_arrival), ModelWorker(ModelEngine(shape), Greedy())
-
-
-def _lanes(shape: EngineShape, _seed: int, _targets: LatencyTargets) -> tuple[TextQueue, ModelWorker]:
-    return SortedQueue(by_lane), ModelWorker(ModelEngine(shape), Greedy())
-
-
-def _vllm(shape: EngineShape, _seed: int, _targets: LatencyTargets) -> tuple[TextQueue, ModelWorker]:
-    return SortedQueue(by_arrival), ModelWorker(ModelEngine(replace(shape, by_rank=True)), AdmissionRule())
-
-
-CONTENDERS: dict[str, Contender] = {OURS: _penstock, FIFO: _fifo, LANES: _lanes, VLLM: _vllm}
 
 NOTES = {
     OURS: "Penstock: the order, the gate, preemption, and, with targets for chats, co-location; the product's code.",
@@ -74,7 +64,7 @@ def ran(
     until_s: float = float("inf"),
 ) -> tuple[float, ModelWorker]:
     """Run the texts, which keep what came of them. Returns the time and the worker."""
-    queue, worker = CONTENDERS[name](shape, seed, targets)
+    queue, worker = contender(name, shape, seed, targets)
     return Simulation(queue, [worker]).run(texts, until_s), worker
 
 
@@ -114,7 +104,7 @@ class ReplaySize:
 QUICK = ReplaySize(seeds=(21,), cases=((20_000, 4),), seconds=20.0)
 
 
-def measured(run: ProgramRun) -> Report:
+def measured(run: ProgramRun) -> int:
     """Simulate, show, draw and keep."""
     size = QUICK if run.args.quick else ReplaySize()
     tasks = [(*case, rule, seed, size.seconds) for case in size.cases for rule in CONTENDERS for seed in size.seeds]
@@ -168,18 +158,12 @@ def outcome_of(cache: int, rate: int, rule: str, seed: int, seconds: float) -> d
     }
 
 
-def tpot_s(text: ModelText) -> float | None:
-    """None: it has not ended, or is a single token."""
-    if text.ended_s is None or text.first_s is None:
-        return None
-    return time_per_output_token(text.first_s, text.ended_s, text.generated)
-
-
 def is_in_time(text: ModelText) -> bool:
     """Whether it has ended and kept both limits."""
     if text.ended_s is None or text.first_s is None:
         return False
-    return text.first_s - text.arrived_s <= TTFT_S[Priority(text.lane)] and (tpot_s(text) or 0.0) <= TPOT_S
+    tpot_s = time_per_output_token(text.first_s, text.ended_s, text.generated) or 0.0
+    return text.first_s - text.arrived_s <= TTFT_S[Priority(text.lane)] and tpot_s <= TPOT_S
 
 
 def merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`python -m bench.recovery`: kill a worker with hundreds of jobs, and an API process with thousands of readers.
 
-How long readers hear nothing, until all of them have gone on, and how long the API process stands still meanwhile.
+How long readers hear nothing, and until all of them have gone on.
 With --up ROUNDS: kill the only worker of `penstock up` at default settings instead, and compare with a bare start.
 """
 
@@ -13,9 +13,8 @@ from bench.http import RequestRefused
 from bench.processes import Died
 from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed, count
 from bench.recovery.restart import STOPPED_S, TOKENS, of_rounds, one_round
-from bench.recovery.shows import COLUMNS, FULL, LEASE_S, QUICK, RecoverySample, api_killed, worker_killed
+from bench.recovery.shows import COLUMNS, FULL, LEASE_S, QUICK, api_killed, worker_killed
 
-NAME = "recovery"
 SHOWS = {"worker": worker_killed, "api": api_killed}
 
 
@@ -30,51 +29,37 @@ def _restart(run: ProgramRun) -> int:
             stage.say("the only worker killed")
             rounds.append(asyncio.run(one_round(stage.room("up", number))))
             stage.done()
-    found = of_rounds(rounds)
-    told = run.result(
-        f"{NAME}-up",
-        "What readers notice of a kill of the only worker",
-        COLUMNS,
-        found.rows,
-        found.goals,
-        (
-            "A bare start is that of a worker process with the simulated engine, from its creation until it is ready, "
-            "on a server of its own with nothing else beside it.",
-        ),
-        rounds=run.args.up,
-        tokens=TOKENS,
-        stopped_s=STOPPED_S,
+    found, title = of_rounds(rounds), "What readers notice of a kill of the only worker"
+    note = (
+        "A bare start is that of a worker process with the simulated engine, from its creation until it is ready, on a "
+        "server of its own with nothing else beside it."
     )
-    return int(run.keep(told).missed)
+    settings = {"rounds": run.args.up, "tokens": TOKENS, "stopped_s": STOPPED_S}
+    return run.keep(run.result("recovery-up", title, COLUMNS, found.rows, found.goals, [note], **settings))
 
 
 def _kills(run: ProgramRun) -> int:
     names = run.args.shows.split(",")
     program.check_names("show", names, SHOWS)
-    size = QUICK if run.args.quick else FULL
-    seen: list[RecoverySample] = []
+    size, seen = QUICK if run.args.quick else FULL, []
     with Testbed(run.console, "starting", len(names)) as stage:
         for name in names:
             stage.say(f"{name} killed")
-            folder = stage.room(name)
-            seen.append(asyncio.run(SHOWS[name](folder, size)))
+            seen.append(asyncio.run(SHOWS[name](stage.room(name), size)))
             stage.done()
-    found = run.result(
-        NAME,
-        "What readers notice of a kill",
-        COLUMNS,
-        [row for each in seen for row in each.rows],
-        (goal for each in seen for goal in each.goals),
-        (
-            "An answer's time is that of GET /healthz, asked every 5 ms from a process of its own: the API process "
-            "stands still for at most so long. The bare server beside it is asked in the same way.",
-        ),
-        lease_s=LEASE_S,
-        jobs=size.jobs,
-        tokens=size.tokens,
-        readers=size.readers,
+    return run.keep(
+        run.result(
+            "recovery",
+            "What readers notice of a kill",
+            COLUMNS,
+            [row for each in seen for row in each.rows],
+            [goal for each in seen for goal in each.goals],
+            lease_s=LEASE_S,
+            jobs=size.jobs,
+            tokens=size.tokens,
+            readers=size.readers,
+        )
     )
-    return int(run.keep(found).missed)
 
 
 main = BenchProgram("penstock bench recovery", __doc__, _run, Died, RequestRefused, OSError, TimeoutError).taking(

@@ -11,18 +11,16 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from bench.http import answer_to, request
-from bench.penstock import MODEL, own_environ, start_redis, start_worker, variables
+from bench.http import fetch
+from bench.penstock import MODEL, PenstockUp, own_environ, start_redis, start_worker, variables
 from bench.processes import Processes
-from bench.recovery.shows import WAIT_TIMEOUT_S, Reader, RecoverySample, Row
+from bench.recovery.shows import Reader, RecoverySample, sample, wait_until
 from bench.report import Ratio
 from streaming.redis.settings import RedisSettings
 
@@ -30,7 +28,6 @@ TOKENS = 400
 BEFORE = 20
 """Tokens that have come when the worker is killed or stopped."""
 STOPPED_S = RedisSettings().lease_ms / 2000
-WORKER = "worker-1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,68 +48,50 @@ class RecoveryRound:
 
 def of_rounds(rounds: Sequence[RecoveryRound]) -> RecoverySample:
     """The figures, and the goals that they are held against."""
-    show, silences = "the only worker", [each.silence_s for each in rounds]
-    heard = [silence for silence in silences if silence is not None]
-    starts = [each.start_s for each in rounds]
+    show, starts = "the only worker", [each.start_s for each in rounds]
+    heard = [each.silence_s for each in rounds if each.silence_s is not None]
     whole = len(heard) == len(rounds)
     beyond = [silence - start for silence, start in zip(heard, starts, strict=True)] if whole else []
-    figures: dict[str, float | None] = {
+    figures = {
         "silence of its stream, p50, s": median(heard) if whole else None,
         "shortest, s": min(heard, default=None),
         "longest, s": max(heard, default=None),
         "bare start of a worker, p50, s": median(starts),
-        "shortest start, s": min(starts),
-        "longest start, s": max(starts),
     }
-    rows: list[Row] = [{"show": show, "what": what, "value": value} for what, value in figures.items()]
-    value = median(beyond) if beyond else None
-    goal = Ratio.held("recovery.restart", f"{show}: silence beyond a bare start, p50, s", value, rounds=beyond)
-    return RecoverySample(rows, [goal, *_nothing_wrong(show, rounds)])
-
-
-def _nothing_wrong(show: str, rounds: Sequence[RecoveryRound]) -> list[Ratio]:
-    readers = [reader for each in rounds for reader in (each.killed, each.stopped)]
-    counts = {
-        "readers told to begin anew": sum(reader.resets for reader in readers),
-        "readers without every token once": sum(not reader.is_exact or not reader.ended for reader in readers),
-        "jobs taken from a stopped worker": sum(each.attempts != 1 for each in rounds),
-        "restarts other than that of the killed worker": sum(abs(each.restarts - 1) for each in rounds),
-    }
-    return [Ratio.none(f"{show}: {what}", number) for what, number in counts.items()]
+    what = f"{show}: silence beyond a bare start, p50, s"
+    goal = Ratio.held("recovery.restart", what, median(beyond) if beyond else None, rounds=beyond)
+    found = sample(show, figures, goal, [reader for each in rounds for reader in (each.killed, each.stopped)])
+    taken, others = sum(each.attempts != 1 for each in rounds), sum(abs(each.restarts - 1) for each in rounds)
+    found.goals.append(Ratio.none(f"{show}: jobs taken from a stopped worker", taken))
+    found.goals.append(Ratio.none(f"{show}: restarts other than that of the killed worker", others))
+    return found
 
 
 async def one_round(folder: Path) -> RecoveryRound:
     """Raises Died, TimeoutError, RequestRefused, OSError."""
     start_s = await asyncio.to_thread(_bare_start, folder)
-    with Processes(folder, own_environ()) as processes:
-        data = folder / "data"
-        argv = [sys.executable, "-P", "-m", "cli", "up", "--engine", "sim", "--model", MODEL, "--port", "0"]
-        processes.start("up", [*argv, "--data-dir", data])
-        await asyncio.to_thread(processes.until, lambda: _state(data)["state"] == "ready", "penstock up to be ready")
-        port = int(_state(data)["url"].rpartition(":")[2])
+    with PenstockUp(folder, "--engine", "sim", "--model", MODEL) as up:
+        port = up.port
         killed = Reader("tell me of a kill", TOKENS)
         reading = asyncio.create_task(killed.chat(port))
-        await _until(lambda: len(killed.came) >= BEFORE, reading)
+        await wait_until(lambda: len(killed.came) >= BEFORE, [reading])
         at = time.monotonic()
-        os.kill(_worker(data)["pid"], signal.SIGKILL)
-        await _until(lambda: bool(killed.ended), reading)
+        os.kill(up.worker()["pid"], signal.SIGKILL)
+        await wait_until(lambda: bool(killed.ended), [reading])
         stopped = Reader("tell me of a stop", TOKENS)
         await stopped.put(port)
         reading = asyncio.create_task(stopped.follow(port))
-        await _until(lambda: len(stopped.came) >= BEFORE, reading)
-        pid = _worker(data)["pid"]
+        await wait_until(lambda: len(stopped.came) >= BEFORE, [reading])
+        pid = up.worker()["pid"]
         os.kill(pid, signal.SIGSTOP)
         try:
             await asyncio.sleep(STOPPED_S)
         finally:
             os.kill(pid, signal.SIGCONT)
-        await _until(lambda: bool(stopped.ended), reading)
-        async with answer_to(port, request("GET", f"/v1/jobs/{stopped.job}", None, {"Connection": "close"})) as (
-            job,
-            _,
-        ):
-            attempts = json.loads(await job.read())["attempts"]
-        return RecoveryRound(start_s, killed.silence_s(at), killed, stopped, attempts, _worker(data)["restarts"])
+        await wait_until(lambda: bool(stopped.ended), [reading])
+        _, _, job = await asyncio.to_thread(fetch, port, "GET", f"/v1/jobs/{stopped.job}")
+        attempts = json.loads(job)["attempts"]
+        return RecoveryRound(start_s, killed.silence_s(at), killed, stopped, attempts, up.worker()["restarts"])
 
 
 def _bare_start(folder: Path) -> float:
@@ -127,21 +106,3 @@ def _bare_start(folder: Path) -> float:
         took = time.monotonic() - began
     (folder / "penstock.toml").unlink()
     return took
-
-
-def _state(data: Path) -> dict[str, Any]:
-    """What `up` tells of itself. Raises FileNotFoundError."""
-    return dict(json.loads((data / "run" / "state.json").read_bytes()))
-
-
-def _worker(data: Path) -> dict[str, Any]:
-    return next(dict(each) for each in _state(data)["processes"] if each["id"] == WORKER)
-
-
-async def _until(condition: Callable[[], bool], reading: asyncio.Task[None]) -> None:
-    """Poll. Raises TimeoutError, and what the reader raised."""
-    async with asyncio.timeout(WAIT_TIMEOUT_S):
-        while not condition():
-            if reading.done():
-                reading.result()
-            await asyncio.sleep(0.01)

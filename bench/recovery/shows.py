@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,7 @@ from typing import Any
 from bench.http import RequestRefused, answer_to, request
 from bench.penstock import MODEL, Penstock, start_api, start_worker
 from bench.processes import Died, Processes
-from bench.recovery.probe import Probe
 from bench.report import Column, Ratio
-from bench.stats import finite
 from penstock.engine import ChatTurn
 from workers.engines.sim.answers import prompt_text, token_text
 
@@ -104,103 +102,44 @@ class Reader:
 
 COLUMNS = (Column("show", "what was killed"), Column("what", "figure"), Column("value", "value", 1))
 
-Row = dict[str, object]
-
 
 @dataclass(frozen=True, slots=True)
 class RecoverySample:
     """What one show found."""
 
-    rows: list[Row]
+    rows: list[dict[str, Any]]
     goals: list[Ratio]
 
 
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """The longest answers of the API process and of a bare server while readers recovered, and the longest of the API
-    process less those of the bare server at that moment. Infinity where one did not come."""
+def sample(show: str, figures: Mapping[str, float | None], goal: Ratio, readers: Sequence[Reader]) -> RecoverySample:
+    """Figures and their goal; and no reader may have lost anything."""
+    wrong = {
+        "readers told to begin anew": sum(reader.resets for reader in readers),
+        "answers that did not complete": sum(reader.ended != "completed" for reader in readers),
+        "readers without every token once": sum(not reader.is_exact for reader in readers),
+    }
+    rows = [{"show": show, "what": what, "value": value} for what, value in figures.items()]
+    return RecoverySample(rows, [goal, *(Ratio.none(f"{show}: {what}", count) for what, count in wrong.items())])
 
-    api_ms: float
-    control_ms: float
-    own_ms: float
 
-
-def of_worker(readers: Sequence[Reader], killed: float, lease_s: float, stall: Stall) -> RecoverySample:
+def of_worker(readers: Sequence[Reader], killed: float, lease_s: float) -> RecoverySample:
     """A worker was killed at that time (monotonic) with all these running."""
-    silences = [reader.silence_s(killed) for reader in readers]
-    heard = [silence for silence in silences if silence is not None]
+    heard = [silence for reader in readers if (silence := reader.silence_s(killed)) is not None]
     show = f"worker with {len(readers)} running"
-    rows = _rows(
-        show,
-        {
-            "longest silence, s": max(heard, default=None),
-            "shortest, s": min(heard, default=None),
-            **_stalls(stall),
-            **_wrong(readers),
-        },
-    )
-    longest = max(heard) if len(heard) == len(readers) else None
-    return RecoverySample(
-        rows,
-        [
-            Ratio.held("recovery.silence", f"{show}: silence beyond the lease, s", _beyond(longest, lease_s)),
-            _stood_still(show, stall, "recovery.stall"),
-            *_whole(show, readers),
-        ],
-    )
+    beyond = max(0.0, max(heard) - lease_s) if len(heard) == len(readers) else None
+    goal = Ratio.held("recovery.silence", f"{show}: silence beyond the lease, s", beyond)
+    figures = {"longest silence, s": max(heard, default=None), "shortest, s": min(heard, default=None)}
+    return sample(show, figures, goal, readers)
 
 
-def of_api(readers: Sequence[Reader], killed: float, stall: Stall) -> RecoverySample:
+def of_api(readers: Sequence[Reader], killed: float) -> RecoverySample:
     """An API process was killed at that time with all these listening, and another one was asked at once."""
     resumed = [next((at - killed for at in reader.came if at > killed), None) for reader in readers]
     on = [each for each in resumed if each is not None]
     show = f"API process with {len(readers)} readers"
-    rows = _rows(
-        show,
-        {
-            "until the first has gone on, s": min(on, default=None),
-            "until all have gone on, s": max(on, default=None),
-            **_stalls(stall),
-            **_wrong(readers),
-        },
-    )
     last = max(on) if len(on) == len(readers) else None
     goal = Ratio.held("recovery.resumed", f"{show}: until all have gone on, s", last)
-    return RecoverySample(rows, [goal, _stood_still(show, stall, None), *_whole(show, readers)])
-
-
-def _beyond(silence: float | None, lease_s: float) -> float | None:
-    return None if silence is None else max(0.0, silence - lease_s)
-
-
-def _stood_still(show: str, stall: Stall, goal: str | None) -> Ratio:
-    what = f"{show}: stall of the API process beside a bare server, ms"
-    return Ratio.held(goal, what, finite(stall.own_ms))
-
-
-def _whole(show: str, readers: Sequence[Reader]) -> list[Ratio]:
-    """No reader may have lost anything."""
-    counts = {**_wrong(readers), "readers without every token once": sum(not reader.is_exact for reader in readers)}
-    return [Ratio.none(f"{show}: {what}", count) for what, count in counts.items()]
-
-
-def _stalls(stall: Stall) -> dict[str, float | None]:
-    return {
-        "longest answer of the API process, ms": finite(stall.api_ms),
-        "of a bare server beside it, ms": finite(stall.control_ms),
-        "of the API process less the bare server's at that moment, ms": finite(stall.own_ms),
-    }
-
-
-def _wrong(readers: Sequence[Reader]) -> dict[str, float | None]:
-    return {
-        "readers told to begin anew": sum(reader.resets for reader in readers),
-        "answers that did not complete": sum(reader.ended != "completed" for reader in readers),
-    }
-
-
-def _rows(show: str, figures: dict[str, float | None]) -> list[Row]:
-    return [{"show": show, "what": what, "value": value} for what, value in figures.items()]
+    return sample(show, {"until the first has gone on, s": min(on, default=None)}, goal, readers)
 
 
 LEASE_S = 2.0
@@ -237,18 +176,14 @@ async def worker_killed(folder: Path, size: RecoverySize) -> RecoverySample:
     with Penstock(folder, workers=0, settings=settings) as penstock, _beside(penstock, "doomed") as doomed:
         await asyncio.to_thread(_started, doomed, "worker-1")
         readers = [Reader(f"tell me {number}", size.tokens) for number in range(size.jobs)]
-        with _probed(penstock) as probe:
-            running = [asyncio.create_task(reader.chat(penstock.port)) for reader in readers]
-            await _until(lambda: all(reader.came for reader in readers), running)
-            with _beside(penstock, "heir") as heir:
-                await asyncio.to_thread(_started, heir, "worker-2")
-                await _until(lambda: all(len(reader.came) >= size.tokens // 2 for reader in readers), running)
-                await asyncio.to_thread(probe.longest_waits)  # from here on
-                killed = _kill(doomed, "worker-1", readers)
-                await _until(lambda: all(reader.came[-1] > killed + LEASE_S / 2 for reader in readers), running)
-                during = await asyncio.to_thread(probe.longest_waits)
-                await _all(running)
-    return of_worker(readers, killed, LEASE_S, Stall(*during))
+        running = [asyncio.create_task(reader.chat(penstock.port)) for reader in readers]
+        await wait_until(lambda: all(reader.came for reader in readers), running)
+        with _beside(penstock, "heir") as heir:
+            await asyncio.to_thread(_started, heir, "worker-2")
+            await wait_until(lambda: all(len(reader.came) >= size.tokens // 2 for reader in readers), running)
+            killed = _kill(doomed, "worker-1", readers)
+            await _all(running)
+    return of_worker(readers, killed, LEASE_S)
 
 
 async def api_killed(folder: Path, size: RecoverySize) -> RecoverySample:
@@ -270,20 +205,15 @@ async def api_killed(folder: Path, size: RecoverySize) -> RecoverySample:
                 await reader.put(penstock.port)
             await _follow(reader, port, penstock.port)
 
-        with _probed(penstock) as probe:
-            running = [asyncio.create_task(read(reader)) for reader in readers]
-            await _until(lambda: all(len(reader.came) >= size.reader_tokens // 10 for reader in readers), running)
-            await asyncio.to_thread(probe.longest_waits)  # from here on
-            killed = _kill(doomed, "api-doomed", readers)
-            await _until(lambda: all(reader.came[-1] > killed for reader in readers), running)
-            during = await asyncio.to_thread(probe.longest_waits)
-            await _all(running)
-    return of_api(readers, killed, Stall(*during))
+        running = [asyncio.create_task(read(reader)) for reader in readers]
+        await wait_until(lambda: all(len(reader.came) >= size.reader_tokens // 10 for reader in readers), running)
+        killed = _kill(doomed, "api-doomed", readers)
+        await _all(running)
+    return of_api(readers, killed)
 
 
-async def _follow(reader: Reader, *ports: int) -> None:
+async def _follow(reader: Reader, first: int, last: int) -> None:
     """To its end: at the first port until that is gone, then at the last."""
-    first, last = ports[0], ports[-1]
     port = first
     while not reader.ended:
         try:
@@ -293,11 +223,6 @@ async def _follow(reader: Reader, *ports: int) -> None:
         except OSError:
             pass
         port = last
-
-
-def _probed(penstock: Penstock) -> Probe:
-    """Asks the API process, and a bare server beside it."""
-    return Probe(penstock.port, penstock.processes.serve("control", "bench.bare_server"))
 
 
 def _beside(penstock: Penstock, name: str) -> Processes:
@@ -330,11 +255,11 @@ async def _all(running: Sequence[asyncio.Task[None]]) -> None:
         await asyncio.gather(*running)
 
 
-async def _until(condition: Callable[[], bool], running: Sequence[asyncio.Task[None]]) -> None:
+async def wait_until(condition: Callable[[], bool], running: Sequence[asyncio.Task[None]]) -> None:
     """Poll. Raises TimeoutError, and what a reader raised."""
     async with asyncio.timeout(WAIT_TIMEOUT_S):
         while not condition():
             for task in running:
                 if task.done():
                     task.result()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)

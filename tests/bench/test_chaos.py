@@ -29,71 +29,42 @@ async def test_nothing_is_lost_or_doubled_by_a_kill(row_id: str, trials: int, tm
     assert str(tmp_path).encode() not in as_json(as_document([outcome], outcome.seconds))
 
 
-def run(**passed: bool) -> dict[str, Any]:
-    figures = {"trials": 1, "lost": 0, "doubled": 0, "wrong_ends": 0, "stall_p50_ms": None, "measured": {"a": 1}}
+def run(date: str = "d", **passed: bool) -> dict[str, Any]:
     faults = [
-        {"id": row, "title": row, "injected": "x", "passed": ok, "wrong": [] if ok else ["slow"], **figures}
+        {
+            "id": row,
+            "date": date,
+            "injected": "x",
+            "passed": ok,
+            "wrong": [] if ok else ["slow"],
+            "trials": 1,
+            "lost": 0,
+        }
         for row, ok in passed.items()
     ]
-    ok = all(passed.values())
-    return {"date": "d", "cores": 2, "python": "p", "seconds": 1, "passed": ok, "faults": faults}
+    return {"date": date, "passed": all(passed.values()), "faults": faults}
 
 
-def test_rows_that_failed_are_repeated_into_the_same_run() -> None:
-    """The file says which, and that they had failed."""
+def test_no_repetition_hides_a_failure() -> None:
+    """The file has every failure of a row and what came of it in the end, each with its figures and its day."""
     first = run(F01=True, F06=False)
-    assert failed_in(first) == ["F06"]
-    both = merged(first, run(F06=True))
-    assert both["passed"] and both["seconds"] == 2 and both["faults"][1]["before"][0]["wrong"] == ["slow"]
-    assert not merged(first, run(F06=False))["passed"]
-
-
-def test_a_repetition_does_not_hide_a_failure() -> None:
-    """The file has every failure of a row and what came of it in the end, each with its figures."""
-    (row,) = merged(merged(run(F06=False), run(F06=False)), run(F06=True))["faults"]
-    assert row["passed"] and row["wrong"] == []
-    assert [(play["passed"], play["wrong"], play["trials"], play["date"]) for play in row["before"]] == 2 * [
-        (False, ["slow"], 1, "d")
+    assert failed_in(first) == ["F06"] and not merged(first, run(F06=False))["passed"]
+    both = merged(merged(first, run("e", F06=False)), run("f", F06=True))
+    assert both["passed"] and [fault["id"] for fault in both["faults"]] == ["F01", "F06"]
+    row = both["faults"][1]
+    assert (row["date"], row["wrong"]) == ("f", [])
+    assert [(play["passed"], play["wrong"], play["date"]) for play in row["before"]] == [
+        (False, ["slow"], "d"),
+        (False, ["slow"], "e"),
     ]
+    later = merged(both, run("g", F01=True, F06=True), whole=True)
+    assert later["date"] == "g" and len(later["faults"][1]["before"]) == 2
 
 
-def test_a_later_run_keeps_every_failure_of_the_one_whose_place_it_takes() -> None:
-    """The figures and the day are its own; a row that was never played again stays as it was."""
-    later = merged(run(F01=True, F06=False), {**run(F01=True, F06=True), "date": "e", "busy": 4}, whole=True)
-    assert (later["date"], later["seconds"], later["passed"]) == ("e", 1, True)
-    row = later["faults"][1]
-    assert row["passed"] and [(play["date"], play["wrong"]) for play in row["before"]] == [("d", ["slow"])]
-    assert later["busy"] == 4
-    some = merged(later, run(F06=False))
-    assert [fault["id"] for fault in some["faults"]] == ["F01", "F06"] and not some["passed"] and some["date"] == "e"
-    assert [len(fault.get("before", [])) for fault in some["faults"]] == [0, 1]
-
-
-def test_a_row_that_failed_is_told_of_however_often_it_is_played_again() -> None:
-    again = merged(merged(run(F01=True, F06=False), run(F06=True)), run(F06=True))
-    assert [play["wrong"] for play in again["faults"][1]["before"]] == [["slow"]]
-
-
-def on(machine: dict[str, Any], **passed: bool) -> dict[str, Any]:
-    """A run on a machine that each of its rows names."""
-    found = {**run(**passed), **machine}
-    return {**found, "faults": [{**fault, **machine} for fault in found["faults"]]}
-
-
-def test_a_row_that_was_repeated_elsewhere_says_where() -> None:
-    """Its figures are not those of the machine that the run names."""
-    little, large = ({"cores": cores, "python": "3.11.7", "busy": busy} for cores, busy in ((2, 4), (16, 0)))
-    first = on(little, F01=True, F06=False, F07=False)
-    both = merged(first, on(large, F06=True))
-    machines = [(row["cores"], row["busy"]) for row in both["faults"]]
-    assert (both["cores"], machines) == (2, [(2, 4), (16, 0), (2, 4)])
-    assert (both["faults"][1]["before"][0]["cores"], both["faults"][1]["before"][0]["busy"]) == (2, 4)
-    whole = merged(first, on(large, F01=True, F06=True, F07=True), whole=True)
-    kept = small(both)["faults"]
-    assert [row.get("cores") for row in kept] == [None, 16, None] and kept[1]["busy"] == 0
-    assert merged(small(both), on(large, F08=True))["faults"][0]["busy"] == 4, "a row that is not repeated is the run's"
-    failures = [play for row in whole["faults"] for play in row.get("before", ())]
-    assert whole["cores"] == 16 and [(play["id"], play["cores"]) for play in failures] == [("F06", 2), ("F07", 2)]
+def test_the_file_keeps_what_says_something() -> None:
+    row, failed = small(merged(run(F01=True, F06=False), run(F06=True)))["faults"]
+    assert row == {"id": "F01", "date": "d", "passed": True, "trials": 1}
+    assert failed["before"][0]["passed"] is False and failed["before"][0]["wrong"] == ["slow"]
 
 
 async def test_a_written_row_names_its_machine(tmp_path: Path) -> None:
@@ -104,21 +75,6 @@ async def test_a_written_row_names_its_machine(tmp_path: Path) -> None:
     found = as_document([outcome], 1.0, 4)
     assert found["busy"] == 4
     assert all(found["faults"][0][name] == found[name] for name in ("cores", "python", "busy", "date", "commit"))
-
-
-def test_the_file_keeps_what_says_something() -> None:
-    row, failed = small(merged(run(F01=True, F06=False), run(F06=True)))["faults"]
-    assert row == {"id": "F01", "title": "F01", "passed": True, "trials": 1, "measured": {"a": 1}}
-    assert failed["before"][0]["passed"] is False and failed["before"][0]["wrong"] == ["slow"]
-
-
-def test_a_failure_keeps_its_own_day() -> None:
-    """Not that of the run into which its row was repeated."""
-    first = run(F01=True, F06=False)
-    failed = run(F06=False)
-    failed["faults"][0]["date"] = "e"
-    last = merged(merged(first, failed), run(F06=True))
-    assert [earlier["date"] for earlier in last["faults"][1]["before"]] == ["d", "e"]
 
 
 def test_again_plays_nothing_where_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

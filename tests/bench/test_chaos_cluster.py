@@ -14,8 +14,7 @@ from bench.chaos.checker import check
 from bench.chaos.cluster import GAUGES, HELD, PenstockCluster, gauges
 from bench.chaos.history import ClientHistory, of_kind
 from bench.chaos.http import Cut
-from bench.chaos.rows.strange import forget_runs, spoil_running
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.rows.strange import spoil_running
 from streaming.keys import partition_key, prefix
 
 PAGE = b'# HELP penstock_open_streams x\npenstock_open_streams 0.0\npenstock_lane_waiting{lane="a"} 0.0\n'
@@ -84,27 +83,6 @@ async def test_a_task_of_a_worker_that_lives_is_no_leak(
     assert check(cluster.history.events, clusters=1) == []
 
 
-async def test_the_logs_of_a_job_without_readable_runs_are_not_kept_for_ever(
-    cluster: PenstockCluster, tmp_path: Path
-) -> None:
-    """F33 takes out what it spoiled itself, and nothing else."""
-
-    async def nothing(_: FaultTestbed) -> None:
-        pass
-
-    stage = FaultTestbed(FaultRow("F00", "none", "nothing", 2, nothing, 10), tmp_path / "F00")
-    redis: Any = cluster.wire.redis
-    for worker, seconds in (("1", 60), ("2", 0)):
-        await redis.sadd(f"{prefix(0)}heirs:worker-{worker}", f"job_{worker}", "job_3")
-        if seconds:
-            await redis.expire(f"{prefix(0)}heirs:worker-{worker}", seconds)
-    await forget_runs(stage, redis, "job_1")
-    assert stage.wrong == [] and (await cluster.held("heirs"))[f"{prefix(0)}heirs:worker-1"] == 1
-    await forget_runs(stage, redis, "job_2")
-    assert len(stage.wrong) == 1
-    stage.history.close()
-
-
 @pytest.mark.parametrize(("state", "spoiled"), [("queued", 1), ("in_progress", 1), ("completed", 0), ("", 0)])
 async def test_a_record_is_spoiled_only_before_its_job_ends(
     cluster: PenstockCluster, state: str, spoiled: bool
@@ -117,14 +95,6 @@ async def test_a_record_is_spoiled_only_before_its_job_ends(
         await redis.hset(key, "state", state)
     assert await spoil_running(redis, "job_1", "body", b"noise") is bool(spoiled)
     assert await redis.hget(key, "body") == (b"noise" if spoiled else None)
-
-
-async def test_a_sum_of_nothing_is_nothing(cluster: PenstockCluster) -> None:
-    """A lane whose reservations were all given back is still named until the next sweep."""
-    redis: Any = cluster.wire.redis
-    await redis.hset(f"{prefix(0)}owed", "sim:batch", 0)
-    await cluster.quiet()
-    assert check(cluster.history.events, clusters=1) == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,15 +18,12 @@ from bench.chaos.asks import Ask, Budget, ClientView
 from bench.chaos.checker import check
 from bench.chaos.clients import Clients
 from bench.chaos.history import ClientHistory, of_kind
-from bench.chaos.processes import RedisServer
 from bench.chaos.readings import CANCEL, LIST, Readings, opened
 from bench.chaos.rows.clients import was_in
 from bench.chaos.rows.failover import count_resets
-from bench.chaos.rows.memory import ACCEPTED, FloodResult, judge_flood, judge_full
-from bench.chaos.rows.operations import holds_some
+from bench.chaos.rows.memory import FloodResult, judge_flood, judge_full
 from bench.chaos.rows.real import DONE, fault_of_stream
 from bench.chaos.rows.requests import has_expired
-from bench.chaos.rows.store import kill_subscriptions
 from bench.chaos.rows.workers import MAX_HEALTH_MS, asking, judge_health
 from bench.chaos.soak import StoreUsage, judge_keys
 from bench.chaos.stage import FaultTestbed
@@ -58,15 +55,6 @@ async def answering(*answers: bytes) -> AsyncIterator[int]:
 
 def http(status: int, body: bytes = b"{}") -> bytes:
     return b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
-
-
-async def test_a_broken_connection_is_no_job_that_was_accepted(stage: FaultTestbed) -> None:
-    """F14 waits for a 202; neither a refusal nor no answer at all is one."""
-    async with answering(http(503), b"", http(202)) as port:
-        readings = Readings(stage.history, [port])
-        found = [await readings.put_unread(Ask("p", chat=False), port) for _ in range(3)]
-        assert [status == ACCEPTED for status in found] == [False, False, True]
-    assert await readings.put_unread(Ask("p", chat=False), port) != ACCEPTED, "nobody listens"
 
 
 async def test_a_question_without_an_answer_reaches_the_judge(stage: FaultTestbed) -> None:
@@ -155,15 +143,6 @@ async def test_a_whole_answer_is_read_and_one_that_a_drain_cuts_off_is_read_on(s
     assert [event["why"] for event in of_kind(stage.history.events, "cut")] == ["draining"]
 
 
-async def test_fifty_ends_without_an_end_are_more_than_a_row_allows(stage: FaultTestbed) -> None:
-    async with answering(*[stream(SOME), stream(END)] * 50) as port:
-        clients = Clients(stage.history, [port], patience_s=10.0)
-        for number in range(50):
-            await clients.run(clients.tell(Ask(f"p {number}")))
-    found = check(stage.history.events, budget=Budget(broken=40))
-    assert "broken" in {violation.kind for violation in found}
-
-
 @pytest.mark.parametrize("refusals", [0, 1])
 async def test_a_client_without_an_answer_gives_up_aloud(stage: FaultTestbed, refusals: int) -> None:
     """A server that says nothing more, also after a refusal; then nobody listens."""
@@ -186,18 +165,6 @@ async def test_a_client_without_an_answer_gives_up_aloud(stage: FaultTestbed, re
     gave_up = of_kind(stage.history.events, "gave_up")
     assert [event["req"] for event in gave_up] == [1, 2]
     assert sum(violation.kind == "unanswered" for violation in check(stage.history.events)) == 2
-
-
-@pytest.mark.parametrize(("answer", "killed"), [(b"0", 0), (b"2", 2)])
-async def test_subscriptions_that_were_cut_are_counted(answer: bytes, killed: int) -> None:
-    """F19 repeats a trial in which there were none."""
-
-    class ClientView:
-        async def command(self, *words: str) -> bytes:
-            assert words == ("CLIENT", "KILL", "TYPE", "pubsub")
-            return answer
-
-    assert await kill_subscriptions(cast(RedisServer, ClientView())) == killed
 
 
 @pytest.mark.parametrize(
@@ -273,23 +240,6 @@ def test_a_deadline_that_stopped_nothing_is_no_trial(
     assert has_expired(told, begun=begun) is bit
 
 
-def test_a_worker_that_held_nothing_is_no_trial() -> None:
-    """F17 and F18: the bite is a job that one of the processes held when it was told to end."""
-    workers: list[Any] = ["one", "two", "three"]
-    assert holds_some(workers[:2], workers[1:]) and not holds_some(workers[:2], workers[2:])
-    assert not holds_some(workers, [])
-
-
-def test_a_store_that_lost_data_must_have_been_told_of(stage: FaultTestbed) -> None:
-    """F05 fails if no reader was told stream.reset."""
-    count_resets(stage)
-    assert stage.wrong == ["no reader was told stream.reset"]
-    stage.wrong.clear()
-    stage.history.add("reset", req=1, code="stream.reset")
-    count_resets(stage)
-    assert stage.wrong == [] and stage.figures["readers told to begin anew"] == 1
-
-
 @pytest.mark.parametrize(
     ("waits", "bare", "holds"),
     [
@@ -315,25 +265,6 @@ async def test_a_health_check_without_an_answer_has_waited_for_ever() -> None:
             while len(waits) < 3:
                 await asyncio.sleep(0.01)
     assert waits[0] < math.inf and waits[1:3] == [math.inf, math.inf]
-
-
-async def test_a_health_check_that_is_still_open_counts() -> None:
-    """A process that hangs when the readers are done is seen."""
-
-    over = asyncio.Event()
-
-    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            await reader.read()
-        writer.close()
-        over.set()
-
-    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
-        async with asking(server.sockets[0].getsockname()[1]) as waits:
-            await asyncio.sleep(0.1)
-            assert waits == []
-        await over.wait()
-    assert len(waits) == 1 and waits[0] >= 90
 
 
 @pytest.mark.parametrize(
@@ -379,16 +310,6 @@ def test_a_stream_of_json_shows_the_result_or_says_that_it_cannot(
 def test_another_tenant_is_shown_nothing_of_a_job(path: str, status: int, body: bytes, shown: bool) -> None:
     """A list that names it, its timing, its result, and a cancel that tells that there is none to be had."""
     assert opened("job_1", path, status, body) is shown
-
-
-async def test_a_way_that_opens_a_foreign_job_is_written_down(stage: FaultTestbed) -> None:
-    """And only such a one."""
-    named = msgspec.json.encode({"data": [{"id": "job_1"}]})
-    async with answering(http(404), http(200), http(200, named)) as port:
-        readings = Readings(stage.history, [port])
-        for way in (CANCEL, CANCEL, ("GET", LIST)):
-            await readings.try_as_other("job_1", port, *way)
-    assert [event["path"] for event in of_kind(stage.history.events, "crossed")] == [f"POST {CANCEL[1]}", f"GET {LIST}"]
 
 
 @pytest.mark.parametrize(
@@ -447,3 +368,32 @@ def test_every_event_that_a_client_is_told_reaches_the_judge(tmp_path: Path) -> 
     assert told(queued, started, started, ("completed", "1:3:w-1", usage)) == {"numbering"}
     assert told(queued, started, delta, ("completed", "1:3:w-1", usage)) == {"numbering"}
     assert told(queued, started, ("completed", "1:3:w-1", {})) == {"accounting", "wrong_end"}
+
+
+def test_a_store_that_lost_data_must_have_been_told_of(stage: FaultTestbed) -> None:
+    """F05 fails if no reader was told stream.reset."""
+    count_resets(stage)
+    assert stage.wrong == ["no reader was told stream.reset"]
+    stage.wrong.clear()
+    stage.history.add("reset", req=1, code="stream.reset")
+    count_resets(stage)
+    assert stage.wrong == [] and stage.figures["readers told to begin anew"] == 1
+
+
+async def test_a_health_check_that_is_still_open_counts() -> None:
+    """A process that hangs when the readers are done is seen."""
+
+    over = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.read()
+        writer.close()
+        over.set()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        async with asking(server.sockets[0].getsockname()[1]) as waits:
+            await asyncio.sleep(0.1)
+            assert waits == []
+        await over.wait()
+    assert len(waits) == 1 and waits[0] >= 90

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.document import PAGES, RIVALS, filled, main
+from bench.document import PAGES, RIVALS, filled
 from bench.report import load
 
 pytestmark = pytest.mark.slow
@@ -27,14 +27,6 @@ def test_marked_parts_are_written_anew_and_the_rest_stays(tmp_path: Path) -> Non
     page = filled(PAGE, tmp_path)
     assert "penstock_records_dropped_total" in page and "old" not in page and "Words." in page
     assert filled(page, tmp_path) == page
-
-
-def test_check_says_whether_a_page_is_behind(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(PAGE)
-    words = ["--page", str(page), "--results", str(tmp_path)]
-    assert main(["--check", *words]) == 1 and page.read_text() == PAGE
-    assert main(words) == 0 and main(["--check", *words]) == 0
 
 
 def test_what_the_readme_says_of_cost_holds_for_the_results() -> None:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, cast
 
 from bench.energy import EnergyMeter, counters_of, used
-from bench.table1.client import TargetServer, TimedAnswer
+from bench.load.target import TargetServer, TimedAnswer
 from planner.commands.searches import frontier_table, power_note
 from planner.facts.catalogue import device
 from planner.tuning import LevelReading, frontier_of

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from bench import report
-from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, check_names, counts
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, counts
 from bench.report import Report, commit, load
 
 
@@ -35,15 +35,6 @@ def test_a_known_error_is_a_line_and_an_unknown_one_is_not_hidden(capsys: pytest
     assert capsys.readouterr().out == "error: no [room] left\n"
     with pytest.raises(OSError, match="room"):
         example(work, ValueError)([])
-
-
-def test_a_name_nobody_has_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    def work(_run: ProgramRun) -> int:
-        check_names("system", ["b", "c", "d"], {"a": 1, "b": 2})
-        return 0
-
-    assert example(work)([]) == 2
-    assert capsys.readouterr().out == "error: no system 'c', 'd'; there are a, b\n"
 
 
 @pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN], ids=["", "ignored"])
@@ -96,7 +87,7 @@ def test_the_commit_is_that_of_the_tree_that_began_to_run(tmp_path: Path, monkey
     def work(run: ProgramRun) -> int:
         git("commit", "-q", "--allow-empty", "-m", "meanwhile")
         found = Report(name="one", title="", command="", columns=(), rows=[])
-        return int(run.keep(found).missed)
+        return run.keep(found)
 
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "first")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-from io import StringIO
 from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
-from bench.program import ProgramRun
-from bench.report import Column, Ratio, Report, as_json, commit, load, table
+from bench.report import Column, Ratio, Report, as_json, load, write
 
 REPORT = Report(
     name="example",
@@ -26,67 +21,15 @@ REPORT = Report(
 )
 
 
-def test_a_result_names_its_commit(tmp_path: Path) -> None:
-    (checkout := tmp_path / "checkout").mkdir()
-    assert commit(tmp_path) == ""
-    for words in (
-        ["init", "-q"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "a"],
-    ):
-        subprocess.run(["git", *words], cwd=checkout, check=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, check=True, capture_output=True, text=True).stdout
-    assert commit(checkout) == head[:12]
-
-
-def test_the_table_shows_figures_ratios_and_notes() -> None:
-    console = Console(width=120, record=True, file=None, quiet=False)
-    with console.capture() as caught:
-        console.print(table(REPORT))
-    text = caught.get()
-    for word in ("An [example]", "12,346", "1.50", "ours / theirs", "5.25", "reached", "MISSED", "One core each."):
-        assert word in text
-
-
 def test_the_file_keeps_what_the_table_shows(tmp_path: Path) -> None:
     rows = [*REPORT.rows, {"system": "b", "tokens": 1, "tokens_of_rounds": [1.0, 2.0], "ttft": None}]
     ratio = Ratio(what="a", value=2.0, at_most=3, rounds=(1.0, 2.0, 4.0))
     found = msgspec.structs.replace(REPORT, rows=rows, ratios=(*REPORT.ratios, ratio))
-    kept = load(found.save(tmp_path / "results" / "example.json"))
+    kept = load(write(tmp_path / "results" / "example.json", found.small))
     assert kept.rows == [REPORT.rows[0], {"system": "a|b", "tokens": 7}, {"system": "b", "tokens": 1}]
     assert kept.ratios[:2] == REPORT.ratios and kept.ratios[2].figure == ratio.figure
     assert (kept.columns, kept.settings, kept.notes) == ((), REPORT.settings, REPORT.notes)
     assert kept.cores >= 1 and len(kept.date) == 10
-
-
-def test_a_run_that_is_repeated_shows_what_the_runs_before_gave(tmp_path: Path) -> None:
-    def run(value: float | None, lost: float = 0.0) -> Report:
-        judged = Ratio(what="the cost", value=value, at_most=3, rounds=(2.5, 3.5))
-        ratios = (judged, Ratio(what="shown", value=value), Ratio(what="lost", value=lost, at_most=0))
-        return msgspec.structs.replace(REPORT, ratios=ratios, failures=(f"case {value}",) if lost else ())
-
-    args = argparse.Namespace(plots=tmp_path)
-    told = ProgramRun(args, "bench", Console(file=StringIO(), width=200))
-    for value in (4.0, 3.2, None, 2.9):
-        told.tell(run(value, lost=value or 0.0), tmp_path / "example.json")
-    assert load(tmp_path / "example.json").commit == commit()
-    cost, shown, lost = load(tmp_path / "example.json").ratios
-    assert cost.figure == "2.90 (rounds 2.50 to 3.50; before: 4.00, 3.20, -)" and cost.verdict == "reached"
-    assert shown.earlier == () and lost.figure == "2.90 (before: 4.00, 3.20, 0.00)"
-    kept = load(tmp_path / "example.json")
-    assert kept.failures == ("case 2.9",) and kept.failures_before == (
-        f"{kept.date}: case 4.0",
-        f"{kept.date}: case 3.2",
-    )
-    assert f"Before, {kept.date}: case 4.0" in kept.told
-    told.tell(REPORT, tmp_path / "example.json")  # some other systems
-    for value in range(6):
-        told.tell(run(float(value)), tmp_path / "example.json")
-    assert load(tmp_path / "example.json").ratios[0].figure.endswith("before: 4 more, 0.00, 1.00, 2.00, 3.00, 4.00)")
-    (tmp_path / "example.json").write_bytes(b"{")
-    told.tell(run(2.9), tmp_path / "example.json")
-    assert load(tmp_path / "example.json").ratios[0].earlier == ()
-    assert (tmp_path / "example.unreadable").read_bytes() == b"{"
-    assert "before: 4.00, 3.20, -" in told.console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -134,15 +77,3 @@ def test_a_figure_beyond_its_rounds_is_no_median_of_them() -> None:
             Ratio.held(None, "ours / theirs", value, rounds=(3.1, 2.9))
         old = Ratio(what="ours / theirs", value=value, rounds=(3.1, 2.9))
         assert msgspec.json.decode(as_json(old), type=Ratio) == old
-
-
-def test_what_is_undecided_is_said_to_be_so() -> None:
-    """In the table and in the file; it is neither reached nor does it fail the program."""
-    ratio = Ratio(what="this / base", value=1.0, at_most=1.03, interval=(0.9, 1.1))
-    found = msgspec.structs.replace(REPORT, ratios=(ratio,))
-    with (console := Console(width=120)).capture() as caught:
-        console.print(table(found))
-    for shown in (caught.get(), as_json(found).decode()):
-        assert "undecided" in shown and "reached" not in shown
-    assert not found.missed and REPORT.missed
-    assert msgspec.structs.replace(ratio, interval=(1.1, 1.2)).verdict == "missed"

@@ -9,23 +9,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from random import Random
 
 import msgspec
 import pytest
 
-from bench.gpu.__main__ import main
-from bench.gpu.killed import KilledStreams, killed_streams, wrong_with
-from bench.gpu.served import DIRECT, TURNS, ServedLevel, ratios, rows, served_level
-from bench.gpu.server import EXACT_ROWS, PROMPT_ROWS, row_counts, serve, shape_of, text_of, tokens_of
+from bench.gpu.served import DIRECT, PENSTOCK, TURNS, ServedLevel, ratios, rows, served_level
+from bench.gpu.server import PROMPT_ROWS, serve, shape_of, text_of, tokens_of
 from bench.gpu.slots import SlotTable, SlotText
-from bench.gpu.upstream import NAME as PENSTOCK
-from bench.gpu.upstream import UpstreamPenstock
 from bench.http import fetch
-from bench.load.streams import StreamedAnswer
+from bench.load.target import ConcurrencyLevel, TargetServer, TimedAnswer
 from bench.ports import free_port
-from bench.table1.client import ConcurrencyLevel, TargetServer, TimedAnswer, seen
 
 pytestmark = pytest.mark.slow
 
@@ -107,24 +101,12 @@ def test_a_step_gives_every_running_text_its_token_before_prompts_have_the_rest(
     assert len({step.slots[0], step.slots[1]}) == 2
 
 
-def test_a_table_that_could_not_give_every_slot_a_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="no room for prompts"):
-        SlotTable(SLOTS, SLOTS, 8)
-
-
 def test_a_text_continues_where_it_was_cut() -> None:
     """The answer so far behind the prompt is read as the tokens that it was written of."""
     prompt, answer = "7 2b3c river 99999 ² stone", [0, 5, VOCAB - 1]
     begun = prompt + "".join(map(text_of, answer))
     assert tokens_of(begun, VOCAB) == [*tokens_of(prompt, VOCAB), *answer]
     assert tokens_of(prompt, VOCAB)[0] == 7 and max(tokens_of(prompt, VOCAB)) < VOCAB
-
-
-@pytest.mark.parametrize("slots", [8, 64])
-def test_some_size_of_step_holds_all_rows_that_there_may_be(slots: int) -> None:
-    sizes = row_counts(slots)
-    assert sizes[:2] == [1, 2] and slots in sizes and sizes[-1] == slots + PROMPT_ROWS
-    assert slots < EXACT_ROWS and sizes == sorted(set(sizes))
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
@@ -134,7 +116,7 @@ def test_some_size_of_step_holds_all_rows_that_there_may_be(slots: int) -> None:
 def engine(steps: ChainedSteps) -> Iterator[TargetServer]:
     """The server with an engine that needs no GPU."""
     shape, port, loop = shape_of("tiny"), free_port(), asyncio.new_event_loop()
-    serving = loop.create_task(serve(port, shape, CONTEXT, SlotTable(SLOTS, EXACT_ROWS, PROMPT_ROWS), steps))
+    serving = loop.create_task(serve(port, shape, CONTEXT, SlotTable(SLOTS, 128, PROMPT_ROWS), steps))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
@@ -172,62 +154,9 @@ def test_the_server_streams_a_text_and_a_chat_with_their_usage() -> None:
             assert said[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
 
 
-@pytest.mark.parametrize(
-    "body", [b"{", b'{"prompt":"","stream":true}', b'{"prompt":"1","max_tokens":1024,"stream":true}', b'{"prompt":"1"}']
-)
-def test_the_server_refuses_what_it_cannot_answer(body: bytes) -> None:
-    with engine(ChainedSteps()) as server:
-        status, _, said = fetch(server.port, "POST", "/v1/completions", body)
-        assert status == 400 and json.loads(said)["error"]["message"]
-        assert fetch(server.port, "GET", "/v1/nothing")[0] == 404
-
-
-# --- what readers have ------------------------------------------------------------------------------------------------
-
-
-def streamed(*pieces: str, finish: str = "length", cut: str = "") -> StreamedAnswer:
-    lines = [{"choices": [{"index": 0, "text": piece, "finish_reason": None}]} for piece in pieces]
-    lines.append({"choices": [{"index": 0, "text": "", "finish_reason": finish}]})
-    events = b"".join(b"data: " + msgspec.json.encode(line) + b"\n\n" for line in lines) + b"data: [DONE]\n\n"
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(events)
-    return StreamedAnswer(0, 0.0, [(1.0, head + events[:9]), (3.5, events[9:])], cut)
-
-
-def test_a_text_is_what_its_pieces_say() -> None:
-    def wrong(answer: StreamedAnswer, tokens: int) -> str:
-        return wrong_with(seen(answer), tokens)
-
-    assert seen(streamed(" 1", " 2 3")).text == " 1 2 3"
-    assert wrong(streamed(" 1", " 2"), 2) == ""
-    assert "3 tokens" in wrong(streamed(" 1", " 2", " 2"), 2)
-    assert "'stop'" in wrong(streamed(" 1", finish="stop"), 1)
-    assert wrong(streamed(" 1", cut="cut off"), 1) == "cut off"
-    refused = StreamedAnswer(0, 0.0, [(1.0, b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")])
-    assert wrong(refused, 1) == "status 503: busy"
-
-
-def test_pieces_of_a_completion_count_as_those_of_a_chat_do() -> None:
-    assert len(seen(streamed(" 1", " 2", " 3")).times) == 3
-
-
-def test_a_text_whose_worker_is_killed_is_the_direct_one(tmp_path: Path) -> None:
-    """Through `penstock up`, for real; the engine's steps need no GPU."""
-    with (
-        engine(ChainedSteps(0.004)) as direct,
-        UpstreamPenstock(tmp_path, f"http://127.0.0.1:{direct.port}/v1", "tiny", SLOTS) as penstock,
-    ):
-        found = killed_streams(direct, penstock, 60, SLOTS)
-        assert (found.differ, found.direct_differ, found.wrong, found.restarts) == (0, 0, [], 1)
-        assert min(found.killed_at) >= 20 and len(found.silences_s) == found.streams
-
-
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 LEVELS = (1, 16)
-KILLED = KilledStreams(
-    streams=16, tokens=600, differ=0, direct_differ=0, wrong=[], restarts=1, killed_at=[200] * 16,
-    silences_s=[1.5] * 16,
-)  # fmt: skip
 
 
 def load(way: str, clients: int, slower: float) -> ServedLevel:
@@ -252,33 +181,8 @@ def test_figures_are_those_of_the_requests() -> None:
     assert 0.9 < through["share"] < 1 and "share" not in direct and "penstock_us" not in direct
     assert direct["ttft_p50_ms"] == pytest.approx(10.0) and through["added_ms"] == pytest.approx(3.0)
     assert direct["itl_p50_ms"] == pytest.approx(100.0) and through["penstock_us"] == pytest.approx(30.0)
-    held = {ratio.what: ratio for ratio in ratios(TURNS_SEEN, KILLED)}
+    held = {ratio.what: ratio for ratio in ratios(TURNS_SEEN)}
     added = held["TTFT p50 through Penstock - direct, ms, at its worst level"]
     assert added.value == pytest.approx(3.0) and (added.at_most, added.verdict) == (5, "reached")
     least = min(through["share"], found[1, PENSTOCK]["share"])
     assert held["the same at its worst level"].value == pytest.approx(least)
-    assert not [ratio for ratio in held.values() if ratio.at_most == 0 and ratio.verdict != "reached"]
-
-
-def test_the_first_request_of_a_client_counts_for_no_first_token() -> None:
-    answers = [TimedAnswer(0.0, [3.0, 4.0], 2), TimedAnswer(5.0, [5.01, 5.02], 2)]
-    level = served_level(DIRECT, ConcurrencyLevel(1, 2, answers, 6.0, 0.1), 0.0, 0.0)
-    assert level.ttft_p50_ms == pytest.approx(10.0) and level.tokens_s == pytest.approx(4 / 5.02)
-
-
-def test_a_text_that_differs_is_a_missed_goal() -> None:
-    killed = msgspec.structs.replace(KILLED, differ=2, wrong=["no end"] * 5)
-    missed = {ratio.what: ratio.value for ratio in ratios(TURNS_SEEN, killed) if ratio.verdict == "missed"}
-    assert len(missed) == 2 and set(missed.values()) == {2, 5}
-
-
-def test_a_kill_that_kills_nothing_is_a_missed_goal() -> None:
-    """No worker was started again, or the streams had ended: that none of them broke says nothing."""
-    for changes, unmet in (({"restarts": 0}, 16), ({"killed_at": [*[200] * 13, 600, 600, 601]}, 3)):
-        killed = msgspec.structs.replace(KILLED, **changes)
-        assert [ratio.value for ratio in ratios(TURNS_SEEN, killed) if ratio.verdict == "missed"] == [unmet]
-
-
-def test_without_a_gpu_it_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 1
-    assert "error: " in capsys.readouterr().out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,12 @@ import pytest
 from bench.planted import Bug, Edit, Rotten, planted_bugs
 from bench.trials import (
     FAILED,
-    FIRST_TESTS,
     PACKAGES,
     PASSED,
     TIMED_OUT,
     SuiteRun,
     TreeCopies,
-    run_changed,
     run_tests,
-    run_until_noticed,
 )
 
 pytestmark = pytest.mark.slow
@@ -32,12 +28,6 @@ TREE = Path(__file__).parents[2]
 def plain_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests of a test need no plugin; reading all that are installed takes longer than those tests."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-
-
-def test_every_package_is_in_a_copy() -> None:
-    """One left out would be imported from the installed tree, or be missed."""
-    settings = tomllib.loads((TREE / "pyproject.toml").read_text(encoding="utf-8"))
-    assert sorted(PACKAGES) == sorted(settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
 
 
 def test_the_planted_bugs_fit_the_tree() -> None:
@@ -66,7 +56,8 @@ def test_a_change_is_made_in_a_copy_alone(tmp_path: Path) -> None:
     (tree / "test_it.py").write_text("import thing\n\n\ndef test_it():\n    assert thing.RIGHT\n")
     copies = TreeCopies(tree, tmp_path, shutil.copytree)
     for text, code in (("RIGHT = None\n", FAILED), ("RIGHT = True\n", PASSED), ("RIGHT = 0\n", FAILED)):
-        assert run_changed(copies, {"thing.py": text}, ["test_it.py::test_it"], 60.0).code == code
+        with copies.changed({"thing.py": text}) as changed:
+            assert run_tests(changed, ["test_it.py::test_it"], "-x").code == code
         with copies.changed({}) as put_right:
             assert run_tests(put_right, ["test_it.py::test_it"]).code == PASSED
     assert (tree / "thing.py").read_text() == "RIGHT = True\n"
@@ -89,6 +80,12 @@ def test_a_copy_is_used_by_one_at_a_time_and_kept(tmp_path: Path) -> None:
         assert (one / "a").read_text() == (other / "a").read_text() == "1"
 
 
+def test_every_package_is_in_a_copy() -> None:
+    """One left out would be imported from the installed tree, or be missed."""
+    settings = tomllib.loads((TREE / "pyproject.toml").read_text(encoding="utf-8"))
+    assert sorted(PACKAGES) == sorted(settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+
+
 @pytest.mark.parametrize(
     ("code", "output", "caught"),
     [
@@ -104,80 +101,3 @@ def test_a_copy_is_used_by_one_at_a_time_and_kept(tmp_path: Path) -> None:
 def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: bool) -> None:
     """Not one that could not be collected or set up, nor one that hangs."""
     assert (SuiteRun(code, 1.0, output).failure is not None) is caught
-
-
-@pytest.mark.usefixtures("plain_pytest")
-@pytest.mark.parametrize(
-    ("broken", "ran"),
-    [(1, [0, 1]), (FIRST_TESTS, [*range(FIRST_TESTS + 1)]), (None, [*range(FIRST_TESTS + 2)])],
-)
-def test_tests_are_run_until_one_notices(tmp_path: Path, broken: int | None, ran: list[int]) -> None:
-    """Among the first few, among the others, or nowhere."""
-    text = "from pathlib import Path\n"
-    for number in range(FIRST_TESTS + 2):
-        text += f"def test_{number}():\n    Path('ran').open('a').write('{number} ')\n    assert {number != broken}\n"
-    (tmp_path / "test_all.py").write_text(text)
-    tests = [f"test_all.py::test_{number}" for number in range(FIRST_TESTS + 2)]
-    run = run_until_noticed(lambda some: run_tests(tmp_path, some, "-x"), lambda _: SuiteRun(PASSED, 1.0, ""), tests)
-    assert list(map(int, (tmp_path / "ran").read_text().split())) == ran
-    assert (run.failure is not None, run.code) == ((False, PASSED) if broken is None else (True, FAILED))
-
-
-class Told:
-    """A tree of which is told, for the tests that matter, what pytest says of them, one run after the other."""
-
-    def __init__(self, **says: tuple[int, str]) -> None:
-        self.says = says
-        self.runs: list[list[str]] = []
-
-    def __call__(self, tests: Sequence[str]) -> SuiteRun:
-        self.runs.append(list(tests))
-        code, output = next((self.says[test] for test in tests if test in self.says), (PASSED, ""))
-        return SuiteRun(code, 1.0, output)
-
-
-FAILS, CRASHES, HANGS = (FAILED, "FAILED b - no\n"), (4, "ERROR t.py - ImportError\n"), (TIMED_OUT, "")
-
-
-@pytest.mark.parametrize(
-    ("changed", "sound", "code", "unsure", "asked"),
-    [
-        pytest.param({"b": FAILS}, {}, FAILED, (), [["b"]], id="the sound tree passes the test that failed"),
-        pytest.param({"b": FAILS}, {"b": FAILS}, PASSED, ("b",), [["b"]], id="it fails too, and the others pass"),
-        pytest.param(
-            {"b": FAILS, "c": (FAILED, "FAILED c[1] - no\n")},
-            {"b": FAILS},
-            FAILED,
-            ("b",),
-            [["b"], ["c"]],
-            id="another",
-        ),
-        pytest.param({"c": CRASHES}, {}, 4, (), [["a", "b", "c"]], id="only the changed tree cannot be imported"),
-        pytest.param({"c": CRASHES}, {"a": CRASHES}, PASSED, ("a", "b", "c"), [["a", "b", "c"]], id="neither can"),
-        pytest.param({"a": HANGS}, {}, TIMED_OUT, (), [["a", "b", "c"]], id="only the changed tree hangs"),
-        pytest.param({"a": HANGS}, {"b": FAILS}, PASSED, ("a", "b", "c"), [["a", "b", "c"]], id="the sound one fails"),
-        pytest.param({"b": (4, "ERROR: not found: /x/b\n")}, {}, PASSED, ("b",), [], id="a test is no more"),
-        pytest.param(
-            {"b": (4, "ERROR: not found: /x/b\nERROR: found no collectors for /x/c\n")},
-            {},
-            4,
-            (),
-            [["a", "b", "c"]],
-            id="a file of tests cannot be imported",
-        ),
-    ],
-)
-def test_nothing_is_noticed_that_the_sound_tree_shares(
-    changed: dict[str, tuple[int, str]],
-    sound: dict[str, tuple[int, str]],
-    code: int,
-    unsure: tuple[str, ...],
-    asked: list[list[str]],
-) -> None:
-    """A failed test is tried there by itself; all of them, where none failed."""
-    before, after = Told(**sound), Told(**changed)
-    run = run_until_noticed(after, before, ["a", "b", "c"])
-    assert (run.code, run.unsure, before.runs) == (code, unsure, asked)
-    assert run.seconds == len(after.runs)
-    if code == PASSED and len(unsure) < 3:
-        assert after.runs[-1] == [test for test in "abc" if test not in unsure], "the others go on"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from house import eventually
 
-from bench.table1.client import TimedAnswer
+from bench.load.target import TimedAnswer
 from cli.__main__ import main
 from cli.tune import MeasuredSweep
 from planner.commands.searches import goodput_words, kept

@@ -165,9 +165,9 @@ def test_it_serves_and_measures_from_the_wheel(installation: Installation) -> No
                 command = Path(f"/proc/{process['pid']}/cmdline").read_bytes().split(b"\0")
                 assert f"PYTHONPATH={bundle}".encode() in environ
                 assert command[0] == os.fsencode(installation.home / "bin" / "python")
-        words = ("--base-url", f"{instance['url']}/v1", "--c", "1", "--requests-per-stream", "1", "--tokens", "4")
-        installation.run("penstock", "bench", "table1", *words, "--out", "results")
-    assert (installation.cwd / "results" / "table1.json").exists()
+    words = ("--systems", "penstock", "--rounds", "1", "--seconds", "1", "--callers", "2", "--out", "results")
+    installation.run("penstock", "bench", "jobs", *words)
+    assert (installation.cwd / "results" / "jobs.json").exists()
 
 
 def test_it_serves_an_engine_that_only_pythonpath_offers(installation: Installation) -> None:

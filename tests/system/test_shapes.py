@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic import Crowd, ElasticTestbed
 from house import ADMIN_TOKEN, House, eventually
 from openapi_document import SCHEMAS, conforms
 
 from bench.chaos.processes import until
-from bench.elastic.testbed import Crowd, ElasticTestbed
 from streaming.fleet.plans import Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet

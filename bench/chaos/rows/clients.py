@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
-from bench.chaos.asks import TENANTS, Ask, Budget
-from bench.chaos.bounds import bound
+from bench.chaos.asks import TENANTS, Ask
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import lives_of
 from bench.chaos.http import Cut, Exchange, fetch
 from bench.chaos.processes import becomes
 from bench.chaos.rows.workers import requests, victim
-from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, yardstick
+from bench.chaos.stage import PASSES, FaultTestbed, yardstick
 from bench.processes import rss_bytes
+from bench.report import bound
 from bench.stats import percentile
 
 
@@ -59,7 +59,7 @@ async def f10(stage: FaultTestbed) -> None:
     _resumed(stage, 1000.0)
 
 
-async def f10_both(stage: FaultTestbed) -> None:
+async def f10b(stage: FaultTestbed) -> None:
     """API process and worker die at once: the stall is a lease and the sweep, the resume is not."""
     async with stage.cluster() as cluster:
         await _kill_door(stage, cluster, worker_too=True)
@@ -84,10 +84,6 @@ def _resumed(stage: FaultTestbed, limit_ms: float | None) -> None:
     if p99 is not None:
         stage.figures["resumed p99 ms"] = round(p99)
         stage.must(limit_ms is None or p99 <= limit_ms, f"resume p99 {p99:.0f} ms, allowed: {limit_ms} ms")
-
-
-CUT_OFF = Budget(unanswered=3, broken=12, why="all 5 streams of a trial are at the process that is killed")
-"""Three times the most that was seen: 4.1 broken off in a trial."""
 
 
 PHASES = ("accept", "queue", "prefill", "decode", "last")
@@ -328,29 +324,3 @@ async def _stall(stage: FaultTestbed, cluster: PenstockCluster, name: str, *, ta
 async def _sip(exchange: Exchange) -> None:
     while await exchange.sip(100):  # noqa: ASYNC110 - a slow reader's pace
         await asyncio.sleep(1.0)
-
-
-ROWS = (
-    FaultRow(
-        *("F10", "API process killed", "kill -9 under all open streams; resumed on the other", 50, f10, 420),
-        alone=True,
-        proves="Readers of a killed API process go on at another one, with every token once.",
-        budget=CUT_OFF,
-    ),
-    FaultRow(
-        *("F10b", "API process and worker killed", "both at once", 20, f10_both, 240),
-        proves="The same when the worker dies at the same time.",
-        budget=CUT_OFF,
-    ),
-    FaultRow(
-        *("F08", "client leaves", f"in {', '.join(PHASES)}; cancel, continue, grace", 40, f08, 120),
-        proves="A client that leaves frees its slot as it asked, at whatever moment it goes.",
-        short=20,
-    ),
-    FaultRow(
-        *("F09", "slow readers", "100 B/s or nothing, 3 x 200 at once", 600, f09, 300),
-        alone=True,
-        proves="Readers that take nothing are cut off, in bounded memory, and others do not notice them.",
-        short=150,
-    ),
-)

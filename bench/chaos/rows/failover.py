@@ -6,15 +6,15 @@ import asyncio
 import signal
 from collections.abc import Sequence
 
-from bench.chaos.asks import TENANTS, Ask, Budget
-from bench.chaos.bounds import bound
+from bench.chaos.asks import TENANTS, Ask
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.processes import ManagedProcess, RedisServer, until
 from bench.chaos.proxy import Proxy
 from bench.chaos.replicated import ClusterNodes, Sentinels
 from bench.chaos.rows.workers import asks, requests, victim
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultTestbed
+from bench.report import bound
 
 PARTITIONS = 6
 LEASE_MS = 2000
@@ -89,17 +89,6 @@ async def _lose_or_move(stage: FaultTestbed, cluster: PenstockCluster, servers: 
     stage.bit(gone and stage.across(requests(begun)), "the partition did not move, or nobody read across it")
 
 
-FAILING_OVER = Budget(
-    refused=18,
-    codes=("store_unavailable",),
-    unanswered=2,
-    broken=18,
-    why="nothing is accepted or read without a primary",
-)
-"""Seen were at most 15 and 17 in all 20 trials beside busy loops, and mostly none. On a machine with ten times the load
-it can bear, it was 14.4 and 14.8 in a trial on average."""
-
-
 TOKENS = 150
 TWO_SLOTS = {"PENSTOCK_SIM_SLOTS": "2", "PENSTOCK_WORKER_PREFETCH": "0"}
 """With three workers: some jobs wait, and the store may forget that they were claimed."""
@@ -129,7 +118,7 @@ async def f05(stage: FaultTestbed) -> None:
     count_resets(stage)
 
 
-async def f05_replica(stage: FaultTestbed) -> None:
+async def f05b(stage: FaultTestbed) -> None:
     """A proxy holds replication back, the primary is killed, and the replica that is behind takes its place."""
     servers = [RedisServer(stage.folder, f"server-{number}") for number in (1, 2)]
     await asyncio.gather(*(server.start() for server in servers))
@@ -219,36 +208,3 @@ def count_resets(stage: FaultTestbed) -> None:
     stage.must(stage.short or resets > 0, "no reader was told stream.reset")
     told = [event for event in of_kind(stage.history.events, "end") if event["state"] == "forgotten"]
     stage.figures["told that the job is gone"] = len(told)
-
-
-def _away(why: str) -> Budget:
-    # Near the most that was seen: 3.4 refused and 3.9 broken off in a trial, on a machine that was far too busy.
-    return Budget(refused=6, codes=("store_unavailable",), unanswered=2, broken=12, why=why)
-
-
-ROWS = (
-    FaultRow(
-        *("F06", "primary lost (Sentinel)", "kill -9, or SIGSTOP for 4 s, of the primary; D3", 20, f06, 420),
-        proves="What was answered at D3 survives the loss of the primary.",
-        budget=FAILING_OVER,
-    ),
-    FaultRow(
-        *("F23", "node lost, slot moved (cluster)", "kill -9 of a primary; MIGRATE of a slot; D3", 20, f23, 420),
-        proves="The same in a cluster, and while a partition moves.",
-        budget=FAILING_OVER,
-    ),
-    FaultRow(
-        *("F05", "store restored", "killed, and back from a copy of its file that is up to 1 s old", 20, f05, 400),
-        resets_allowed=True,
-        proves="Readers of a store that lost answered writes are told stream.reset, or that the job is gone.",
-        budget=_away("nothing is accepted or read while the store is away"),
-        short=3,
-    ),
-    FaultRow(
-        *("F05b", "replica behind", "replication held back by a proxy, then failover; D1", 20, f05_replica, 400),
-        resets_allowed=True,
-        proves="The same where a replica that had not heard the last second takes over.",
-        budget=_away("nothing is accepted or read while there is no primary"),
-        short=3,
-    ),
-)

@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import dataclass
 from itertools import count
 
-from bench.chaos.asks import ANY, TENANTS, Ask, Budget, ClientView
-from bench.chaos.bounds import bound
+from bench.chaos.asks import TENANTS, Ask, ClientView
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.processes import RedisServer, becomes
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultTestbed
+from bench.report import bound
 
 ACCEPTED = 202
 MIB = 1 << 20
@@ -165,25 +165,3 @@ async def _recovers(stage: FaultTestbed, cluster: PenstockCluster, server: Redis
 
     stage.must(await becomes(has_room, 40, 0.1), "no memory came free within 40 s")
     stage.must(await becomes(takes_again, 5, 0.1), "jobs were not accepted again within 5 s")
-
-
-ROWS = (
-    FaultRow(
-        *("F14", "memory cap", "maxmemory, and a flood of large jobs", 3, f14, 300),
-        proves="Admission ends before the store is full, and begins again when it has room.",
-        budget=Budget(
-            refused=ANY, codes=("no_capacity",), why="the flood comes until it is refused; the row judges how"
-        ),
-        short=1,
-    ),
-    FaultRow(
-        *("F32", "results fill the store", f"{JOBS} jobs whose results need more than maxmemory", 2, f32, 300),
-        proves="Admission leaves room for the output it owes: every accepted job ends, none is given up.",
-        budget=Budget(
-            refused=ANY,
-            codes=("no_capacity",),
-            why="more is asked than the store can hold; the row judges what was accepted",
-        ),
-        short=1,
-    ),
-)

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import count
 
-from bench.chaos.asks import Ask, Budget
-from bench.chaos.bounds import bound
+from bench.chaos.asks import Ask
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.http import Exchange
 from bench.chaos.processes import ManagedProcess, becomes
 from bench.chaos.rows.workers import asks, requests
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultTestbed
+from bench.report import bound
 
 MAX_EXIT_S = bound("chaos.exit")
 CLAIM_TIMEOUT_S = 5.0
@@ -132,20 +132,3 @@ async def _stalled(port: int) -> Exchange:
     """A client that asks and never reads; its job is not judged."""
     ask = Ask("stalled", 1200, queue={"on_disconnect": "cancel"})
     return await Exchange.begin(port, "POST", ask.path, ask.body, receive_buffer=4096)
-
-
-ROWS = (
-    FaultRow(
-        *("F17", "scale-down", "SIGTERM of 2 of 3 workers; grace time 0.6 s", 20, f17, 200),
-        proves="Stopping workers hands over what they cannot finish; it counts as no loss.",
-    ),
-    FaultRow(
-        *("F18", "rolling restart", "SIGTERM of every process in turn, under load", 24, f18, 240),
-        proves="Every process can be restarted under load; readers change over or wait.",
-        # Three times the most that was seen: 7 broken off in a trial.
-        budget=Budget(
-            refused=3, codes=("draining",), broken=21, why="an API process that stops refuses, and ends streams"
-        ),
-        short=6,
-    ),
-)

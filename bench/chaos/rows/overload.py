@@ -8,7 +8,6 @@ slot has a client and nobody else asks is shown, and loosens nothing.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sys
 import time
@@ -17,13 +16,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 
-from bench.chaos.asks import ANY, Ask, Budget
-from bench.chaos.bounds import bound
+from bench.chaos.asks import Ask
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import Life, lives_of
 from bench.chaos.processes import ManagedProcess, until
 from bench.chaos.rows.workers import requests
-from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, bare_server, yardstick
+from bench.chaos.stage import PASSES, FaultTestbed, bare_server, yardstick
+from bench.processes import uncollected
+from bench.report import bound
 from bench.stats import percentile
 
 SLOTS, WORKERS, TOKENS, STEP_MS, PREFILL_MS = 8, 2, 25, 20, 20
@@ -63,11 +63,12 @@ async def f15(stage: FaultTestbed) -> None:
         full = await _full(cluster, numbers)
         stage.figures["served at full load, of capacity"] = round(full / CAPACITY, 2)
         for _ in stage.tries():
-            async with yardstick(stage, 1 / (TIMES * CAPACITY)) as bare_ms, uncollected():
-                stage.fault(f"{TIMES} times the load")
-                began = time.monotonic()
-                begun, deepest = await _flood(cluster, numbers)
-                ended = time.monotonic()
+            async with yardstick(stage, 1 / (TIMES * CAPACITY)) as bare_ms:
+                with uncollected():
+                    stage.fault(f"{TIMES} times the load")
+                    began = time.monotonic()
+                    begun, deepest = await _flood(cluster, numbers)
+                    ended = time.monotonic()
             served = sum(began <= each <= ended for each in bare_ends())
             controls = Controls(percentile(sorted(bare_ms), 0.99) or 0.0, served / (ended - began))
             lives = await _told(cluster, begun)
@@ -87,18 +88,6 @@ async def _flood(cluster: PenstockCluster, numbers: count[int]) -> tuple[list[Be
         await asyncio.sleep(0.5)
     await until(lambda: _is_idle(cluster), DRAIN_TIMEOUT_S, 0.1)
     return await offered, deepest
-
-
-@asynccontextmanager
-async def uncollected() -> AsyncIterator[None]:
-    """Without the garbage collector: it would stop this process for a third of a second, whose history is long by then,
-    and what was due meanwhile would be asked in one burst."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @asynccontextmanager
@@ -201,18 +190,3 @@ def _first_token_ms(lives: list[Life]) -> list[float]:
     """Of streamed requests."""
     firsts = ((life, life.of("token")) for life in lives)
     return [1000 * (tokens[0]["t"] - life.ask["t"]) for life, tokens in firsts if tokens]
-
-
-ROWS = (
-    FaultRow(
-        *("F15", "overload", f"{TIMES} times the capacity for {SECONDS:.0f} s, three lanes", 5, f15, 300),
-        alone=True,
-        proves="Overload is refused quickly, and what is accepted is served in the order of its lanes.",
-        budget=Budget(
-            refused=ANY,
-            codes=("queue_full",),
-            why="four of five requests cannot be served; the row judges their number",
-        ),
-        short=1,
-    ),
-)

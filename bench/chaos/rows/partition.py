@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bench.chaos.asks import TENANTS, Ask, Budget
-from bench.chaos.bounds import bound
+from bench.chaos.asks import TENANTS, Ask
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.processes import RedisServer, becomes, until
 from bench.chaos.proxy import Proxy
 from bench.chaos.rows.workers import asks, requests, victim
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultTestbed
+from bench.report import bound
 
 ROLES = ("api", "workers", "scheduler")
 WAYS: tuple[dict[str, bool], ...] = ({}, {"to_server": False}, {"to_client": False})
@@ -66,7 +66,7 @@ def judge_cut(stage: FaultTestbed, readers: Sequence[int], swallowed: int) -> No
     stage.bit(swallowed > 0 and stage.across(readers), "nothing was swallowed, or nobody read across it")
 
 
-async def f07_replica(stage: FaultTestbed) -> None:
+async def f07b(stage: FaultTestbed) -> None:
     """At D3 the replica is cut off: nothing may be accepted that only the primary knows."""
     primary, replica = (RedisServer(stage.folder, f"server-{number}") for number in (1, 2))
     await asyncio.gather(primary.start(), replica.start())
@@ -106,23 +106,6 @@ async def f07_replica(stage: FaultTestbed) -> None:
             await cluster.ready()
     await between.stop()
     await asyncio.gather(primary.child.end(), replica.child.end())
-
-
-CUT_OFF = Budget(
-    refused=6,
-    codes=("store_unavailable",),
-    unanswered=2,
-    broken=12,
-    why="a process that cannot reach the store refuses, and ends its streams",
-)
-"""Seen were 2 refusals in 9 trials. A trial has 6 streams, which may be broken off, and 2 requests meanwhile."""
-NO_REPLICA = Budget(
-    refused=8,
-    codes=("store_unavailable",),
-    unanswered=2,
-    why="4 requests are asked again every second while the replica is away",
-)
-"""Twice the most that was seen: 4 refusals in a trial, beside busy loops."""
 
 
 JUMP_S = 600
@@ -183,24 +166,3 @@ async def _now(server: RedisServer) -> int:
 
 async def _jumped(server: RedisServer, before: int) -> bool:
     return abs(await _now(server) - before) > JUMP_S / 2
-
-
-ROWS = (
-    FaultRow(
-        *("F07", "role cut off", f"{', '.join(ROLES)} from the store: {', '.join(WORDS)}", 27, f07, 600),
-        proves="A role that cannot reach the store, or cannot hear it, loses and doubles nothing.",
-        budget=CUT_OFF,
-        short=9,
-    ),
-    FaultRow(
-        *("F07b", "replica cut off", "a proxy swallows replication; D3", 10, f07_replica, 240),
-        proves="At D3 nothing is accepted that no replica has.",
-        budget=NO_REPLICA,
-    ),
-    FaultRow(
-        *("F12", "clock jumps", "the store's clock: 10 minutes forward, back, back as a worker dies", 18, f12, 400),
-        proves="A jump of the store's clock ends no job before its deadline, strands none, costs no lease for long.",
-        budget=Budget(broken=1, why="a process may connect to the store anew after a jump; none was seen"),
-        short=3,
-    ),
-)

@@ -9,7 +9,7 @@ import msgspec
 from bench.chaos.asks import TENANTS, Ask, authorization
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.http import fetch
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultTestbed
 
 SLOTS, WORKERS, STEP_MS = 4, 2, 20
 LINES, LINE_TOKENS = (SLOTS - 1) * WORKERS, 400
@@ -67,11 +67,3 @@ async def _judge(stage: FaultTestbed, cluster: PenstockCluster, lines: list[Begu
         stage.must(kills or not lost, f"{told.job}: a preemption counts as the loss of a worker")
     stage.bit(preempted > 0, "no batch job was preempted")
     stage.figures["preemptions"] = preempted + float(stage.figures.get("preemptions", 0))
-
-
-ROWS = (
-    FaultRow(
-        *("F37", "preemption storm", "waves of chats onto full slots of batch jobs; kill -9 amid them", 10, f37, 240),
-        proves="Preempted batch work ends byte-identical, its readers see a pause, whoever dies meanwhile.",
-    ),
-)

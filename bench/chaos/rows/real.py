@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from bench.chaos.asks import RESETS, TENANTS, Budget, authorization
+from bench.chaos.asks import RESETS, TENANTS, authorization
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.http import Cut, Exchange
 from bench.chaos.rows.workers import victim
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultTestbed
 from workers.engines.llamacpp import weights
 
 TOKENS = 48
@@ -247,21 +247,3 @@ def _is_person(text: str) -> bool:
     except msgspec.DecodeError:
         return False
     return isinstance(found, dict) and isinstance(found.get("name"), str) and isinstance(found.get("age"), int)
-
-
-ROWS = (
-    FaultRow(
-        *(
-            "F36",
-            "real engine killed",
-            "kill -9 of a worker with llama.cpp: n, prompts, logprobs, stop, schema",
-            6,
-            f36,
-            900,
-        ),
-        alone=True,
-        proves="Greedy answers of the real engine are the same with and without a kill, but where two tokens tie.",
-        budget=Budget(why="only a worker dies; the answers are compared with undisturbed ones"),
-        short=1,
-    ),
-)

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import msgspec
 
-from bench.chaos.asks import SECOND, TENANTS, Ask, Budget, ClientView, Other
+from bench.chaos.asks import SECOND, TENANTS, Ask, ClientView
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.http import Exchange, fetch
 from bench.chaos.processes import becomes
 from bench.chaos.readings import CANCEL
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultTestbed
 from streaming.keys import prefix as partition_prefix
 
 BATCH = 64
@@ -225,39 +225,3 @@ async def put_raw(redis: Any, lane: str, prefix: str, job: str, body: bytes) -> 
     }
     flat = [part for pair in fields.items() for part in pair]
     await cast(Any, redis.eval(_PUT_OLD, 2, lane, f"{prefix}job:{job}", job, *flat))
-
-
-ROWS = (
-    FaultRow(
-        *("F11", "poison request", "kills its engine, among 63 others", 20, f11, 300),
-        proves="A request that kills engines fails alone.",
-        short=4,
-    ),
-    FaultRow(
-        *("F13", "duplicates", f"one key {COPIES} times at once; after a lost answer; another body", 20, f13, 90),
-        proves="One key of one tenant is one job; the same key of another tenant is another.",
-        short=4,
-    ),
-    FaultRow(
-        *("F16", "deadlines", "300 ms in the queue, 1 s in all", 48, f16, 60),
-        proves="A job whose time is over costs no engine step.",
-        budget=Budget(
-            others=(Other(EXPIRED_IN_QUEUE, "deadline_exceeded_in_queue", 1),),
-            why="a chat that expired in the queue is answered 408",
-        ),
-        short=24,
-    ),
-    FaultRow(
-        *("F22", "cancel races", "cancel at random moments, twice, and at the end", 200, f22, 120),
-        proves="A job completes or is cancelled, never both.",
-        budget=Budget(
-            others=(Other(409, "job_cancelled", 1),),
-            why="a chat that was cancelled before its first token is answered 409",
-        ),
-        short=40,
-    ),
-    FaultRow(
-        *("F24", "corrupt entries", "random bytes, alien fields, 10 MB, an old schema", 20, f24, 120),
-        proves="What is no job becomes a dead letter and stops nothing.",
-    ),
-)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from dataclasses import replace
 from itertools import count
 
 from redis.exceptions import RedisError
 
-from bench.chaos.asks import TENANTS, Ask, Budget, ClientView, authorization
+from bench.chaos.asks import TENANTS, Ask, ClientView, authorization
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.http import Cut, Exchange, answered
 from bench.chaos.processes import RedisServer, becomes
 from bench.chaos.rows.workers import STREAMS, asks, requests
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultTestbed
 
 RETENTION_S = 3
 SLOW_TOKENS = 2000
@@ -213,38 +212,3 @@ async def _misconf(server: RedisServer) -> bool:
     except RedisError as error:
         return "MISCONF" in str(error)
     return False
-
-
-STORE_AWAY = Budget(
-    refused=45,
-    codes=("store_unavailable",),
-    unanswered=3,
-    broken=40,
-    why="nothing is accepted or read while the store is away",
-)
-"""Three times the most that was seen on a machine that was far too busy: 18 and 14 in a trial."""
-NO_FILE = replace(STORE_AWAY, refused=25, broken=1, why="nothing is accepted while the file cannot be written")
-"""Three times the most that was seen: 8.4 refused in a trial, and nothing broken off."""
-
-ROWS = (
-    FaultRow(
-        *("F04", "store killed", "kill -9, back from its file after up to 3 s", 20, f04, 300),
-        alone=True,
-        proves="A store that comes back from its file has lost nothing, and readers are only late.",
-        budget=STORE_AWAY,
-    ),
-    FaultRow(
-        *("F19", "pub/sub lost", "CLIENT KILL TYPE pubsub every 1 s, then every 20 ms", 20, f19, 90),
-        alone=True,
-        proves="Lost messages are read from the log.",
-    ),
-    FaultRow(
-        *("F25", "file cannot be written", "the append-only file hits a limit of its size", 5, f25, 90),
-        proves="Nothing is accepted that cannot be kept, and what runs goes on afterwards.",
-        budget=NO_FILE,
-    ),
-    FaultRow(
-        *("F35", "retention passes", f"{RETENTION_S} s, while a job waits and while it is read", 6, f35, 180),
-        proves="A key lives as long as its job, however long that waits; a reader that has begun reads to the end.",
-    ),
-)

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
-from bench.chaos.asks import FIRST, Ask, Budget, Other, authorization
+from bench.chaos.asks import FIRST, Ask, authorization
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.http import fetch
 from bench.chaos.processes import ManagedProcess, becomes, until
 from bench.chaos.rows.requests import put_raw
 from bench.chaos.rows.workers import asks, requests, victim
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultTestbed
 from streaming.jobs.job import JobState
 from streaming.keys import ROOT, fleet_key, partition_key, prefix
 
@@ -300,27 +300,3 @@ async def _remove(redis: Any, job: str) -> None:
         await redis.srem(key, job)
     await redis.delete(partition_key(0, "job", job))
     await redis.hdel(fleet_key("plan"), "newer")
-
-
-MALFORMED = Other(500, "malformed_job", 4)
-"""Of the touched job alone: its reader, and the one who reads it in the end."""
-
-ROWS = (
-    FaultRow(
-        *(
-            "F33",
-            "corrupt frames and records",
-            "random bytes in logs, records' fields, plans, fleet, channels",
-            10,
-            f33,
-            300,
-        ),
-        proves="Bytes nobody can read cost at most the one job they belong to, and end no process.",
-        budget=Budget(broken=1, others=(MALFORMED,), why="readers of the touched job may be told that it is lost"),
-        short=len(MANNERS),
-    ),
-    FaultRow(
-        *("F34", "version N beside N+1", "jobs, messages and entries of an unknown version", 10, f34, 240),
-        proves="What a newer version writes is set aside for it, and ends no loop.",
-    ),
-)

@@ -12,13 +12,12 @@ from typing import Any
 
 import msgspec
 
-from bench.chaos.asks import Budget
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.http import Cut, fetch
 from bench.chaos.processes import ManagedProcess, until
 from bench.chaos.proxy import Proxy
 from bench.chaos.rows.workers import asks, requests
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultTestbed
 from bench.chaos.upstream_server import STALL, UpstreamFault
 from bench.ports import free_port
 
@@ -152,7 +151,7 @@ async def f39(stage: FaultTestbed) -> None:
     await play_faults(stage, SLOW)
 
 
-async def f39_stopped(stage: FaultTestbed) -> None:
+async def f39b(stage: FaultTestbed) -> None:
     """The whole server stands still, with its connections open."""
 
     async def inject(hit: Servers) -> None:
@@ -178,7 +177,7 @@ async def f41(stage: FaultTestbed) -> None:
     await play_faults(stage, BROKEN)
 
 
-async def f41_network(stage: FaultTestbed) -> None:
+async def f41b(stage: FaultTestbed) -> None:
     """A network that swallows what servers say, or closes every connection."""
 
     async def swallow(hit: Servers) -> None:
@@ -218,65 +217,4 @@ LIES = (
 BROKEN = (
     *(UpstreamFault(what=what, replies=8) for what in ("cut", "half-closed", "reset")),
     UpstreamFault(what="reset at once", replies=4),
-)
-WHY = "Penstock's own processes and their store are not disturbed"
-ROWS = (
-    FaultRow(
-        *(
-            "F38",
-            "upstream killed",
-            "kill -9 of one of 2 upstream servers or of both, for up to 3 s; 60 s",
-            21,
-            f38,
-            420,
-        ),
-        proves="Answers go on at another server or when one is back; it costs no job an attempt.",
-        budget=Budget(why=WHY),
-    ),
-    FaultRow(
-        *("F39", "upstream slow", "silences below and above the limits, a trickle, no header", 16, f39, 300),
-        proves="What a slow server says after it was given up reaches nobody.",
-        budget=Budget(why=WHY),
-    ),
-    FaultRow(
-        *(
-            "F39b",
-            "upstream stands still",
-            "SIGSTOP of one upstream server or of both for 1.6 or 3 limits",
-            8,
-            f39_stopped,
-            240,
-        ),
-        proves="A server that stands still with open connections holds answers up for its limits, and no longer.",
-        budget=Budget(why=WHY),
-    ),
-    FaultRow(
-        *(
-            "F40",
-            "upstream lies",
-            "ends without a reason, errors after 200, broken chunks, [DONE], 429, 503",
-            36,
-            f40,
-            420,
-        ),
-        proves="No answer is taken for complete, or begun anew, because of what a server wrongly says.",
-        budget=Budget(why=WHY),
-    ),
-    FaultRow(
-        *("F41", "upstream connections break", "cut, half-closed and reset, before and amid a reply", 16, f41, 240),
-        proves="A connection that breaks in any way loses and doubles no token.",
-        budget=Budget(why=WHY),
-    ),
-    FaultRow(
-        *(
-            "F41b",
-            "network before upstream",
-            "answers swallowed for 3 limits; all connections closed",
-            8,
-            f41_network,
-            240,
-        ),
-        proves="A network that loses what servers say costs time, and neither tokens nor attempts.",
-        budget=Budget(why=WHY),
-    ),
 )

@@ -9,16 +9,15 @@ import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
-from bench.chaos.asks import TENANTS, Ask, Budget, ClientView, authorization
-from bench.chaos.bounds import bound
+from bench.chaos.asks import TENANTS, Ask, ClientView, authorization
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.http import Cut, Exchange, fetch
 from bench.chaos.processes import ManagedProcess, becomes
-from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, bare_answer, bare_server, yardstick
+from bench.chaos.stage import PASSES, FaultTestbed, bare_answer, bare_server, yardstick
 from bench.processes import rss_bytes
+from bench.report import bound
 
 SLOTS, READ = 256, 24
 READERS, JOBS = 2000, 40
@@ -213,10 +212,6 @@ async def _kill(stage: FaultTestbed, cluster: PenstockCluster, latest_s: float) 
         await cluster.ready()
 
 
-def _has_ended(child: ManagedProcess, lives: int) -> bool:
-    return len(child.exits) > lives
-
-
 def _stalls_end(stage: FaultTestbed, after_ms: float = 0.0) -> None:
     """Readers waited for the loss to be seen, then for a lease and little more."""
     stage.stalled_at_most(after_ms + stage.lease_ms + MAX_RECOVERY_MS)
@@ -236,7 +231,7 @@ async def f01(stage: FaultTestbed) -> None:
     stage.must(moved(stage) >= stage.wanted, f"only {moved(stage)} jobs lost their worker in {stage.wanted} kills")
 
 
-async def f01_defaults(stage: FaultTestbed) -> None:
+async def f01d(stage: FaultTestbed) -> None:
     """The same with the lease people have by default."""
     stage.lease_ms = 5000
     async with stage.cluster(lease_ms=5000) as cluster:
@@ -260,7 +255,7 @@ async def f02(stage: FaultTestbed) -> None:
             stage.must(all(w.alive for w in others), "a worker that was not stopped has ended")
             zombie.send(signal.SIGCONT)
             began = asyncio.get_running_loop().time()
-            ended = await becomes(partial(_has_ended, zombie, lives), 10, 0.01)
+            ended = await becomes(lambda z=zombie, n=lives: len(z.exits) > n, 10, 0.01)  # type: ignore[misc]
             slowest = max(slowest, asyncio.get_running_loop().time() - began)
             stage.must(ended and zombie.exits[-1] == FENCED_EXIT, f"zombie {zombie.name} did not end as fenced")
             await cluster.finish(begun)
@@ -326,41 +321,3 @@ async def f27(stage: FaultTestbed) -> None:
         for what, children in (("fenced", cluster.workers), ("held up", cluster.apis)):
             logs = "".join(child.log.read_text() for child in children)
             stage.must(what in logs, f"no log says {what!r}")
-
-
-ROWS = (
-    FaultRow(
-        *("F01", "worker killed", "kill -9 of 1 of 3 workers, at a random moment", 50, f01, 420),
-        proves="Jobs of a killed worker go on elsewhere, on the same streams.",
-    ),
-    FaultRow(
-        *("F01d", "worker killed, default lease", "the same with lease_ms 5000", 4, f01_defaults, 120),
-        proves="The same with the lease that people have by default.",
-        short=1,
-    ),
-    FaultRow(
-        *("F02", "worker stopped, then a zombie", "SIGSTOP for 4 leases, then SIGCONT", 20, f02, 300),
-        proves="A worker that wakes up after it was fenced writes nothing and ends.",
-    ),
-    FaultRow(
-        *("F03", "engine hangs", "an engine stops stepping, its process lives", 20, f03, 200),
-        proves="A hung engine is given up, and only the request that hangs it fails.",
-    ),
-    FaultRow(
-        *("F27", "process stands still", "API process or worker does nothing for 2.5 leases", 20, f27, 240),
-        proves="A process that stands still loses its lease or holds its readers up, and nothing else.",
-        budget=Budget(broken=1, why="readers of a process that stood still may be cut off"),
-    ),
-    FaultRow(
-        *("F30", "full worker killed", f"kill -9 of a worker that runs {SLOTS} long outputs", 2, f30, 420),
-        alone=True,
-        proves="The loss of a worker with all slots full stalls its readers no longer than that of an idle one.",
-        short=1,
-    ),
-    FaultRow(
-        *("F31", "readers come back at once", f"{READERS} readers of {JOBS} jobs cut off and resumed", 2, f31, 300),
-        alone=True,
-        proves="Thousands of readers resume in seconds and in bounded memory, each with exactly what follows.",
-        short=1,
-    ),
-)

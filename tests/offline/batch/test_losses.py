@@ -1,7 +1,4 @@
-"""Kill -9 of what works on batches, in short: no line is lost, none answered twice, whatever Celery loses.
-
-The long form, with hundreds of kills, is `make chaos-batch`.
-"""
+"""Kill -9 of what works on batches: no line is lost, none answered twice, whatever Celery loses."""
 
 from __future__ import annotations
 

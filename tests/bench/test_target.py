@@ -1,4 +1,4 @@
-"""Table 1: which answers count, when a level is a timeout, and what is read out of a stream."""
+"""A server of OpenAI's API: what is read out of its streams, and a closed loop of clients against it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from bench.load.streams import StreamedAnswer
-from bench.table1.__main__ import TIMEOUT, row
-from bench.table1.client import (
-    MAX_WORDS,
-    ConcurrencyLevel,
-    NotAServer,
-    Protocol,
-    TargetServer,
-    TimedAnswer,
-    level,
-    made_up,
-    seen,
-)
-from bench.table1.client import TIMEOUT as TOO_LATE
+from bench.load.target import TIMEOUT, NotAServer, TargetServer, closed_loop, seen
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -37,28 +25,6 @@ def text(word: str) -> bytes:
 
 
 END = block("[DONE]") + b"0\r\n\r\n"
-
-
-def a_level(finished: int, lost: int) -> ConcurrencyLevel:
-    answers = [TimedAnswer(0.0, [0.1, 0.2, 0.4], 4)] * finished + [
-        TimedAnswer(0.0, [], 0, "not finished in time")
-    ] * lost
-    return ConcurrencyLevel(8, finished + lost, answers, 2.0, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("finished", "lost", "timed_out"), [(10, 90, True), (11, 89, False), (0, 1, True), (2, 0, False)]
-)
-def test_a_level_is_a_timeout_from_nine_tenths_on(finished: int, lost: int, timed_out: bool) -> None:
-    found = row("x", a_level(finished, lost))
-    assert (found["ttft_ms"] == TIMEOUT) is timed_out and found["timeout"] is timed_out
-
-
-def test_a_row_has_means_of_what_finished() -> None:
-    """TTFT 100 ms; four tokens by 300 ms later: 100 ms between two."""
-    found = row("x", a_level(3, 1))
-    assert found["ttft_ms"] == pytest.approx(100) and found["tbt_ms"] == pytest.approx(100)
-    assert found["tokens_per_s"] == pytest.approx(6.0) and (found["finished"], found["asked"]) == (3, 4)
 
 
 def test_the_servers_own_count_of_tokens_is_believed() -> None:
@@ -134,23 +100,8 @@ async def test_requests_that_do_not_end_in_time_are_given_up_and_the_rest_is_not
                 writer.write(HEAD + text("a") + END)
 
     async with serving(answer) as url:
-        protocol = Protocol(levels=(4,), requests_per_stream=10, tokens=1, timeout_s=0.1)
-        found = await level(TargetServer.at(url, "m"), 4, protocol, made_up(), lambda: None)
-    assert len(found.finished) == 3 and found.timed_out
-    assert 39 <= len(found.answers) <= 40 and {each.fault for each in found.answers} == {"", TOO_LATE}
-
-
-async def test_a_server_without_models_is_told() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"data":[]}')
-
-    async with serving(answer) as url:
-        with pytest.raises(NotAServer, match="list of models"):
-            await asyncio.to_thread(TargetServer.at(url, "").first_model)
-
-
-def test_made_up_prompts_are_the_same_for_the_same_seed() -> None:
-    first, again = (list(itertools.islice(made_up(), 200)) for _ in range(2))
-    lengths = sorted(len(entry.question.split()) for entry in first)
-    assert first == again and 60 < lengths[100] < 130 and lengths[-1] <= MAX_WORDS
+        server = TargetServer.at(url, "m")
+        requests = [server.chat([{"role": "user", "content": f"{number}"}], 1) for number in range(40)]
+        found = await closed_loop(server, 4, requests, 0.1, lambda: None)
+    assert sum(not each.fault for each in found.answers) == 3
+    assert 39 <= len(found.answers) <= 40 and {each.fault for each in found.answers} == {"", TIMEOUT}

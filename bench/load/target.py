@@ -1,68 +1,23 @@
-"""Closed loop against an OpenAI-compatible server: c streams, 20 requests each, a minute for every request.
+"""A server with OpenAI's API, wherever it is, and closed loops of clients against it.
 
-Nothing is parsed while time counts: bytes are stamped as they come and taken apart afterwards. Prompts are of the shape
-of OpenOrca's, a system prompt and a question, and made up: only their lengths mean anything.
+Nothing is parsed while time counts: bytes are stamped as they come and taken apart afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http.client
-import itertools
 import json
-import os
-import random
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from bench.http import request
 from bench.load.streams import CUT_OFF, Stream, StreamedAnswer, lines_of
-from bench.penstock import MODEL, Penstock
 from telemetry.latency import time_per_output_token, time_to_first_token
-
-SYSTEM = (
-    "You are a careful assistant. Answer in full sentences and say how you came to your answer.",
-    "You help people understand difficult texts. Explain step by step, as to somebody who is new to the matter.",
-    "",
-    "Given a passage and a question about it, find what the passage says about the question and answer with it alone.",
-)
-WORDS = (  # noqa: SIM905 - a list of one a line would fill the screen
-    "water river stone light garden morning engine paper window story question answer reason market winter summer "
-    "bridge letter number people animal weather mountain machine history language picture kitchen doctor teacher "
-    "because however although between under after before during about against toward small large early late often"
-).split()
-
-TYPICAL_WORDS, SPREAD, MAX_WORDS = 90, 0.9, 900
-"""Of a made-up question: median, sigma of the logarithm, limit."""
-
-
-class MadeUpPrompt(msgspec.Struct, frozen=True):
-    """A question, mostly behind a system prompt."""
-
-    question: str
-    system_prompt: str = ""
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        return [*system, {"role": "user", "content": self.question}]
-
-
-def made_up(seed: int = 1) -> Iterator[MadeUpPrompt]:
-    """The same ones for the same seed, without end."""
-    draw = random.Random(seed)  # noqa: S311 - draws words
-    while True:
-        count = min(MAX_WORDS, max(4, round(draw.lognormvariate(0, SPREAD) * TYPICAL_WORDS)))
-        yield MadeUpPrompt(" ".join(draw.choices(WORDS, k=count)) + "?", draw.choice(SYSTEM))
-
 
 GET_TIMEOUT_S = 30.0
 TIMEOUT, NO_CONNECTION = "not finished in time", "no connection"
@@ -121,41 +76,32 @@ class TargetServer:
     def first_model(self) -> str:
         """The first name in its list of models. Raises NotAServer, OSError."""
         try:
-            return str(next(self.get([f"{self.path}/models"]))["data"][0]["id"])
+            return str(self.get(f"{self.path}/models")["data"][0]["id"])
         except (LookupError, TypeError):
             where = f"{self.host}:{self.port}{self.path}/models"
             raise NotAServer(f"{where} is no list of models: name one with --model, or another base URL") from None
 
-    def get(self, paths: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """The JSON answers, one after the other, over one connection. Raises NotAServer, OSError."""
+    def page(self, path: str) -> tuple[int, bytes]:
+        """Status and body of an answer. Raises HTTPException, OSError."""
         kind = http.client.HTTPSConnection if self.tls else http.client.HTTPConnection
         connection = kind(self.host, self.port, timeout=GET_TIMEOUT_S)
         try:
-            for path in paths:
-                connection.request("GET", path, headers=self.headers)
-                response = connection.getresponse()
-                body = response.read()
-                if response.status != 200:
-                    raise NotAServer(f"GET {path} is answered with {response.status}: {body[:200].decode('replace')}")
-                yield json.loads(body)
-        except (http.client.HTTPException, json.JSONDecodeError, UnicodeDecodeError) as error:
-            where = f"{self.host}:{self.port}{self.path}"
-            raise NotAServer(f"{where} does not answer as a server with OpenAI's API: {str(error).strip()}") from error
+            connection.request("GET", path, headers=self.headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
         finally:
             connection.close()
 
-
-@contextmanager
-def servers(
-    urls: Sequence[str], model: str | None, folder: Path, settings: Mapping[str, object]
-) -> Iterator[list[TargetServer]]:
-    """Those named, or a Penstock of our own with these settings. Raises NotAServer, Died, OSError."""
-    if not urls:
-        with Penstock(folder, settings=settings) as own:
-            yield [TargetServer.at(f"{own.url}/v1", MODEL, name="penstock")]
-        return
-    named = [TargetServer.at(url, model or "", os.environ.get("PENSTOCK_API_KEY", "")) for url in urls]
-    yield [each if each.model else replace(each, model=each.first_model()) for each in named]
+    def get(self, path: str) -> Any:
+        """The JSON answer. Raises NotAServer, OSError."""
+        try:
+            status, body = self.page(path)
+            if status != 200:
+                raise NotAServer(f"GET {path} is answered with {status}: {body[:200].decode(errors='replace')}")
+            return json.loads(body)
+        except (http.client.HTTPException, json.JSONDecodeError, UnicodeDecodeError) as error:
+            where = f"{self.host}:{self.port}{self.path}"
+            raise NotAServer(f"{where} does not answer as a server with OpenAI's API: {str(error).strip()}") from error
 
 
 class HttpConnection(Stream):
@@ -195,8 +141,6 @@ class TimedAnswer:
     fault: str = ""
     prompt: int = 0
     """Tokens of the prompt that were computed, as the server counts them; 0: it does not say."""
-    text: str = ""
-    finish: str = ""
 
     @property
     def ttft(self) -> float:
@@ -211,30 +155,17 @@ class TimedAnswer:
 
 def seen(answer: StreamedAnswer) -> TimedAnswer:
     """Take an answer apart. Tokens are the server's own count where it gives one, else its pieces."""
-    times, texts = list[float](), list[str]()
-    tokens, prompt, finish, fault = 0, 0, "", answer.fault
+    times, tokens, prompt, fault = list[float](), 0, 0, answer.fault
     for at, line in lines_of(answer):
         if line.text:
             times.append(at)
-            texts.append(line.text)
-        tokens, prompt = line.tokens or tokens, line.prompt or prompt
-        finish, fault = line.finish or finish, fault or line.fault
+        tokens, prompt, fault = line.tokens or tokens, line.prompt or prompt, fault or line.fault
     fault = fault or ("" if times else "no token")
-    return TimedAnswer(answer.sent, times, tokens or len(times), fault, prompt, "".join(texts), finish)
+    return TimedAnswer(answer.sent, times, tokens or len(times), fault, prompt)
 
 
 GIVEN_UP = 0.9
-"""The share of unfinished requests from which a level is a timeout."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Protocol:
-    """The paper's, unless a run is to be shorter."""
-
-    levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    requests_per_stream: int = 20
-    tokens: int = 512
-    timeout_s: float = 60.0
+"""The share of unfinished requests from which the rest are not asked."""
 
 
 @dataclass(slots=True)
@@ -249,30 +180,12 @@ class ConcurrencyLevel:
     own_cpu: float
     """Share of one core that this program itself used."""
 
-    @property
-    def finished(self) -> list[TimedAnswer]:
-        return [answer for answer in self.answers if not answer.fault]
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether the paper writes "Timeout"."""
-        return self.asked - len(self.finished) >= GIVEN_UP * self.asked
-
-
-async def level(
-    server: TargetServer, streams: int, protocol: Protocol, prompts: Iterator[MadeUpPrompt], done: Callable[[], None]
-) -> ConcurrencyLevel:
-    """The paper's requests, asked as `closed_loop` says."""
-    entries = itertools.islice(prompts, streams * protocol.requests_per_stream)
-    requests = [server.chat(entry.messages, protocol.tokens, temperature=0.5, top_p=0.7) for entry in entries]
-    return await closed_loop(server, streams, requests, protocol.timeout_s, done)
-
 
 async def closed_loop(
     server: TargetServer, streams: int, requests: Sequence[bytes], timeout_s: float, done: Callable[[], None]
 ) -> ConcurrencyLevel:
-    """Every stream asks again as soon as it is answered, until all requests are made; or, where so many have not
-    finished that the rest cannot change it, until it is known to be a timeout."""
+    """Every stream asks again as soon as it is answered, until all requests are made, or until so many have failed that
+    the rest would only take their time."""
     asked, left = len(requests), iter(requests)
     answers: list[StreamedAnswer] = []
     lost = 0

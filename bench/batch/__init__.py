@@ -1,1 +1,0 @@
-"""Batches under kills, at full speed, and beside people."""
