@@ -35,13 +35,14 @@ class StreamReader(threading.Thread):
 
     @property
     def named_events(self) -> list[tuple[str, Any]]:
-        """The complete events so far: name and data."""
-        blocks = [block.rpartition(b"data: ") for block in self.data.split(b"\n\n")[:-1]]
-        return [
-            (head.partition(b"event: ")[2].partition(b"\n")[0].decode(), json.loads(data))
-            for head, _, data in blocks
-            if data != b"[DONE]"
-        ]
+        """The complete events so far, without pings: name and data."""
+        found = []
+        for block in self.data.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
+            head, _, data = block.rpartition(b"data: ")
+            name = head.partition(b"event: ")[2].partition(b"\n")[0].decode()
+            if data != b"[DONE]" and name != "ping":
+                found.append((name, json.loads(data)))
+        return found
 
     @property
     def events(self) -> list[Any]:
