@@ -189,7 +189,7 @@ class House:
     def start_api(self, port: int | None = None, **environ: str) -> subprocess.Popen[bytes]:
         """An API process that answers."""
         process = self.start("api", **{"PENSTOCK_API_PORT": str(port or self.port), **environ})
-        eventually(lambda: self.get("/healthz", port)[0] == 200, OSError)
+        eventually(lambda: self.get("/healthz", port)[0] == 200, OSError, seconds=120)
         return process
 
     def start_all(self, *roles: str) -> None:
