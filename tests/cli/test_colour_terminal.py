@@ -107,7 +107,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         (folder / "penstock.toml").write_text(SETTINGS)
-        self.folder, self.instance = folder, Instance(folder)
+        self.folder, self.instance = folder, Instance(folder, batches=True)
         self.names: dict[str, str] = {}
 
     def fill(self) -> None:

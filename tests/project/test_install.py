@@ -55,9 +55,9 @@ class Installation:
         return _run(self.home / "bin" / program, *words, cwd=self.cwd, env=self.environ)
 
     @contextmanager
-    def serving(self, engine: str = "sim", **environ: str) -> Iterator[dict[str, Any]]:
-        """`penstock up` with this engine. Yields the state of the instance."""
-        command = [self.home / "bin" / "penstock", "up", "--engine", engine, "--port", "0"]
+    def serving(self, **environ: str) -> Iterator[dict[str, Any]]:
+        """`penstock up`. Yields the state of the instance."""
+        command = [self.home / "bin" / "penstock", "up", "--port", "0"]
         env = {**self.environ, **environ}
         with subprocess.Popen(command, cwd=self.cwd, env=env, stdout=subprocess.PIPE, text=True) as process:
             try:
@@ -151,42 +151,55 @@ def test_the_client_is_imported_without_the_bundle(installation: Installation) -
     assert installation.run("python", "-P", "-c", found) == "[]\n"
 
 
-def test_it_serves_and_measures_from_the_wheel(installation: Installation) -> None:
-    """Every process imports the bundle, also what a program of `bench` starts, and where a folder is named `api`."""
+MODELS = """
+[models.toy]
+engine = "sim"
+[models.a]
+engine = "echo_of_a_path:Echo"
+[models.b]
+engine = "echo"
+"""
+
+
+@pytest.fixture(scope="module")
+def instance(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Three models: the engine of one can only be found by PYTHONPATH, and that of another belongs to a package that is
+    installed. It starts where a folder is named `api`."""
     (installation.cwd / "api").mkdir()
     (installation.cwd / "api" / "__main__.py").write_text("raise SystemExit('a stranger')")
+    (installation.cwd / "penstock.toml").write_text(MODELS)
+    engine, path = (ROOT / "examples/engine/echo_engine.py").read_bytes(), tmp_path_factory.mktemp("path")
+    (path / "echo_of_a_path.py").write_bytes(engine)
+    (installation.packages / "echo_engine.py").write_bytes(engine)
+    info = installation.packages / "penstock_echo_engine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock-echo-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[penstock.engines]\necho = echo_engine:Echo\n")
+    with installation.serving(PYTHONPATH=str(path)) as instance:
+        yield instance
+
+
+def test_it_serves_and_measures_from_the_wheel(installation: Installation, instance: dict[str, Any]) -> None:
+    """Every process imports the bundle, also what a program of `bench` starts."""
+    assert installation.run("penstock", "chat", "--model", "toy", "hello").strip()
     bundle = installation.packages / "penstock" / "_bundle"
-    with installation.serving() as instance:
-        assert installation.run("penstock", "chat", "hello").strip()
-        assert len(instance["processes"]) >= 4
-        for process in instance["processes"]:
-            if process["role"] != "redis" and Path("/proc/self/environ").exists():
-                environ = Path(f"/proc/{process['pid']}/environ").read_bytes().split(b"\0")
-                command = Path(f"/proc/{process['pid']}/cmdline").read_bytes().split(b"\0")
-                assert f"PYTHONPATH={bundle}".encode() in environ
-                assert command[0] == os.fsencode(installation.home / "bin" / "python")
+    assert len(instance["processes"]) >= 4
+    for process in instance["processes"]:
+        if process["role"] != "redis" and Path("/proc/self/environ").exists():
+            environ = Path(f"/proc/{process['pid']}/environ").read_bytes().split(b"\0")
+            command = Path(f"/proc/{process['pid']}/cmdline").read_bytes().split(b"\0")
+            assert any(each.startswith(f"PYTHONPATH={bundle}{os.pathsep}".encode()) for each in environ)
+            assert command[0] == os.fsencode(installation.home / "bin" / "python")
     words = ("--systems", "penstock", "--rounds", "1", "--seconds", "1", "--callers", "2", "--out", "results")
     installation.run("penstock", "bench", "jobs", *words)
     assert (installation.cwd / "results" / "jobs.json").exists()
 
 
-def test_it_serves_an_engine_that_only_pythonpath_offers(installation: Installation) -> None:
-    """The plug-in imports `penstock.engine` of the wheel, and the bundle does not hide it."""
-    with installation.serving("echo_engine:Echo", PYTHONPATH=str(ROOT / "examples" / "engine")) as instance:
-        assert instance["engine"] == "echo_engine:Echo"
-        assert installation.run("penstock", "chat", "one two three").split() == ["one", "two", "three"]
-
-
-def test_it_serves_an_engine_of_an_installed_package(installation: Installation) -> None:
-    """By the name that its entry point gives it."""
-    (installation.packages / "echo_engine.py").write_bytes((ROOT / "examples/engine/echo_engine.py").read_bytes())
-    info = installation.packages / "penstock_echo_engine-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock-echo-engine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[penstock.engines]\necho = echo_engine:Echo\n")
-    with installation.serving("echo") as instance:
-        assert (instance["engine"], instance["models"]) == ("echo", ["echo"])
-        assert installation.run("penstock", "chat", "one two three").split() == ["one", "two", "three"]
+@pytest.mark.parametrize("model", ["a", "b"])
+@pytest.mark.usefixtures("instance")
+def test_it_serves_plug_ins(installation: Installation, model: str) -> None:
+    """They import `penstock.engine` of the wheel, and the bundle does not hide them."""
+    assert installation.run("penstock", "chat", "--model", model, "one two three").split() == ["one", "two", "three"]
 
 
 def test_commands_and_modules_of_the_wheel(installation: Installation) -> None:

@@ -34,12 +34,13 @@ def said_here(*words: str) -> tuple[str, int, str]:
 
 
 class Instance:
-    """`penstock up` in a folder of its own."""
+    """`penstock up` in a folder of its own; without an offline process, whose start costs most, unless `batches`."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, batches: bool = False) -> None:
         self.folder = folder
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         self._environ |= {"PYTHONPATH": str(ROOT), "PENSTOCK_UPSTREAM_CACHE_PROMPT": "false"}
+        self._environ["PENSTOCK_OFFLINE_PROCESSES"] = str(int(batches))
         command = [sys.executable, "-m", "cli", "up", "--port", "0", "--data-dir", "data", *words]
         with (folder / "out").open("wb") as out:
             self._process = subprocess.Popen(command, cwd=folder, env=self._environ, stdout=out, stderr=out)

@@ -27,19 +27,27 @@ ROLES = ("api", "workers", "scheduler", "offline")
 TREE = Path(__file__).parents[2]
 AT_START = ("PYTHON", "LD_", "MALLOC_", "COVERAGE_", "OTEL_")
 """Variables with these beginnings are read as an interpreter or a library begins: a fork would not see them."""
+LATER = ("PYTHONPATH", "OTEL_BSP_SCHEDULE_DELAY")
+"""Of these, the ones that a fork sees as well."""
 LARGEST = 1 << 20
 
 
 def can_fork(role: str, environ: Mapping[str, str]) -> bool:
     """Whether a fork would be the same as a new interpreter, on a system that has what it takes."""
-    names = {name for name in environ.keys() | os.environ.keys() if name.startswith(AT_START)}
+    names = {name for name in environ.keys() | os.environ.keys() if name.startswith(AT_START)} - {*LATER}
     measured = "COVERAGE_PROCESS_START" in environ
+    customized = any((folder / "sitecustomize.py").exists() for folder in _path_of(environ))
     return (
         hasattr(os, "pidfd_open")
         and role in ROLES
         and not measured
+        and not customized
         and all(environ.get(name) == os.environ.get(name) for name in names)
     )
+
+
+def _path_of(environ: Mapping[str, str]) -> list[Path]:
+    return [*map(Path, filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))]
 
 
 class Forked(subprocess.Popen[bytes]):
@@ -132,6 +140,7 @@ def _become(asked: Mapping[str, Any], logs: Sequence[int]) -> None:
         os.close(log)
     os.environ.clear()
     os.environ.update(asked["environ"])
+    sys.path[:0] = map(str, _path_of(os.environ))
     os.chdir(asked["folder"])
     time.tzset()
     sys.argv = asked["args"]

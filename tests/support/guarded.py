@@ -57,11 +57,18 @@ def guarded(folder: Path) -> Iterator[GuardedHouse]:
     (folder / "users.acl").write_text(users(acl_file()))
     login = {"username": "root", "password": PASSWORD}
     port = free_port()
-    with redis_process(
-        folder, port, "--appendonly", "yes", "--maxmemory", "256mb", "--aclfile", str(folder / "users.acl"), login=login
+    with (
+        redis_process(
+            folder,
+            port,
+            "--appendonly",
+            "yes",
+            "--maxmemory",
+            "256mb",
+            "--aclfile",
+            str(folder / "users.acl"),
+            login=login,
+        ),
+        GuardedHouse(f"redis://root:{PASSWORD}@127.0.0.1:{port}/0", folder) as house,
     ):
-        house = GuardedHouse(f"redis://root:{PASSWORD}@127.0.0.1:{port}/0", folder)
-        try:
-            yield house
-        finally:
-            house.close()
+        yield house

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from forked import Forked, can_fork
 from redis import Redis
@@ -107,12 +107,8 @@ def key_rows(**tenants: str) -> str:
 @contextmanager
 def unstarted(folder: Path, *options: str) -> Iterator[House]:
     """A house without a process, on a server of its own with these options."""
-    with redis_process(folder, None, "--appendonly", "yes", *options) as url:
-        house = House(url, folder)
-        try:
-            yield house
-        finally:
-            house.close()
+    with redis_process(folder, None, "--appendonly", "yes", *options) as url, House(url, folder) as house:
+        yield house
 
 
 @contextmanager
@@ -126,11 +122,8 @@ def restartable(folder: Path) -> Iterator[tuple[House, Callable[[], None]]]:
             server.enter_context(redis_process(folder, port, "--appendonly", "yes", "--appendfsync", "always"))
 
         start()
-        house = House(f"redis://127.0.0.1:{port}/0", folder)
-        try:
+        with House(f"redis://127.0.0.1:{port}/0", folder) as house:
             yield house, start
-        finally:
-            house.close()
 
 
 @contextmanager
@@ -174,6 +167,12 @@ class House:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._clients = ExitStack()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def closes(self, client: Client) -> Client:
         """This client, closed with the house: a connection left open fails whatever test the collector meets it in."""
         self._clients.enter_context(client)
@@ -190,7 +189,7 @@ class House:
     def start_api(self, port: int | None = None, **environ: str) -> subprocess.Popen[bytes]:
         """An API process that answers."""
         process = self.start("api", **{"PENSTOCK_API_PORT": str(port or self.port), **environ})
-        eventually(lambda: self.get("/healthz", port)[0] == 200, OSError)
+        eventually(lambda: self.get("/healthz", port)[0] == 200, OSError, seconds=120)
         return process
 
     def start_all(self, *roles: str) -> None:

@@ -126,14 +126,13 @@ class Fields:
         return schema.get("const", schema.get("enum", [values.get(schema.get("type", ""))])[0])
 
 
-BEYOND = 10**30
 TYPES: tuple[Any, ...] = (
-    None, True, 0, -1, 1, 2**63, -(2**63) - 1, BEYOND, -BEYOND, 0.5, -1e308, 1e308, "", "x", "\u0000", "0", "null",
-    "\U0001f600" * 2000, "é" * 70, "\u202eevil\u2028", [], [[]], [None], [0], ["x"], [{}], {}, {"": {}}, {"x" * 70: 1},
+    None, True, 0, -1, 2**63, -(10**30), 0.5, 1e308, "", "x", "\u0000", "0", "\U0001f600" * 2000, "\u202eevil\u2028",
+    [], [[]], [None], [0], ["x"], [{}], {}, {"": {}}, {"x" * 70: 1},
 )  # fmt: skip
 """Tried in every field, whatever its type."""
 
-RAW = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 5000, '"\\ud800"', "[" * 40 + "]" * 40)
+RAW = ("NaN", "-Infinity", "1e999", "1" + "0" * 5000, '"\\ud800"', "[" * 40 + "]" * 40)
 """What no encoder writes: put into the body as it is."""
 
 

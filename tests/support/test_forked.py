@@ -34,7 +34,7 @@ def test_it_has_its_own_environment_and_folder(tmp_path: Path) -> None:
     process, log = forked(tmp_path, "workers", PENSTOCK_SIM_STEP_MS="none")
     assert process.wait(60) == 2 and "sim.step_ms" in log.read_text()
     (tmp_path / "penstock.toml").write_text("[sim]\nno_such_thing = 1\n")
-    process, log = forked(tmp_path, "workers")
+    process, log = forked(tmp_path, "workers", PYTHONPATH="/another")
     assert process.wait(60) == 2 and "no_such_thing" in log.read_text()
 
 
@@ -54,5 +54,6 @@ def test_what_is_read_as_an_interpreter_begins_is_not_forked() -> None:
     same = dict(os.environ)
     assert can_fork("api", same) == ("COVERAGE_PROCESS_START" not in same)
     assert not can_fork("cli", same)
-    for name in ("PYTHONPATH", "LD_PRELOAD", "OTEL_SDK_DISABLED", "COVERAGE_PROCESS_START"):
+    for name in ("PYTHONHASHSEED", "LD_PRELOAD", "OTEL_SDK_DISABLED", "COVERAGE_PROCESS_START"):
         assert not can_fork("api", {**same, name: "another"})
+    assert not can_fork("api", {**same, "PYTHONPATH": f"/another:{Path(__file__).parent / 'traced'}"})

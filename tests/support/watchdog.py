@@ -4,9 +4,11 @@ the end is kept."""
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Generator, Iterator
 from types import FrameType
@@ -15,24 +17,34 @@ from typing import Any
 import pytest
 
 HANG_S = 300.0
+LATER_S = 30.0
+"""If nothing was said by so much later, no Python thread can run any more: then `faulthandler` ends the run."""
 
 
 class Watchdog:
-    """A plugin; `out` is a file descriptor that nobody captures."""
+    """A plugin; `out` is a file descriptor that nobody captures. One thread watches all tests."""
 
     def __init__(self, out: int, hang_s: float = HANG_S) -> None:
         self._out, self._hang_s = out, hang_s
+        self._running: tuple[str, float] | None = None
+        """The test, and when it began."""
+        threading.Thread(target=self._watch, daemon=True).start()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Fixtures included: what hangs is often their end."""
-        timer = threading.Timer(self._hang_s, self._end, (item.nodeid,))
-        timer.daemon = True
-        timer.start()
+        self._running = item.nodeid, time.monotonic()
         try:
             return (yield)
         finally:
-            timer.cancel()
+            self._running = None
+
+    def _watch(self) -> None:
+        while True:
+            faulthandler.dump_traceback_later(self._hang_s + LATER_S, exit=True, file=self._out)
+            time.sleep(self._hang_s / 20)
+            if (running := self._running) is not None and time.monotonic() - running[1] > self._hang_s:
+                self._end(running[0])
 
     def _end(self, test: str) -> None:
         os.write(self._out, f"{report()}{test} took longer than {self._hang_s:g} s, its fixtures included\n".encode())

@@ -1,6 +1,7 @@
 """Follows a stream with the Python client of Durable Streams, in an environment of its own: URL, offset, kind of read.
 
-Prints each batch as one line of JSON: the offset behind it, and its messages. Ends behind the job's last message.
+Prints each batch as one line of JSON: the offset behind it, and its messages; an empty one as it begins. Ends behind
+the job's last message.
 """
 
 import json
@@ -12,6 +13,7 @@ ENDS = {"completed", "failed", "cancelled", "expired"}
 
 
 def follow(url: str, offset: str, live: str) -> None:
+    print('["", []]', flush=True)
     with stream(url, offset=offset, live=live) as response:  # type: ignore[arg-type]
         for event in response.iter_events(mode="json"):
             print(json.dumps([event.next_offset, event.data]), flush=True)

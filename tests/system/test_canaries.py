@@ -137,15 +137,12 @@ def told(tmp_path: Path, collector: Collector) -> Iterator[Told]:
     with redis_process(tmp_path, None, "--appendonly", "yes") as url:
         with Redis.from_url(url) as store:
             store.config_set("requirepass", canaries["redis_password"])
-        house = House(url.replace("redis://", f"redis://:{canaries['redis_password']}@"), tmp_path)
-        house.forks = False
-        try:
+        with House(url.replace("redis://", f"redis://:{canaries['redis_password']}@"), tmp_path) as house:
+            house.forks = False
             house.start("offline")
             house.start("scheduler")
             house.start_api()
             yield Told(house, canaries)
-        finally:
-            house.close()
 
 
 def test_no_secret_comes_out_again(told: Told, collector: Collector) -> None:

@@ -32,10 +32,7 @@ def turn(client: OpenAI, conversation: str, text: str, **fields: Any) -> Any:
     return client.responses.create(input=text, conversation=conversation, **asked)
 
 
-@pytest.mark.parametrize("form", ["background", "streamed in background"])
-def test_a_turn_is_added_once_through_the_death_of_its_worker_and_its_api_process(
-    empty_house: House, form: str
-) -> None:
+def test_a_turn_is_added_once_through_the_death_of_its_worker_and_its_api_process(empty_house: House) -> None:
     """Many readers come back at once when it has ended, at two other processes."""
     house, doomed_port, other = empty_house, free_port(), free_port()
     house.environ["PENSTOCK_SIM_STEP_MS"] = "10"
@@ -46,11 +43,8 @@ def test_a_turn_is_added_once_through_the_death_of_its_worker_and_its_api_proces
     house.wait_ready()
     client, doomed = client_of(house), client_of(house, doomed_port)
     made = client.conversations.create(items=[{"role": "user", "content": "zero"}])
-    if form == "background":
-        response = turn(doomed, made.id, "one", background=True).id
-    else:
-        stream = turn(doomed, made.id, "one", background=True, stream=True)
-        response = next(event.response.id for event in stream)
+    stream = turn(doomed, made.id, "one", background=True, stream=True)
+    response = next(event.response.id for event in stream)
     eventually(lambda: client.responses.retrieve(response).status == "in_progress")
     os.kill(worker.pid, signal.SIGKILL)
     os.kill(doomed_api.pid, signal.SIGKILL)

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batching import said
 from house import House, eventually, free_port
 
 from bench.environments import Absent, Environment, cache
-from penstock.engine import ChatTurn
-from workers.engines.sim.answers import prompt_text, token_text
 
 pytestmark = pytest.mark.slow
 
@@ -92,27 +91,21 @@ class Follower(threading.Thread):
         self.ended()
 
 
-def said(text: str) -> str:
-    prompt = prompt_text((ChatTurn("user", text),))
-    return "".join(token_text(prompt, index) for index in range(TOKENS))
-
-
-@pytest.mark.parametrize("live", ["long-poll", "sse"])
-@pytest.mark.parametrize("client", [python_client, node_client])
+@pytest.mark.parametrize(("client", "live"), [(python_client, "long-poll"), (node_client, "sse")])
 def test_an_official_client_follows_a_job_through_every_death(empty_house: House, client: Client, live: str) -> None:
     """First its worker's, then that of the API process that it reads from."""
     command, environ = client()
     house, doomed_port = empty_house, free_port()
     house.environ["PENSTOCK_SIM_STEP_MS"] = "15"
-    worker = house.start("workers", "--id", "worker-1")
     house.start_api()
     doomed = house.start_api(doomed_port)
-    house.wait_ready()
     body = {"model": "sim", "messages": [{"role": "user", "content": live}], "max_tokens": TOKENS}
     job_id = json.loads(house.post("/v1/jobs", body)[2])["id"]
     path = f"/v1/jobs/{job_id}/stream"
     first = Follower(command, environ, f"http://127.0.0.1:{doomed_port}{path}", "-1", live)
     try:
+        eventually(lambda: first.batches)  # the job begins once its reader is there
+        worker = house.start("workers", "--id", "worker-1")
         first.has(10)
         house.start("workers", "--id", "worker-2")
         os.kill(worker.pid, signal.SIGKILL)
@@ -131,4 +124,4 @@ def test_an_official_client_follows_a_job_through_every_death(empty_house: House
     assert first.messages + second.messages == whole
     assert len(second.messages) > 1, "it was cut while the job ran"
     assert [each["event"] for each in whole] == ["delta"] * (len(whole) - 1) + ["completed"]
-    assert "".join(each["data"]["text"] for each in whole[:-1]) == said(live)
+    assert "".join(each["data"]["text"] for each in whole[:-1]) == said(live, TOKENS)

@@ -10,66 +10,32 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Container, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
+from batching import said
 from house import House, eventually, free_port, redis_process
 from redis import Redis
+from stream_reader import StreamReader
 
-from penstock.engine import ChatTurn
 from streaming.keys import partition_key
-from workers.engines.sim.answers import count_tokens, prompt_text, token_text
+from workers.engines.sim.answers import count_tokens, token_text
 
 pytestmark = pytest.mark.slow
 
 TOKENS = 400
 
 
-def said(text: str, tokens: int = TOKENS) -> str:
-    prompt = prompt_text((ChatTurn("user", text),))
-    return "".join(token_text(prompt, index) for index in range(tokens))
+def ask(house: House, text: str) -> StreamReader:
+    body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": TOKENS, "stream": True}
+    return StreamReader(house.port, "/v1/chat/completions", body)
 
 
-class Reader(threading.Thread):
-    """A chat stream read in the background; `text` grows as it comes."""
-
-    def __init__(self, house: House, text: str, port: int | None = None) -> None:
-        super().__init__(daemon=True)
-        self.text, self.job, self.done, self.error = "", "", False, ""
-        body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": TOKENS, "stream": True}
-        self._connection = http.client.HTTPConnection("127.0.0.1", port or house.port, timeout=60)
-        self._body = json.dumps(body)
-        self.start()
-
-    def run(self) -> None:
-        try:
-            headers = {"Content-Type": "application/json"}
-            self._connection.request("POST", "/v1/chat/completions", self._body, headers)
-            response = self._connection.getresponse()
-            self.job = response.headers["x-job-id"] or ""
-            for line in response:
-                self._take(line)
-        except (OSError, http.client.HTTPException) as error:
-            self.error = repr(error)
-        finally:
-            self._connection.close()
-
-    def _take(self, line: bytes) -> None:
-        if line.startswith(b"data: [DONE]"):
-            self.done = True
-        elif line.startswith(b"data: "):
-            chunk: dict[str, Any] = json.loads(line[6:])
-            self.error = json.dumps(chunk.get("error", "")) if "error" in chunk else self.error
-            for choice in chunk.get("choices", ()):
-                self.text += choice["delta"].get("content") or ""
-
-
-def has_some(readers: list[Reader]) -> Callable[[], bool]:
-    return lambda: all(len(reader.text) > 200 for reader in readers)
+def has_some(readers: list[StreamReader]) -> Callable[[], bool]:
+    return lambda: all(len(reader.text()) > 200 for reader in readers)
 
 
 def kill(pid: int) -> None:
@@ -84,13 +50,13 @@ def test_a_killed_workers_streams_go_on_without_a_lost_or_doubled_token(empty_ho
     first = house.start("workers", "--id", "worker-1")
     house.start_api()
     house.wait_ready()
-    readers = [Reader(house, f"kill {number}") for number in range(8)]
+    readers = [ask(house, f"kill {number}") for number in range(8)]
     eventually(has_some(readers))
     house.start("workers", "--id", "worker-2")
     kill(first.pid)
     for number, reader in enumerate(readers):
         reader.join(60)
-        assert reader.done and not reader.error and reader.text == said(f"kill {number}")
+        assert reader.is_whole and not reader.error and reader.text() == said(f"kill {number}", TOKENS)
         job = json.loads(house.get(f"/v1/jobs/{reader.job}")[1])
         assert job["attempts"] == 2 and job["usage"]["completion_tokens"] == TOKENS
 
@@ -150,16 +116,16 @@ def test_a_killed_api_process_is_left_for_another_with_the_cursor(empty_house: H
     doomed = house.start_api()
     house.start_api(other)
     house.wait_ready()
-    reader = Reader(house, "api")
+    reader = ask(house, "api")
     eventually(has_some([reader]))
     kill(doomed.pid)
     reader.join(30)
-    assert not reader.done and said("api").startswith(reader.text)
+    assert not reader.is_whole and said("api", TOKENS).startswith(reader.text())
     whole = list(_deltas(house.get(f"/v1/jobs/{reader.job}/events", other)[1]))
-    assert "".join(text for _, text in whole) == said("api")
-    cursor = next(cursor for place, (cursor, _) in enumerate(whole, 1) if len(said("api", place)) >= len(reader.text))
+    assert "".join(text for _, text in whole) == said("api", TOKENS)
+    cursor = next(cursor for place, (cursor, _) in enumerate(whole, 1) if len(said("api", place)) >= len(reader.text()))
     rest = house.get(f"/v1/jobs/{reader.job}/events?after={cursor}", other)[1]
-    assert reader.text + "".join(text for _, text in _deltas(rest)) == said("api")
+    assert reader.text() + "".join(text for _, text in _deltas(rest)) == said("api", TOKENS)
 
 
 def _deltas(data: bytes) -> Iterator[tuple[str, str]]:
@@ -174,23 +140,19 @@ def test_a_killed_server_comes_back_with_everything(tmp_path: Any) -> None:
     """With the append-only file, jobs and tokens survive the server; readers and workers wait and go on."""
     port = free_port()
     options = ("--appendonly", "yes", "--appendfsync", "everysec")
-    with redis_process(tmp_path, port, *options) as url:
-        house = House(url, tmp_path)
-        try:
-            house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
-            house.environ["PENSTOCK_REDIS_LEASE_MS"] = "5000"
-            house.start_all("scheduler", "workers")
-            reader = Reader(house, "redis")
-            eventually(has_some([reader]))
-            kill(server_pid(port))
-            refused = eventually(lambda: status_of_put(house) == 503)
-            assert refused
-            with redis_process(tmp_path, port, *options):
-                reader.join(60)
-                assert reader.done and not reader.error and reader.text == said("redis")
-                eventually(lambda: status_of_put(house) == 200)
-        finally:
-            house.close()
+    with redis_process(tmp_path, port, *options) as url, House(url, tmp_path) as house:
+        house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+        house.environ["PENSTOCK_REDIS_LEASE_MS"] = "5000"
+        house.start_all("scheduler", "workers")
+        reader = ask(house, "redis")
+        eventually(has_some([reader]))
+        kill(server_pid(port))
+        refused = eventually(lambda: status_of_put(house) == 503)
+        assert refused
+        with redis_process(tmp_path, port, *options):
+            reader.join(60)
+            assert reader.is_whole and not reader.error and reader.text() == said("redis", TOKENS)
+            eventually(lambda: status_of_put(house) == 200)
 
 
 def server_pid(port: int) -> int:
@@ -215,8 +177,7 @@ def status_of_put(house: House) -> int:
 def test_a_house_started_before_its_server_waits_for_it(tmp_path: Any) -> None:
     """Redis down at the start: processes live, the door says 503 and when to try again; then all serve."""
     port = free_port()
-    house = House(f"redis://127.0.0.1:{port}/0", tmp_path)
-    try:
+    with House(f"redis://127.0.0.1:{port}/0", tmp_path) as house:
         house.start("scheduler")
         house.start("workers")
         house.start_api()
@@ -231,8 +192,6 @@ def test_a_house_started_before_its_server_waits_for_it(tmp_path: Any) -> None:
         with redis_process(tmp_path, port, "--appendonly", "yes"):
             house.wait_ready()
             eventually(lambda: status_of_put(house) == 200)
-    finally:
-        house.close()
 
 
 @pytest.mark.parametrize(("on_disconnect", "state"), [("cancel", "cancelled"), ("continue", "completed")])

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from house import House, eventually, unstarted
+from house import House, eventually, key_rows, unstarted
 from redis import Redis
 
 from streaming.keys import partition_key
 
 SLOTS = 4
-SETTINGS = """
-[worker]
-reserved_slots = 1
-tenant_slots = {tenant_slots}
-[keys.flood]
-tenant = "flood"
-sha256 = "{flood}"
-[keys.light]
-tenant = "light"
-sha256 = "{light}"
-"""
 
 
 @pytest.fixture(params=[(1, 0), (4, 1)], ids=["one partition", "four partitions"])
 def door(tmp_path: Any, request: pytest.FixtureRequest) -> Iterator[House]:
     """An API process, a scheduler and a worker of four slots; two tenants."""
     partitions, tenant_slots = request.param
-    digests = {name: hashlib.sha256(f"key-of-{name}".encode()).hexdigest() for name in ("flood", "light")}
-    (tmp_path / "penstock.toml").write_text(SETTINGS.format(tenant_slots=tenant_slots, **digests))
+    settings = f"[worker]\nreserved_slots = 1\ntenant_slots = {tenant_slots}\n"
+    (tmp_path / "penstock.toml").write_text(settings + key_rows(flood="", light=""))
     with unstarted(tmp_path) as house:
         house.environ |= {
             "PENSTOCK_SIM_SLOTS": str(SLOTS),
@@ -52,7 +40,7 @@ def ask(house: House, tenant: str, tokens: int = 6_000, **queue: Any) -> tuple[i
 
 
 def key(tenant: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer key-of-{tenant}"}
+    return {"Authorization": f"Bearer {tenant}"}
 
 
 def reaches(house: House, tenant: str, job: str, status: str) -> None:

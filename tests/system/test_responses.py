@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -10,68 +9,25 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
+from batching import said
 from house import House, eventually, free_port, restartable
 from openai import OpenAI
 from pydantic import BaseModel
 from redis import Redis
-
-from penstock.engine import ChatTurn
-from workers.engines.sim.answers import prompt_text, token_text
+from stream_reader import StreamReader
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 TOKENS = 300
 DELTA = "response.output_text.delta"
-JSON_ENGINE = """
-import secrets
-from msgspec.structs import replace
-from echo_engine import Answer, Echo
-
-class Json(Echo):
-    "Answers with a JSON list of as many texts as the prompt says; each attempt writes others. It cannot continue one."
-
-    async def start(self, on_step, on_phase):
-        card = await super().start(on_step, on_phase)
-        return replace(card, capabilities=replace(card.capabilities, json_schema=True))
-
-    def submit(self, request):
-        count, author = int(request.prompt[-1].content), secrets.token_hex(4)
-        words = ["[", *(f'"{author}-{number}",' for number in range(count)), f'"{author}-end"]']
-        self._answers[request.id] = Answer(words[request.past_tokens:], "stop")
-"""
 
 
-class Reader(threading.Thread):
-    """Reads a stream of events in the background; `data` grows as it comes, without comments."""
-
-    def __init__(self, port: int, path: str, body: dict[str, Any] | None = None) -> None:
-        super().__init__(daemon=True)
-        self.data, self.broken = b"", False
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        self._request = ("GET" if body is None else "POST", path, json.dumps(body) if body is not None else None)
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._connection.request(*self._request, {"Content-Type": "application/json"})
-            for line in self._connection.getresponse():
-                if not line.startswith(b":"):
-                    self.data += line
-        except (OSError, http.client.HTTPException):
-            self.broken = True
-        finally:
-            self._connection.close()
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        """The complete events so far."""
-        blocks = self.data.split(b"\n\n")[:-1]
-        return [json.loads(block.partition(b"data: ")[2]) for block in blocks if b"[DONE]" not in block]
+class Reader(StreamReader):
+    """Reads a stream of the events of a response."""
 
     @property
     def response(self) -> str:
@@ -81,7 +37,7 @@ class Reader(threading.Thread):
     def whole(self) -> list[dict[str, Any]]:
         """The events of a stream that has ended as it should: their numbers rise by one."""
         self.join(120)
-        assert not self.is_alive() and not self.broken and self.data.endswith(b"\n\ndata: [DONE]\n\n")
+        assert not self.is_alive() and self.is_whole
         found = self.events
         assert [event["sequence_number"] for event in found] == list(range(len(found)))
         return found
@@ -103,11 +59,6 @@ def deltas(reader: Reader) -> int:
 
 def has(reader: Reader, count: int) -> Callable[[], bool]:
     return lambda: deltas(reader) >= count
-
-
-def said(text: str) -> str:
-    prompt = prompt_text((ChatTurn("user", text),))
-    return "".join(token_text(prompt, index) for index in range(TOKENS))
 
 
 def text_of(found: list[dict[str, Any]], output_index: int = 0) -> str:
@@ -137,7 +88,7 @@ def test_a_killed_workers_response_goes_on(empty_house: House, background: bool)
     kill(first.pid)
     late = follow(house, reader.response, 7, other)
     found = reader.whole()
-    assert text_of(found) == said("kill")
+    assert text_of(found) == said("kill", TOKENS)
     assert {event.get("output_index", 0) for event in found} == {0}
     beside.join(60)
     late.join(60)
@@ -167,7 +118,7 @@ def test_a_response_survives_the_api_process_that_streams_it(empty_house: House,
     rest = follow(house, reader.response, had[-1]["sequence_number"])
     rest.join(60)
     whole = follow(house, reader.response).whole()
-    assert had + rest.events == whole and text_of(whole) == said("api")
+    assert had + rest.events == whole and text_of(whole) == said("api", TOKENS)
 
 
 def test_a_draining_api_process_breaks_the_connection(empty_house: House) -> None:
@@ -191,19 +142,7 @@ def test_a_draining_api_process_breaks_the_connection(empty_house: House) -> Non
         assert b"response.failed" not in reader.data and b'"error":{' not in reader.data
         rest = follow(house, first.response, reader.events[-1]["sequence_number"])
         rest.join(60)
-        assert text_of(reader.events + rest.events) == said("drain")
-
-
-@pytest.fixture
-def json_house(empty_house: House) -> House:
-    """An engine that cannot continue JSON, and two API processes."""
-    house = empty_house
-    (house.folder / "json_engine.py").write_text(JSON_ENGINE)
-    (house.folder / "penstock.toml").write_text('[models.m]\nengine = "json_engine:Json"\noptions.step_ms = 5\n')
-    folders = (ROOT, ROOT / "examples" / "engine", house.folder)
-    house.environ["PYTHONPATH"] = os.pathsep.join(map(str, folders))
-    house.start_api()
-    return house
+        assert text_of(reader.events + rest.events) == said("drain", TOKENS)
 
 
 FORMAT = {"format": {"type": "json_schema", "name": "texts", "schema": {"type": "array", "items": {"type": "string"}}}}
@@ -213,6 +152,7 @@ def test_an_answer_that_begins_again_is_a_new_item(json_house: House) -> None:
     """The worker of a JSON answer is killed twice. Every reader sees the same bytes: two items that were given up, and
     the one that counts."""
     house, other = json_house, free_port()
+    house.start_api()
     house.start_api(other)
     doomed = house.start("workers", "--model", "m", "--id", "worker-0")
     house.wait_ready()
@@ -296,7 +236,7 @@ def test_an_answer_of_the_real_model_is_parsed(real_house: House) -> None:
     responses = house.closes(OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, timeout=120)).responses
 
     class River(BaseModel):
-        name: str
+        name: Literal["Rhine", "Elbe"]
         long: bool
 
     parsed = responses.parse(model="small", input="Name a river.", text_format=River, max_output_tokens=200)
@@ -330,7 +270,7 @@ def test_a_response_outlives_a_restart_of_the_store(tmp_path: Path) -> None:
         eventually(has(reader, 10))
         restart()
         found = reader.whole()
-        assert text_of(found) == said("store")
+        assert text_of(found) == said("store", TOKENS)
         assert follow(house, reader.response).whole() == found
         assert follow(house, before.response).whole() == ended
 

@@ -251,23 +251,23 @@ def test_a_body_without_a_length_is_cut_off_where_the_quota_ends(door: House) ->
 def test_an_upload_whose_answer_was_lost_leaves_nothing(tmp_path: Path) -> None:
     """The client is told 503, and the store has the file: when it answers again record, bytes and count are gone."""
     (tmp_path / "penstock.toml").write_text(SETTINGS)
-    with redis_process(tmp_path, None, "--appendonly", "yes") as url, store_cut(url) as cut:
-        house = House(cut.url, tmp_path)
-        try:
-            house.start_api()
-            headers = {"Authorization": "Bearer middle", "Content-Type": "multipart/form-data; boundary=b"}
-            eventually(lambda: house.request("GET", "/v1/files", headers=headers)[0] == 200)
-            form = PARTS.replace(b'"f"', b'"told-by-this"') + b"x" * 20_000 + CLOSING
-            cut.cut_when_asked(b"told-by-this")
-            assert house.request("POST", "/v1/files", form, headers)[0] == 503
-            with Redis.from_url(url) as store:
-                assert store.zcard(partition_key(0, "files", "middle")) == 1
-                cut.mend()
-                eventually(lambda: store.zcard(partition_key(0, "files", "middle")) == 0)
-                eventually(lambda: list((tmp_path / ".penstock/files/files").iterdir()) == [])
-            assert kept(house, "middle") == (0, 0)
-        finally:
-            house.close()
+    with (
+        redis_process(tmp_path, None, "--appendonly", "yes") as url,
+        store_cut(url) as cut,
+        House(cut.url, tmp_path) as house,
+    ):
+        house.start_api()
+        headers = {"Authorization": "Bearer middle", "Content-Type": "multipart/form-data; boundary=b"}
+        eventually(lambda: house.request("GET", "/v1/files", headers=headers)[0] == 200)
+        form = PARTS.replace(b'"f"', b'"told-by-this"') + b"x" * 20_000 + CLOSING
+        cut.cut_when_asked(b"told-by-this")
+        assert house.request("POST", "/v1/files", form, headers)[0] == 503
+        with Redis.from_url(url) as store:
+            assert store.zcard(partition_key(0, "files", "middle")) == 1
+            cut.mend()
+            eventually(lambda: store.zcard(partition_key(0, "files", "middle")) == 0)
+            eventually(lambda: list((tmp_path / ".penstock/files/files").iterdir()) == [])
+        assert kept(house, "middle") == (0, 0)
 
 
 # --- many ------------------------------------------------------------------------------------------------------------

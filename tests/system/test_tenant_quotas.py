@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import math
 import shutil
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from batching import client, content, ended, jsonl, line
 from flow import append, delta
-from house import House, redis_process, unstarted
+from house import House, key_rows, redis_process, unstarted
 from openai import OpenAI, RateLimitError
 from redis import Redis
 
@@ -352,30 +351,16 @@ async def test_sizes_are_noted_anew_where_they_are_not_those_of_the_files(wire: 
 
 # --- the whole -------------------------------------------------------------------------------------------------------
 
-SETTINGS = """
-[quotas]
-jobs = 1000
-file_bytes = 50000
-[keys.ann]
-tenant = "ann"
-sha256 = "{ann}"
-quotas = {{ jobs = 2, file_bytes = 8000 }}
-[keys.bob]
-tenant = "bob"
-sha256 = "{bob}"
-[keys.ops]
-tenant = "ops"
-admin = true
-sha256 = "{ops}"
-"""
+SETTINGS = "[quotas]\njobs = 1000\nfile_bytes = 50000\n" + key_rows(
+    ann="quotas = { jobs = 2, file_bytes = 8000 }", bob="", ops="admin = true"
+)
 
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """An API process, a worker and an offline process; two tenants, of which one has small quotas."""
     folder = tmp_path_factory.mktemp("quotas")
-    digests = {name: hashlib.sha256(f"key-of-{name}".encode()).hexdigest() for name in ("ann", "bob", "ops")}
-    (folder / "penstock.toml").write_text(SETTINGS.format(**digests))
+    (folder / "penstock.toml").write_text(SETTINGS)
     with unstarted(folder) as house:
         house.start_all("workers", "offline")
         yield house
@@ -392,7 +377,7 @@ def emptied(door: House) -> House:
 
 
 def headers(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer key-of-{name}"}
+    return {"Authorization": f"Bearer {name}"}
 
 
 def chat(house: House, name: str) -> tuple[int, dict[str, str], dict[str, Any]]:
@@ -415,7 +400,7 @@ def test_a_tenant_over_its_quota_is_told_what_and_what_to_do(emptied: House) -> 
 def test_files_and_batches_are_bounded(emptied: House) -> None:
     """An upload over the quota leaves no byte on the disk; a batch whose output would come on top is refused, unless it
     was accepted before."""
-    ann = client(emptied, "key-of-ann")
+    ann = client(emptied, "ann")
     lines = [line(number) for number in range(4)]
     file = ann.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
     keyed = {"Idempotency-Key": "once"}
@@ -456,7 +441,7 @@ def begin_new(openai: OpenAI, file_id: str) -> Any:
 def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     """Counts and limits, by API and by command; nobody else does."""
     chat(emptied, "ann")
-    client(emptied, "key-of-bob").files.create(file=("in.jsonl", jsonl([line(1)])), purpose="batch")
+    client(emptied, "bob").files.create(file=("in.jsonl", jsonl([line(1)])), purpose="batch")
     _, _, body = emptied.request("GET", "/admin/tenants", headers=headers("ops"))
     found = {each["tenant"]: each for each in json.loads(body)["data"]}
     assert set(found) == {"ann", "bob", "ops"}
@@ -476,7 +461,7 @@ def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureF
     for path in ("/admin/tenants", "/admin/tenants/ann"):
         assert emptied.request("GET", path, headers=headers("ann"))[0] == 403
         assert emptied.request("GET", path)[0] == 401
-    monkeypatch.setenv("PENSTOCK_API_KEY", "key-of-ops")
+    monkeypatch.setenv("PENSTOCK_API_KEY", "ops")
     assert main(["tenants", "--url", emptied.url]) == 0
     row = next(each.split() for each in capsys.readouterr().out.splitlines() if each.startswith("ann"))
     assert row[:2] == ["ann", "1/2"] and row[-1] == "0/8000"

@@ -195,10 +195,7 @@ def test_a_limit_cuts_the_arguments_visibly(openai: OpenAI) -> None:
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [{"type": "custom"}], "tool_choice": {"type": "custom"}}, "tool_choice.type", "must be 'function'"),
         ({"tools": [tool("a"), tool("a")]}, "tools", "different names"),
-        ({"tools": [], "functions": [{"name": "a"}]}, "functions", "Use tools"),
-        ({"tools": [], "function_call": {"name": "a"}}, "function_call", "Use tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format", "force its call"),
-        ({"logprobs": True}, "logprobs", "cannot be combined with tools"),
     ],
 )
 def test_what_cannot_be_is_refused_with_field_and_remedy(

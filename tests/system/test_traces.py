@@ -155,13 +155,12 @@ def test_a_trace_outlives_the_store(tmp_path: Path, collector: Collector) -> Non
     """kill -9 of the store in mid-stream, and a start with the file that it kept: the request ends in the same trace,
     whose attempts are linked, and none stays open."""
     port = free_port()
-    house = House(f"redis://127.0.0.1:{port}/0", tmp_path)
-    house.environ |= {
-        "PENSTOCK_TELEMETRY_OTLP_ENDPOINT": collector.url,
-        "OTEL_BSP_SCHEDULE_DELAY": "100",
-        "PENSTOCK_SIM_STEP_MS": "10",
-    }
-    try:
+    with House(f"redis://127.0.0.1:{port}/0", tmp_path) as house:
+        house.environ |= {
+            "PENSTOCK_TELEMETRY_OTLP_ENDPOINT": collector.url,
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+            "PENSTOCK_SIM_STEP_MS": "10",
+        }
         with ExitStack() as store:
             store.enter_context(redis_process(tmp_path, port, "--appendonly", "yes", "--appendfsync", "always"))
             house.start_all("workers")
@@ -181,8 +180,6 @@ def test_a_trace_outlives_the_store(tmp_path: Path, collector: Collector) -> Non
             for before, after in pairwise(attempts):
                 assert after.links[0].span_id == before.span_id
             assert set(_states(collector)[:-1]) <= {"lost", "handed_back"}
-    finally:
-        house.close()
 
 
 def _names(collector: Collector) -> set[str]:

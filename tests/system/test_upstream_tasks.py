@@ -1,22 +1,24 @@
-"""A real llama-server behind `penstock up --upstream`: embeddings, token ids and tools, by the official client."""
+"""A real llama-server behind the engine `upstream`: embeddings, token ids and tools, by the official client."""
 
 from __future__ import annotations
 
 import json
 from array import array
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_instance import Instance
+from batching import client
+from house import House, unstarted
 from llama_process import LlamaProcess
 from openai import BadRequestError, OpenAI
 
 pytestmark = pytest.mark.slow
 
 TEMPLATE = Path(__file__).parents[1] / "support" / "tools.jinja"
-MODEL = "SmolLM2-135M-Instruct.F16"
+MODEL = "small"
 SIZE = 576
 WEATHER: Any = {
     "type": "function",
@@ -49,31 +51,46 @@ CHOICES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def llama(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaProcess]:
-    server = LlamaProcess(real_model, tmp_path_factory.mktemp("llama") / "log", 2, pooling="last", template=TEMPLATE)
+@contextmanager
+def in_front_of(server: LlamaProcess, folder: Path) -> Iterator[House]:
+    """The server, started, and a worker that sends it everything."""
     server.start()
-    yield server
-    server.kill()
+    try:
+        with unstarted(folder) as house:
+            settings = f'[models.{MODEL}]\nengine = "upstream"\noptions.urls = ["{server.url}"]\n'
+            (folder / "penstock.toml").write_text(settings + "options.cache_prompt = false\n")
+            house.start_all("workers")
+            yield house
+    finally:
+        server.kill()
 
 
 @pytest.fixture(scope="module")
-def instance(llama: LlamaProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
-    instance = Instance(tmp_path_factory.mktemp("up"), "--upstream", llama.url)
-    yield instance
-    instance.close()
+def llama(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> LlamaProcess:
+    """Not started yet."""
+    return LlamaProcess(real_model, tmp_path_factory.mktemp("llama") / "log", 2, pooling="last", template=TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def house(llama: LlamaProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with in_front_of(llama, tmp_path_factory.mktemp("house")) as house:
+        yield house
 
 
 @pytest.fixture
-def openai(instance: Instance) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"http://127.0.0.1:{instance.port}/v1", api_key="none", max_retries=0) as client:
-        yield client
+def openai(house: House) -> OpenAI:
+    return client(house)
+
+
+def ask(house: House, path: str, **body: Any) -> tuple[int, Any]:
+    status, _, answer = house.post(path, {"model": MODEL, **body})
+    return status, json.loads(answer)
 
 
 # --- embeddings ------------------------------------------------------------------------------------------------------
 
 
-def test_vectors_are_those_of_the_server(openai: OpenAI, llama: LlamaProcess, instance: Instance) -> None:
+def test_vectors_are_those_of_the_server(openai: OpenAI, llama: LlamaProcess, house: House) -> None:
     """As base64 (the client's default) and as numbers, of texts and of token ids; a long list too."""
     texts = ["A river flows to the sea.", "The sea takes the river.", "Tax forms are due in May."]
     own = [each["embedding"] for each in llama.ask("/v1/embeddings", {"input": texts})["data"]]
@@ -82,7 +99,7 @@ def test_vectors_are_those_of_the_server(openai: OpenAI, llama: LlamaProcess, in
         for found, vector in zip(made.data, own, strict=True):
             assert len(found.embedding) == SIZE and array("f", found.embedding) == pytest.approx(vector, abs=1e-3)
         assert made.usage.prompt_tokens > 10
-    status, told = instance.ask("/tokenize", {"model": MODEL, "prompt": texts[0]})
+    status, told = ask(house, "/tokenize", prompt=texts[0])
     assert status == 200
     (by_ids,) = openai.embeddings.create(model=MODEL, input=told["tokens"]).data
     assert by_ids.embedding == pytest.approx(own[0], abs=1e-3)
@@ -90,51 +107,46 @@ def test_vectors_are_those_of_the_server(openai: OpenAI, llama: LlamaProcess, in
     assert [each.index for each in many.data] == list(range(70))
 
 
-def test_what_the_server_cannot_is_refused_with_the_remedy(openai: OpenAI, instance: Instance) -> None:
+def test_what_the_server_cannot_is_refused_with_the_remedy(openai: OpenAI, house: House) -> None:
     """Another length of vectors, a ranking, and a text that is too long."""
     with pytest.raises(BadRequestError, match="leave dimensions out"):
         openai.embeddings.create(model=MODEL, input="x", dimensions=5)
-    status, answer = instance.ask("/v1/rerank", {"model": MODEL, "query": "q", "documents": ["d"]})
+    status, answer = ask(house, "/v1/rerank", query="q", documents=["d"])
     assert status == 400 and "GET /v1/models shows with rerank" in answer["error"]["message"]
     with pytest.raises(BadRequestError, match="exceeds the available context"):
         openai.embeddings.create(model=MODEL, input="word " * 3000)
-    capabilities = instance.ask("/v1/models")[1]["data"][0]["capabilities"]
+    capabilities = json.loads(house.get("/v1/models")[1])["data"][0]["capabilities"]
     assert capabilities["embed"] and capabilities["tokenize"] and not capabilities["rerank"]
 
 
 def test_a_server_that_ranks_documents(real_model: Path, tmp_path: Path) -> None:
     """The scores are its own, the best first."""
     server = LlamaProcess(real_model, tmp_path / "log", pooling="rank")
-    server.start()
-    instance = Instance(tmp_path, "--upstream", server.url)
-    try:
+    with in_front_of(server, tmp_path) as house:
         asked = {"query": "river", "documents": ["The river is wide.", "Tax forms.", "A mill."]}
         own = {each["index"]: each["relevance_score"] for each in server.ask("/v1/rerank", asked)["results"]}
-        status, answer = instance.ask("/v1/rerank", {"model": MODEL, **asked, "return_documents": True})
+        status, answer = ask(house, "/v1/rerank", **asked, return_documents=True)
         assert status == 200, answer
         scores = [each["relevance_score"] for each in answer["results"]]
         assert scores == sorted(scores, reverse=True) and len(scores) == 3
         for each in answer["results"]:
             assert each["relevance_score"] == pytest.approx(own[each["index"]], abs=0.05)
             assert each["document"]["text"] == asked["documents"][each["index"]]
-    finally:
-        instance.close()
-        server.kill()
 
 
 # --- token ids -------------------------------------------------------------------------------------------------------
 
 
-def test_token_ids_are_those_that_an_answer_counts(openai: OpenAI, instance: Instance) -> None:
+def test_token_ids_are_those_that_an_answer_counts(openai: OpenAI, house: House) -> None:
     """Of a text and of a conversation; and back."""
     text = "A river – ünïcode 😀"
-    _, told = instance.ask("/tokenize", {"model": MODEL, "prompt": text})
+    _, told = ask(house, "/tokenize", prompt=text)
     assert told["count"] == len(told["tokens"]) and told["max_model_len"] == 2048
     whole = openai.completions.create(model=MODEL, prompt=text, max_tokens=1)
     assert whole.usage and whole.usage.prompt_tokens == told["count"]
-    assert instance.ask("/detokenize", {"model": MODEL, "tokens": told["tokens"]})[1] == {"prompt": text}
+    assert ask(house, "/detokenize", tokens=told["tokens"])[1] == {"prompt": text}
     messages: Any = [{"role": "user", "content": text}]
-    _, chat = instance.ask("/tokenize", {"model": MODEL, "messages": messages})
+    _, chat = ask(house, "/tokenize", messages=messages)
     answer = openai.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
     assert answer.usage and answer.usage.prompt_tokens == chat["count"]
 
@@ -142,19 +154,25 @@ def test_token_ids_are_those_that_an_answer_counts(openai: OpenAI, instance: Ins
 # --- tools -----------------------------------------------------------------------------------------------------------
 
 
+ASKED: Any = {"model": MODEL, "messages": TALK, "temperature": 0, "max_tokens": 60}
+
+
 @pytest.mark.parametrize("choice", CHOICES)
-def test_calls_come_through_whole_and_streamed(openai: OpenAI, choice: str) -> None:
-    """By the server's own template and parser. The stream says the same, id, name and kind once."""
-    asked = {"model": MODEL, "messages": TALK, "temperature": 0, "max_tokens": 60, **CHOICES[choice]}
-    whole = openai.chat.completions.create(**asked)
+def test_calls_come_through_whole(openai: OpenAI, choice: str) -> None:
+    """By the server's own template and parser."""
+    whole = openai.chat.completions.create(**ASKED, **CHOICES[choice])
     (answer,) = whole.choices
     assert answer.finish_reason == "tool_calls" and answer.message.tool_calls and not answer.message.content
     (call,) = answer.message.tool_calls
     assert call.type == "function" and call.function.name == "get_weather"
     assert json.loads(call.function.arguments) == {"city": "Bern"}
     assert call.id and whole.usage and whole.usage.completion_tokens > 5
+
+
+def test_calls_come_through_streamed(openai: OpenAI) -> None:
+    """The stream says the same, id, name and kind once."""
     arguments, ids, names, finish = "", list[str](), list[str](), ""
-    for chunk in openai.chat.completions.create(**asked, stream=True):
+    for chunk in openai.chat.completions.create(**ASKED, **CHOICES["auto"], stream=True):
         for part in chunk.choices[0].delta.tool_calls or ():
             assert part.index == 0
             ids += [part.id] if part.id else []

@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+from batching import said
 from house import House, eventually
 
 from penstock.engine import ChatTurn
@@ -23,12 +24,6 @@ pytestmark = pytest.mark.slow
 def client(house: House) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
         yield client
-
-
-def said(text: str, tokens: int) -> str:
-    """What the simulated model answers to one user turn."""
-    prompt = prompt_text((ChatTurn("user", text),))
-    return "".join(token_text(prompt, index) for index in range(tokens))
 
 
 def asked(text: str) -> list[Any]:
@@ -186,29 +181,6 @@ def test_a_job_is_put_waited_for_and_read(house: House) -> None:
     assert job["id"] in [item["id"] for item in listed["data"]]
 
 
-def test_pages_of_jobs_hold_each_job_once(house: House) -> None:
-    """Walking the cursor meets every job, newest first."""
-    ids = [json.loads(house.post("/v1/jobs", chat_body(f"page {n}", max_tokens=1))[2])["id"] for n in range(7)]
-    seen: list[str] = []
-    cursor = ""
-    while len(seen) < 200:
-        page = json.loads(house.get(f"/v1/jobs?limit=3{cursor}")[1])
-        seen += [item["id"] for item in page["data"]]
-        if not page["has_more"]:
-            break
-        cursor = f"&cursor={page['next_cursor']}"
-    assert len(seen) == len(set(seen)) and set(ids) <= set(seen)
-    assert [job_id for job_id in seen if job_id in ids] == ids[::-1]
-
-
-def test_a_chat_call_may_ask_not_to_wait(house: House) -> None:
-    """`Prefer: respond-async` gives the job instead of the answer."""
-    status, headers, body = house.post(
-        "/v1/chat/completions", chat_body("later", max_tokens=2), {"Prefer": "respond-async"}
-    )
-    assert status == 202 and headers["x-job-id"] == json.loads(body)["id"]
-
-
 def events_of(data: bytes) -> list[tuple[str, str, Any]]:
     """(event, id, data) of each block, pings left out."""
     found = []
@@ -324,32 +296,6 @@ def test_one_of_two_readers_may_leave(house: House) -> None:
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("body", "headers", "status", "code", "param"),
-    [
-        (b"{", {}, 400, "invalid_request_error", None),
-        (b"[]", {}, 400, "invalid_request_error", None),
-        ({"model": "sim", "messages": []}, {}, 400, "invalid_request_error", "messages"),
-        ({"model": "sim", "messages": "hi"}, {}, 400, "invalid_request_error", "messages"),
-        ({"messages": [{"role": "user", "content": "x"}]}, {}, 400, "invalid_request_error", "model"),
-        ({"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": "many"}, {}, 400,
-         "invalid_request_error", "max_tokens"),
-        ({"model": "sim", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, {}, 400,
-         "invalid_request_error", "tools[0].function"),
-        (b"x=1", {"Content-Type": "application/x-www-form-urlencoded"}, 415, "unsupported_media_type", None),
-        (b'"' + b"x" * 3_000_000 + b'"', {}, 413, "payload_too_large", None),
-    ],
-)  # fmt: skip
-def test_bad_requests_are_told_what_is_wrong(
-    house: House, body: Any, headers: dict[str, str], status: int, code: str, param: str | None
-) -> None:
-    """The right status, a code, the field, a sentence; nothing is queued."""
-    answer = house.post("/v1/chat/completions", body, headers)
-    error = json.loads(answer[2])["error"]
-    assert (answer[0], error["code"], error["param"]) == (status, code, param)
-    assert error["message"] and "x-job-id" not in answer[1]
-
-
 def test_addresses_and_methods_that_do_not_exist(house: House) -> None:
     """404 and 405 have the same error shape as everything else."""
     assert json.loads(house.get("/v1/nothing")[1])["error"]["code"] == "not_found"
@@ -359,21 +305,3 @@ def test_addresses_and_methods_that_do_not_exist(house: House) -> None:
     assert house.get("/v1/jobs/nonsense")[0] == 404
     status, body = house.get("/v1/jobs?status=odd")
     assert (status, json.loads(body)["error"]["param"]) == (400, "status")
-
-
-def test_do_not_queue_is_refused_when_nobody_is_free(empty_house: House) -> None:
-    """503 with Retry-After instead of a place in the lane."""
-    empty_house.start_api()
-    status, headers, body = empty_house.post("/v1/chat/completions", chat_body("now", queue={"do_not_queue": True}))
-    assert status == 503 and int(headers["retry-after"]) >= 1 and json.loads(body)["error"]["code"] == "no_capacity"
-
-
-def test_a_request_that_waits_too_long_is_expired(empty_house: House) -> None:
-    """max_queue_ms: 408, not to be retried, and no worker ever gets it."""
-    house = empty_house
-    house.start_api()
-    house.start("scheduler")
-    status, headers, body = house.post("/v1/chat/completions", chat_body("soon", queue={"max_queue_ms": 50}))
-    assert status == 408 and headers["x-should-retry"] == "false"
-    error = json.loads(body)["error"]
-    assert (error["code"], error["param"]) == ("deadline_exceeded_in_queue", "queue.max_queue_ms")
