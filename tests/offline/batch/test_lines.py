@@ -49,7 +49,7 @@ async def one_line(wire: RedisClient, folder: Path, data: bytes = jsonl([line(1)
 
 
 async def put(lines: Lines) -> None:
-    await lines._put([lines._waiting.popleft()], None, set())
+    await lines._put([lines._waiting[0]], None)
 
 
 async def claim_one(lease: Lease) -> Claim:
@@ -129,7 +129,7 @@ async def test_lines_that_an_earlier_turn_put_are_found_though_the_window_is_sma
     tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(window=1), 64)
     first = Lines(tools, hold, tmp_path)
     await first.open()
-    await first._put([first._waiting.popleft() for _ in range(count)], None, set())
+    await first._put(list(first._waiting)[:count], None)
     put, progress = first.progress().in_queue, first.progress()
     first.close()
     second = Lines(tools, dataclasses.replace(hold, epoch=2, progress=progress), tmp_path)
@@ -174,9 +174,9 @@ async def test_the_rate_is_that_of_the_last_seconds(wire: RedisClient, tmp_path:
 async def test_a_new_model_card_has_waiting_lines_tried_again(wire: RedisClient, tmp_path: Path) -> None:
     """By the card a line may need less room than it was thought to."""
     lines = await one_line(wire, tmp_path)
-    lines._needs[7] = 1 << 40
+    lines._blocked[7] = 1 << 40
     card = ModelCard(name="sim", engine="sim", context=64, max_output=64, capabilities=Capabilities(), created=0)
     await Fleet(wire).publish_card(card)
-    await lines._put([], None, set())
-    assert not lines._needs
+    await lines._put([], None)
+    assert lines._blocked == {7: 0}
     lines.close()
