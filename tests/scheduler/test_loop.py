@@ -163,21 +163,6 @@ async def test_a_lost_plan_is_published_again(hand: Hand, redis_url: str) -> Non
     assert (await hand.plan()).want == 1
 
 
-async def test_cold_starts_are_measured_and_kept(hand: Hand) -> None:
-    """From ordering a worker to seeing it ready; the next leader goes by what was measured."""
-    await hand.put()
-    loop = hand.loop()
-    await loop.tick()
-    hand.now += 12.0
-    await hand.worker("w1")
-    await loop.tick()
-    assert await hand.plans.cold_starts() == {MODEL: 12.0}
-    assert (await hand.plan()).cold_start_s == 12.0
-    await loop.leave()
-    await hand.loop(OTHER).tick()
-    assert (await hand.plan()).cold_start_s == 12.0
-
-
 async def test_a_slow_worker_is_cordoned_and_told(hand: Hand) -> None:
     """Five times its peer's step time, under a minute of looks: it stands in the plan and hears of it."""
     slow, loop = Lease(hand.wire, MODEL), hand.loop()
@@ -232,19 +217,6 @@ async def test_what_is_held_at_zero_is_not_promised(hand: Hand) -> None:
     await hand.overrides.put(MODEL, 0, "ops")
     await loop.tick()
     assert (await hand.plan()).lanes["interactive"].wait_s is None
-
-
-async def test_a_dry_run_says_and_does_nothing(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:
-    """The plan is marked as nobody's, and what would be done is said once."""
-    await hand.put()
-    loop = hand.loop(pool=DryRunPool())
-    with caplog.at_level(logging.INFO, "scheduler.pools.base"):
-        await loop.tick()
-        await loop.tick()
-    assert (await hand.plan()).pool == "dry-run"
-    assert [
-        record.message.partition(" (")[0] for record in caplog.records if record.name == "scheduler.pools.base"
-    ] == ["m: would have 1 worker"]
 
 
 # --- who leads -------------------------------------------------------------------------------------------------------

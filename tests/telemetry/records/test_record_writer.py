@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from telemetry.records import writer as writer_module
-from telemetry.records.reader import Skipped, create, files, read_records, surplus, trim
+from telemetry.records.reader import Skipped, create, files, read_records, trim
 from telemetry.records.schema import RecordSettings, RequestRecord
 from telemetry.records.writer import RecordWriter
 
@@ -280,18 +280,6 @@ def test_a_removed_file_is_begun_again(tmp_path: Path) -> None:
     writer.write(record(1))
     writer.flush()
     assert ids(tmp_path) == [record(1).id]
-
-
-def test_surplus_takes_the_oldest_first(tmp_path: Path) -> None:
-    for number in range(5):
-        path, file = create(tmp_path, NOW + number, "api", 1)
-        os.write(file, b"x" * 100)
-        os.close(file)
-        os.utime(path, (NOW, NOW))
-    found = files(tmp_path)
-    assert surplus(found, NOW, keep_s=10, max_bytes=250) == found[:3]
-    assert surplus(found, NOW, keep_s=10, max_bytes=500) == []
-    assert surplus(found, NOW + 11, keep_s=10, max_bytes=500) == found
 
 
 def test_two_processes_of_one_name_share_no_file(tmp_path: Path) -> None:
