@@ -219,6 +219,8 @@ class GpuReadings:
 
 
 LAG_CHECK_INTERVAL_S = 0.5
+MIN_LOGGED_LAG_S = 1.0
+"""A shorter lag is normal on a busy machine and is not logged."""
 
 Facts = Mapping[str, Any]
 """Fields of a sample that only the process knows, by name."""
@@ -252,7 +254,10 @@ class Sampler:
                     due = loop.time() + self._interval_s
                 expected = loop.time() + min(LAG_CHECK_INTERVAL_S, self._interval_s)
                 await asyncio.sleep(expected - loop.time())
-                self._lag_s = max(self._lag_s, loop.time() - expected)
+                late_s = loop.time() - expected
+                self._lag_s = max(self._lag_s, late_s)
+                if late_s > MIN_LOGGED_LAG_S:  # it explains otherwise unexplained stalls
+                    log.warning("the event loop was held up for %.1f s", late_s)
         finally:
             self.sample()
 

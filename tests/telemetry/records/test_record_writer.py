@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from telemetry import gpu
+from telemetry.gpu import Sampler
 from telemetry.records import writer as writer_module
 from telemetry.records.reader import Skipped, create, files, read_records, trim
 from telemetry.records.schema import RecordSettings, RequestRecord
@@ -267,7 +273,7 @@ def test_old_files_go(tmp_path: Path) -> None:
         path, file = create(tmp_path, NOW - age, "api", 1)
         os.close(file)
         os.utime(path, (NOW - age, NOW - age))
-    assert trim(tmp_path, NOW, keep_s=60, max_bytes=10**9) == 1
+    trim(tmp_path, NOW, keep_s=60, max_bytes=10**9)
     assert [each.began for each in files(tmp_path)] == [NOW - 50, NOW - 10]
 
 
@@ -288,6 +294,25 @@ def test_two_processes_of_one_name_share_no_file(tmp_path: Path) -> None:
     for _, file in (one, two):
         os.close(file)
     assert one[0] != two[0] and len(files(tmp_path)) == 2
+
+
+async def test_a_held_up_loop_is_said_and_recorded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A synchronous sleep is the worst thing a coroutine can do."""
+    monkeypatch.setattr(gpu, "MIN_LOGGED_LAG_S", 0.2)
+    samples: list[Any] = []
+    sampling = asyncio.create_task(
+        Sampler(Mock(written=0, dropped=0, write=samples.append), "api", "p").keep_sampling()
+    )
+    await asyncio.sleep(0)
+    time.sleep(gpu.LAG_CHECK_INTERVAL_S + 0.3)
+    async with asyncio.timeout(20):
+        while "held up" not in caplog.text:
+            await asyncio.sleep(0.01)
+    sampling.cancel()
+    await asyncio.gather(sampling, return_exceptions=True)
+    assert samples[0].lag_ms == 0 and samples[-1].lag_ms > 200
 
 
 @pytest.fixture(autouse=True)
