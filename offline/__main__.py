@@ -22,13 +22,12 @@ from celery.worker import state as celery_state
 from api.settings import ApiSettings
 from offline.app import HARD_LIMIT_S, build_app
 from offline.batch.batch_runner import BatchRunner, DueNotifier
-from offline.batch.lines import BatchTools
-from offline.batch.turn import TurnContext
 from offline.broker import Consumer, Intake, Publisher, check_broker
 from offline.settings import OfflineSettings
+from offline.tools import OfflineTools
 from offline.webhooks import WebhookDispatcher, WebhookEndpoint
 from penstock.config import Config, ConfigError
-from penstock.loops import ExpectedErrors, retry_until, wait, watch_lag
+from penstock.loops import ExpectedErrors, retry_until, wait
 from penstock.process import Launch, Lifeline, argument_parser, needed_to_start, on_stop_signal, run_process
 from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches
@@ -106,7 +105,8 @@ class OfflineProcess:
         self._redis = config.section("redis", RedisSettings)
         self._batch = config.section("batch", BatchSettings)
         self._max_choices = config.section("api", ApiSettings).max_choices_per_request
-        self._served = served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))
+        workers = config.raw.get("up", {}).get("workers")
+        self._models = tuple(served_models(config.table("models", ModelSettings), workers))
         self._events = config.section("events", EventSettings)
         self._quotas = config.section("quotas", QuotaSettings)
         self._weights = weights_of(config.table("tenants", TenantSettings))
@@ -129,32 +129,45 @@ class OfflineProcess:
         self._loop, stop = asyncio.get_running_loop(), asyncio.Event()
         on_stop_signal(stop.set)
         store_client = RedisClient.open(self._redis)
-        headroom, store = Headroom(store_client), StoreMonitor(store_client)
-        served = tuple(self._served)
-        tools = BatchTools(
-            store_client, headroom, store, served, self._batch, self._max_choices, self._weights, self._tracing
+        tools = OfflineTools(
+            store_client,
+            Headroom(store_client),
+            StoreMonitor(store_client),
+            self._file_store,
+            self._metrics,
+            self._models,
+            self._batch,
+            self._max_choices,
+            self._keep_s,
+            self.settings.turn_s,
+            save_interval_s=min(1.0, self._redis.lease_ms / 2000),
+            weights=self._weights,
+            tracing=self._tracing,
         )
-        say_s = min(1.0, self._redis.lease_ms / 2000)
-        context = TurnContext(tools, self._file_store, self._metrics, self._keep_s, self.settings.turn_s, say_s)
-        self._runner = runner = BatchRunner(context, self._quarantine_s)
+        self._runner = runner = BatchRunner(tools, self._quarantine_s)
         try:
             expected = ExpectedErrors(Unavailable, self._lifeline.wait, "waiting for Redis: %s")
-            await retry_until(stop, store.enter, expected, ENTER_RETRY_DELAY_S)
+            await retry_until(stop, tools.store.enter, expected, ENTER_RETRY_DELAY_S)
         except ConfigError:
             await store_client.close()
             raise
-        notifier = DueNotifier(Batches(store_client), self._app, self._metrics)
-        loops = (
-            notifier.keep_notifying(),
+        loops = [
+            DueNotifier(Batches(store_client), self._app, self._metrics).keep_notifying(),
             runner.keep_tidy(TIDY_INTERVAL_S),
-            headroom.keep_looking(),
-            store.keep_looking(),
-            watch_lag(),
+            tools.headroom.keep_looking(),
+            tools.store.keep_looking(),
             self._flush_metrics(),
             self._sampler.keep_sampling(),
-        )
-        tasks = [asyncio.create_task(each) for each in (*loops, *self._outward(store_client))]
-        consumer = self._consumer(store_client, headroom, store)
+        ]
+        if self._endpoints:
+            loops.append(WebhookDispatcher(tools, self._me.id, self._endpoints).keep_going())
+        if self._events.publish_url:
+            loops.append(Publisher(tools, self._me.id, self._events).keep_publishing())
+        tasks = [asyncio.create_task(each) for each in loops]
+        consumer = None
+        if self._events.take_url:
+            wanted = EventSubscriptions(self._events, self._webhooks)
+            consumer = Consumer(Intake(tools, self._events, wanted, self._quotas), self._events, self._metrics)
         celery = _CeleryThread(self._app, self.settings.concurrency, self._me.id)
         try:
             async with present(Fleet(store_client), self._describe):
@@ -174,35 +187,6 @@ class OfflineProcess:
             await asyncio.gather(*tasks, return_exceptions=True)
             await store_client.close()
         return 0
-
-    def _outward(self, store_client: RedisClient) -> list[Coroutine[Any, Any, None]]:
-        """Loops that pass events on: to webhooks and to the broker."""
-        loops = []
-        if self._endpoints:
-            loops.append(
-                WebhookDispatcher(store_client, self._me.id, self._endpoints, self._metrics, self._tracing).keep_going()
-            )
-        if self._events.publish_url:
-            loops.append(Publisher(store_client, self._me.id, self._events, self._metrics).keep_publishing())
-        return loops
-
-    def _consumer(self, store_client: RedisClient, headroom: Headroom, store: StoreMonitor) -> Consumer | None:
-        if not self._events.take_url:
-            return None
-        wanted = EventSubscriptions(self._events, self._webhooks)
-        intake = Intake(
-            store_client,
-            headroom,
-            store,
-            self._served,
-            self._events,
-            wanted,
-            self._max_choices,
-            quota=self._quotas,
-            weights=self._weights,
-            tracing=self._tracing,
-        )
-        return Consumer(intake, self._events, self._metrics)
 
     async def _until_stopped(self, stop: asyncio.Event, tasks: list[asyncio.Task[None]], celery: _CeleryThread) -> None:
         """Raises what one of the loops raises; ends the process when Celery has ended by itself."""

@@ -31,9 +31,9 @@ from api.openai.batch_lines import (
     worth_retrying,
 )
 from api.openai.errors import ApiError, too_large_for_store
+from offline.tools import OfflineTools
 from penstock.engine import ModelCard
 from penstock.text import form_of
-from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import AnswerRow, InputPlan, Ledger, LineOutcome, Segment, lines_of
 from streaming.batches.store import BatchLease, BatchProgress, LineFault
 from streaming.errors import LaneFull, NeverFits, StoreFull
@@ -45,10 +45,8 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
-from streaming.redis.client import RedisClient
-from streaming.store.monitor import Headroom, StoreMonitor
 from telemetry import tracing as names
-from telemetry.tracing import NO_TRACING, Attributes, Span, Tracing
+from telemetry.tracing import NO_TRACING, Attributes, Span
 
 MAX_FAULTS = 100
 MAX_LINE_BYTES = 2 * 1024 * 1024
@@ -187,26 +185,10 @@ ANSWERED_RETENTION_S = 600
 SLOTS_MAX_AGE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class BatchTools:
-    """Objects of the process that every turn shares."""
-
-    store_client: RedisClient
-    headroom: Headroom
-    store: StoreMonitor
-    models: Sequence[str]
-    settings: BatchSettings
-    max_choices: int
-    """Largest `n` of one line."""
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """By tenant, see TenantSettings."""
-    tracing: Tracing = NO_TRACING
-
-
 class Lines:
     """The lines of one batch during one turn. The turn sets `now_ms`, the store's time, after each save."""
 
-    def __init__(self, tools: BatchTools, lease: BatchLease, folder: Path) -> None:
+    def __init__(self, tools: OfflineTools, lease: BatchLease, folder: Path) -> None:
         self._tools, self._lease, self._folder = tools, lease, folder
         self._queue = Queue(tools.store_client, tools.headroom, tools.weights)
         self._job_reader, self._fleet = JobReader(tools.store_client), Fleet(tools.store_client)
@@ -242,7 +224,7 @@ class Lines:
         await asyncio.to_thread(self._load)
         # Lines are enqueued in order, except the few that wait for room, and only so many at once: all lines that are
         # in the queue are among these first ones.
-        count = 2 * max(self._tools.settings.window, self._lease.progress.in_queue) + MAX_BLOCKED
+        count = 2 * max(self._tools.batch.window, self._lease.progress.in_queue) + MAX_BLOCKED
         first = {self._job_id(line): line for line in list(self._waiting)[:count]}
         known = await self._queue.known(list(first))
         self._queued = {job_id: first[job_id] for job_id in known}
@@ -307,7 +289,7 @@ class Lines:
         refused = self._tools.headroom.full or self._tools.store.reason
         if refused or not (self._waiting or self._blocked) or (left_ms is not None and left_ms <= 0):
             return 0
-        window = window_of(await self._worker_slots(), self._tools.settings.window)
+        window = window_of(await self._worker_slots(), self._tools.batch.window)
         self._lane, self._reason = lane_of(self._standing(), self._lease.batch.ceiling)
         ended, may_take_more = 0, True
         while may_take_more and (lines := self._next(min(window - len(self._queued), JOBS_PER_CALL))):
@@ -439,7 +421,7 @@ class Lines:
             # Cancelled late by an earlier turn, or by its job id, but the batch goes on: enqueue the line as a new job.
             self._segment.add(line, LineOutcome.WITHDRAWN, attempt + 1)
             self._waiting.appendleft(line)
-        elif worth_retrying(record) and self.ledger.failures[line] < self._tools.settings.retries:
+        elif worth_retrying(record) and self.ledger.failures[line] < self._tools.batch.retries:
             self._segment.add(line, LineOutcome.RETRIED, attempt + 1)
             self._waiting.appendleft(line)
         else:

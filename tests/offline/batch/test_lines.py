@@ -7,9 +7,9 @@ import dataclasses
 from pathlib import Path
 
 import msgspec
-from batching import batch_record, jsonl, line
+from batching import batch_record, jsonl, line, tools_of
 
-from offline.batch.lines import MAX_BLOCKED, BatchTools, Lines
+from offline.batch.lines import MAX_BLOCKED, Lines
 from penstock.engine import Capabilities, Failure, ModelCard
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import InputPlan, LineOutcome
@@ -23,7 +23,6 @@ from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.store.identity import enter_store
-from streaming.store.monitor import Headroom, StoreMonitor
 
 RETRIES = 2
 
@@ -41,8 +40,7 @@ async def one_line(wire: RedisClient, folder: Path, data: bytes = jsonl([line(1)
     hold = BatchLease(
         batch=BATCH, epoch=1, now_ms=now_ms, state=BatchState.IN_PROGRESS, created_ms=now_ms, progress=BatchProgress()
     )
-    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(retries=RETRIES), 64)
-    lines = Lines(tools, hold, folder)
+    lines = Lines(tools_of(wire, batch=BatchSettings(retries=RETRIES)), hold, folder)
     await lines.open()
     await put(lines)
     return lines
@@ -126,7 +124,7 @@ async def test_lines_that_an_earlier_turn_put_are_found_though_the_window_is_sma
     hold = BatchLease(
         batch=batch, epoch=1, now_ms=now_ms, state=BatchState.IN_PROGRESS, created_ms=now_ms, progress=BatchProgress()
     )
-    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(window=1), 64)
+    tools = tools_of(wire, batch=BatchSettings(window=1))
     first = Lines(tools, hold, tmp_path)
     await first.open()
     await first._put(list(first._waiting)[:count], None)

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from batching import batch_record, client, content, ended, jsonl
+from batching import batch_record, client, content, ended, jsonl, tools_of
 from brokering import intake_of
 from house import House, redis_process, unstarted
 
 from api.openai.errors import too_large_for_store
 from offline.batch import lines as lines_module
-from offline.batch.lines import BatchTools, Lines, Terms, validate_input
+from offline.batch.lines import Lines, Terms, validate_input
 from offline.broker import Rejected
 from penstock.engine import Capabilities, ModelCard, Sampling
 from streaming.batches.file_store import BatchSettings
@@ -229,7 +229,8 @@ async def begin(small: RedisClient, tmp_path: Path) -> AsyncIterator[Callable[..
         hold = BatchLease(
             batch=batch, epoch=2, now_ms=0, state=BatchState.IN_PROGRESS, progress=BatchProgress(total=len(sizes))
         )
-        lines = Lines(BatchTools(small, headroom, monitor, ("sim",), BatchSettings(window=window), 64), hold, folder)
+        tools = tools_of(small, headroom=headroom, store=monitor, batch=BatchSettings(window=window))
+        lines = Lines(tools, hold, folder)
         begun.append(lines)
         await lines.open()
         await headroom.look()

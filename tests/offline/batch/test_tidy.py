@@ -6,23 +6,19 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from batching import tools_of
 
 from offline.batch.batch_runner import BatchRunner
-from offline.batch.lines import BatchTools
-from offline.batch.turn import TurnContext
-from streaming.batches.file_store import DAY_S, ORPHAN_AGE_S, BatchSettings, FileStore
+from streaming.batches.file_store import DAY_S, ORPHAN_AGE_S, FileStore
 from streaming.batches.store import Files, StoredFile
 from streaming.jobs.quotas import Quotas
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.store.identity import disagreement, enter_store, identify
-from streaming.store.monitor import Headroom, StoreMonitor
-from telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.slow
 
@@ -38,20 +34,11 @@ def age(path: Path, seconds: float = LONG_AGO) -> Path:
 
 
 @pytest.fixture
-def metrics() -> Iterator[Metrics]:
-    metrics = Metrics.start("", "offline")
-    yield metrics
-    metrics.close()
-
-
-@pytest.fixture
-async def runner(wire: RedisClient, metrics: Metrics, tmp_path: Path) -> BatchRunner:
+async def runner(wire: RedisClient, file_store: FileStore) -> BatchRunner:
     """A store and an empty folder that have found each other."""
     await enter_store(wire)
-    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), (), BatchSettings(), 64)
-    file_store = FileStore(tmp_path / "files")
     file_store.prepare()
-    runner = BatchRunner(TurnContext(tools, file_store, metrics, 3600, 1.0), KEEP_S)
+    runner = BatchRunner(tools_of(wire, file_store.folder), KEEP_S)
     await runner.tidy()
     return runner
 
