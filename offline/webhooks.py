@@ -123,8 +123,6 @@ def _of_job(event: Event, record: JobRecord | None) -> tuple[Event, str]:
         if data["error"]:
             del data["error"]["message"]  # a server may quote the prompt in it
         data["result_url"] = f"/v1/jobs/{event.subject}/result" if record.completed else None
-    if record is not None and not event.recipients:  # written by a process of an older version
-        event = replace(event, recipients=record.job.events, webhook=record.job.webhook)
     if event.type.startswith(PREFIX):
         status: str = BY_STATE.get(state, state)
         if record is not None and record.terminal is not None:

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 import pytest
 from flow import put_job
 from redis import Redis
+from worker_report import a_worker
 
 from penstock.loops import wait_any
 from scheduler.loop import MIN_TICK_GAP_S, Loop, holder_of, prospect_of
@@ -63,19 +64,7 @@ class Hand:
 
     async def worker(self, name: str, state: str = "ready", **more: object) -> Process:
         """A worker that says it is there."""
-        worker = Process(
-            role="worker",
-            id=name,
-            life=name,
-            pid=1,
-            host="h",
-            state=state,
-            since=0,
-            model=MODEL,
-            lease=name,
-            slots=4,
-            **more,  # type: ignore[arg-type]
-        )
+        worker = a_worker(name, state, 4, model=MODEL, lease=name, **more)
         await self.fleet.report(worker)
         return worker
 

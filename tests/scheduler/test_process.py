@@ -206,7 +206,7 @@ async def test_a_stopped_leader_does_nothing_when_it_goes_on(schedulers: Schedul
     for number in (1, 2):
         schedulers.start(f"scheduler-{number}")
     lead, process = await schedulers.leader()
-    for turn in range(3):
+    for turn in range(2):
         await schedulers.want(1 + turn)
         await schedulers.overrides.put(MODEL, 9, "test")  # something is about to be done
         process.send_signal(signal.SIGSTOP)
@@ -219,7 +219,7 @@ async def test_a_stopped_leader_does_nothing_when_it_goes_on(schedulers: Schedul
         lead, process = newer, successor
     actions = await schedulers.actions()
     epochs = [noted.epoch for noted in actions]
-    assert epochs == sorted(epochs) and len(set(epochs) - {0}) >= 4
+    assert epochs == sorted(epochs) and len(set(epochs) - {0}) >= 3
     done = [noted for noted in actions if noted.action.kind in ("up", "down")]
     holders = {noted.epoch: noted.action.by for noted in actions if noted.action.kind == "lead"}
     assert all(noted.action.by == holders[noted.epoch] for noted in done)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 from batching import batch_record, jsonl, line, tools_of
+from worker_report import a_worker
 
 from offline.batch.lines import MAX_BLOCKED, Lines
 from penstock.engine import Capabilities, Failure, ModelCard
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import InputPlan, LineOutcome
 from streaming.batches.store import BatchLease, BatchProgress, BatchState
-from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import JobState
@@ -140,10 +140,7 @@ async def test_only_the_slots_of_its_models_make_a_batchs_window(wire: RedisClie
     """Workers of another deployment's model, or of one this batch does not use, compute none of its lines."""
     lines = await one_line(wire, tmp_path)
     for model, slots in (("sim", 4), ("other", 100)):
-        worker = Process(
-            role="worker", id=model, life=model, pid=1, host="h", state="ready", since=0, model=model, slots=slots
-        )
-        await Fleet(wire).report(worker)
+        await Fleet(wire).report(a_worker(model, slots=slots, model=model))
     assert await lines._worker_slots() == 4
     lines.close()
 

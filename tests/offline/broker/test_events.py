@@ -139,16 +139,6 @@ async def test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries(
     await wire.close()
 
 
-async def test_what_a_tenant_may_keep_bounds_its_messages_too(wire: RedisClient) -> None:
-    """A message that would exceed it waits in the broker, as one for which the store has no room."""
-    intake = await intake_of(wire, quota=QuotaSettings(jobs=2))
-    one, two = [await intake.accept(json.dumps(body(name)).encode(), name) for name in ("one", "two")]
-    with pytest.raises(QuotaExceeded) as refused:
-        await intake.accept(json.dumps(body("three")).encode(), "three")
-    assert (refused.value.name, refused.value.used, refused.value.limit) == ("jobs", 2, 2)
-    assert await intake.accept(json.dumps(body("two")).encode(), "two") == two != one
-
-
 async def test_a_message_id_is_as_long_as_it_may_be_and_no_longer(wire: RedisClient) -> None:
     """One character more, or none at all, and the message is rejected."""
     intake, message = await intake_of(wire), json.dumps(body("hello")).encode()

@@ -67,6 +67,12 @@ def opened(folder: Path, drops: Drops | None = None, clock: Clock | None = None,
     )
 
 
+def write(writer: RecordWriter, *numbers: int) -> None:
+    """These records, at once."""
+    for number in numbers:
+        write(writer, number)
+
+
 def ids(folder: Path, skipped: Skipped | None = None) -> list[str]:
     return [each.id for each in read_records(folder, *FOREVER, skipped or Skipped()) if isinstance(each, RequestRecord)]
 
@@ -74,9 +80,7 @@ def ids(folder: Path, skipped: Skipped | None = None) -> list[str]:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     drops = Drops()
     writer = opened(tmp_path, drops)
-    for number in range(1000):
-        writer.write(record(number))
-    writer.flush()
+    write(writer, *range(1000))
     assert ids(tmp_path) == [record(number).id for number in range(1000)]
     assert (drops.written, drops.lost, writer.written, writer.dropped) == (1000, {}, 1000, 0)
 
@@ -84,8 +88,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_every_line_names_its_version(tmp_path: Path) -> None:
     """Also where that is the version of the code that writes it: a later one must know."""
     writer = opened(tmp_path)
-    writer.write(record(1))
-    writer.flush()
+    write(writer, 1)
     assert b'"v":1' in files(tmp_path)[0].path.read_bytes()
 
 
@@ -131,9 +134,7 @@ def test_a_killed_process_loses_what_came_in_the_last_second(tmp_path: Path) -> 
 def test_a_torn_line_is_skipped_and_counted(tmp_path: Path) -> None:
     """Whatever its length: all cuts of the last line, also in the middle of a character."""
     writer = opened(tmp_path)
-    for number in range(3):
-        writer.write(record(number))
-    writer.flush()
+    write(writer, *range(3))
     (file,) = files(tmp_path)
     whole = file.path.read_bytes()
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
@@ -145,8 +146,7 @@ def test_a_torn_line_is_skipped_and_counted(tmp_path: Path) -> None:
 
 def test_lines_of_a_newer_version_and_other_text_are_skipped(tmp_path: Path) -> None:
     writer = opened(tmp_path)
-    writer.write(record(0))
-    writer.flush()
+    write(writer, 0)
     with files(tmp_path)[0].path.open("ab") as file:
         file.write(b'{"kind":"request","v":2,"id":"x","ended_us":1,"state":"completed","model":"m"}\n')
         file.write(b'{"kind":"dream","v":1}\n\n\xff\xfe\x00\n[1]\n')
@@ -193,12 +193,10 @@ def test_a_folder_that_cannot_be_written_costs_records_and_nothing_else(tmp_path
     (tmp_path / "records").write_text("not a folder")
     drops = Drops()
     writer = opened(tmp_path / "records", drops)
-    writer.write(record(0))
-    writer.flush()
+    write(writer, 0)
     assert drops.lost == {"disk": 1} and drops.written == 0
     (tmp_path / "records").unlink()
-    writer.write(record(1))
-    writer.flush()
+    write(writer, 1)
     assert ids(tmp_path / "records") == [record(1).id]
 
 
@@ -206,9 +204,7 @@ def test_a_full_buffer_drops_and_counts(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(writer_module, "MAX_BUFFERED_BYTES", 1000)
     drops = Drops()
     writer = opened(tmp_path, drops)
-    for number in range(100):
-        writer.write(record(number))
-    writer.flush()
+    write(writer, *range(100))
     found = ids(tmp_path)
     assert 0 < len(found) < 100 and drops.lost == {"full": 100 - len(found)}
 
@@ -244,14 +240,12 @@ def test_a_file_is_left_when_it_is_large_or_old(tmp_path: Path) -> None:
     clock = Clock()
     writer = opened(tmp_path, clock=clock, file_bytes=4096, file_s=60)
     for number in range(100):
-        writer.write(record(number))
-        writer.flush()
+        write(writer, number)
         clock.now += 0.001
     by_size = len(files(tmp_path))
     assert by_size > 1 and all(each.size < 4096 + 200 for each in files(tmp_path))
     clock.now += 60
-    writer.write(record(100))
-    writer.flush()
+    write(writer, 100)
     assert len(files(tmp_path)) == by_size + 1
     assert ids(tmp_path) == [record(number).id for number in range(101)]
 
@@ -260,8 +254,7 @@ def test_the_folder_is_bounded(tmp_path: Path) -> None:
     clock = Clock()
     writer = opened(tmp_path, clock=clock, file_bytes=4096, max_bytes=20_000)
     for number in range(2000):
-        writer.write(record(number))
-        writer.flush()
+        write(writer, number)
         clock.now += 1
         assert sum(each.size for each in files(tmp_path)) <= 20_000 + 4096 + 200
     found = ids(tmp_path)
@@ -280,11 +273,9 @@ def test_old_files_go(tmp_path: Path) -> None:
 def test_a_removed_file_is_begun_again(tmp_path: Path) -> None:
     """By another process that needed room, or by hand."""
     writer = opened(tmp_path)
-    writer.write(record(0))
-    writer.flush()
+    write(writer, 0)
     files(tmp_path)[0].path.unlink()
-    writer.write(record(1))
-    writer.flush()
+    write(writer, 1)
     assert ids(tmp_path) == [record(1).id]
 
 
