@@ -55,6 +55,11 @@ RETRIES = {
     "interactive.",
 }
 """What to change first, by how most attempts ended."""
+MORE_WORKERS = (
+    "Raise min_workers if the first requests met no worker, else max_workers or the engine's slots; penstock scale log "
+    "says which worker came when."
+)
+MORE_SLOTS = "Raise the slots of the engine: it took requests that it could not run yet."
 PLACES = {"ingress": "before the job is queued", "gate": "between claim and engine"}
 
 
@@ -187,9 +192,8 @@ def _waiting(
 ) -> Iterator[Advice]:
     """Why the requests of a model wait: for higher lanes, because all its slots are in use (by `everyone`), although
     they are not, or because of what earlier attempts cost."""
-    lanes = grouped(
-        [each for each in requests if each.wait_ms is not None and each.record.lane], lambda each: each.record.lane
-    )
+    queued = [each for each in requests if each.wait_ms is not None and each.record.lane]
+    lanes = grouped(queued, lambda each: each.record.lane)
     starved = list(_starved_lanes(group.name, lanes))
     yield from starved
     total, retries = sum(group.parts.values()), group.parts["retries"]
@@ -200,44 +204,43 @@ def _waiting(
     share, mean = f"{100 * (waited + retries) / total:.0f} % of the time", duration((waited + retries) / len(done))
     if waited < WAITING_SHARE * total:
         yield _began_again(model, done, f"{share} of requests was waiting or lost to retries, {mean} of each")
-    elif len(requests) < MIN_REQUESTS:
-        inside = group.parts["engine_wait"] > group.parts["queue"]
+        return
+    if len(requests) < MIN_REQUESTS:
         yield Advice(
             kind="waiting",
             title="Requests waited",
             reason=f"{share} of requests was waiting, {mean} of each; only {counted(len(done), 'request')} completed.",
-            change="Raise the slots of the engine: it took requests that it could not run yet."
-            if inside
-            else "Raise min_workers if the first requests met no worker, else max_workers or the engine's slots; "
-            "penstock scale log says which worker came when.",
+            change=MORE_SLOTS if group.parts["engine_wait"] > group.parts["queue"] else MORE_WORKERS,
             model=model,
             saves_s=waited / 1000,
         )
-    else:
-        share, used = f"{100 * waited / total:.0f} % of the time", _slots_used(everyone, workers)
-        if used is not None and used < BUSY_SHARE:
-            yield Advice(
-                kind="idle_pool",
-                title=f"Requests of {model} wait beside free slots",
-                reason=f"{share} of its requests was waiting, with only {100 * used:.0f} % of its slots in use on "
-                "average.",
-                change="Load came in bursts, or workers started late: raise min_workers, or look at penstock scale "
-                "log.",
-                model=model,
-                saves_s=_wait_s(requests),
-            )
-        # A lane that starves waits because of the order: the pool is full only if the others wait too.
-        elif not starved or all(_median_wait_ms(own) >= STARVED_WAIT_MS for own in lanes.values()):
-            slots = sum(each.slots for each in workers)
-            in_use = "" if used is None else f", with {100 * used:.0f} % of {slots} slots in use"
-            yield Advice(
-                kind="full_pool",
-                title=f"The pool of {model} is full",
-                reason=f"{share} of its requests was waiting{in_use}.",
-                change=f"Raise models.{model}.max_workers or the slots of its engine, or refuse earlier (lane limits).",
-                model=model,
-                saves_s=_wait_s(requests),
-            )
+        return
+    share, used, saves_s = (
+        f"{100 * waited / total:.0f} % of the time",
+        _slots_used(everyone, workers),
+        _wait_s(requests),
+    )
+    if used is not None and used < BUSY_SHARE:
+        yield Advice(
+            kind="idle_pool",
+            title=f"Requests of {model} wait beside free slots",
+            reason=f"{share} of its requests was waiting, with only {100 * used:.0f} % of its slots in use on average.",
+            change="Load came in bursts, or workers started late: raise min_workers, or look at penstock scale log.",
+            model=model,
+            saves_s=saves_s,
+        )
+    # A lane that starves waits because of the order: the pool is full only if the others wait too.
+    elif not starved or all(_median_wait_ms(own) >= STARVED_WAIT_MS for own in lanes.values()):
+        slots = sum(each.slots for each in workers)
+        in_use = "" if used is None else f", with {100 * used:.0f} % of {slots} slots in use"
+        yield Advice(
+            kind="full_pool",
+            title=f"The pool of {model} is full",
+            reason=f"{share} of its requests was waiting{in_use}.",
+            change=f"Raise models.{model}.max_workers or the slots of its engine, or refuse earlier (lane limits).",
+            model=model,
+            saves_s=saves_s,
+        )
 
 
 def _median_wait_ms(requests: Sequence[ReportedRequest]) -> float:
