@@ -15,17 +15,19 @@ from redis import Redis
 from worker_report import a_worker
 
 from penstock.loops import wait_any
-from scheduler.loop import MIN_TICK_GAP_S, Loop, holder_of, prospect_of
+from scheduler.loop import MIN_TICK_GAP_S, Loop, holder_of, look, prospect_of
 from scheduler.policy.decide import LaneOutlook, PolicyState, PoolPlan
-from scheduler.policy.snapshot import ScalingLimits, Shape
+from scheduler.policy.snapshot import DueJob, ScalingLimits, Shape
 from scheduler.policy.switch import Switch, SwitchDecision
 from scheduler.pools.base import DryRunPool, Move, Pool
 from streaming.errors import Unavailable
 from streaming.fleet.plans import Leadership, Overrides, Plan, Plans, Prospect
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, this_process
+from streaming.jobs import places as backlog
 from streaming.jobs.codec import Control, Cordon, Hold, decode_control, encode
 from streaming.jobs.lease import Lease
+from streaming.jobs.places import LaneDepth
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper, Swept
 from streaming.keys import channel, fleet_key
@@ -466,3 +468,24 @@ def test_a_lane_that_busy_ones_leave_only_the_floor_has_a_finite_wait() -> None:
         assert prospect_of(LaneOutlook(3, wait_s, 2.0), decision, wakes=True) == shown
     unknown = prospect_of(LaneOutlook(3, math.inf, 0.0), decision, wakes=True)
     assert unknown == Prospect(5.0, 0.0, 3), "without a pace only the start is known"
+
+
+# --- what the store tells ---------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_belongs_to_the_jobs_own_lane_and_model() -> None:
+    """With the jobs before it: half of a lane, for a job half as old as the oldest."""
+    lanes = [
+        LaneDepth("m", Priority.INTERACTIVE, 4, 1, 10_000),
+        LaneDepth("m", Priority.STANDARD, 40, 2, 60_000),
+        LaneDepth("other", Priority.STANDARD, 8, 0, 60_000),
+    ]
+    due = [
+        backlog.WaitingDeadline("m", Priority.STANDARD, 20_000, 30_000),
+        backlog.WaitingDeadline("m", Priority.INTERACTIVE, 5_000, 10_000),
+        backlog.WaitingDeadline("other", Priority.STANDARD, 1_000, 0),
+    ]
+    interactive, standard = look("m", lanes, (), due).lanes
+    assert (interactive.name, interactive.due) == ("interactive", (DueJob(5.0, 0),))
+    assert (standard.name, standard.due) == ("standard", (DueJob(20.0, 20),))
+    assert (standard.waiting, standard.running, standard.oldest_s) == (40, 2, 60.0)

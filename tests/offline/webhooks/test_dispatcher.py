@@ -304,7 +304,7 @@ def test_a_url_that_cannot_be_compared_is_no_allowed_one(url: str) -> None:
     ("url", "words"),
     [("http://example.com", "https://"), ("ftp://example.com", "https://"),
      ("https://u:p@example.com", "without a user"), ("https://", "https://host"), ("https://example.com:99999", "ort"),
-     ("https://example.com:0", "port from 1"), ("https://ci:hidden-part/x@hooks.example/p", "")],
+     ("https://example.com:0", "port from 1"), ("https://ci:hidden-part/x@hooks.example/p", "url")],
 )  # fmt: skip
 def test_addresses_that_cannot_be_are_refused_at_the_start(url: str, words: str) -> None:
     """Without a part of their password."""
