@@ -70,7 +70,8 @@ def opened(folder: Path, drops: Drops | None = None, clock: Clock | None = None,
 def write(writer: RecordWriter, *numbers: int) -> None:
     """These records, at once."""
     for number in numbers:
-        write(writer, number)
+        writer.write(record(number))
+    writer.flush()
 
 
 def ids(folder: Path, skipped: Skipped | None = None) -> list[str]:
