@@ -111,7 +111,7 @@ def test_a_drained_offline_process_ends_soon_and_loses_nothing(served: House) ->
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only where the kernel tells")
 def test_reading_and_assembling_stay_out_of_memory(served: House) -> None:
-    """36 MB in and 40 MB out, and the process has grown by less than 24 MiB."""
+    """36 MB in and 40 MB out, and the process has grown by less than 28 MiB."""
     openai = client(served)
     served.start("workers", **LASTING, PENSTOCK_SIM_SLOTS="32", PENSTOCK_SIM_STEP_MS="1")
     served.forks = False
@@ -133,7 +133,7 @@ def test_reading_and_assembling_stay_out_of_memory(served: House) -> None:
     assert done.status == "completed" and done.request_counts and done.request_counts.completed == 8_000
     assert done.to_dict()["lines_distinct"] == 25
     assert openai.files.retrieve(done.output_file_id or "").bytes > 32_000_000
-    assert _peak(offline.pid) - before < 24 * 1024
+    assert _peak(offline.pid) - before < 28 * 1024
 
 
 def _peak(pid: int) -> int:
