@@ -12,16 +12,8 @@ from api.jobs import as_json
 from api.services import Services
 from streaming.errors import Unavailable
 from streaming.jobs.settings import DEFAULT_WEIGHT, class_of
-from telemetry.metrics import (
-    BATCH_TOKENS,
-    BATCHES_UNFINISHED,
-    CONTENT_TYPE,
-    LANE_CLASS_OLDEST,
-    LANE_OLDEST,
-    LANE_RUNNING,
-    LANE_WAITING,
-    GaugeSample,
-)
+from telemetry.catalogue import JobMetrics, OfflineMetrics
+from telemetry.metrics import CONTENT_TYPE, GaugeSample
 
 
 async def healthz(_request: Request) -> Response:
@@ -106,9 +98,9 @@ async def _lanes(services: Services) -> list[GaugeSample]:
         GaugeSample(gauge, (lane.model, str(lane.priority)), value)
         for lane in lanes
         for gauge, value in (
-            (LANE_WAITING, lane.waiting),
-            (LANE_RUNNING, lane.running),
-            (LANE_OLDEST, lane.oldest_ms / 1000),
+            (JobMetrics.lane_waiting, lane.waiting),
+            (JobMetrics.lane_running, lane.running),
+            (JobMetrics.lane_oldest, lane.oldest_ms / 1000),
         )
     ]
 
@@ -123,7 +115,8 @@ async def _classes(services: Services) -> list[GaugeSample]:
             name = class_of(weights.get(tenant, DEFAULT_WEIGHT))
             longest[name] = max(longest[name], ms)
         samples += [
-            GaugeSample(LANE_CLASS_OLDEST, (model, str(priority), name), ms / 1000) for name, ms in longest.items()
+            GaugeSample(JobMetrics.lane_class_oldest, (model, str(priority), name), ms / 1000)
+            for name, ms in longest.items()
         ]
     return samples
 
@@ -134,4 +127,7 @@ async def _batches(services: Services) -> list[GaugeSample]:
     Raises Unavailable.
     """
     unfinished, tokens = await services.batches.totals(services.keyring.tenants)
-    return [GaugeSample(BATCHES_UNFINISHED, (), unfinished), GaugeSample(BATCH_TOKENS, (), tokens)]
+    return [
+        GaugeSample(OfflineMetrics.batches_unfinished, (), unfinished),
+        GaugeSample(OfflineMetrics.batch_tokens, (), tokens),
+    ]

@@ -17,7 +17,7 @@ from api.prepared import PreparedRequests
 from api.settings import ApiSettings
 from api.waits import WaitEstimates, WaitSampler
 from penstock.engine import ModelCard
-from penstock.loops import ExpectedErrors, run_periodically, supervise, watch_lag
+from penstock.loops import ExpectedErrors, run_periodically, supervise
 from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable
@@ -101,7 +101,6 @@ class Services:
             async with asyncio.timeout(CLOCK_TIMEOUT_S):
                 await self.clock.renew()
         for work in (
-            watch_lag,
             self.store.keep_looking,
             self.headroom.keep_looking,
             self.clock.keep,

@@ -63,7 +63,7 @@ def metrics(group: str) -> str:
         return _table(("label", "values"), *((_code(name), said) for name, said in LABELS.items()))
     (specs,) = (specs for name, specs in GROUPS.items() if name.lower().replace(",", "").replace(" ", "-") == group)
     rows = []
-    for spec in specs:
+    for spec in specs.values():
         labels = ", ".join(map(_code, spec.labels))
         said = _with_values(spec) + (f" **Watch**: {spec.watch}." if spec.watch else "")
         said = f"{said} Histogram." if spec.kind == "histogram" else said

@@ -11,7 +11,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,13 +23,12 @@ from celery.worker import state as celery_state
 from api.settings import ApiSettings
 from offline.app import HARD_LIMIT_S, build_app
 from offline.batch.batch_runner import BatchRunner, DueNotifier
-from offline.batch.lines import BatchTools
-from offline.batch.turn import TurnContext
 from offline.broker import Consumer, Intake, Publisher, check_broker
 from offline.settings import OfflineSettings
+from offline.tools import OfflineTools
 from offline.webhooks import WebhookDispatcher, WebhookEndpoint
-from penstock.config import Config, ConfigError
-from penstock.loops import ExpectedErrors, retry_until, wait, watch_lag
+from penstock.config import Config
+from penstock.loops import ExpectedErrors, retry_until, wait
 from penstock.process import Launch, Lifeline, argument_parser, needed_to_start, on_stop_signal, run_process
 from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches
@@ -101,108 +101,78 @@ class OfflineProcess:
         records: RecordSink = NO_RECORDS,
         tracing: Tracing = NO_TRACING,
     ) -> None:
-        files = config.section("files", FilesSettings)
+        files, redis = config.section("files", FilesSettings), config.section("redis", RedisSettings)
+        events, webhooks = config.section("events", EventSettings), config.table("webhooks", WebhookSettings)
         self.settings = config.section("offline", OfflineSettings)
-        self._redis = config.section("redis", RedisSettings)
-        self._batch = config.section("batch", BatchSettings)
-        self._max_choices = config.section("api", ApiSettings).max_choices_per_request
-        self._served = served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))
-        self._events = config.section("events", EventSettings)
-        self._quotas = config.section("quotas", QuotaSettings)
-        self._weights = weights_of(config.table("tenants", TenantSettings))
-        self._webhooks = config.table("webhooks", WebhookSettings)
-        self._endpoints = [WebhookEndpoint(name, row) for name, row in self._webhooks.items()]
-        check_broker("events.publish_url", self._events.publish_url)
-        check_broker("events.take_url", self._events.take_url)
-        self._me, self._metrics, self._lifeline, self._tracing = me, metrics, lifeline, tracing
-        sample_s = config.section("records", RecordSettings).sample_s
-        self._sampler = Sampler(records, "offline", me.name, facts=self._facts, interval_s=sample_s)
-        self._file_store = FileStore(files.dir)
-        self._file_store.prepare()
-        self._keep_s, self._quarantine_s = files.retention_s, files.quarantine_s
+        check_broker("events.publish_url", events.publish_url)
+        check_broker("events.take_url", events.take_url)
+        file_store, store_client = FileStore(files.dir), RedisClient.open(redis)
+        file_store.prepare()
+        self._tools = tools = OfflineTools(
+            store_client,
+            Headroom(store_client),
+            StoreMonitor(store_client),
+            file_store,
+            metrics,
+            tuple(served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))),
+            config.section("batch", BatchSettings),
+            config.section("api", ApiSettings).max_choices_per_request,
+            files.retention_s,
+            self.settings.turn_s,
+            save_interval_s=min(1.0, redis.lease_ms / 2000),
+            weights=weights_of(config.table("tenants", TenantSettings)),
+            tracing=tracing,
+        )
+        self._me, self._lifeline = me, lifeline
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._runner: BatchRunner | None = None
-        self._app = build_app(self.settings, self._redis, self._look_at_batch)
+        self._runner = BatchRunner(tools, files.quarantine_s)
+        self._app = build_app(self.settings, redis, self._look_at_batch)
+        sample_s = config.section("records", RecordSettings).sample_s
+        self._loops: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            DueNotifier(Batches(store_client), self._app, metrics).keep_notifying,
+            partial(self._runner.keep_tidy, TIDY_INTERVAL_S),
+            tools.headroom.keep_looking,
+            tools.store.keep_looking,
+            self._flush_metrics,
+            Sampler(records, "offline", me.name, facts=self._facts, interval_s=sample_s).keep_sampling,
+        ]
+        if endpoints := [WebhookEndpoint(name, row) for name, row in webhooks.items()]:
+            self._loops.append(WebhookDispatcher(tools, me.id, endpoints).keep_going)
+        if events.publish_url:
+            self._loops.append(Publisher(tools, me.id, events).keep_publishing)
+        self._consumer: Consumer | None = None
+        if events.take_url:
+            quotas = config.section("quotas", QuotaSettings)
+            intake = Intake(tools, events, EventSubscriptions(events, webhooks), quotas)
+            self._consumer = Consumer(intake, events, metrics)
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT. Returns the exit code."""
         self._loop, stop = asyncio.get_running_loop(), asyncio.Event()
         on_stop_signal(stop.set)
-        store_client = RedisClient.open(self._redis)
-        headroom, store = Headroom(store_client), StoreMonitor(store_client)
-        served = tuple(self._served)
-        tools = BatchTools(
-            store_client, headroom, store, served, self._batch, self._max_choices, self._weights, self._tracing
-        )
-        say_s = min(1.0, self._redis.lease_ms / 2000)
-        context = TurnContext(tools, self._file_store, self._metrics, self._keep_s, self.settings.turn_s, say_s)
-        self._runner = runner = BatchRunner(context, self._quarantine_s)
+        tasks: list[asyncio.Task[None]] = []
         try:
             expected = ExpectedErrors(Unavailable, self._lifeline.wait, "waiting for Redis: %s")
-            await retry_until(stop, store.enter, expected, ENTER_RETRY_DELAY_S)
-        except ConfigError:
-            await store_client.close()
-            raise
-        notifier = DueNotifier(Batches(store_client), self._app, self._metrics)
-        loops = (
-            notifier.keep_notifying(),
-            runner.keep_tidy(TIDY_INTERVAL_S),
-            headroom.keep_looking(),
-            store.keep_looking(),
-            watch_lag(),
-            self._flush_metrics(),
-            self._sampler.keep_sampling(),
-        )
-        tasks = [asyncio.create_task(each) for each in (*loops, *self._outward(store_client))]
-        consumer = self._consumer(store_client, headroom, store)
-        celery = _CeleryThread(self._app, self.settings.concurrency, self._me.id)
-        try:
-            async with present(Fleet(store_client), self._describe):
+            await retry_until(stop, self._tools.store.enter, expected, ENTER_RETRY_DELAY_S)
+            tasks += [asyncio.create_task(work()) for work in self._loops]
+            celery = _CeleryThread(self._app, self.settings.concurrency, self._me.id)
+            async with present(Fleet(self._tools.store_client), self._describe):
                 celery.start()
-                if consumer is not None:
-                    consumer.start()
+                if self._consumer is not None:
+                    self._consumer.start()
                 self._lifeline.say("ready")
                 await self._until_stopped(stop, tasks, celery)
                 self._lifeline.say("draining")
-                runner.stop.set()
-                if consumer is not None:
-                    await consumer.stop()
+                self._runner.stop.set()
+                if self._consumer is not None:
+                    await self._consumer.stop()
                 await asyncio.to_thread(celery.stop, self.settings.drain_s)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await store_client.close()
+            await self._tools.store_client.close()
         return 0
-
-    def _outward(self, store_client: RedisClient) -> list[Coroutine[Any, Any, None]]:
-        """Loops that pass events on: to webhooks and to the broker."""
-        loops = []
-        if self._endpoints:
-            loops.append(
-                WebhookDispatcher(store_client, self._me.id, self._endpoints, self._metrics, self._tracing).keep_going()
-            )
-        if self._events.publish_url:
-            loops.append(Publisher(store_client, self._me.id, self._events, self._metrics).keep_publishing())
-        return loops
-
-    def _consumer(self, store_client: RedisClient, headroom: Headroom, store: StoreMonitor) -> Consumer | None:
-        if not self._events.take_url:
-            return None
-        wanted = EventSubscriptions(self._events, self._webhooks)
-        intake = Intake(
-            store_client,
-            headroom,
-            store,
-            self._served,
-            self._events,
-            wanted,
-            self._max_choices,
-            quota=self._quotas,
-            weights=self._weights,
-            tracing=self._tracing,
-        )
-        return Consumer(intake, self._events, self._metrics)
 
     async def _until_stopped(self, stop: asyncio.Event, tasks: list[asyncio.Task[None]], celery: _CeleryThread) -> None:
         """Raises what one of the loops raises; ends the process when Celery has ended by itself."""
@@ -216,12 +186,12 @@ class OfflineProcess:
 
     async def _flush_metrics(self) -> None:
         while True:
-            self._metrics.flush()
+            self._tools.metrics.flush()
             await asyncio.sleep(2.0)
 
     def _look_at_batch(self, batch_id: str, notice: int) -> None:
         """The task's body, in one of Celery's threads: wait for the turn, which the event loop does."""
-        assert self._loop is not None and self._runner is not None
+        assert self._loop is not None
         turn = asyncio.run_coroutine_threadsafe(self._runner.look_at_batch(batch_id, notice), self._loop)
         try:
             turn.result(HARD_LIMIT_S)
@@ -232,16 +202,12 @@ class OfflineProcess:
             os._exit(EXIT_STUCK)
 
     def _facts(self) -> Facts:
-        return {"running": self._runner.running if self._runner is not None else 0}
+        return {"running": self._runner.running}
 
     def _describe(self) -> Process:
-        runner = self._runner
-        return msgspec.structs.replace(
-            self._me,
-            state="draining" if runner is not None and runner.stop.is_set() else "ready",
-            slots=self.settings.concurrency,
-            running=runner.running if runner is not None else 0,
-        )
+        state = "draining" if self._runner.stop.is_set() else "ready"
+        slots, running = self.settings.concurrency, self._runner.running
+        return msgspec.structs.replace(self._me, state=state, slots=slots, running=running)
 
 
 class _CeleryThread:

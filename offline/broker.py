@@ -27,23 +27,21 @@ from api.openai.json_body import weighed
 from api.openai.rendering import job_object, to_json
 from api.openai.results import result
 from api.openai.schemas import check_choices, parse, to_job
+from offline.tools import OfflineTools
 from penstock.config import ConfigError
 from penstock.loops import ExpectedErrors
 from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, StoreFull, Unavailable
 from streaming.events import Event, EventSettings, EventSubscriptions, Outbox, Redeliveries, with_webhook
 from streaming.fleet.processes import Fleet
-from streaming.fleet.settings import ModelSettings
 from streaming.ids import joined
 from streaming.jobs.job import unsupported
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
-from streaming.jobs.settings import NO_WEIGHTS, UNLIMITED, QuotaSettings
-from streaming.redis.client import RedisClient
-from streaming.store.monitor import Headroom, StoreMonitor
+from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from telemetry import tracing as names
 from telemetry.metrics import Metrics
-from telemetry.tracing import NO_TRACING, Attributes, Tracing, extract
+from telemetry.tracing import Attributes, extract
 
 CONTENT_TYPE = "application/cloudevents+json"
 SHOWN = ("model", "priority", "metadata")
@@ -215,21 +213,14 @@ class Intake:
 
     def __init__(
         self,
-        store_client: RedisClient,
-        headroom: Headroom,
-        store: StoreMonitor,
-        models: Mapping[str, ModelSettings],
+        tools: OfflineTools,
         settings: EventSettings,
         subscriptions: EventSubscriptions,
-        max_choices: int,
         quota: QuotaSettings = UNLIMITED,
-        weights: Mapping[str, float] = NO_WEIGHTS,
-        tracing: Tracing = NO_TRACING,
     ) -> None:
-        self._queue, self._fleet = Queue(store_client, headroom, weights), Fleet(store_client)
-        self._headroom, self._store, self._redeliveries = headroom, store, Redeliveries(store_client)
-        self._models, self._settings, self._subscriptions = models, settings, subscriptions
-        self._max_choices, self._quota, self._tracing = max_choices, quota, tracing
+        self._queue = Queue(tools.store_client, tools.headroom, tools.weights)
+        self._fleet, self._redeliveries = Fleet(tools.store_client), Redeliveries(tools.store_client)
+        self._tools, self._settings, self._subscriptions, self._quota = tools, settings, subscriptions, quota
 
     async def accept(
         self, body: bytes, message_id: str, *, redelivered: bool = False, trace: Mapping[str, str] = NO_CONTEXT
@@ -267,16 +258,16 @@ class Intake:
             )
         if len(body) > MAX_BYTES:
             raise Rejected(f"The message is larger than the {MAX_BYTES} bytes accepted here.")
-        if reason := self._store.reason or self._headroom.reason:
+        if reason := self._tools.store.reason or self._tools.headroom.reason:
             raise Unavailable(reason)
         key = joined("message", self._settings.take_queue, message_id)
         tenant = self._settings.take_tenant
         try:
             cards = await self._fleet.cards()
             asked = parse("job", await weighed(body))
-            check_choices(asked, self._max_choices)
-            if asked.model not in self._models:
-                raise model_not_found(asked.model, self._models)
+            check_choices(asked, self._tools.max_choices)
+            if asked.model not in self._tools.models:
+                raise model_not_found(asked.model, self._tools.models)
         except ApiError as error:
             raise Rejected(error.message) from None
         events, webhook = self._subscriptions.of_jobs(tenant), ""
@@ -288,7 +279,7 @@ class Intake:
             events = with_webhook(events, response=False)
         card = cards.get(asked.model)
         about: Attributes = {names.REQUEST_MODEL: asked.model, names.TENANT: tenant}
-        span = self._tracing.enter(f"take {self._settings.take_queue}", trace, "consumer", about)
+        span = self._tools.tracing.enter(f"take {self._settings.take_queue}", trace, "consumer", about)
         job = to_job(
             asked,
             job_id=self._queue.new_id(tenant, key),
@@ -427,9 +418,9 @@ MAX_EVENTS = 50
 class Publisher:
     """One per process; any number of processes share the work. While the broker is away the outbox keeps the events."""
 
-    def __init__(self, store_client: RedisClient, name: str, settings: EventSettings, metrics: Metrics) -> None:
-        self._outbox, self._job_reader = Outbox(store_client, "broker"), JobReader(store_client)
-        self._name, self._settings, self._metrics = name, settings, metrics
+    def __init__(self, tools: OfflineTools, name: str, settings: EventSettings) -> None:
+        self._outbox, self._job_reader = Outbox(tools.store_client, "broker"), JobReader(tools.store_client)
+        self._name, self._settings, self._metrics = name, settings, tools.metrics
         self._broker: Broker | None = None
 
     async def keep_publishing(self) -> None:

@@ -33,6 +33,7 @@ from httpcore2 import (
 from api.openai.rendering import job_object, to_json
 from api.openai.responses.items import job_of, response_id
 from api.openai.responses.object import outcome
+from offline.tools import OfflineTools
 from penstock.config import ConfigError
 from penstock.loops import ExpectedErrors, run_periodically
 from streaming.batches.store import Batches
@@ -49,10 +50,8 @@ from streaming.events import (
 )
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
-from streaming.redis.client import RedisClient
 from telemetry import tracing as names
-from telemetry.metrics import Metrics
-from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span, Tracing
+from telemetry.tracing import TRACEPARENT, Attributes, Span
 
 FIRST_S, FACTOR, MAX_WAIT_S = 5.0, 6.0, 6 * 3600.0
 JITTER = 0.2
@@ -124,8 +123,6 @@ def _of_job(event: Event, record: JobRecord | None) -> tuple[Event, str]:
         if data["error"]:
             del data["error"]["message"]  # a server may quote the prompt in it
         data["result_url"] = f"/v1/jobs/{event.subject}/result" if record.completed else None
-    if record is not None and not event.recipients:  # written by a process of an older version
-        event = replace(event, recipients=record.job.events, webhook=record.job.webhook)
     if event.type.startswith(PREFIX):
         status: str = BY_STATE.get(state, state)
         if record is not None and record.terminal is not None:
@@ -324,16 +321,13 @@ class WebhookDispatcher:
 
     def __init__(
         self,
-        store_client: RedisClient,
+        tools: OfflineTools,
         name: str,
         endpoints: Sequence[WebhookEndpoint],
-        metrics: Metrics,
-        tracing: Tracing = NO_TRACING,
     ) -> None:
-        self._outbox, self._webhooks = Outbox(store_client, "webhooks"), Webhooks(store_client)
-        self._job_reader = JobReader(store_client)
-        self._name, self._endpoints, self._metrics = name, endpoints, metrics
-        self._batches, self._tracing = Batches(store_client), tracing
+        self._outbox, self._webhooks = Outbox(tools.store_client, "webhooks"), Webhooks(tools.store_client)
+        self._job_reader, self._batches = JobReader(tools.store_client), Batches(tools.store_client)
+        self._name, self._endpoints, self._metrics, self._tracing = name, endpoints, tools.metrics, tools.tracing
         self._rows = {endpoint.name: endpoint.settings for endpoint in endpoints}
 
     async def keep_going(self) -> None:

@@ -30,8 +30,8 @@ import math
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, aclosing, contextmanager
 from ipaddress import ip_address
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -41,12 +41,10 @@ import httpx2
 from penstock.client_protocol import (
     EMPTY,
     FINAL,
-    Act,
     ApiRefusal,
     BodyPiece,
     Broken,
     Call,
-    Calls,
     EventsUnreadable,
     HttpAnswer,
     InvalidAddress,
@@ -54,11 +52,9 @@ from penstock.client_protocol import (
     JobFailed,
     Json,
     NoAnswer,
-    Outcome,
     Patience,
     Pause,
     PenstockError,
-    Read,
     Send,
     ServerList,
     StreamEvent,
@@ -66,7 +62,6 @@ from penstock.client_protocol import (
     WaitTimeout,
     job_path,
 )
-from penstock.loops import at_once
 
 CONNECT_TIMEOUT_S = 5.0
 BREAKS = (
@@ -81,7 +76,7 @@ UNREACHED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 
 
 class CallConnection:
-    """Does what one call yields; holds its open response."""
+    """Does the I/O of one call for a thread, which waits in it; holds the open response."""
 
     def __init__(self, http: httpx2.Client, on_retry: Callable[[Pause], object]) -> None:
         self._http, self._on_retry = http, on_retry
@@ -94,33 +89,28 @@ class CallConnection:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def perform(self, act: Act) -> Outcome:
-        try:
-            match act:
-                case Send():
-                    return self._send(act)
-                case Read():
-                    return BodyPiece(next(self._pieces, b""), time.monotonic())
-        except BREAKS as error:
-            return _failure(error)
-        assert isinstance(act, Pause), act
+    async def send(self, request: Send) -> HttpAnswer:
         self._open.close()
-        self._on_retry(act)
-        time.sleep(act.seconds)
-        return None
+        with _breaks():
+            options = _request_options(request)
+            response = self._open.enter_context(self._http.stream(request.method, request.url, **options))
+            if request.streamed and response.status_code == 200:
+                self._pieces = response.iter_bytes()
+                return _answer(response, b"")
+            return _answer(response, response.read())
 
-    def _send(self, act: Send) -> HttpAnswer:
+    async def read(self) -> BodyPiece:
+        with _breaks():
+            return BodyPiece(next(self._pieces, b""), time.monotonic())
+
+    async def pause(self, pause: Pause) -> None:
         self._open.close()
-        response = self._open.enter_context(self._http.stream(*act[:2], **_request_options(act)))
-        if act.streamed and response.status_code == 200:
-            self._pieces, body = response.iter_bytes(), b""
-        else:
-            body = response.read()
-        return _answer(response, body)
+        self._on_retry(pause)
+        time.sleep(pause.seconds)  # noqa: ASYNC251 - the thread waits
 
 
 class AsyncCallConnection:
-    """The same for asyncio."""
+    """The same for a task."""
 
     def __init__(self, http: httpx2.AsyncClient, on_retry: Callable[[Pause], object]) -> None:
         self._http, self._on_retry = http, on_retry
@@ -133,44 +123,46 @@ class AsyncCallConnection:
     async def __aexit__(self, *_: object) -> None:
         await self._open.aclose()
 
-    async def perform(self, act: Act) -> Outcome:
-        try:
-            match act:
-                case Send():
-                    return await self._send(act)
-                case Read():
-                    assert self._pieces is not None
-                    return BodyPiece(await anext(self._pieces, b""), time.monotonic())
-        except BREAKS as error:
-            return _failure(error)
-        assert isinstance(act, Pause), act
+    async def send(self, request: Send) -> HttpAnswer:
         await self._open.aclose()
-        self._on_retry(act)
-        await asyncio.sleep(act.seconds)
-        return None
+        with _breaks():
+            options = _request_options(request)
+            stream = self._http.stream(request.method, request.url, **options)
+            response = await self._open.enter_async_context(stream)
+            if request.streamed and response.status_code == 200:
+                self._pieces = response.aiter_bytes()
+                return _answer(response, b"")
+            return _answer(response, await response.aread())
 
-    async def _send(self, act: Send) -> HttpAnswer:
+    async def read(self) -> BodyPiece:
+        assert self._pieces is not None
+        with _breaks():
+            return BodyPiece(await anext(self._pieces, b""), time.monotonic())
+
+    async def pause(self, pause: Pause) -> None:
         await self._open.aclose()
-        response = await self._open.enter_async_context(self._http.stream(*act[:2], **_request_options(act)))
-        if act.streamed and response.status_code == 200:
-            self._pieces, body = response.aiter_bytes(), b""
-        else:
-            body = await response.aread()
-        return _answer(response, body)
+        self._on_retry(pause)
+        await asyncio.sleep(pause.seconds)
 
 
-def _request_options(act: Send) -> dict[str, Any]:
-    timeout = httpx2.Timeout(act.timeout_s, connect=min(CONNECT_TIMEOUT_S, act.timeout_s))
-    return {"headers": dict(act.headers), "content": act.body or None, "timeout": timeout}
+@contextmanager
+def _breaks() -> Iterator[None]:
+    """Raises Broken where the connection fails."""
+    try:
+        yield
+    except BREAKS as error:
+        cause, reached = str(error) or type(error).__name__, not isinstance(error, UNREACHED)
+        raise Broken(cause, time.monotonic(), reached=reached) from error
+
+
+def _request_options(request: Send) -> dict[str, Any]:
+    timeout = httpx2.Timeout(request.timeout_s, connect=min(CONNECT_TIMEOUT_S, request.timeout_s))
+    return {"headers": dict(request.headers), "content": request.body or None, "timeout": timeout}
 
 
 def _answer(response: httpx2.Response, body: bytes) -> HttpAnswer:
     headers = {name.lower(): value for name, value in response.headers.items()}
     return HttpAnswer(response.status_code, headers, body, time.monotonic())
-
-
-def _failure(error: Exception) -> Broken:
-    return Broken(str(error) or type(error).__name__, not isinstance(error, UNREACHED), time.monotonic())
 
 
 __all__ = [
@@ -222,7 +214,7 @@ class _Client:
     ) -> None:
         key = os.environ.get(KEY, "") if key is None else key
         self._servers = ServerList(urls or os.environ.get(URL) or DEFAULT_URL, key)
-        self._calls, self.on_retry = Calls(self._servers, Patience(patience_s, first_patience_s)), on_retry
+        self._patience, self.on_retry = Patience(patience_s, first_patience_s), on_retry
 
     @property
     def url(self) -> str:
@@ -261,7 +253,7 @@ class PenstockClient(_Client):
         Args:
             idempotency_key: calls with the same key and body lead to the same job, also from other processes.
         """
-        return self._run(self._calls.submit(body, idempotency_key or uuid.uuid4().hex))
+        return self._run(lambda call: call.submit(body, idempotency_key or uuid.uuid4().hex))
 
     def get(self, job_id: str) -> Json:
         """Return the job object, with its result once it has completed."""
@@ -269,7 +261,7 @@ class PenstockClient(_Client):
 
     def wait(self, job_id: str, timeout_s: float = math.inf) -> Json:
         """Return the job object once the job has completed. Raises JobFailed, WaitTimeout."""
-        return _completed(self._run(self._calls.wait(job_id, timeout_s, time.monotonic())))
+        return _completed(self._run(lambda call: call.wait(job_id, timeout_s, time.monotonic())))
 
     def cancel(self, job_id: str) -> Json:
         """Cancel a job, queued or running, and return the job object."""
@@ -278,7 +270,15 @@ class PenstockClient(_Client):
     def stream(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
         """Yield the job's events from the beginning, or after the event with this id, to its end. The job goes on if
         you leave the loop early: see `cancel`. Raises StreamReset, JobFailed (after the last event)."""
-        yield from self._events(self._calls.stream(job_id, after))
+        with CallConnection(self.http, self.on_retry) as connection:
+            events = Call(self._servers, self._patience, connection).stream(job_id, after)
+            try:
+                while True:
+                    yield _done(anext(events))
+            except StopAsyncIteration:
+                return
+            finally:
+                _done(events.aclose())
 
     def request(
         self,
@@ -291,26 +291,11 @@ class PenstockClient(_Client):
     ) -> Json:
         """Send any other request of the API, and return the JSON object of its answer. Set `tries_again` only if the
         server may get it twice."""
-        return self._run(self._calls.request(method, path, body, headers, tries_again=tries_again))
+        return self._run(lambda call: call.request(method, path, body, headers, tries_again=tries_again))
 
-    def _run(self, call: Call[Result]) -> Result:
-        return at_once(self._events(call))
-
-    def _events(self, call: Call[Result]) -> Generator[StreamEvent, None, Result]:
-        """Yield the events of a call, and return its result."""
-        outcome: Outcome = None
+    def _run(self, work: Callable[[Call], Coroutine[Any, Any, Result]]) -> Result:
         with CallConnection(self.http, self.on_retry) as connection:
-            while True:
-                try:
-                    act = call.send(outcome)
-                except StopIteration as end:
-                    result: Result = end.value
-                    return result
-                if isinstance(act, StreamEvent):
-                    yield act
-                    outcome = None
-                else:
-                    outcome = connection.perform(act)
+            return _done(work(Call(self._servers, self._patience, connection)))
 
 
 class AsyncPenstockClient(_Client):
@@ -332,7 +317,7 @@ class AsyncPenstockClient(_Client):
 
     async def submit(self, body: Mapping[str, Any], *, idempotency_key: str = "") -> Json:
         """See PenstockClient."""
-        return await self._run(self._calls.submit(body, idempotency_key or uuid.uuid4().hex))
+        return await self._run(lambda call: call.submit(body, idempotency_key or uuid.uuid4().hex))
 
     async def get(self, job_id: str) -> Json:
         """See PenstockClient."""
@@ -340,7 +325,7 @@ class AsyncPenstockClient(_Client):
 
     async def wait(self, job_id: str, timeout_s: float = math.inf) -> Json:
         """See PenstockClient."""
-        return _completed(await self._run(self._calls.wait(job_id, timeout_s, time.monotonic())))
+        return _completed(await self._run(lambda call: call.wait(job_id, timeout_s, time.monotonic())))
 
     async def cancel(self, job_id: str) -> Json:
         """See PenstockClient."""
@@ -348,19 +333,11 @@ class AsyncPenstockClient(_Client):
 
     async def stream(self, job_id: str, after: str = "") -> AsyncIterator[StreamEvent]:
         """See PenstockClient. Where you leave the loop early, close it (`contextlib.aclosing`)."""
-        call = self._calls.stream(job_id, after)
-        outcome: Outcome = None
         async with AsyncCallConnection(self.http, self.on_retry) as connection:
-            while True:
-                try:
-                    act = call.send(outcome)
-                except StopIteration:
-                    return
-                if isinstance(act, StreamEvent):
-                    yield act
-                    outcome = None
-                else:
-                    outcome = await connection.perform(act)
+            events = Call(self._servers, self._patience, connection).stream(job_id, after)
+            async with aclosing(events):
+                async for event in events:
+                    yield event
 
     async def request(
         self,
@@ -372,18 +349,21 @@ class AsyncPenstockClient(_Client):
         tries_again: bool = False,
     ) -> Json:
         """See PenstockClient."""
-        return await self._run(self._calls.request(method, path, body, headers, tries_again=tries_again))
+        return await self._run(lambda call: call.request(method, path, body, headers, tries_again=tries_again))
 
-    async def _run(self, call: Call[Result]) -> Result:
-        outcome: Outcome = None
+    async def _run(self, work: Callable[[Call], Coroutine[Any, Any, Result]]) -> Result:
         async with AsyncCallConnection(self.http, self.on_retry) as connection:
-            while True:
-                try:
-                    act = call.send(outcome)
-                except StopIteration as end:
-                    result: Result = end.value
-                    return result
-                outcome = await connection.perform(act)
+            return await work(Call(self._servers, self._patience, connection))
+
+
+def _done(work: Awaitable[Result]) -> Result:
+    """What this returns, whose I/O a CallConnection does: it never waits. Raises what it raises."""
+    try:
+        next(work.__await__())
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    raise AssertionError("a call for threads has waited")
 
 
 def _completed(job: Json) -> Json:

@@ -1,8 +1,7 @@
-"""Protocol of the client, without I/O: what to send, when and where to try again, and where a stream resumes.
+"""Protocol of the client: what to send, when and where to try again, and where a stream resumes.
 
-Each call is a generator. It yields what is to be done next (a Send, a Read, a Pause, or a StreamEvent for the caller),
-is sent what came of it (an HttpAnswer, a BodyPiece, or a Broken), and returns the result or raises a PenstockError. The
-clients for threads and for asyncio in penstock/client.py do what it says and decide nothing.
+A `Call` decides all of that and has a `Connection` do the I/O. The clients for threads and for asyncio in
+penstock/client.py, and the tests, bring connections of their own.
 
 A POST that may be sent twice carries an Idempotency-Key, and every try of it the same one.
 """
@@ -13,10 +12,10 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
 Json = dict[str, Any]
@@ -239,7 +238,7 @@ ELSEWHERE = frozenset({502, 503, 504})
 
 
 class Send(NamedTuple):
-    """Send a request. The result is an HttpAnswer or a Broken."""
+    """A request to send."""
 
     method: str
     url: str
@@ -248,11 +247,7 @@ class Send(NamedTuple):
     timeout_s: float
     """How long the server may send nothing."""
     streamed: bool = False
-    """Leave the body of a 200 to Reads."""
-
-
-class Read(NamedTuple):
-    """Read on in the body of the last request. The result is a BodyPiece or a Broken."""
+    """Whether `Connection.read` gives the body of a 200."""
 
 
 class Pause(NamedTuple):
@@ -274,7 +269,7 @@ class HttpAnswer(NamedTuple):
     """Names in lower case."""
     body: bytes
     at: float
-    """Monotonic time, in seconds; of every result."""
+    """Monotonic time, in seconds."""
 
 
 class BodyPiece(NamedTuple):
@@ -284,19 +279,34 @@ class BodyPiece(NamedTuple):
     at: float
 
 
-class Broken(NamedTuple):
-    """The connection failed."""
+class Broken(Exception):
+    """Raised when the connection failed; `at` is monotonic time in seconds. `reached`: a server had accepted it, so it
+    may have seen the request."""
 
-    cause: str
-    reached: bool
-    """A server had accepted the connection, so it may have seen the request."""
-    at: float
+    def __init__(self, cause: str, at: float, *, reached: bool = True) -> None:
+        super().__init__(cause)
+        self.cause, self.at, self.reached = cause, at, reached
 
 
-Act: TypeAlias = Send | Read | Pause | StreamEvent
-Outcome: TypeAlias = HttpAnswer | BodyPiece | Broken | None
-Result = TypeVar("Result")
-Call: TypeAlias = Generator[Act, Outcome, Result]
+class Refused(Exception):
+    """Raised for an answer of 400 or more, before it is decided whether another try may help."""
+
+    def __init__(self, answer: HttpAnswer) -> None:
+        super().__init__(answer.status)
+        self.answer, self.at = answer, answer.at
+
+
+class Connection(Protocol):
+    """Does the I/O of one call. That of the client for threads does it at once: nothing is ever awaited."""
+
+    async def send(self, request: Send) -> HttpAnswer:
+        """Send a request, and return its answer. Raises Broken."""
+
+    async def read(self) -> BodyPiece:
+        """Read on in the body of the last request. Raises Broken."""
+
+    async def pause(self, pause: Pause) -> None:
+        """Wait before the next try."""
 
 
 def without_login(url: str) -> str:
@@ -364,11 +374,11 @@ class RetryState:
         self._servers.reached = True
         self._failures = 0
 
-    def after(self, failure: Outcome) -> Pause:
+    def after(self, failure: Broken | Refused) -> Pause:
         """Return the delay before the next try. Raises NoAnswer, ApiRefusal, TimeoutError."""
-        return self.after_refusal(failure) if isinstance(failure, HttpAnswer) else self.after_break(_broken(failure))
+        return self._after_break(failure) if isinstance(failure, Broken) else self._after_refusal(failure.answer)
 
-    def after_break(self, broken: Broken) -> Pause:
+    def _after_break(self, broken: Broken) -> Pause:
         """Return the delay before the next try, at the next server. Raises NoAnswer, TimeoutError."""
         self._servers.reached |= broken.reached
         self._servers.leave(self._url)
@@ -377,7 +387,7 @@ class RetryState:
             return pause  # every server is tried once, however short the patience
         return self._pause(pause, broken.at, NoAnswer(self._url, broken.cause))
 
-    def after_refusal(self, answer: HttpAnswer) -> Pause:
+    def _after_refusal(self, answer: HttpAnswer) -> Pause:
         """Return the delay before the next try. Raises ApiRefusal, TimeoutError."""
         refusal = refusal_of(answer.status, answer.body, answer.headers.get("x-request-id", ""))
         self._servers.reached = True
@@ -423,31 +433,34 @@ def retry_after_s(headers: Mapping[str, str]) -> float:
     return 0.0
 
 
-class Calls:
-    """The calls of one client."""
+class Call:
+    """One call of a client."""
 
-    def __init__(self, servers: ServerList, patience: Patience, chance: Callable[[], float] = random.random) -> None:
-        self._servers, self._patience, self._chance = servers, patience, chance
+    def __init__(
+        self,
+        servers: ServerList,
+        patience: Patience,
+        connection: Connection,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._servers, self._patience, self._connection, self._chance = servers, patience, connection, chance
 
-    def request(
+    async def request(
         self, method: str, path: str, body: Any, headers: Mapping[str, str], *, tries_again: bool
-    ) -> Call[Json]:
+    ) -> Json:
         """Send a request and return the JSON object of its answer."""
         retry = self._retry() if tries_again else self._retry(Patience(0, 0))
-        answer = yield from self._answer(retry, method, path, body, headers)
-        return self._json(answer)
+        return await self._answer(retry, method, path, body, headers)
 
-    def submit(self, body: Mapping[str, Any], idempotency_key: str) -> Call[Json]:
+    async def submit(self, body: Mapping[str, Any], idempotency_key: str) -> Json:
         """Put a job in the queue, once however often it must be sent."""
         headers = {"Idempotency-Key": idempotency_key}
         queue = body.get("queue")
         refuses_to_wait = isinstance(queue, Mapping) and queue.get("do_not_queue")
         final_codes = (DEADLINE_UNREACHABLE, NO_CAPACITY) if refuses_to_wait else (DEADLINE_UNREACHABLE,)
-        retry = self._retry(final_codes=final_codes)
-        answer = yield from self._answer(retry, "POST", "/v1/jobs", dict(body), headers)
-        return self._json(answer)
+        return await self._answer(self._retry(final_codes=final_codes), "POST", "/v1/jobs", dict(body), headers)
 
-    def wait(self, job_id: str, timeout_s: float, now: float) -> Call[Json]:
+    async def wait(self, job_id: str, timeout_s: float, now: float) -> Json:
         """Return the job once it has ended. Raises WaitTimeout."""
         until, job = now + timeout_s, None
         retry = self._retry(until=until)
@@ -456,79 +469,63 @@ class Calls:
             poll_s = min(LONG_POLL_S, left_s)
             path = f"{job_path(job_id)}?{urlencode({'wait': f'{poll_s:.3f}'})}"
             silence_s = min(poll_s + LATE_S, left_s + OVERTIME_S)
-            got = yield self._send(retry, "GET", path, b"", EMPTY, silence_s)
-            if isinstance(got, HttpAnswer) and got.status < 400:
-                retry.progress()
-                job, now = self._json(got), got.at
-                if job["status"] in FINAL:
-                    return job
-                if now >= until:
-                    raise WaitTimeout(job_id, timeout_s, job)
-                continue
             try:
-                pause = retry.after(got)
-            except TimeoutError:
-                raise WaitTimeout(job_id, timeout_s, job) from None
-            yield pause
-            assert got is not None
-            now = got.at + pause.seconds
+                got = await self._try(retry, "GET", path, b"", EMPTY, silence_s)
+            except (Broken, Refused) as failure:
+                try:
+                    pause = retry.after(failure)
+                except TimeoutError:
+                    raise WaitTimeout(job_id, timeout_s, job) from None
+                await self._connection.pause(pause)
+                now = failure.at + pause.seconds
+                continue
+            retry.progress()
+            job, now = self._json(got), got.at
+            if job["status"] in FINAL:
+                return job
+            if now >= until:
+                raise WaitTimeout(job_id, timeout_s, job)
 
-    def stream(self, job_id: str, after: str) -> Call[None]:
+    async def stream(self, job_id: str, after: str) -> AsyncGenerator[StreamEvent, None]:
         """Yield the job's events after a cursor to its end, whatever connection brings them."""
-        retry = self._retry()
+        retry, path = self._retry(), f"{job_path(job_id)}/events"
         while True:
             headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
-            got = yield self._send(retry, "GET", f"{job_path(job_id)}/events", b"", headers, SILENCE_S, streamed=True)
-            if isinstance(got, HttpAnswer) and got.status < 400:
+            try:
+                got = await self._try(retry, "GET", path, b"", headers, SILENCE_S, streamed=True)
                 if not got.headers.get("content-type", "").startswith("text/event-stream"):
                     raise NoAnswer(self._servers.url, "its answer is no event stream")
-                got, after = yield from self._events(job_id, after, retry)
-                if got is None:
-                    return
-            yield retry.after(got)
+                parser = EventParser()
+                while (piece := await self._connection.read()).data:
+                    for sent in parser.feed(piece.data):
+                        cursor = sent.id or after
+                        event = _event(job_id, sent, cursor, piece.at)
+                        retry.progress()
+                        after = cursor
+                        if event.name == "ping":
+                            continue
+                        yield event
+                        if event.name in FINAL:
+                            if event.name != "completed":
+                                raise JobFailed(event.data)
+                            return
+                raise Broken("the server ended the stream", piece.at)
+            except (Broken, Refused) as failure:
+                await self._connection.pause(retry.after(failure))
 
-    def _events(self, job_id: str, after: str, retry: RetryState) -> Call[tuple[HttpAnswer | Broken | None, str]]:
-        """Yield the events of one connection. Returns why another one is needed, None if none is, and the new
-        cursor."""
-        parser = EventParser()
-        while True:
-            got = yield Read()
-            if not isinstance(got, BodyPiece):
-                return _broken(got), after
-            if not got.data:
-                return Broken("the server ended the stream", reached=True, at=got.at), after
-            for sent in parser.feed(got.data):
-                if sent.name == "error" and refusal_of(503, sent.data.encode(), "").code == NEWER_VERSION:
-                    return HttpAnswer(503, EMPTY, sent.data.encode(), got.at), after
-                retry.progress()
-                after = sent.id or after
-                if sent.name == "ping":
-                    continue
-                event = _event(job_id, sent, after)
-                yield event
-                if event.name in FINAL:
-                    if event.name != "completed":
-                        raise JobFailed(event.data)
-                    return None, after
-
-    def _answer(
-        self,
-        retry: RetryState,
-        method: str,
-        path: str,
-        body: Any = None,
-        headers: Mapping[str, str] = EMPTY,
-    ) -> Call[HttpAnswer]:
-        """Return a good answer, after as many tries as it takes and may take."""
+    async def _answer(self, retry: RetryState, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Json:
+        """Return the JSON object of a good answer, after as many tries as it takes and may take."""
         content = b"" if body is None else json_bytes(body)
         while True:
-            got = yield self._send(retry, method, path, content, headers, ANSWER_TIMEOUT_S)
-            if isinstance(got, HttpAnswer) and got.status < 400:
+            try:
+                got = await self._try(retry, method, path, content, headers, ANSWER_TIMEOUT_S)
+            except (Broken, Refused) as failure:
+                await self._connection.pause(retry.after(failure))
+            else:
                 retry.progress()
-                return got
-            yield retry.after(got)
+                return self._json(got)
 
-    def _send(
+    async def _try(
         self,
         retry: RetryState,
         method: str,
@@ -538,13 +535,17 @@ class Calls:
         timeout_s: float,
         *,
         streamed: bool = False,
-    ) -> Send:
+    ) -> HttpAnswer:
+        """Send the request once. Raises Broken, Refused."""
         own = {"Content-Type": "application/json"} if body else {}
         if self._servers.key:
             own["Authorization"] = f"Bearer {self._servers.key}"
         own.update(headers)
         check_headers(own)
-        return Send(method, retry.server() + path, own, body, timeout_s, streamed)
+        answer = await self._connection.send(Send(method, retry.server() + path, own, body, timeout_s, streamed))
+        if answer.status >= 400:
+            raise Refused(answer)
+        return answer
 
     def _json(self, answer: HttpAnswer) -> Json:
         try:
@@ -559,8 +560,10 @@ class Calls:
         return RetryState(self._servers, patience or self._patience, self._chance, **limits)
 
 
-def _event(job_id: str, sent: ServerSentEvent, cursor: str) -> StreamEvent:
-    """Raises StreamReset, EventsUnreadable."""
+def _event(job_id: str, sent: ServerSentEvent, cursor: str, at: float) -> StreamEvent:
+    """Raises StreamReset, EventsUnreadable; Refused if the server is too old for the job."""
+    if sent.name == "ping":
+        return StreamEvent(sent.name, cursor, {})
     try:
         data = json.loads(sent.data)
     except ValueError:
@@ -571,13 +574,10 @@ def _event(job_id: str, sent: ServerSentEvent, cursor: str) -> StreamEvent:
         raise StreamReset(job_id, StreamEvent(sent.name, cursor, data))
     if sent.name == "error":
         error = data.get("error") or {}
+        if error.get("code") == NEWER_VERSION:
+            raise Refused(HttpAnswer(503, EMPTY, sent.data.encode(), at))
         raise EventsUnreadable(str(error.get("code")), str(error.get("message")))
     return StreamEvent(sent.name, cursor, data)
-
-
-def _broken(got: Outcome) -> Broken:
-    assert isinstance(got, Broken), got
-    return got
 
 
 def job_path(job_id: str) -> str:

@@ -137,14 +137,9 @@ TABLES = ("models", "keys", "tenants", "webhooks")
 """Sections with one table per name; they have no environment variables."""
 
 ALIASES = {
-    "PENSTOCK_HOST": ("api", "host"),
-    "PENSTOCK_PORT": ("api", "port"),
-    "PENSTOCK_DATA_DIR": ("up", "data_dir"),
-    "PENSTOCK_ENGINE": ("up", "engine"),
-    "PENSTOCK_MODEL": ("up", "model"),
-    "PENSTOCK_WORKERS": ("up", "workers"),
+    f"{ENV_PREFIX}{flag.upper()}": FLAGS[flag] for flag in ("host", "port", "data_dir", "engine", "model", "workers")
 }
-"""Short names of the most used settings."""
+"""Short names of the most used settings, such as PENSTOCK_PORT."""
 
 NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_LIFE", "PENSTOCK_API_KEY", "PENSTOCK_URL", "PENSTOCK_BENCH_CACHE")
 """Variables with the prefix that are not settings."""

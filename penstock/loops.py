@@ -13,10 +13,6 @@ from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 log = logging.getLogger(__name__)
 
-LAG_CHECK_INTERVAL_S = 0.5
-MIN_LOGGED_LAG_S = 1.0
-"""A shorter lag is normal on a busy machine and is not logged."""
-
 T = TypeVar("T")
 
 
@@ -139,16 +135,6 @@ async def wait_any(*events: asyncio.Event, timeout_s: float | None = None) -> No
     finally:
         for each in waits:
             each.cancel()
-
-
-async def watch_lag() -> NoReturn:
-    """Log a warning when the event loop was blocked, which explains otherwise unexplained stalls."""
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + LAG_CHECK_INTERVAL_S
-        await asyncio.sleep(LAG_CHECK_INTERVAL_S)
-        if (late := loop.time() - due) > MIN_LOGGED_LAG_S:
-            log.warning("the event loop was held up for %.1f s", late)
 
 
 # A thread would not help: one call of a codec holds the interpreter lock until it returns.

@@ -300,15 +300,11 @@ class Loop:
                 yield Action(model=model, kind="cordon", worker=each.worker, reason=each.reason, by=by)
         if plan.takes != (() if before is None else before.takes):
             yield Action(model=model, kind="switch", shape=", ".join(plan.takes), reason=decision.why, by=by)
-        yield from self._changes(decision, {} if before is None else before.pools)
-
-    def _changes(self, decision: SwitchDecision, before: Mapping[str, int]) -> Iterator[Action]:
         for shape, pool in decision.pools.items():
-            was = before.get(shape)
+            was = None if before is None else before.pools.get(shape)
             if pool.want != was:
                 kind: ActionKind = "up" if pool.want > (was or 0) else "down"
-                by, why = self._holder, pool.reason
-                yield Action(model=decision.model, kind=kind, shape=shape, want=pool.want, was=was, reason=why, by=by)
+                yield Action(model=model, kind=kind, shape=shape, want=pool.want, was=was, reason=pool.reason, by=by)
 
     def _measured(self, decisions: Sequence[SwitchDecision]) -> dict[str, float]:
         """Cold starts in seconds, by pool, that were measured since they were last written."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from penstock.loops import ExpectedErrors
 from telemetry.records.schema import SampleRecord
 from telemetry.records.writer import RecordSink
 
@@ -85,7 +86,9 @@ class DcgmReadings:
     def __init__(self, url: str, *, interval_s: float = INTERVAL_S) -> None:
         """`url`: http://HOST:PORT/metrics of the exporter of this machine."""
         self._url, self._interval_s = urlsplit(url), interval_s
-        self._read_at, self._readings, self._problem = 0.0, dict[str, GpuReading](), ""
+        self._read_at, self._readings = 0.0, dict[str, GpuReading]()
+        message = f"the exporter of GPUs at {self._url.hostname}:{self._url.port} tells nothing: %s"
+        self._outage = ExpectedErrors((OSError, http.client.HTTPException, ValueError), log.warning, message, once=True)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._keep_asking, name="dcgm", daemon=True)
         self._thread.start()
@@ -101,20 +104,12 @@ class DcgmReadings:
 
     def _keep_asking(self) -> None:
         while True:
-            self._ask()
+            with self._outage:
+                self._readings, self._read_at = readings_of(self._fetch()), time.monotonic()
+                if not self._readings:
+                    raise ValueError("its answer has no GPU")
             if self._done.wait(self._interval_s):
                 return
-
-    def _ask(self) -> None:
-        """Read once; a problem is logged when it begins."""
-        try:
-            self._readings, self._read_at = readings_of(self._fetch()), time.monotonic()
-            problem = "" if self._readings else "its answer has no GPU"
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            problem = str(error) or type(error).__name__
-        if problem and not self._problem:
-            log.warning("the exporter of GPUs at %s tells nothing: %s", self._url.netloc, problem)
-        self._problem = problem
 
     def _fetch(self) -> str:
         """Raises OSError, HTTPException, ValueError."""
@@ -219,6 +214,8 @@ class GpuReadings:
 
 
 LAG_CHECK_INTERVAL_S = 0.5
+MIN_LOGGED_LAG_S = 1.0
+"""A shorter lag is normal on a busy machine and is not logged."""
 
 Facts = Mapping[str, Any]
 """Fields of a sample that only the process knows, by name."""
@@ -252,7 +249,10 @@ class Sampler:
                     due = loop.time() + self._interval_s
                 expected = loop.time() + min(LAG_CHECK_INTERVAL_S, self._interval_s)
                 await asyncio.sleep(expected - loop.time())
-                self._lag_s = max(self._lag_s, loop.time() - expected)
+                late_s = loop.time() - expected
+                self._lag_s = max(self._lag_s, late_s)
+                if late_s > MIN_LOGGED_LAG_S:  # it explains otherwise unexplained stalls
+                    log.warning("the event loop was held up for %.1f s", late_s)
         finally:
             self.sample()
 

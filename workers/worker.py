@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.engine import RETURNED, Engine, Failure, ModelCard, Piece
-from penstock.loops import ExpectedErrors, retry_until, run_periodically, wait_any, watch_lag
+from penstock.loops import ExpectedErrors, retry_until, run_periodically, wait_any
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.processes import LengthStore
 from streaming.fleet.settings import NO_TARGETS, LaneTargets
@@ -135,7 +135,7 @@ class Worker:
         checking = run_periodically(
             self._starter.check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True
         )
-        loops = [self._heartbeat.keep_listening(), checking, sweeping, watch_lag(), self._clock.keep()]
+        loops = [self._heartbeat.keep_listening(), checking, sweeping, self._clock.keep()]
         loops += [self._heartbeat.keep_looking(), self._lengths.keep(), self._gate.keep_reporting()]
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             loops += [

@@ -11,7 +11,8 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from offline.app import LOOK_AT_BATCH
-from offline.batch.turn import BatchTurn, TurnContext
+from offline.batch.turn import BatchTurn
+from offline.tools import OfflineTools
 from penstock.config import ConfigError
 from penstock.loops import ExpectedErrors, run_periodically
 from streaming.batches.store import Batches, Files
@@ -30,9 +31,9 @@ MAX_EXPIRED = 100
 class BatchRunner:
     """One per process. Setting `stop` ends its turns early and cleanly; `quarantine_s`: retention of the quarantine."""
 
-    def __init__(self, context: TurnContext, quarantine_s: float) -> None:
-        self._context, self._quarantine_s = context, quarantine_s
-        self._batches, self._files = Batches(context.tools.store_client), Files(context.tools.store_client)
+    def __init__(self, tools: OfflineTools, quarantine_s: float) -> None:
+        self._tools, self._quarantine_s = tools, quarantine_s
+        self._batches, self._files = Batches(tools.store_client), Files(tools.store_client)
         self._problem = ""
         """Why `tidy` does nothing, as logged last."""
         self.stop = asyncio.Event()
@@ -43,15 +44,15 @@ class BatchRunner:
 
         Never raises: a batch whose turn failed becomes due again.
         """
-        turns = self._context.metrics.batch_turns
+        turns = self._tools.metrics.batch_turns
         self.running += 1
         try:
             lease = await self._batches.hold(batch_id, notice)
             log.info("turn %d at a batch", lease.epoch, extra={"batch": batch_id, "state": lease.state})
             about: Attributes = {names.BATCH_ID: batch_id, names.TENANT: lease.batch.tenant}
-            span = self._context.tools.tracing.span("batch turn", lease.batch.trace, "consumer", attributes=about)
+            span = self._tools.tracing.span("batch turn", lease.batch.trace, "consumer", attributes=about)
             with span.active():
-                await BatchTurn(self._context, lease, self.stop).run()
+                await BatchTurn(self._tools, lease, self.stop).run()
             span.end()
             turns.labels("done").inc()
         except Superseded as error:
@@ -74,7 +75,7 @@ class BatchRunner:
 
         Does nothing if store and folder belong to different deployments. Raises Unavailable, OSError.
         """
-        file_store = self._context.file_store
+        file_store = self._tools.file_store
         if not await self._store_matches():
             return
         while files := await self._files.expired(MAX_EXPIRED):
@@ -84,7 +85,7 @@ class BatchRunner:
         for batch_id in await self._batches.forget_expired(MAX_EXPIRED):
             await asyncio.to_thread(file_store.end_work, batch_id)
         await asyncio.to_thread(file_store.drop_incoming)
-        await asyncio.to_thread(file_store.end_notes, self._context.keep_s)
+        await asyncio.to_thread(file_store.end_notes, self._tools.keep_s)
         orphans = await asyncio.to_thread(file_store.strays, "files")
         await self._quarantine("files", set(orphans) - await self._files.known(orphans))
         works, old_works = (
@@ -101,10 +102,10 @@ class BatchRunner:
 
     async def _store_matches(self) -> bool:
         """Check that the store and the folder of files belong to the same deployment. Raises Unavailable, OSError."""
-        identity = await read_identity(self._context.tools.store_client)
+        identity = await read_identity(self._tools.store_client)
         if identity is None:  # the store was just emptied; the monitor writes a new identity
             return False
-        store_client, file_store = self._context.tools.store_client, self._context.file_store
+        store_client, file_store = self._tools.store_client, self._tools.file_store
         try:
             check_identity(identity, store_client.settings)
         except ConfigError as error:
@@ -123,7 +124,7 @@ class BatchRunner:
             return
         for name in sorted(names):
             with contextlib.suppress(FileNotFoundError):  # another process has moved it
-                place = await asyncio.to_thread(self._context.file_store.set_aside, part, name)
+                place = await asyncio.to_thread(self._tools.file_store.set_aside, part, name)
                 log.warning("the store has no record of a file or batch; quarantined it: %s", place)
 
     async def keep_tidy(self, every_s: float) -> None:

@@ -13,6 +13,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,9 +31,9 @@ from api.openai.batch_lines import (
     worth_retrying,
 )
 from api.openai.errors import ApiError, too_large_for_store
+from offline.tools import OfflineTools
 from penstock.engine import ModelCard
 from penstock.text import form_of
-from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import AnswerRow, InputPlan, Ledger, LineOutcome, Segment, lines_of
 from streaming.batches.store import BatchLease, BatchProgress, LineFault
 from streaming.errors import LaneFull, NeverFits, StoreFull
@@ -44,10 +45,8 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
-from streaming.redis.client import RedisClient
-from streaming.store.monitor import Headroom, StoreMonitor
 from telemetry import tracing as names
-from telemetry.tracing import NO_TRACING, Attributes, Span, Tracing
+from telemetry.tracing import NO_TRACING, Attributes, Span
 
 MAX_FAULTS = 100
 MAX_LINE_BYTES = 2 * 1024 * 1024
@@ -181,36 +180,15 @@ JOBS_PER_CALL = 64
 """Jobs enqueued, or records read, in one round trip."""
 MAX_BLOCKED = 64
 """Lines that may wait for room in the store before no line behind them is tried."""
-MAX_OVERTAKING = 512
-"""Lines enqueued ahead of one that waits for room, until the queue must run empty of the batch's lines once. Smaller
-lines would otherwise take the room again and again that the larger one needs at once."""
-MAX_TRIED = 1024
-"""Lines tried in one round."""
 ANSWERED_RETENTION_S = 600
 """How long the store keeps the record of a line's job once its answer is on disk."""
 SLOTS_MAX_AGE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class BatchTools:
-    """Objects of the process that every turn shares."""
-
-    store_client: RedisClient
-    headroom: Headroom
-    store: StoreMonitor
-    models: Sequence[str]
-    settings: BatchSettings
-    max_choices: int
-    """Largest `n` of one line."""
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """By tenant, see TenantSettings."""
-    tracing: Tracing = NO_TRACING
-
-
 class Lines:
     """The lines of one batch during one turn. The turn sets `now_ms`, the store's time, after each save."""
 
-    def __init__(self, tools: BatchTools, lease: BatchLease, folder: Path) -> None:
+    def __init__(self, tools: OfflineTools, lease: BatchLease, folder: Path) -> None:
         self._tools, self._lease, self._folder = tools, lease, folder
         self._queue = Queue(tools.store_client, tools.headroom, tools.weights)
         self._job_reader, self._fleet = JobReader(tools.store_client), Fleet(tools.store_client)
@@ -225,12 +203,10 @@ class Lines:
         """Lines without an answer that are not in the queue, in the order to enqueue them."""
         self._queued: dict[str, int] = {}
         """Lines in the queue, by job id."""
-        self._needs: dict[int, int] = {}
-        """Bytes needed by each line that waits for room in the store."""
-        self._overtaking = 0
-        """Lines enqueued ahead of one that waits for room, since the queue was last empty of lines."""
+        self._blocked: dict[int, int] = {}
+        """Lines for which the store had no room, in order, and the bytes that each needs. They are tried first."""
         self._cards: Mapping[str, ModelCard] = {}
-        """The model cards by which `_needs` was computed."""
+        """The model cards by which these bytes were computed."""
         self._cancelling = False
         """Jobs that end as cancelled were cancelled by `give_up`."""
         self._tally = Tally(lease.progress.per_second)
@@ -248,7 +224,7 @@ class Lines:
         await asyncio.to_thread(self._load)
         # Lines are enqueued in order, except the few that wait for room, and only so many at once: all lines that are
         # in the queue are among these first ones.
-        count = 2 * max(self._tools.settings.window, self._lease.progress.in_queue) + MAX_BLOCKED
+        count = 2 * max(self._tools.batch.window, self._lease.progress.in_queue) + MAX_BLOCKED
         first = {self._job_id(line): line for line in list(self._waiting)[:count]}
         known = await self._queue.known(list(first))
         self._queued = {job_id: first[job_id] for job_id in known}
@@ -277,7 +253,7 @@ class Lines:
     @property
     def done(self) -> bool:
         """Whether every line has its answer."""
-        return not self._waiting and not self._queued
+        return not self._waiting and not self._blocked and not self._queued
 
     @property
     def idle(self) -> bool:
@@ -307,51 +283,31 @@ class Lines:
     async def feed(self) -> int:
         """Enqueue lines up to the batch's window, and return how many ended with an error instead.
 
-        A line that must wait for room in the store keeps its place; smaller ones may overtake it. Raises Unavailable,
-        OSError.
+        Smaller lines overtake one that must wait for room in the store. Raises Unavailable, OSError.
         """
         left_ms = self._left_ms()
         refused = self._tools.headroom.full or self._tools.store.reason
-        if not self._waiting or refused or (left_ms is not None and left_ms <= 0):
+        if refused or not (self._waiting or self._blocked) or (left_ms is not None and left_ms <= 0):
             return 0
-        room = window_of(await self._worker_slots(), self._tools.settings.window) - len(self._queued)
+        window = window_of(await self._worker_slots(), self._tools.batch.window)
         self._lane, self._reason = lane_of(self._standing(), self._lease.batch.ceiling)
-        if self.idle:
-            self._overtaking = 0
-        tried: list[int] = []
-        settled: set[int] = set()
-        """Lines of `tried` that are enqueued or ended."""
-        ended = 0
-        try:
-            while room > 0 and (lines := self._next(min(room, JOBS_PER_CALL), tried, settled)):
-                before = len(self._queued)
-                lane_full, failed = await self._put(lines, left_ms, settled)
-                room -= len(self._queued) - before
-                ended += failed
-                if lane_full:
-                    break
-        finally:
-            self._waiting.extendleft(line for line in reversed(tried) if line not in settled)
+        ended, may_take_more = 0, True
+        while may_take_more and (lines := self._next(min(window - len(self._queued), JOBS_PER_CALL))):
+            failed, may_take_more = await self._put(lines, left_ms)
+            ended += failed
         return ended
 
-    def _next(self, limit: int, tried: list[int], settled: set[int]) -> list[int]:
-        """Return at most `limit` lines to enqueue now, passing over those that need more room than the store has. Moves
-        all of them from the waiting lines to `tried`."""
-        lines: list[int] = []
-        passed = sum(line in self._needs and line not in settled for line in tried)
-        draining = self._overtaking >= MAX_OVERTAKING
-        while self._waiting and len(lines) < limit and passed < MAX_BLOCKED and len(tried) < MAX_TRIED:
-            line = self._waiting[0]
-            needed = self._needs.get(line)
-            if draining and (needed is None or passed):
-                break
-            tried.append(self._waiting.popleft())
-            partition = partition_of(self._job_id(line)) or 0
-            if needed is None or self._tools.headroom.fits(partition, needed, part=True):
-                lines.append(line)
-            else:
-                passed += 1
-        return lines
+    def _next(self, limit: int) -> list[int]:
+        """At most `limit` lines to enqueue now: those that waited for room and have it, then those behind them, unless
+        too many wait."""
+        if limit <= 0:
+            return []
+        lines = [line for line, needed in self._blocked.items() if self._fits(line, needed)]
+        lines += islice(self._waiting, max(0, min(limit, MAX_BLOCKED - len(self._blocked))))
+        return lines[:limit]
+
+    def _fits(self, line: int, needed: int) -> bool:
+        return self._tools.headroom.fits(partition_of(self._job_id(line)) or 0, needed, part=True)
 
     async def withdraw(self) -> None:
         """Take unclaimed lines out of the queue; they are enqueued again later. Raises Unavailable, OSError."""
@@ -379,44 +335,45 @@ class Lines:
                 del self._queued[job_id]
                 self._waiting.appendleft(line)
 
-    async def _put(self, lines: list[int], left_ms: int | None, settled: set[int]) -> tuple[bool, int]:
-        """Enqueue these lines; add those that are enqueued or ended to `settled`. Returns whether the lane is full, and
-        how many lines ended with an error because their request is refused or can never fit into the store."""
+    async def _put(self, lines: Sequence[int], left_ms: int | None) -> tuple[int, bool]:
+        """Enqueue these lines. Returns how many ended with an error because their request is refused or can never fit
+        into the store, and whether others should be tried now: the lane has room, and one of these had its turn."""
         cards = await self._fleet.cards()
+        if cards != self._cards:  # with a model card, a line may need fewer bytes
+            self._cards, self._blocked = cards, dict.fromkeys(self._blocked, 0)
         found = await asyncio.to_thread(self._jobs, lines, left_ms, cards)
-        failed = sum(
-            self._refuse(line, each, settled)
-            for line, each in zip(lines, found, strict=True)
-            if isinstance(each, ApiError)
-        )
-        lines = [line for line in lines if line not in settled]
+        refusals = {line: each for line, each in zip(lines, found, strict=True) if isinstance(each, ApiError)}
+        lines = [line for line in lines if line not in refusals]
         jobs = [each for each in found if isinstance(each, Job)]
-        if cards != self._cards:  # with a model card, a waiting line may need fewer bytes
-            self._cards = cards
-            self._needs.clear()
         spans = self._begin_traces(jobs)
-        answers = await self._queue.put_parts(jobs, cards)
-        lane_full = False
-        for line, job, accepted, span in zip(lines, jobs, answers, spans, strict=True):
+        lane_full, before = False, (len(self._waiting), len(self._blocked))
+        for line, job, accepted, span in zip(lines, jobs, await self._queue.put_parts(jobs, cards), spans, strict=True):
             match accepted:
                 case LaneFull():
                     lane_full = True
-                    continue
                 case NeverFits():
-                    failed += self._refuse(line, too_large_for_store(job, accepted.needed, accepted.most), settled)
+                    refusals[line] = too_large_for_store(job, accepted.needed, accepted.most)
                 case StoreFull():
-                    self._needs[line] = accepted.needed
-                    continue
+                    if line not in self._blocked:
+                        self._waiting.remove(line)
+                    self._blocked[line] = accepted.needed
                 case _:
+                    self._leave(line)
                     self._queued[job.id] = line
                     if not accepted.joined:
                         span.end()
-            self._needs.pop(line, None)
-            self._overtaking = self._overtaking + 1 if self._needs else 0
-            settled.add(line)
-        if failed:
+        for line, error in refusals.items():
+            self._leave(line)
+            attempt = self.ledger.attempts[line]
+            self._segment.add(line, LineOutcome.FAILED, attempt, refusal(error, self._job_id(line)))
+        if refusals:
             await self._commit()
-        return lane_full, failed
+        return len(refusals), not lane_full and (len(self._waiting), len(self._blocked)) != before
+
+    def _leave(self, line: int) -> None:
+        """Take a line out of those that wait."""
+        if self._blocked.pop(line, None) is None:
+            self._waiting.remove(line)
 
     def _begin_traces(self, jobs: list[Job]) -> list[Span]:
         """Give each job a trace of its own, which links to the request that created the batch, if traces are recorded.
@@ -434,13 +391,7 @@ class Lines:
             spans.append(span)
         return spans
 
-    def _refuse(self, line: int, error: ApiError, settled: set[int]) -> bool:
-        """End the line with this error."""
-        self._segment.add(line, LineOutcome.FAILED, self.ledger.attempts[line], refusal(error, self._job_id(line)))
-        settled.add(line)
-        return True
-
-    def _jobs(self, lines: list[int], left_ms: int | None, cards: Mapping[str, ModelCard]) -> list[Job | ApiError]:
+    def _jobs(self, lines: Sequence[int], left_ms: int | None, cards: Mapping[str, ModelCard]) -> list[Job | ApiError]:
         """Read the lines and build their jobs; an error becomes the line's answer (an older version, which refused
         less, may have validated the input). Blocks."""
         assert self._source is not None
@@ -470,7 +421,7 @@ class Lines:
             # Cancelled late by an earlier turn, or by its job id, but the batch goes on: enqueue the line as a new job.
             self._segment.add(line, LineOutcome.WITHDRAWN, attempt + 1)
             self._waiting.appendleft(line)
-        elif worth_retrying(record) and self.ledger.failures[line] < self._tools.settings.retries:
+        elif worth_retrying(record) and self.ledger.failures[line] < self._tools.batch.retries:
             self._segment.add(line, LineOutcome.RETRIED, attempt + 1)
             self._waiting.appendleft(line)
         else:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from api.openai.batch_lines import blocks, output_lines
-from offline.batch.lines import BatchTools, Lines, Terms, ValidatedInput, ValidationInterrupted, validate_input
+from offline.batch.lines import Lines, Terms, ValidatedInput, ValidationInterrupted, validate_input
+from offline.tools import OfflineTools
 from penstock.loops import ExpectedErrors, run_periodically, wait
 from streaming.batches.file_store import FileStore, Incoming
 from streaming.batches.ledger import PLAN, InputPlan, Ledger, LineOutcome, Segment
@@ -32,13 +33,11 @@ from streaming.batches.store import (
 )
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.processes import Fleet
-from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
 """Interval between queries for lines that have ended."""
-SAVE_INTERVAL_S = 1.0
 CANCEL_TIMEOUT_S = 30.0
 """How long running lines of a cancelled batch may take to stop."""
 PAUSED_RECHECK_MS = 24 * 3600 * 1000
@@ -54,26 +53,13 @@ WORK_LOST = LineFault(
 StopReason: TypeAlias = Literal["", "expired", "cancelled"]
 
 
-@dataclass(frozen=True, slots=True)
-class TurnContext:
-    """Tools and settings of the process that every turn uses."""
-
-    tools: BatchTools
-    file_store: FileStore
-    metrics: Metrics
-    keep_s: int
-    """Retention of the output files and of the batch's record."""
-    turn_s: float
-    save_interval_s: float = SAVE_INTERVAL_S
-
-
 class BatchTurn:
     """One turn under one lease. Setting `stop` ends it early and cleanly."""
 
-    def __init__(self, context: TurnContext, lease: BatchLease, stop: asyncio.Event) -> None:
-        self._context, self._lease, self._stop = context, lease, stop
-        self._batches, self._files = Batches(context.tools.store_client), Files(context.tools.store_client)
-        self._folder = context.file_store.work(lease.batch.id)
+    def __init__(self, tools: OfflineTools, lease: BatchLease, stop: asyncio.Event) -> None:
+        self._tools, self._lease, self._stop = tools, lease, stop
+        self._batches, self._files = Batches(tools.store_client), Files(tools.store_client)
+        self._folder = tools.file_store.work(lease.batch.id)
         self._state, self._progress = lease.state, lease.progress
         self._saved = SaveResult(lease.now_ms, lease.state, lease.paused)
         self._tokens: int | None = None
@@ -107,7 +93,7 @@ class BatchTurn:
         """Save periodically; skip it while the store is away. If the lease expires, another turn takes the batch."""
         write = partial(log.warning, extra={"batch": self._lease.batch.id})
         expected = ExpectedErrors(Unavailable, write, "the progress of a batch could not be saved: %s")
-        await run_periodically(self._save, self._context.save_interval_s, expected, wait_first=True)
+        await run_periodically(self._save, self._tools.save_interval_s, expected, wait_first=True)
 
     async def _save(self, rest_ms: int | None = None) -> None:
         """Save the progress; with `rest_ms` end the turn until then. Raises Fenced, Unavailable."""
@@ -138,12 +124,12 @@ class BatchTurn:
             self._ended = True
             ending = Ending(state, progress, tuple(files))
             await asyncio.to_thread(
-                note_ending, self._context.file_store, self._lease.batch.id, self._lease.epoch, ending
+                note_ending, self._tools.file_store, self._lease.batch.id, self._lease.epoch, ending
             )
-            await self._batches.save(self._lease, state, progress, keep_s=self._context.keep_s, files=files)
-        self._context.metrics.batches.labels(state.value).inc()
+            await self._batches.save(self._lease, state, progress, keep_s=self._tools.keep_s, files=files)
+        self._tools.metrics.batches.labels(state.value).inc()
         log.info("batch ended as %s", state, extra={"batch": self._lease.batch.id, "lines": progress.total})
-        await asyncio.to_thread(self._context.file_store.end_work, self._lease.batch.id)
+        await asyncio.to_thread(self._tools.file_store.end_work, self._lease.batch.id)
 
     def _should_continue(self) -> bool:
         return not self._lost and not self._stop.is_set()
@@ -164,7 +150,7 @@ class BatchTurn:
 
     async def _restore_ending(self) -> bool:
         """End a batch again that had ended before the store was restored from a backup; return whether it had."""
-        ending = await asyncio.to_thread(noted_ending, self._context.file_store, self._lease.batch.id)
+        ending = await asyncio.to_thread(noted_ending, self._tools.file_store, self._lease.batch.id)
         if ending is None:
             return False
         log.warning(
@@ -187,17 +173,17 @@ class BatchTurn:
 
     async def _read_input(self) -> bool:
         """Validate the input; return whether there are lines to compute."""
-        tools, batch = self._context.tools, self._lease.batch
+        tools, batch = self._tools, self._lease.batch
         segment = Segment(self._folder, self._lease.epoch)
         terms = Terms(
             batch.endpoint,
             frozenset(tools.models),
-            tools.settings.max_lines,
+            tools.batch.max_lines,
             max_choices=tools.max_choices,
             cards=await Fleet(tools.store_client).cards(),
         )
         try:
-            source = await asyncio.to_thread(self._context.file_store.input_of, batch.id, batch.input_file)
+            source = await asyncio.to_thread(self._tools.file_store.input_of, batch.id, batch.input_file)
             found = await asyncio.to_thread(validate_input, source, terms, segment, self._should_continue)
             if not found.faults:
                 await asyncio.to_thread(segment.commit)
@@ -241,12 +227,12 @@ class BatchTurn:
 
     async def _compute(self) -> StopReason | None:
         """Compute lines. Returns why the batch stops ("": every line has an answer); None if only the turn is over."""
-        self._lines = lines = Lines(self._context.tools, self._lease, self._folder)
+        self._lines = lines = Lines(self._tools, self._lease, self._folder)
         await lines.open()
         loop = asyncio.get_running_loop()
-        turn_end, cancel_by = loop.time() + self._context.turn_s, 0.0
+        turn_end, cancel_by = loop.time() + self._tools.turn_s, 0.0
         while True:
-            self._context.metrics.batch_lines.inc(await lines.collect())
+            self._tools.metrics.batch_lines.inc(await lines.collect())
             if lines.done:
                 return ""
             if reason := self._stop_reason():
@@ -264,7 +250,7 @@ class BatchTurn:
                     await self._save(rest_ms=self._paused_ms())
                     return None
             else:
-                self._context.metrics.batch_lines.inc(await lines.feed())
+                self._tools.metrics.batch_lines.inc(await lines.feed())
             await wait(self._stop, POLL_INTERVAL_S)
 
     def _stop_reason(self) -> StopReason:
@@ -301,12 +287,12 @@ class BatchTurn:
             )
         except Fenced:
             for _, file in made:  # the process that has the batch now writes its own
-                await asyncio.to_thread(self._context.file_store.remove, file.id)
+                await asyncio.to_thread(self._tools.file_store.remove, file.id)
             raise
 
     def _assemble(self, plan: InputPlan, ledger: Ledger, outcome: LineOutcome, reason: StopReason) -> StoredFile | None:
         """Write the file of the lines with this outcome; None if it would be empty. Blocks."""
-        batch, file_store = self._lease.batch, self._context.file_store
+        batch, file_store = self._lease.batch, self._tools.file_store
         incoming = file_store.open_incoming()
         try:
             for block in blocks(output_lines(batch.id, self._folder, plan, ledger, outcome, reason)):
@@ -328,7 +314,7 @@ class BatchTurn:
             created_ms=now_ms,
             expires_ms=now_ms + batch.output_keep_ms,
         )
-        self._context.file_store.keep(incoming, file.id)
+        self._tools.file_store.keep(incoming, file.id)
         return file
 
 

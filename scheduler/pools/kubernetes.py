@@ -100,7 +100,7 @@ class KubernetesPool(Pool):
 
     async def _read(self, plan: Plan, shape: str, workers: Sequence[Process], epoch: int) -> Move:
         """Read one Deployment and its pods, and decide its move. Raises HTTPError, ConfigError, PoolError."""
-        client, name = self._open(), self.deployment(plan.model, shape)
+        client, name = self._open(), self._settings.deployment_of(plan.model, shape)
         deployment = await client.get(Deployment, name)
         meta, spec = deployment.metadata, deployment.spec
         assert meta is not None and spec is not None and meta.resourceVersion is not None
@@ -185,10 +185,6 @@ class KubernetesPool(Pool):
                 raise
 
     # --- the client --------------------------------------------------------------------------------------------------
-
-    def deployment(self, model: str, shape: str = "") -> str:
-        """The name of a model's Deployment, or of one of its shapes'."""
-        return self._settings.deployment_of(model, shape)
 
     def _open(self) -> AsyncClient:
         """The client of the cluster this process runs in, or of the one KUBECONFIG names. Raises ConfigError."""

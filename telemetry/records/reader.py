@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,28 +71,18 @@ def _files(folder: Path) -> Iterator[RecordFile]:
                 yield RecordFile(path, began + int(match[2]) / 1000, stat.st_mtime, stat.st_size)
 
 
-def surplus(found: Collection[RecordFile], now: float, *, keep_s: float, max_bytes: int) -> list[RecordFile]:
-    """Which files go: those not written for `keep_s`, and the oldest until the others are `max_bytes` or less.
-
-    Pure. `found`: all files, oldest first.
-    """
-    total, gone = sum(each.size for each in found), list[RecordFile]()
-    for each in found:
-        if total > max_bytes or now - each.changed > keep_s:
-            gone.append(each)
-            total -= each.size
-    return gone
-
-
-def trim(folder: Path, now: float, *, keep_s: float, max_bytes: int, own: Path | None = None) -> int:
-    """Remove the files that are too many, but for `own`, which the caller writes. Returns how many. Raises OSError.
+def trim(folder: Path, now: float, *, keep_s: float, max_bytes: int, own: Path | None = None) -> None:
+    """Remove the files that were not written for `keep_s`, and the oldest until the others are `max_bytes` or less, but
+    for `own`, which the caller writes. Raises OSError.
 
     Another process may write a file that goes: it notices, and begins a new one.
     """
-    gone = [each for each in surplus(files(folder), now, keep_s=keep_s, max_bytes=max_bytes) if each.path != own]
-    for each in gone:
-        each.path.unlink(missing_ok=True)
-    return len(gone)
+    found = files(folder)
+    total = sum(each.size for each in found)
+    for each in found:
+        if each.path != own and (total > max_bytes or now - each.changed > keep_s):
+            each.path.unlink(missing_ok=True)
+            total -= each.size
 
 
 SLACK_S = 120.0

@@ -13,9 +13,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from penstock.loops import ExpectedErrors
 from telemetry.records.reader import create, trim
 from telemetry.records.schema import ENCODER, Record, RecordSettings
 
@@ -68,7 +70,9 @@ class RecordWriter(RecordSink):
         self._torn = False
         """Whether the file ends inside a line, because the disk took only a part."""
         self._trimmed = 0.0
-        self._failing = ""
+        warn, on_end = partial(log.warning, extra={"folder": settings.dir}), partial(log.info, "records are kept again")
+        message = "records are lost, their disk refuses them: %s"
+        self._outage = ExpectedErrors(OSError, warn, message, once=True, on_end=on_end)
         self.written = self.dropped = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="records", daemon=True)
@@ -109,14 +113,12 @@ class RecordWriter(RecordSink):
         if not lines:
             return
         data = left = b"\n".join(lines) + b"\n"
-        try:
+        with self._outage:
             for rest in self._append(data):
                 left = rest
-            self._recover()
-        except OSError as error:
-            self._drop("disk", left.count(b"\n"))
-            self._fail(error)
-        kept = len(lines) - left.count(b"\n")
+        if lost := left.count(b"\n"):
+            self._drop("disk", lost)
+        kept = len(lines) - lost
         self.written += kept
         self._on_written(kept)
 
@@ -166,15 +168,3 @@ class RecordWriter(RecordSink):
     def _drop(self, why: Loss, number: int) -> None:
         self.dropped += number
         self._on_dropped(why, number)
-
-    def _recover(self) -> None:
-        if self._failing:
-            log.info("records are kept again")
-        self._failing = ""
-
-    def _fail(self, error: OSError) -> None:
-        """Log the first of several failures in a row."""
-        reason = error.strerror or str(error)
-        if reason != self._failing:
-            log.warning("records are lost, their disk refuses them: %s", reason, extra={"folder": str(self._folder)})
-        self._failing = reason

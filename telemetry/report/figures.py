@@ -158,15 +158,21 @@ def group_of(name: str, requests: Sequence[ReportedRequest]) -> GroupFigures:
     )
 
 
+def grouped(
+    requests: Iterable[ReportedRequest], key: Callable[[ReportedRequest], str]
+) -> dict[str, list[ReportedRequest]]:
+    """The requests by a key."""
+    found: defaultdict[str, list[ReportedRequest]] = defaultdict(list)
+    for each in requests:
+        found[key(each)].append(each)
+    return found
+
+
 def groups_of(
     requests: Iterable[ReportedRequest], key: Callable[[ReportedRequest], str], *, by_name: bool = False
 ) -> list[GroupFigures]:
     """The groups of a key, the largest first, or by name; requests without one (refused ones) are in none."""
-    found: defaultdict[str, list[ReportedRequest]] = defaultdict(list)
-    for each in requests:
-        if name := key(each):
-            found[name].append(each)
-    groups = [group_of(name, each) for name, each in found.items()]
+    groups = [group_of(name, each) for name, each in grouped(requests, key).items() if name]
     return sorted(groups, key=lambda group: group.name if by_name else (-group.requests, group.name))
 
 

@@ -23,7 +23,7 @@ from streaming.jobs.settings import TenantSettings, class_of
 from streaming.keys import fleet_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from telemetry.metrics import LANE_CLASS_OLDEST
+from telemetry.catalogue import JobMetrics
 from workers.engines.sim.settings import SimSettings, card_of
 
 
@@ -42,7 +42,7 @@ def test_a_class_is_a_weight(weight: float, name: str) -> None:
 
 async def waits(local: LocalApi) -> dict[tuple[str, str], float]:
     """The longest wait by lane and class."""
-    found = [sample for sample in await live_samples(local.services) if sample.gauge is LANE_CLASS_OLDEST]
+    found = [sample for sample in await live_samples(local.services) if sample.gauge is JobMetrics.lane_class_oldest]
     return {(lane, name): sample.value for sample in found for _, lane, name in [sample.labels]}
 
 

@@ -273,8 +273,7 @@ def test_every_model_has_its_workers(made: tuple[str, Path, str]) -> None:
     workers = {owner["metadata"]["name"]: owner for owner in pods(overlay) if role_of(owner) == "worker"}
     config = config_of(next(iter(workers.values())), settings)
     models = config.table("models", ModelSettings)
-    pool = KubernetesPool(KubernetesSettings(), "s")
-    by_model = {model: pool.deployment(model) for model in models}
+    by_model = {model: KubernetesSettings().deployment_of(model) for model in models}
     assert set(by_model.values()) == set(workers)
     for model, name in by_model.items():
         assert len(name) <= MAX_NAME

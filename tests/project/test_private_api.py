@@ -53,7 +53,7 @@ PINNED = {UVICORN: "0.54.0", REDIS: "8.1.0", PROMETHEUS: "0.26.0"}
 HTTP = "uvicorn.protocols.http.httptools_impl"
 BOUNDED, CONNECTION = "api/stream/connection.py", "api/stream/connection.py"
 TOPOLOGY = "streaming/redis/topology.py"
-METRICS, BUFFERED = "telemetry/metrics.py", "telemetry/metrics.py"
+METRICS, BUFFERED = "telemetry/metrics.py", "telemetry/buffered.py"
 
 TABLE = (
     Private(

@@ -12,19 +12,22 @@ from contextlib import AsyncExitStack
 import pytest
 from flow import put_job
 from redis import Redis
+from worker_report import a_worker
 
 from penstock.loops import wait_any
-from scheduler.loop import MIN_TICK_GAP_S, Loop, holder_of, prospect_of
+from scheduler.loop import MIN_TICK_GAP_S, Loop, holder_of, look, prospect_of
 from scheduler.policy.decide import LaneOutlook, PolicyState, PoolPlan
-from scheduler.policy.snapshot import ScalingLimits, Shape
+from scheduler.policy.snapshot import DueJob, ScalingLimits, Shape
 from scheduler.policy.switch import Switch, SwitchDecision
 from scheduler.pools.base import DryRunPool, Move, Pool
 from streaming.errors import Unavailable
 from streaming.fleet.plans import Leadership, Overrides, Plan, Plans, Prospect
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, this_process
+from streaming.jobs import places as backlog
 from streaming.jobs.codec import Control, Cordon, Hold, decode_control, encode
 from streaming.jobs.lease import Lease
+from streaming.jobs.places import LaneDepth
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper, Swept
 from streaming.keys import channel, fleet_key
@@ -63,19 +66,7 @@ class Hand:
 
     async def worker(self, name: str, state: str = "ready", **more: object) -> Process:
         """A worker that says it is there."""
-        worker = Process(
-            role="worker",
-            id=name,
-            life=name,
-            pid=1,
-            host="h",
-            state=state,
-            since=0,
-            model=MODEL,
-            lease=name,
-            slots=4,
-            **more,  # type: ignore[arg-type]
-        )
+        worker = a_worker(name, state, 4, model=MODEL, lease=name, **more)
         await self.fleet.report(worker)
         return worker
 
@@ -163,21 +154,6 @@ async def test_a_lost_plan_is_published_again(hand: Hand, redis_url: str) -> Non
     assert (await hand.plan()).want == 1
 
 
-async def test_cold_starts_are_measured_and_kept(hand: Hand) -> None:
-    """From ordering a worker to seeing it ready; the next leader goes by what was measured."""
-    await hand.put()
-    loop = hand.loop()
-    await loop.tick()
-    hand.now += 12.0
-    await hand.worker("w1")
-    await loop.tick()
-    assert await hand.plans.cold_starts() == {MODEL: 12.0}
-    assert (await hand.plan()).cold_start_s == 12.0
-    await loop.leave()
-    await hand.loop(OTHER).tick()
-    assert (await hand.plan()).cold_start_s == 12.0
-
-
 async def test_a_slow_worker_is_cordoned_and_told(hand: Hand) -> None:
     """Five times its peer's step time, under a minute of looks: it stands in the plan and hears of it."""
     slow, loop = Lease(hand.wire, MODEL), hand.loop()
@@ -232,19 +208,6 @@ async def test_what_is_held_at_zero_is_not_promised(hand: Hand) -> None:
     await hand.overrides.put(MODEL, 0, "ops")
     await loop.tick()
     assert (await hand.plan()).lanes["interactive"].wait_s is None
-
-
-async def test_a_dry_run_says_and_does_nothing(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:
-    """The plan is marked as nobody's, and what would be done is said once."""
-    await hand.put()
-    loop = hand.loop(pool=DryRunPool())
-    with caplog.at_level(logging.INFO, "scheduler.pools.base"):
-        await loop.tick()
-        await loop.tick()
-    assert (await hand.plan()).pool == "dry-run"
-    assert [
-        record.message.partition(" (")[0] for record in caplog.records if record.name == "scheduler.pools.base"
-    ] == ["m: would have 1 worker"]
 
 
 # --- who leads -------------------------------------------------------------------------------------------------------
@@ -505,3 +468,24 @@ def test_a_lane_that_busy_ones_leave_only_the_floor_has_a_finite_wait() -> None:
         assert prospect_of(LaneOutlook(3, wait_s, 2.0), decision, wakes=True) == shown
     unknown = prospect_of(LaneOutlook(3, math.inf, 0.0), decision, wakes=True)
     assert unknown == Prospect(5.0, 0.0, 3), "without a pace only the start is known"
+
+
+# --- what the store tells ---------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_belongs_to_the_jobs_own_lane_and_model() -> None:
+    """With the jobs before it: half of a lane, for a job half as old as the oldest."""
+    lanes = [
+        LaneDepth("m", Priority.INTERACTIVE, 4, 1, 10_000),
+        LaneDepth("m", Priority.STANDARD, 40, 2, 60_000),
+        LaneDepth("other", Priority.STANDARD, 8, 0, 60_000),
+    ]
+    due = [
+        backlog.WaitingDeadline("m", Priority.STANDARD, 20_000, 30_000),
+        backlog.WaitingDeadline("m", Priority.INTERACTIVE, 5_000, 10_000),
+        backlog.WaitingDeadline("other", Priority.STANDARD, 1_000, 0),
+    ]
+    interactive, standard = look("m", lanes, (), due).lanes
+    assert (interactive.name, interactive.due) == ("interactive", (DueJob(5.0, 0),))
+    assert (standard.name, standard.due) == ("standard", (DueJob(20.0, 20),))
+    assert (standard.waiting, standard.running, standard.oldest_s) == (40, 2, 60.0)

@@ -9,14 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from flow import put_job
-from kube import Kube
 
 from penstock.config import Config, ConfigError
 from penstock.process import Lifeline
@@ -203,29 +201,12 @@ async def _plan(schedulers: Schedulers) -> object:
 # --- several ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_killed_leader_is_replaced(schedulers: Schedulers) -> None:
-    """kill -9 of the leader: the next one acts within twice the time a lead is kept."""
-    for number in (1, 2):
-        schedulers.start(f"scheduler-{number}")
-    first, process = await schedulers.leader()
-    await schedulers.want(2)
-    killed = time.monotonic()
-    process.kill()
-    second, _ = await schedulers.leader(after=first.epoch)
-    await schedulers.want(3)
-    assert time.monotonic() - killed < 10.0
-    assert second.holder != first.holder
-    last = (await schedulers.actions())[-1]
-    assert (last.action.kind, last.action.want, last.epoch) == ("up", 3, second.epoch)
-    assert last.action.by == second.holder
-
-
 async def test_a_stopped_leader_does_nothing_when_it_goes_on(schedulers: Schedulers) -> None:
     """SIGSTOP in the middle of its work, another leads, SIGCONT: no action under an older epoch follows a newer one."""
     for number in (1, 2):
         schedulers.start(f"scheduler-{number}")
     lead, process = await schedulers.leader()
-    for turn in range(3):
+    for turn in range(2):
         await schedulers.want(1 + turn)
         await schedulers.overrides.put(MODEL, 9, "test")  # something is about to be done
         process.send_signal(signal.SIGSTOP)
@@ -238,40 +219,11 @@ async def test_a_stopped_leader_does_nothing_when_it_goes_on(schedulers: Schedul
         lead, process = newer, successor
     actions = await schedulers.actions()
     epochs = [noted.epoch for noted in actions]
-    assert epochs == sorted(epochs) and len(set(epochs) - {0}) >= 4
+    assert epochs == sorted(epochs) and len(set(epochs) - {0}) >= 3
     done = [noted for noted in actions if noted.action.kind in ("up", "down")]
     holders = {noted.epoch: noted.action.by for noted in actions if noted.action.kind == "lead"}
     assert all(noted.action.by == holders[noted.epoch] for noted in done)
     assert all(f"@{socket.gethostname()}/" in holder for holder in holders.values())
-
-
-async def test_a_stopped_leader_changes_no_pods(schedulers: Schedulers, tmp_path: Path) -> None:
-    """The same with pods: what the API server takes comes only from the leader whose epoch it was told last."""
-    Config({**schedulers.raw, "scheduler": schedulers.raw["scheduler"] | {"pool": "kubernetes"}}).save(
-        schedulers.settings
-    )
-    with Kube(tmp_path) as kube:
-        kube.deploy(f"penstock-worker-{MODEL}", 1)
-        for number in (1, 2):
-            schedulers.start(f"scheduler-{number}", KUBECONFIG=str(kube.config_of(f"s{number}")))
-        lead, process = await schedulers.leader()
-        for turn in range(3):
-            await schedulers.want(1 + turn)
-            await schedulers.overrides.put(MODEL, 9, "test")  # something is about to be done
-            process.send_signal(signal.SIGSTOP)
-            try:
-                newer, successor = await schedulers.leader(after=lead.epoch)
-                await schedulers.want(5 + turn)
-                await schedulers.until(lambda turn=turn: _has_pods(kube, 5 + turn))
-            finally:
-                process.send_signal(signal.SIGCONT)
-            await schedulers.want(4 + turn)
-            lead, process = newer, successor
-        assert kube.stale == [] and len(set(kube.writers)) == 2
-
-
-async def _has_pods(kube: Kube, number: int) -> bool:
-    return len(kube.pods) == number
 
 
 async def test_what_the_pool_holds_is_given_back(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

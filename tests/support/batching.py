@@ -11,9 +11,14 @@ from house import House, eventually
 from openai import OpenAI
 from openai.types import Batch
 
+from offline.tools import OfflineTools
 from penstock.engine import ChatTurn
+from streaming.batches.file_store import BatchSettings, FileStore
 from streaming.batches.store import Batch as BatchRecord
 from streaming.order import Priority
+from streaming.redis.client import RedisClient
+from streaming.store.monitor import Headroom, StoreMonitor
+from telemetry.metrics import Metrics
 from workers.engines.sim.answers import prompt_text, token_text
 
 TOKENS = 6
@@ -36,6 +41,13 @@ def batch_record(**more: Any) -> BatchRecord:
     fields: dict[str, Any] = {"id": "batch_00" + 30 * "a", "tenant": "t", "ceiling": Priority.BATCH, "window": "none"}
     fields |= {"endpoint": "/v1/chat/completions", "input_file": "file", "output_keep_ms": 3_600_000}
     return BatchRecord(**fields | more)
+
+
+def tools_of(wire: RedisClient, folder: Path = Path("unused"), **more: Any) -> OfflineTools:
+    """What an offline process has on this store, for the model `sim`."""
+    fields = {"store_client": wire, "headroom": Headroom(wire), "store": StoreMonitor(wire), "models": ("sim",)}
+    fields |= {"file_store": FileStore(folder), "metrics": Metrics.start("", "offline"), "batch": BatchSettings()}
+    return OfflineTools(**fields | {"max_choices": 64, "keep_s": 3600} | more)
 
 
 def said(text: str, tokens: int = TOKENS) -> str:

@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from batching import tools_of
 from house import House, eventually
 from kombu import Connection, Queue
 
 from offline.broker import Intake
 from streaming.events import EventSettings, EventSubscriptions
-from streaming.fleet.settings import ModelSettings
 from streaming.redis.client import RedisClient
-from streaming.store.monitor import Headroom, StoreMonitor
 
 JOBS, EVENTS = "penstock.jobs", "penstock.events"
 LIVES = ("job.accepted", "job.started", "job.completed")
@@ -32,12 +31,11 @@ def body(text: str, **more: Any) -> dict[str, Any]:
 
 async def intake_of(wire: RedisClient, *, entered: bool = True, **more: Any) -> Intake:
     """What makes jobs of messages, for the model `sim`; `entered`: it knows of the store already."""
-    headroom, monitor, events = Headroom(wire), StoreMonitor(wire), EventSettings()
+    tools, events = tools_of(wire), EventSettings()
     if entered:
-        await monitor.require()
-        await headroom.look()
-    known = {"sim": ModelSettings(engine="sim")}
-    return Intake(wire, headroom, monitor, known, events, EventSubscriptions(events, {}), 64, **more)
+        await tools.store.require()
+        await tools.headroom.look()
+    return Intake(tools, events, EventSubscriptions(events, {}), **more)
 
 
 class Outside:

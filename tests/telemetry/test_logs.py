@@ -18,7 +18,7 @@ import pytest
 
 from telemetry.logs import EventLog, JsonLines, setup
 from telemetry.process import start_tracing
-from telemetry.redaction import HIDDEN, clean, redact
+from telemetry.redaction import HIDDEN
 
 
 @pytest.fixture
@@ -136,36 +136,6 @@ def test_warnings_become_events(lines: io.StringIO) -> None:
         warnings.warn("old thing", DeprecationWarning, stacklevel=1)
     assert "old thing" in logged(lines)["message"]
     assert logged(lines)["logger"] == "py.warnings"
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("redis://user:hunter2@db:6379/0", f"redis://user:{HIDDEN}@db:6379/0"),
-        ("rediss://:hun@ter2@db", f"rediss://:{HIDDEN}@db"),
-        ("Authorization: Bearer sk-abc.def_1", f"Authorization: Bearer {HIDDEN}"),
-        ("{'authorization': 'Basic dXNlcjpwYXNz'}", f"{{'authorization': 'Basic {HIDDEN}'}}"),
-        ("{'Authorization': 'hunter2'}", f"{{'Authorization': '{HIDDEN}'}}"),
-        ('{"api_key": "hunter2", "n": 1}', f'{{"api_key": "{HIDDEN}", "n": 1}}'),
-        ("password=hunter2&user=x", f"password={HIDDEN}&user=x"),
-        ("http://127.0.0.1:8000/v1/models", "http://127.0.0.1:8000/v1/models"),
-        ("max_tokens: 5, basic idea, bearer of news", "max_tokens: 5, basic ***, bearer of news"),
-    ],
-)
-def test_secrets_are_known_by_their_shape(text: str, shown: str) -> None:
-    """Passwords of URLs and credentials after their names are hidden; what merely looks similar mostly stays."""
-    assert redact(text) == shown
-
-
-def test_secrets_are_known_by_their_key() -> None:
-    """Also deep inside mappings and sequences, whatever the value's type."""
-    value = {"headers": [{"Authorization": ["x"]}, {"x-api-key": "y"}], "redis_password": 5, "tokens": 5, "n": "a"}
-    assert clean(value) == {
-        "headers": [{"Authorization": HIDDEN}, {"x-api-key": HIDDEN}],
-        "redis_password": HIDDEN,
-        "tokens": 5,
-        "n": "a",
-    }
 
 
 def test_the_default_stream_is_stderr(capsys: pytest.CaptureFixture[str], lines: io.StringIO) -> None:

@@ -14,8 +14,9 @@ import pytest
 from prometheus_client import values
 from prometheus_client.parser import text_string_to_metric_families
 
+from telemetry.catalogue import JobMetrics
 from telemetry.latency import inter_token_latency
-from telemetry.metrics import FOLDER_VARIABLE, LANE_OLDEST, LANE_WAITING, GaugeSample, Metrics
+from telemetry.metrics import FOLDER_VARIABLE, GaugeSample, Metrics
 
 ROOT = Path(__file__).parents[2]
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -202,9 +203,9 @@ def test_live_gauges_are_shown_as_they_are_given() -> None:
     metrics = Metrics.start("", "api")
     page = metrics.expose(
         [
-            GaugeSample(LANE_WAITING, ("m", "standard"), 3),
-            GaugeSample(LANE_WAITING, ('odd "name"\n', "batch"), 1),
-            GaugeSample(LANE_OLDEST, ("m", "standard"), 1.5),
+            GaugeSample(JobMetrics.lane_waiting, ("m", "standard"), 3),
+            GaugeSample(JobMetrics.lane_waiting, ('odd "name"\n', "batch"), 1),
+            GaugeSample(JobMetrics.lane_oldest, ("m", "standard"), 1.5),
         ]
     )
     shown = samples(page)

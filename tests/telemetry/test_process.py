@@ -66,6 +66,6 @@ def test_an_exporter_that_is_not_installed_keeps_it_from_starting(monkeypatch: p
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter", None)
     with contextlib.ExitStack() as exits:
         telemetry = Telemetry(launch(exits, otlp_endpoint="http://127.0.0.1:1"), "api")
-        with pytest.raises(StartError, match="otlp"):
+        with pytest.raises(StartError, match=r"pip install .penstock\[otlp\]"):
             telemetry.trace()
     logging.captureWarnings(False)

@@ -11,7 +11,6 @@ from http.client import HTTPException
 from pathlib import Path
 
 import pytest
-from house import House, eventually
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from otlp_collector import Collector, attributes_of, collector
@@ -230,37 +229,7 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end(collector: Collector, m
     collector.answers.set()
 
 
-def test_a_missing_exporter_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the optional package the error says what to install."""
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(tracing.MissingExporterError, match=re.escape("pip install 'penstock[otlp]'")):
-        start_tracing("api", "http://127.0.0.1:4318")
-
-
 def test_an_endpoint_without_a_scheme_is_refused() -> None:
     """The settings say what an endpoint looks like instead of failing at the first export."""
     with pytest.raises(ValueError, match="expected http://HOST:PORT"):
         TelemetrySettings(otlp_endpoint="127.0.0.1:4318")
-
-
-@pytest.mark.slow
-def test_a_request_through_real_processes_is_one_trace(collector: Collector, empty_house: House) -> None:
-    """API, queue and attempt spans of two processes, under the caller's own traceparent; none of health probes."""
-    house = empty_house
-    house.environ["PENSTOCK_TELEMETRY_OTLP_ENDPOINT"] = collector.url
-    house.environ["OTEL_BSP_SCHEDULE_DELAY"] = "100"  # the exporter's own: ms between two batches of spans
-    house.start("workers")
-    house.start_api()
-    house.wait_ready()
-    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
-    assert house.post("/v1/chat/completions", body, INCOMING)[0] == 200
-    wanted = {"POST /v1/chat/completions", "queue", "chat sim"}
-    eventually(lambda: wanted <= set(collector.spans))
-    door, server = collector.spans["POST /v1/chat/completions"]
-    role, queue = collector.spans["queue"]
-    attempt = collector.spans["chat sim"][1]
-    assert (door, role) == ("penstock-api", "penstock-worker")
-    assert {span.trace_id.hex() for span in (server, queue, attempt)} == {TRACE}
-    parents = [span.parent_span_id.hex() for span in (server, queue, attempt)]
-    assert parents == [PARENT, server.span_id.hex(), server.span_id.hex()]
-    assert not [name for name in collector.spans if "healthz" in name or "readyz" in name]

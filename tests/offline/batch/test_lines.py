@@ -7,14 +7,14 @@ import dataclasses
 from pathlib import Path
 
 import msgspec
-from batching import batch_record, jsonl, line
+from batching import batch_record, jsonl, line, tools_of
+from worker_report import a_worker
 
-from offline.batch.lines import MAX_BLOCKED, BatchTools, Lines
+from offline.batch.lines import MAX_BLOCKED, Lines
 from penstock.engine import Capabilities, Failure, ModelCard
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import InputPlan, LineOutcome
 from streaming.batches.store import BatchLease, BatchProgress, BatchState
-from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import JobState
@@ -23,7 +23,6 @@ from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.store.identity import enter_store
-from streaming.store.monitor import Headroom, StoreMonitor
 
 RETRIES = 2
 
@@ -41,15 +40,14 @@ async def one_line(wire: RedisClient, folder: Path, data: bytes = jsonl([line(1)
     hold = BatchLease(
         batch=BATCH, epoch=1, now_ms=now_ms, state=BatchState.IN_PROGRESS, created_ms=now_ms, progress=BatchProgress()
     )
-    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(retries=RETRIES), 64)
-    lines = Lines(tools, hold, folder)
+    lines = Lines(tools_of(wire, batch=BatchSettings(retries=RETRIES)), hold, folder)
     await lines.open()
     await put(lines)
     return lines
 
 
 async def put(lines: Lines) -> None:
-    await lines._put([lines._waiting.popleft()], None, set())
+    await lines._put([lines._waiting[0]], None)
 
 
 async def claim_one(lease: Lease) -> Claim:
@@ -126,10 +124,10 @@ async def test_lines_that_an_earlier_turn_put_are_found_though_the_window_is_sma
     hold = BatchLease(
         batch=batch, epoch=1, now_ms=now_ms, state=BatchState.IN_PROGRESS, created_ms=now_ms, progress=BatchProgress()
     )
-    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(window=1), 64)
+    tools = tools_of(wire, batch=BatchSettings(window=1))
     first = Lines(tools, hold, tmp_path)
     await first.open()
-    await first._put([first._waiting.popleft() for _ in range(count)], None, set())
+    await first._put(list(first._waiting)[:count], None)
     put, progress = first.progress().in_queue, first.progress()
     first.close()
     second = Lines(tools, dataclasses.replace(hold, epoch=2, progress=progress), tmp_path)
@@ -142,10 +140,7 @@ async def test_only_the_slots_of_its_models_make_a_batchs_window(wire: RedisClie
     """Workers of another deployment's model, or of one this batch does not use, compute none of its lines."""
     lines = await one_line(wire, tmp_path)
     for model, slots in (("sim", 4), ("other", 100)):
-        worker = Process(
-            role="worker", id=model, life=model, pid=1, host="h", state="ready", since=0, model=model, slots=slots
-        )
-        await Fleet(wire).report(worker)
+        await Fleet(wire).report(a_worker(model, slots=slots, model=model))
     assert await lines._worker_slots() == 4
     lines.close()
 
@@ -174,9 +169,9 @@ async def test_the_rate_is_that_of_the_last_seconds(wire: RedisClient, tmp_path:
 async def test_a_new_model_card_has_waiting_lines_tried_again(wire: RedisClient, tmp_path: Path) -> None:
     """By the card a line may need less room than it was thought to."""
     lines = await one_line(wire, tmp_path)
-    lines._needs[7] = 1 << 40
+    lines._blocked[7] = 1 << 40
     card = ModelCard(name="sim", engine="sim", context=64, max_output=64, capabilities=Capabilities(), created=0)
     await Fleet(wire).publish_card(card)
-    await lines._put([], None, set())
-    assert not lines._needs
+    await lines._put([], None)
+    assert lines._blocked == {7: 0}
     lines.close()

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batching import TOKENS, batch_record, begin, client, ended, jsonl, line
+from batching import TOKENS, batch_record, begin, client, ended, jsonl, line, tools_of
 from house import House, eventually, key_rows
 from openai import OpenAI
 from openai.types import Batch as BatchObject
 from redis import Redis
 
-from offline.batch.lines import BatchTools, Lines, Terms, validate_input
+from offline.batch.lines import Lines, Terms, validate_input
+from offline.batch.turn import BatchTurn
 from penstock.engine import Capabilities, ModelCard
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import LineOutcome, Segment
-from streaming.batches.store import BatchLease, BatchProgress, BatchState
+from streaming.batches.store import Batches, BatchLease, BatchProgress, BatchState, SaveResult
 from streaming.jobs.job import Job
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
-from streaming.store.monitor import Headroom, StoreMonitor
 
 pytestmark = pytest.mark.slow
 
@@ -125,9 +125,9 @@ async def lines(wire: RedisClient, tmp_path: Path) -> AsyncIterator[Lines]:
     hold = BatchLease(
         batch=batch_record(), epoch=2, now_ms=0, state=BatchState.IN_PROGRESS, progress=BatchProgress(total=10)
     )
-    headroom, monitor = Headroom(wire), StoreMonitor(wire)
-    await monitor.require()
-    lines = Lines(BatchTools(wire, headroom, monitor, ("sim",), BatchSettings(window=4), 64), hold, tmp_path)
+    tools = tools_of(wire, tmp_path, batch=BatchSettings(window=4))
+    await tools.store.require()
+    lines = Lines(tools, hold, tmp_path)
     yield lines
     lines.close()
 
@@ -171,16 +171,9 @@ async def test_what_is_left_is_what_has_no_answer(lines: Lines, monkeypatch: pyt
     assert lines.tokens_left == whole - units(first)
 
 
-async def test_nothing_is_said_of_a_ledger_that_is_being_read(
-    lines: Lines, wire: RedisClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_said_of_a_ledger_that_is_being_read(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that begins says how far the batch is every second, also while it reads: it must not give the quota back,
     nor take back what was completed."""
-    from offline.batch.turn import BatchTurn, TurnContext  # noqa: PLC0415
-    from streaming.batches.file_store import FileStore  # noqa: PLC0415
-    from streaming.batches.store import Batches, SaveResult  # noqa: PLC0415
-    from telemetry.metrics import Metrics  # noqa: PLC0415
-
     said: list[tuple[int | None, int]] = []
 
     async def save(
@@ -190,11 +183,9 @@ async def test_nothing_is_said_of_a_ledger_that_is_being_read(
         return SaveResult(0, state, False)
 
     monkeypatch.setattr(Batches, "save", save)
-    metrics = Metrics.start("", "offline")
-    turn = BatchTurn(TurnContext(lines._tools, FileStore(tmp_path), metrics, 10, 1.0), lines._lease, asyncio.Event())
+    turn = BatchTurn(lines._tools, lines._lease, asyncio.Event())
     turn._lines = lines
     await turn._save()
     await lines.open()
     await turn._save()
-    metrics.close()
     assert said == [(None, 10), (lines.tokens_left, 10)]

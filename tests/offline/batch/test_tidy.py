@@ -6,27 +6,19 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from batching import client, jsonl, line
-from house import House, eventually, redis_process
-from openai import OpenAI
-from redis import Redis
+from batching import tools_of
 
 from offline.batch.batch_runner import BatchRunner
-from offline.batch.lines import BatchTools
-from offline.batch.turn import TurnContext
-from streaming.batches.file_store import DAY_S, ORPHAN_AGE_S, BatchSettings, FileStore
+from streaming.batches.file_store import DAY_S, ORPHAN_AGE_S, FileStore
 from streaming.batches.store import Files, StoredFile
 from streaming.jobs.quotas import Quotas
-from streaming.keys import fleet_key, partition_key
+from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.store.identity import disagreement, enter_store, identify
-from streaming.store.monitor import Headroom, StoreMonitor
-from telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.slow
 
@@ -42,20 +34,11 @@ def age(path: Path, seconds: float = LONG_AGO) -> Path:
 
 
 @pytest.fixture
-def metrics() -> Iterator[Metrics]:
-    metrics = Metrics.start("", "offline")
-    yield metrics
-    metrics.close()
-
-
-@pytest.fixture
-async def runner(wire: RedisClient, metrics: Metrics, tmp_path: Path) -> BatchRunner:
+async def runner(wire: RedisClient, file_store: FileStore) -> BatchRunner:
     """A store and an empty folder that have found each other."""
     await enter_store(wire)
-    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), (), BatchSettings(), 64)
-    file_store = FileStore(tmp_path / "files")
     file_store.prepare()
-    runner = BatchRunner(TurnContext(tools, file_store, metrics, 3600, 1.0), KEEP_S)
+    runner = BatchRunner(tools_of(wire, file_store.folder), KEEP_S)
     await runner.tidy()
     return runner
 
@@ -241,36 +224,3 @@ def test_what_lies_in_the_quarantine_ends_no_emptying(file_store: FileStore, tmp
     assert dict(file_store.quarantined())[old.name] == 1
     assert file_store.end_quarantine(KEEP_S, now) == [old.name] and not old.exists()
     assert (folder / "2001-01-01").exists() and (tmp_path / "elsewhere").exists()
-
-
-# --- as people meet it -----------------------------------------------------------------------------------------------
-
-
-def upload(openai: OpenAI) -> str:
-    return openai.files.create(file=("lines.jsonl", jsonl([line(1)])), purpose="batch").id
-
-
-def test_a_wrong_redis_url_destroys_nothing(empty_house: House, tmp_path: Path) -> None:
-    """Files uploaded, then the offline process is given another, empty Redis; then the right one again."""
-    house = empty_house
-    house.start_api()
-    file_id = upload(client(house))
-    folder = house.folder / ".penstock" / "files"
-    path = age(folder / "files" / file_id)
-    other = tmp_path / "other"
-    other.mkdir()
-    with redis_process(other, None, "--appendonly", "yes") as url:
-        wrong = house.start("offline", PENSTOCK_REDIS_URL=url)
-        eventually(lambda: "penstock store adopt" in house.log("offline"))
-        assert path.exists()
-        wrong.terminate()
-        assert wrong.wait(60) == 0
-    house.start("offline", "--id", "right")
-    eventually(lambda: any(b"right" in name for name in names_of(house.redis_url)))
-    assert path.exists() and client(house).files.content(file_id).read() == jsonl([line(1)])
-
-
-def names_of(url: str) -> list[bytes]:
-    with Redis.from_url(url) as redis:
-        found = redis.keys(fleet_key("proc", "offline:*"))
-        return [value for value in redis.mget(found) if value] if found else []

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import dataclasses
 from pathlib import Path
 
 import pytest
-from batching import batch_record, jsonl, line
+from batching import batch_record, jsonl, line, tools_of
 from flow import until
 from msgspec.structs import replace
 
 from offline.batch import turn as turns
-from offline.batch.lines import BatchTools, Terms, validate_input
-from offline.batch.turn import BatchTurn, TurnContext
-from streaming.batches.file_store import BatchSettings, FileStore
+from offline.batch.lines import Terms, validate_input
+from offline.batch.turn import BatchTurn
 from streaming.batches.ledger import PLAN, LineOutcome, Segment
 from streaming.batches.store import Batches, BatchLease, BatchProgress, BatchState, SaveResult
 from streaming.errors import Fenced
@@ -23,8 +22,6 @@ from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
-from streaming.store.monitor import Headroom, StoreMonitor
-from telemetry.metrics import Metrics
 
 GOING_ON, CANCELLING = BatchState.IN_PROGRESS, BatchState.CANCELLING
 BATCH = batch_record(window="24h")
@@ -45,25 +42,22 @@ async def test_a_batch_is_over_when_its_owner_or_its_window_says_so(
     wire: RedisClient, tmp_path: Path, expires_ms: int, now_ms: int, state: BatchState, why: str
 ) -> None:
     """From the very millisecond in which its window ends, when no line is put any more; never, without a window."""
-    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(), 64)
-    metrics = Metrics.start("", "offline")
     hold = BatchLease(batch=BATCH, epoch=1, now_ms=0, state=GOING_ON, expires_ms=expires_ms, progress=BatchProgress())
-    turn = BatchTurn(TurnContext(tools, FileStore(tmp_path), metrics, 10, 1.0), hold, asyncio.Event())
+    turn = BatchTurn(tools_of(wire, tmp_path), hold, asyncio.Event())
     turn._saved = SaveResult(now_ms, state, False)
     assert turn._stop_reason() == why
-    metrics.close()
 
 
 class Desk:
     """A batch of two lines, of which the second has its answer, and turns at it."""
 
-    def __init__(self, wire: RedisClient, folder: Path, metrics: Metrics) -> None:
-        self.wire, self.batches, self.file_store, self.metrics = wire, Batches(wire), FileStore(folder), metrics
+    def __init__(self, wire: RedisClient, folder: Path) -> None:
+        self.wire, self.batches, self.tools, self.notice = wire, Batches(wire), tools_of(wire, folder, keep_s=10), 0
+        self.file_store = self.tools.file_store
         self.batch = replace(BATCH, id=self.batches.new_id("t"), window="none")
-        self.monitor, self.notice = StoreMonitor(wire), 0
 
     async def open(self) -> None:
-        await self.monitor.require()
+        await self.tools.store.require()
         work = self.file_store.work(self.batch.id)
         work.mkdir(parents=True)
         (work / "input").write_bytes(jsonl([line(number) for number in range(2)]))
@@ -79,10 +73,7 @@ class Desk:
         """It has the batch from now on, whoever had it before."""
         await self.wire.redis.hset(partition_key(0, "batch", self.batch.id), "lease", 0)
         hold = await self.batches.hold(self.batch.id, self.notice)
-        tools = BatchTools(self.wire, Headroom(self.wire), self.monitor, ("sim",), BatchSettings(), 64)
-        return BatchTurn(
-            TurnContext(tools, self.file_store, self.metrics, 10, 60.0, save_interval_s), hold, asyncio.Event()
-        )
+        return BatchTurn(dataclasses.replace(self.tools, save_interval_s=save_interval_s), hold, asyncio.Event())
 
     async def found(self) -> tuple[BatchState, set[str]]:
         """How the batch stands, and the files it is said to have left."""
@@ -96,12 +87,10 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(wire: RedisClient, tmp_path: Path) -> AsyncIterator[Desk]:
-    metrics = Metrics.start("", "offline")
-    desk = Desk(wire, tmp_path, metrics)
+async def desk(wire: RedisClient, tmp_path: Path) -> Desk:
+    desk = Desk(wire, tmp_path)
     await desk.open()
-    yield desk
-    metrics.close()
+    return desk
 
 
 @pytest.mark.parametrize("stops", [True, False])
@@ -149,14 +138,11 @@ async def test_a_paused_batch_rests_no_longer_than_its_window(
     wire: RedisClient, tmp_path: Path, expires_ms: int, rest_ms: int
 ) -> None:
     """Its owner is told in time that it has expired; without a window there is nothing to tell."""
-    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(), 64)
-    metrics = Metrics.start("", "offline")
     hold = BatchLease(
         batch=BATCH, epoch=1, now_ms=600, state=GOING_ON, paused=True, expires_ms=expires_ms, progress=BatchProgress()
     )
-    turn = BatchTurn(TurnContext(tools, FileStore(tmp_path), metrics, 10, 1.0), hold, asyncio.Event())
+    turn = BatchTurn(tools_of(wire, tmp_path), hold, asyncio.Event())
     assert turn._paused_ms() == rest_ms
-    metrics.close()
 
 
 async def test_a_batch_that_is_cancelled_before_it_began_has_lost_nothing(desk: Desk) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from batching import tools_of
 from brokering import EVENTS, JOBS, Outside, body, configure, intake_of, lives_are_whole
 from house import House, eventually, free_port, redis_process
 from redis import Redis
@@ -23,7 +24,6 @@ from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.settings import QuotaSettings
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
-from telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.slow
 
@@ -139,16 +139,6 @@ async def test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries(
     await wire.close()
 
 
-async def test_what_a_tenant_may_keep_bounds_its_messages_too(wire: RedisClient) -> None:
-    """A message that would exceed it waits in the broker, as one for which the store has no room."""
-    intake = await intake_of(wire, quota=QuotaSettings(jobs=2))
-    one, two = [await intake.accept(json.dumps(body(name)).encode(), name) for name in ("one", "two")]
-    with pytest.raises(QuotaExceeded) as refused:
-        await intake.accept(json.dumps(body("three")).encode(), "three")
-    assert (refused.value.name, refused.value.used, refused.value.limit) == ("jobs", 2, 2)
-    assert await intake.accept(json.dumps(body("two")).encode(), "two") == two != one
-
-
 async def test_a_message_id_is_as_long_as_it_may_be_and_no_longer(wire: RedisClient) -> None:
     """One character more, or none at all, and the message is rejected."""
     intake, message = await intake_of(wire), json.dumps(body("hello")).encode()
@@ -173,9 +163,9 @@ async def test_a_connection_that_broke_is_closed_before_another_is_made(
     wire: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker may have come back at the same address: what is left of the old connection would fail for ever."""
-    metrics, done = Metrics.start("", "offline"), asyncio.Event()
+    done = asyncio.Event()
     monkeypatch.setattr(publishers, "RETRY_DELAY_S", 0.0)
-    publisher = publishers.Publisher(wire, "p", EventSettings(), metrics)
+    publisher = publishers.Publisher(tools_of(wire), "p", EventSettings())
     closed = list[object]()
 
     async def publish() -> int:
@@ -192,7 +182,6 @@ async def test_a_connection_that_broke_is_closed_before_another_is_made(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert closed == [1]
-    metrics.close()
 
 
 def test_off_by_default(empty_house: House) -> None:

@@ -11,13 +11,13 @@ import re
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from batching import begin, client, ended, line
+from batching import begin, client, ended, line, tools_of
 from flow import until
 from house import ADMIN_TOKEN, House, eventually
 from openai import InvalidWebhookSignatureError, OpenAI
@@ -37,7 +37,6 @@ from offline.webhooks import (
 from penstock.config import ConfigError, build
 from streaming.batches.store import Batches
 from streaming.events import (
-    ENDS,
     DeliveryAttempt,
     Event,
     EventSettings,
@@ -54,7 +53,6 @@ from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +71,17 @@ def an_errand(**more: Any) -> DeliveryAttempt:
         "event": "evt_1", "type": "job.completed", "subject": "job_1", "at_ms": 1_700_000_000_000,
     }  # fmt: skip
     return DeliveryAttempt(**fields | more)
+
+
+async def sent(times: int = 1, **row: Any) -> list[tuple[int, str]]:
+    """What attempts at an endpoint with these settings come to."""
+    endpoint = WebhookEndpoint("test", settings_of(**{"timeout_s": 5, "allow_http": True} | row))
+    found = [await endpoint.send(an_errand()) for _ in range(times)]
+    await endpoint.close()
+    return found
+
+
+LOCAL: dict[str, Any] = {"networks": ["127.0.0.0/8"]}
 
 
 # --- signatures ------------------------------------------------------------------------------------------------------
@@ -145,9 +154,7 @@ async def test_no_spelling_of_this_machine_is_connected_to(host: str) -> None:
     """The receiver is there, and hears nothing."""
     with receiving(Receiver()) as receiver:
         port = receiver.url.split(":")[2]
-        endpoint = WebhookEndpoint("test", settings_of(url=f"http://{host}:{port}", allow_http=True, timeout_s=5))
-        status, problem = await endpoint.send(an_errand())
-        await endpoint.close()
+        ((status, problem),) = await sent(url=f"http://{host}:{port}")
     assert status == 0 and "is not a public address" in problem and receiver.got == []
 
 
@@ -163,13 +170,10 @@ async def test_a_name_that_is_looked_up_differently_each_time_gains_nothing(monk
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     with receiving(Receiver()) as receiver:
         port = receiver.url.split(":")[2].split("/")[0]
-        named = settings_of(url=f"http://rebind.test:{port}", allow_http=True, networks=["127.0.0.0/8"], timeout_s=5)
-        allowed = WebhookEndpoint("test", named)
-        assert (await allowed.send(an_errand()))[0] == 204 and asked == ["rebind.test"]
-        mixed = WebhookEndpoint("test", settings_of(url=f"http://rebind.test:{port}", allow_http=True, timeout_s=5))
-        assert "127.0.0.1 is not a public address" in (await mixed.send(an_errand()))[1]
-        await allowed.close()
-        await mixed.close()
+        url = f"http://rebind.test:{port}"
+        assert await sent(url=url, **LOCAL) == [(204, "")] and asked == ["rebind.test"]
+        ((_, problem),) = await sent(url=url)
+    assert "127.0.0.1 is not a public address" in problem
     assert len(receiver.got) == 1
 
 
@@ -188,31 +192,9 @@ async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        row = settings_of(url=f"http://127.0.0.1:{port}", allow_http=True, networks=["127.0.0.0/8"], timeout_s=5)
-        endpoint = WebhookEndpoint("test", row)
-        assert await endpoint.send(an_errand()) == (200, "")
+        assert await sent(url=f"http://127.0.0.1:{port}", **LOCAL) == [(200, "")]
         async with asyncio.timeout(30):
             await taken.wait()
-        await endpoint.close()
-
-
-async def test_so_much_is_read_of_an_answer_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 KiB: with the piece that comes behind these it is enough."""
-    endpoint, pieces = WebhookEndpoint("test", settings_of()), list[bytes]()
-
-    async def body() -> AsyncIterator[bytes]:
-        while True:
-            pieces.append(b"x" * 1024)
-            yield pieces[-1]
-
-    @contextlib.asynccontextmanager
-    async def answered(*_: object, **__: object) -> AsyncIterator[SimpleNamespace]:
-        yield SimpleNamespace(status=200, aiter_stream=body)
-
-    monkeypatch.setattr(endpoint._pool, "stream", answered)
-    assert await endpoint.send(an_errand()) == (200, "")
-    assert len(pieces) == 64 + 1
-    await endpoint.close()
 
 
 async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> None:
@@ -222,18 +204,14 @@ async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> N
         return 302, {"location": receiver.url + "/elsewhere"}
 
     with receiving(Receiver(answer)) as receiver:
-        row = settings_of(url=receiver.url, allow_http=True, networks=["127.0.0.0/8"], timeout_s=1)
-        endpoint = WebhookEndpoint("test", row)
-        assert await endpoint.send(an_errand()) == (302, "the endpoint answered 302")
-        assert await endpoint.send(an_errand()) == (0, "TimeoutError")
-        await endpoint.close()
+        found = await sent(times=2, url=receiver.url, **LOCAL | {"timeout_s": 1})
+    assert found == [(302, "the endpoint answered 302"), (0, "TimeoutError")]
     assert len(receiver.got) == 2
 
 
 async def test_an_endpoint_has_no_more_attempts_than_it_may_have_at_once(wire: RedisClient) -> None:
     """However many messages are due: those under way are counted, and while there is no room none is asked for."""
-    metrics, asked = Metrics.start("", "offline"), list[int]()
-    dispatcher = WebhookDispatcher(wire, "p", [], metrics)
+    dispatcher, asked = WebhookDispatcher(tools_of(wire), "p", []), list[int]()
 
     async def outgoing(_: str, most: int, __: int) -> list[DeliveryAttempt]:
         asked.append(most)
@@ -246,7 +224,6 @@ async def test_an_endpoint_has_no_more_attempts_than_it_may_have_at_once(wire: R
         await dispatcher._start_attempts(endpoint, tasks)
         await asyncio.gather(*tasks)
     assert asked == [MAX_IN_FLIGHT, MAX_IN_FLIGHT - 3]
-    metrics.close()
 
 
 async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wire: RedisClient) -> None:
@@ -259,13 +236,12 @@ async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wir
 
     with receiving(Receiver(answer)) as receiver:
         row = settings_of(url=receiver.url, allow_http=True, networks=["127.0.0.0/8"], timeout_s=10)
-        metrics, webhooks = Metrics.start("", "offline"), Webhooks(wire)
+        webhooks = Webhooks(wire)
         entry = await wire.redis.xadd(partition_key(0, "outbox", "webhooks"), {"id": "job_1"})
         event = Event("job_1", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
         await webhooks.dispatch(event, ["test"])
-        dispatcher = asyncio.create_task(
-            WebhookDispatcher(wire, "p", [WebhookEndpoint("test", row)], metrics).keep_going()
-        )
+        delivering = WebhookDispatcher(tools_of(wire), "p", [WebhookEndpoint("test", row)]).keep_going()
+        dispatcher = asyncio.create_task(delivering)
         await until(lambda: receiver.got)
         (message,) = await webhooks.recent(1)
         looked.set()
@@ -273,7 +249,6 @@ async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wir
         assert message.due_ms - message.tried_ms > 1000 * row.timeout_s
         dispatcher.cancel()
         await asyncio.gather(dispatcher, return_exceptions=True)
-        metrics.close()
 
 
 ALLOWED = ("https://hooks.example.com/penstock/", "https://other.example.com:8443/a", "https://all.example.com")
@@ -329,16 +304,12 @@ def test_a_url_that_cannot_be_compared_is_no_allowed_one(url: str) -> None:
     ("url", "words"),
     [("http://example.com", "https://"), ("ftp://example.com", "https://"),
      ("https://u:p@example.com", "without a user"), ("https://", "https://host"), ("https://example.com:99999", "ort"),
-     ("https://example.com:0", "port from 1")],
+     ("https://example.com:0", "port from 1"), ("https://ci:hidden-part/x@hooks.example/p", "url")],
 )  # fmt: skip
 def test_addresses_that_cannot_be_are_refused_at_the_start(url: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    """Without a part of their password."""
+    with pytest.raises(ConfigError, match=words) as refused:
         settings_of(url=url)
-
-
-def test_a_refusal_of_an_address_repeats_no_part_of_its_password() -> None:
-    with pytest.raises(ConfigError) as refused:
-        settings_of(url="https://ci:hidden-part/x@hooks.example/p")
     assert "hidden-part" not in str(refused.value)
 
 
@@ -346,22 +317,16 @@ def test_a_refusal_of_an_address_repeats_no_part_of_its_password() -> None:
 
 
 def test_waits_grow_to_their_longest_and_end() -> None:
-    """8 attempts within a day at the middle of the jitter, then it is given up with the reason."""
+    """8 attempts within a day at the middle of the jitter, which is a fifth; then it is given up with the reason."""
     waits, age_s, tries = [], 0.0, 0
     while (decision := after_failure(tries := tries + 1, age_s, 500, 86_400, 0.5)).wait_s is not None:
         waits.append(decision.wait_s)
         age_s += decision.wait_s
     assert waits == [5, 30, 180, 1080, 6480, 21600, 21600, 21600]
     assert "9 attempts" in decision.reason and age_s < 86_400
-
-
-def test_jitter_stays_within_a_fifth() -> None:
     found = [after_failure(2, 0, 0, 86_400, chance).wait_s for chance in (0.0, 0.5, 1.0)]
     assert found == pytest.approx([24, 30, 36])
-
-
-def test_an_endpoint_that_is_gone_is_not_tried_again() -> None:
-    assert after_failure(1, 0, 410, 86_400, 0.5).wait_s is None
+    assert after_failure(1, 0, 410, 86_400, 0.5).wait_s is None, "it is gone"
 
 
 # --- the whole way ---------------------------------------------------------------------------------------------------
@@ -534,10 +499,6 @@ def test_the_end_of_a_turn_is_told_when_its_conversation_has_it(empty_house: Hou
     assert [getattr(item, "role", None) for item in items] == ["user", "assistant"] * 2
 
 
-def test_every_end_can_be_asked_for() -> None:
-    assert len(ENDS) == 12 and settings_of(events=["batch.failed"]).events == ("batch.failed",)
-
-
 # --- a webhook for one request ---------------------------------------------------------------------------------------
 
 NAMED = {"webhook": "test"}
@@ -665,8 +626,8 @@ def test_a_repeated_request_is_told_once_and_may_not_name_another(empty_house: H
     assert {body["data"]["id"] for body in receiver.bodies()} == {json.loads(first[2])["id"], last}
 
 
-async def test_an_end_that_an_older_version_wrote_is_told_to_the_webhook_of_the_record(wire: RedisClient) -> None:
-    """Its entry in the outbox says nothing of it. That of this version says it, also once the record is gone."""
+async def test_the_end_of_a_job_is_told_to_the_webhook_that_it_names(wire: RedisClient) -> None:
+    """Also once its record is gone."""
     rows = {"own": settings_of(tenant="t", events=[]), "all": settings_of(tenant="t")}
     rows["foreign"] = settings_of(tenant="x")
     queue, reader, box = Queue(wire), JobReader(wire), Outbox(wire, "webhooks")
@@ -688,9 +649,6 @@ async def test_an_end_that_an_older_version_wrote_is_told_to_the_webhook_of_the_
     job = await end("own")
     ((whom, data),) = await told()
     assert whom == ["own"] and (data["id"], data["status"], data["metadata"]) == (job, "cancelled", {"a": "b"})
-    entry = {"id": job, "tenant": "t", "type": "job.cancelled"}
-    await wire.redis.xadd(partition_key(int(job[4:6], 16), "outbox", "webhooks"), entry)  # type: ignore[arg-type]
-    assert [whom for whom, _ in await told()] == [["own"]]
     deleted = await end("own")
     await wire.redis.delete(partition_key(int(deleted[4:6], 16), "job", deleted))
     assert await told() == [(["own"], {"id": deleted, "status": "cancelled"})]

@@ -190,16 +190,6 @@ def test_noise_moves_the_number_at_most_twice_in_an_hour(chance: Random, slots: 
     assert all(third - first >= SMALL_STEP_HOLDOFF_S for first, third in zip(turns, turns[2:], strict=False))
 
 
-def test_after_a_turn_upwards_few_are_not_given_back_for_an_hour() -> None:
-    """Noise that needs a fourth worker every eight minutes: given back once, missed once, and then kept."""
-    limits = ScalingLimits(0, 9, cold_start_s=10.0)
-    world = [(10.0 * n, seen(0, 0, 16 if n % 48 < 3 else 12, ready=5)) for n in range(720)]
-    wants = [plan.want for plan in follow(PolicyState(1), limits, world)]
-    turns = [n for n, (a, b) in enumerate(pairwise(wants)) if a != b]
-    ups = [n for n in turns if wants[n + 1] > wants[n]]
-    assert len([n for n in ups if 10.0 * n > 60]) <= 2, "two hours"
-
-
 def batch_of_ten_seconds(waiting: int, *due: DueJob) -> PoolPlan:
     """One worker of four slots, in which four batch jobs of 1,000 tokens have just ended after ten seconds."""
     served, later = ({"batch": Served(jobs, jobs * 1000)} for jobs in (100, 104))
@@ -292,23 +282,11 @@ def test_it_sleeps_when_no_job_came_for_a_while_and_wakes_at_once() -> None:
     assert later.wake_s == limits.cold_start_s - 4 and later.outlook["standard"].wait_s == later.wake_s
 
 
-def test_the_start_of_a_worker_is_measured() -> None:
-    """From the decision to the worker being there, whatever lies between."""
-    limits = ScalingLimits(0, 4, cold_start_s=10)
-    plans = follow(PolicyState(0), limits, [(0.0, seen(waiting=1, ready=0)), (42.0, seen(running=1, ready=1))])
-    assert (plans[0].cold_start_s, plans[1].cold_start_s) == (10, 42)
-
-
 def test_work_that_cannot_be_attributed_keeps_every_worker() -> None:
     """While all workers are silent but jobs run, nothing is given back however long it lasts."""
     known = decide(seen(running=9, ready=3), LIMITS, PolicyState(3), 0.0).state
     plans = follow(known, LIMITS, [(now, seen(running=9, ready=0)) for now in (100.0, 200.0, 3000.0)])
     assert [plan.want for plan in plans] == [3, 3, 3]
-
-
-def test_prefetched_jobs_are_no_reason_to_grow() -> None:
-    """A worker of 4 slots that holds 6 jobs, none waiting, needs no second worker."""
-    assert decide(seen(running=6), LIMITS, PolicyState(1), 0.0).want == 1
 
 
 def test_what_a_worker_holds_is_learned_and_corrected() -> None:

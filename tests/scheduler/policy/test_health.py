@@ -75,26 +75,18 @@ def test_a_healthy_worker_is_not_cordoned_in_an_hour(count: int) -> None:
     assert Team(count, seed=count).pass_by(3600).cordons == ()
 
 
-def test_half_as_slow_again_is_not_slow_enough() -> None:
-    """However alike the others are: among workers without noise any difference is many deviations."""
-    team = Team(4, seed=7, noise=0.0)
-    team.slow[1] = 1.5
-    assert team.pass_by(600).cordons == ()
-
-
-def test_when_all_are_slow_none_is_to_blame() -> None:
-    """A machine that is busy with other things slows every worker on it."""
-    team = Team(4, seed=7)
+@pytest.mark.parametrize(
+    ("count", "noise", "slow"),
+    [
+        (4, 0.0, {1: 1.5}),  # half as slow again, among workers so alike that this is many deviations
+        (4, 0.25, dict.fromkeys(range(4), 5.0)),  # all: a machine that is busy slows every worker on it
+        (1, 0.25, {0: 5.0}),  # a lonely one has no peers
+    ],
+)
+def test_others_are_not_to_blame(count: int, noise: float, slow: dict[int, float]) -> None:
+    team = Team(count, seed=7, noise=noise)
     team.pass_by(120)
-    team.slow = dict.fromkeys(range(4), 5.0)
-    assert team.pass_by(600).cordons == ()
-
-
-def test_a_lonely_worker_is_not_judged() -> None:
-    """There is nobody to compare it with."""
-    team = Team(1, seed=7)
-    team.pass_by(120)
-    team.slow[0] = 5.0
+    team.slow = slow
     assert team.pass_by(600).cordons == ()
 
 

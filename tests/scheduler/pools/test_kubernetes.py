@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from kube import COST, Kube
+from worker_report import a_worker
 
 from scheduler.pools.base import Move
 from scheduler.pools.kubernetes import EPOCH_ANNOTATION, LOWEST_COST, KubernetesPool
@@ -41,17 +42,13 @@ def a_plan(want: int, **more: object) -> Plan:
 def workers(kube: Kube, **states: str) -> list[Process]:
     """One worker in every ready pod, with one job; other states by pod."""
     return [
-        Process(
-            role="worker",
-            id=pod.name,
-            life=pod.name,
-            pid=1,
+        a_worker(
+            pod.name,
+            states.get(pod.name.rpartition("-")[2], "ready"),
+            running=1,
             host=pod.name,
-            state=states.get(pod.name.rpartition("-")[2], "ready"),
-            since=0.0,
             model=MODEL,
             lease=f"lease-{pod.name}",
-            running=1,
         )
         for pod in kube.pods.values()
         if pod.ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,50 +13,37 @@ def member(name: str, running: int = 0, *, ready: bool = True, drained: bool = F
     return Member(name, ready, since, running, drained)
 
 
-def test_enough_is_left_alone() -> None:
-    """As many as wanted: nobody leaves."""
-    assert next_step([member("a"), member("b")], 2, ()) == LeavingStep((), 2)
+A, NEW = member("a"), member("new", ready=False)
+LIGHT = member("light", 2)
 
 
-def test_more_are_asked_for_at_once() -> None:
-    assert next_step([member("a")], 3, ()) == LeavingStep((), 3)
-
-
-def test_the_one_with_the_least_work_leaves_and_is_waited_for() -> None:
-    """What is not ready goes first, then who has the fewest jobs, then the youngest; the scale stays meanwhile."""
-    pods = [member("busy", 9), member("light", 2), member("starting", ready=False)]
-    assert next_step(pods, 2, ()).leaving == ("starting",)
-    assert next_step(pods, 1, ()) == LeavingStep(("starting", "light"), 3)
-    twins = [member("old", 1, since=1.0), member("young", 1, since=2.0)]
-    assert next_step(twins, 1, ()).leaving == ("young",)
-
-
-def test_a_drained_one_is_made_the_cheapest_and_the_scale_lowered() -> None:
-    pods = [member("a", 3), member("b", 0, drained=True), member("c", 1)]
-    assert next_step(pods, 1, ("b", "c")) == LeavingStep(("b", "c"), 2, cheapest=("b",))
-
-
-def test_a_drained_one_is_removed_by_name_while_others_start() -> None:
-    """A lowering would take the starting one instead."""
-    pods = [member("a"), member("new", ready=False), member("b", drained=True)]
-    assert next_step(pods, 2, ("b",)) == LeavingStep(("b",), 2, remove=("b",))
-
-
-def test_a_drained_one_makes_room_when_more_are_wanted_again() -> None:
-    """It cannot come back: it is removed and another takes its place."""
-    assert next_step([member("a"), member("b", drained=True)], 2, ("b",)) == LeavingStep(("b",), 2, remove=("b",))
+@pytest.mark.parametrize(
+    ("pods", "want", "leaving", "step"),
+    [
+        ([A, member("b")], 2, (), LeavingStep((), 2)),
+        ([A], 3, (), LeavingStep((), 3)),
+        # What is not ready goes first, then who has the fewest jobs, then the youngest; the scale stays meanwhile.
+        ([member("busy", 9), LIGHT, NEW], 2, (), LeavingStep(("new",), 3)),
+        ([member("busy", 9), LIGHT, NEW], 1, (), LeavingStep(("new", "light"), 3)),
+        ([member("old", 1, since=1.0), member("young", 1, since=2.0)], 1, (), LeavingStep(("young",), 2)),
+        # A drained one is made the cheapest and the scale lowered; while others start, that would take one of them.
+        ([member("a", 3), member("b", drained=True), LIGHT], 1, ("b", "light"),
+         LeavingStep(("b", "light"), 2, cheapest=("b",))),
+        ([A, NEW, member("b", drained=True)], 2, ("b",), LeavingStep(("b",), 2, remove=("b",))),
+        # One that has drained cannot come back when more are wanted again: another takes its place.
+        ([A, member("b", drained=True)], 2, ("b",), LeavingStep(("b",), 2, remove=("b",))),
+        ([A], 1, ("b",), LeavingStep((), 1)),
+    ],
+)  # fmt: skip
+def test_who_leaves(pods: list[Member], want: int, leaving: tuple[str, ...], step: LeavingStep) -> None:
+    assert next_step(pods, want, leaving) == step
 
 
 def test_a_cordoned_one_is_replaced_before_it_goes() -> None:
     """One more than wanted for as long as it drains."""
-    pods = [member("a"), member("slow", 4)]
-    assert next_step(pods, 2, (), ("slow",)) == LeavingStep(("slow",), 3)
-    pods = [member("a"), member("slow", drained=True), member("new")]
+    assert next_step([A, member("slow", 4)], 2, (), ("slow",)) == LeavingStep(("slow",), 3)
+    pods = [A, member("slow", drained=True), member("new")]
     assert next_step(pods, 2, ("slow",)) == LeavingStep(("slow",), 2, cheapest=("slow",))
-
-
-def test_whoever_is_gone_is_forgotten() -> None:
-    assert next_step([member("a")], 1, ("b",)) == LeavingStep((), 1)
 
 
 MEMBERS = st.lists(

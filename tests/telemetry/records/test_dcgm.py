@@ -99,14 +99,14 @@ def test_an_exporter_is_asked_again_and_again(exporter: Exporter, monkeypatch: p
         eventually(lambda: set(readings.read()) == {"GPU-3"})
         for broken in ((500, ""), (200, "<html>{ not a metric }</html>")):
             exporter.answer = broken
-            eventually(lambda: readings._problem)
+            eventually(lambda: readings._outage.active)
             assert set(readings.read()) == {"GPU-3"}
             exporter.answer = (200, TEXT.replace("GPU-0", "GPU-3"))
-            eventually(lambda: not readings._problem)
+            eventually(lambda: not readings._outage.active)
             exporter.answer = (200, family(POWER, "gauge", "Power draw (in W).", series(POWER, 3, 5)))
             eventually(lambda: set(readings.read()) == {"GPU-3"})
         exporter.answer = (500, "")
-        eventually(lambda: readings._problem)
+        eventually(lambda: readings._outage.active)
         monkeypatch.setattr(gpu, "MAX_AGE_S", 0.0)
         assert readings.read() == {}
     finally:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from telemetry import gpu
+from telemetry.gpu import Sampler
 from telemetry.records import writer as writer_module
-from telemetry.records.reader import Skipped, create, files, read_records, surplus, trim
+from telemetry.records.reader import Skipped, create, files, read_records, trim
 from telemetry.records.schema import RecordSettings, RequestRecord
 from telemetry.records.writer import RecordWriter
 
@@ -61,6 +67,13 @@ def opened(folder: Path, drops: Drops | None = None, clock: Clock | None = None,
     )
 
 
+def write(writer: RecordWriter, *numbers: int) -> None:
+    """These records, at once."""
+    for number in numbers:
+        writer.write(record(number))
+    writer.flush()
+
+
 def ids(folder: Path, skipped: Skipped | None = None) -> list[str]:
     return [each.id for each in read_records(folder, *FOREVER, skipped or Skipped()) if isinstance(each, RequestRecord)]
 
@@ -68,9 +81,7 @@ def ids(folder: Path, skipped: Skipped | None = None) -> list[str]:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     drops = Drops()
     writer = opened(tmp_path, drops)
-    for number in range(1000):
-        writer.write(record(number))
-    writer.flush()
+    write(writer, *range(1000))
     assert ids(tmp_path) == [record(number).id for number in range(1000)]
     assert (drops.written, drops.lost, writer.written, writer.dropped) == (1000, {}, 1000, 0)
 
@@ -78,8 +89,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_every_line_names_its_version(tmp_path: Path) -> None:
     """Also where that is the version of the code that writes it: a later one must know."""
     writer = opened(tmp_path)
-    writer.write(record(1))
-    writer.flush()
+    write(writer, 1)
     assert b'"v":1' in files(tmp_path)[0].path.read_bytes()
 
 
@@ -125,9 +135,7 @@ def test_a_killed_process_loses_what_came_in_the_last_second(tmp_path: Path) -> 
 def test_a_torn_line_is_skipped_and_counted(tmp_path: Path) -> None:
     """Whatever its length: all cuts of the last line, also in the middle of a character."""
     writer = opened(tmp_path)
-    for number in range(3):
-        writer.write(record(number))
-    writer.flush()
+    write(writer, *range(3))
     (file,) = files(tmp_path)
     whole = file.path.read_bytes()
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
@@ -139,8 +147,7 @@ def test_a_torn_line_is_skipped_and_counted(tmp_path: Path) -> None:
 
 def test_lines_of_a_newer_version_and_other_text_are_skipped(tmp_path: Path) -> None:
     writer = opened(tmp_path)
-    writer.write(record(0))
-    writer.flush()
+    write(writer, 0)
     with files(tmp_path)[0].path.open("ab") as file:
         file.write(b'{"kind":"request","v":2,"id":"x","ended_us":1,"state":"completed","model":"m"}\n')
         file.write(b'{"kind":"dream","v":1}\n\n\xff\xfe\x00\n[1]\n')
@@ -187,12 +194,10 @@ def test_a_folder_that_cannot_be_written_costs_records_and_nothing_else(tmp_path
     (tmp_path / "records").write_text("not a folder")
     drops = Drops()
     writer = opened(tmp_path / "records", drops)
-    writer.write(record(0))
-    writer.flush()
+    write(writer, 0)
     assert drops.lost == {"disk": 1} and drops.written == 0
     (tmp_path / "records").unlink()
-    writer.write(record(1))
-    writer.flush()
+    write(writer, 1)
     assert ids(tmp_path / "records") == [record(1).id]
 
 
@@ -200,9 +205,7 @@ def test_a_full_buffer_drops_and_counts(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(writer_module, "MAX_BUFFERED_BYTES", 1000)
     drops = Drops()
     writer = opened(tmp_path, drops)
-    for number in range(100):
-        writer.write(record(number))
-    writer.flush()
+    write(writer, *range(100))
     found = ids(tmp_path)
     assert 0 < len(found) < 100 and drops.lost == {"full": 100 - len(found)}
 
@@ -238,14 +241,12 @@ def test_a_file_is_left_when_it_is_large_or_old(tmp_path: Path) -> None:
     clock = Clock()
     writer = opened(tmp_path, clock=clock, file_bytes=4096, file_s=60)
     for number in range(100):
-        writer.write(record(number))
-        writer.flush()
+        write(writer, number)
         clock.now += 0.001
     by_size = len(files(tmp_path))
     assert by_size > 1 and all(each.size < 4096 + 200 for each in files(tmp_path))
     clock.now += 60
-    writer.write(record(100))
-    writer.flush()
+    write(writer, 100)
     assert len(files(tmp_path)) == by_size + 1
     assert ids(tmp_path) == [record(number).id for number in range(101)]
 
@@ -254,8 +255,7 @@ def test_the_folder_is_bounded(tmp_path: Path) -> None:
     clock = Clock()
     writer = opened(tmp_path, clock=clock, file_bytes=4096, max_bytes=20_000)
     for number in range(2000):
-        writer.write(record(number))
-        writer.flush()
+        write(writer, number)
         clock.now += 1
         assert sum(each.size for each in files(tmp_path)) <= 20_000 + 4096 + 200
     found = ids(tmp_path)
@@ -267,31 +267,17 @@ def test_old_files_go(tmp_path: Path) -> None:
         path, file = create(tmp_path, NOW - age, "api", 1)
         os.close(file)
         os.utime(path, (NOW - age, NOW - age))
-    assert trim(tmp_path, NOW, keep_s=60, max_bytes=10**9) == 1
+    trim(tmp_path, NOW, keep_s=60, max_bytes=10**9)
     assert [each.began for each in files(tmp_path)] == [NOW - 50, NOW - 10]
 
 
 def test_a_removed_file_is_begun_again(tmp_path: Path) -> None:
     """By another process that needed room, or by hand."""
     writer = opened(tmp_path)
-    writer.write(record(0))
-    writer.flush()
+    write(writer, 0)
     files(tmp_path)[0].path.unlink()
-    writer.write(record(1))
-    writer.flush()
+    write(writer, 1)
     assert ids(tmp_path) == [record(1).id]
-
-
-def test_surplus_takes_the_oldest_first(tmp_path: Path) -> None:
-    for number in range(5):
-        path, file = create(tmp_path, NOW + number, "api", 1)
-        os.write(file, b"x" * 100)
-        os.close(file)
-        os.utime(path, (NOW, NOW))
-    found = files(tmp_path)
-    assert surplus(found, NOW, keep_s=10, max_bytes=250) == found[:3]
-    assert surplus(found, NOW, keep_s=10, max_bytes=500) == []
-    assert surplus(found, NOW + 11, keep_s=10, max_bytes=500) == found
 
 
 def test_two_processes_of_one_name_share_no_file(tmp_path: Path) -> None:
@@ -300,6 +286,25 @@ def test_two_processes_of_one_name_share_no_file(tmp_path: Path) -> None:
     for _, file in (one, two):
         os.close(file)
     assert one[0] != two[0] and len(files(tmp_path)) == 2
+
+
+async def test_a_held_up_loop_is_said_and_recorded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A synchronous sleep is the worst thing a coroutine can do."""
+    monkeypatch.setattr(gpu, "MIN_LOGGED_LAG_S", 0.2)
+    samples: list[Any] = []
+    sampling = asyncio.create_task(
+        Sampler(Mock(written=0, dropped=0, write=samples.append), "api", "p").keep_sampling()
+    )
+    await asyncio.sleep(0)
+    time.sleep(gpu.LAG_CHECK_INTERVAL_S + 0.3)
+    async with asyncio.timeout(20):
+        while "held up" not in caplog.text:
+            await asyncio.sleep(0.01)
+    sampling.cancel()
+    await asyncio.gather(sampling, return_exceptions=True)
+    assert samples[0].lag_ms == 0 and samples[-1].lag_ms > 200
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,34 @@
+"""What the parts of an offline process share: its store, its folder of files, its settings and its telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from streaming.batches.file_store import BatchSettings, FileStore
+from streaming.redis.client import RedisClient
+from streaming.store.monitor import Headroom, StoreMonitor
+from telemetry.metrics import Metrics
+from telemetry.tracing import NO_TRACING, Tracing
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineTools:
+    """Made once per process."""
+
+    store_client: RedisClient
+    headroom: Headroom
+    store: StoreMonitor
+    file_store: FileStore
+    metrics: Metrics
+    models: Collection[str]
+    batch: BatchSettings
+    max_choices: int
+    """Largest `n` of one request."""
+    keep_s: int
+    """Retention of output files and of a batch's record."""
+    turn_s: float = 60.0
+    save_interval_s: float = 1.0
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """By tenant, see TenantSettings."""
+    tracing: Tracing = NO_TRACING
