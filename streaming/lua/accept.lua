@@ -107,7 +107,7 @@ end
 if taker then
   redis.call('ZREM', takers, taker)
   notify_worker(taker, {'w'})
-elseif not wake_worker(model, priority, now) and waiting == 0 and not has_consumer(model) then
+elseif not wake_worker(model, priority, now) and waiting == 0 and not is_running(model) then
   wake_scheduler(model)
 end
 if part then return {'queued', now, {}, epoch} end

@@ -21,7 +21,7 @@ local function add(entries)
       events[#events + 1] = {item[1], fields.id, fields.tenant, fields.type, fields['for'] or '', fields.webhook or ''}
     else
       dead_letter('lane', box, 'entry', item[1], 'reason', 'not an event of Penstock')
-      ack_and_delete(box, item[1])
+      delete_event(box, item[1])
     end
   end
 end
@@ -34,7 +34,7 @@ return events
 
 #!lua name=posted flags=allow-oom
 -- Acknowledges events of an outbox that were delivered. ARGV: outbox ('broker' | 'webhooks'), entries
-for i = 2, #ARGV do ack_and_delete(outbox_key(ARGV[1]), ARGV[i]) end
+for i = 2, #ARGV do delete_event(outbox_key(ARGV[1]), ARGV[i]) end
 return #ARGV - 1
 
 #!lua name=dispatch flags=allow-oom
@@ -57,7 +57,7 @@ for i = 9, #ARGV, 2 do
 end
 redis.call('ZREMRANGEBYSCORE', hooks_key(), '-inf', now - keep)
 redis.call('PEXPIRE', hooks_key(), keep)
-ack_and_delete(outbox_key('webhooks'), entry)
+delete_event(outbox_key('webhooks'), entry)
 return new
 
 #!lua name=outgoing flags=allow-oom

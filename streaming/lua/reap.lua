@@ -87,11 +87,7 @@ for _, worker in ipairs(lapsed) do
   retain_log(worker, lost.heirs, keep)
   expire_log(worker, keep)
   lapses[#lapses + 1] = {known[2] or worker, lost.requeued, lost.given_up, lost.cancelled}
-  if model then
-    if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
-    flush_writes() -- a consumer can be deleted only after its entries are acknowledged
-    delete_consumer(model, worker)
-  end
+  if model and redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
 end
 
 local function expire(id)
@@ -108,27 +104,12 @@ for _, id in ipairs(redis.call('ZRANGE', timers_key(), '-inf', now, 'BYSCORE', '
   run_or_fail(id, nil, expire)
 end
 
--- Compare the index of each lane in use with its stream.
-flush_writes()
-local owed, looked = redis.call('HGETALL', owed_key()), {}
-for i = 1, #owed, 2 do looked[string.match(owed[i], '^(.+):%a+$') or ''] = true end
-for _, worker in ipairs(redis.call('ZRANGE', leases_key(), 0, most_workers)) do
-  looked[redis.call('HGET', worker_key(worker), 'model') or ''] = true
-end
-looked[''] = nil
-for model in pairs(looked) do
-  for _, priority in ipairs(PRIORITIES) do repair_line(model, priority, now) end
-end
-
 -- Delete the sum of reserved bytes of each empty lane: jobs that were lost, or deleted by hand, released nothing.
 flush_writes()
+local owed = redis.call('HGETALL', owed_key())
 for i = 1, #owed, 2 do
   local model, priority = string.match(owed[i], '^(.+):(%a+)$')
-  local unfinished = 0
-  for _, key in ipairs({lane_key, retry_key, suspects_key}) do
-    unfinished = unfinished + (model and redis.call('XLEN', key(model, priority)) or 0)
-  end
-  if unfinished == 0 then redis.call('HDEL', owed_key(), owed[i]) end
+  if not model or redis.call('XLEN', lane_key(model, priority)) == 0 then redis.call('HDEL', owed_key(), owed[i]) end
 end
 local most_salvaged, cut = tonumber(ARGV[7]), {}
 if most_salvaged > 0 then

@@ -33,13 +33,13 @@ for i = 11, #ARGV do c.crowding[ARGV[i]], c.crowds = true, c.crowds + 1 end
 c.spare, c.free, c.out = tonumber(ARGV[6]) or want, tonumber(ARGV[8]) or want, {string.format('%.3f', c.exact), c.frame, 0}
 redis.call('ZADD', leases_key(), c.now + lease, worker)
 
--- Retry and suspects streams exist only while jobs are requeued: one EXISTS usually saves reading them.
-local requeue_streams, suspects = {}, 0
+-- The queues of jobs that were put back are there only while some wait: one EXISTS usually saves reading them.
+local requeued, suspects = {}, 0
 for i, priority in ipairs(PRIORITIES) do
-  requeue_streams[2 * i - 1], requeue_streams[2 * i] = retry_key(model, priority), suspects_key(model, priority)
+  requeued[2 * i - 1], requeued[2 * i] = retry_key(model, priority), suspects_key(model, priority)
 end
-local any_requeued = redis.call('EXISTS', unpack(requeue_streams)) > 0
-for i = 2, any_requeued and #requeue_streams or 0, 2 do suspects = suspects + redis.call('XLEN', requeue_streams[i]) end
+local any_requeued = redis.call('EXISTS', unpack(requeued)) > 0
+for i = 2, any_requeued and #requeued or 0, 2 do suspects = suspects + redis.call('ZCARD', requeued[i]) end
 local runner = suspects > 0 and redis.call('GET', alone_key(model))
 local must_run = suspects > 0 and (not runner or runner == worker)
 if must_run then
@@ -48,11 +48,11 @@ if must_run then
 end
 
 local function take_suspects()
-  for i = 2, #requeue_streams, 2 do
+  for _, priority in ipairs(PRIORITIES) do
     local more = true
     while more and c.begun < want and c.dropped < MAX_DROPPED do
       local _
-      _, more = take_requeued(c, requeue_streams[i])
+      _, more = take_requeued(c, 'suspects', priority)
     end
   end
 end
@@ -79,10 +79,9 @@ local begins = tonumber(ARGV[9]) or c.free
 redis.call('ZREM', idle_key(model), worker)
 redis.call('ZREM', prefetching_key(model), worker)
 if c.begun < c.free and not must_run then
-  local highest, ready = lane_key(model, PRIORITIES[1]), c.begun < begins and idle_key(model) or prefetching_key(model)
+  local ready = c.begun < begins and idle_key(model) or prefetching_key(model)
   redis.call('ZADD', ready, c.now, worker)
   if c.begun >= begins then redis.call('EXPIRE', ready, YIELDING_EXPIRY_S) end
-  run_in_group(highest, function() return redis.pcall('XGROUP', 'CREATECONSUMER', highest, GROUP, worker) end)
 end
 return c.out
 
@@ -142,7 +141,7 @@ return run_or_fail(id, worker, function()
   local now = now_ms()
   redis.call('HSET', job, 'state', state, 'record', record, 'summary', summary, 'done', now)
   count_ended_job(s[12], s[13], retention_s(s[7]), now, #record + #summary)
-  ack_and_delete(s[4], s[5])
+  delete_entry(s[4], s[5])
   add_reserved_bytes(model, priority, s[10], -1)
   charge_rest(model, priority, s[12] or '', s[14], tonumber(ARGV[9]), tonumber(ARGV[10]))
   if s[11] ~= '1' then release_logs(id, s[15]) end
@@ -245,9 +244,9 @@ return run_or_fail(id, worker, function()
 end) or 0
 
 #!lua name=decline flags=allow-oom
--- Puts a job back that only a newer version can read: undoes the claim and appends the job to its lane's end, so that
--- this worker claims the jobs behind it first. For this its tenant stays charged. A job with a limit keeps its latest
--- start. ARGV: worker, id, run
+-- Puts a job back that only a newer version can read: undoes the claim and puts the job behind those of its tenant, so that
+-- this worker claims these first. For this its tenant stays charged. A job with a limit keeps its latest start.
+-- ARGV: worker, id, run
 -- Returns: 'fenced' | 0 (not this worker's, or no longer under this run, or its record is malformed: then it has
 --          failed) | 1
 local worker, id, run = ARGV[1], ARGV[2], ARGV[3]
@@ -265,16 +264,15 @@ return run_or_fail(id, worker, function()
   local model, priority = require_lane_entry(s[5], s[6])
   local before, runs = s[11] - 1, string.gsub(s[7], '[^;]*;$', '')
   local expires = math.min(before == 0 and parse_number(s[8]) or math.huge, parse_number(s[9]) or math.huge)
-  ack_and_delete(s[5], s[6])
   buffer_write('releases', worker, id)
-  local lane, alone = lane_key(model, priority), s[10] == '1'
-  if alone then
-    lane = suspects_key(model, priority)
+  redis.call('HSET', job, 'state', 'queued', 'worker', '', 'attempt', before, 'runs', runs)
+  if s[10] == '1' then
+    redis.call('ZADD', suspects_key(model, priority), now, to_member(s[6]) .. ':' .. id)
+    redis.call('HSET', job, 'queue', 'suspects')
     if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
+  else
+    rejoin_line(model, priority, s[12] or '', s[6], id, s[14], s[13])
   end
-  local entry = redis.call('XADD', lane, '*', 'job', id)
-  if not alone then rejoin_line(model, priority, s[12] or '', entry, id, s[14], s[13], true) end
-  redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '', 'attempt', before, 'runs', runs)
   if before == 0 then redis.call('HDEL', job, 'attempt', 'runs', 'claimed') end
   if expires < math.huge then redis.call('ZADD', timers_key(), expires, id) end
   wake_worker(model, priority, now)
@@ -295,6 +293,5 @@ redis.call('ZREM', leases_key(), worker)
 if model then
   for _, key in ipairs({idle_key(model), yielding_key(model), prefetching_key(model)}) do redis.call('ZREM', key, worker) end
   if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
-  delete_consumer(model, worker)
 end
 return 0

@@ -340,9 +340,7 @@ class RedisClient:
     async def scan(self, pattern: str) -> AsyncIterator[tuple[str, list[str]]]:
         """Iterate over the names of keys in slices, with the server of each slice; a name may come twice. Raises
         Unavailable."""
-        with translated():
-            places = await self._topology.places()
-        for place in places:
+        for place in await self._places():
             cursor = b"0"
             while True:
                 command = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_SLICE)
@@ -350,6 +348,10 @@ class RedisClient:
                 yield place, [name.decode() for name in names]
                 if cursor == b"0":
                     break
+
+    async def _places(self) -> list[str]:
+        with translated():
+            return await self._topology.places()
 
     async def run_at(self, place: str, commands: Sequence[Command]) -> list[Any]:
         """Run plain commands on keys of one server, together. Raises Unavailable."""
@@ -361,9 +363,7 @@ class RedisClient:
     async def listeners(self, channels: Sequence[str]) -> dict[str, int]:
         """Count the subscribers of each channel, on all primaries together. Raises Unavailable."""
         counts = dict.fromkeys(channels, 0)
-        with translated():
-            places = await self._topology.places()
-        for place in places:
+        for place in await self._places():
             (found,) = await self.run_at(place, [("PUBSUB", "NUMSUB", *channels)])
             for name, count in zip(found[::2], found[1::2], strict=True):
                 counts[name.decode()] += count
@@ -384,8 +384,7 @@ class RedisClient:
 
     async def run_ids(self) -> dict[str, str]:
         """Read each primary's run id, by its place. A new run id means a new server process. Raises Unavailable."""
-        with translated():
-            places = await self._topology.places()
+        places = await self._places()
         return {place: _info((await self.run_at(place, [("INFO", "server")]))[0], b"run_id") for place in places}
 
     async def servers(self) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from streaming.keys import BROKER, CATALOGUE, CHANNELS, FLEET, FLEET_SLOT, ROOT, prefix
+from streaming.keys import BROKER, CATALOGUE, CHANNELS, FLEET, FLEET_SLOT, REQUEUED, ROOT, prefix
 from streaming.redis.client import KEPT
 from streaming.redis.scripts import load_library
 
@@ -37,10 +37,9 @@ SCRIPTS: Mapping[str, frozenset[str]] = {
 }  # fmt: skip
 """The scripts that the processes of each role run."""
 
-LANES = ("lane", "retry", "suspects")
-FIELD_KINDS: Mapping[str, tuple[str, ...]] = {"lane": LANES, "idem": ("idem",)}
-"""Fields of a job's record that hold a key, and the kinds of that key: a script that reads one may use the key."""
-ARGUMENT_KINDS: Mapping[str, tuple[str, ...]] = {"waiting": LANES}
+FIELD_KINDS: Mapping[str, str] = {"lane": "lane", "idem": "idem"}
+"""Fields of a job's record that hold a key, and the kind of that key: a script that reads one may use the key."""
+ARGUMENT_KINDS: Mapping[str, tuple[str, ...]] = {"waiting": ("lane", *REQUEUED)}
 """Scripts that take a key as an argument, and the kinds of that key."""
 
 CONNECTION = frozenset(
@@ -217,9 +216,7 @@ def script_kinds(script: str) -> frozenset[str]:
     source = _sources()[script]
     found = {key.name for key in (*CATALOGUE, *FLEET) if f"local function {key.name}_key(" in source}
     found.update(ARGUMENT_KINDS.get(script, ()))
-    for field, kinds in FIELD_KINDS.items():
-        if f"'{field}'" in source:
-            found.update(kinds)
+    found.update(kind for field, kind in FIELD_KINDS.items() if f"'{field}'" in source)
     return frozenset(found)
 
 

@@ -52,6 +52,11 @@ local function append_to_outbox(box, id, tenant, what, ...)
   redis.call('EXPIRE', box, OUTBOX_RETENTION_S)
 end
 
+local function delete_event(box, entry)
+  redis.call('XACK', box, GROUP, entry)
+  redis.call('XDEL', box, entry)
+end
+
 local function emit_event(for_whom, id, tenant, what, final)
   if string.find(for_whom, 'b', 1, true) then append_to_outbox(outbox_key('broker'), id, tenant, what) end
   if not final or not string.find(for_whom, 'w', 1, true) then return end
@@ -133,11 +138,11 @@ local function end_job(id, state, reason, now)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
     'tenant', 'size', 'state', 'conversation')
-  local model, priority, kind = require_lane_entry(s[1], s[2])
+  local model, priority = require_lane_entry(s[1], s[2])
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
   note_script_end(id)
-  ack_and_delete(s[1], s[2])
-  if kind == 'lane' and s[12] == 'queued' then leave_line(model, priority, s[10] or '', s[2], id) end
+  delete_entry(s[1], s[2])
+  if s[12] == 'queued' then leave_lane(model, priority, s[10] or '', s[2], id) end
   add_reserved_bytes(model, priority, s[8], -1)
   count_ended_job(s[10], s[11], retention_s(s[5]), now, 0)
   if (s[9] or '') ~= '' then
@@ -153,20 +158,19 @@ local function end_job(id, state, reason, now)
   publish(s[3], cmsgpack.pack({'e', id}))
 end
 
--- Requeue a claimed job: on its retry stream, which workers read before the lane, or on the suspects stream, whose jobs
--- run alone. Raises if its record is malformed.
+-- Requeue a claimed job: to its lane's jobs to retry, which workers claim before new ones, or to the suspects, which run
+-- alone. Raises if its record is malformed.
 local function requeue(id, now, suspect, worker)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'lane', 'entry', 'deadline', 'tenant', 'state')
-  local model, priority, kind = require_lane_entry(s[1], s[2])
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'deadline', 'tenant', 'state', 'queue')
+  local model, priority = require_lane_entry(s[1], s[2])
   local due = parse_number(s[3])
   if s[3] and not due then error('invalid deadline', 0) end
-  ack_and_delete(s[1], s[2])
-  if kind == 'lane' and s[5] == 'queued' then leave_line(model, priority, s[4] or '', s[2], id) end -- interrupted claim
+  if s[5] == 'queued' then leave_lane(model, priority, s[4] or '', s[2], id) end -- interrupted claim
   buffer_write('releases', worker, id)
-  local lane = (suspect or kind == 'suspects') and suspects_key(model, priority) or retry_key(model, priority)
-  local entry = redis.call('XADD', lane, '*', 'job', id)
-  redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')
+  local queue = (suspect or s[6] == 'suspects') and 'suspects' or 'retry'
+  redis.call('ZADD', requeued_key(queue, model, priority), now, to_member(s[2]) .. ':' .. id)
+  redis.call('HSET', job, 'state', 'queued', 'queue', queue, 'worker', '')
   if due then redis.call('ZADD', timers_key(), due, id) end
   if not wake_worker(model, priority, now) then wake_scheduler(model) end
 end
