@@ -162,15 +162,13 @@ CATALOGUE = (
     # By tenant: its last thousand deleted files, batches and conversation items, and the place of each in its list.
     # Writers: forget, amend_conversation. Lifetime: a day after the last deletion.
     Key("places:{}", "list"),
-    # By tenant: bytes that each of its files counts as, by id, and their sum (total). Writers: put_file, save; forget.
-    # Lifetime: a field until its file is forgotten.
+    # By tenant: bytes that each of its files counts as, by id, also of those that are gone and that batches still work
+    # on, and their sum (total). Writers: put_file, put_batch, save; forget. Lifetime: a field until its file is
+    # forgotten and the batches made of it have ended.
     Key("sizes:{}", "hash"),
     # By file: batches made of it that have not ended. Writers: put_batch; save, forget. Lifetime: an entry until its
     # batch has ended.
     Key("readers:{}", "set"),
-    # By tenant: bytes that files count as that are gone and that batches still work on, and their sum (total).
-    # Writers: put_batch, forget; save. Lifetime: a field until the batches made of its file have ended.
-    Key("held:{}", "hash"),
     # Files and ended batches, each with its tenant, by the Redis time (ms) at which they are forgotten; files that are
     # held, by the time at which they are looked at again. Writers: put_file, put_batch, save; forget. Lifetime: an
     # entry until it is forgotten.

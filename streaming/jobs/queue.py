@@ -20,7 +20,6 @@ from streaming.errors import (
     KeyReused,
     LaneFull,
     NoCapacity,
-    QuotaExceeded,
     StoreFull,
     StreamingError,
     Unavailable,
@@ -30,7 +29,7 @@ from streaming.ids import conversation_partition, digest_partition, idempotency_
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, preview_of
 from streaming.jobs.places import FIRST, QueuePlace, cost_of, reserved_bytes
-from streaming.jobs.quotas import NAMES, Quotas
+from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
 from streaming.order import Priority
@@ -177,7 +176,7 @@ class Queue:
             if not _brought_work(answer):
                 reserved.give_back()
         if left and answer[0] == b"quota":
-            raise _exceeded(quota, answer, left)
+            raise exceeded(quota, answer, left)
         return self._accepted(job, answer)
 
     async def _existing(self, job: Job, key: str, digest: str, refusal: Exception) -> Accepted:
@@ -375,13 +374,6 @@ class Queue:
 def _conversation_of(job: Job) -> str:
     """The conversation whose turn a job is, or ""."""
     return job.response.conversation if job.response is not None else ""
-
-
-def _exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Mapping[str, int]) -> QuotaExceeded:
-    """The error of a put that a quota refused, with the usage of all partitions."""
-    which = answer[1].decode()
-    limit = {"jobs": quota.jobs, "requests": quota.job_bytes, "results": quota.result_bytes}[which] or 0
-    return QuotaExceeded(NAMES[which], answer[2] + limit - left[which], limit)
 
 
 def _brought_work(answer: Sequence[Any]) -> bool:

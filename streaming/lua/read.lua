@@ -1,6 +1,6 @@
 -- Scripts that only read jobs, tenants and lanes.
 
-#!lua name=record flags=no-writes
+#!lua name=record flags=no-writes roles=api,worker,offline
 -- Reads a job's record.
 -- ARGV: id, '1' to leave its body out | '', the bytes of a result from which on it is left out where there is a summary
 --       of it | '', the tenant whose job it must be | ''
@@ -21,7 +21,7 @@ local values = #wanted > 0 and redis.call('HMGET', job, unpack(wanted)) or {}
 for i, name in ipairs(wanted) do out[2 * i - 1], out[2 * i] = name, values[i] end
 return {out, epoch}
 
-#!lua name=recent flags=no-writes
+#!lua name=recent flags=no-writes roles=api
 -- Reads a page of a tenant's jobs, newest first, without bodies and answers.
 -- ARGV: tenant, time (ms) from before which nothing is listed, cursor: time | '', and id | '', most ids looked at,
 --       most jobs found; and '' for any: their state, model, priority, the earliest and the latest time (ms) of their
@@ -74,7 +74,7 @@ end
 if rank < count then out[2] = last end
 return out
 
-#!lua name=usage flags=allow-oom
+#!lua name=usage flags=allow-oom roles=api,offline
 -- Reads a tenant's usage of the store, and counts waiting and running jobs in a slice of its list, newest first.
 -- ARGV: tenant, seconds that jobs are kept after their end, jobs to skip, most jobs looked at
 -- Returns: {jobs kept, bytes of their requests, bytes of their results, files, bytes of files, jobs looked at,
@@ -91,13 +91,13 @@ local kept = tenant_usage(tenant, keep)
 return {kept.jobs, kept.requests, kept.results, redis.call('ZCARD', files_key(tenant)), stored_bytes(tenant), #page,
   waiting, running}
 
-#!lua name=stand flags=no-writes
+#!lua name=stand flags=no-writes roles=api
 -- Reads a job's state and place in its lane, without its body. ARGV: id
 -- Returns: {state | false, the queue that it was put back to | false, the partition's epoch | false}
 local s = redis.call('HMGET', job_key(ARGV[1]), 'state', 'queue')
 return {s[1], s[2], redis.call('GET', epoch_key())}
 
-#!lua name=waiting flags=no-writes
+#!lua name=waiting flags=no-writes roles=api
 -- Reads what decides about the places of a tenant's waiting jobs in a lane, or of jobs that were put back. ARGV: the key of
 -- the lane or of the queue, tenant, most entries, patience (ms) of a job that the tenant would put now | ''
 -- Returns: {{entry of the tenant's jobs, or of the queue's, in order...} (with a patience: the number of the tenant's jobs
@@ -131,7 +131,7 @@ return {
   redis.call('ZCARD', line), count, rank or 0, tonumber(counter or 0), tonumber(least[2] or 0)
 }
 
-#!lua name=lanes flags=no-writes
+#!lua name=lanes flags=no-writes roles=api,scheduler
 -- Counts waiting and running jobs in every lane of these models, and lists the nearest deadlines of waiting jobs.
 -- ARGV: most deadlines, model...
 -- Returns: {now, {{waiting, running, time (ms) of the oldest that waits | 0, ever put}, by model and priority...},
@@ -178,7 +178,7 @@ for i = 1, #nearest, 2 do
 end
 return {now_ms(), lanes, due}
 
-#!lua name=ages flags=no-writes
+#!lua name=ages flags=no-writes roles=api
 -- Reads since when the next job of each tenant has waited, in every lane of these models. The next job of a tenant is the one
 -- that must start earliest; requeued jobs are left out. Tenants that were served least come first.
 -- ARGV: most tenants of a lane, model...
@@ -202,7 +202,7 @@ for i = 2, #ARGV do
 end
 return {now_ms(), lanes}
 
-#!lua name=ended flags=no-writes
+#!lua name=ended flags=no-writes roles=offline
 -- Filters job ids: returns those of jobs that have ended or are no longer kept. ARGV: ids. Returns: their ids.
 local over = {}
 for _, id in ipairs(ARGV) do

@@ -1,6 +1,6 @@
 -- Scripts of a worker: its lease, its claims, the tokens and the end of its jobs.
 
-#!lua name=register flags=allow-oom
+#!lua name=register flags=allow-oom roles=worker
 -- Registers a worker and gives it its lease. ARGV: worker, model, lease in ms, its name in
 -- `penstock ps`. Returns now.
 local worker, model, lease, name = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] or ''
@@ -9,7 +9,7 @@ redis.call('HSET', worker_key(worker), 'state', 'live', 'model', model, 'frame',
 redis.call('ZADD', leases_key(), now + lease, worker)
 return now
 
-#!lua name=claim flags=allow-oom
+#!lua name=claim flags=allow-oom roles=worker
 -- Claims up to `want` waiting jobs for a live worker, in the order of streaming/order.py. Suspects
 -- (jobs that may have killed their workers) run alone: one worker of a model at a time takes them, one by one.
 -- ARGV: worker, model, want, lease in ms, '1' to take one suspect instead, most jobs from the lowest lane | '',
@@ -85,7 +85,7 @@ if c.begun < c.free and not must_run then
 end
 return c.out
 
-#!lua name=append flags=allow-oom
+#!lua name=append flags=allow-oom roles=worker
 -- Appends one engine step to the worker's durable log, then publishes its frames. Idempotent by the frame's number.
 -- ARGV: worker, frame number, lease in ms (0: not renewed), oldest frame still needed, '1' if earlier frames may be
 --       missing, then pairs of reply address ('-' for none), frame
@@ -106,25 +106,25 @@ for i = 6, #ARGV, 2 do
 end
 return 1
 
-#!lua name=mark flags=allow-oom
+#!lua name=mark flags=allow-oom roles=api,worker,offline
 -- Writes something, also while the store is full. At durability D3 a replica then confirms all earlier writes with it.
 redis.call('SET', mark_key(), 1)
 return 1
 
-#!lua name=finish flags=allow-oom
+#!lua name=finish flags=allow-oom roles=worker promise
 -- Ends a job: writes its terminal record and acknowledges its lane entry; only the worker that holds it may.
 -- ARGV: worker, id, run, state, record, the same without its rows, '1' if readers are sent the record and not that,
 --       reason for a dead letter | '', tokens that the job has generated, tokens of its prompt, once for each choice (0:
 --       not known)
 -- Returns: 'fenced' | 0 (ended already, or not this run's, or its record is malformed: then it has failed) | 1
-local NUMBERS = {created = 16, claimed = 17, started = 18, deadline = 19, keep = 7, epoch = 20, attempt = 11}
+local NUMBERS = {keep = 6, attempt = 15, created = 17, claimed = 18, started = 19, deadline = 20, epoch = 21}
 
 -- Raise if a reader could not decode the numbers or the runs of a record: it would then report another end than this one.
 local function check_readable(s)
   for name, i in pairs(NUMBERS) do
     if s[i] and s[i] ~= '' and not parse_number(s[i]) then error('invalid ' .. name, 0) end
   end
-  local rest = string.gsub(s[15] or '', '[^:;]+:%d+:%d+;', '')
+  local rest = string.gsub(s[10] or '', '[^:;]+:%d+:%d+;', '')
   if rest ~= '' then error('invalid runs', 0) end
 end
 
@@ -133,29 +133,23 @@ local whole, dead = ARGV[7] == '1', ARGV[8]
 if not is_live(worker) then return 'fenced' end
 return run_or_fail(id, worker, function()
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'state', 'worker', 'run', 'lane', 'entry', 'reply', 'keep', 'events', 'idem', 'owed',
-    'attempt', 'tenant', 'size', 'order', 'runs', 'created', 'claimed', 'started', 'deadline', 'epoch', 'conversation')
-  if not holds_job(id, worker, run, s[1], s[2], s[3]) then return 0 end
-  local model, priority = require_lane_entry(s[4], s[5])
+  local s = redis.call('HMGET', job, 'state', 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
+    'tenant', 'size', 'conversation', 'run', 'attempt', 'order', 'created', 'claimed', 'started', 'deadline', 'epoch')
+  if not holds_job(id, worker, run, s[1], s[5], s[14]) then return 0 end
+  local model, priority = require_lane_entry(s[2], s[3])
   check_readable(s)
   local now = now_ms()
   redis.call('HSET', job, 'state', state, 'record', record, 'summary', summary, 'done', now)
-  count_ended_job(s[12], s[13], retention_s(s[7]), now, #record + #summary)
-  delete_entry(s[4], s[5])
-  add_reserved_bytes(model, priority, s[10], -1)
-  charge_rest(model, priority, s[12] or '', s[14], tonumber(ARGV[9]), tonumber(ARGV[10]))
-  if s[11] ~= '1' then release_logs(id, s[15]) end
-  buffer_write('releases', worker, id)
-  redis.call('EXPIRE', job, retention_s(s[7]))
-  if is_idem_key(s[9]) then redis.call('EXPIRE', s[9], retention_s(s[7])) end
-  if s[21] then end_turn(s[21], id, retention_s(s[7]), now) end
-  publish(s[6], whole and record or summary)
-  if s[8] then emit_event(s[8], id, s[12] or '', 'job.' .. state, true) end
+  let_go(id, s, model, priority, now, #record + #summary)
+  charge_rest(model, priority, s[11] or '', s[16], tonumber(ARGV[9]), tonumber(ARGV[10]))
+  if s[15] ~= '1' then release_logs(id, s[10]) end
+  publish(s[4], whole and record or summary)
+  if s[7] then emit_event(s[7], id, s[11] or '', 'job.' .. state, true) end
   if dead ~= '' then dead_letter('job', id, 'reason', dead) end
   return 1
 end) or 0
 
-#!lua name=checkpoint flags=allow-oom
+#!lua name=checkpoint flags=allow-oom roles=worker
 -- Records a checkpoint of a run: its deltas are complete from this frame of the log on, so that earlier frames can be
 -- trimmed. ARGV: worker, id, run, frame
 -- Returns: 'fenced' | 0 (not this run's, or the frame is not in the log) | 1
@@ -170,7 +164,7 @@ return run_or_fail(id, worker, function()
   return 1
 end) or 0
 
-#!lua name=beat flags=allow-oom
+#!lua name=beat flags=allow-oom roles=worker
 -- Heartbeat of a worker: renews its lease. ARGV: worker, lease in ms
 -- Returns: 'fenced' | {id, run, who cancelled it | ''}... of every job that this worker holds by the store's records:
 -- the message of a cancel, or the answer of a claim, may have been lost
@@ -186,7 +180,7 @@ for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do
 end
 return held
 
-#!lua name=release flags=allow-oom
+#!lua name=release flags=allow-oom roles=worker
 -- Requeues a job that a worker hands back unfinished, because it drains or needs the job's place; it does not count as a
 -- lost worker. What the job's runs have generated moves from the workers' logs into the job's parked log.
 -- ARGV: worker, id, run, the most seconds to keep the worker's log for the job if nothing is parked, outcome of the
@@ -221,7 +215,7 @@ return run_or_fail(id, worker, function()
   return 1
 end) or 0
 
-#!lua name=restart flags=allow-oom
+#!lua name=restart flags=allow-oom roles=worker
 -- Restarts a claimed job from its beginning under a new epoch, where the logged tokens cannot be continued. The record
 -- then names this run alone, so readers ignore earlier deltas, and cursors of the old epoch get a reset.
 -- ARGV: worker, id, run, the draft to keep: what earlier runs generated, which its readers have seen | ''
@@ -243,7 +237,7 @@ return run_or_fail(id, worker, function()
   return 1
 end) or 0
 
-#!lua name=decline flags=allow-oom
+#!lua name=decline flags=allow-oom roles=worker
 -- Puts a job back that only a newer version can read: undoes the claim and puts the job behind those of its tenant, so that
 -- this worker claims these first. For this its tenant stays charged. A job with a limit keeps its latest start.
 -- ARGV: worker, id, run
@@ -279,7 +273,7 @@ return run_or_fail(id, worker, function()
   return 1
 end) or 0
 
-#!lua name=leave flags=allow-oom
+#!lua name=leave flags=allow-oom roles=worker
 -- Gives up a worker's lease at its graceful shutdown. Refused while it still holds jobs; of a worker that was fenced
 -- nothing is written. ARGV: worker, seconds to keep its log. Returns: how many jobs it still holds (0: it has left)
 local worker, keep = ARGV[1], ARGV[2]

@@ -107,23 +107,6 @@ def _refusal(error: ResponseError) -> tuple[str, str]:
     return code, words.strip()
 
 
-KEPT = frozenset(
-    {
-        "put",
-        "join",
-        "cancel",
-        "finish",
-        "put_file",
-        "put_batch",
-        "put_conversation",
-        "amend_conversation",
-        "drop_conversation",
-        "steer",
-        "save",
-    }
-)
-"""Scripts whose answer is a promise: at D3, it waits until a replica has their writes."""
-
 NO_FUNCTION = "Function not found"
 """The error of a server that does not have our library: it is new, was emptied, or another version removed it."""
 OURS = re.compile(rb"%b[0-9a-f]{8}" % LIBRARIES.encode())
@@ -190,7 +173,7 @@ class RedisClient:
     async def calls(self, calls: Sequence[Call]) -> list[Any]:
         """Run scripts and commands in one round trip per server, in order within a partition; each is atomic.
 
-        If there are several calls, each must be safe to repeat. At D3, the answers of KEPT scripts wait for a replica.
+        If there are several calls, each must be safe to repeat. At D3, an answer that is a promise waits for a replica.
         Raises Unavailable (some of them may have run), Fenced.
         """
         answers = await self.outcomes(calls)
@@ -289,7 +272,7 @@ class RedisClient:
             await self._topology.run_scripts(place, [("FUNCTION", "DELETE", each) for each in doomed])
 
     def _is_promise(self, calls: Sequence[Call]) -> bool:
-        return self.settings.durability == "D3" and any(script in KEPT for script, _, _ in calls)
+        return self.settings.durability == "D3" and any(script in self._library.promises for script, _, _ in calls)
 
     def _command(self, calls: Sequence[Call]) -> Command:
         """One command for calls of the same script and partition: several commands would cost more."""
@@ -335,7 +318,7 @@ class RedisClient:
                 try:
                     yield subscription
                 finally:
-                    subscription.end(Unavailable("the subscription was given up"))
+                    subscription.end(RedisConnectionError("the subscription was given up"))
 
     async def scan(self, pattern: str) -> AsyncIterator[tuple[str, list[str]]]:
         """Iterate over the names of keys in slices, with the server of each slice; a name may come twice. Raises

@@ -13,28 +13,12 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 from streaming.keys import BROKER, CATALOGUE, CHANNELS, FLEET, FLEET_SLOT, REQUEUED, ROOT, prefix
-from streaming.redis.client import KEPT
 from streaming.redis.scripts import load_library
 
-EVERY_ROLE = frozenset({"fail_malformed", "identify", "report"})
-SWEEP_SCRIPTS = frozenset({"reap", "rewound"})
-
+ROLES = ("api", "worker", "scheduler", "offline")
 SCRIPTS: Mapping[str, frozenset[str]] = {
-    "api": EVERY_ROLE | SWEEP_SCRIPTS | {
-        "put", "join", "cancel", "record", "salvage", "recent", "usage", "stand", "waiting", "lanes", "ages", "follow",
-        "reset", "deliver", "put_file", "put_batch", "put_conversation", "amend_conversation", "drop_conversation",
-        "steer", "forget", "redeliver", "lead", "override", "console", "mark",
-    },
-    "worker": EVERY_ROLE | SWEEP_SCRIPTS | {
-        "register", "claim", "append", "finish", "checkpoint", "beat", "release", "restart", "decline", "leave",
-        "unfollow", "record", "salvage", "card", "lengths", "mark",
-    },
-    "scheduler": EVERY_ROLE | SWEEP_SCRIPTS | {"lanes", "lead", "plan", "act"},
-    "offline": EVERY_ROLE | {
-        "put", "cancel", "record", "salvage", "usage", "ended", "due", "hold", "reserve", "save", "forget", "collect",
-        "posted", "dispatch", "outgoing", "settle", "mark",
-    },
-}  # fmt: skip
+    role: frozenset(name for name, who in load_library().roles.items() if who & {role, "any"}) for role in ROLES
+}
 """The scripts that the processes of each role run."""
 
 FIELD_KINDS: Mapping[str, str] = {"lane": "lane", "idem": "idem"}
@@ -172,7 +156,7 @@ def _commands(role: str) -> frozenset[str]:
     found = {*CONNECTION, *COMMON_COMMANDS, *COMMANDS[role], *(LOADING if role != "worker" else ())}
     for script in SCRIPTS[role]:
         found |= script_commands(script)
-    if SCRIPTS[role] & KEPT:
+    if SCRIPTS[role] & load_library().promises:
         found.add("wait")  # at durability D3
     return frozenset(found)
 

@@ -10,6 +10,7 @@ the format: a store of another version is counted by the names of its keys, as f
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from streaming.redis.settings import RedisSettings
 FORMAT = 2
 """The version of everything in the store: keys, messages, and what scripts read and write. Every change of these must
 raise it, because a process of one version must not work on a store of another."""
-FORMAT_DIGEST = "936fb4b412274496"
+FORMAT_DIGEST = "8292697d6daf9d67"
 """Digest of everything that FORMAT versions; tests/streaming/store/test_identity.py fails when it changes."""
 
 RECOVERY_TIMEOUT_S = 5.0
@@ -128,54 +129,30 @@ async def _awaited(client: RedisClient) -> Identity | None:
 # --- reset ------------------------------------------------------------------------------------------------------------
 
 
-SIZES = {
-    "lane": ("XLEN", "unfinished"),
-    "claims": ("SCARD", "running"),
-    "due": ("ZCARD", "batches_unfinished"),
-    "dead": ("XLEN", "dead_letters"),
-    "outbox": ("XLEN", "events"),
-    "hook_due": ("ZCARD", "webhooks"),
+COUNTED: Mapping[str, tuple[str, str]] = {
+    "job": ("jobs", ""),
+    "lane": ("unfinished", "XLEN"),
+    "claims": ("running", "SCARD"),
+    "batch": ("batches", ""),
+    "due": ("batches_unfinished", "ZCARD"),
+    "file": ("files", ""),
+    "dead": ("dead_letters", "XLEN"),
+    "outbox": ("events", "XLEN"),
+    "hook_due": ("webhooks", "ZCARD"),
 }
-"""By kind of key: the command that returns its size, and the field of Contents that it counts in."""
-COUNTED = {"job": "jobs", "batch": "batches", "file": "files"}
+"""By kind of key: what it counts as, and the command that returns its size; "": 1."""
 
 
-@dataclass(slots=True)
-class Contents:
-    """Counts of what a reset would delete."""
-
-    keys: int = 0
-    jobs: int = 0
-    """Records, of finished jobs too."""
-    unfinished: int = 0
-    """Jobs that wait or run."""
-    running: int = 0
-    batches: int = 0
-    batches_unfinished: int = 0
-    files: int = 0
-    """Records of files; their bytes are in the files folder."""
-    dead_letters: int = 0
-    events: int = 0
-    """Not delivered to the broker or the webhooks yet."""
-    webhooks: int = 0
-    """Not delivered yet."""
-
-
-async def count_contents(client: RedisClient) -> Contents:
-    """Count by reading the names of all keys. Raises Unavailable."""
-    found = Contents()
+async def count_contents(client: RedisClient) -> dict[str, int]:
+    """Count what a reset would delete, as COUNTED names it, and all `keys`, by reading their names. Raises
+    Unavailable."""
+    found = dict.fromkeys(["keys", *(name for name, _ in COUNTED.values())], 0)
     async for place, keys in client.scan(f"{ROOT}*"):
-        found.keys += len(keys)
-        sized = []
-        for key in keys:
-            kind = kind_of(key)
-            if kind in COUNTED:
-                _add(found, COUNTED[kind], 1)
-            elif kind in SIZES:
-                sized.append((kind, key))
-        answers = await client.run_at(place, [(SIZES[kind][0], key) for kind, key in sized])
-        for (kind, _), answer in zip(sized, answers, strict=True):
-            _add(found, SIZES[kind][1], answer)
+        found["keys"] += len(keys)
+        counted_keys = [(key, *COUNTED[kind]) for key in keys if (kind := kind_of(key)) in COUNTED]
+        sizes = iter(await client.run_at(place, [(command, key) for key, _, command in counted_keys if command]))
+        for _, name, command in counted_keys:
+            found[name] += next(sizes) if command else 1
     return found
 
 
@@ -200,7 +177,3 @@ async def live_processes(client: RedisClient) -> list[str]:
     now_ms = await client.now_ms()
     names = await client.call("ZRANGEBYSCORE", FLEET_SLOT, fleet_key("procs"), str(now_ms / 1000), "+inf")
     return [name.decode() for name in names]
-
-
-def _add(found: Contents, name: str, number: int) -> None:
-    setattr(found, name, getattr(found, name) + number)

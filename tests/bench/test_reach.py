@@ -32,7 +32,7 @@ def test_a_shared_function_is_in_every_script_that_uses_it() -> None:
         return set(changed_scripts(SOURCE, {file: text.replace(old, new)}))
 
     assert {"finish", "claim"} <= changed("streaming/lua/shared/endings.lua", "~= 'live'", "~= 'lively'")
-    assert changed("streaming/lua/accept.lua", "#!lua name=join flags=allow-oom\n", "#!lua name=join\n") == {"join"}
+    assert changed("streaming/lua/accept.lua", "#!lua name=join flags=allow-oom ", "#!lua name=join ") == {"join"}
 
 
 @pytest.mark.parametrize("name", ["claim", "rewound"])

@@ -195,7 +195,6 @@ def test_the_catalogue_says_how_long_each_key_lives() -> None:
         "files",
         "sizes",
         "readers",
-        "held",
         "expiring",
     }
     assert {key.name for key in CATALOGUE} <= BOUNDED.keys() | EXPIRY_S.keys() | emptied

@@ -203,8 +203,7 @@ async def test_a_malformed_job_leaves_nothing_behind(wire: RedisClient) -> None:
 
 
 async def test_a_running_job_whose_place_is_lost_leaves_its_lane(wire: RedisClient) -> None:
-    """Its record does not say any more which entry it has: it is found in the lanes of the worker that runs it, though
-    somebody else comes upon the record."""
+    """Its record does not say any more which entry it has: it is found in its lane."""
     queue, lease = Queue(wire), await a_lease(wire)
     await queue.put(job := a_job(queue))
     assert len((await lease.claim(0, 1)).jobs) == 1

@@ -7,15 +7,15 @@ local function free_idempotency_key(key, id)
   if type(known) == 'string' and string.sub(known, 1, 36) == id then redis.call('DEL', key) end
 end
 
--- The entries in the lanes of a worker's model as {job id: {lane, entry}}, cached. Read only where a job's record is malformed.
-local function lane_entries(worker)
-  local known = cache('entries_by_worker')
-  if known[worker] then return known[worker] end
-  local found, model = {}, redis.call('HGET', worker_key(worker), 'model')
-  known[worker] = found
-  for _, priority in ipairs(model and PRIORITIES or {}) do
-    local lane = lane_key(model, priority)
-    for _, item in ipairs(redis.call('XRANGE', lane, '-', '+')) do found[item[2][2]] = {lane, item[1]} end
+-- The entries of all lanes as {job id: {lane, entry}}, cached. Read only where a job's record does not say its own.
+local function lane_entries()
+  if round.lane_entries then return round.lane_entries end
+  local found = {}
+  round.lane_entries = found
+  for _, place in ipairs(redis.call('HKEYS', owed_key())) do
+    local model, priority = string.match(place, '^(.+):(%a+)$')
+    local lane = model and lane_key(model, priority)
+    for _, item in ipairs(lane and redis.call('XRANGE', lane, '-', '+') or {}) do found[item[2][2]] = {lane, item[1]} end
   end
   return found
 end
@@ -25,37 +25,29 @@ end
 -- its idempotency key is freed, so that a repeated request is computed anew. Returns 1, or 0 if it had ended or is gone.
 local function fail_malformed(id, reason, now, worker, lane, entry)
   local job = job_key(id)
-  local s = redis.pcall('HMGET', job, 'state', 'lane', 'entry', 'worker', 'keep', 'events', 'tenant', 'reply', 'idem',
-    'owed', 'runs', 'size', 'conversation')
+  local s = redis.pcall('HMGET', job, unpack(END_FIELDS))
   if s.err then
     redis.call('DEL', job) -- not a hash
     redis.call('EXPIRE', parked_key(id), LOG_GRACE_S)
     s = {'?'}
   end
   if worker then buffer_write('releases', worker, id) end
-  if not s[1] or s[1] == 'completed' or s[1] == 'failed' or s[1] == 'cancelled' or s[1] == 'expired' then return 0 end
+  if not s[1] or FINAL[s[1]] then return 0 end
   lane, entry = lane or s[2], entry or s[3]
   if not pcall(require_lane_entry, lane, entry) then
-    local place = lane_entries(worker or s[4] or '')[id] or {}
+    local place = lane_entries()[id] or {}
     lane, entry = place[1], place[2]
   end
-  redis.call('HSET', job, 'state', 'failed', 'reason', 'malformed', 'done', now)
-  redis.call('HSETNX', job, 'body', '')
-  note_script_end(id)
-  delete_entry(lane, entry)
   local model, priority = parse_lane(lane or s[2])
-  if model then add_reserved_bytes(model, priority, s[10], -1) end
-  if model and is_entry(entry) then leave_lane(model, priority, s[7] or '', entry, id) end
-  count_ended_job(s[7], s[12], retention_s(s[5]), now, 0)
-  pcall(release_logs, id, s[11])
-  free_idempotency_key(s[9], id)
-  if s[13] then end_turn(s[13], id, retention_s(s[5]), now) end
-  if (s[4] or '') ~= '' then buffer_write('releases', s[4], id) end
-  redis.call('ZREM', timers_key(), id)
-  redis.call('EXPIRE', job, retention_s(s[5]))
-  if s[6] and s[7] then emit_event(s[6], id, s[7], 'job.failed', true) end
+  if model and is_entry(entry) then leave_lane(model, priority, s[11] or '', entry, id) end
+  pcall(release_logs, id, s[10])
+  free_idempotency_key(s[8], id)
+  s[2], s[3], s[8] = lane, entry, nil
+  if not s[11] then s[7] = nil end -- an event needs its tenant
+  close_job(id, s, 'failed', 'malformed', now)
+  let_go(id, s, model, priority, now, 0)
+  redis.call('HSETNX', job, 'body', '')
   dead_letter('job', id, 'reason', 'unreadable: ' .. reason)
-  publish(s[8], cmsgpack.pack({'e', id}))
   return 1
 end
 

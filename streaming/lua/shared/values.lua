@@ -5,7 +5,7 @@
 -- outside functions are constants: the server keeps them over all rounds.
 --
 -- What was read: `clock`; `live_workers`; `exhausted` lists of idle workers; `line_sizes`, waiting jobs by key of an index;
--- `earlier`, what goes before a lane's new jobs; `reserved_total`; `usage_by_tenant`; `entries_by_worker`.
+-- `earlier`, what goes before a lane's new jobs; `reserved_total`; `usage_by_tenant`; `lane_entries`.
 local round = nil
 
 local function cache(name)

@@ -83,15 +83,10 @@ def test_the_file_is_what_the_catalogue_gives(capsys: pytest.CaptureFixture[str]
 
 
 def test_every_script_is_somebodys() -> None:
-    """By the table that people read, too. `penstock` runs one: `share` for its pools."""
-    people = {"share"}
-    assert frozenset().union(*SCRIPTS.values()) | people == set(scripts.load_library().sources)
-    table = dict(re.findall(r"^\| (\w+) +\| ([a-z, ]+?) +\| ", scripts.__doc__ or "", re.MULTILINE))
-    del table["script"]
-    assert set(table) == set(scripts.load_library().sources)
-    for name, who in table.items():
-        expected = set(ROLES) if who == "any" else set(who.split(", ")) - {"pools", "cli"}
-        assert {role for role in ROLES if name in SCRIPTS[role]} == expected, name
+    """`penstock` runs one: `share` for its pools."""
+    for name, roles in scripts.load_library().roles.items():
+        assert roles and roles <= {*ROLES, "any", "pools"}, name
+    assert frozenset().union(*SCRIPTS.values()) | {"share"} == set(scripts.load_library().sources)
 
 
 def test_what_a_script_needs_is_read_off_it() -> None:
