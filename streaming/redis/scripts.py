@@ -4,8 +4,8 @@ The server creates the library's functions once, when a process loads it. Functi
 carry a digest of the text: processes of several versions use one store, each with its own library.
 
 Each script is atomic within one partition and documented at its head, whose first line is
-`#!lua name=NAME flags=FLAG roles=ROLE,ROLE promise`. `roles` are those that run it (streaming/store/acl.py; `any` is all
-of them, `pools` the command `penstock up`). `promise`: its answer is one, so at D3 it waits until a replica has the
+`#!lua name=NAME flags=FLAG roles=ROLE,ROLE promise`. `roles` are those that run it (streaming/store/acl.py): `any` is
+all of them, `pools` the command `penstock up`. `promise`: its answer is one, so at D3 it waits until a replica has the
 writes. Those of fleet.lua run in the fleet's hash slot, which all processes share.
 
 Scripts with the flag `allow-oom` also run while the store is full: they finish accepted work, free memory

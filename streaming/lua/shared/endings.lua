@@ -104,16 +104,6 @@ local function release_logs(id, runs)
   end
 end
 
-local MAX_SCRIPT_ENDS = 10000
-local SCRIPT_ENDS_EXPIRY_S = 86400
-
--- Note that a script ended a job: the process whose sweep takes the id writes the record of the request.
-local function note_script_end(id)
-  redis.call('RPUSH', script_ends_key(), id)
-  redis.call('LTRIM', script_ends_key(), -MAX_SCRIPT_ENDS, -1)
-  redis.call('EXPIRE', script_ends_key(), SCRIPT_ENDS_EXPIRY_S)
-end
-
 -- Ends of jobs and of attempts that a script decides about.
 
 -- Note how the last attempt at a job ended: 'lost' with its worker, 'handed_back', 'preempted' or 'cancelled'. `finish`
@@ -149,10 +139,16 @@ local function let_go(id, s, model, priority, now, result)
   if s[13] then end_turn(s[13], id, keep, now) end
 end
 
--- Note the end of a job that no worker ends, before let_go, and tell those who wait for it.
+-- Note the end of a job that no worker ends, before let_go, and tell those who wait for it. The process whose sweep takes
+-- its id from `script_ends` writes the record of the request.
+local MAX_SCRIPT_ENDS = 10000
+local SCRIPT_ENDS_EXPIRY_S = 86400
+
 local function close_job(id, s, state, reason, now)
   redis.call('HSET', job_key(id), 'state', state, 'reason', reason, 'done', now)
-  note_script_end(id)
+  redis.call('RPUSH', script_ends_key(), id)
+  redis.call('LTRIM', script_ends_key(), -MAX_SCRIPT_ENDS, -1)
+  redis.call('EXPIRE', script_ends_key(), SCRIPT_ENDS_EXPIRY_S)
   redis.call('ZREM', timers_key(), id)
   if s[7] then emit_event(s[7], id, s[11] or '', 'job.' .. state, true) end
   publish(s[4], cmsgpack.pack({'e', id}))
