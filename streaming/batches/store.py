@@ -29,7 +29,7 @@ from streaming.jobs.codec import Usage, decode, encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
 from streaming.order import Priority
-from streaming.redis.client import Call, ClientUser, RedisClient, cursor_after, overdue, owned, page
+from streaming.redis.client import Call, ClientUser, RedisClient, cursor_after, overdue, page
 
 UNREADABLE = "(its record cannot be read)"
 """Name shown for a file whose record is malformed."""
@@ -110,8 +110,8 @@ class Files(ClientUser):
         now = await self._client.now_ms()
         found: list[tuple[str, str]] = []
         for partition in self._client.partitions:
-            names = await overdue(self._client, partition, partition_key(partition, "expiring"), now, limit)
-            found += [(name, tenant) for name, tenant in map(owned, names) if name.startswith("file-")]
+            listed = await overdue(self._client, partition, now, limit)
+            found += [(name, tenant) for name, tenant in listed if name.startswith("file-")]
         return found
 
 
@@ -425,8 +425,7 @@ class Batches:
         """Delete the records of ended batches that have expired; returns their ids."""
         now, gone = await self._client.now_ms(), []
         for partition in self._client.partitions:
-            found = await overdue(self._client, partition, partition_key(partition, "expiring"), now, limit)
-            for name, tenant in map(owned, found):
+            for name, tenant in await overdue(self._client, partition, now, limit):
                 if not self._is_ours(name):
                     continue
                 await self._client.call("forget", partition, "batch", name, tenant)

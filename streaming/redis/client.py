@@ -498,16 +498,12 @@ async def cursor_after(client: RedisClient, partition: int, key: str, name: str,
     return None if place is None else (place, name)
 
 
-async def overdue(client: RedisClient, partition: int, key: str, now_ms: int, limit: int) -> list[str]:
-    """Read up to `limit` members whose time (ms) is not after `now_ms`, the oldest first. Raises Unavailable."""
+async def overdue(client: RedisClient, partition: int, now_ms: int, limit: int) -> list[tuple[str, str]]:
+    """Read up to `limit` files and batches whose time is over, as (id, tenant), the oldest first. Raises Unavailable."""
+    key = partition_key(partition, "expiring")
     rows = await client.call("ZRANGEBYSCORE", partition, key, "-inf", now_ms, "LIMIT", 0, limit)
-    return [member.decode(errors="replace") for member in rows]
-
-
-def owned(member: str) -> tuple[str, str]:
-    """Split a member of the `expiring` index into id and tenant."""
-    name, _, tenant = member.partition(":")
-    return name, tenant
+    members = [member.decode(errors="replace").partition(":") for member in rows]
+    return [(name, tenant) for name, _, tenant in members]
 
 
 def _behind(item: tuple[str, int], after: tuple[int, str], *, newest_first: bool) -> bool:
