@@ -499,7 +499,8 @@ async def cursor_after(client: RedisClient, partition: int, key: str, name: str,
 
 
 async def overdue(client: RedisClient, partition: int, now_ms: int, limit: int) -> list[tuple[str, str]]:
-    """Read up to `limit` files and batches whose time is over, as (id, tenant), the oldest first. Raises Unavailable."""
+    """Read up to `limit` files and batches whose time is over: their ids and tenants, the oldest first. Raises
+    Unavailable."""
     key = partition_key(partition, "expiring")
     rows = await client.call("ZRANGEBYSCORE", partition, key, "-inf", now_ms, "LIMIT", 0, limit)
     members = [member.decode(errors="replace").partition(":") for member in rows]

@@ -37,7 +37,7 @@ NO_HASH = "(no hash)"
 FIELDS = (
     *("state", "body", "tenant", "reply", "created", "lane", "entry", "keep", "owed", "events", "metadata", "idem"),
     *("deadline", "queue_deadline", "pinned", "worker", "attempt", "run", "claimed", "started", "runs", "alone"),
-    *("cancel", "losses", "epoch", "abandoned", "delivered", "size", NO_HASH),
+    *("cancel", "losses", "epoch", "abandoned", "delivered", "size", "queue", NO_HASH),
 )
 """Of a job's hash before its end."""
 NOISE = {"words": b"zz;9,x", "bytes": b"\xff\xc1\x00;:,", "digits": b"9" * 30, "infinity": b"1e400", "empty": b""}

@@ -37,6 +37,14 @@ end
 -- jobs wait), `chosen`, `credits`, `dropped` (entries without a job to claim, such as one that expired), and `commit`,
 -- which is commit_choices.
 
+-- Whether a waiting job is where its record says: in the index of its lane, or in a queue of jobs that were put back.
+local function is_waiting_in(c, queue, lane, entry, id)
+  local _, priority = parse_lane(lane)
+  if queue == '' then return redis.call('ZSCORE', arrivals_key(c.model, priority), to_member(entry)) end
+  if queue ~= 'retry' and queue ~= 'suspects' then return false end
+  return redis.call('ZSCORE', requeued_key(queue, c.model, priority), to_member(entry) .. ':' .. id)
+end
+
 -- Check the record of the job at an entry of a lane that waits in `queue` (nil: in the index). Returns nil if it waits there
 -- no more: it ended, expired or is elsewhere. Raises if the record is malformed.
 local function check_job(c, lane, entry, id, queue)
@@ -44,8 +52,12 @@ local function check_job(c, lane, entry, id, queue)
     'attempt', 'events', 'lane', 'order', 'tenant', 'queue')
   if s[1] and not STATES[s[1]] then error('attempt to claim a job in state ' .. s[1], 0) end
   if s[1] == 'queued' and s[6] ~= entry then error('invalid entry', 0) end
-  if s[1] ~= 'queued' or (s[13] or nil) ~= queue then
-    if s[1] ~= 'queued' and s[1] ~= 'in_progress' then delete_entry(lane, entry) end
+  if s[1] == 'queued' and (s[13] or '') ~= (queue or '') then -- this is a second place, or its record is malformed
+    if not is_waiting_in(c, s[13] or '', lane, entry, id) then error('invalid queue', 0) end
+    return nil
+  end
+  if s[1] ~= 'queued' then
+    if s[1] ~= 'in_progress' then delete_entry(lane, entry) end
     return nil
   end
   if s[2] and not parse_number(s[2]) then error('invalid queue_deadline', 0) end
