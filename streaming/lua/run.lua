@@ -112,7 +112,7 @@ redis.call('SET', mark_key(), 1)
 return 1
 
 #!lua name=finish flags=allow-oom roles=worker promise
--- Ends a job: writes its terminal record and acknowledges its lane entry; only the worker that holds it may.
+-- Ends a job: writes its terminal record and takes it off its lane; only the worker that holds it may.
 -- ARGV: worker, id, run, state, record, the same without its rows, '1' if readers are sent the record and not that,
 --       reason for a dead letter | '', tokens that the job has generated, tokens of its prompt, once for each choice (0:
 --       not known)

@@ -122,7 +122,7 @@ local function parse_number(text)
   return number and number >= 0 and number < 1e18 and number or nil
 end
 
--- Parse the key of a lane, a retry stream or a suspects stream. Returns its model, priority and kind, or nil.
+-- Parse the key of a lane, or of a queue of jobs that were put back to it. Returns its model, priority and kind, or nil.
 local function parse_lane(lane)
   if string.sub(lane or '', 1, #P) ~= P then return nil end
   local kind, model, priority = string.match(lane, '^(%a+):(.+):(%a+)$', #P + 1)
@@ -164,7 +164,7 @@ local STATES = {queued = true, in_progress = true, completed = true, failed = tr
 -- What tenants and lanes hold in the store: bytes that are reserved, and bytes that count against a tenant's quotas.
 
 -- Add (sign 1) or subtract (-1) the bytes reserved for an accepted job, summed by model and priority, which the names of
--- its lane, retry and suspects streams share. Malformed bytes are ignored: `reap` deletes a lane's sum with its last job.
+-- its lane and the queues beside it share. Malformed bytes are ignored: `reap` deletes a lane's sum with its last job.
 local function add_reserved_bytes(model, priority, bytes, sign)
   if integer_text(bytes) then buffer_write('reservations', model .. ':' .. priority, sign * bytes) end
 end
