@@ -232,8 +232,8 @@ class Lease:
         return self._lease_ms
 
     def finish_call(self, finish: Finish, partition: int | None = None) -> Call:
-        """Build the call that writes the terminal record and takes the job off its lane; idempotent. `partition`: the job's,
-        if the caller knows it."""
+        """Build the call that writes the terminal record and takes the job off its lane; idempotent. `partition`: the
+        job's, if the caller knows it."""
         end = finish.terminal
         run, whole = (self.id, end.job, finish.number), "1" if finish.with_rows else ""
         records, tokens = (encode(end), encode(without_rows(end))), (end.usage.completion, finish.prompt)
