@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from penstock.loops import Sliced
 from streaming.errors import ConversationChanged, DecodeError, UnknownConversation
-from streaming.ids import conversation_partition, new_conversation_id, partition_of
+from streaming.ids import new_conversation_id, partition_of
 from streaming.jobs.codec import decode_metadata, encode_metadata
 from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.records import read_number
@@ -173,10 +173,7 @@ class Conversations:
         return new_conversation_id(partition % self._client.settings.partitions)
 
     def _partition(self, conversation_id: str) -> int:
-        partition = conversation_partition(conversation_id)
-        if partition is None or partition not in self._client.partitions:
-            raise UnknownConversation(conversation_id)
-        return partition
+        return self._client.partition_of(conversation_id, "conv_", UnknownConversation)
 
 
 def _encoded(items: Iterable[ConversationItem]) -> list[bytes]:
@@ -191,7 +188,7 @@ def _parsed(conversation_id: str, raw: dict[bytes, bytes]) -> Sliced[Conversatio
     """Raises msgspec.DecodeError, ValueError, LookupError, also for what the scripts could not go on from."""
     numbers = sorted([int(name[1:]) for name in raw if name[:1] == b"i" and name[1:].isdigit()])
     turn = raw[b"turn"].decode()
-    if turn and partition_of(turn) != conversation_partition(conversation_id):
+    if turn and partition_of(turn) != partition_of(conversation_id, "conv_"):
         raise ValueError("its turn is no job of its partition")
     if numbers and read_number(raw[b"next"]) < numbers[-1]:
         raise ValueError("its next item would replace another one")

@@ -25,7 +25,7 @@ from streaming.errors import (
     Unavailable,
     UnknownJob,
 )
-from streaming.ids import conversation_partition, digest_partition, idempotency_digest, new_job_id, partition_of
+from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, preview_of
 from streaming.jobs.places import FIRST, QueuePlace, cost_of, reserved_bytes
@@ -121,7 +121,7 @@ class Queue:
         """Make a job id. A conversation determines the partition of its turns; else an idempotency key does, so that
         equal keys meet in one partition."""
         count = self._client.settings.partitions
-        if (partition := conversation_partition(conversation)) is not None:
+        if (partition := partition_of(conversation, "conv_")) is not None:
             return new_job_id(partition % count)
         if idempotency_key:
             return new_job_id(digest_partition(idempotency_digest(tenant, idempotency_key), count))
@@ -354,10 +354,7 @@ class Queue:
         return int(answer)
 
     def _partition(self, job_id: str) -> int:
-        partition = partition_of(job_id)
-        if partition is None or partition not in self._client.partitions:
-            raise UnknownJob(job_id)
-        return partition
+        return self._client.partition_of(job_id, "job_", UnknownJob)
 
     def _record_of(self, job_id: str) -> tuple[int, tuple[str]]:
         """The partition and the key of a job's record."""

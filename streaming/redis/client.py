@@ -25,7 +25,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from penstock.loops import Rounds, Turns
-from streaming.errors import Fenced, Loading, Unavailable
+from streaming.errors import Fenced, Loading, StreamingError, Unavailable
+from streaming.ids import partition_of
 from streaming.keys import partition_key, prefix
 from streaming.redis.connection import Command, Subscription
 from streaming.redis.scripts import LIBRARIES, load_library
@@ -159,6 +160,13 @@ class RedisClient:
     @property
     def partitions(self) -> range:
         return range(self.settings.partitions)
+
+    def partition_of(self, name: str, start: str, unknown: type[StreamingError]) -> int:
+        """The partition that an id with this start names. Raises `unknown` if it is none of this store."""
+        partition = partition_of(name, start)
+        if partition is None or partition not in self.partitions:
+            raise unknown(name)
+        return partition
 
     async def close(self) -> None:
         """Close every connection."""
