@@ -10,7 +10,6 @@ the format: a store of another version is counted by the names of its keys, as f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,30 +128,33 @@ async def _awaited(client: RedisClient) -> Identity | None:
 # --- reset ------------------------------------------------------------------------------------------------------------
 
 
-COUNTED: Mapping[str, tuple[str, str]] = {
-    "job": ("jobs", ""),
-    "lane": ("unfinished", "XLEN"),
-    "claims": ("running", "SCARD"),
-    "batch": ("batches", ""),
-    "due": ("batches_unfinished", "ZCARD"),
-    "file": ("files", ""),
-    "dead": ("dead_letters", "XLEN"),
-    "outbox": ("events", "XLEN"),
-    "hook_due": ("webhooks", "ZCARD"),
+RECORDS = {"job": "jobs", "batch": "batches", "file": "files"}
+"""What each key of a kind is counted as."""
+SIZES = {
+    "lane": ("XLEN", "unfinished"),
+    "claims": ("SCARD", "running"),
+    "due": ("ZCARD", "batches_unfinished"),
+    "dead": ("XLEN", "dead_letters"),
+    "outbox": ("XLEN", "events"),
+    "hook_due": ("ZCARD", "webhooks"),
 }
-"""By kind of key: what it counts as, and the command that returns its size; "": 1."""
+"""By kind of key: the command that returns its size, and what that is counted as."""
 
 
 async def count_contents(client: RedisClient) -> dict[str, int]:
-    """Count what a reset would delete, as COUNTED names it, and all `keys`, by reading their names. Raises
-    Unavailable."""
-    found = dict.fromkeys(["keys", *(name for name, _ in COUNTED.values())], 0)
+    """Count what a reset would delete, by the names in RECORDS and SIZES, and all `keys`. It reads the names of all
+    keys. Raises Unavailable."""
+    found = dict.fromkeys(["keys", *RECORDS.values(), *(name for _, name in SIZES.values())], 0)
     async for place, keys in client.scan(f"{ROOT}*"):
         found["keys"] += len(keys)
-        counted_keys = [(key, *COUNTED[kind]) for key in keys if (kind := kind_of(key)) in COUNTED]
-        sizes = iter(await client.run_at(place, [(command, key) for key, _, command in counted_keys if command]))
-        for _, name, command in counted_keys:
-            found[name] += next(sizes) if command else 1
+        kinds = [(kind_of(key), key) for key in keys]
+        for kind, _ in kinds:
+            if kind in RECORDS:
+                found[RECORDS[kind]] += 1
+        sized = [(*SIZES[kind], key) for kind, key in kinds if kind in SIZES]
+        answers = await client.run_at(place, [(command, key) for command, _, key in sized])
+        for (_, name, _), size in zip(sized, answers, strict=True):
+            found[name] += size
     return found
 
 
