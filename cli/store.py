@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -159,8 +158,7 @@ async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> None
     note(completed(f"{counted(deleted, 'key')} deleted. {kept}"))
 
 
-def _print(contents: identities.Contents, *, as_json: bool) -> None:
-    counts = dataclasses.asdict(contents)
+def _print(counts: dict[str, int], *, as_json: bool) -> None:
     rows = [(words, str(counts[name])) for name, words in WORDS.items()]
     CommandResult(counts, lambda: print_table(("WHAT", "NUMBER"), rows)).print(as_json=as_json)
 

@@ -16,14 +16,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
 from penstock.config import Secret
 from streaming.errors import UnknownMessage
-from streaming.ids import check_tenant, joined, kept_partition, message_id
+from streaming.ids import check_tenant, joined, message_id, partition_of
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import Call, ClientUser, RedisClient, page
@@ -433,12 +433,10 @@ class Webhooks(ClientUser):
         return [_message(name, values) for name, values in zip(names, found, strict=True)]
 
     def _is_ours(self, message: str) -> bool:
-        return kept_partition(message) in self._client.partitions and message.startswith("msg_")
+        return partition_of(message, "msg_") in self._client.partitions
 
     def _partition(self, message: str) -> int:
-        if not self._is_ours(message):
-            raise UnknownMessage(message)
-        return cast(int, kept_partition(message))
+        return self._client.partition_of(message, "msg_", UnknownMessage)
 
 
 def _attempt(now: int, message: Sequence[Any]) -> DeliveryAttempt:

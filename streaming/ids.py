@@ -7,9 +7,7 @@ import os
 import re
 import secrets
 
-KEPT_ID = re.compile(r"(?:file-|batch_|msg_)([0-9a-f]{2})[0-9a-f]{30}")
-JOB_ID = re.compile(r"job_([0-9a-f]{2})[0-9a-f]{30}")
-CONVERSATION_ID = re.compile(r"conv_([0-9a-f]{2})[0-9a-f]{30}")
+ID = re.compile(r"(job_|conv_|file-|batch_|msg_)([0-9a-f]{2})[0-9a-f]{30}")
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/-]{0,127}")
 
 
@@ -18,10 +16,10 @@ def new_job_id(partition: int) -> str:
     return f"job_{partition:02x}{os.urandom(15).hex()}"
 
 
-def partition_of(job_id: str) -> int | None:
-    """The partition an id names, or None if it is not an id of ours."""
-    found = JOB_ID.fullmatch(job_id)
-    return int(found[1], 16) if found else None
+def partition_of(name: str, start: str = "job_") -> int | None:
+    """The partition that an id names, or None if it is none of ours with this start (a job's, unless one is given)."""
+    found = ID.fullmatch(name)
+    return int(found[2], 16) if found and found[1] == start else None
 
 
 def joined(*names: str) -> str:
@@ -84,21 +82,9 @@ def new_conversation_id(partition: int) -> str:
     return f"conv_{partition:02x}{secrets.token_hex(15)}"
 
 
-def conversation_partition(conversation_id: str) -> int | None:
-    """The partition that the id of a conversation names, or None if it is not one."""
-    found = CONVERSATION_ID.fullmatch(conversation_id)
-    return int(found[1], 16) if found else None
-
-
 def message_id(partition: int, event_id: str, endpoint: str) -> str:
     """The id of the webhook message of an event for an endpoint; always the same, so no message is made twice."""
     return f"msg_{partition:02x}{hashlib.sha256(f'{event_id}:{endpoint}'.encode()).hexdigest()[:30]}"
-
-
-def kept_partition(kept_id: str) -> int | None:
-    """The partition the id of a file, a batch or a webhook message names, or None if it is none of these."""
-    found = KEPT_ID.fullmatch(kept_id)
-    return int(found[1], 16) if found else None
 
 
 def check_tenant(setting: str, name: str) -> None:

@@ -35,16 +35,16 @@ CATALOGUE = (
     # was delivered, its idempotency key, whether a request that did not wait was told its id (pinned); for lists its
     # metadata, and a summary: the record without its rows; the bytes of its request with the span they are counted in
     # (size); what it costs, its tenant's weight and its patience (order); the texts of a response that were given up
-    # (draft:<epoch>), and the epoch of the partition when it was accepted (born); the letter of its endpoint, and the
-    # conversation whose turn it is. Writers: put; claim, restart, checkpoint, finish, cancel, reap, salvage, reset,
-    # deliver, follow, unfollow. Lifetime: until retention after its end.
+    # (draft:<epoch>), the queue it was put back to (queue), and the epoch of the partition when it was accepted (born);
+    # the letter of its endpoint, and the conversation whose turn it is. Writers: put; claim, restart, checkpoint,
+    # finish, cancel, reap, salvage, reset, deliver, follow, unfollow. Lifetime: until retention after its end.
     Key("job:{}", "hash"),
-    # By model and priority: ids of accepted jobs, read through the group. Writers: put. Lifetime: for ever; an entry
-    # until its job's end.
+    # By model and priority: ids of accepted jobs that have not ended. Writers: put. Lifetime: for ever; an entry until
+    # its job's end.
     Key("lane:{}:{}", "stream"),
-    # By model and priority: ids of jobs whose worker was lost; read before the lane. Writers: reap, release. Lifetime:
-    # for ever; an entry until its job's end.
-    Key("retry:{}:{}", "stream"),
+    # By model and priority: entries and ids of jobs that were put back, by the Redis time (ms) when they were; claimed
+    # before those of the lane. Writers: reap, release; claim, cancel. Lifetime: an entry until its job's claim or end.
+    Key("retry:{}:{}", "zset"),
     # By model and priority: tenants with jobs that wait in the lane, by their virtual counter (units of work).
     # Writers: put, decline; claim, finish, cancel, reap. Lifetime: an entry while its tenant has waiting jobs.
     Key("tenants:{}:{}", "zset"),
@@ -61,9 +61,6 @@ CATALOGUE = (
     # By model: the credit of each lower lane toward its floor, in parts of a unit of work. Writers: claim; put,
     # decline. Lifetime: an hour after the last claim that changed it.
     Key("credit:{}", "hash"),
-    # By model and priority: the entry of a lane up to which its index has been repaired. Writers: reap. Lifetime: an
-    # hour; a field until the lane has been read to its end.
-    Key("repairs", "hash"),
     # One worker's lease: state (live, dead, left), model, name, number of its last frame, the end it was spared until,
     # and for whom the places are not that its last claim has left. Writers: register; append. Lifetime: an hour after
     # its end.
@@ -109,9 +106,9 @@ CATALOGUE = (
     # By model and priority: bytes that unfinished jobs may still write, so that admission leaves room for them.
     # Writers: put; finish, cancel, claim, reap, release. Lifetime: a field while a job of its lane is unfinished.
     Key("owed", "hash"),
-    # By model and priority: ids of jobs that lost all but their last worker; each is run alone. Writers: reap.
-    # Lifetime: for ever; an entry until its job's end.
-    Key("suspects:{}:{}", "stream"),
+    # By model and priority: as in retry, jobs that lost all but their last worker; each is run alone. Writers: reap,
+    # release, decline; claim, cancel. Lifetime: an entry until its job's claim or end.
+    Key("suspects:{}:{}", "zset"),
     # By model: the worker that runs suspects now, one at a time and nothing beside them. Writers: claim. Lifetime: a
     # few leases.
     Key("alone:{}", "string"),
@@ -165,15 +162,13 @@ CATALOGUE = (
     # By tenant: its last thousand deleted files, batches and conversation items, and the place of each in its list.
     # Writers: forget, amend_conversation. Lifetime: a day after the last deletion.
     Key("places:{}", "list"),
-    # By tenant: bytes that each of its files counts as, by id, and their sum (total). Writers: put_file, save; forget.
-    # Lifetime: a field until its file is forgotten.
+    # By tenant: bytes that each of its files counts as, by id, also of those that are gone and that batches still work
+    # on, and their sum (total). Writers: put_file, put_batch, save; forget. Lifetime: a field until its file is
+    # forgotten and the batches made of it have ended.
     Key("sizes:{}", "hash"),
     # By file: batches made of it that have not ended. Writers: put_batch; save, forget. Lifetime: an entry until its
     # batch has ended.
     Key("readers:{}", "set"),
-    # By tenant: bytes that files count as that are gone and that batches still work on, and their sum (total).
-    # Writers: put_batch, forget; save. Lifetime: a field until the batches made of its file have ended.
-    Key("held:{}", "hash"),
     # Files and ended batches, each with its tenant, by the Redis time (ms) at which they are forgotten; files that are
     # held, by the time at which they are looked at again. Writers: put_file, put_batch, save; forget. Lifetime: an
     # entry until it is forgotten.
@@ -247,8 +242,10 @@ CHANNELS = {
 }
 
 
+REQUEUED = ("retry", "suspects")
+"""The kinds of key in which jobs wait that were put back."""
 GROUP = "workers"
-"""The consumer group of every lane; a consumer is a worker's lease id."""
+"""The consumer group of every outbox."""
 FLEET_SLOT = -1
 """The number of the fleet's slot, in the place of a partition's number."""
 BROKER = f"{ROOT}celery:"

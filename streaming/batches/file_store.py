@@ -170,18 +170,15 @@ class FileStore:
 
     def end_notes(self, keep_s: float, now: float | None = None) -> None:
         """Remove notes older than `keep_s`. Raises OSError."""
-        horizon = (time.time() if now is None else now) - keep_s
-        for path in self._notes.iterdir() if self._notes.exists() else ():
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
-                if path.stat().st_mtime < horizon:
-                    path.unlink()
+        for name in self.strays(self._notes.name, now, keep_s):
+            (self._notes / name).unlink(missing_ok=True)  # another process may be faster
 
     # --- orphans of killed processes ---------------------------------------------------------------------------------
 
-    def strays(self, part: str, now: float | None = None) -> list[str]:
-        """List names in `files`, `incoming` or `batches` that were not modified for ORPHAN_AGE_S."""
+    def strays(self, part: str, now: float | None = None, age_s: float = ORPHAN_AGE_S) -> list[str]:
+        """List names in a folder, such as `files` or `batches`, that were not modified for `age_s`."""
         folder = self.folder / part
-        horizon = (time.time() if now is None else now) - ORPHAN_AGE_S
+        horizon = (time.time() if now is None else now) - age_s
         found = []
         with contextlib.suppress(FileNotFoundError):
             for path in folder.iterdir():

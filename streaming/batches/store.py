@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -24,12 +24,12 @@ from streaming.errors import (
     UnknownBatch,
     UnknownFile,
 )
-from streaming.ids import joined, kept_partition, new_batch_id, new_file_id, tenant_partition
+from streaming.ids import joined, new_batch_id, new_file_id, partition_of, tenant_partition
 from streaming.jobs.codec import Usage, decode, encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
 from streaming.order import Priority
-from streaming.redis.client import Call, ClientUser, RedisClient, cursor_after, overdue, owned, page
+from streaming.redis.client import Call, ClientUser, RedisClient, cursor_after, overdue, page
 
 UNREADABLE = "(its record cannot be read)"
 """Name shown for a file whose record is malformed."""
@@ -60,16 +60,13 @@ class Files(ClientUser):
         """Store the record of a file whose bytes are in the files folder. Raises QuotaExceeded if the tenant's files
         would then have more bytes than `limit`."""
         args = (file.id, file.tenant, encode(file), file.expires_ms - file.created_ms, "" if limit is None else limit)
-        answer = await self._client.call("put_file", kept_partition(file.id) or 0, *args)
+        answer = await self._client.call("put_file", partition_of(file.id, "file-") or 0, *args)
         if limit is not None and isinstance(answer, list):
             raise QuotaExceeded(NAMES["files"], answer[2], limit)
 
     async def get(self, file_id: str, tenant: str) -> StoredFile:
         """Read a file's record. Raises UnknownFile, also for another tenant's file."""
-        partition = kept_partition(file_id)
-        if partition not in self._client.partitions or not file_id.startswith("file-"):
-            raise UnknownFile(file_id)
-        partition = cast(int, partition)
+        partition = self._client.partition_of(file_id, "file-", UnknownFile)
         data = await self._client.call("GET", partition, partition_key(partition, "file", file_id))
         if data is None or (file := _file(file_id, data)) is None or file.tenant != tenant:
             raise UnknownFile(file_id)
@@ -95,11 +92,11 @@ class Files(ClientUser):
     async def forget(self, file_id: str, tenant: str) -> None:
         """Delete the record; remove the bytes before. The quota counts them while an unfinished batch reads them.
         Idempotent, also without a record."""
-        await self._client.call("forget", kept_partition(file_id) or 0, "file", file_id, tenant)
+        await self._client.call("forget", partition_of(file_id, "file-") or 0, "file", file_id, tenant)
 
     async def known(self, file_ids: list[str]) -> set[str]:
         """Filter ids: those that have a record."""
-        places = [(kept_partition(file_id) or 0, file_id) for file_id in file_ids]
+        places = [(partition_of(file_id, "file-") or 0, file_id) for file_id in file_ids]
         found = await self._client.calls(
             [("EXISTS", place, (partition_key(place, "file", file_id),)) for place, file_id in places]
         )
@@ -110,8 +107,8 @@ class Files(ClientUser):
         now = await self._client.now_ms()
         found: list[tuple[str, str]] = []
         for partition in self._client.partitions:
-            names = await overdue(self._client, partition, partition_key(partition, "expiring"), now, limit)
-            found += [(name, tenant) for name, tenant in map(owned, names) if name.startswith("file-")]
+            listed = await overdue(self._client, partition, now, limit)
+            found += [(name, tenant) for name, tenant in listed if name.startswith("file-")]
         return found
 
 
@@ -425,8 +422,7 @@ class Batches:
         """Delete the records of ended batches that have expired; returns their ids."""
         now, gone = await self._client.now_ms(), []
         for partition in self._client.partitions:
-            found = await overdue(self._client, partition, partition_key(partition, "expiring"), now, limit)
-            for name, tenant in map(owned, found):
+            for name, tenant in await overdue(self._client, partition, now, limit):
                 if not self._is_ours(name):
                     continue
                 await self._client.call("forget", partition, "batch", name, tenant)
@@ -448,12 +444,10 @@ class Batches:
         return [_record(batch_id, values) for batch_id, values in zip(ids, found, strict=True)]
 
     def _is_ours(self, batch_id: str) -> bool:
-        return kept_partition(batch_id) in self._client.partitions and batch_id.startswith("batch_")
+        return partition_of(batch_id, "batch_") in self._client.partitions
 
     def _partition(self, batch_id: str) -> int:
-        if not self._is_ours(batch_id):
-            raise UnknownBatch(batch_id)
-        return cast(int, kept_partition(batch_id))
+        return self._client.partition_of(batch_id, "batch_", UnknownBatch)
 
 
 def _record(batch_id: str, values: Sequence[bytes | None]) -> BatchRecord | None:

@@ -36,17 +36,12 @@ def entry(name: str, data: bytes | str, kind: type[T]) -> T | None:
         return None
 
 
-def entries(found: Mapping[str, bytes], kind: type[T]) -> dict[str, T]:
-    """Decode a hash's fields, without the malformed ones."""
-    read = {name: entry(name, data, kind) for name, data in found.items()}
-    return {name: value for name, value in read.items() if value is not None}
-
-
 async def read_hash(client: RedisClient, name: str, kind: type[T]) -> dict[str, T]:
     """Read a hash of the fleet's slot, without malformed fields. Raises Unavailable."""
     raw = await client.call("HGETALL", FLEET_SLOT, fleet_key(name))
     names = [key.decode(errors="replace") for key in raw[::2]]
-    return entries(dict(zip(names, raw[1::2], strict=True)), kind)
+    read = {name: entry(name, data, kind) for name, data in zip(names, raw[1::2], strict=True)}
+    return {name: value for name, value in read.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

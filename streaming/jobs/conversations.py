@@ -8,16 +8,15 @@ turn.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 from redis.exceptions import ResponseError
 
 from penstock.loops import Sliced
-from streaming.errors import ConversationChanged, DecodeError, QuotaExceeded, UnknownConversation
-from streaming.ids import conversation_partition, new_conversation_id, partition_of
+from streaming.errors import ConversationChanged, DecodeError, UnknownConversation
+from streaming.ids import new_conversation_id, partition_of
 from streaming.jobs.codec import decode_metadata, encode_metadata
-from streaming.jobs.quotas import NAMES, Quotas
+from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.records import read_number
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
@@ -75,11 +74,12 @@ class Conversations:
     ) -> Conversation:
         """Store a new conversation. Raises QuotaExceeded."""
         keep_s = self._client.settings.retention_s
-        most = await self._left(tenant, conversation_id, quota)
+        left = await self._left(tenant, conversation_id, quota)
+        most = left.get("requests", "")
         args = (conversation_id, tenant, encode_metadata(metadata), keep_s, OVERHEAD_BYTES, most, *_encoded(items))
         answer = await self._client.call("put_conversation", self._partition(conversation_id), *args)
         if isinstance(answer, list):
-            raise _exceeded(answer, quota, most)
+            raise exceeded(quota, answer, left)
         numbered = tuple(_numbered(item, number) for number, item in enumerate(items, 1))
         return Conversation(
             id=conversation_id, tenant=tenant, created_ms=int(answer), metadata=metadata, items=numbered
@@ -147,10 +147,11 @@ class Conversations:
         quota: QuotaSettings = UNLIMITED,
     ) -> None:
         tenant, turn = conversation.tenant, conversation.turn
-        most = await self._left(tenant, conversation.id, quota)
+        left = await self._left(tenant, conversation.id, quota)
         args = (
             conversation.id, tenant, "" if any_version else conversation.version, turn,
-            turn if turn_after is None else turn_after, self._client.settings.retention_s, metadata, most,
+            turn if turn_after is None else turn_after, self._client.settings.retention_s, metadata,
+            left.get("requests", ""),
             ",".join(f"{item.number}:{item.id}" for item in dropped), *_encoded(items),
         )  # fmt: skip
         match await self._client.call("amend_conversation", self._partition(conversation.id), *args):
@@ -159,23 +160,20 @@ class Conversations:
             case b"changed":
                 raise ConversationChanged(conversation.id)
             case [*answer]:
-                raise _exceeded(answer, quota, most)
+                raise exceeded(quota, answer, left)
 
-    async def _left(self, tenant: str, conversation_id: str, quota: QuotaSettings) -> int | str:
-        """The bytes of requests that the tenant may still store; "": any number."""
+    async def _left(self, tenant: str, conversation_id: str, quota: QuotaSettings) -> dict[str, int]:
+        """What the tenant may still store there, as `Quotas.left`; empty if its requests are not limited."""
         if quota.job_bytes is None:
-            return ""
-        return (await self._quotas.left(tenant, self._partition(conversation_id), quota))["requests"]
+            return {}
+        return await self._quotas.left(tenant, self._partition(conversation_id), quota)
 
     def new_id(self, partition: int) -> str:
         """Make the id of a conversation in a partition."""
         return new_conversation_id(partition % self._client.settings.partitions)
 
     def _partition(self, conversation_id: str) -> int:
-        partition = conversation_partition(conversation_id)
-        if partition is None or partition not in self._client.partitions:
-            raise UnknownConversation(conversation_id)
-        return partition
+        return self._client.partition_of(conversation_id, "conv_", UnknownConversation)
 
 
 def _encoded(items: Iterable[ConversationItem]) -> list[bytes]:
@@ -190,7 +188,7 @@ def _parsed(conversation_id: str, raw: dict[bytes, bytes]) -> Sliced[Conversatio
     """Raises msgspec.DecodeError, ValueError, LookupError, also for what the scripts could not go on from."""
     numbers = sorted([int(name[1:]) for name in raw if name[:1] == b"i" and name[1:].isdigit()])
     turn = raw[b"turn"].decode()
-    if turn and partition_of(turn) != conversation_partition(conversation_id):
+    if turn and partition_of(turn) != partition_of(conversation_id, "conv_"):
         raise ValueError("its turn is no job of its partition")
     if numbers and read_number(raw[b"next"]) < numbers[-1]:
         raise ValueError("its next item would replace another one")
@@ -208,9 +206,3 @@ def _parsed(conversation_id: str, raw: dict[bytes, bytes]) -> Sliced[Conversatio
         turn=turn,
         items=tuple(items),
     )
-
-
-def _exceeded(answer: Sequence[Any], quota: QuotaSettings, most: int | str) -> QuotaExceeded:
-    """The error of a write that a quota refused, with the usage of all partitions."""
-    limit = quota.job_bytes or 0
-    return QuotaExceeded(NAMES[answer[1].decode()], answer[2] + limit - int(most), limit)

@@ -232,8 +232,8 @@ class Lease:
         return self._lease_ms
 
     def finish_call(self, finish: Finish, partition: int | None = None) -> Call:
-        """Build the call that writes the terminal record and acknowledges the job; idempotent. `partition`: the job's,
-        if the caller knows it."""
+        """Build the call that writes the terminal record and takes the job off its lane; idempotent. `partition`: the
+        job's, if the caller knows it."""
         end = finish.terminal
         run, whole = (self.id, end.job, finish.number), "1" if finish.with_rows else ""
         records, tokens = (encode(end), encode(without_rows(end))), (end.usage.completion, finish.prompt)
@@ -331,30 +331,22 @@ def _behind(calls: Sequence[Call], answers: Sequence[Any]) -> set[int]:
 
 
 def _claim(item: Sequence[bytes], partition: int, now: float, frame: int, worker: str) -> Claim | UnreadableClaim:
-    job_id, body, *_, number = item
+    job_id, body, attempt, deadline, reply, runs, created, number = item
     try:
-        return _readable(decode_job(body), item, partition, now, frame, worker)
-    except NewerMessage as error:
-        return UnreadableClaim(job_id.decode(), int(number), str(error), newer=True)
+        return Claim(
+            job=decode_job(body),
+            partition=partition,
+            attempt=int(attempt),
+            number=int(number),
+            created_ms=int(float(created)),
+            claimed_ms=int(now),
+            deadline_ms=int(float(deadline)) if deadline else None,
+            reply=tuple(reply.decode().split(",")) if reply else (),
+            past=parse_runs(runs.decode()) if runs else (),
+            first_frame=frame + 1,
+            accepted_us=round(float(created) * 1000),
+            claimed_us=round(now * 1000),
+            worker=worker,
+        )
     except (DecodeError, ValueError, OverflowError) as error:
-        return UnreadableClaim(job_id.decode(), int(number), str(error))
-
-
-def _readable(job: Job, item: Sequence[bytes], partition: int, now: float, frame: int, worker: str) -> Claim:
-    """Raises ValueError, OverflowError."""
-    _, _, attempt, deadline, reply, runs, created, number = item
-    return Claim(
-        job=job,
-        partition=partition,
-        attempt=int(attempt),
-        number=int(number),
-        created_ms=int(float(created)),
-        claimed_ms=int(now),
-        deadline_ms=int(float(deadline)) if deadline else None,
-        reply=tuple(reply.decode().split(",")) if reply else (),
-        past=parse_runs(runs.decode()) if runs else (),
-        first_frame=frame + 1,
-        accepted_us=round(float(created) * 1000),
-        claimed_us=round(now * 1000),
-        worker=worker,
-    )
+        return UnreadableClaim(job_id.decode(), int(number), str(error), newer=isinstance(error, NewerMessage))

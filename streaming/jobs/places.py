@@ -278,7 +278,7 @@ class QueuePlace:
     """Units of work that its tenant got more than the tenant that got least."""
     lane: Priority = Priority.STANDARD
     kind: str = "lane"
-    """The stream in which it waits: lane, retry or suspects."""
+    """Where it waits: lane, retry or suspects."""
 
     @property
     def in_lane(self) -> int:

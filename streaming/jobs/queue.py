@@ -20,17 +20,16 @@ from streaming.errors import (
     KeyReused,
     LaneFull,
     NoCapacity,
-    QuotaExceeded,
     StoreFull,
     StreamingError,
     Unavailable,
     UnknownJob,
 )
-from streaming.ids import conversation_partition, digest_partition, idempotency_digest, new_job_id, partition_of
+from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, preview_of
 from streaming.jobs.places import FIRST, QueuePlace, cost_of, reserved_bytes
-from streaming.jobs.quotas import NAMES, Quotas
+from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
 from streaming.order import Priority
@@ -122,7 +121,7 @@ class Queue:
         """Make a job id. A conversation determines the partition of its turns; else an idempotency key does, so that
         equal keys meet in one partition."""
         count = self._client.settings.partitions
-        if (partition := conversation_partition(conversation)) is not None:
+        if (partition := partition_of(conversation, "conv_")) is not None:
             return new_job_id(partition % count)
         if idempotency_key:
             return new_job_id(digest_partition(idempotency_digest(tenant, idempotency_key), count))
@@ -177,7 +176,7 @@ class Queue:
             if not _brought_work(answer):
                 reserved.give_back()
         if left and answer[0] == b"quota":
-            raise _exceeded(quota, answer, left)
+            raise exceeded(quota, answer, left)
         return self._accepted(job, answer)
 
     async def _existing(self, job: Job, key: str, digest: str, refusal: Exception) -> Accepted:
@@ -355,10 +354,7 @@ class Queue:
         return int(answer)
 
     def _partition(self, job_id: str) -> int:
-        partition = partition_of(job_id)
-        if partition is None or partition not in self._client.partitions:
-            raise UnknownJob(job_id)
-        return partition
+        return self._client.partition_of(job_id, "job_", UnknownJob)
 
     def _record_of(self, job_id: str) -> tuple[int, tuple[str]]:
         """The partition and the key of a job's record."""
@@ -375,13 +371,6 @@ class Queue:
 def _conversation_of(job: Job) -> str:
     """The conversation whose turn a job is, or ""."""
     return job.response.conversation if job.response is not None else ""
-
-
-def _exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Mapping[str, int]) -> QuotaExceeded:
-    """The error of a put that a quota refused, with the usage of all partitions."""
-    which = answer[1].decode()
-    limit = {"jobs": quota.jobs, "requests": quota.job_bytes, "results": quota.result_bytes}[which] or 0
-    return QuotaExceeded(NAMES[which], answer[2] + limit - left[which], limit)
 
 
 def _brought_work(answer: Sequence[Any]) -> bool:

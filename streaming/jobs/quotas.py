@@ -13,12 +13,12 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from streaming.errors import Unavailable
+from streaming.errors import QuotaExceeded, Unavailable
 from streaming.ids import tenant_partition
 from streaming.jobs.settings import QuotaSettings
 from streaming.redis.client import RedisClient
@@ -26,7 +26,7 @@ from streaming.redis.client import RedisClient
 log = logging.getLogger(__name__)
 
 NAMES = {"jobs": "jobs", "requests": "job_bytes", "results": "result_bytes", "files": "file_bytes"}
-"""Quota names of QuotaSettings by their names in the scripts."""
+"""Fields of QuotaSettings and of TenantUsage by their names in the scripts."""
 
 OTHERS_MAX_AGE_S = 1.0
 UNAVAILABLE_RETRY_DELAY_S = 5.0
@@ -81,8 +81,8 @@ class Quotas:
         limited, as `put` has them. Other partitions may be unavailable."""
         alone = len(self._client.partitions) == 1 or not quota.bounds_jobs
         others = TenantUsage() if alone else _sum(await self._others(tenant, partition))
-        limits = {"jobs": quota.jobs, "requests": quota.job_bytes, "results": quota.result_bytes}
-        used = {"jobs": others.jobs, "requests": others.job_bytes, "results": others.result_bytes}
+        limits = {name: getattr(quota, NAMES[name]) for name in ("jobs", "requests", "results")}
+        used = {name: getattr(others, NAMES[name]) for name in limits}
         return {name: max(0, limit - used[name]) for name, limit in limits.items() if limit is not None}
 
     async def _others(self, tenant: str, partition: int) -> list[TenantUsage]:
@@ -116,6 +116,13 @@ class Quotas:
 
     def _asked(self, tenant: str, rank: int, most: int) -> tuple[str, int, int, int]:
         return tenant, self._client.settings.retention_s, rank, most
+
+
+def exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Mapping[str, int]) -> QuotaExceeded:
+    """The error of a write that a quota refused, with the usage of all partitions. `left`: as the script had it."""
+    which = answer[1].decode()
+    limit = getattr(quota, NAMES[which]) or 0
+    return QuotaExceeded(NAMES[which], answer[2] + limit - left[which], limit)
 
 
 def _usage(answer: Sequence[Any]) -> TenantUsage:

@@ -29,7 +29,7 @@ from streaming.jobs.records import (
     salvaged,
     was_cut_short,
 )
-from streaming.keys import partition_key
+from streaming.keys import REQUEUED, partition_key
 from streaming.order import Priority
 from streaming.redis.client import Call, ClientUser, RedisClient, ScriptBatcher
 
@@ -155,8 +155,10 @@ class JobReader:
         callers. Raises Unavailable."""
         if record.state is not JobState.QUEUED:
             return FIRST
-        partition = partition_of(record.job.id) or 0
-        return await self._places.find(partition, record.lane, record.job.tenant, record.entry, old_s)
+        partition, job = partition_of(record.job.id) or 0, record.job
+        queue = record.queue if record.queue in REQUEUED else "lane"
+        lane = partition_key(partition, queue, job.model, job.priority)
+        return await self._places.find(partition, lane, job.tenant, record.entry, old_s)
 
     async def expected_place(self, job: Job, card: ModelCard | None) -> int:
         """How many jobs of its lane would start before a job that is put now. Raises Unavailable."""
@@ -165,12 +167,10 @@ class JobReader:
     async def again(self, record: JobRecord) -> JobRecord:
         """Read the job's record again; while it waits, without its body. Raises UnknownJob, Unavailable."""
         job_id = record.job.id
-        state, lane, entry, epoch = await self._stands.call(partition_of(job_id) or 0, job_id)
+        state, queue, epoch = await self._stands.call(partition_of(job_id) or 0, job_id)
         if state != b"queued":
             return await self.record(job_id)
-        return replace(
-            record, state=JobState.QUEUED, lane=lane.decode(), entry=entry.decode(), epoch=int(epoch or 0) + 1
-        )
+        return replace(record, state=JobState.QUEUED, queue=(queue or b"").decode(), epoch=int(epoch or 0) + 1)
 
     async def was_known(self, tenant: str, job_id: str) -> bool:
         """Whether a job that is no longer kept was this tenant's. Raises Unavailable."""

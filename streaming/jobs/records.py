@@ -217,6 +217,8 @@ class JobRecord:
     worker: str = ""
     lane: str = ""
     entry: str = ""
+    queue: str = ""
+    """Where it waits if it was put back, `retry` or `suspects`; "": in its lane."""
     created_ms: int = 0
     started_ms: int = 0
     first_ms: int = 0
@@ -342,6 +344,7 @@ def _parsed(
         worker=word("worker"),
         lane=word("lane"),
         entry=word("entry"),
+        queue=word("queue"),
         created_ms=number("created"),
         started_ms=number("started") or number("claimed"),
         first_ms=terminal.first_ms if terminal else 0,

@@ -1,6 +1,6 @@
 -- Scripts that accept a job, or find the one that an idempotency key has accepted.
 
-#!lua name=put
+#!lua name=put roles=api,offline promise
 -- Accepts a job: checks idempotency key, quotas, lane limit and reserved memory, then writes record and lane entry.
 -- An idempotency key has no expiry until its job's end sets one: it lives as long as its job.
 -- ARGV: `Put` of streaming/jobs/queue.py, as MessagePack; the job's body; its metadata | ''
@@ -107,7 +107,7 @@ end
 if taker then
   redis.call('ZREM', takers, taker)
   notify_worker(taker, {'w'})
-elseif not wake_worker(model, priority, now) and waiting == 0 and not has_consumer(model) then
+elseif not wake_worker(model, priority, now) and waiting == 0 and not is_running(model) then
   wake_scheduler(model)
 end
 if part then return {'queued', now, {}, epoch} end
@@ -127,7 +127,7 @@ local ahead = (redis.call('ZSCORE', tenants, tenant) or least[2]) - least[2]
 others = math.min(others, (redis.call('ZCARD', tenants) - 1) * place + (redis.call('ZRANK', tenants, tenant) or 0))
 return {'queued', now, {higher, requeued, place, others, math.floor(ahead / COUNTER_SCALE)}, epoch}
 
-#!lua name=join flags=allow-oom
+#!lua name=join flags=allow-oom roles=api promise
 -- Finds the job of an idempotency key without accepting a new one, for a request that admission refuses: `put` would
 -- refuse it before it looks. ARGV: tenant, digest of tenant and idempotency key, body digest, '1' if the request waits
 -- Returns: {'joined', id, state, accepted at, attempt, epoch} | {'reused'} (both as of `put`) | {'free'}

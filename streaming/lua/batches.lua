@@ -1,6 +1,6 @@
 -- Scripts of batches and of the records of files.
 
-#!lua name=put_file
+#!lua name=put_file roles=api promise
 -- Stores the record of a file whose bytes are already in the files folder. ARGV: id, tenant, record, ms from now to keep
 -- it, the tenant's quota of file bytes | ''
 -- Returns: now | {'quota', 'files', bytes the tenant keeps}
@@ -14,7 +14,7 @@ local now = now_ms()
 save_file(id, tenant, record, now, now + keep)
 return now
 
-#!lua name=put_batch
+#!lua name=put_batch roles=api promise
 -- Accepts a batch. ARGV: id, tenant, what was asked, its digest, window in ms | '', recipients of its events | '', the
 -- tenant's quota of file bytes, to which the batch will add | '', its input file, the bytes of that
 -- Returns: 'reused' (something else was asked before under this id, or by another tenant) |
@@ -39,7 +39,7 @@ end
 return redis.call('HMGET', batch_key(id), 'asked', 'status', 'paused', 'created', 'expires', 'cancelling', 'progress',
   'tenant')
 
-#!lua name=steer flags=allow-oom
+#!lua name=steer flags=allow-oom roles=api promise
 -- Cancels, pauses or resumes a batch for its owner. ARGV: id, 'cancel' | 'pause' | 'resume'
 -- Returns: the status it was found in, or 'unknown'. A batch that is finalizing or has ended is not changed.
 local id, command = ARGV[1], ARGV[2]
@@ -55,7 +55,7 @@ end
 redis.call('ZADD', due_key(), now, id)
 return status
 
-#!lua name=due flags=allow-oom
+#!lua name=due flags=allow-oom roles=offline
 -- Lists the batches that are due, with a new notice for each: a batch is listed again only if it is still due after a
 -- while. ARGV: most batches, ms until a batch is listed again
 -- Returns: {id, number of this notice, reason}...; only the batch's latest notice is valid. Reason: 'due', 'unanswered'
@@ -78,7 +78,7 @@ for _, id in ipairs(redis.call('ZRANGE', due_key(), '-inf', now, 'BYSCORE', 'LIM
 end
 return notices
 
-#!lua name=hold flags=allow-oom
+#!lua name=hold flags=allow-oom roles=offline
 -- Takes the lease of a batch for one offline process. ARGV: id, number of the notice, lease in ms
 -- Returns: 'gone' | 'stale' (there is a newer notice, or the batch is not due) | 'held' (another process has the lease)
 --          | {epoch, now, the fields of the batch's record, as of `put_batch`}
@@ -95,7 +95,7 @@ redis.call('HSET', batch, 'lease', now + lease, 'heard', turn)
 redis.call('ZADD', due_key(), now + lease, id)
 return {epoch, now, unpack(s, 1, 8)}
 
-#!lua name=reserve
+#!lua name=reserve roles=offline
 -- Reserves a batch's tokens in its tenant's quota. ARGV: id, epoch, tenant, tokens, quota | ''
 -- Returns: 'fenced' | {1 if there is room, else 0; tokens of the tenant's other batches}
 local id, epoch, tenant, tokens, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
@@ -107,7 +107,7 @@ if most ~= '' and waiting + tokens > tonumber(most) then return {0, waiting} end
 redis.call('HSET', enqueued_key(tenant), id, tokens)
 return {1, waiting}
 
-#!lua name=save flags=allow-oom
+#!lua name=save flags=allow-oom roles=offline promise
 -- Saves a batch's progress and renews its lease, or ends it; fenced by the batch's epoch.
 -- ARGV: id, epoch, lease in ms, status, progress, tokens still to be computed | '',
 --       ms until the batch is due again (at once if it is not paused), or '' to keep the lease;
@@ -142,7 +142,7 @@ else
 end
 return {now, status, s[3]}
 
-#!lua name=forget flags=allow-oom
+#!lua name=forget flags=allow-oom roles=api,offline
 -- Deletes the record of a file, or of a batch that has ended; a cursor may still name it.
 -- ARGV: 'file' | 'batch', id, tenant
 local kind, id, tenant = ARGV[1], ARGV[2], ARGV[3]

@@ -1,6 +1,6 @@
 -- Scripts of conversations.
 
-#!lua name=put_conversation
+#!lua name=put_conversation roles=api promise
 -- Stores a new conversation; once, however often it is called. ARGV: id, tenant, metadata, seconds to keep it, bytes that
 -- every conversation counts as besides its items, the tenant's quota of request bytes | '', the items
 -- Returns: when it was created (ms) | {'quota', 'requests', bytes the tenant keeps}
@@ -20,7 +20,7 @@ for i = 7, #ARGV do redis.call('HSET', key, 'i' .. (i - 6), ARGV[i]) end
 redis.call('EXPIRE', key, keep)
 return now
 
-#!lua name=amend_conversation
+#!lua name=amend_conversation roles=api promise
 -- Changes a conversation if it is still as the caller has read it: adds and deletes items, sets its metadata, ends its
 -- turn. ARGV: id, tenant, version and turn that it must have (version '': any), the turn that it then has, seconds to
 -- keep it, '=' and the metadata | '' to leave it, the tenant's quota of request bytes | '', the items to delete as number:id,
@@ -58,7 +58,7 @@ redis.call('HSET', key, 'size', count_conversation(tenant, s[5], math.max(0, byt
 if after == '' then redis.call('EXPIRE', key, keep) end -- else the end of the turn's job sets it
 return 'done'
 
-#!lua name=drop_conversation flags=allow-oom
+#!lua name=drop_conversation flags=allow-oom roles=api promise
 -- Deletes a conversation. ARGV: id, tenant. Returns: 'unknown' (gone, or another tenant's) | 'done'
 local key = conversation_key(ARGV[1])
 local s = redis.pcall('HMGET', key, 'tenant', 'size')

@@ -1,6 +1,6 @@
 -- Scripts that deliver the events of jobs to brokers and webhooks.
 
-#!lua name=collect flags=allow-oom
+#!lua name=collect flags=allow-oom roles=offline
 -- Takes undelivered events from an outbox, first those that a lost process had taken.
 -- ARGV: outbox ('broker' | 'webhooks'), consumer, most events, ms without an acknowledgement after which an event is
 --       taken over. Returns: {entry, id, tenant, type, letters of its recipients | '', its own webhook | ''}...
@@ -21,7 +21,7 @@ local function add(entries)
       events[#events + 1] = {item[1], fields.id, fields.tenant, fields.type, fields['for'] or '', fields.webhook or ''}
     else
       dead_letter('lane', box, 'entry', item[1], 'reason', 'not an event of Penstock')
-      ack_and_delete(box, item[1])
+      delete_event(box, item[1])
     end
   end
 end
@@ -32,12 +32,12 @@ if #events < most then
 end
 return events
 
-#!lua name=posted flags=allow-oom
+#!lua name=posted flags=allow-oom roles=offline
 -- Acknowledges events of an outbox that were delivered. ARGV: outbox ('broker' | 'webhooks'), entries
-for i = 2, #ARGV do ack_and_delete(outbox_key(ARGV[1]), ARGV[i]) end
+for i = 2, #ARGV do delete_event(outbox_key(ARGV[1]), ARGV[i]) end
 return #ARGV - 1
 
-#!lua name=dispatch flags=allow-oom
+#!lua name=dispatch flags=allow-oom roles=offline
 -- Fans an event out: creates one webhook message per endpoint. Idempotent: an existing message is left as it is.
 -- ARGV: its entry in the outbox, id of the event, type, subject, tenant, ms of the event, ms to keep the list, data
 --       of its messages | '', then pairs of message id, webhook: the name of an endpoint, after a URL and a line break
@@ -57,10 +57,10 @@ for i = 9, #ARGV, 2 do
 end
 redis.call('ZREMRANGEBYSCORE', hooks_key(), '-inf', now - keep)
 redis.call('PEXPIRE', hooks_key(), keep)
-ack_and_delete(outbox_key('webhooks'), entry)
+delete_event(outbox_key('webhooks'), entry)
 return new
 
-#!lua name=outgoing flags=allow-oom
+#!lua name=outgoing flags=allow-oom roles=offline
 -- Takes webhook messages that are due, each under a lease; a message whose outcome is not reported in time is due again.
 -- ARGV: endpoint, most messages, lease in ms
 -- Returns: {now, {id, attempt, attempts before this round, ms this round began, event, type, subject, ms of the event,
@@ -86,7 +86,7 @@ for _, id in ipairs(redis.call('ZRANGE', due, '-inf', now, 'BYSCORE', 'LIMIT', 0
 end
 return taken
 
-#!lua name=settle flags=allow-oom
+#!lua name=settle flags=allow-oom roles=offline
 -- Records the outcome of a webhook delivery attempt, from the latest attempt only, except that any may report success.
 -- ARGV: id, attempt, 'delivered' | 'pending' | 'failed', status of the answer | 0, the problem | '', ms until the next
 --       attempt, seconds to keep it after its end
@@ -106,7 +106,7 @@ else
 end
 return 1
 
-#!lua name=redeliver
+#!lua name=redeliver roles=api
 -- Schedules a webhook message for redelivery, whatever its state, with as many attempts as a new one has. ARGV: id
 -- Returns: 1 | 0 (there is none)
 local hook = hook_key(ARGV[1])

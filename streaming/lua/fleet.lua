@@ -1,6 +1,6 @@
 -- Scripts of the fleet's hash slot: the store's identity, processes, plans of the leader, the console's sessions.
 
-#!lua name=identify flags=allow-oom
+#!lua name=identify flags=allow-oom roles=any
 -- Reads the store's identity, or writes it if there is none. Processes that start at once get the same answer.
 -- ARGV: format, partitions and deployment id to write if the store has none
 -- Returns: {format, partitions, deployment}
@@ -9,7 +9,7 @@ if redis.call('EXISTS', store_key()) == 0 then
 end
 return redis.call('HMGET', store_key(), 'format', 'partitions', 'deployment')
 
-#!lua name=report flags=allow-oom
+#!lua name=report flags=allow-oom roles=any
 -- Heartbeat of a process: stores its description for a limited time. ARGV: its name, description, seconds to keep it
 local name, gone_s = ARGV[1], tonumber(ARGV[3])
 local now = exact_ms() / 1000
@@ -18,7 +18,7 @@ redis.call('ZADD', procs_key(), now + gone_s, name)
 redis.call('ZREMRANGEBYSCORE', procs_key(), '-inf', now - 3600)
 return 1
 
-#!lua name=lead flags=allow-oom
+#!lua name=lead flags=allow-oom roles=api,scheduler
 -- Leader election: acquires or renews the lead for one holder at a time; each new leader gets a greater epoch.
 -- ARGV: holder, ms the lead is kept from now on (0: give it up)
 -- Returns: {epoch, holder} of the current leader, '' for none
@@ -41,7 +41,7 @@ elseif not leader and keep > 0 then
 end
 return {epoch, leader or ''}
 
-#!lua name=plan flags=allow-oom
+#!lua name=plan flags=allow-oom roles=scheduler
 -- Publishes the leader's decisions: stores them, and notifies workers and pools; fenced by the leader's epoch.
 -- ARGV: holder, epoch, then threes of: 'plan', model, record | 'cold', model, seconds | 'act', model, record
 --       | 'cordon', worker, reason | 'hold', worker, ms
@@ -66,14 +66,14 @@ end
 if changed then redis.call('PUBLISH', CHANNEL .. 'pools:plan', ARGV[2]) end
 return 1
 
-#!lua name=act flags=allow-oom
+#!lua name=act flags=allow-oom roles=scheduler
 -- Records an action that a pool is about to take for a plan; fenced by the leader's epoch.
 -- ARGV: the plan's epoch, model, record. Returns: 1 | 0 (refused: another leader was elected after that plan)
 if redis.call('GET', leader_epoch_key()) ~= ARGV[1] then return 0 end
 redis.call('XADD', actions_key(), 'MAXLEN', '~', 1000, '*', 'model', ARGV[2], 'epoch', ARGV[1], 'action', ARGV[3])
 return 1
 
-#!lua name=share flags=allow-oom
+#!lua name=share flags=allow-oom roles=pools
 -- Assigns one machine its share of a pool's workers where several machines run the pool: the shares add up to the plan,
 -- and no worker moves between machines. ARGV: the plan's epoch, pool, machine, workers it has, workers wanted in all,
 -- ms after which a machine that does not ask again counts as gone
@@ -104,7 +104,7 @@ redis.call('HSET', shares, machine, string.format('%d:%d', mine, now + keep))
 redis.call('PEXPIRE', shares, keep)
 return mine
 
-#!lua name=override flags=allow-oom
+#!lua name=override flags=allow-oom roles=api
 -- Sets or ends a manual override of one model's pool, and wakes the scheduler.
 -- ARGV: model, record | '' to end it, ms it holds | '' until it is ended, record of the action
 -- Returns: 1 | 0 (there was nothing to end)
@@ -121,12 +121,12 @@ redis.call('XADD', actions_key(), 'MAXLEN', '~', 1000, '*', 'model', model, 'epo
 wake_scheduler(model)
 return 1
 
-#!lua name=card flags=allow-oom
+#!lua name=card flags=allow-oom roles=worker
 -- Stores the model card that a worker made when it loaded a model. ARGV: model, card
 redis.call('HSET', card_key(), ARGV[1], ARGV[2])
 return 1
 
-#!lua name=lengths flags=allow-oom
+#!lua name=lengths flags=allow-oom roles=worker
 -- Stores the output lengths of a model for a while; those of a newer version stay. ARGV: model, version, message, seconds
 -- Returns: 1, or 0 if a newer version's are there
 local key = lengths_key(ARGV[1])
@@ -137,7 +137,7 @@ redis.call('HSET', key, 'version', ARGV[2], 'lengths', ARGV[3])
 redis.call('EXPIRE', key, ARGV[4])
 return 1
 
-#!lua name=console flags=allow-oom
+#!lua name=console flags=allow-oom roles=api
 -- Stores a session of the console, or a link that opens one; or takes one out, so that it can be used once.
 -- ARGV: its digest, record | '' to take it out, ms it holds
 -- Returns: 1 | the record that was taken out (false: there was none)

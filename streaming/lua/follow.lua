@@ -1,6 +1,6 @@
 -- Scripts of a job's reader and owner: where its tokens go, its cancel, the delivery of its answer.
 
-#!lua name=follow flags=allow-oom
+#!lua name=follow flags=allow-oom roles=api
 -- Subscribes one more API process to a job's tokens; it reads earlier tokens from the log. ARGV: id, address,
 --       '1' if an idempotency key led to it
 -- Returns: the job's state, 'unknown', or 'abandoned' (cancelled because its last client left; its key is free)
@@ -14,7 +14,7 @@ if (s[1] == 'queued' or s[1] == 'in_progress') and not string.find(',' .. (s[3] 
 end
 return s[1]
 
-#!lua name=unfollow flags=allow-oom
+#!lua name=unfollow flags=allow-oom roles=worker
 -- Removes the reply address of a lost API process from a worker's jobs, so that the worker stops publishing to it. A
 -- process that subscribes to that address again calls `follow` again. ARGV: worker, address, ids
 -- Returns: 'fenced' | number of these jobs that the worker still runs
@@ -30,7 +30,7 @@ for i = 3, #ARGV do
 end
 return removed
 
-#!lua name=cancel flags=allow-oom
+#!lua name=cancel flags=allow-oom roles=api,offline promise
 -- Cancels a job: ends a queued one, and marks a running one and notifies its worker.
 -- ARGV: id, '1' to leave it alone if it runs, who cancels it (streaming/jobs/job.py), and if it is cancelled only because
 --       the last client of an API process disconnected: the address of that process. Then the job is kept if other
@@ -65,7 +65,7 @@ return run_or_fail(id, nil, function()
   return s[1]
 end) or 'failed'
 
-#!lua name=deliver flags=allow-oom
+#!lua name=deliver flags=allow-oom roles=api
 -- Records when answers were delivered to their clients, at most once per job; a job that is no longer kept is skipped.
 -- ARGV: pairs of id, note
 -- Returns: how many were new

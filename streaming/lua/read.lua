@@ -1,6 +1,6 @@
 -- Scripts that only read jobs, tenants and lanes.
 
-#!lua name=record flags=no-writes
+#!lua name=record flags=no-writes roles=api,worker,offline
 -- Reads a job's record.
 -- ARGV: id, '1' to leave its body out | '', the bytes of a result from which on it is left out where there is a summary
 --       of it | '', the tenant whose job it must be | ''
@@ -21,7 +21,7 @@ local values = #wanted > 0 and redis.call('HMGET', job, unpack(wanted)) or {}
 for i, name in ipairs(wanted) do out[2 * i - 1], out[2 * i] = name, values[i] end
 return {out, epoch}
 
-#!lua name=recent flags=no-writes
+#!lua name=recent flags=no-writes roles=api
 -- Reads a page of a tenant's jobs, newest first, without bodies and answers.
 -- ARGV: tenant, time (ms) from before which nothing is listed, cursor: time | '', and id | '', most ids looked at,
 --       most jobs found; and '' for any: their state, model, priority, the earliest and the latest time (ms) of their
@@ -74,7 +74,7 @@ end
 if rank < count then out[2] = last end
 return out
 
-#!lua name=usage flags=allow-oom
+#!lua name=usage flags=allow-oom roles=api,offline
 -- Reads a tenant's usage of the store, and counts waiting and running jobs in a slice of its list, newest first.
 -- ARGV: tenant, seconds that jobs are kept after their end, jobs to skip, most jobs looked at
 -- Returns: {jobs kept, bytes of their requests, bytes of their results, files, bytes of files, jobs looked at,
@@ -91,17 +91,16 @@ local kept = tenant_usage(tenant, keep)
 return {kept.jobs, kept.requests, kept.results, redis.call('ZCARD', files_key(tenant)), stored_bytes(tenant), #page,
   waiting, running}
 
-#!lua name=stand flags=no-writes
+#!lua name=stand flags=no-writes roles=api
 -- Reads a job's state and place in its lane, without its body. ARGV: id
--- Returns: {state | false, lane, entry, the partition's epoch | false}
-local s = redis.call('HMGET', job_key(ARGV[1]), 'state', 'lane', 'entry')
-return {s[1], s[2], s[3], redis.call('GET', epoch_key())}
+-- Returns: {state | false, the queue that it was put back to | false, the partition's epoch | false}
+local s = redis.call('HMGET', job_key(ARGV[1]), 'state', 'queue')
+return {s[1], s[2], redis.call('GET', epoch_key())}
 
-#!lua name=waiting flags=no-writes
--- Reads what decides about the places of a tenant's waiting jobs in a lane. Of a retry or suspects stream: its first
--- undelivered entries. ARGV: the key of the lane or stream, tenant, most entries, patience (ms) of a job that the tenant
--- would put now | ''
--- Returns: {{entry of the tenant's jobs, or of the stream's, in order...} (with a patience: the number of the tenant's jobs
+#!lua name=waiting flags=no-writes roles=api
+-- Reads what decides about the places of a tenant's waiting jobs in a lane, or of jobs that were put back. ARGV: the key of
+-- the lane or of the queue, tenant, most entries, patience (ms) of a job that the tenant would put now | ''
+-- Returns: {{entry of the tenant's jobs, or of the queue's, in order...} (with a patience: the number of the tenant's jobs
 --           that must start before the new one), jobs of higher lanes, requeued jobs of this
 --           lane, new jobs of this lane, those of the tenant, tenants with jobs here, those that got less than this one,
 --           its virtual counter, the least one}
@@ -112,19 +111,15 @@ for _, lane in ipairs(PRIORITIES) do
   if lane == priority then break end
   higher = higher + count_waiting(model, lane)
 end
-if kind ~= 'lane' then
-  local ids = {}
-  for i, entry in ipairs(redis.call('XRANGE', ARGV[1], undelivered_from(ARGV[1]), '+', 'COUNT', most)) do ids[i] = entry[1] end
-  return {ids, higher, 0, 0, 0, 1, 0, 0, 0}
-end
 local line, tenants = tenant_line(model, priority, tenant), tenants_key(model, priority)
 local ids = nil
 if patience then
   ids = redis.call('ZCOUNT', line, '-inf', now_ms() + patience)
 else
-  ids = redis.call('ZRANGE', line, 0, most - 1)
+  ids = redis.call('ZRANGE', kind == 'lane' and line or ARGV[1], 0, most - 1)
   for i, member in ipairs(ids) do ids[i] = from_member(member) or member end
 end
+if kind ~= 'lane' then return {ids, higher, 0, 0, 0, 1, 0, 0, 0} end
 local count, least = redis.call('ZCARD', tenants), redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
 local rank, counter = redis.call('ZRANK', tenants, tenant), redis.call('ZSCORE', tenants, tenant)
 if not rank and least[1] then -- it would enter the lane
@@ -136,31 +131,27 @@ return {
   redis.call('ZCARD', line), count, rank or 0, tonumber(counter or 0), tonumber(least[2] or 0)
 }
 
-#!lua name=lanes flags=no-writes
+#!lua name=lanes flags=no-writes roles=api,scheduler
 -- Counts waiting and running jobs in every lane of these models, and lists the nearest deadlines of waiting jobs.
 -- ARGV: most deadlines, model...
 -- Returns: {now, {{waiting, running, time (ms) of the oldest that waits | 0, ever put}, by model and priority...},
 --           {{lane, accepted at, expires at}...}}
 local most = tonumber(ARGV[1])
 
--- Count the requeued jobs of one stream: waiting, running, time (ms) of the oldest that waits | 0. Entries leave a stream at
--- their job's end, so an entry is waiting if it was not delivered, and running if it was.
-local function count_stream(stream)
-  if redis.call('TYPE', stream).ok ~= 'stream' then return 0, 0, 0 end
-  local waiting = count_undelivered(stream)
-  local running = redis.call('XLEN', stream) - waiting
-  if waiting <= 0 then return 0, math.max(running, 0), 0 end
-  local first = redis.call('XRANGE', stream, undelivered_from(stream), '+', 'COUNT', 1)
-  return waiting, running, first[1] and tonumber(string.match(first[1][1], '^%d+')) or 0
-end
-
--- The same of a lane, whose waiting jobs are those of its index.
+-- Count a lane: waiting, running, time (ms) of the oldest that waits | 0. Its stream has every job that has not ended; those
+-- that wait are in its index, or in a queue of jobs that were put back.
 local function count_lane(model, priority)
-  local lane = lane_key(model, priority)
-  if redis.call('TYPE', lane).ok ~= 'stream' then return 0, 0, 0 end
-  local waiting = redis.call('ZCARD', arrivals_key(model, priority))
-  local oldest = redis.call('ZRANGE', arrivals_key(model, priority), 0, 0, 'WITHSCORES')
-  return waiting, math.max(0, redis.call('XLEN', lane) - waiting), tonumber(oldest[2] or 0)
+  local waiting, oldest = 0, math.huge
+  for _, key in ipairs({arrivals_key(model, priority), retry_key(model, priority), suspects_key(model, priority)}) do
+    local length = redis.pcall('ZCARD', key)
+    if type(length) == 'number' and length > 0 then
+      waiting = waiting + length
+      oldest = math.min(oldest, tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]))
+    end
+  end
+  local unfinished = redis.pcall('XLEN', lane_key(model, priority))
+  local running = type(unfinished) == 'number' and math.max(0, unfinished - waiting) or 0
+  return waiting, running, oldest < math.huge and oldest or 0
 end
 
 local function ever_put(lane)
@@ -175,14 +166,7 @@ local lanes = {}
 for i = 2, #ARGV do
   for _, priority in ipairs(PRIORITIES) do
     local waiting, running, oldest = count_lane(ARGV[i], priority)
-    if oldest == 0 then oldest = math.huge end
-    -- Requeued jobs count as waiting, but only the lane counts in `ever put`.
-    for _, key in ipairs({suspects_key(ARGV[i], priority), retry_key(ARGV[i], priority)}) do
-      local here, there, first = count_stream(key)
-      waiting, running = waiting + here, running + there
-      if first > 0 then oldest = math.min(oldest, first) end
-    end
-    lanes[#lanes + 1] = {waiting, running, oldest < math.huge and oldest or 0, ever_put(lane_key(ARGV[i], priority))}
+    lanes[#lanes + 1] = {waiting, running, oldest, ever_put(lane_key(ARGV[i], priority))}
   end
 end
 
@@ -194,7 +178,7 @@ for i = 1, #nearest, 2 do
 end
 return {now_ms(), lanes, due}
 
-#!lua name=ages flags=no-writes
+#!lua name=ages flags=no-writes roles=api
 -- Reads since when the next job of each tenant has waited, in every lane of these models. The next job of a tenant is the one
 -- that must start earliest; requeued jobs are left out. Tenants that were served least come first.
 -- ARGV: most tenants of a lane, model...
@@ -218,7 +202,7 @@ for i = 2, #ARGV do
 end
 return {now_ms(), lanes}
 
-#!lua name=ended flags=no-writes
+#!lua name=ended flags=no-writes roles=offline
 -- Filters job ids: returns those of jobs that have ended or are no longer kept. ARGV: ids. Returns: their ids.
 local over = {}
 for _, id in ipairs(ARGV) do

@@ -1,6 +1,6 @@
 -- Scripts that mend what a lost worker, a lost part of the store or a malformed record has left behind.
 
-#!lua name=reap flags=allow-oom
+#!lua name=reap flags=allow-oom roles=api,worker,scheduler
 -- Reaper: fences workers whose lease has lapsed, requeues their jobs and expires waiting jobs. Any process but an
 -- offline one may run it.
 -- ARGV: max workers at once, max expired jobs at once, max attempts, seconds to keep a dead worker's log, lease in ms,
@@ -87,11 +87,7 @@ for _, worker in ipairs(lapsed) do
   retain_log(worker, lost.heirs, keep)
   expire_log(worker, keep)
   lapses[#lapses + 1] = {known[2] or worker, lost.requeued, lost.given_up, lost.cancelled}
-  if model then
-    if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
-    flush_writes() -- a consumer can be deleted only after its entries are acknowledged
-    delete_consumer(model, worker)
-  end
+  if model and redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
 end
 
 local function expire(id)
@@ -108,27 +104,12 @@ for _, id in ipairs(redis.call('ZRANGE', timers_key(), '-inf', now, 'BYSCORE', '
   run_or_fail(id, nil, expire)
 end
 
--- Compare the index of each lane in use with its stream.
-flush_writes()
-local owed, looked = redis.call('HGETALL', owed_key()), {}
-for i = 1, #owed, 2 do looked[string.match(owed[i], '^(.+):%a+$') or ''] = true end
-for _, worker in ipairs(redis.call('ZRANGE', leases_key(), 0, most_workers)) do
-  looked[redis.call('HGET', worker_key(worker), 'model') or ''] = true
-end
-looked[''] = nil
-for model in pairs(looked) do
-  for _, priority in ipairs(PRIORITIES) do repair_line(model, priority, now) end
-end
-
 -- Delete the sum of reserved bytes of each empty lane: jobs that were lost, or deleted by hand, released nothing.
 flush_writes()
+local owed = redis.call('HGETALL', owed_key())
 for i = 1, #owed, 2 do
   local model, priority = string.match(owed[i], '^(.+):(%a+)$')
-  local unfinished = 0
-  for _, key in ipairs({lane_key, retry_key, suspects_key}) do
-    unfinished = unfinished + (model and redis.call('XLEN', key(model, priority)) or 0)
-  end
-  if unfinished == 0 then redis.call('HDEL', owed_key(), owed[i]) end
+  if not model or redis.call('XLEN', lane_key(model, priority)) == 0 then redis.call('HDEL', owed_key(), owed[i]) end
 end
 local most_salvaged, cut = tonumber(ARGV[7]), {}
 if most_salvaged > 0 then
@@ -139,7 +120,7 @@ local most_recorded = tonumber(ARGV[8])
 local ends = most_recorded > 0 and redis.call('LPOP', script_ends_key(), most_recorded) or {}
 return {#lapsed, requeued, expired, given_up, spared, redis.call('INCR', tick_key()), lapses, cut, ends}
 
-#!lua name=fail_malformed flags=allow-oom
+#!lua name=fail_malformed flags=allow-oom roles=any
 -- Fails a job whose record a reader could not decode, unless it has ended. ARGV: id, reason
 -- Returns: when it ended (ms), or now if that is malformed too; 0 if the job is not kept
 local now = now_ms()
@@ -148,7 +129,7 @@ local job = job_key(ARGV[1])
 if redis.call('EXISTS', job) == 0 then return 0 end
 return tonumber(string.match(redis.call('HGET', job, 'done') or '', '^%d+$')) or now
 
-#!lua name=salvage flags=allow-oom
+#!lua name=salvage flags=allow-oom roles=api,worker,offline
 -- Stores the record of a job that a script ended after a worker had begun it, with the tokens that its workers have
 -- logged, and charges its tenant for them; their logs are then needed no more. Idempotent.
 -- ARGV: id, state, its runs, record, the same without its rows, tokens that the job has generated
@@ -168,7 +149,7 @@ if model and generated then charge_rest(model, priority, s[5] or '', s[8], gener
 release_logs(id, runs)
 return 1
 
-#!lua name=rewound flags=allow-oom
+#!lua name=rewound flags=allow-oom roles=api,worker,scheduler
 -- Begins a new epoch of a partition that has lost data: a process has seen a later tick than the store has. Idempotent.
 -- ARGV: the latest tick seen. Returns the epoch.
 local seen = tonumber(ARGV[1])
@@ -178,7 +159,7 @@ if tonumber(redis.call('GET', tick_key()) or 0) < seen then
 end
 return tonumber(redis.call('GET', epoch_key()) or 0)
 
-#!lua name=reset flags=allow-oom
+#!lua name=reset flags=allow-oom roles=api
 -- Begins a new epoch of a job's events after the store lost deltas that a reader has seen, so that no event id is used
 -- twice; once for all readers of the old epoch. ARGV: id, number of resets that the reader knows
 -- Returns: number of resets now, or 'unknown'; the reader's number if the record is malformed: then the job has failed

@@ -1,6 +1,6 @@
 -- Scripts of a worker: its lease, its claims, the tokens and the end of its jobs.
 
-#!lua name=register flags=allow-oom
+#!lua name=register flags=allow-oom roles=worker
 -- Registers a worker and gives it its lease. ARGV: worker, model, lease in ms, its name in
 -- `penstock ps`. Returns now.
 local worker, model, lease, name = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] or ''
@@ -9,7 +9,7 @@ redis.call('HSET', worker_key(worker), 'state', 'live', 'model', model, 'frame',
 redis.call('ZADD', leases_key(), now + lease, worker)
 return now
 
-#!lua name=claim flags=allow-oom
+#!lua name=claim flags=allow-oom roles=worker
 -- Claims up to `want` waiting jobs for a live worker, in the order of streaming/order.py. Suspects
 -- (jobs that may have killed their workers) run alone: one worker of a model at a time takes them, one by one.
 -- ARGV: worker, model, want, lease in ms, '1' to take one suspect instead, most jobs from the lowest lane | '',
@@ -33,13 +33,13 @@ for i = 11, #ARGV do c.crowding[ARGV[i]], c.crowds = true, c.crowds + 1 end
 c.spare, c.free, c.out = tonumber(ARGV[6]) or want, tonumber(ARGV[8]) or want, {string.format('%.3f', c.exact), c.frame, 0}
 redis.call('ZADD', leases_key(), c.now + lease, worker)
 
--- Retry and suspects streams exist only while jobs are requeued: one EXISTS usually saves reading them.
-local requeue_streams, suspects = {}, 0
+-- The queues of jobs that were put back are there only while some wait: one EXISTS usually saves reading them.
+local requeued, suspects = {}, 0
 for i, priority in ipairs(PRIORITIES) do
-  requeue_streams[2 * i - 1], requeue_streams[2 * i] = retry_key(model, priority), suspects_key(model, priority)
+  requeued[2 * i - 1], requeued[2 * i] = retry_key(model, priority), suspects_key(model, priority)
 end
-local any_requeued = redis.call('EXISTS', unpack(requeue_streams)) > 0
-for i = 2, any_requeued and #requeue_streams or 0, 2 do suspects = suspects + redis.call('XLEN', requeue_streams[i]) end
+local any_requeued = redis.call('EXISTS', unpack(requeued)) > 0
+for i = 2, any_requeued and #requeued or 0, 2 do suspects = suspects + redis.call('ZCARD', requeued[i]) end
 local runner = suspects > 0 and redis.call('GET', alone_key(model))
 local must_run = suspects > 0 and (not runner or runner == worker)
 if must_run then
@@ -48,11 +48,11 @@ if must_run then
 end
 
 local function take_suspects()
-  for i = 2, #requeue_streams, 2 do
+  for _, priority in ipairs(PRIORITIES) do
     local more = true
     while more and c.begun < want and c.dropped < MAX_DROPPED do
       local _
-      _, more = take_requeued(c, requeue_streams[i])
+      _, more = take_requeued(c, 'suspects', priority)
     end
   end
 end
@@ -79,14 +79,13 @@ local begins = tonumber(ARGV[9]) or c.free
 redis.call('ZREM', idle_key(model), worker)
 redis.call('ZREM', prefetching_key(model), worker)
 if c.begun < c.free and not must_run then
-  local highest, ready = lane_key(model, PRIORITIES[1]), c.begun < begins and idle_key(model) or prefetching_key(model)
+  local ready = c.begun < begins and idle_key(model) or prefetching_key(model)
   redis.call('ZADD', ready, c.now, worker)
   if c.begun >= begins then redis.call('EXPIRE', ready, YIELDING_EXPIRY_S) end
-  run_in_group(highest, function() return redis.pcall('XGROUP', 'CREATECONSUMER', highest, GROUP, worker) end)
 end
 return c.out
 
-#!lua name=append flags=allow-oom
+#!lua name=append flags=allow-oom roles=worker
 -- Appends one engine step to the worker's durable log, then publishes its frames. Idempotent by the frame's number.
 -- ARGV: worker, frame number, lease in ms (0: not renewed), oldest frame still needed, '1' if earlier frames may be
 --       missing, then pairs of reply address ('-' for none), frame
@@ -107,25 +106,25 @@ for i = 6, #ARGV, 2 do
 end
 return 1
 
-#!lua name=mark flags=allow-oom
+#!lua name=mark flags=allow-oom roles=api,worker,offline
 -- Writes something, also while the store is full. At durability D3 a replica then confirms all earlier writes with it.
 redis.call('SET', mark_key(), 1)
 return 1
 
-#!lua name=finish flags=allow-oom
--- Ends a job: writes its terminal record and acknowledges its lane entry; only the worker that holds it may.
+#!lua name=finish flags=allow-oom roles=worker promise
+-- Ends a job: writes its terminal record and takes it off its lane; only the worker that holds it may.
 -- ARGV: worker, id, run, state, record, the same without its rows, '1' if readers are sent the record and not that,
 --       reason for a dead letter | '', tokens that the job has generated, tokens of its prompt, once for each choice (0:
 --       not known)
 -- Returns: 'fenced' | 0 (ended already, or not this run's, or its record is malformed: then it has failed) | 1
-local NUMBERS = {created = 16, claimed = 17, started = 18, deadline = 19, keep = 7, epoch = 20, attempt = 11}
+local NUMBERS = {keep = 6, attempt = 15, created = 17, claimed = 18, started = 19, deadline = 20, epoch = 21}
 
 -- Raise if a reader could not decode the numbers or the runs of a record: it would then report another end than this one.
 local function check_readable(s)
   for name, i in pairs(NUMBERS) do
     if s[i] and s[i] ~= '' and not parse_number(s[i]) then error('invalid ' .. name, 0) end
   end
-  local rest = string.gsub(s[15] or '', '[^:;]+:%d+:%d+;', '')
+  local rest = string.gsub(s[10] or '', '[^:;]+:%d+:%d+;', '')
   if rest ~= '' then error('invalid runs', 0) end
 end
 
@@ -134,29 +133,23 @@ local whole, dead = ARGV[7] == '1', ARGV[8]
 if not is_live(worker) then return 'fenced' end
 return run_or_fail(id, worker, function()
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'state', 'worker', 'run', 'lane', 'entry', 'reply', 'keep', 'events', 'idem', 'owed',
-    'attempt', 'tenant', 'size', 'order', 'runs', 'created', 'claimed', 'started', 'deadline', 'epoch', 'conversation')
-  if not holds_job(id, worker, run, s[1], s[2], s[3]) then return 0 end
-  local model, priority = require_lane_entry(s[4], s[5])
+  local s = redis.call('HMGET', job, 'state', 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
+    'tenant', 'size', 'conversation', 'run', 'attempt', 'order', 'created', 'claimed', 'started', 'deadline', 'epoch')
+  if not holds_job(id, worker, run, s[1], s[5], s[14]) then return 0 end
+  local model, priority = require_lane_entry(s[2], s[3])
   check_readable(s)
   local now = now_ms()
   redis.call('HSET', job, 'state', state, 'record', record, 'summary', summary, 'done', now)
-  count_ended_job(s[12], s[13], retention_s(s[7]), now, #record + #summary)
-  ack_and_delete(s[4], s[5])
-  add_reserved_bytes(model, priority, s[10], -1)
-  charge_rest(model, priority, s[12] or '', s[14], tonumber(ARGV[9]), tonumber(ARGV[10]))
-  if s[11] ~= '1' then release_logs(id, s[15]) end
-  buffer_write('releases', worker, id)
-  redis.call('EXPIRE', job, retention_s(s[7]))
-  if is_idem_key(s[9]) then redis.call('EXPIRE', s[9], retention_s(s[7])) end
-  if s[21] then end_turn(s[21], id, retention_s(s[7]), now) end
-  publish(s[6], whole and record or summary)
-  if s[8] then emit_event(s[8], id, s[12] or '', 'job.' .. state, true) end
+  let_go(id, s, model, priority, now, #record + #summary)
+  charge_rest(model, priority, s[11] or '', s[16], tonumber(ARGV[9]), tonumber(ARGV[10]))
+  if s[15] ~= '1' then release_logs(id, s[10]) end
+  publish(s[4], whole and record or summary)
+  if s[7] then emit_event(s[7], id, s[11] or '', 'job.' .. state, true) end
   if dead ~= '' then dead_letter('job', id, 'reason', dead) end
   return 1
 end) or 0
 
-#!lua name=checkpoint flags=allow-oom
+#!lua name=checkpoint flags=allow-oom roles=worker
 -- Records a checkpoint of a run: its deltas are complete from this frame of the log on, so that earlier frames can be
 -- trimmed. ARGV: worker, id, run, frame
 -- Returns: 'fenced' | 0 (not this run's, or the frame is not in the log) | 1
@@ -171,7 +164,7 @@ return run_or_fail(id, worker, function()
   return 1
 end) or 0
 
-#!lua name=beat flags=allow-oom
+#!lua name=beat flags=allow-oom roles=worker
 -- Heartbeat of a worker: renews its lease. ARGV: worker, lease in ms
 -- Returns: 'fenced' | {id, run, who cancelled it | ''}... of every job that this worker holds by the store's records:
 -- the message of a cancel, or the answer of a claim, may have been lost
@@ -187,7 +180,7 @@ for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do
 end
 return held
 
-#!lua name=release flags=allow-oom
+#!lua name=release flags=allow-oom roles=worker
 -- Requeues a job that a worker hands back unfinished, because it drains or needs the job's place; it does not count as a
 -- lost worker. What the job's runs have generated moves from the workers' logs into the job's parked log.
 -- ARGV: worker, id, run, the most seconds to keep the worker's log for the job if nothing is parked, outcome of the
@@ -222,7 +215,7 @@ return run_or_fail(id, worker, function()
   return 1
 end) or 0
 
-#!lua name=restart flags=allow-oom
+#!lua name=restart flags=allow-oom roles=worker
 -- Restarts a claimed job from its beginning under a new epoch, where the logged tokens cannot be continued. The record
 -- then names this run alone, so readers ignore earlier deltas, and cursors of the old epoch get a reset.
 -- ARGV: worker, id, run, the draft to keep: what earlier runs generated, which its readers have seen | ''
@@ -244,10 +237,10 @@ return run_or_fail(id, worker, function()
   return 1
 end) or 0
 
-#!lua name=decline flags=allow-oom
--- Puts a job back that only a newer version can read: undoes the claim and appends the job to its lane's end, so that
--- this worker claims the jobs behind it first. For this its tenant stays charged. A job with a limit keeps its latest
--- start. ARGV: worker, id, run
+#!lua name=decline flags=allow-oom roles=worker
+-- Puts a job back that only a newer version can read: undoes the claim and puts the job behind those of its tenant, so that
+-- this worker claims these first. For this its tenant stays charged. A job with a limit keeps its latest start.
+-- ARGV: worker, id, run
 -- Returns: 'fenced' | 0 (not this worker's, or no longer under this run, or its record is malformed: then it has
 --          failed) | 1
 local worker, id, run = ARGV[1], ARGV[2], ARGV[3]
@@ -265,23 +258,22 @@ return run_or_fail(id, worker, function()
   local model, priority = require_lane_entry(s[5], s[6])
   local before, runs = s[11] - 1, string.gsub(s[7], '[^;]*;$', '')
   local expires = math.min(before == 0 and parse_number(s[8]) or math.huge, parse_number(s[9]) or math.huge)
-  ack_and_delete(s[5], s[6])
   buffer_write('releases', worker, id)
-  local lane, alone = lane_key(model, priority), s[10] == '1'
-  if alone then
-    lane = suspects_key(model, priority)
+  redis.call('HSET', job, 'state', 'queued', 'worker', '', 'attempt', before, 'runs', runs)
+  if s[10] == '1' then
+    redis.call('ZADD', suspects_key(model, priority), now, to_member(s[6]) .. ':' .. id)
+    redis.call('HSET', job, 'queue', 'suspects')
     if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
+  else
+    rejoin_line(model, priority, s[12] or '', s[6], id, s[14], s[13])
   end
-  local entry = redis.call('XADD', lane, '*', 'job', id)
-  if not alone then rejoin_line(model, priority, s[12] or '', entry, id, s[14], s[13], true) end
-  redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '', 'attempt', before, 'runs', runs)
   if before == 0 then redis.call('HDEL', job, 'attempt', 'runs', 'claimed') end
   if expires < math.huge then redis.call('ZADD', timers_key(), expires, id) end
   wake_worker(model, priority, now)
   return 1
 end) or 0
 
-#!lua name=leave flags=allow-oom
+#!lua name=leave flags=allow-oom roles=worker
 -- Gives up a worker's lease at its graceful shutdown. Refused while it still holds jobs; of a worker that was fenced
 -- nothing is written. ARGV: worker, seconds to keep its log. Returns: how many jobs it still holds (0: it has left)
 local worker, keep = ARGV[1], ARGV[2]
@@ -295,6 +287,5 @@ redis.call('ZREM', leases_key(), worker)
 if model then
   for _, key in ipairs({idle_key(model), yielding_key(model), prefetching_key(model)}) do redis.call('ZREM', key, worker) end
   if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
-  delete_consumer(model, worker)
 end
 return 0

@@ -25,7 +25,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from penstock.loops import Rounds, Turns
-from streaming.errors import Fenced, Loading, Unavailable
+from streaming.errors import Fenced, Loading, StreamingError, Unavailable
+from streaming.ids import partition_of
 from streaming.keys import partition_key, prefix
 from streaming.redis.connection import Command, Subscription
 from streaming.redis.scripts import LIBRARIES, load_library
@@ -107,23 +108,6 @@ def _refusal(error: ResponseError) -> tuple[str, str]:
     return code, words.strip()
 
 
-KEPT = frozenset(
-    {
-        "put",
-        "join",
-        "cancel",
-        "finish",
-        "put_file",
-        "put_batch",
-        "put_conversation",
-        "amend_conversation",
-        "drop_conversation",
-        "steer",
-        "save",
-    }
-)
-"""Scripts whose answer is a promise: at D3, it waits until a replica has their writes."""
-
 NO_FUNCTION = "Function not found"
 """The error of a server that does not have our library: it is new, was emptied, or another version removed it."""
 OURS = re.compile(rb"%b[0-9a-f]{8}" % LIBRARIES.encode())
@@ -177,6 +161,13 @@ class RedisClient:
     def partitions(self) -> range:
         return range(self.settings.partitions)
 
+    def partition_of(self, name: str, start: str, unknown: type[StreamingError]) -> int:
+        """The partition that an id with this start names. Raises `unknown` if it is none of this store."""
+        partition = partition_of(name, start)
+        if partition is None or partition not in self.partitions:
+            raise unknown(name)
+        return partition
+
     async def close(self) -> None:
         """Close every connection."""
         await self._topology.close()
@@ -190,7 +181,7 @@ class RedisClient:
     async def calls(self, calls: Sequence[Call]) -> list[Any]:
         """Run scripts and commands in one round trip per server, in order within a partition; each is atomic.
 
-        If there are several calls, each must be safe to repeat. At D3, the answers of KEPT scripts wait for a replica.
+        If there are several calls, each must be safe to repeat. At D3, an answer that is a promise waits for a replica.
         Raises Unavailable (some of them may have run), Fenced.
         """
         answers = await self.outcomes(calls)
@@ -289,7 +280,7 @@ class RedisClient:
             await self._topology.run_scripts(place, [("FUNCTION", "DELETE", each) for each in doomed])
 
     def _is_promise(self, calls: Sequence[Call]) -> bool:
-        return self.settings.durability == "D3" and any(script in KEPT for script, _, _ in calls)
+        return self.settings.durability == "D3" and any(script in self._library.promises for script, _, _ in calls)
 
     def _command(self, calls: Sequence[Call]) -> Command:
         """One command for calls of the same script and partition: several commands would cost more."""
@@ -335,14 +326,12 @@ class RedisClient:
                 try:
                     yield subscription
                 finally:
-                    subscription.end(Unavailable("the subscription was given up"))
+                    subscription.end(RedisConnectionError("the subscription was given up"))
 
     async def scan(self, pattern: str) -> AsyncIterator[tuple[str, list[str]]]:
         """Iterate over the names of keys in slices, with the server of each slice; a name may come twice. Raises
         Unavailable."""
-        with translated():
-            places = await self._topology.places()
-        for place in places:
+        for place in await self._places():
             cursor = b"0"
             while True:
                 command = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_SLICE)
@@ -350,6 +339,10 @@ class RedisClient:
                 yield place, [name.decode() for name in names]
                 if cursor == b"0":
                     break
+
+    async def _places(self) -> list[str]:
+        with translated():
+            return await self._topology.places()
 
     async def run_at(self, place: str, commands: Sequence[Command]) -> list[Any]:
         """Run plain commands on keys of one server, together. Raises Unavailable."""
@@ -361,9 +354,7 @@ class RedisClient:
     async def listeners(self, channels: Sequence[str]) -> dict[str, int]:
         """Count the subscribers of each channel, on all primaries together. Raises Unavailable."""
         counts = dict.fromkeys(channels, 0)
-        with translated():
-            places = await self._topology.places()
-        for place in places:
+        for place in await self._places():
             (found,) = await self.run_at(place, [("PUBSUB", "NUMSUB", *channels)])
             for name, count in zip(found[::2], found[1::2], strict=True):
                 counts[name.decode()] += count
@@ -384,8 +375,7 @@ class RedisClient:
 
     async def run_ids(self) -> dict[str, str]:
         """Read each primary's run id, by its place. A new run id means a new server process. Raises Unavailable."""
-        with translated():
-            places = await self._topology.places()
+        places = await self._places()
         return {place: _info((await self.run_at(place, [("INFO", "server")]))[0], b"run_id") for place in places}
 
     async def servers(self) -> list[dict[str, str]]:
@@ -516,16 +506,13 @@ async def cursor_after(client: RedisClient, partition: int, key: str, name: str,
     return None if place is None else (place, name)
 
 
-async def overdue(client: RedisClient, partition: int, key: str, now_ms: int, limit: int) -> list[str]:
-    """Read up to `limit` members whose time (ms) is not after `now_ms`, the oldest first. Raises Unavailable."""
+async def overdue(client: RedisClient, partition: int, now_ms: int, limit: int) -> list[tuple[str, str]]:
+    """Read up to `limit` files and batches whose time is over: their ids and tenants, the oldest first. Raises
+    Unavailable."""
+    key = partition_key(partition, "expiring")
     rows = await client.call("ZRANGEBYSCORE", partition, key, "-inf", now_ms, "LIMIT", 0, limit)
-    return [member.decode(errors="replace") for member in rows]
-
-
-def owned(member: str) -> tuple[str, str]:
-    """Split a member of the `expiring` index into id and tenant."""
-    name, _, tenant = member.partition(":")
-    return name, tenant
+    members = [member.decode(errors="replace").partition(":") for member in rows]
+    return [(name, tenant) for name, _, tenant in members]
 
 
 def _behind(item: tuple[str, int], after: tuple[int, str], *, newest_first: bool) -> bool:

@@ -117,17 +117,56 @@ class Sent:
     answers: list[Any] = field(default_factory=list)
 
 
-class PipelinedProtocol(asyncio.Protocol):
+class TakenOver(asyncio.Protocol):
+    """Protocol of a connection that redis-py has opened: takes over its transport and parses what the server sends."""
+
+    def __init__(self, connection: AbstractConnection) -> None:
+        """Raises redis-py's ConnectionError if the connection is closed already."""
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._reader = hiredis.Reader(protocolError=InvalidResponse, replyError=refusal)
+        writer = connection._writer  # redis-py has no public access to it
+        if writer is None or writer.transport.is_closing():
+            raise RedisConnectionError("the connection was lost before it was used")
+        try:
+            self._transport, self._former = writer.transport, writer.transport.get_protocol()
+            self._transport.set_protocol(self)
+        except RuntimeError as error:
+            raise RedisConnectionError(f"the connection was lost before it was used: {error}") from error
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has arrived, perhaps in parts. Error replies become redis-py's exceptions."""
+        try:
+            self._reader.feed(data)
+            while (said := self._reader.gets()) is not False:
+                self._take(said)
+        except InvalidResponse as error:
+            self.end(RedisConnectionError(f"what the server sent cannot be read: {error}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called by the transport when the server, or `end`, has closed it."""
+        self.end(RedisConnectionError(f"the connection was lost: {error or 'closed by the server'}"))
+        self._former.connection_lost(error)
+
+    def end(self, error: Exception) -> None:
+        """Close the connection; whoever waits for the server gets `error`. Idempotent."""
+        self._transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _take(self, said: Any) -> None:
+        raise NotImplementedError
+
+
+class PipelinedProtocol(TakenOver):
     """Protocol of one open connection: writes commands, and matches answers to them by order."""
 
     def __init__(self, connection: AbstractConnection, timeout_s: float) -> None:
+        super().__init__(connection)
         self._over = False
         self._timeout_s = timeout_s
-        self._loop = asyncio.get_running_loop()
         self._sent: deque[Sent] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._reader = reader()
-        self._transport, self._former = take_over(connection, self)
 
     @property
     def over(self) -> bool:
@@ -149,18 +188,9 @@ class PipelinedProtocol(asyncio.Protocol):
             self.end(RedisConnectionError(f"the connection is closed: {error}"))
         return sent.done
 
-    def data_received(self, data: bytes) -> None:
-        """Parse answers, which may arrive in parts."""
-        try:
-            self._reader.feed(data)
-            while (answer := self._reader.gets()) is not False:
-                self._take(answer)
-        except InvalidResponse as error:
-            self.end(RedisConnectionError(f"the answer cannot be read: {error}"))
-
-    def _take(self, answer: Any) -> None:
+    def _take(self, said: Any) -> None:
         sent = self._sent[0]
-        sent.answers.append(answer)
+        sent.answers.append(said)
         if len(sent.answers) == sent.count:
             self._sent.popleft()
             if not sent.done.done():
@@ -174,43 +204,13 @@ class PipelinedProtocol(asyncio.Protocol):
         elif self._sent:
             self._timer = self._loop.call_at(self._sent[0].due, self._look)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        """Called by the transport when the server, or `end`, has closed it."""
-        self.end(RedisConnectionError(f"connection lost: {error}" if error else "connection closed by the server"))
-        self._former.connection_lost(error)
-
     def end(self, error: Exception) -> None:
-        """Close the connection and fail all unanswered commands with `error`. Idempotent."""
         self._over = True
-        self._transport.abort()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        super().end(error)
         while self._sent:
             sent = self._sent.popleft()
             if not sent.done.done():
                 sent.done.set_exception(error)
-
-
-def take_over(
-    connection: AbstractConnection, protocol: asyncio.Protocol
-) -> tuple[asyncio.WriteTransport, asyncio.BaseProtocol]:
-    """Give a redis-py connection's transport to `protocol`. Returns the transport and redis-py's own protocol, which
-    must be told of the connection's end. Raises redis-py's ConnectionError if the connection is closed already."""
-    writer = connection._writer  # redis-py has no public access to it
-    if writer is None or writer.transport.is_closing():
-        raise RedisConnectionError("the connection was lost before it was used")
-    try:
-        transport, former = writer.transport, writer.transport.get_protocol()
-        transport.set_protocol(protocol)
-    except RuntimeError as error:
-        raise RedisConnectionError(f"the connection was lost before it was used: {error}") from error
-    return transport, former
-
-
-def reader() -> hiredis.Reader:
-    """Make a parser of answers; error replies become redis-py's exceptions."""
-    return hiredis.Reader(protocolError=InvalidResponse, replyError=refusal)
 
 
 def refusal(text: str) -> ResponseError:
@@ -224,7 +224,7 @@ PING_INTERVAL_S = 10.0
 """Between two PINGs, and the timeout of their answer."""
 
 
-class Subscription(asyncio.Protocol):
+class Subscription(TakenOver):
     """Buffers messages until the caller takes them one by one with `message`, or passes them to a callback (`pour`).
 
     redis-py opens the connection; this protocol then takes over its transport, because redis-py wakes a task for each
@@ -233,16 +233,14 @@ class Subscription(asyncio.Protocol):
     """
 
     def __init__(self, connection: AbstractConnection, channel: str) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__(connection)
         self._messages: deque[bytes] = deque()
-        self._take: Callable[[Sequence[bytes]], None] | None = None
+        self._taker: Callable[[Sequence[bytes]], None] | None = None
         self._changed = asyncio.Event()
         self._begun = self._loop.create_future()
         self._fault: Exception | None = None
         self._heard = True
         """Whether the server has sent anything since the last PING."""
-        self._reader = reader()
-        self._transport, self._former = take_over(connection, self)
         self._send("SUBSCRIBE", channel)
         self._timer = self._loop.call_later(PING_INTERVAL_S, self._look)
 
@@ -259,7 +257,7 @@ class Subscription(asyncio.Protocol):
     async def pour(self, take: Callable[[Sequence[bytes]], None]) -> NoReturn:
         """Call `take` with the messages of each read, without waking a task. Raises Unavailable, and what `take`
         raises."""
-        self._take = take
+        self._taker = take
         self._pass_on()
         while True:
             await self._news()
@@ -277,27 +275,22 @@ class Subscription(asyncio.Protocol):
         self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]  # its stub has tuples of one
 
     def data_received(self, data: bytes) -> None:
-        """Parse messages, which may arrive in parts."""
+        """Parse messages, and pass those of this read on together."""
         self._heard = True
-        try:
-            self._reader.feed(data)
-            while (said := self._reader.gets()) is not False:
-                self._hear(said)
-        except InvalidResponse as error:
-            self.end(Unavailable(f"a message cannot be read: {error}"))
+        super().data_received(data)
         try:
             self._pass_on()
         except Exception as error:  # noqa: BLE001 - raised by `take`: `pour` raises it
             self.end(error)
 
     def _pass_on(self) -> None:
-        if self._take is not None and self._messages:
+        if self._taker is not None and self._messages:
             messages, self._messages = self._messages, deque()
-            self._take(messages)
+            self._taker(messages)
         elif self._messages:
             self._changed.set()
 
-    def _hear(self, said: Any) -> None:
+    def _take(self, said: Any) -> None:
         match said:
             case [b"message", _, data]:
                 self._messages.append(data)
@@ -310,21 +303,16 @@ class Subscription(asyncio.Protocol):
     def _look(self) -> None:
         """End the subscription if the server has sent nothing since the last PING, else send another."""
         if not self._heard:
-            self.end(Unavailable(f"a subscription has heard nothing for {PING_INTERVAL_S:g} s, although it asked"))
+            self.end(
+                RedisConnectionError(f"a subscription has heard nothing for {PING_INTERVAL_S:g} s, although it asked")
+            )
             return
         self._heard = False
         self._send("PING")
         self._timer = self._loop.call_later(PING_INTERVAL_S, self._look)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        """Called by the transport when the server, or `end`, has closed it."""
-        self.end(Unavailable(f"a subscription was lost: {error or 'closed by the server'}"))
-        self._former.connection_lost(error)
-
     def end(self, error: Exception) -> None:
-        """Close the connection and raise `error` in every waiting caller. Idempotent."""
-        self._transport.abort()
-        self._timer.cancel()
+        super().end(error)
         if self._fault is None:
             self._fault = error
         if not self._begun.done():

@@ -3,72 +3,14 @@
 The server creates the library's functions once, when a process loads it. Functions are global on a server, so the names
 carry a digest of the text: processes of several versions use one store, each with its own library.
 
-Each script is atomic within one partition and documented at its head. Those from `identify` on run in the
-fleet's hash slot, which all processes share.
+Each script is atomic within one partition and documented at its head, whose first line is
+`#!lua name=NAME flags=FLAG roles=ROLE,ROLE promise`. `roles` are those that run it (streaming/store/acl.py): `any` is
+all of them, `pools` the command `penstock up`. `promise`: its answer is one, so at D3 it waits until a replica has the
+writes. Those of fleet.lua run in the fleet's hash slot, which all processes share.
 
 Scripts with the flag `allow-oom` also run while the store is full: they finish accepted work, free memory
 or renew a worker's lease. Scripts that bring new work (put, put_file, put_batch, put_conversation, amend_conversation,
 reserve, redeliver) are refused then. Admission reserves the memory that the others need (`streaming/store/monitor.py`).
-
-| script         | run by                 | what it does in one step                                            |
-|----------------|------------------------|---------------------------------------------------------------------|
-| put            | api, offline           | accept a job: idempotency, limits, record, lane entry, wake-up      |
-| join           | api                    | find the job of an idempotency key without accepting a new one      |
-| cancel         | api, offline           | end a waiting job; mark a running one and notify its worker         |
-| record         | api, worker, offline   | read a job's record                                                 |
-| recent         | api                    | read a page of a tenant's jobs, without bodies and answers          |
-| usage          | api, offline           | read a tenant's usage, count the states of a slice of its jobs      |
-| stand          | api                    | read a job's state and place, without its body                      |
-| waiting        | api                    | list the first waiting jobs of a lane                               |
-| lanes          | api, scheduler         | count waiting and running jobs by lane, list the nearest deadlines  |
-| ages           | api                    | read since when the next job of each tenant waits, by lane          |
-| follow         | api                    | send a job's tokens to one more address                             |
-| unfollow       | worker                 | fenced: stop sending jobs' tokens to an address without subscriber  |
-| register       | worker                 | take a lease                                                        |
-| claim          | worker                 | read lanes, expire overdue jobs, count the attempt, record the run  |
-| append         | worker                 | fenced: log one engine step, publish its frames                     |
-| finish         | worker                 | fenced: terminal record, acknowledgement, last message              |
-| checkpoint     | worker                 | fenced: record the frame from which a run's deltas are read         |
-| beat           | worker                 | fenced: renew the lease                                             |
-| release        | worker                 | fenced: requeue an unfinished job                                   |
-| restart        | worker                 | fenced: restart a job under a new epoch                             |
-| decline        | worker                 | fenced: put a job back that only a newer version can read           |
-| leave          | worker                 | give up the lease of a worker without jobs                          |
-| reap           | api, worker, scheduler | fence lapsed workers, requeue their jobs, expire waiting jobs       |
-| fail_malformed | any                    | fail a job whose record cannot be decoded                           |
-| salvage        | api, worker, offline   | store the logged tokens of a job that a script ended                |
-| rewound        | api, worker, scheduler | begin a new epoch after the store lost data                         |
-| reset          | api                    | begin a new epoch of one job's events after deltas were lost        |
-| deliver        | api                    | record when answers were delivered, for their timing                |
-| ended          | offline                | filter ids: which of these jobs have ended                          |
-| put_file       | api                    | store the record of a file                                          |
-| put_batch      | api                    | accept a batch, due at once                                         |
-| put_conversation | api                  | store a new conversation                                            |
-| amend_conversation | api                | add and delete items of a conversation, end its turn                |
-| drop_conversation | api                 | delete a conversation                                               |
-| steer          | api                    | cancel, pause or resume a batch                                     |
-| due            | offline                | list due batches, each with a new notice                            |
-| hold           | offline                | take the lease of a batch                                           |
-| reserve        | offline                | fenced: reserve a batch's tokens in its tenant's quota              |
-| save           | offline                | fenced: save a batch's progress, or its end and its files           |
-| forget         | api, offline           | delete the record of a file or a batch                              |
-| collect        | offline                | take undelivered events from an outbox                              |
-| posted         | offline                | acknowledge delivered events                                        |
-| dispatch       | offline                | create a webhook message for each endpoint of an event              |
-| outgoing       | offline                | take webhook messages that are due                                  |
-| settle         | offline                | fenced: record the outcome of a webhook attempt                     |
-| redeliver      | api                    | schedule a webhook message once more                                |
-| identify       | any                    | read the store's identity, or write it if there is none             |
-| lead           | api, scheduler         | leader election: acquire or renew the lead, with its epoch          |
-| plan           | scheduler              | fenced: publish the leader's decisions to workers and pools         |
-| act            | scheduler              | fenced: record an action that is about to be taken                  |
-| share          | pools                  | fenced: assign one machine its share of a pool's workers            |
-| override       | api                    | set or end a manual override of a pool; wake the scheduler          |
-| console        | api                    | store or take out a session of the console, or a link to one        |
-| mark           | api, worker, offline   | write something, which a replica then confirms with all before it   |
-| report         | any                    | heartbeat of a process, with its description                        |
-| card           | worker                 | store the model card of a loaded model                              |
-| lengths        | worker                 | store the output lengths of a model, unless newer ones are there    |
 """
 
 from __future__ import annotations
@@ -80,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
 from streaming.keys import ROOT, lua_prelude
 from streaming.order import lua_constants
@@ -128,9 +71,23 @@ class Library:
     sources: Mapping[str, str]
     """By script: its text, behind the shared definitions that it uses. A role's rights are read off these
     (streaming/store/acl.py)."""
+    roles: Mapping[str, frozenset[str]]
+    """By script: who runs it."""
+    promises: frozenset[str]
+    """Scripts whose answer is a promise."""
 
 
-HEAD = re.compile(r"^#!lua name=(\w+)(?: flags=([\w-]+))?\n", re.MULTILINE)
+class Script(NamedTuple):
+    """A section of a file of scripts; what its first line leaves out is None."""
+
+    name: str
+    flags: str | None
+    roles: str | None
+    promise: str | None
+    body: str
+
+
+HEAD = re.compile(r"^#!lua name=(\w+)(?: flags=([\w-]+))?(?: roles=([\w,]+))?( promise)?\n", re.MULTILINE)
 COMMENT = re.compile(r"--.*")
 WORD = re.compile(r"\w+")
 DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
@@ -145,25 +102,35 @@ def load_library() -> Library:
 
 
 def assemble(texts: Mapping[str, str]) -> Library:
-    """Build the library. `texts`: the text of every Lua file by its name, with its suffix. In a file of scripts, the
-    line `#!lua name=... flags=...` begins each, as in a library of its own."""
+    """Build the library. `texts`: the text of every Lua file by its name, with its suffix."""
     shared = _definitions(lua_prelude() + lua_constants() + "".join(texts[f"{name}.lua"] for name in SHARED))
-    scripts = {file: HEAD.split(texts[file])[1:] for file in sorted(texts) if file.removesuffix(".lua") not in SHARED}
-    used = {file: _used("".join(parts[2::3]), shared) for file, parts in scripts.items()}
+    files_of_scripts = [name for name in sorted(texts) if name.removesuffix(".lua") not in SHARED]
+    scripts = {name: _scripts(texts[name]) for name in files_of_scripts}
+    used = {file: _used("".join(script.body for script in parts), shared) for file, parts in scripts.items()}
     # Lua allows 200 local names at a time: those that one file alone uses end with its block.
     users = Counter(name for names in (*used.values(), 2 * _used(REGISTER, shared)) for name in names)
     text = _joined(shared, (name for name in shared if users[name] > 1)) + REGISTER
     sources = {}
     for file, parts in scripts.items():
         text += "do\n" + _joined(shared, (name for name in used[file] if users[name] == 1))
-        for name, flag, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-            flags = f"'{flag}'" if flag else ""
-            script = f"register('{name}', {{{flags}}}, function(ARGV)\n{body}\nend)\n"
-            text += script
-            sources[name] = _joined(shared, _used(body, shared)) + script
+        for script in parts:
+            flags = f"'{script.flags}'" if script.flags else ""
+            registered = f"register('{script.name}', {{{flags}}}, function(ARGV)\n{script.body}\nend)\n"
+            text += registered
+            sources[script.name] = _joined(shared, _used(script.body, shared)) + registered
         text += "end\n"
+    every = [script for parts in scripts.values() for script in parts]
+    roles = {script.name: frozenset((script.roles or "").split(",")) for script in every}
+    promises = frozenset(script.name for script in every if script.promise)
     name = LIBRARIES + hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:8]
-    return Library(name, f"#!lua name={name}\nlocal LIBRARY = '{name}'\n{text}", sources)
+    return Library(name, f"#!lua name={name}\nlocal LIBRARY = '{name}'\n{text}", sources, roles, promises)
+
+
+def _scripts(text: str) -> list[Script]:
+    """The scripts of a file."""
+    parts = HEAD.split(text)[1:]
+    size = len(Script._fields)
+    return [Script(*parts[at : at + size]) for at in range(0, len(parts), size)]
 
 
 @cache

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from itertools import chain
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
@@ -29,39 +29,6 @@ from streaming.redis.settings import Address, parse_address
 MAX_CONNECTIONS = 64
 MAX_CLUSTER_CONNECTIONS = 1024
 """Per node: at its limit the cluster client refuses a command, while the other clients wait for a connection."""
-
-
-class Topology(Protocol):
-    """Interface: finds the server of a key and sends commands there."""
-
-    client: Redis
-    """redis-py's client: it finds the server of each key by itself."""
-
-    async def place(self, key: str) -> str:
-        """Return the server that holds a key now."""
-
-    async def places(self) -> list[str]:
-        """Return every server that holds keys."""
-
-    async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
-        """Send several commands over a connection that no other task uses meanwhile; returns answers and error answers
-        in their order."""
-
-    async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
-        """The same over the shared connection, where a call costs least. For commands that do not block."""
-
-    def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        """Send before returning, over the shared connection; None, and nothing is sent, if it is not open or there are
-        several."""
-
-    async def follow(self, moved: MovedError) -> None:
-        """Update the slot map from a MOVED error."""
-
-    def lent(self) -> AbstractAsyncContextManager[AbstractConnection]:
-        """Lend an exclusive connection to any server (pub/sub messages reach them all); closes it at the end."""
-
-    async def close(self) -> None:
-        """Close every connection."""
 
 
 def open_topology(url: str, timeout_s: float) -> Topology:
@@ -140,21 +107,27 @@ class OneServer:
         self._shared = SharedConnection(pool.get_connection, pool.release, timeout_s)
 
     async def place(self, key: str) -> str:
+        """Return the server that holds a key now."""
         return ""
 
     async def places(self) -> list[str]:
+        """Return every server that holds keys."""
         return [""]
 
     async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
+        """Send several commands over a connection that no other task uses meanwhile; returns answers and error answers
+        in their order."""
         pipeline = self.client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
         return await self._checked(list(await pipeline.execute(raise_on_error=False)))
 
     async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
+        """The same over the shared connection, where a call costs least. For commands that do not block."""
         return await self._checked(await self._shared.run(commands))
 
     def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+        """Send before returning, over the shared connection; None, and nothing is sent, if it is not open."""
         return self._shared.send(commands)
 
     async def _checked(self, answers: list[Any]) -> list[Any]:
@@ -165,10 +138,12 @@ class OneServer:
         return answers
 
     async def follow(self, moved: MovedError) -> None:
+        """Update the slot map from a MOVED error."""
         raise RedisClusterException("this server is one of a cluster; redis.url must begin with redis+cluster://")
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[AbstractConnection]:
+        """Lend an exclusive connection to any server (pub/sub messages reach them all); closes it at the end."""
         connection = await self.client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
         try:
             yield connection
@@ -177,6 +152,7 @@ class OneServer:
             await self.client.connection_pool.release(connection)
 
     async def close(self) -> None:
+        """Close every connection."""
         await self._shared.close()
         await self.client.aclose()
         if self._sentinel is not None:
@@ -196,7 +172,7 @@ def _is_deposed(error: ResponseError) -> bool:
 
 
 class Cluster:
-    """Topology of a cluster's primaries. A place is a node's name.
+    """Topology of a cluster's primaries, with the methods of OneServer. A place is a node's name.
 
     Scripts go to the node that holds their key, and ASK redirections are not followed: while a slot migrates, its keys
     lie on two nodes and a script would see half of them. The node answers ASK, RedisClient raises Unavailable for that
@@ -293,6 +269,9 @@ class Cluster:
         # A client that was about to reload its nodes counts as closed and leaves these open.
         await self._cluster.nodes_manager.aclose()
         await self._cluster.nodes_manager.aclose("startup_nodes")
+
+
+Topology: TypeAlias = OneServer | Cluster
 
 
 async def _connected(node: ClusterNode) -> Connection:

@@ -12,35 +12,18 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from streaming.keys import BROKER, CATALOGUE, CHANNELS, FLEET, FLEET_SLOT, ROOT, prefix
-from streaming.redis.client import KEPT
+from streaming.keys import BROKER, CATALOGUE, CHANNELS, FLEET, FLEET_SLOT, REQUEUED, ROOT, prefix
 from streaming.redis.scripts import load_library
 
-EVERY_ROLE = frozenset({"fail_malformed", "identify", "report"})
-SWEEP_SCRIPTS = frozenset({"reap", "rewound"})
-
+ROLES = ("api", "worker", "scheduler", "offline")
 SCRIPTS: Mapping[str, frozenset[str]] = {
-    "api": EVERY_ROLE | SWEEP_SCRIPTS | {
-        "put", "join", "cancel", "record", "salvage", "recent", "usage", "stand", "waiting", "lanes", "ages", "follow",
-        "reset", "deliver", "put_file", "put_batch", "put_conversation", "amend_conversation", "drop_conversation",
-        "steer", "forget", "redeliver", "lead", "override", "console", "mark",
-    },
-    "worker": EVERY_ROLE | SWEEP_SCRIPTS | {
-        "register", "claim", "append", "finish", "checkpoint", "beat", "release", "restart", "decline", "leave",
-        "unfollow", "record", "salvage", "card", "lengths", "mark",
-    },
-    "scheduler": EVERY_ROLE | SWEEP_SCRIPTS | {"lanes", "lead", "plan", "act"},
-    "offline": EVERY_ROLE | {
-        "put", "cancel", "record", "salvage", "usage", "ended", "due", "hold", "reserve", "save", "forget", "collect",
-        "posted", "dispatch", "outgoing", "settle", "mark",
-    },
-}  # fmt: skip
+    role: frozenset(name for name, who in load_library().roles.items() if who & {role, "any"}) for role in ROLES
+}
 """The scripts that the processes of each role run."""
 
-LANES = ("lane", "retry", "suspects")
-FIELD_KINDS: Mapping[str, tuple[str, ...]] = {"lane": LANES, "idem": ("idem",)}
-"""Fields of a job's record that hold a key, and the kinds of that key: a script that reads one may use the key."""
-ARGUMENT_KINDS: Mapping[str, tuple[str, ...]] = {"waiting": LANES}
+FIELD_KINDS: Mapping[str, str] = {"lane": "lane", "idem": "idem"}
+"""Fields of a job's record that hold a key, and the kind of that key: a script that reads one may use the key."""
+ARGUMENT_KINDS: Mapping[str, tuple[str, ...]] = {"waiting": ("lane", *REQUEUED)}
 """Scripts that take a key as an argument, and the kinds of that key."""
 
 CONNECTION = frozenset(
@@ -173,7 +156,7 @@ def _commands(role: str) -> frozenset[str]:
     found = {*CONNECTION, *COMMON_COMMANDS, *COMMANDS[role], *(LOADING if role != "worker" else ())}
     for script in SCRIPTS[role]:
         found |= script_commands(script)
-    if SCRIPTS[role] & KEPT:
+    if SCRIPTS[role] & load_library().promises:
         found.add("wait")  # at durability D3
     return frozenset(found)
 
@@ -217,9 +200,7 @@ def script_kinds(script: str) -> frozenset[str]:
     source = _sources()[script]
     found = {key.name for key in (*CATALOGUE, *FLEET) if f"local function {key.name}_key(" in source}
     found.update(ARGUMENT_KINDS.get(script, ()))
-    for field, kinds in FIELD_KINDS.items():
-        if f"'{field}'" in source:
-            found.update(kinds)
+    found.update(kind for field, kind in FIELD_KINDS.items() if f"'{field}'" in source)
     return frozenset(found)
 
 

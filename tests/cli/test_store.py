@@ -116,8 +116,9 @@ async def test_each_kind_of_content_is_counted_for_what_it_is(wire: RedisClient)
             else:
                 await wire.redis.zadd(key, {str(entry): entry})
     found = await count_contents(wire)
-    assert (found.events, found.dead_letters, found.webhooks, found.batches_unfinished) == (1, 2, 3, 4)
-    assert (found.keys, found.unfinished, found.running, found.jobs) == (4, 0, 0, 0)
+    assert {name: number for name, number in found.items() if number} == {
+        "events": 1, "dead_letters": 2, "webhooks": 3, "batches_unfinished": 4, "keys": 4,
+    }  # fmt: skip
 
 
 def test_a_store_in_use_is_not_reset(asked: House, redis: Redis, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ EXPIRY_S = {
     "yielding": 10, "prefetching": 10, "alone": 60, "kept": RETENTION_S + 2, "lengths": 7 * DAY,
     "outbox": 7 * DAY, "hook": 31 * DAY, "hook_due": 31 * DAY, "hooks": 2 * RETENTION_S,
     "proc": 10, "leader": 60, "redelivery": DAY, "shares": 60, "served": HOUR, "credit": HOUR,
-    "repairs": HOUR, "script_ends": DAY, "console": 12 * HOUR, "conversation": RETENTION_S, "places": DAY,
+    "script_ends": DAY, "console": 12 * HOUR, "conversation": RETENTION_S, "places": DAY,
 }  # fmt: skip
 """The longest that a key of the kind may live on by itself once everything has ended, in seconds."""
 
@@ -164,7 +164,7 @@ def bounded(store: Any, key: str) -> bool:
         name = kind_of(FLEET, rest)
         return name in FLEET_BOUNDED or 0 < store.ttl(key) <= EXPIRY_S[name]
     name = kind_of(CATALOGUE, rest)
-    if name in ("lane", "retry", "suspects"):
+    if name == "lane":
         return store.xlen(key) == 0
     if name in BOUNDED:
         return store.type(key) == BOUNDED[name]
@@ -181,6 +181,9 @@ def test_the_catalogue_says_how_long_each_key_lives() -> None:
         "timers",
         "owed",
         "heirs",
+        "lane",
+        "retry",
+        "suspects",
         "tenants",
         "line",
         "arrivals",
@@ -192,7 +195,6 @@ def test_the_catalogue_says_how_long_each_key_lives() -> None:
         "files",
         "sizes",
         "readers",
-        "held",
         "expiring",
     }
     assert {key.name for key in CATALOGUE} <= BOUNDED.keys() | EXPIRY_S.keys() | emptied

@@ -88,9 +88,11 @@ class Expected:
     authors: list[Run] = field(default_factory=list)
     """Of the rows, one each."""
     holder: Worker | None = None
-    lane: tuple[str, str] = ("", "")
-    """Its kind and its name."""
+    lane: str = ""
+    queue: str = ""
+    """Where it waits if it was put back."""
     entry: tuple[int, ...] = ()
+    """Its place there."""
     alone: bool = False
     losses: int = 0
     cancelled: bool = False
@@ -336,7 +338,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _waiting(self, kind: str) -> Iterator[Expected]:
         """By priority, oldest entry first."""
-        waiting = [job for job in self.jobs.values() if job.state is JobState.QUEUED and job.lane[0] == kind]
+        waiting = [job for job in self.jobs.values() if job.state is JobState.QUEUED and job.queue == kind]
         return iter(sorted(waiting, key=lambda job: (job.job.priority.rank, job.entry)))
 
     def _take(self, waiting: Iterator[Expected], want: int) -> list[Expected]:
@@ -595,15 +597,19 @@ class QueueMachine(RuleBasedStateMachine):
     def _queued(self, job: Expected, *kinds: str) -> None:
         """Only the store knows the number of the new entry; in whose lane it is, is known before."""
         record = self._record(job)
-        lanes = {partition_key(0, kind, MODEL, job.job.priority): kind for kind in kinds}
-        assert record.state is JobState.QUEUED and record.lane in lanes
+        assert record.state is JobState.QUEUED and (record.queue or "lane") in kinds
         job.state, job.holder, job.alone = JobState.QUEUED, None, False
-        job.lane, job.entry = (lanes[record.lane], record.lane), tuple(map(int, record.entry.split("-")))
-        if job.lane[0] == "lane":
+        job.queue, job.lane, job.entry = record.queue, record.lane, tuple(map(int, record.entry.split("-")))
+        if job.queue:
+            key = partition_key(0, job.queue, MODEL, job.job.priority)
+            members = self.run(self.wire.redis.zrange(key, 0, -1, withscores=True))
+            (since,) = [score for member, score in members if member.endswith(job.job.id.encode())]
+            job.entry = (int(since), *job.entry)
+        if not job.queue:
             asked = job.job
             self.order.join(asked.id, asked.tenant, asked.priority, cost_of(asked), 1, record.entry)
-        elif job.lane[0] == "retry":
-            self.order.requeue(job.job.id, record.entry)
+        elif job.queue == "retry":
+            self.order.requeue(job.job.id, job.entry)
         self.touched.add(job.job.id)
 
     def _ended(self, job: Expected, state: JobState, reason: str = "") -> None:
@@ -640,7 +646,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     async def _count_entries(self) -> None:
         pipeline: Any = self.wire.redis.pipeline(transaction=False)
-        for lane in {job.lane[1] for job in self.jobs.values()}:
+        for lane in {job.lane for job in self.jobs.values()}:
             pipeline.xrange(lane)
         pipeline.xlen(partition_key(0, "dead"))
         pipeline.hvals(partition_key(0, "owed"))
@@ -687,16 +693,14 @@ class QueueMachine(RuleBasedStateMachine):
         await self.wire.redis.delete(partition_key(0, "alone", MODEL))
 
     async def _nothing_leaks(self) -> None:
-        """After the last job no claim, lease, timer or consumer is left, and all but the catalogue expires (I7)."""
+        """After the last job no claim, lease or timer is left, and all but the catalogue expires (I7)."""
         redis: Any = self.wire.redis
         await self.reaper.sweep()
         lasting = {"dead", "tick", "swept"} | {f"jobs:{tenant}" for tenant in ("t", "u")}
         for key in [key.decode() for key in await redis.keys("*")]:
             name = key.removeprefix(prefix(0))
-            if name.startswith(("lane:", "retry:", "suspects:")):
+            if name.startswith("lane:"):
                 assert await redis.xlen(key) == 0
-                for group in await redis.xinfo_groups(key):
-                    assert (group["pending"], group["consumers"]) == (0, 0)
             else:
                 assert name in lasting or await redis.ttl(key) > 0, f"{name} stays for ever"
 

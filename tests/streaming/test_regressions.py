@@ -23,7 +23,7 @@ from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import QuotaSettings
-from streaming.keys import GROUP, channel, partition_key
+from streaming.keys import channel, partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
@@ -102,28 +102,17 @@ async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: RedisClient)
 
 
 async def test_a_lost_worker_leaves_no_entry_behind(wire: RedisClient) -> None:
-    """Its job moves: the old entry and the dead consumer go, and after the job's end the new ones go too."""
+    """Its job waits to be tried again, and after its end nothing is left of it."""
     queue, lost = Queue(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
     await claim_one(lost)
     assert (await lapse(wire, lost)).requeued == 1
-    assert (await wire.redis.xlen(LANE), await wire.redis.xlen(RETRY)) == (0, 1)
+    assert (await wire.redis.xlen(LANE), await wire.redis.zcard(RETRY)) == (1, 1)
     heir = await a_lease(wire)
-    await finish(heir, job_id, (await claim_one(heir)).number)
-    assert await wire.redis.xlen(RETRY) == 0 and await heir.leave() == 0
-    for lane in (LANE, RETRY):
-        (group,) = await wire.redis.xinfo_groups(lane)
-        assert (group["pending"], group["consumers"]) == (0, 0)
-
-
-async def test_a_consumer_with_pending_entries_is_never_deleted(wire: RedisClient) -> None:
-    """A store that has lost a worker's claims, but not what was delivered to it, keeps what can still be found."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    await queue.put(a_job(queue))
-    await claim_one(lease)
-    await wire.redis.delete(partition_key(0, "claims", lease.id))
-    assert await lease.leave() == 0
-    assert (await wire.redis.xpending(LANE, GROUP))["pending"] == 1
+    claim = await claim_one(heir)
+    assert (await wire.redis.xlen(LANE), await wire.redis.zcard(RETRY)) == (1, 0)
+    await finish(heir, job_id, claim.number)
+    assert await wire.redis.xlen(LANE) == 0 and await heir.leave() == 0
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -402,13 +391,14 @@ async def test_the_end_of_a_job_is_sent_to_those_who_wait_for_it(wire: RedisClie
         assert decode_reply(await heard.message()) == (end if with_rows else without_rows(end))
 
 
-async def test_a_second_entry_of_a_job_is_dropped_and_the_job_is_claimed_where_it_stands(wire: RedisClient) -> None:
+async def test_a_second_place_of_a_job_is_dropped_and_the_job_is_claimed_where_it_stands(wire: RedisClient) -> None:
     """The other one is read first, as of a job that was put back: it is neither this job's place nor its fault."""
     queue, job = Queue(wire), a_job(Queue(wire))
     await queue.put(job)
-    await wire.redis.xadd(RETRY, {"job": job.id})
+    (member,) = await wire.redis.zrange(partition_key(0, "line", "1", "m", "standard", "t"), 0, -1)
+    await wire.redis.zadd(RETRY, {member: 1})
     assert (await claim_one(await a_lease(wire))).job.id == job.id
-    assert await wire.redis.xlen(RETRY) == 0 and await DeadLetters(wire).recent(10) == []
+    assert await wire.redis.zcard(RETRY) == 0 and await DeadLetters(wire).recent(10) == []
 
 
 async def test_a_run_has_a_number_of_its_own_whatever_fails_beside_it(wire: RedisClient) -> None:

@@ -63,6 +63,14 @@ async def lapse(wire: RedisClient, lease: Lease) -> Swept:
     return await Reaper(wire).sweep()
 
 
+async def waits_again(redis: Any, job_id: str, model: str, pipe: Any = None) -> None:
+    """As after the loss of its claim: the job waits again. `pipe`: of transactions, for the writes."""
+    job, writer = partition_key(0, "job", job_id), pipe or redis
+    ms, number = (await redis.hget(job, "entry")).decode().split("-")
+    await writer.hset(job, mapping={"state": "queued", "queue": "retry"})
+    await writer.zadd(partition_key(0, "retry", model, Priority.STANDARD), {f"{ms:0>15}-{number:0>10}:{job_id}": 1})
+
+
 def tokens_of(record: JobRecord) -> list[int]:
     """The token ids a finished job's record holds."""
     assert record.state is JobState.COMPLETED and record.terminal is not None

@@ -31,7 +31,7 @@ class ModelLane:
 
     waiting: dict[str, WaitingJob] = field(default_factory=dict)
     requeued: dict[str, tuple[tuple[int, ...], RequeuedJob]] = field(default_factory=dict)
-    """By id: the number of its entry, and the job."""
+    """By id: its place, and the job."""
     counters: dict[str, int] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
     last: int | None = None
@@ -79,7 +79,7 @@ class OrderModel:
         start = job.put_ms + job.cost.patience_ms
         if job.cost.patience_ms == PATIENCE_MS[job.lane]:
             others = [each for each in self.lanes[job.lane].waiting.values() if each.tenant == job.tenant]
-            start = max([start, *(each.urgency[0] for each in others)])
+            start = max([start, *(each.urgency[0] + 1 for each in others)])
         self._wait(WaitingJob(job_id, job.tenant, (ms, number), job.put_ms, start - job.put_ms, job.cost.units))
 
     def _wait(self, job: WaitingJob) -> None:
@@ -98,11 +98,10 @@ class OrderModel:
             counter = lane.counters[job.tenant]
             self._retire(lane, job.tenant, counter, counter)
 
-    def requeue(self, job_id: str, entry: str) -> None:
-        """A claimed job waits again, at this entry of its lane's retry stream."""
+    def requeue(self, job_id: str, place: tuple[int, ...]) -> None:
+        """A claimed job waits to be tried again, at this place."""
         job = self.jobs[job_id]
-        lane, number = self.lanes[job.lane], tuple(map(int, entry.split("-")))
-        lane.requeued[job_id] = (number, RequeuedJob(job_id, job.cost.units))
+        self.lanes[job.lane].requeued[job_id] = (place, RequeuedJob(job_id, job.cost.units))
 
     def finish(self, job_id: str, generated: int, prompt: int = 0) -> None:
         """The job has ended after a worker had begun it: its output is charged, and what its prompt was longer than

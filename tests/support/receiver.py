@@ -16,7 +16,7 @@ from house import House
 from http_serving import serving_http
 from redis import Redis, WatchError
 
-from streaming.ids import kept_partition
+from streaming.ids import partition_of
 from streaming.keys import partition_key
 
 
@@ -75,7 +75,7 @@ def receiving(receiver: Receiver, tls: ssl.SSLContext | None = None) -> Iterator
 
 def due_now(house: House, message: dict[str, Any]) -> None:
     """The time of a message's next attempt has come, unless one has been begun since it was looked at."""
-    name, partition = message["id"], kept_partition(message["id"])
+    name, partition = message["id"], partition_of(message["id"], "msg_")
     assert partition is not None
     hook, due = partition_key(partition, "hook", name), partition_key(partition, "hook_due", "test")
     with Redis.from_url(house.redis_url) as redis, redis.pipeline() as pipeline, suppress(WatchError):

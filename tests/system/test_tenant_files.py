@@ -133,7 +133,7 @@ async def test_an_input_is_counted_once_and_for_as_long_as_any_batch_has_it(wire
     assert await quotas.file_bytes(TENANT) == 7000
     await batches.save(late, BatchState.CANCELLED, BatchProgress(), keep_s=60)
     assert await quotas.file_bytes(TENANT) == 0
-    left = [key for kind in ("held", "sizes", "readers") for key in await wire.redis.keys(f"*{kind}:*")]
+    left = [key for kind in ("sizes", "readers") for key in await wire.redis.keys(f"*{kind}:*")]
     assert left == []
 
 

@@ -333,22 +333,6 @@ async def test_files_are_bounded_by_their_bytes(wire: RedisClient) -> None:
     assert (await quotas.usage(TENANT)).files == 1 and await quotas.file_bytes(TENANT) == 5000
 
 
-async def test_sizes_are_noted_anew_where_they_are_not_those_of_the_files(wire: RedisClient) -> None:
-    """Of files of an earlier version, or if the store lost them: the list of files and their records decide."""
-    files, quotas = Files(wire), Quotas(wire)
-    kept = [a_file(files, size) for size in (5000, 70_000, 900_000)]
-    for file in kept:
-        await files.put(file)
-    sizes = partition_key(0, "sizes", TENANT)
-    await wire.redis.delete(sizes)
-    assert await quotas.file_bytes(TENANT) == 975_000
-    await wire.redis.hset(sizes, "file-gone", 5_000)  # type: ignore[misc]
-    assert await quotas.file_bytes(TENANT) == 975_000
-    await wire.redis.set(partition_key(0, "file", kept[2].id), b"not a record")
-    await wire.redis.delete(sizes)
-    assert await quotas.file_bytes(TENANT) == 75_000 + LEAST_FILE
-
-
 # --- the whole -------------------------------------------------------------------------------------------------------
 
 SETTINGS = "[quotas]\njobs = 1000\nfile_bytes = 50000\n" + key_rows(
@@ -370,7 +354,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 def emptied(door: House) -> House:
     """Nothing is kept from another test."""
     with Redis.from_url(door.redis_url) as store:
-        for name in ("jobs", "kept", "files", "sizes", "held"):
+        for name in ("jobs", "kept", "files", "sizes"):
             for tenant in ("ann", "bob"):
                 store.delete(partition_key(0, name, tenant))
     return door

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import pytest
-from flow import append, claim_one, delta, deltas_of, lapse
+from flow import append, claim_one, delta, deltas_of, lapse, waits_again
 from sim_worker import Start, a_job, ended, expected, has_deltas, lose_lease, put_job, text_of, until
 
 from penstock.engine import ChatTurn, Sampling
@@ -136,21 +136,13 @@ async def test_a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go(
     wire: RedisClient, start: Start, shape: dict[str, object]
 ) -> None:
     """The store forgot its claim, as after a failover: two runs of one job on one engine never mix."""
-    queue, reader = Queue(wire), JobReader(wire)
     running = await start(SimSettings(step_ms=20, prefill_ms=1))
-    job = await put_job(queue, "twice", 60, **shape)
+    job = await put_job(Queue(wire), "twice", 60, **shape)
     await until(lambda: has_deltas(wire, job.id, 10))
-    lane = partition_key(0, "lane", "m", job.priority)
-    old = (await reader.record(job.id)).entry
-    entry = f"{int(old.partition('-')[0]) + 1}-0"
-    key = partition_key(0, "job", job.id)
     pipe = wire.redis.pipeline(transaction=True)  # at once: the worker may claim again between any two of these
-    pipe.xack(lane, "workers", old)
-    pipe.xdel(lane, old)
-    pipe.hdel(key, "worker", "attempt", "run", "runs", "claimed")
-    pipe.hset(key, mapping={"state": "queued", "entry": entry})
+    pipe.hdel(partition_key(0, "job", job.id), "worker", "attempt", "run", "runs", "claimed")
     pipe.srem(partition_key(0, "claims", running.worker.lease.id), job.id)
-    pipe.xadd(lane, {"job": job.id}, id=entry)
+    await waits_again(wire.redis, job.id, "m", pipe)
     await pipe.execute()
     record = await ended(wire, job.id)
     assert record.terminal is not None and record.attempt == 1

@@ -37,24 +37,27 @@ end
 -- jobs wait), `chosen`, `credits`, `dropped` (entries without a job to claim, such as one that expired), and `commit`,
 -- which is commit_choices.
 
--- Whether a waiting job is queued at another lane and entry than the one that is being claimed.
-local function is_queued_elsewhere(id, lane, entry)
-  require_lane_entry(lane, entry)
-  local found = redis.call('XRANGE', lane, entry, entry)[1]
-  return found and found[2][2] == id
+-- Whether a waiting job is where its record says: in the index of its lane, or in a queue of jobs that were put back.
+local function is_waiting_in(c, queue, lane, entry, id)
+  local _, priority = parse_lane(lane)
+  if queue == '' then return redis.call('ZSCORE', arrivals_key(c.model, priority), to_member(entry)) end
+  if queue ~= 'retry' and queue ~= 'suspects' then return false end
+  return redis.call('ZSCORE', requeued_key(queue, c.model, priority), to_member(entry) .. ':' .. id)
 end
 
--- Check the record of the job at an entry. Returns nil if the job ended, expired, or waits elsewhere, so that the entry
--- is of no use any more. Raises if the record is malformed.
-local function check_job(c, lane, entry, id)
+-- Check the record of the job at an entry of a lane that waits in `queue` (nil: in the index). Returns nil if it waits there
+-- no more: it ended, expired or is elsewhere. Raises if the record is malformed.
+local function check_job(c, lane, entry, id, queue)
   local s = redis.call('HMGET', job_key(id), 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'entry', 'created',
-    'attempt', 'events', 'lane', 'order', 'tenant')
+    'attempt', 'events', 'lane', 'order', 'tenant', 'queue')
   if s[1] and not STATES[s[1]] then error('attempt to claim a job in state ' .. s[1], 0) end
-  if s[1] == 'queued' and s[6] ~= entry and not is_queued_elsewhere(id, s[10], s[6]) then
-    error('invalid entry', 0)
+  if s[1] == 'queued' and s[6] ~= entry then error('invalid entry', 0) end
+  if s[1] == 'queued' and (s[13] or '') ~= (queue or '') then -- this is a second place, or its record is malformed
+    if not is_waiting_in(c, s[13] or '', lane, entry, id) then error('invalid queue', 0) end
+    return nil
   end
-  if s[1] ~= 'queued' or s[6] ~= entry then
-    ack_and_delete(lane, entry) -- the job ended, or was requeued elsewhere, while this entry waited
+  if s[1] ~= 'queued' then
+    if s[1] ~= 'in_progress' then delete_entry(lane, entry) end
     return nil
   end
   if s[2] and not parse_number(s[2]) then error('invalid queue_deadline', 0) end
@@ -69,7 +72,7 @@ local function check_job(c, lane, entry, id)
   local prompt, output, weight = parse_order(s[11])
   return {
     id = id, entry = entry, fields = s, tenant = s[12] or '', cost = units_of(prompt, output),
-    charge = charge_of(prompt, 0, weight), member = false, held = false
+    charge = charge_of(prompt, 0, weight), member = false
   }
 end
 
@@ -81,6 +84,7 @@ local function begin_job(c, _, _, id, claimed)
   redis.call('HSET', job, 'state', 'in_progress', 'worker', c.worker, 'name', c.name, 'attempt', attempt, 'run', run,
     'claimed', c.exact, 'runs', runs .. c.worker .. ':' .. (c.frame + 1) .. ':' .. run .. ';')
   if c.alone then redis.call('HSET', job, 'alone', 1) end
+  if s[13] then redis.call('HDEL', job, 'queue') end
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
   if s[9] and attempt == 1 then emit_event(s[9], id, claimed.tenant, 'job.started') end
   c.out[#c.out + 1] = {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, parse_number(s[7]) and s[7] or '0', run}
@@ -88,10 +92,10 @@ local function begin_job(c, _, _, id, claimed)
   return true
 end
 
--- Run step(c, lane, entry, id, job) for one job. If its record is malformed, only this job fails. If the server refused a
+-- Run step(c, lane, entry, id, about) for one job. If its record is malformed, only this job fails. If the server refused a
 -- command, the call ends. `holder`: this worker, if the job is among its claims by then.
-local function attempt_step(c, step, lane, entry, id, job, holder)
-  local ran, result = pcall(step, c, lane, entry, id, job)
+local function attempt_step(c, step, lane, entry, id, about, holder)
+  local ran, result = pcall(step, c, lane, entry, id, about)
   if ran then return result end
   local why = record_fault(result)
   if not why then error(result, 0) end
@@ -100,24 +104,20 @@ local function attempt_step(c, step, lane, entry, id, job, holder)
   return nil
 end
 
--- Claim the next job of a retry or suspects stream. Returns the job, or nil and whether the stream may have another one.
-local function take_requeued(c, stream)
+-- Claim the next job of a lane that was put back to `queue`. Returns the job, or nil and whether there may be another one.
+local function take_requeued(c, queue, priority)
   c.commit(c)
-  local got = run_in_group(stream, function()
-    return redis.pcall('XREADGROUP', 'GROUP', GROUP, c.worker, 'COUNT', 1, 'STREAMS', stream, '>')
-  end)
-  local item = got and got[1] and got[1][2][1]
-  if not item then return nil, false end
-  local fields = item[2]
-  if not fields or fields[1] ~= 'job' or fields[3] then
-    dead_letter('lane', stream, 'entry', item[1], 'reason', 'not a lane entry of Penstock')
-    ack_and_delete(stream, item[1])
-    return nil, true
+  local key, lane = requeued_key(queue, c.model, priority), lane_key(c.model, priority)
+  local member = redis.call('ZRANGE', key, 0, 0)[1]
+  if not member then return nil, false end
+  local entry, id = from_member(member)
+  local place, claimed = #c.taken + 1, nil
+  if entry then
+    c.taken[place] = id
+    claimed = attempt_step(c, check_job, lane, entry, id, queue)
+    if claimed and not attempt_step(c, begin_job, lane, entry, id, claimed) then claimed = nil end
   end
-  local place = #c.taken + 1
-  c.taken[place] = fields[2]
-  local claimed = attempt_step(c, check_job, stream, item[1], fields[2])
-  if claimed and not attempt_step(c, begin_job, stream, item[1], fields[2], claimed) then claimed = nil end
+  redis.call('ZREM', key, member)
   if not claimed then c.taken[place], c.dropped = nil, c.dropped + 1 end
   return claimed, true
 end
@@ -127,18 +127,10 @@ end
 local MAX_CHOSEN = 500
 local MAX_TENANTS = 16
 
--- Write the choices of one lane into its group and its index: charge the tenants, and retire those without other jobs.
--- A choice whose entry the stream has lost is not begun.
+-- Write the choices of one lane into its index: charge the tenants, and retire those without other jobs.
 local function write_choices(c, lane)
-  local members, counters, retired, gone, taken = {}, {}, {}, {}, c.taken
-  local words = {lane.stream, GROUP, c.worker, 0}
-  for i, job in ipairs(lane.chosen) do words[4 + i], members[i] = job.entry, job.member end
-  words[#words + 1], words[#words + 2] = 'FORCE', 'JUSTID'
-  local got, at = run_in_group(lane.stream, function() return redis.pcall('XCLAIM', unpack(words)) end), 1
-  for _, job in ipairs(lane.chosen) do -- the answer has their order
-    job.held = got[at] == job.entry
-    if job.held then taken[#taken + 1], at = job.id, at + 1 end
-  end
+  local members, counters, retired, gone = {}, {}, {}, {}
+  for i, job in ipairs(lane.chosen) do members[i], c.taken[#c.taken + 1] = job.member, job.id end
   redis.call('ZREM', arrivals_key(c.model, lane.priority), unpack(members))
   for tenant, line in pairs(lane.changed) do
     redis.call('ZREM', line.key, unpack(line.members, 1, line.at - 1))
@@ -162,9 +154,7 @@ local function commit_choices(c)
     if lane.chosen then write_choices(c, lane) end
     lane.lines, lane.fairest, lane.chosen, lane.empty = nil, nil, nil, lane.empty or nil
   end
-  for _, job in ipairs(jobs) do
-    if job.held then attempt_step(c, begin_job, job.stream, job.entry, job.id, job, c.worker) end
-  end
+  for _, job in ipairs(jobs) do attempt_step(c, begin_job, job.lane, job.entry, job.id, job, c.worker) end
 end
 
 -- Whether only the places are left that the worker keeps for tenants other than those that crowd it.
@@ -221,9 +211,9 @@ local function fairest_job(c, lane)
     if line then
       read_members(c, lane, line)
       local entry, id, member = from_member(line.members[line.at] or '')
-      local job = entry and attempt_step(c, check_job, lane.stream, entry, id)
+      local job = entry and attempt_step(c, check_job, lane.key, entry, id)
       if job then
-        job.stream, job.tenant, job.member, lane.fairest = lane.stream, line.tenant, member, job
+        job.lane, job.tenant, job.member, lane.fairest = lane.key, line.tenant, member, job
       else
         commit_choices(c)
         c.dropped = c.dropped + 1
@@ -329,7 +319,7 @@ local function claim_next(c)
   local claimed = nil
   if lane.requeued > 0 then
     local more
-    claimed, more = take_requeued(c, retry_key(c.model, lane.priority))
+    claimed, more = take_requeued(c, 'retry', lane.priority)
     lane.requeued = more and lane.requeued - 1 or 0
   else
     claimed = choose_job(c, lane)
@@ -349,15 +339,15 @@ end
 -- Find the lanes in which jobs wait.
 local function find_lanes(c, any_requeued)
   for rank, priority in ipairs(PRIORITIES) do
-    local requeued = any_requeued and count_undelivered(retry_key(c.model, priority)) or 0
+    local requeued = any_requeued and redis.call('ZCARD', retry_key(c.model, priority)) or 0
     local lane = {
-      rank = rank, priority = priority, tenants = tenants_key(c.model, priority), stream = false, claimed = 0,
-      requeued = requeued, waits = false, more = false, time = 0, empty = nil
+      rank = rank, priority = priority, tenants = tenants_key(c.model, priority), key = lane_key(c.model, priority),
+      claimed = 0, requeued = requeued, waits = false, more = false, time = 0, empty = nil
     }
     local there = nil
     if c.lanes[1] then there = redis.call('EXISTS', lane.tenants) == 1 else there = read_lines(c, lane) end
     if there or requeued > 0 then
-      lane.stream, lane.empty = lane_key(c.model, priority), not there
+      lane.empty = not there
       c.lanes[#c.lanes + 1] = lane
     end
   end

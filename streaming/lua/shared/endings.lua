@@ -52,6 +52,11 @@ local function append_to_outbox(box, id, tenant, what, ...)
   redis.call('EXPIRE', box, OUTBOX_RETENTION_S)
 end
 
+local function delete_event(box, entry)
+  redis.call('XACK', box, GROUP, entry)
+  redis.call('XDEL', box, entry)
+end
+
 local function emit_event(for_whom, id, tenant, what, final)
   if string.find(for_whom, 'b', 1, true) then append_to_outbox(outbox_key('broker'), id, tenant, what) end
   if not final or not string.find(for_whom, 'w', 1, true) then return end
@@ -99,16 +104,6 @@ local function release_logs(id, runs)
   end
 end
 
-local MAX_SCRIPT_ENDS = 10000
-local SCRIPT_ENDS_EXPIRY_S = 86400
-
--- Note that a script ended a job: the process whose sweep takes the id writes the record of the request.
-local function note_script_end(id)
-  redis.call('RPUSH', script_ends_key(), id)
-  redis.call('LTRIM', script_ends_key(), -MAX_SCRIPT_ENDS, -1)
-  redis.call('EXPIRE', script_ends_key(), SCRIPT_ENDS_EXPIRY_S)
-end
-
 -- Ends of jobs and of attempts that a script decides about.
 
 -- Note how the last attempt at a job ended: 'lost' with its worker, 'handed_back', 'preempted' or 'cancelled'. `finish`
@@ -127,46 +122,65 @@ local function close_attempt(id, outcome, now, seen)
   redis.call('HSET', job_key(id), 'past', past)
 end
 
+-- Fields of a record that the end of its job needs, in the order in which the functions below have them.
+local END_FIELDS = {'state', 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs', 'tenant', 'size',
+  'conversation'}
+
+-- Let go of what an ending job holds: its entry, its reservation, its worker, its turn; it is kept for a while. `s`: END_FIELDS,
+-- of which any may be malformed; `model` and `priority`: nil if its lane is; `result`: bytes of its result.
+local function let_go(id, s, model, priority, now, result)
+  local keep = retention_s(s[6])
+  delete_entry(s[2], s[3])
+  if model then add_reserved_bytes(model, priority, s[9], -1) end
+  count_ended_job(s[11], s[12], keep, now, result)
+  if (s[5] or '') ~= '' then buffer_write('releases', s[5], id) end
+  redis.call('EXPIRE', job_key(id), keep)
+  if is_idem_key(s[8]) then redis.call('EXPIRE', s[8], keep) end
+  if s[13] then end_turn(s[13], id, keep, now) end
+end
+
+-- Note the end of a job that no worker ends, before let_go, and tell those who wait for it. The process whose sweep takes
+-- its id from `script_ends` writes the record of the request.
+local MAX_SCRIPT_ENDS = 10000
+local SCRIPT_ENDS_EXPIRY_S = 86400
+
+local function close_job(id, s, state, reason, now)
+  redis.call('HSET', job_key(id), 'state', state, 'reason', reason, 'done', now)
+  redis.call('RPUSH', script_ends_key(), id)
+  redis.call('LTRIM', script_ends_key(), -MAX_SCRIPT_ENDS, -1)
+  redis.call('EXPIRE', script_ends_key(), SCRIPT_ENDS_EXPIRY_S)
+  redis.call('ZREM', timers_key(), id)
+  if s[7] then emit_event(s[7], id, s[11] or '', 'job.' .. state, true) end
+  publish(s[4], cmsgpack.pack({'e', id}))
+end
+
 -- End a job that no worker will end: cancelled while queued, expired, or given up. If a worker had begun it, its tokens
 -- are only in logs: these are kept until `salvage` has stored them. Raises if its record is malformed.
 local function end_job(id, state, reason, now)
-  local job = job_key(id)
-  local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
-    'tenant', 'size', 'state', 'conversation')
-  local model, priority, kind = require_lane_entry(s[1], s[2])
-  redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
-  note_script_end(id)
-  ack_and_delete(s[1], s[2])
-  if kind == 'lane' and s[12] == 'queued' then leave_line(model, priority, s[10] or '', s[2], id) end
-  add_reserved_bytes(model, priority, s[8], -1)
-  count_ended_job(s[10], s[11], retention_s(s[5]), now, 0)
-  if (s[9] or '') ~= '' then
+  local s = redis.call('HMGET', job_key(id), unpack(END_FIELDS))
+  local model, priority = require_lane_entry(s[2], s[3])
+  if s[1] == 'queued' then leave_lane(model, priority, s[11] or '', s[3], id) end
+  if (s[10] or '') ~= '' then
     redis.call('ZADD', cut_key(), now, id)
-    redis.call('EXPIRE', parked_key(id), retention_s(s[5]) + LOG_GRACE_S) -- `salvage` shortens it
+    redis.call('EXPIRE', parked_key(id), retention_s(s[6]) + LOG_GRACE_S) -- `salvage` shortens it
   end
-  if s[4] then buffer_write('releases', s[4], id) end
-  redis.call('ZREM', timers_key(), id)
-  redis.call('EXPIRE', job, retention_s(s[5]))
-  if is_idem_key(s[7]) then redis.call('EXPIRE', s[7], retention_s(s[5])) end
-  if s[13] then end_turn(s[13], id, retention_s(s[5]), now) end
-  if s[6] then emit_event(s[6], id, s[10] or '', 'job.' .. state, true) end
-  publish(s[3], cmsgpack.pack({'e', id}))
+  close_job(id, s, state, reason, now)
+  let_go(id, s, model, priority, now, 0)
 end
 
--- Requeue a claimed job: on its retry stream, which workers read before the lane, or on the suspects stream, whose jobs
--- run alone. Raises if its record is malformed.
+-- Requeue a claimed job: to its lane's jobs to retry, which workers claim before new ones, or to the suspects, which run
+-- alone. Raises if its record is malformed.
 local function requeue(id, now, suspect, worker)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'lane', 'entry', 'deadline', 'tenant', 'state')
-  local model, priority, kind = require_lane_entry(s[1], s[2])
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'deadline', 'tenant', 'state', 'queue')
+  local model, priority = require_lane_entry(s[1], s[2])
   local due = parse_number(s[3])
   if s[3] and not due then error('invalid deadline', 0) end
-  ack_and_delete(s[1], s[2])
-  if kind == 'lane' and s[5] == 'queued' then leave_line(model, priority, s[4] or '', s[2], id) end -- interrupted claim
+  if s[5] == 'queued' then leave_lane(model, priority, s[4] or '', s[2], id) end -- interrupted claim
   buffer_write('releases', worker, id)
-  local lane = (suspect or kind == 'suspects') and suspects_key(model, priority) or retry_key(model, priority)
-  local entry = redis.call('XADD', lane, '*', 'job', id)
-  redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')
+  local queue = (suspect or s[6] == 'suspects') and 'suspects' or 'retry'
+  redis.call('ZADD', requeued_key(queue, model, priority), now, to_member(s[2]) .. ':' .. id)
+  redis.call('HSET', job, 'state', 'queued', 'queue', queue, 'worker', '')
   if due then redis.call('ZADD', timers_key(), due, id) end
   if not wake_worker(model, priority, now) then wake_scheduler(model) end
 end

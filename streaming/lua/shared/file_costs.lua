@@ -15,8 +15,9 @@ local function record_file_cost(record)
   return file_cost(read and type(file) == 'table' and file.size)
 end
 
--- Set a file's cost (nil removes it) in a hash that also holds the total of all costs, so that reading needs no sum.
-local function set_file_cost(key, id, cost)
+-- Set what a file counts as (nil: nothing) in its tenant's hash, which also holds the total, so that reading needs no sum.
+local function set_file_cost(tenant, id, cost)
+  local key = sizes_key(tenant)
   local before = redis.call('HGET', key, id)
   if cost then redis.call('HSET', key, id, cost) end
   if before and not cost then redis.call('HDEL', key, id) end
@@ -37,7 +38,7 @@ end
 local function save_file(id, tenant, record, now, expires)
   redis.call('SET', file_key(id), record)
   redis.call('ZADD', files_key(tenant), now, id)
-  set_file_cost(sizes_key(tenant), id, record_file_cost(record))
+  set_file_cost(tenant, id, record_file_cost(record))
   schedule_deletion(id, tenant, expires)
 end
 local FINAL = {failed = true, completed = true, expired = true, cancelled = true}
@@ -54,12 +55,12 @@ local function is_file_in_use(id)
   return false
 end
 
--- Keep counting a deleted file that an unfinished batch still reads (the batch has its own hard link to the bytes).
--- Checked again after a day, in case the batch's record is lost.
+-- Count a deleted file that an unfinished batch still reads (the batch has its own hard link to the bytes), and look at it
+-- again after a day, in case the batch's record is lost.
 local HELD_FILE_CHECK_MS = 86400000
 
 local function retain_file_cost(id, tenant, cost)
-  set_file_cost(held_key(tenant), id, cost)
+  set_file_cost(tenant, id, cost)
   schedule_deletion(id, tenant, now_ms() + HELD_FILE_CHECK_MS)
 end
 
@@ -67,27 +68,17 @@ end
 local function release_file_cost(id, tenant)
   if redis.call('EXISTS', file_key(id)) == 1 then return end
   if is_file_in_use(id) then
-    local cost = redis.call('HGET', held_key(tenant), id) or redis.call('HGET', sizes_key(tenant), id)
-    retain_file_cost(id, tenant, cost or MIN_FILE_COST)
+    retain_file_cost(id, tenant, redis.call('HGET', sizes_key(tenant), id) or MIN_FILE_COST)
   else
-    set_file_cost(held_key(tenant), id, nil)
+    set_file_cost(tenant, id, nil)
     cancel_deletion(id, tenant)
   end
-  set_file_cost(sizes_key(tenant), id, nil)
   redis.call('ZREM', files_key(tenant), id)
 end
 
--- The bytes that count against a tenant's file quota: of its files, and of deleted files that its batches still read.
--- Costs are recomputed from the records where their number differs from that of the files.
+-- The bytes that count against a tenant's file quota: of its files, and of deleted ones that its batches still read.
 local function stored_bytes(tenant)
-  local sizes, files = sizes_key(tenant), redis.call('ZCARD', files_key(tenant))
-  if redis.call('HLEN', sizes) ~= (files > 0 and files + 1 or 0) then
-    redis.call('DEL', sizes)
-    for _, id in ipairs(redis.call('ZRANGE', files_key(tenant), 0, -1)) do
-      set_file_cost(sizes, id, record_file_cost(redis.call('GET', file_key(id))))
-    end
-  end
-  return math.max(0, (redis.call('HGET', sizes, 'total') or 0) + (redis.call('HGET', held_key(tenant), 'total') or 0))
+  return math.max(0, redis.call('HGET', sizes_key(tenant), 'total') or 0)
 end
 
 -- Places that deleted files, batches and conversation items had in their lists, so that a cursor may name them.

@@ -1,6 +1,4 @@
--- What a bug or a hand in the store has left: malformed records, and indexes that disagree with their streams.
-
--- Malformed records: one fails alone, whatever is wrong with it.
+-- What a bug or a hand in the store has left: a malformed record fails alone, whatever is wrong with it.
 
 -- Delete an idempotency key, if it is one and still points to this job.
 local function free_idempotency_key(key, id)
@@ -9,22 +7,15 @@ local function free_idempotency_key(key, id)
   if type(known) == 'string' and string.sub(known, 1, 36) == id then redis.call('DEL', key) end
 end
 
--- The pending entries of a worker as {job id: {lane, entry}}, cached. Read only where a job's record is malformed.
-local function pending_entries(worker)
-  local known = cache('pending_by_worker')
-  if known[worker] then return known[worker] end
-  local found, model = {}, redis.call('HGET', worker_key(worker), 'model')
-  known[worker] = found
-  for _, lane in ipairs(model and model_streams(model) or {}) do
-    local from, pending = '-', {}
-    repeat
-      pending = redis.pcall('XPENDING', lane, GROUP, from, '+', 1000, worker) -- an error reply has length 0
-      for _, item in ipairs(pending) do
-        local entry = redis.call('XRANGE', lane, item[1], item[1])[1]
-        if entry then found[entry[2][2]] = {lane, item[1]} end
-        from = '(' .. item[1]
-      end
-    until #pending < 1000
+-- The entries of all lanes as {job id: {lane, entry}}, cached. Read only where a job's record does not say its own.
+local function lane_entries()
+  if round.lane_entries then return round.lane_entries end
+  local found = {}
+  round.lane_entries = found
+  for _, place in ipairs(redis.call('HKEYS', owed_key())) do
+    local model, priority = string.match(place, '^(.+):(%a+)$')
+    local lane = model and lane_key(model, priority)
+    for _, item in ipairs(lane and redis.call('XRANGE', lane, '-', '+') or {}) do found[item[2][2]] = {lane, item[1]} end
   end
   return found
 end
@@ -34,37 +25,29 @@ end
 -- its idempotency key is freed, so that a repeated request is computed anew. Returns 1, or 0 if it had ended or is gone.
 local function fail_malformed(id, reason, now, worker, lane, entry)
   local job = job_key(id)
-  local s = redis.pcall('HMGET', job, 'state', 'lane', 'entry', 'worker', 'keep', 'events', 'tenant', 'reply', 'idem',
-    'owed', 'runs', 'size', 'conversation')
+  local s = redis.pcall('HMGET', job, unpack(END_FIELDS))
   if s.err then
     redis.call('DEL', job) -- not a hash
     redis.call('EXPIRE', parked_key(id), LOG_GRACE_S)
     s = {'?'}
   end
   if worker then buffer_write('releases', worker, id) end
-  if not s[1] or s[1] == 'completed' or s[1] == 'failed' or s[1] == 'cancelled' or s[1] == 'expired' then return 0 end
+  if not s[1] or FINAL[s[1]] then return 0 end
   lane, entry = lane or s[2], entry or s[3]
   if not pcall(require_lane_entry, lane, entry) then
-    local place = pending_entries(worker or s[4] or '')[id] or {}
+    local place = lane_entries()[id] or {}
     lane, entry = place[1], place[2]
   end
-  redis.call('HSET', job, 'state', 'failed', 'reason', 'malformed', 'done', now)
+  local model, priority = parse_lane(lane or s[2])
+  if model and is_entry(entry) then leave_lane(model, priority, s[11] or '', entry, id) end
+  pcall(release_logs, id, s[10])
+  free_idempotency_key(s[8], id)
+  s[2], s[3], s[8] = lane, entry, nil
+  if not s[11] then s[7] = nil end -- an event needs its tenant
+  close_job(id, s, 'failed', 'malformed', now)
+  let_go(id, s, model, priority, now, 0)
   redis.call('HSETNX', job, 'body', '')
-  note_script_end(id)
-  ack_and_delete(lane, entry)
-  local model, priority, kind = parse_lane(lane or s[2])
-  if model then add_reserved_bytes(model, priority, s[10], -1) end
-  if kind == 'lane' and is_entry(entry) then leave_line(model, priority, s[7] or '', entry, id) end
-  count_ended_job(s[7], s[12], retention_s(s[5]), now, 0)
-  pcall(release_logs, id, s[11])
-  free_idempotency_key(s[9], id)
-  if s[13] then end_turn(s[13], id, retention_s(s[5]), now) end
-  if (s[4] or '') ~= '' then buffer_write('releases', s[4], id) end
-  redis.call('ZREM', timers_key(), id)
-  redis.call('EXPIRE', job, retention_s(s[5]))
-  if s[6] and s[7] then emit_event(s[6], id, s[7], 'job.failed', true) end
   dead_letter('job', id, 'reason', 'unreadable: ' .. reason)
-  publish(s[8], cmsgpack.pack({'e', id}))
   return 1
 end
 
@@ -111,58 +94,4 @@ local function run_or_fail(id, worker, step)
   if not why then error(answer, 0) end
   fail_malformed(id, why, now_ms(), worker)
   return nil
-end
-
--- Repair of a lane's index.
-
--- Make the index of a lane agree with its stream, which is the record of what was accepted: drop the index of an empty
--- stream, add waiting jobs that it lacks, and remove entries that are no job's. Reads the stream only if their numbers
--- differ, and 10,000 entries at a time: the next sweep goes on behind them.
-local REPAIR_S = 3600
-
-local function repair_line(model, priority, now)
-  local lane, arrivals = lane_key(model, priority), arrivals_key(model, priority)
-  local length, indexed = redis.call('XLEN', lane), redis.call('ZCARD', arrivals)
-  if length == 0 then
-    for _, tenant in ipairs(redis.call('ZRANGE', tenants_key(model, priority), 0, -1)) do
-      redis.call('DEL', tenant_line(model, priority, tenant))
-    end
-    redis.call('DEL', arrivals, tenants_key(model, priority))
-    return
-  end
-  if indexed > 0 and redis.call('EXISTS', tenants_key(model, priority)) == 0 then
-    redis.call('DEL', arrivals) -- a part of the index is lost: make all of it again
-    indexed = 0
-  end
-  if count_undelivered(lane) <= indexed then return end
-  local field = model .. ':' .. priority
-  local from = redis.call('HGET', repairs_key(), field) or '-'
-  for _ = 1, 10 do
-    local entries = redis.call('XRANGE', lane, from, '+', 'COUNT', 1000)
-    if #entries == 0 then
-      redis.call('HDEL', repairs_key(), field)
-      return
-    end
-    local members = {}
-    for i, item in ipairs(entries) do members[i] = to_member(item[1]) end
-    for i, score in ipairs(redis.call('ZMSCORE', arrivals, unpack(members))) do
-      local entry, fields = entries[i][1], entries[i][2]
-      local pending = not score and redis.pcall('XPENDING', lane, GROUP, entry, entry, 1)
-      if pending and (pending.err or #pending == 0) then
-        if fields[1] ~= 'job' or fields[3] then
-          dead_letter('lane', lane, 'entry', entry, 'reason', 'not a lane entry of Penstock')
-          ack_and_delete(lane, entry)
-        else
-          run_or_fail(fields[2], nil, function(id)
-            local s = redis.call('HMGET', job_key(id), 'state', 'lane', 'entry', 'tenant', 'order', 'created')
-            if s[1] ~= 'queued' or s[2] ~= lane or s[3] ~= entry then return ack_and_delete(lane, entry) end
-            rejoin_line(model, priority, s[4] or '', entry, id, s[6], s[5])
-          end)
-        end
-      end
-    end
-    from = '(' .. entries[#entries][1]
-  end
-  redis.call('HSET', repairs_key(), field, from)
-  redis.call('EXPIRE', repairs_key(), REPAIR_S)
 end

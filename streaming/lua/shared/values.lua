@@ -5,7 +5,7 @@
 -- outside functions are constants: the server keeps them over all rounds.
 --
 -- What was read: `clock`; `live_workers`; `exhausted` lists of idle workers; `line_sizes`, waiting jobs by key of an index;
--- `earlier`, what goes before a lane's new jobs; `reserved_total`; `usage_by_tenant`; `pending_by_worker`.
+-- `earlier`, what goes before a lane's new jobs; `reserved_total`; `usage_by_tenant`; `lane_entries`.
 local round = nil
 
 local function cache(name)
@@ -52,20 +52,17 @@ local function charge_tenant(model, priority, tenant, change)
 end
 
 -- Buffered writes: the calls of a round add to its lists, and flush_writes sends one command per key, after the last call
--- or when a list reaches 1,000 values. `acks`: stream entries to acknowledge by lane; `releases`: jobs to remove from a
+-- or when a list reaches 1,000 values. `entries`: of ended jobs by lane; `releases`: jobs to remove from a
 -- worker's claims; `listings`: scores and ids for a tenant's job list, kept for `listing_keep_s`; `reservations`: changes of
 -- reserved bytes by model and priority; `usage`: changes of a tenant's usage; `members`: scores and members of a lane's index
 -- by key; `charges`: what tenants are charged, by the key of a lane's counters.
 local NONE = {}
-local BUFFERED = {'members', 'acks', 'releases', 'listings', 'reservations', 'usage', 'charges'}
+local BUFFERED = {'members', 'entries', 'releases', 'listings', 'reservations', 'usage', 'charges'}
 
 local function flush_writes()
   if not round.buffered then return end
   for key, words in pairs(round.members or NONE) do redis.call('ZADD', key, unpack(words)) end
-  for lane, entries in pairs(round.acks or NONE) do
-    redis.call('XACK', lane, GROUP, unpack(entries))
-    redis.call('XDEL', lane, unpack(entries))
-  end
+  for lane, entries in pairs(round.entries or NONE) do redis.call('XDEL', lane, unpack(entries)) end
   for worker, ids in pairs(round.releases or NONE) do redis.call('SREM', claims_key(worker), unpack(ids)) end
   for tenant, words in pairs(round.listings or NONE) do
     redis.call('ZADD', jobs_key(tenant), unpack(words))
@@ -125,7 +122,7 @@ local function parse_number(text)
   return number and number >= 0 and number < 1e18 and number or nil
 end
 
--- Parse the key of a lane, a retry stream or a suspects stream. Returns its model, priority and kind, or nil.
+-- Parse the key of a lane, or of a queue of jobs that were put back to it. Returns its model, priority and kind, or nil.
 local function parse_lane(lane)
   if string.sub(lane or '', 1, #P) ~= P then return nil end
   local kind, model, priority = string.match(lane, '^(%a+):(.+):(%a+)$', #P + 1)
@@ -167,7 +164,7 @@ local STATES = {queued = true, in_progress = true, completed = true, failed = tr
 -- What tenants and lanes hold in the store: bytes that are reserved, and bytes that count against a tenant's quotas.
 
 -- Add (sign 1) or subtract (-1) the bytes reserved for an accepted job, summed by model and priority, which the names of
--- its lane, retry and suspects streams share. Malformed bytes are ignored: `reap` deletes a lane's sum with its last job.
+-- its lane and the queues beside it share. Malformed bytes are ignored: `reap` deletes a lane's sum with its last job.
 local function add_reserved_bytes(model, priority, bytes, sign)
   if integer_text(bytes) then buffer_write('reservations', model .. ':' .. priority, sign * bytes) end
 end

@@ -1,4 +1,4 @@
--- Waiting jobs: wake-ups of those who would take them, streams and their consumers, the index of a lane.
+-- Waiting jobs: wake-ups of those who would take them, the index of a lane, queues of jobs that were put back.
 
 -- Messages to processes: ends of jobs to their readers, wake-ups to workers and the scheduler.
 
@@ -51,56 +51,15 @@ local function wake_scheduler(model)
   redis.call('PUBLISH', CHANNEL .. 'scheduler:wake', model)
 end
 
--- Streams that workers read, and their consumers.
-
--- The number of undelivered entries of a retry or suspects stream. (A lane's waiting jobs are counted by its index.)
-local function count_undelivered(stream)
-  local length = redis.call('XLEN', stream)
-  local pending = length > 0 and redis.pcall('XPENDING', stream, GROUP)
-  return length - (pending and pending[1] or 0)
-end
-
--- A fact of a stream's group, by its name in the answer to XINFO; nil if the stream has no group.
-local function group_fact(stream, name)
-  local groups = redis.pcall('XINFO', 'GROUPS', stream)
-  for _, group in ipairs(groups.err and {} or groups) do
-    for i = 1, #group, 2 do
-      if group[i] == name then return group[i + 1] end
-    end
-  end
-end
-
--- From where on the undelivered entries of a stream are, as XRANGE takes it.
-local function undelivered_from(stream)
-  local last = group_fact(stream, 'last-delivered-id')
-  return last and '(' .. last or '-'
-end
-
--- Whether a live worker reads this model's lanes: a worker that leaves or whose lease lapses is removed from the groups.
-local function has_consumer(model)
+-- Whether a job of this model runs, and so a worker is there.
+local function is_running(model)
+  if round.members then flush_writes() end
   for _, priority in ipairs(PRIORITIES) do
-    if (group_fact(lane_key(model, priority), 'consumers') or 0) > 0 then return true end
+    if redis.call('XLEN', lane_key(model, priority)) > redis.call('ZCARD', arrivals_key(model, priority)) then
+      return true
+    end
   end
   return false
-end
-
--- Every stream of a model that workers read, in the order in which they read them.
-local function model_streams(model)
-  local lanes = {}
-  for _, priority in ipairs(PRIORITIES) do
-    for _, lane in ipairs({suspects_key(model, priority), retry_key(model, priority), lane_key(model, priority)}) do
-      lanes[#lanes + 1] = lane
-    end
-  end
-  return lanes
-end
-
--- Delete a worker from the consumer groups, except where it has pending entries: those would be lost.
-local function delete_consumer(model, worker)
-  for _, lane in ipairs(model_streams(model)) do
-    local pending = redis.pcall('XPENDING', lane, GROUP, '-', '+', 1, worker)
-    if not pending.err and #pending == 0 then redis.pcall('XGROUP', 'DELCONSUMER', lane, GROUP, worker) end
-  end
 end
 
 -- Append a dead letter. Only operators read these, so the stream may be trimmed by length.
@@ -108,20 +67,9 @@ local function dead_letter(...)
   redis.call('XADD', dead_key(), 'MAXLEN', '~', 10000, '*', ...)
 end
 
-local function ack_and_delete(lane, entry)
-  if string.sub(lane or '', 1, #P) == P and is_entry(entry) then buffer_write('acks', lane, entry) end
-end
-
--- Run a command that names a worker as a consumer of a stream. The stream or its group may not exist yet, or was lost with
--- the data.
-local function run_in_group(stream, command)
-  for attempt = 1, 2 do
-    local got = command()
-    if type(got) ~= 'table' or not got.err then return got end
-    local missing = string.sub(got.err, 1, 7) == 'NOGROUP' or string.find(got.err, 'requires the key to exist', 1, true)
-    if attempt == 2 or not missing then error(got.err, 0) end
-    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
-  end
+-- Delete the entry that a job has in its lane from its acceptance to its end.
+local function delete_entry(lane, entry)
+  if string.sub(lane or '', 1, #P) == P and is_entry(entry) then buffer_write('entries', lane, entry) end
 end
 
 -- Index of a lane: its waiting jobs in their order (streaming/order.py), and what goes before a new one.
@@ -217,15 +165,15 @@ local function add_to_line(arrivals, line, member, id, accepted, start)
   buffer_write('members', line, start, member .. ':' .. id)
 end
 
--- Add a job that is not new, such as one that is put back. Its age and its patience count from when it was accepted,
--- `created` in its record. `behind`: a job without a limit of its own goes behind all others of its tenant.
-local function rejoin_line(model, priority, tenant, entry, id, created, order, behind)
+-- Add a job that was claimed. Its age and its patience count from when it was accepted, `created` in its record. A job without
+-- a limit of its own goes behind all others of its tenant.
+local function rejoin_line(model, priority, tenant, entry, id, created, order)
   local tenants, line = tenants_key(model, priority), tenant_line(model, priority, tenant)
   local accepted = math.floor(parse_number(created) or tonumber(string.match(entry, '^%d+')))
   local _, _, _, patience = parse_order(order)
   local start = accepted + patience
-  if behind and patience == PATIENCE_MS[priority] then
-    start = math.max(start, tonumber(redis.call('ZRANGE', line, -1, -1, 'WITHSCORES')[2] or 0))
+  if patience == PATIENCE_MS[priority] then
+    start = math.max(start, tonumber(redis.call('ZRANGE', line, -1, -1, 'WITHSCORES')[2] or 0) + 1)
   end
   if not redis.call('ZSCORE', tenants, tenant) then
     enter_tenant(model, priority, tenant, redis.call('EXISTS', tenants) == 0)
@@ -233,11 +181,23 @@ local function rejoin_line(model, priority, tenant, entry, id, created, order, b
   add_to_line(arrivals_key(model, priority), line, to_member(entry), id, accepted, start)
 end
 
--- The number of requeued jobs of a lane that wait. Their streams exist only since a job of the lane was requeued.
+-- Jobs that were put back wait in a queue of their own, by when they were: `retry`, or `suspects`, whose jobs run alone. The
+-- field `queue` of a job's record names it.
+local function requeued_key(queue, model, priority)
+  return queue == 'suspects' and suspects_key(model, priority) or retry_key(model, priority)
+end
+
+-- Remove a waiting job from where it waits: from the index of its lane, or from a queue of jobs that were put back.
+local function leave_lane(model, priority, tenant, entry, id)
+  leave_line(model, priority, tenant, entry, id)
+  for _, key in ipairs({retry_key(model, priority), suspects_key(model, priority)}) do
+    redis.call('ZREM', key, to_member(entry) .. ':' .. id)
+  end
+end
+
+-- The number of jobs of a lane that were put back and wait.
 local function count_requeued(model, priority)
-  local retry, suspects = retry_key(model, priority), suspects_key(model, priority)
-  if redis.call('EXISTS', retry, suspects) == 0 then return 0 end
-  return count_undelivered(retry) + count_undelivered(suspects)
+  return redis.call('ZCARD', retry_key(model, priority)) + redis.call('ZCARD', suspects_key(model, priority))
 end
 
 -- The number of waiting jobs of a lane, with those requeued.

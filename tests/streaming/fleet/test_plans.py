@@ -8,6 +8,7 @@ import pytest
 from flow import a_job
 from redis import Redis
 
+from streaming.errors import Unavailable
 from streaming.fleet.plans import Action, Lead, Leadership, Overrides, Plan, Plans, Prospect, told
 from streaming.fleet.process import Cordoned
 from streaming.jobs.codec import Cordon
@@ -201,7 +202,7 @@ async def test_a_wire_that_was_cut_is_listened_to_again(redis_url: str) -> None:
     await anext(messages)
     with Redis.from_url(redis_url) as client:
         client.client_kill_filter(_type="pubsub")
-    with pytest.raises(Exception, match="subscription was lost"):
+    with pytest.raises(Unavailable, match="was lost"):
         await anext(messages)
     await anext(told(wire, "pools", "plan"))
     await wire.close()

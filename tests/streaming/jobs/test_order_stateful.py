@@ -125,6 +125,13 @@ class OrderMachine(RuleBasedStateMachine):
             weight = WEIGHTS.get(job.tenant, 1.0)
             self.model.join(job.id, job.tenant, job.priority, cost_of(job), weight, entry)
 
+    async def _place_to_retry(self, job_id: str) -> tuple[int, ...]:
+        (entry,) = await self._entries([job_id])
+        retry = partition_key(0, "retry", MODEL, self.model.jobs[job_id].lane)
+        members = await self.wire.redis.zrange(retry, 0, -1, withscores=True)
+        (since,) = [score for member, score in members if member.endswith(job_id.encode())]
+        return (int(since), *map(int, entry.split("-")))
+
     async def _entries(self, job_ids: list[str]) -> list[str]:
         pipeline: Any = self.wire.redis.pipeline(transaction=False)
         for job_id in job_ids:
@@ -167,10 +174,10 @@ class OrderMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        """A job goes to its lane's retry stream."""
+        """A job waits to be tried again."""
         job_id = data.draw(st.sampled_from(list(self.held)))
         self.run(self.lease.release(job_id, self.held.pop(job_id).number))
-        self.model.requeue(job_id, self.run(self._entries([job_id]))[0])
+        self.model.requeue(job_id, self.run(self._place_to_retry(job_id)))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())

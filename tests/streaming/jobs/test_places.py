@@ -98,7 +98,7 @@ async def test_a_job_is_looked_at_again_without_its_body(wire: RedisClient) -> N
     assert (running.state, running.attempt, running.worker) == ("in_progress", 1, lease.id)
     await lease.release(ids[0], 1)
     back = await reader.again(record)
-    assert back.state == "queued" and back.lane != record.lane and (await reader.place(back)).before == 0
+    assert back.state == "queued" and back.queue == "retry" and (await reader.place(back)).before == 0
 
 
 async def test_records_may_be_read_without_their_bodies(wire: RedisClient) -> None:

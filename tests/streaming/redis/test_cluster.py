@@ -219,9 +219,9 @@ async def test_a_store_on_a_cluster_is_counted_and_reset(nodes: Nodes, wire: Red
     for partition in wire.partitions:
         await queue.put(a_job(queue, id=job_id(partition)))
     contents = await count_contents(wire)
-    assert contents.jobs == contents.unfinished == PARTITIONS and contents.running == 0
-    assert await reset_store(wire) == contents.keys
-    assert (await count_contents(wire)).keys == 0 and await read_identity(wire) is None
+    assert contents["jobs"] == contents["unfinished"] == PARTITIONS and contents["running"] == 0
+    assert await reset_store(wire) == contents["keys"]
+    assert (await count_contents(wire))["keys"] == 0 and await read_identity(wire) is None
     assert [key for port in nodes.ports for key in ask(port, "KEYS", "*")] == ["{0}user"]
     assert (await enter_store(wire)).partitions == PARTITIONS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -83,7 +84,7 @@ async def test_versions_run_beside_each_other_and_old_ones_do_not_pile_up(wire: 
     await wire.redis.function_flush()
     older = RedisClient.open(wire.settings)
     text = load_library().text.replace(load_library().name, f"{LIBRARIES}{0:08x}")
-    older._library = Library(f"{LIBRARIES}{0:08x}", text, {})
+    older._library = replace(load_library(), name=f"{LIBRARIES}{0:08x}", text=text)
     try:
         for _ in range(3):
             await asyncio.gather(*(each.call("lead", -1, "x", 1000) for each in (wire, older) for _ in range(5)))

@@ -21,9 +21,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.relay import Relay
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
-from streaming.store import monitor as monitors
-from streaming.store.identity import read_identity
-from streaming.store.monitor import StoreMonitor, check_level
+from streaming.store.monitor import check_level
 
 pytestmark = pytest.mark.slow
 
@@ -140,29 +138,6 @@ async def test_no_job_is_lost_with_a_killed_primary(deployment: Deployment, wire
     assert deployment.named() in deployment.replicas
     assert [tokens_of(record) for record in records] == [list(range(1, TOKENS + 1))] * len(records)
     assert len({record.job.id for record in records}) == len(records) >= 60
-
-
-async def test_a_promoted_replica_is_checked(
-    deployment: Deployment, wire: RedisClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Replicas without an append-only file, which nobody looks at before one of them is the primary. That it is
-    another server is enough: nothing else would bring about a check here."""
-    monkeypatch.setattr(monitors, "CHECK_INTERVAL_S", 1e9)
-    for port in deployment.replicas:
-        with Redis(port=port) as replica:
-            replica.config_set("appendonly", "no")
-    monitor = StoreMonitor(wire)
-    await monitor.require()
-    before, identity = monitor.reason, await read_identity(wire)
-    os.kill(pid_of(deployment.primary), signal.SIGKILL)
-
-    async def refused() -> bool:
-        await monitor.look()
-        return "appendonly is no" in monitor.reason
-
-    await until(refused)
-    assert before == "" and await read_identity(wire) == identity
-    assert deployment.named() in deployment.replicas
 
 
 async def test_no_sentinel_is_forgotten(deployment: Deployment) -> None:
