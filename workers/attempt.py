@@ -486,9 +486,10 @@ class Attempt:
         return self.first_frame != self.claim.first_frame
 
     @property
-    def copies(self) -> Opening | None:
-        """The opening of the copies of earlier runs' deltas; None if there are none."""
-        return Opening(self.job.id, copied=self._sections) if self._history else None
+    def openings(self) -> dict[int, Opening]:
+        """The openings of `logged`: of this run, and of the copies of earlier runs' deltas, if there are any."""
+        own = {self.number: self.opening}
+        return own | {-self.number: Opening(self.job.id, copied=self._sections)} if self._history else own
 
     def complete_texts(self) -> list[str] | Failure:
         """For a job that is over and asked for JSON: the texts to validate against the schema, or why the job fails."""

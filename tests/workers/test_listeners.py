@@ -23,7 +23,7 @@ from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
-from workers import heartbeat as module
+from workers import worker as module
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.heartbeat import MAX_SILENT_CHECKS, silent_checks
@@ -116,7 +116,7 @@ async def test_a_reader_that_was_dropped_by_mistake_follows_again(wire: RedisCli
     async with at_work(wire) as worker:
         buffer = await streamed(wire, relay)
         reading = asyncio.create_task(numbers_read(buffer))
-        await worker._heartbeat.unfollow(relay.address)
+        await worker._unfollow(relay.address)
         assert (await JobReader(wire).record(buffer.job_id)).addresses == ()
 
         async def gone() -> bool:
@@ -147,10 +147,10 @@ async def test_a_drop_that_the_store_did_not_take_is_undone(wire: RedisClient, r
 
         worker.lease.unfollow = once_refused  # type: ignore[method-assign]
         with pytest.raises(Unavailable):
-            await worker._heartbeat.unfollow(relay.address)
+            await worker._unfollow(relay.address)
         assert worker._attempts[buffer.job_id].addresses == (relay.address,)
         assert (await JobReader(wire).record(buffer.job_id)).addresses == (relay.address,)
-        await worker._heartbeat.unfollow(relay.address)
+        await worker._unfollow(relay.address)
         assert worker._attempts[buffer.job_id].addresses == (SILENT,)
         assert (await JobReader(wire).record(buffer.job_id)).addresses == ()
         assert await reading == list(range(1, TOKENS + 1))

@@ -220,7 +220,7 @@ async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: Redis
     await lost.release(job.id, 1)
     running = await start()
     reader, reading, followed = running.worker._claimer._reader, asyncio.Event(), asyncio.Event()
-    read, obey = reader.records, running.worker._heartbeat.obey
+    read, obey = reader.records, running.worker._obey
 
     async def slow(job_ids: Sequence[str], *, bodies: bool = True) -> list[JobRecord | None]:
         reading.set()
@@ -233,7 +233,7 @@ async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: Redis
             followed.set()
 
     reader.records = slow  # type: ignore[method-assign]
-    running.worker._heartbeat.obey = obeyed  # type: ignore[method-assign]
+    running.worker._obey = obeyed  # type: ignore[method-assign]
     address = channel("api", "reader")
     async with wire.subscribe(address) as subscription:
         await asyncio.wait_for(reading.wait(), 20)
