@@ -45,10 +45,10 @@ from workers.engines.task_answers import check_task_piece
 class AttemptStamps:
     """Timestamps of one attempt, a few per job, in seconds of `time.monotonic`; 0.0: not reached yet, or unknown."""
 
-    __slots__ = ("first", "last", "released", "scheduled")
+    __slots__ = ("cancelled", "first", "last", "released", "scheduled")
 
     def __init__(self) -> None:
-        self.released = self.scheduled = self.first = self.last = 0.0
+        self.released = self.scheduled = self.first = self.last = self.cancelled = 0.0
 
     def release(self) -> None:
         """Stamp the hand-over to the engine."""
@@ -139,30 +139,13 @@ def _prompt(job: Job, index: int) -> str:
     return str(prompt_of(job, index // job.sampling.n))
 
 
-class PastTexts:
-    """Of one job, by the index of the choice."""
-
-    def __init__(self, job: Job, rows: Sequence[Delta], sections: tuple[Section, ...], own: Run) -> None:
-        """`own`: the run that continues them."""
-        self._sections, self._own = sections, own
-        self._rows: defaultdict[int, PastRows] = defaultdict(list)
-        self._firsts: dict[int, int] = {}
-        """The number of each choice's first delta."""
-        for row in rows:
-            text = row.text
-            if job.echo and row.index not in self._firsts:
-                text = text[len(_prompt(job, row.index)) :]
-            self._rows[row.index].append((text, row.ids, row.n))
-            self._firsts.setdefault(row.index, row.seq)
-
-    def of(self, index: int) -> PastRows:
-        return self._rows[index]
-
-    def begun_by(self, index: int) -> str:
-        """As in penstock.engine.Request."""
-        first = self._firsts.get(index)
-        run = self._own if first is None else author(self._sections, first) or self._own
-        return f"{run.worker}/{run.number}"
+def past_of(job: Job, rows: Sequence[Delta]) -> PastRows:
+    """What earlier attempts generated of one choice, without its echo. `rows`: its deltas."""
+    past: PastRows = [(row.text, row.ids, row.n) for row in rows]
+    if job.echo and past:
+        text, ids, count = past[0]
+        past[0] = text[len(_prompt(job, rows[0].index)) :], ids, count
+    return past
 
 
 def reasoned_tokens(deltas: Iterable[Delta]) -> int:
@@ -344,11 +327,15 @@ class Attempt:
     def requests(self) -> dict[int, Request]:
         """Build a request, by choice index, for each choice that has not finished."""
         requests = {}
-        texts = PastTexts(self.job, self._history, self._sections, Run(self.claim.worker, self.number))
+        rows = defaultdict[int, list[Delta]](list)
+        for row in self._history:
+            rows[row.index].append(row)
         for index in range(self._choices):
-            self._finishes[index] = self._finishes[index] or ("length" if self._spent(texts.of(index)) else "")
+            past = past_of(self.job, rows[index])
+            self._finishes[index] = self._finishes[index] or ("length" if self._spent(past) else "")
             if not self._finishes[index]:
-                requests[index] = self._request(index, texts.of(index), texts.begun_by(index))
+                run = author(self._sections, rows[index][0].seq) if past else None
+                requests[index] = self._request(index, past, run or Run(self.claim.worker, self.number))
         self._open = set(requests)
         return requests
 
@@ -380,7 +367,8 @@ class Attempt:
         limit = self.job.sampling.max_tokens
         return limit is not None and sum([count for _, _, count in past]) >= limit
 
-    def _request(self, index: int, past: PastRows, begun_by: str) -> Request:
+    def _request(self, index: int, past: PastRows, begun_by: Run) -> Request:
+        """`begun_by`: the run that generated its first delta, or this one."""
         sampling = self.job.sampling
         prompt = prompt_of(self.job, index // sampling.n)
         if sampling.n > 1:
@@ -401,7 +389,7 @@ class Attempt:
             inputs=inputs_of(self.job, index // sampling.n),
             text_id=f"{self.job.id}/{index}",
             trace=self.trace,
-            begun_by=begun_by,
+            begun_by=f"{begun_by.worker}/{begun_by.number}",
             passed=self.job.passed,
         )
 

@@ -111,7 +111,6 @@ class Recorder:
         self._prompt, self._cached = (metrics.tokens.labels(model, kind) for kind in ("prompt", "cached"))
         self._parts = {part.name: metrics.parts.labels(model, part.name) for part in PARTS[:-1]}
         self._tally = tally or WorkCounters()
-        self._cancelled: dict[str, float] = {}
         self._evictions = self._miscounted = 0
 
     def claimed(self, attempt: Attempt, now_us: int = 0) -> None:
@@ -127,10 +126,6 @@ class Recorder:
             self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
         self.traces.claimed(attempt, now_us - claim.claimed_us if now_us and claim.claimed_us else 0)
 
-    def cancelled(self, job_id: str) -> None:
-        """Record that a cancel arrived."""
-        self._cancelled.setdefault(job_id, time.monotonic())
-
     def ended(self, attempt: Attempt, end: Terminal, ended_us: int = 0) -> None:
         """Record a job's terminal state. `ended_us`: Redis time."""
         if self.sink is not NO_RECORDS:
@@ -145,7 +140,7 @@ class Recorder:
         else:
             self._prompt.inc(usage.prompt)
             self._cached.inc(usage.cached)
-        if (cancelled_at := self._cancelled.pop(end.job, None)) is not None:
+        if cancelled_at := attempt.stamps.cancelled:
             metrics.cancel_to_abort.labels(self._model).observe(time.monotonic() - cancelled_at)
         if end.state is JobState.EXPIRED:
             metrics.deadline_misses.labels("running").inc()
@@ -240,7 +235,6 @@ class Recorder:
     def lost(self, job_id: str) -> None:
         """Record that a job is no longer this worker's: another one runs it, or has ended it."""
         self.traces.forget(job_id)
-        self._cancelled.pop(job_id, None)
         self._trace_ids.pop(job_id, None)
         self._records.pop(job_id, None)
 

@@ -418,7 +418,7 @@ class Worker:
         if attempt is None:
             self._claimer.note_cancel(job_id, by)
         elif not attempt.over or attempt.is_checked:
-            self._recorder.cancelled(job_id)
+            attempt.stamps.cancelled = attempt.stamps.cancelled or time.monotonic()
             self._stop(attempt, JobState.CANCELLED, CANCELLED, by)
 
     def _expire(self, attempt: Attempt) -> None:

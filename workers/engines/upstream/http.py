@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import math
-import os
 import select
 import ssl
 import time
@@ -435,7 +434,7 @@ class UpstreamClient:
     def __init__(self, address: ServerAddress, connect_s: float, proxy: str = "") -> None:
         """`proxy`: the setting of that name; one of the environment is read now. Raises ValueError if it is none."""
         self.address, self._connect_s = address, connect_s
-        self._proxy = proxy_for(proxy, address.host, address.port, os.environ, secure=address.secure)
+        self._proxy = proxy_for(proxy, address.host, address.port, secure=address.secure)
         self._ssl = ssl.create_default_context() if address.secure else None
         self._idle: list[UpstreamConnection] = []
         self._closed = False

@@ -593,7 +593,7 @@ def _check_proxies(settings: UpstreamSettings, where: str) -> None:
     """Raises ConfigError if the environment names no proxy that can be used."""
     for address in map(ServerAddress.of, settings.urls):
         try:
-            proxy_for(settings.proxy, address.host, address.port, os.environ, secure=address.secure)
+            proxy_for(settings.proxy, address.host, address.port, secure=address.secure)
         except ValueError as error:
             raise ConfigError(f"{where}.proxy", str(error), "correct the variable, or name a proxy here") from None
 

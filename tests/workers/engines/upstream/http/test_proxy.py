@@ -149,17 +149,21 @@ NETWORKS = {"10.1.2.3": True, "10.0.0.0/8": True, "10.1.2.0/24:443": True, "10.1
         *[("fd00::1", rule, found) for rule, found in {"fd00::/8": True, "[fd00::1]:443": True, "::1": False}.items()],
     ],
 )
-def test_no_proxy_excludes(host: str, rule: str, excluded: bool) -> None:
-    environ = {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": rule}
-    assert (proxy_for("environment", host, 443, environ, secure=True) is None) == excluded
+def test_no_proxy_excludes(monkeypatch: pytest.MonkeyPatch, host: str, rule: str, excluded: bool) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", rule)
+    assert (proxy_for("environment", host, 443, secure=True) is None) == excluded
 
 
-def test_the_environment_is_read_as_other_programs_read_it() -> None:
+def test_the_environment_is_read_as_other_programs_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"https_proxy": "proxy:1", "HTTPS_PROXY": "http://proxy:2", "ALL_PROXY": "http://proxy:3"}
-    found = [proxy_for("environment", "h", 1, environ, secure=secure) for secure in (True, False)]
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    found = [proxy_for("environment", "h", 1, secure=secure) for secure in (True, False)]
     assert [each.port for each in found if each is not None] == [1, 3]
+    monkeypatch.setenv("ALL_PROXY", "socks5://me:s3cret@p:1")
     with pytest.raises(ValueError, match="got socks5"):
-        proxy_for("environment", "h", 1, {"ALL_PROXY": "socks5://me:s3cret@p:1"}, secure=True)
+        proxy_for("environment", "h", 1, secure=False)
 
 
 @pytest.mark.parametrize(
