@@ -104,8 +104,7 @@ async def test_others_are_claimed_and_run_beside_it(wire: RedisClient, start: St
         await queue.put(large)
         await until(lambda: running.worker._starter.texts == max(1, slots // 2))  # noqa: B023
         for number in range(3):
-            other = a_job(queue, f"other {number}", 4, tenant="other")
-            await queue.put(other)
+            other = await put_job(queue, f"other {number}", 4, tenant="other")
             assert (await ended(wire, other.id)).state is JobState.COMPLETED
         assert running.worker.running == 1 and running.worker._partial, "the large one was not done"
         await queue.cancel(large.id)
@@ -121,8 +120,7 @@ async def test_it_has_half_of_the_cache(wire: RedisClient, start: Start) -> None
     job = many(queue, 12, 78)  # of 80 tokens each
     await queue.put(job)
     await until(lambda: running.worker._starter.texts == 2)
-    other = a_job(queue, "other", 4)
-    await queue.put(other)
+    other = await put_job(queue, "other", 4)
     assert (await ended(wire, other.id)).state is JobState.COMPLETED
     assert running.worker._partial
     await exact(wire, job, 78)
@@ -170,8 +168,7 @@ async def test_lane_batch_leaves_the_reserved_slots_free(wire: RedisClient, star
     running = await start(SLOW, WorkerSettings(reserved_slots=2, drain_s=5))
     await until(lambda: running.worker._starter.texts == 6)
     assert running.worker._starter.batch_texts == 6
-    chat = a_job(queue, "chat", 4, priority=Priority.INTERACTIVE)
-    await queue.put(chat)
+    chat = await put_job(queue, "chat", 4, priority=Priority.INTERACTIVE)
     assert (await ended(wire, chat.id)).state is JobState.COMPLETED
     assert running.worker._starter.batch_texts == 6 and running.engine.stats().waiting == 0
     for line in lines[:3]:
@@ -353,8 +350,7 @@ async def test_a_slot_that_becomes_free_is_taken_at_once(wire: RedisClient, star
     for job in jobs:
         await queue.put(job)
     await until(lambda: running.worker._starter.texts == 4)
-    waits = a_job(queue, "waits", 4)
-    await queue.put(waits)
+    waits = await put_job(queue, "waits", 4)
     assert (await ended(wire, waits.id)).state is JobState.COMPLETED
     assert running.worker.running == 3
 

@@ -218,8 +218,7 @@ async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: R
     running = await start(SLOTS, settings, engine=Manual)
     engine = running.engine
     assert isinstance(engine, Manual)
-    small = a_job(queue, tenant="light")
-    await queue.put(small)
+    small = await put_job(queue, tenant="light")
     await until(lambda: len(engine.live) == 1)
     for _ in range(2):
         await queue.put(many(queue, 8, 4, tenant="flood"))
@@ -227,8 +226,7 @@ async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: R
     await queue.put(a_job(queue, tenant="flood"))  # only now: one claim may bring several jobs of a tenant at its share
     engine.end(small)
     await until(lambda: not running.worker._claimer._claims and len(engine.live) == 3)
-    later = a_job(queue, tenant="light")
-    await queue.put(later)
+    later = await put_job(queue, tenant="light")
     await until(lambda: later.id in engine.given)
     assert len(engine.live) == 4 and [job_of(each) for each in engine.live].count(later.id) == 1
     await until(lambda: _is_over(running))
@@ -242,12 +240,11 @@ async def test_a_share_of_the_slots_is_by_weight(wire: RedisClient, start: Start
     running = await start(SLOTS, settings, engine=Manual, weights={"heavy": 3.0})
     engine = running.engine
     assert isinstance(engine, Manual)
-    small = a_job(queue, tenant="light")
-    await queue.put(small)
+    small = await put_job(queue, tenant="light")
     await until(lambda: len(engine.live) == 1)
     engine.end(small)
     for _ in range(6):
-        await queue.put(a_job(queue, tenant="heavy"))
+        await put_job(queue, tenant="heavy")
     await until(lambda: len(engine.live) == 4)
     engine.end()
     await until(lambda: len(engine.live) == 4)

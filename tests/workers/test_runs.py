@@ -85,11 +85,9 @@ async def test_a_long_job_does_not_keep_the_whole_log(wire: RedisClient, start: 
     reader from the beginning, and the next worker, find all of them."""
     queue, reader, settings = Queue(wire), JobReader(wire), WorkerSettings(checkpoint_frames=150)
     first = await start(SimSettings(step_ms=1, prefill_ms=1), settings)
-    earlier = a_job(queue, "before", 40)
-    await queue.put(earlier)
+    earlier = await put_job(queue, "before", 40)
     await ended(wire, earlier.id)
-    long = a_job(queue, "long", 5000, stream=stream)
-    await queue.put(long)
+    long = await put_job(queue, "long", 5000, stream=stream)
     log, most = partition_key(0, "log", first.worker.lease.id), 0
 
     async def far() -> bool:

@@ -48,8 +48,7 @@ async def test_choices_prompts_and_stop_strings(wire: RedisClient, start: Start)
     ]
     whole = expected("stop me", 10)
     stop = whole[12:20]
-    stopped = a_job(queue, "stop me", sampling=Sampling(max_tokens=10, stop=(stop,)))
-    await queue.put(stopped)
+    stopped = await put_job(queue, "stop me", sampling=Sampling(max_tokens=10, stop=(stop,)))
     record = await ended(wire, stopped.id)
     assert text_of(record) == whole[: whole.index(stop)]
     assert record.terminal is not None and record.terminal.finishes == ("stop",)
