@@ -72,10 +72,10 @@ async def test_slots_are_kept_for_higher_lanes(wire: RedisClient, start: Start) 
 
     async def six_run() -> list[object]:
         async def so() -> bool:
-            return len(running.engine._batch.running) == 6
+            return len(running.engine._running) == 6
 
         await until(so)
-        return list(running.engine._batch.running)
+        return list(running.engine._running)
 
     for number in range(20):
         await put_job(queue, f"line {number}", 400, priority=Priority.BATCH)
@@ -86,7 +86,7 @@ async def test_slots_are_kept_for_higher_lanes(wire: RedisClient, start: Start) 
              for number, priority in enumerate((Priority.INTERACTIVE, Priority.STANDARD))]  # fmt: skip
     for chat in chats:
         assert (await ended(wire, chat.id)).state is JobState.COMPLETED
-    assert {id(each) for each in running.engine._batch.running} == held, "a chat waited for a line to end"
+    assert {id(each) for each in running.engine._running} == held, "a chat waited for a line to end"
 
 
 async def hold(wire: RedisClient, running: Running, for_ms: int) -> None:

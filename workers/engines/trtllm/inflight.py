@@ -27,6 +27,7 @@ READ_TIMEOUT_S = 0.05
 MIN_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
 
+
 class StatsReader:
     """Reads statistics in a thread and keeps the latest in `latest`. The engine may drop some.
 

@@ -190,7 +190,7 @@ class UpstreamEngine:
             return f"{request.served_by} began the answer, and is no fallback any more"
         reasons = []
         tried = self._refused.of(request, request.past_text)
-        for endpoint in self._pools[number].places.ready:
+        for endpoint in self._pools[number].ready:
             if endpoint.facts is not None:
                 way = continuation.choose(endpoint.facts, request, request.past, tried)
                 if way.rung is not Rung.RESTART:
