@@ -1,4 +1,4 @@
-"""The continuation ladder."""
+"""The continuation ladder, and what `penstock doctor` says of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engine import ChatTurn, Request, Sampling
 from workers.engines.upstream import continuation, server
-from workers.engines.upstream.continuation import Rung
+from workers.engines.upstream.continuation import Rung, summary
 
 CHAT = [ChatTurn("user", "hi")]
 KNOWN = ((" a", (1,), 1), (" b", (2,), 1))
@@ -74,3 +74,11 @@ def test_ids_are_continued_only_if_all_are_known() -> None:
     gap = (*KNOWN, (" c", (), 1))
     assert way("vllm", rows=gap) is Rung.PREFILL and way("vllm", "text", gap) is Rung.TEXT
     assert way("llama-server", rows=gap) is Rung.IDS
+
+
+def test_it_says_how_answers_continue() -> None:
+    llama = server.of("llama-server", model="m", context=2048, slots=1)
+    said = "llama-server: m; 2048 tokens; runs 1 request at once; continues chats by token ids; texts by token ids"
+    assert summary(llama) == said
+    assert summary(server.of("llama-server", reattach="stream")).endswith("goes on with answers whose reader is lost")
+    assert "goes on" in summary(server.of("penstock")) and "goes on" not in summary(server.of("vllm"))
