@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -32,7 +32,7 @@ from streaming.jobs.codec import (
     unpacked,
 )
 from streaming.jobs.history import NOTHING, History
-from streaming.jobs.job import CancelledBy, Chat, Inputs, Job, JobState, Text, prompt_count
+from streaming.jobs.job import CancelledBy, Chat, Inputs, Job, JobState, Text
 from streaming.jobs.lease import SILENT, Claim, Finish
 from streaming.jobs.records import claimed_ms, kept_ms
 from streaming.order import Priority
@@ -100,24 +100,6 @@ def merged_calls(turns: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
         else:
             merged.append(turn)
     return merged
-
-
-def samples(job: Job) -> Iterator[Request]:
-    """One request for each prompt of the job, for `Engine.check`."""
-    sampling = replace(job.sampling, n=1)
-    for number in range(prompt_count(job.prompt)):
-        yield Request(
-            f"{job.id}/{number}",
-            prompt_of(job, number),
-            sampling,
-            (),
-            job.tenant,
-            tools=job.tools,
-            reasoning=job.reasoning,
-            task=job.task,
-            inputs=inputs_of(job, number),
-            passed=job.passed,
-        )
 
 
 PastRows = list[tuple[str, Sequence[int], int]]

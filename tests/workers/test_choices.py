@@ -172,24 +172,6 @@ async def test_lane_batch_leaves_the_reserved_slots_free(wire: RedisClient, star
     assert running.worker._starter.batch_texts == 6
 
 
-async def test_of_what_waits_the_highest_lane_goes_first(wire: RedisClient, start: Start) -> None:
-    """A line of a batch that came first has to wait for the choices of a chat."""
-    queue = Queue(wire)
-    running = await start(
-        SimSettings(step_ms=2, prefill_ms=1, slots=4), WorkerSettings(reserved_slots=0), engine=Counted
-    )
-    engine = running.engine
-    assert isinstance(engine, Counted)
-    lines = [await put_many(queue, 12, 60, priority=Priority.BATCH) for _ in range(2)]
-    await until(lambda: running.worker._starter.texts == 4)
-    chat = await put_many(queue, 8, 10, priority=Priority.INTERACTIVE)
-    await exact(wire, chat, 10)
-    of_chat = [at for at, each in enumerate(engine.given) if job_of(each) == chat.id]
-    assert of_chat[1] - of_chat[0] == 1, "its second choice was the next one to be given"
-    for job in lines:
-        await exact(wire, job, 60)
-
-
 @pytest.mark.parametrize("stop", ["cancel", "deadline"])
 async def test_its_end_before_its_time_starts_no_choice(wire: RedisClient, start: Start, stop: str) -> None:
     """A cancel and a deadline while choices wait: these are never started, and no reader hears of them."""

@@ -222,7 +222,7 @@ class Hands:
     def restart_reason(self, _: object) -> str:
         return ""
 
-    async def refusal(self, _: Job) -> None:
+    async def refusal(self, _: Claim) -> None:
         return None
 
     def begin(self, claim: Claim, _: History, refusal: object = None) -> None:

@@ -16,7 +16,7 @@ from workers.engines.llamacpp.engine import LlamacppEngine, Slots
 from workers.engines.llamacpp.prompt import Prompts
 from workers.engines.llamacpp.request import Generation
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.sim.engine import PrefixCache, SimEngine
+from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.engines.text import ControlTokens, joined, shared_length
 
@@ -151,14 +151,6 @@ async def test_a_request_that_owns_nothing_leaves_nothing_to_the_owner_before_it
     slot.own(red)
     slot.disown()
     assert not slot.begin(red)
-
-
-@pytest.mark.parametrize("size", [10, 4096, 100_000])
-async def test_what_the_simulated_engine_caches_is_its_owners_at_any_length(size: int) -> None:
-    cache, prompt = PrefixCache(8), "a" * size
-    assert cache.use("red", prompt) == 0
-    assert cache.use("blue", prompt) == 0
-    assert cache.use("blue", prompt) == cache.use("red", prompt) == size
 
 
 @pytest.mark.parametrize(

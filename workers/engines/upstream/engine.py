@@ -114,7 +114,7 @@ class UpstreamEngine:
         self._ticker = asyncio.create_task(self._tick())
         for pool in self._fallbacks:
             if not pool.ready:
-                self._spawn(_probed(pool))
+                self._spawn(pool.probe())
         return self._card
 
     async def check(self, request: Request) -> None:
@@ -376,14 +376,10 @@ class UpstreamEngine:
         elif self._away_since is None:
             self._away_since = now
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _probed(pool: ServerPool) -> None:
-    await pool.probe()
 
 
 def _waiting(failures: dict[str, ProbeFailed]) -> str:

@@ -51,7 +51,7 @@ class ServerPool:
         self,
         model: UpstreamModel,
         emit: Callable[[Piece], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, object]], None],
     ) -> None:
         """`spawn`: begins a task that the engine owns."""
         self.model, self.settings, self._spawn = model.name, model.settings, spawn

@@ -246,7 +246,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "tensorrt_llm.llmapi.llm_args": {"TorchLlmArgs": args, **configs, **enums},
         "tensorrt_llm.sampling_params": params,
         "tensorrt_llm.executor": {"__path__": []},
-        "tensorrt_llm.executor.utils": {"RequestError": RequestError, "EngineDeadError": EngineDeadError},
+        "tensorrt_llm.executor.utils": {"RequestError": RequestError},
         "tensorrt_llm.executor.request": {"LoRARequest": strict("LoRARequest", SIGNATURES["LoRARequest"])},
         "torch": {"cuda": SimpleNamespace(device_count=lambda: 8)},
     }
@@ -1114,16 +1114,6 @@ async def test_any_other_error_while_generating_ends_the_engine(rig: Any, error:
     assert not any(piece.last for piece in started.pieces("r"))
     with pytest.raises(EngineDead):
         started.engine.submit(ask("next"))
-
-
-async def test_a_version_without_the_dead_engine_error_works(rig: Any, library: SimpleNamespace) -> None:
-    """Older versions have no EngineDeadError; the adapter starts and sorts errors all the same."""
-    del library.modules["tensorrt_llm.executor.utils"].EngineDeadError
-    started = await rig()
-    started.engine.submit(ask())
-    started.llm.fail(RuntimeError("gone"))
-    await settle()
-    assert "gone" in started.engine.health().reason
 
 
 @pytest.mark.parametrize(

@@ -149,15 +149,6 @@ async def test_reasoning_is_marked_and_replayed_or_begun_again(kind: str, sampli
     assert all(sent.body["reasoning_effort"] == "low" and not sent.continues for sent in fake.sent)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "llama-server", "ollama"])
-async def test_json_begins_again(kind: str) -> None:
-    fake = FakeUpstream(kind, [Fault(after=10, cut=True)])
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=50, json_schema={"type": "object"})
-    assert (answer.restarts, answer.text) == (1, "".join(ANSWER[:50]))
-    assert not any(sent.continues for sent in fake.sent)
-
-
 async def test_a_replay_that_differs_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried once, and shows nothing of the other text."""
     fake, other = FakeUpstream("other", [Fault(after=30, cut=True)]), [*ANSWER[:20], " other", *ANSWER[21:]]

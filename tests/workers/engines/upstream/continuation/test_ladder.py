@@ -22,17 +22,6 @@ def test_nothing_is_continued_before_anything_was_shown() -> None:
     assert way("vllm", rows=(), json_schema={}) is Rung.FRESH
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(json_schema={}), Sampling(presence_penalty=1)])
-def test_the_same_generation_comes_first_where_the_server_keeps_it(sampling: Sampling) -> None:
-    request = Request("r", CHAT, sampling, text_id="t")
-    for kind, reattach in (("penstock", "key"), ("llama-server", "stream")):
-        facts = server.of(kind, reattach=reattach)
-        assert continuation.choose(facts, request, KNOWN).rung is Rung.REATTACH
-        assert continuation.choose(facts, request, KNOWN, {Rung.REATTACH}).rung is not Rung.REATTACH
-        assert continuation.choose(facts, request, ()).rung is Rung.FRESH
-    assert continuation.choose(server.of("vllm"), request, KNOWN).rung is not Rung.REATTACH
-
-
 @pytest.mark.parametrize("kind", [*server.KINDS])
 @pytest.mark.parametrize("case", ["json", "reasoning"])
 def test_json_and_reasoning_are_never_spliced(kind: str, case: str) -> None:
