@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,23 +28,21 @@ log = logging.getLogger(__name__)
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
 
 
+@dataclass(slots=True, eq=False)
 class StepWrite:
     """One write: deltas and openings of runs by reply address, then checkpoints, then ends of jobs."""
 
-    __slots__ = ("calls", "checkpoints", "ends", "finishes", "openings", "rows", "tokens")
-
-    def __init__(self) -> None:
-        self.rows: defaultdict[str, list[bytes]] = defaultdict(list)
-        self.openings: defaultdict[str, dict[int, Opening]] = defaultdict(dict)
-        self.tokens: defaultdict[str, int] = defaultdict(int)
-        """Tokens of the deltas, each once, by the fallback model that gave them; "": the worker's own model."""
-        self.checkpoints: dict[Attempt, int] = {}
-        """Runs whose deltas are logged again in one piece, and the first frame that holds them."""
-        self.finishes: list[Finish] = []
-        self.ends: list[Call] = []
-        """The calls of the finishes."""
-        self.calls: Sequence[Call] = ()
-        """What is sent of it, in this order; set once it is sent."""
+    rows: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    openings: defaultdict[str, dict[int, Opening]] = field(default_factory=lambda: defaultdict(dict))
+    tokens: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Tokens of the deltas, each once, by the fallback model that gave them; "": the worker's own model."""
+    checkpoints: dict[Attempt, int] = field(default_factory=dict)
+    """Runs whose deltas are logged again in one piece, and the first frame that holds them."""
+    finishes: list[Finish] = field(default_factory=list)
+    ends: list[Call] = field(default_factory=list)
+    """The calls of the finishes."""
+    calls: Sequence[Call] = ()
+    """What is sent of it, in this order; set once it is sent."""
 
 
 class Writer:

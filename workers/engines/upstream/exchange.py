@@ -172,7 +172,7 @@ class UpstreamExchange:
         return outcome
 
     def _call(self, turn: Turn, rung: Rung, prompt: Any) -> _Call:
-        facts, generation, settings = turn.facts, turn.generation, self._settings
+        facts, generation = turn.facts, turn.generation
         if rung is Rung.REATTACH and facts.reattach == "stream":
             return _Call("GET", continuation.stream_path(turn.request))
         path, body = continuation.build(
@@ -181,11 +181,9 @@ class UpstreamExchange:
             rung,
             generation.written_rows(facts),
             prompt,
-            cache_prompt=settings.cache_prompt,
-            send_priority=settings.send_priority,
+            self._settings,
             limit=self._limit(turn, rung, prompt),
             salt=_salt(turn.request.tenant, turn.place.key.secret),
-            withheld=settings.withhold_fields,
         )
         named = continuation.kept_under(facts, turn.request, rung, generation.tried)
         return _Call("POST", path, msgspec.json.encode(body), named)
