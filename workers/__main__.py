@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -224,9 +224,10 @@ class WorkerProcess:
             client, self._engine, card, settings, recorder, self._on_cordon, self._me.name, self._targets, self._weights
         )
         run = asyncio.ensure_future(_guard(asyncio.ensure_future(self._worker.run(self._stop))))
-        watching = asyncio.ensure_future(supervise(self._store.keep_looking, RESTART_DELAY_S))
-        sampling = asyncio.ensure_future(supervise(self._sampler().keep_sampling, RESTART_DELAY_S))
-        sharing = self._keep_sharing(client)
+        loops: list[Callable[[], Awaitable[None]]] = [self._store.keep_looking, self._sampler().keep_sampling]
+        if isinstance(self._engine, BudgetSharer):
+            loops.append(partial(keep_counting, Fleet(client), self._me, self._engine.share))
+        background = [asyncio.ensure_future(supervise(loop, RESTART_DELAY_S)) for loop in loops]
         self._state = "ready"
         self._changed.set()
         self._lifeline.say("ready", self._worker.lease.id)
@@ -237,22 +238,11 @@ class WorkerProcess:
             self._lifeline.note_away("; ".join(stats.away))
             self._metrics.flush()
             await asyncio.wait([run], timeout=1.0)
-        watching.cancel()
-        sampling.cancel()
-        if sharing is not None:
-            sharing.cancel()
+        for task in background:
+            task.cancel()
         if run.result():
             return self._failed(run.result())
         return await self._linger() if self._cordoned else 0
-
-    def _keep_sharing(self, client: RedisClient) -> asyncio.Future[None] | None:
-        """Tell an engine that shares servers with other workers how many there are; None for other engines."""
-        engine = self._engine
-        if not isinstance(engine, BudgetSharer):
-            return None
-        return asyncio.ensure_future(
-            supervise(partial(keep_counting, Fleet(client), self._me, engine.share), RESTART_DELAY_S)
-        )
 
     async def _linger(self) -> int:
         """Finished after a cordon: be seen as that, so that it is this process that is taken away. If nobody does, end

@@ -361,23 +361,6 @@ def test_every_sampling_keyword_is_in_the_facts_and_in_the_probe() -> None:
     assert passed == set(trtllm_args.SAMPLING)
 
 
-def test_pass_through_settings_are_engine_fields() -> None:
-    """A setting that bears an engine field's name is one, so its documentation applies."""
-    ours = {
-        "kv_cache": "kv_cache_config",
-        "scheduler_policy": "scheduler_config",
-        "waiting_queue_policy": "scheduler_config",
-        "chunked_prefill": "enable_chunked_prefill",
-        "speculative": "speculative_config",
-        "guided_decoding": "guided_decoding_backend",
-        "lora": "lora_config",
-        "max_lora_rank": "lora_config",
-    }
-    not_passed = {"adapter", "default_output", "extra", "manifest", "watchdog_s"}
-    for name in TrtllmSettings.__struct_fields__:
-        assert name in not_passed or ours.get(name, name) in SIGNATURES["TorchLlmArgs"], name
-
-
 def test_the_statistics_read_are_in_the_facts() -> None:
     """Each number stands where the engine puts it."""
     assert {"usedNumBlocks", "tokensPerBlock"} <= set(FACTS["fields"]["get_stats.kvCacheStats"])
