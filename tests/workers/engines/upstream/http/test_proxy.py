@@ -1,4 +1,4 @@
-"""Outgoing proxies: a real one that opens tunnels, by the setting and by the environment."""
+"""Outgoing proxies, real ones that open tunnels, by the setting and by the environment; and addresses of servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from upstream_bench import HELLO, bench
 
 from workers.engines.upstream.http import ConnectError, ServerAddress, UpstreamClient
 from workers.engines.upstream.proxy import proxy_for
-from workers.engines.upstream.settings import UpstreamSettings
+from workers.engines.upstream.settings import UpstreamSettings, url_problem
 
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -173,3 +173,11 @@ def test_a_setting_that_names_no_proxy_is_refused(proxy: str) -> None:
     with pytest.raises(ValueError, match="proxy: ") as raised:
         UpstreamSettings(proxy=proxy)
     assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "gpu-1:8000", "ftp://gpu-1", "http://", "http://u:p@h/v1", "http://h/v1?x=1", "http://h:0/v1", "http://h:x/"],
+)
+def test_addresses_that_cannot_be_used_are_refused(url: str) -> None:
+    assert url_problem(url) and "p@" not in url_problem(url)
