@@ -359,6 +359,7 @@ class Stats(msgspec.Struct, frozen=True):
     """The servers that are away, each with the reason, if `accepts` is False for that; for people."""
     away_s: float = 0.0
     """For how long no server has been there."""
+    extra: dict[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
