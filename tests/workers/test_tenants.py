@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Engine, Piece, Refused, Request, Sampling
 from workers.engines.llamacpp import gguf
@@ -276,34 +277,15 @@ async def test_what_a_lost_worker_generated_stays_text(one_slot: Tenants) -> Non
 
 async def test_a_template_without_a_single_id_is_refused_what_it_cannot_take() -> None:
     """Nothing but texts would be several prompts to llama.cpp; the template's own control tokens help out."""
-
-    class File:
-        vocabulary, chat_template = 10, "{% for m in messages %}[{{ m.content }}]{% endfor %}"
-
-        def special_token(self, _name: str) -> None:
-            return None
-
-        def control_tokens(self) -> dict[str, int]:
-            return {"<s>": 7}
-
-    file: Any = File()
+    control = {"<s>": 7}
     with pytest.raises(Refused):
-        rendered(Prompts(file), [ChatTurn("user", "a<s>")])
-    file.chat_template = "{% for m in messages %}<s>{{ m.content }}{% endfor %}!"
-    assert rendered(Prompts(file), [ChatTurn("user", "a<s>b")]) == [7, "a<", "s>b!"]
+        rendered(
+            prompts_of("{% for m in messages %}[{{ m.content }}]{% endfor %}", **control), [ChatTurn("user", "a<s>")]
+        )
+    marking = prompts_of("{% for m in messages %}<s>{{ m.content }}{% endfor %}!", **control)
+    assert rendered(marking, [ChatTurn("user", "a<s>b")]) == [7, "a<", "s>b!"]
 
 
 async def test_text_without_a_token_of_its_own_is_continued_too() -> None:
     """It was held back, and came with no token: there is no id to go by."""
-
-    class File:
-        vocabulary, chat_template = 10, None
-
-        def special_token(self, _name: str) -> None:
-            return None
-
-        def control_tokens(self) -> dict[str, int]:
-            return {}
-
-    file: Any = File()
-    assert rendered(Prompts(file), "Hi", [("a", (5,), 1), ("b", (), 0)]) == ["Hi", 5, "b"]
+    assert rendered(prompts_of(), "Hi", [("a", (5,), 1), ("b", (), 0)]) == ["Hi", 5, "b"]

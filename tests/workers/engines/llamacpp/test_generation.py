@@ -3,14 +3,13 @@ and how an answer with it is marked and continued."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Request, Sampling
 from penstock.tools import REASONING, TEXT
-from workers.engines.llamacpp.gguf import Gguf
-from workers.engines.llamacpp.prompt import Prompts
 from workers.engines.llamacpp.request import Generation
 
 SWITCH = """{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]
@@ -19,25 +18,6 @@ EFFORT = """effort:{{ reasoning_effort or 'own' }}{% for m in messages %}[{{ m.r
 OPENS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]<think>\n{# </think> #}"
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 USER = (ChatTurn("user", "hi"),)
-
-
-class File:
-    """As much of a model file as prompts need."""
-
-    vocabulary = 100
-
-    def __init__(self, template: str) -> None:
-        self.chat_template = template
-
-    def special_token(self, name: str) -> None:
-        return None
-
-    def control_tokens(self) -> dict[str, int]:
-        return {}
-
-
-def prompts(template: str) -> Prompts:
-    return Prompts(cast(Gguf, File(template)))
 
 
 def asked(reasoning: str, past: Any = ()) -> Request:
@@ -49,24 +29,24 @@ def asked(reasoning: str, past: Any = ()) -> Request:
     [(SWITCH, True, True), (EFFORT, False, True), (OPENS, True, False), (PLAIN, False, False)],
 )
 def test_what_a_template_knows(template: str, reasons: bool, told: bool) -> None:
-    found = prompts(template)
+    found = prompts_of(template)
     assert (found.reasoning, found.reasoning_effort) == (reasons, told)
 
 
 def test_a_template_is_told_the_effort() -> None:
     for effort, text in (("none", "[user]hi[assistant]<think></think>"), ("low", "[user]hi[assistant]"),
                          ("default", "[user]hi[assistant]"), ("", "[user]hi[assistant]")):  # fmt: skip
-        assert prompts(SWITCH).of(asked(effort)).parts == [text]
+        assert prompts_of(SWITCH).of(asked(effort)).parts == [text]
     for effort, word in (("high", "high"), ("default", "own"), ("none", "own")):
-        assert prompts(EFFORT).of(asked(effort)).parts == [f"effort:{word}[user]hi"]
+        assert prompts_of(EFFORT).of(asked(effort)).parts == [f"effort:{word}[user]hi"]
 
 
 @pytest.mark.parametrize(("template", "begin"), [(SWITCH, "<think>"), (OPENS, "")])
 def test_what_was_shown_is_continued_as_the_model_wrote_it(template: str, begin: str) -> None:
     """With the model's tags for the marks; a tag that the prompt holds is not written again."""
-    fresh = prompts(template).of(asked("default"))
+    fresh = prompts_of(template).of(asked("default"))
     past = ((f"{REASONING}a", (), 1), (" b", (), 1), (f"{TEXT}c", (), 1))
-    found = prompts(template).of(asked("default", past))
+    found = prompts_of(template).of(asked("default", past))
     assert found.parts == [str(fresh.parts[0]) + f"{begin}a b</think>c"]
     assert fresh.opened is found.opened is (template is OPENS)
 
