@@ -156,12 +156,11 @@ class Attempt:
     """One run of a job on this worker. It continues after `history`, the deltas that earlier runs logged."""
 
     __slots__ = (
-        *("claim", "number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check"),
+        *("claim", "number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check", "first_ms"),
         *("checkpointing", "stamps", "trace", "deadline", "addresses", "unnamed", "share", "ahead", "last_start"),
         *(
             "_history",
             "_sections",
-            "_first_ms",
             "_kept_ms",
             "_record",
             "_counts",
@@ -179,10 +178,12 @@ class Attempt:
         self.number = claim.number
         """The run's number, which identifies the job in this worker's frames."""
         self._history, self._sections, self.past_tokens = history.rows, history.sections, history.tokens
-        self._first_ms, self._kept_ms = history.first_ms, kept_ms(history, claim.earlier)
+        self.first_ms, self._kept_ms = history.first_ms, kept_ms(history, claim.earlier)
+        """Redis time of the job's first token, if an earlier run generated it, else 0; and for how long what is kept of
+        earlier runs was generated."""
         self.seq = len(history.rows)
         """The last delta's number."""
-        self.opening = Opening(job.id, self.seq + 1, history.last_run, (), 0, self._first_ms, self._kept_ms)
+        self.opening = Opening(job.id, self.seq + 1, history.last_run, (), 0, self.first_ms, self._kept_ms)
         self._record = bytearray()
         """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
         hot data of the token path in the processor's cache."""
@@ -256,11 +257,6 @@ class Attempt:
     def is_continued(self) -> bool:
         """Whether other runs of the job came before this one."""
         return bool(self.claim.past)
-
-    @property
-    def shown_ms(self) -> int:
-        """Redis time of the job's first token, if an earlier run generated it; else 0."""
-        return self._first_ms
 
     @property
     def is_checked(self) -> bool:
@@ -493,10 +489,10 @@ class Attempt:
     def terminal(self, worker: str, generated: Generated) -> Terminal:
         """Build the terminal record, with everything a reader may still ask for. `generated`: stamps in Redis time."""
         state, failure, cancelled_by = self._stopped or (JobState.COMPLETED, None, "")
-        if self._first_ms:
-            shown_claimed = 1000 * claimed_ms(self._first_ms, self.claim.earlier) or self.claim.started_us
+        if self.first_ms:
+            shown_claimed = 1000 * claimed_ms(self.first_ms, self.claim.earlier) or self.claim.started_us
             kept_us = 1000 * self._kept_ms
-            generated = replace(generated, shown=1000 * self._first_ms, shown_claimed=shown_claimed, kept=kept_us)
+            generated = replace(generated, shown=1000 * self.first_ms, shown_claimed=shown_claimed, kept=kept_us)
         return Terminal(
             self.job.id,
             state,
@@ -505,7 +501,7 @@ class Attempt:
             self._usage(),
             failure,
             worker,
-            self._first_ms or generated.first // 1000,
+            self.first_ms or generated.first // 1000,
             self._all_sections(worker),
             packed(self.seq, self._record),
             generated,

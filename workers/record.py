@@ -413,7 +413,7 @@ class AttemptTraces:
         if stamps.scheduled:
             span.add_event("scheduled", at_ns(stamps.scheduled))
         if stamps.first:
-            span.add_event("next token" if found.attempt.shown_ms else "first token", at_ns(stamps.first))
+            span.add_event("next token" if found.attempt.first_ms else "first token", at_ns(stamps.first))
         span.end(at_ns(stamps.last) if stamps.last else None)
 
 

@@ -347,12 +347,9 @@ class SimEngine:
         if not capacity or sequence.cancelled:
             return True
         if self._settings.kv_policy == "GUARANTEED_NO_EVICT":
-            return self._reserved() + sequence.peak <= capacity
+            return sum(other.peak for other in self._running.values()) + sequence.peak <= capacity
         used = sum(other.used for other in self._running.values())
         return used + min(sequence.used + 1, sequence.peak) <= capacity
-
-    def _reserved(self) -> int:
-        return sum(sequence.peak for sequence in self._running.values())
 
     def _step(self, now: float) -> list[Piece]:
         self._steps += 1
