@@ -1,4 +1,4 @@
-"""Endpoints of a model: how much each takes, which are open, and which request goes where."""
+"""Servers of a model: how much each takes, with which key, and which are open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Server pool: the servers of one model, asked as if they were one server. It learns from each reply."""
+"""Server pool: the servers of one model, asked as if they were one server, and the queue in front of them.
+
+It learns from each reply."""
 
 from __future__ import annotations
 
