@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from penstock.config import Config, ConfigError
-from penstock.engine import BudgetSharer, Engine, EngineDead, ModelCard, Piece
+from penstock.engine import BudgetSharer, Engine, EngineDead, ModelCard, Piece, Stats
 from penstock.loops import ExpectedErrors, retry_until, supervise, wait
 from penstock.process import (
     Launch,
@@ -179,16 +179,9 @@ class WorkerProcess:
         self._store = StoreMonitor(client)
         try:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
-            note = self._lifeline.note_completed
+            me, note = self._me, self._lifeline.note_completed
             self._recorder = recorder = Recorder(
-                self._me.model,
-                self._metrics,
-                self._tracing,
-                self._tally,
-                note,
-                self._records,
-                self._me.name,
-                self._me.id,
+                me.model, self._metrics, self._tracing, self._tally, note, self._records, me.name, me.id
             )
             return await self._serve(client, recorder)
         except EngineDead as error:
@@ -231,9 +224,10 @@ class WorkerProcess:
             client, self._engine, card, settings, recorder, self._on_cordon, self._me.name, self._targets, self._weights
         )
         run = asyncio.ensure_future(_guard(asyncio.ensure_future(self._worker.run(self._stop))))
-        watching = asyncio.ensure_future(supervise(self._store.keep_looking, RESTART_DELAY_S))
-        sampling = asyncio.ensure_future(supervise(self._sampler().keep_sampling, RESTART_DELAY_S))
-        sharing = self._keep_sharing(client)
+        loops: list[Callable[[], Awaitable[None]]] = [self._store.keep_looking, self._sampler().keep_sampling]
+        if isinstance(self._engine, BudgetSharer):
+            loops.append(partial(keep_counting, Fleet(client), self._me, self._engine.share))
+        background = [asyncio.ensure_future(supervise(loop, RESTART_DELAY_S)) for loop in loops]
         self._state = "ready"
         self._changed.set()
         self._lifeline.say("ready", self._worker.lease.id)
@@ -244,22 +238,11 @@ class WorkerProcess:
             self._lifeline.note_away("; ".join(stats.away))
             self._metrics.flush()
             await asyncio.wait([run], timeout=1.0)
-        watching.cancel()
-        sampling.cancel()
-        if sharing is not None:
-            sharing.cancel()
+        for task in background:
+            task.cancel()
         if run.result():
             return self._failed(run.result())
         return await self._linger() if self._cordoned else 0
-
-    def _keep_sharing(self, client: RedisClient) -> asyncio.Future[None] | None:
-        """Tell an engine that shares servers with other workers how many there are; None for other engines."""
-        engine = self._engine
-        if not isinstance(engine, BudgetSharer):
-            return None
-        return asyncio.ensure_future(
-            supervise(partial(keep_counting, Fleet(client), self._me, engine.share), RESTART_DELAY_S)
-        )
 
     async def _linger(self) -> int:
         """Finished after a cordon: be seen as that, so that it is this process that is taken away. If nobody does, end
@@ -314,37 +297,31 @@ class WorkerProcess:
         if self._recorder is not None:
             self._recorder.gpus(gpus)
         return {
-            "slots": stats.slots,
-            "running": stats.running,
-            "waiting": stats.waiting,
-            "kv_tokens": stats.kv_tokens,
-            "kv_used": stats.kv_used,
-            "steps": tally.steps,
+            **self._counts(stats),
             "step_s": round(tally.step_s, 4),
-            "step_tokens": tally.step_tokens,
             "gpus": {gpu: each.joules for gpu, each in gpus.items() if each.joules is not None},
             "gpu_busy": {gpu: each.busy for gpu, each in gpus.items() if each.busy is not None},
         }
 
+    def _counts(self, stats: Stats) -> dict[str, int]:
+        """Counts that samples and the worker's own report give by the same names."""
+        engine = {name: getattr(stats, name) for name in ("slots", "running", "waiting", "kv_tokens", "kv_used")}
+        return engine | {"steps": self._tally.steps, "step_tokens": self._tally.step_tokens}
+
     def _describe(self) -> Process:
-        stats = self._engine.stats() if self._state != "starting" else None
+        starts = self._state == "starting"
+        stats = Stats(slots=0) if starts else self._engine.stats()
         return msgspec.structs.replace(
             self._me,
+            **self._counts(stats),
             state=self._state,
             lease=self._worker.lease.id if self._worker else "",
-            slots=stats.slots if stats else 0,
-            running=stats.running if stats else 0,
             reserved=self._worker.reserved if self._worker else 0,
-            waiting=stats.waiting if stats else 0,
-            kv_tokens=stats.kv_tokens if stats else 0,
-            kv_used=stats.kv_used if stats else 0,
-            steps=self._tally.steps,
             step_s=self._tally.step_s,
-            step_tokens=self._tally.step_tokens,
             tokens_per_s=round(self._tally.tokens_per_s(time.monotonic()), 3),
-            phase="" if stats else self._phase,
-            away=stats.away if stats else (),
-            away_s=stats.away_s if stats else 0.0,
+            phase=self._phase if starts else "",
+            away=stats.away,
+            away_s=stats.away_s,
             served=dict(self._tally.served),
         )
 

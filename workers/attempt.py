@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -32,7 +32,7 @@ from streaming.jobs.codec import (
     unpacked,
 )
 from streaming.jobs.history import NOTHING, History
-from streaming.jobs.job import CancelledBy, Chat, Inputs, Job, JobState, Text, prompt_count
+from streaming.jobs.job import CancelledBy, Chat, Inputs, Job, JobState, Text
 from streaming.jobs.lease import SILENT, Claim, Finish
 from streaming.jobs.records import claimed_ms, kept_ms
 from streaming.order import Priority
@@ -45,10 +45,10 @@ from workers.engines.task_answers import check_task_piece
 class AttemptStamps:
     """Timestamps of one attempt, a few per job, in seconds of `time.monotonic`; 0.0: not reached yet, or unknown."""
 
-    __slots__ = ("first", "last", "released", "scheduled")
+    __slots__ = ("cancelled", "first", "last", "released", "scheduled")
 
     def __init__(self) -> None:
-        self.released = self.scheduled = self.first = self.last = 0.0
+        self.released = self.scheduled = self.first = self.last = self.cancelled = 0.0
 
     def release(self) -> None:
         """Stamp the hand-over to the engine."""
@@ -102,24 +102,6 @@ def merged_calls(turns: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
     return merged
 
 
-def samples(job: Job) -> Iterator[Request]:
-    """One request for each prompt of the job, for `Engine.check`."""
-    sampling = replace(job.sampling, n=1)
-    for number in range(prompt_count(job.prompt)):
-        yield Request(
-            f"{job.id}/{number}",
-            prompt_of(job, number),
-            sampling,
-            (),
-            job.tenant,
-            tools=job.tools,
-            reasoning=job.reasoning,
-            task=job.task,
-            inputs=inputs_of(job, number),
-            passed=job.passed,
-        )
-
-
 PastRows = list[tuple[str, Sequence[int], int]]
 """As in penstock.engine.Request.past."""
 
@@ -139,30 +121,13 @@ def _prompt(job: Job, index: int) -> str:
     return str(prompt_of(job, index // job.sampling.n))
 
 
-class PastTexts:
-    """Of one job, by the index of the choice."""
-
-    def __init__(self, job: Job, rows: Sequence[Delta], sections: tuple[Section, ...], own: Run) -> None:
-        """`own`: the run that continues them."""
-        self._sections, self._own = sections, own
-        self._rows: defaultdict[int, PastRows] = defaultdict(list)
-        self._firsts: dict[int, int] = {}
-        """The number of each choice's first delta."""
-        for row in rows:
-            text = row.text
-            if job.echo and row.index not in self._firsts:
-                text = text[len(_prompt(job, row.index)) :]
-            self._rows[row.index].append((text, row.ids, row.n))
-            self._firsts.setdefault(row.index, row.seq)
-
-    def of(self, index: int) -> PastRows:
-        return self._rows[index]
-
-    def begun_by(self, index: int) -> str:
-        """As in penstock.engine.Request."""
-        first = self._firsts.get(index)
-        run = self._own if first is None else author(self._sections, first) or self._own
-        return f"{run.worker}/{run.number}"
+def past_of(job: Job, rows: Sequence[Delta]) -> PastRows:
+    """What earlier attempts generated of one choice, without its echo. `rows`: its deltas."""
+    past: PastRows = [(row.text, row.ids, row.n) for row in rows]
+    if job.echo and past:
+        text, ids, count = past[0]
+        past[0] = text[len(_prompt(job, rows[0].index)) :], ids, count
+    return past
 
 
 def reasoned_tokens(deltas: Iterable[Delta]) -> int:
@@ -191,12 +156,11 @@ class Attempt:
     """One run of a job on this worker. It continues after `history`, the deltas that earlier runs logged."""
 
     __slots__ = (
-        *("claim", "number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check"),
+        *("claim", "number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check", "first_ms"),
         *("checkpointing", "stamps", "trace", "deadline", "addresses", "unnamed", "share", "ahead", "last_start"),
         *(
             "_history",
             "_sections",
-            "_first_ms",
             "_kept_ms",
             "_record",
             "_counts",
@@ -214,10 +178,12 @@ class Attempt:
         self.number = claim.number
         """The run's number, which identifies the job in this worker's frames."""
         self._history, self._sections, self.past_tokens = history.rows, history.sections, history.tokens
-        self._first_ms, self._kept_ms = history.first_ms, kept_ms(history, claim.earlier)
+        self.first_ms, self._kept_ms = history.first_ms, kept_ms(history, claim.earlier)
+        """Redis time of the job's first token, if an earlier run generated it, else 0; and for how long what is kept of
+        earlier runs was generated."""
         self.seq = len(history.rows)
         """The last delta's number."""
-        self.opening = Opening(job.id, self.seq + 1, history.last_run, (), 0, self._first_ms, self._kept_ms)
+        self.opening = Opening(job.id, self.seq + 1, history.last_run, (), 0, self.first_ms, self._kept_ms)
         self._record = bytearray()
         """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
         hot data of the token path in the processor's cache."""
@@ -293,11 +259,6 @@ class Attempt:
         return bool(self.claim.past)
 
     @property
-    def shown_ms(self) -> int:
-        """Redis time of the job's first token, if an earlier run generated it; else 0."""
-        return self._first_ms
-
-    @property
     def is_checked(self) -> bool:
         """Whether its answer is being validated now."""
         return self.check is not None and not self.check.done()
@@ -344,11 +305,15 @@ class Attempt:
     def requests(self) -> dict[int, Request]:
         """Build a request, by choice index, for each choice that has not finished."""
         requests = {}
-        texts = PastTexts(self.job, self._history, self._sections, Run(self.claim.worker, self.number))
+        rows = defaultdict[int, list[Delta]](list)
+        for row in self._history:
+            rows[row.index].append(row)
         for index in range(self._choices):
-            self._finishes[index] = self._finishes[index] or ("length" if self._spent(texts.of(index)) else "")
+            past = past_of(self.job, rows[index])
+            self._finishes[index] = self._finishes[index] or ("length" if self._spent(past) else "")
             if not self._finishes[index]:
-                requests[index] = self._request(index, texts.of(index), texts.begun_by(index))
+                run = author(self._sections, rows[index][0].seq) if past else None
+                requests[index] = self._request(index, past, run or Run(self.claim.worker, self.number))
         self._open = set(requests)
         return requests
 
@@ -380,7 +345,8 @@ class Attempt:
         limit = self.job.sampling.max_tokens
         return limit is not None and sum([count for _, _, count in past]) >= limit
 
-    def _request(self, index: int, past: PastRows, begun_by: str) -> Request:
+    def _request(self, index: int, past: PastRows, begun_by: Run) -> Request:
+        """`begun_by`: the run that generated its first delta, or this one."""
         sampling = self.job.sampling
         prompt = prompt_of(self.job, index // sampling.n)
         if sampling.n > 1:
@@ -401,7 +367,7 @@ class Attempt:
             inputs=inputs_of(self.job, index // sampling.n),
             text_id=f"{self.job.id}/{index}",
             trace=self.trace,
-            begun_by=begun_by,
+            begun_by=f"{begun_by.worker}/{begun_by.number}",
             passed=self.job.passed,
         )
 
@@ -486,9 +452,10 @@ class Attempt:
         return self.first_frame != self.claim.first_frame
 
     @property
-    def copies(self) -> Opening | None:
-        """The opening of the copies of earlier runs' deltas; None if there are none."""
-        return Opening(self.job.id, copied=self._sections) if self._history else None
+    def openings(self) -> dict[int, Opening]:
+        """The openings of `logged`: of this run, and of the copies of earlier runs' deltas, if there are any."""
+        own = {self.number: self.opening}
+        return own | {-self.number: Opening(self.job.id, copied=self._sections)} if self._history else own
 
     def complete_texts(self) -> list[str] | Failure:
         """For a job that is over and asked for JSON: the texts to validate against the schema, or why the job fails."""
@@ -522,10 +489,10 @@ class Attempt:
     def terminal(self, worker: str, generated: Generated) -> Terminal:
         """Build the terminal record, with everything a reader may still ask for. `generated`: stamps in Redis time."""
         state, failure, cancelled_by = self._stopped or (JobState.COMPLETED, None, "")
-        if self._first_ms:
-            shown_claimed = 1000 * claimed_ms(self._first_ms, self.claim.earlier) or self.claim.started_us
+        if self.first_ms:
+            shown_claimed = 1000 * claimed_ms(self.first_ms, self.claim.earlier) or self.claim.started_us
             kept_us = 1000 * self._kept_ms
-            generated = replace(generated, shown=1000 * self._first_ms, shown_claimed=shown_claimed, kept=kept_us)
+            generated = replace(generated, shown=1000 * self.first_ms, shown_claimed=shown_claimed, kept=kept_us)
         return Terminal(
             self.job.id,
             state,
@@ -534,7 +501,7 @@ class Attempt:
             self._usage(),
             failure,
             worker,
-            self._first_ms or generated.first // 1000,
+            self.first_ms or generated.first // 1000,
             self._all_sections(worker),
             packed(self.seq, self._record),
             generated,

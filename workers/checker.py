@@ -11,19 +11,17 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from penstock.engine import Failure
 from penstock.tools import Tools
-from streaming.jobs.job import JobState
 from workers.attempt import Attempt
 from workers.engines.calls import of_tool
 from workers.engines.constraint import unchecked, unusable, violated
 from workers.engines.schema import UnusableSchemaError, plain
-from workers.held_jobs import HeldJobs
 
 PROGRAM = Path(__file__).resolve().with_name("json_check.py")
 
@@ -96,6 +94,39 @@ class Checker:
             return unusable(problem)
         return violated(problem) if (problem := answer["violation"]) else None
 
+    async def schema_failure(self, attempt: Attempt) -> Failure | None:
+        """Why no answer can be judged by the schemas of a job, found while the engine generates."""
+        tools, schema = attempt.job.tools, attempt.job.sampling.json_schema
+        if tools is not None:
+            strict = {tool.name: list[str]() for tool in tools.offered if tool.strict}
+            failure = await self._arguments_failure(tools, strict)
+            if failure is not None or schema is None:
+                return failure
+        return await self.failure(schema or {}, ())
+
+    async def answer_failure(self, attempt: Attempt) -> Failure | None:
+        """Why the complete texts of a job do not follow its schema, or its calls cannot be used."""
+        if attempt.job.tools is not None:
+            calls = await asyncio.to_thread(attempt.calls)
+            if isinstance(calls, Failure):
+                return calls
+            failure = await self._arguments_failure(attempt.job.tools, calls.arguments)
+            if failure is not None or attempt.job.sampling.json_schema is None:
+                return failure
+        texts = await asyncio.to_thread(attempt.complete_texts)
+        if isinstance(texts, Failure):
+            return texts
+        return await self.failure(attempt.job.sampling.json_schema or {}, texts) if texts else None
+
+    async def _arguments_failure(self, tools: Tools, arguments: Mapping[str, Sequence[str]]) -> Failure | None:
+        """Why arguments, by the name of their function, do not follow its schema; or why the schema cannot be used."""
+        for name, texts in arguments.items():
+            schema = next(tool.schema for tool in tools.offered if tool.name == name)
+            failure = await self.failure(schema, texts)
+            if failure is not None:
+                return of_tool(failure, name)
+        return None
+
     async def stop(self) -> None:
         """End the child. Idempotent."""
         async with self._lock:
@@ -127,89 +158,3 @@ class Checker:
         if child.stdin is not None:
             child.stdin.close()
         return await child.wait() in EXHAUSTED
-
-
-class AnswerChecks:
-    """The checks of one worker that are under way, by one checker."""
-
-    def __init__(
-        self, held: HeldJobs, *, on_refused: Callable[[Attempt], None], on_checked: Callable[[Attempt], None]
-    ) -> None:
-        """
-        Args:
-            on_refused: called with an attempt that was stopped, because its schema cannot be used.
-            on_checked: called with an attempt whose complete answer was checked, and which is to be ended.
-        """
-        self._held, self._on_refused, self._on_checked = held, on_refused, on_checked
-        self._checker = Checker()
-        self.tasks: set[asyncio.Task[None]] = set()
-
-    def try_schema(self, attempt: Attempt) -> None:
-        """Begin to find out whether the schema of an attempt can be used."""
-        self._keep(self._refuse_unusable(attempt))
-
-    def begin(self, attempt: Attempt) -> asyncio.Task[None]:
-        """Begin to check the complete answer of an attempt."""
-        return self._keep(self._end_checked(attempt))
-
-    async def stop(self) -> None:
-        """End the checker. Idempotent."""
-        await self._checker.stop()
-
-    def _keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        check = asyncio.create_task(work)
-        self.tasks.add(check)
-        check.add_done_callback(self.tasks.discard)
-        return check
-
-    async def _refuse_unusable(self, attempt: Attempt) -> None:
-        """End a job with a schema by which no answer can be judged while the engine generates."""
-        tools = attempt.job.tools
-        if tools is None:
-            failure = await self._checker.failure(attempt.job.sampling.json_schema or {}, ())
-        else:
-            strict = {tool.name: list[str]() for tool in tools.offered if tool.strict}
-            failure = await self._arguments_failure(tools, strict)
-        if failure is None and tools is not None and (schema := attempt.job.sampling.json_schema) is not None:
-            failure = await self._checker.failure(schema, ())
-        if failure is not None and not attempt.over:
-            attempt.stop(JobState.FAILED, failure)
-            self._on_refused(attempt)
-
-    async def _end_checked(self, attempt: Attempt) -> None:
-        """End a job that asked for JSON: as failed, if its texts do not follow the schema."""
-        try:
-            failure = await self.failure(attempt)
-        except Exception:  # the job must end, whatever is wrong with its answer or with the check
-            log.exception("an answer could not be checked", extra={"job": attempt.job.id})
-            failure = unchecked()
-        if self._held.attempts.get(attempt.job.id) is not attempt:
-            return  # handed back: its next worker checks it again
-        if failure is not None:
-            attempt.stop(JobState.FAILED, failure)
-        self._on_checked(attempt)
-
-    async def failure(self, attempt: Attempt) -> Failure | None:
-        """Why the complete texts of a job do not follow its schema, or its calls cannot be used."""
-        if attempt.job.tools is not None:
-            calls = await asyncio.to_thread(attempt.calls)
-            if isinstance(calls, Failure):
-                return calls
-            failure = await self._arguments_failure(attempt.job.tools, calls.arguments)
-            if failure is not None or attempt.job.sampling.json_schema is None:
-                return failure
-        texts = await asyncio.to_thread(attempt.complete_texts)
-        if isinstance(texts, Failure):
-            return texts
-        if not texts:
-            return None
-        return await self._checker.failure(attempt.job.sampling.json_schema or {}, texts)
-
-    async def _arguments_failure(self, tools: Tools, arguments: Mapping[str, Sequence[str]]) -> Failure | None:
-        """Why arguments, by the name of their function, do not follow its schema; or why the schema cannot be used."""
-        for name, texts in arguments.items():
-            schema = next(tool.schema for tool in tools.offered if tool.name == name)
-            failure = await self._checker.failure(schema, texts)
-            if failure is not None:
-                return of_tool(failure, name)
-        return None

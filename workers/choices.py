@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from penstock.engine import ContinuationJudge, Engine, EngineDead, Failure, Leaver, ModelCard, Piece, Refused, Stats
 from streaming.jobs.job import Job, prompt_count, unsupported
+from streaming.jobs.lease import Claim
 from streaming.jobs.places import answer_tokens, prompt_sizes
 from streaming.jobs.settings import NO_WEIGHTS
 from streaming.order import Priority
-from workers.attempt import Attempt, samples
+from workers.attempt import Attempt
 from workers.gatekeeper import Gatekeeper
 from workers.settings import WorkerSettings
 from workers.slot_shares import SlotShares, reserved_slots, room_for_batch, tenant_slots
@@ -133,13 +134,15 @@ class ChoiceStarter:
         requests = [request for request in attempt.requests().values() if request.past]
         return next((reason for request in requests if (reason := self._engine.restart_reason(request))), "")
 
-    async def refusal(self, job: Job) -> Failure | None:
+    async def refusal(self, claim: Claim) -> Failure | None:
         """Why the engine can never run a job of several prompts, or None. Raises EngineDead."""
+        job = claim.job
         if prompt_count(job.prompt) == 1 or unsupported(job, self.card.capabilities):
             return None
-        for sample in samples(job):
+        requests = Attempt(claim).requests()
+        for index in range(0, job.choices, job.sampling.n):  # the first copy of each prompt
             try:
-                await self._engine.check(sample)
+                await self._engine.check(requests[index])
             except Refused as refused:
                 return refused.failure
             await asyncio.sleep(0)  # a check may take a while: running jobs get their step

@@ -256,7 +256,7 @@ class Claimer:
     async def _begin_all(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
         """Begin jobs; returns those whose logs are of a newer version. Raises Unavailable."""
         fresh = [claim for claim in claims if not claim.past]
-        refusals = [await self._starter.refusal(claim.job) for claim in fresh]
+        refusals = [await self._starter.refusal(claim) for claim in fresh]
         for claim, refusal in zip(fresh, refusals, strict=True):
             self._worker.begin(claim, NOTHING, refusal)
         continued = [claim for claim in claims if claim.past]

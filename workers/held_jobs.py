@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, packed
-from streaming.jobs.lease import SILENT, Lease
+from streaming.jobs.lease import Lease
 from workers.attempt import Attempt
 from workers.slot_shares import MAX_PARKED_DELTAS
-from workers.writer import StepWrite, Writer
 
 
 class HeldJobs:
@@ -50,42 +49,13 @@ class HeldJobs:
         that the log of a worker that leaves is kept for it instead."""
         if attempt.seq > MAX_PARKED_DELTAS:
             return []
-        rows, openings = attempt.logged(), {attempt.number: attempt.opening}
-        if copies := attempt.copies:
-            openings[-attempt.number] = copies
+        rows, openings = attempt.logged(), attempt.openings
         parts = [rows[first : first + MAX_ROWS_PER_FRAME] for first in range(0, len(rows), MAX_ROWS_PER_FRAME)]
         return [
             Frame(self._lease.id, number, packed(len(part), b"".join(part)), openings)
             for number, part in enumerate(parts, 1)
         ]
 
-    def everything(self, partition: int) -> StepWrite:
-        """All deltas of all held jobs, to write again into a log that has lost frames."""
-        everything = StepWrite()
-        rows, openings = everything.rows[SILENT], everything.openings[SILENT]
-        for attempt in self.attempts.values():
-            if attempt.partition == partition:
-                openings[attempt.number] = attempt.opening
-                if copies := attempt.copies:
-                    openings[-attempt.number] = copies
-                rows += attempt.logged()
-        return everything
-
     def holds(self, job_id: str, number: int) -> bool:
         attempt = self.attempts.get(job_id) or self._parking.get(job_id)
         return attempt is not None and attempt.number == number
-
-    def checkpoint(self, partition: int, writer: Writer, at_least: int) -> None:
-        """Log the deltas of long jobs again in one piece, so that the older log of the partition can be trimmed.
-
-        Args:
-            at_least: frames since the first one that a job needs (its run's first, or its last checkpoint) after which
-                its deltas are logged again; a quarter of the number of its deltas, if that is more.
-        """
-        now = self._lease.next_frame(partition)
-        for attempt in self.attempts.values():
-            if attempt.partition != partition or attempt.checkpointing or attempt.over:
-                continue
-            if now - attempt.first_frame >= max(at_least, attempt.seq // 4):
-                writer.checkpoint(attempt)
-        writer.send()

@@ -101,17 +101,14 @@ class Recorder:
             worker: its name in `penstock ps`.
         """
         self.sink, self._process = sink, process
-        self._records: dict[str, RequestRecord] = {}
-        """Of jobs that are over, by job. Each is written once the store has its end: a job that another worker ends, or
-        that a script has ended before, gets its record there."""
+        self._over: dict[str, tuple[RequestRecord | None, str]] = {}
+        """Of jobs that are over, by job, until the store has their ends: record and trace id. A job that another worker
+        ends, or that a script has ended before, gets its record there."""
         self._model, self.metrics, self._on_completed = model, metrics, on_completed
         self.traces = AttemptTraces(tracer, worker)
-        self._trace_ids: dict[str, str] = {}
-        """Of jobs that are over, by job, until the store has their ends."""
         self._prompt, self._cached = (metrics.tokens.labels(model, kind) for kind in ("prompt", "cached"))
         self._parts = {part.name: metrics.parts.labels(model, part.name) for part in PARTS[:-1]}
         self._tally = tally or WorkCounters()
-        self._cancelled: dict[str, float] = {}
         self._evictions = self._miscounted = 0
 
     def claimed(self, attempt: Attempt, now_us: int = 0) -> None:
@@ -127,14 +124,11 @@ class Recorder:
             self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
         self.traces.claimed(attempt, now_us - claim.claimed_us if now_us and claim.claimed_us else 0)
 
-    def cancelled(self, job_id: str) -> None:
-        """Record that a cancel arrived."""
-        self._cancelled.setdefault(job_id, time.monotonic())
-
     def ended(self, attempt: Attempt, end: Terminal, ended_us: int = 0) -> None:
         """Record a job's terminal state. `ended_us`: Redis time."""
-        if self.sink is not NO_RECORDS:
-            self._records[end.job] = record_of(attempt, end, ended_us or wall_us(), self._model, self._process)
+        is_recorded = self.sink is not NO_RECORDS
+        record = record_of(attempt, end, ended_us or wall_us(), self._model, self._process) if is_recorded else None
+        self._over[end.job] = record, attempt.trace[3:35]
         metrics, usage = self.metrics, end.usage
         self._tally.ended(attempt.job.priority, end)
         metrics.jobs.labels(self._model, end.state).inc()
@@ -145,14 +139,13 @@ class Recorder:
         else:
             self._prompt.inc(usage.prompt)
             self._cached.inc(usage.cached)
-        if (cancelled_at := self._cancelled.pop(end.job, None)) is not None:
+        if cancelled_at := attempt.stamps.cancelled:
             metrics.cancel_to_abort.labels(self._model).observe(time.monotonic() - cancelled_at)
         if end.state is JobState.EXPIRED:
             metrics.deadline_misses.labels("running").inc()
         if end.state is JobState.FAILED:
             self.failed(end)
         self.traces.over(attempt, end)
-        self._trace_ids[end.job] = attempt.trace[3:35]
 
     def _count_parts(self, attempt: Attempt, end: Terminal) -> None:
         """Count how long the job took by part, up to the engine's last token; the API counts the rest."""
@@ -182,15 +175,15 @@ class Recorder:
 
     def written(self, ends: Sequence[Terminal], worker: str) -> None:
         """Log the ends of jobs that the store has, one line for each state, and write their records."""
+        trace_ids = dict[str, str]()
         for end in ends:
-            if (record := self._records.pop(end.job, None)) is not None:
+            record, trace_ids[end.job] = self._over.pop(end.job, (None, ""))
+            if record is not None:
                 self.sink.write(record)
         self.traces.written(ends)
         for state in dict.fromkeys(end.state for end in ends):
             jobs = [end.job for end in ends if end.state is state]
-            events.write(
-                f"jobs {state}", jobs=jobs, worker=worker, trace_ids=[self._trace_ids.pop(job, "") for job in jobs]
-            )
+            events.write(f"jobs {state}", jobs=jobs, worker=worker, trace_ids=[trace_ids[job] for job in jobs])
             if state is JobState.COMPLETED:
                 self._on_completed()
 
@@ -201,7 +194,7 @@ class Recorder:
 
     def unreadable(self, end: Terminal, ended_us: int) -> None:
         """Record the end of a job that cannot be read."""
-        self._records[end.job] = RequestRecord(
+        record = RequestRecord(
             id=end.job,
             ended_us=ended_us or wall_us(),
             state=end.state.value,
@@ -209,6 +202,7 @@ class Recorder:
             by=self._process,
             code=end.failure.code if end.failure else "",
         )
+        self._over[end.job] = record, ""
         self.failed(end)
 
     def ended_by_script(self, record: JobRecord) -> None:
@@ -240,9 +234,7 @@ class Recorder:
     def lost(self, job_id: str) -> None:
         """Record that a job is no longer this worker's: another one runs it, or has ended it."""
         self.traces.forget(job_id)
-        self._cancelled.pop(job_id, None)
-        self._trace_ids.pop(job_id, None)
-        self._records.pop(job_id, None)
+        self._over.pop(job_id, None)
 
     def engine(self, stats: Stats, reserved: int = 0) -> None:
         """Set the gauges of the engine's slots and cache, and count what it has evicted since the last call."""
@@ -421,7 +413,7 @@ class AttemptTraces:
         if stamps.scheduled:
             span.add_event("scheduled", at_ns(stamps.scheduled))
         if stamps.first:
-            span.add_event("next token" if found.attempt.shown_ms else "first token", at_ns(stamps.first))
+            span.add_event("next token" if found.attempt.first_ms else "first token", at_ns(stamps.first))
         span.end(at_ns(stamps.last) if stamps.last else None)
 
 

@@ -21,10 +21,10 @@ from streaming.errors import Fenced, Unavailable
 from streaming.fleet.processes import LengthStore
 from streaming.fleet.settings import NO_TARGETS, LaneTargets
 from streaming.ids import partition_of
-from streaming.jobs.codec import Terminal
+from streaming.jobs.codec import Cancel, Control, Cordon, Follow, Hold, Terminal, Wake
 from streaming.jobs.history import History
 from streaming.jobs.job import Job, JobState, unsupported, without_passed
-from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
+from streaming.jobs.lease import SILENT, Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import NO_WEIGHTS
@@ -32,11 +32,12 @@ from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from workers.attempt import CANCELLED, EXPIRED, Attempt
-from workers.checker import AnswerChecks
+from workers.checker import Checker
 from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
+from workers.engines.constraint import unchecked
 from workers.gatekeeper import Gatekeeper, LengthKeeper, end_job, unusable_piece
-from workers.heartbeat import Heartbeat
+from workers.heartbeat import CHECK_INTERVAL_S, MAX_SILENT_CHECKS, BeatComparison, silent_checks
 from workers.held_jobs import HeldJobs
 from workers.preemption import Preemption
 from workers.record import Recorder
@@ -81,26 +82,14 @@ class Worker:
         )
         self._choices, self._partial = self._starter.running, self._starter.waiting
         """The same dicts as in the starter, because `on_step` reads them for every piece."""
-        self._writers = [
-            Writer(self.lease, partition, self._held.oldest_frame, self._held.everything, self._on_written)
-            for partition in client.partitions
-        ]
-        self._checks = AnswerChecks(self._held, on_refused=self._starter.stop, on_checked=self._end_and_send)
+        self._writers = [Writer(self.lease, partition, self._held, self._on_written) for partition in client.partitions]
+        self._checker = Checker()
+        self._checks: set[asyncio.Task[None]] = set()
+        """The checks of answers and schemas that are under way."""
         self._reader = JobReader(client)
         self._claimer = Claimer(self.lease, self._reader, settings, self._starter, self, self._room)
-        self._heartbeat = Heartbeat(
-            client,
-            self.lease,
-            self._held,
-            self._claimer,
-            self._writers,
-            self._room,
-            settings,
-            on_cancelled=self._cancel,
-            on_cordon=on_cordon,
-            drop=self._drop,
-            lose=self.lose,
-        )
+        self._silent: dict[str, int] = {}
+        """By reply address, checks in a row in which it had no subscriber."""
         self._preemption = Preemption(self.lease, self._held, self._starter, recorder, card.capabilities, self.lose)
         self._on_cordon = on_cordon
         self._leaving = False
@@ -135,21 +124,19 @@ class Worker:
         checking = run_periodically(
             self._starter.check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True
         )
-        loops = [self._heartbeat.keep_listening(), checking, sweeping, self._clock.keep()]
-        loops += [self._heartbeat.keep_looking(), self._lengths.keep(), self._gate.keep_reporting()]
+        loops = [self._keep_listening(), checking, sweeping, self._clock.keep()]
+        loops += [self._keep_looking(), self._lengths.keep(), self._gate.keep_reporting()]
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
-            loops += [
-                self._unless_fenced(partition, loop) for loop in (writer.run(), self._heartbeat.keep_beating(partition))
-            ]
+            loops += [self._unless_fenced(partition, loop) for loop in (writer.run(), self._keep_beating(partition))]
         tasks = {claiming, asyncio.create_task(self._drain(stop, claiming)), *map(asyncio.create_task, loops)}
         try:
             await _until_one_ends(tasks - {claiming}, claiming)
         finally:
-            others = self._checks.tasks | self._preemption.tasks
+            others = self._checks | self._preemption.tasks
             for task in tasks | others:
                 task.cancel()
             await asyncio.gather(*tasks, *others, return_exceptions=True)
-            await self._checks.stop()
+            await self._checker.stop()
 
     async def _unless_fenced(self, partition: int, loop: Coroutine[Any, Any, None]) -> None:
         """Run one loop of a partition. If its lease is lost, the loop ends, and the worker drains the others."""
@@ -206,7 +193,7 @@ class Worker:
                 delay_s = max(0, claim.deadline_ms - claim.claimed_ms) / 1000
                 attempt.deadline = asyncio.get_running_loop().call_later(delay_s, self._expire, attempt)
             if attempt.constrained:
-                self._checks.try_schema(attempt)
+                self._begin_check(self._refuse_unusable(attempt))
         if attempt.over or attempt.stopped:
             self._end_if_over_and_send(attempt)
 
@@ -274,7 +261,7 @@ class Worker:
     def _end_if_over(self, attempt: Attempt) -> None:
         if attempt.over:
             if attempt.constrained:
-                attempt.check = self._checks.begin(attempt)
+                attempt.check = self._begin_check(self._end_checked(attempt))
             else:
                 self._end(attempt)
         elif attempt.stopped:  # by the failure of one of its texts
@@ -313,6 +300,117 @@ class Worker:
             self._recorder.refused_ends([finish.terminal for finish in refused])
             self._room.set()
 
+    # --- checks of answers -------------------------------------------------------------------------------------------
+
+    def _begin_check(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        check = asyncio.create_task(work)
+        self._checks.add(check)
+        check.add_done_callback(self._checks.discard)
+        return check
+
+    async def _refuse_unusable(self, attempt: Attempt) -> None:
+        """End a job with a schema by which no answer can be judged while the engine generates."""
+        failure = await self._checker.schema_failure(attempt)
+        if failure is not None and not attempt.over:
+            attempt.stop(JobState.FAILED, failure)
+            self._starter.stop(attempt)
+
+    async def _end_checked(self, attempt: Attempt) -> None:
+        """End a job that asked for JSON: as failed, if its texts do not follow the schema."""
+        try:
+            failure = await self._checker.answer_failure(attempt)
+        except Exception:  # the job must end, whatever is wrong with its answer or with the check
+            log.exception("an answer could not be checked", extra={"job": attempt.job.id})
+            failure = unchecked()
+        if self._attempts.get(attempt.job.id) is not attempt:
+            return  # handed back: its next worker checks it again
+        if failure is not None:
+            attempt.stop(JobState.FAILED, failure)
+        self._end_and_send(attempt)
+
+    # --- what the store and others say -------------------------------------------------------------------------------
+
+    async def _keep_beating(self, partition: int) -> None:
+        """Renew the lease, and hear of what pub/sub lost."""
+        comparison = BeatComparison(self._held, partition)
+
+        async def beat() -> None:
+            counted = await self.lease.beat(partition)
+            for job_id, number in comparison.strays(counted, may_claim=self._claimer.may_bring(partition)):
+                log.warning("handing back a job whose claim was never answered", extra={"job": job_id})
+                await self.lease.release(job_id, number)
+            for job_id, _ in comparison.taken(counted):
+                self._drop(job_id, "the store no longer counts it as this worker's")
+            self._writers[partition].checkpoint(self._settings.checkpoint_frames)
+            for job_id, job in counted.items():
+                if job.cancelled:
+                    self._cancel(job_id, job.cancelled_by)
+
+        expected = ExpectedErrors(
+            Unavailable, log.warning, f"the lease in partition {partition} could not be renewed, trying again: %s"
+        )
+        await run_periodically(beat, self._client.settings.lease_ms / 3000, expected, wait_first=True)
+
+    async def _keep_listening(self) -> None:
+        """Obey messages until cancelled; subscribe again after an interruption, which may lose some: then polling finds
+        the jobs, the heartbeat finds the cancels, and readers ask again."""
+        expected = ExpectedErrors(Unavailable, log.warning, "control channel interrupted, subscribing again: %s")
+        await run_periodically(self._listen, self._settings.poll_ms / 1000, expected)
+
+    async def _listen(self) -> None:
+        async for control in self.lease.controls():
+            self._obey(control)
+
+    def _obey(self, control: Control) -> None:
+        match control:
+            case Wake():
+                self._room.set()
+            case Cancel(job_id, by):
+                self._cancel(job_id, by)
+            case Follow(job_id, address):
+                if attempt := self._attempts.get(job_id):
+                    attempt.follow(address)
+                else:
+                    self._claimer.note_follow(job_id, address)
+            case Cordon(reason):
+                self._on_cordon(reason)
+            case Hold(for_ms):
+                self._claimer.hold(for_ms)
+
+    async def _keep_looking(self) -> None:
+        """Drop reply addresses of held jobs that have no subscriber any more, for ever.
+
+        Every address of a job costs a copy of its rows in the log. The worker drops an address only after several
+        checks in a row, on every Redis server, found no subscriber; they are far enough apart for a process that lost
+        its connection to reconnect. A process that reconnects later reads what it missed from the log, sees that its
+        address was dropped, and follows the job again.
+        """
+        expected = ExpectedErrors(Unavailable, log.debug, "who listens cannot be asked: %s")
+        await run_periodically(self._look, CHECK_INTERVAL_S, expected, wait_first=True)
+
+    async def _look(self) -> None:
+        addresses = {address for attempt in self._attempts.values() for address in attempt.addresses} - {SILENT}
+        if addresses:
+            self._silent = silent_checks(self._silent, await self._client.listeners(sorted(addresses)))
+            for address in [each for each, checks in self._silent.items() if checks >= MAX_SILENT_CHECKS]:
+                await self._unfollow(address)
+
+    async def _unfollow(self, address: str) -> None:
+        held = [attempt for attempt in self._attempts.values() if address in attempt.addresses]
+        log.info("nobody listens at %s any more: %d jobs send nothing more there", address, len(held))
+        for partition in self._client.partitions:
+            if there := [attempt for attempt in held if attempt.partition == partition]:
+                for attempt in there:  # before the write: a process that follows the job after it sends us a message
+                    attempt.unfollow(address)
+                try:
+                    await self.lease.unfollow(partition, address, [attempt.job.id for attempt in there])
+                except Fenced:
+                    self.lose(partition)
+                except Unavailable:
+                    for attempt in there:
+                        attempt.follow(address)
+                    raise
+
     # --- ending early ------------------------------------------------------------------------------------------------
 
     def _cancel(self, job_id: str, by: str) -> None:
@@ -320,7 +418,7 @@ class Worker:
         if attempt is None:
             self._claimer.note_cancel(job_id, by)
         elif not attempt.over or attempt.is_checked:
-            self._recorder.cancelled(job_id)
+            attempt.stamps.cancelled = attempt.stamps.cancelled or time.monotonic()
             self._stop(attempt, JobState.CANCELLED, CANCELLED, by)
 
     def _expire(self, attempt: Attempt) -> None:

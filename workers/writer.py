@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,37 +21,35 @@ from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Opening
 from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.redis.client import Call
 from workers.attempt import Attempt
+from workers.held_jobs import HeldJobs
 
 log = logging.getLogger(__name__)
 
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
 
 
+@dataclass(slots=True, eq=False)
 class StepWrite:
     """One write: deltas and openings of runs by reply address, then checkpoints, then ends of jobs."""
 
-    __slots__ = ("calls", "checkpoints", "ends", "finishes", "openings", "rows", "tokens")
-
-    def __init__(self) -> None:
-        self.rows: defaultdict[str, list[bytes]] = defaultdict(list)
-        self.openings: defaultdict[str, dict[int, Opening]] = defaultdict(dict)
-        self.tokens: defaultdict[str, int] = defaultdict(int)
-        """Tokens of the deltas, each once, by the fallback model that gave them; "": the worker's own model."""
-        self.checkpoints: dict[Attempt, int] = {}
-        """Runs whose deltas are logged again in one piece, and the first frame that holds them."""
-        self.finishes: list[Finish] = []
-        self.ends: list[Call] = []
-        """The calls of the finishes."""
-        self.calls: Sequence[Call] = ()
-        """What is sent of it, in this order; set once it is sent."""
+    rows: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    openings: defaultdict[str, dict[int, Opening]] = field(default_factory=lambda: defaultdict(dict))
+    tokens: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Tokens of the deltas, each once, by the fallback model that gave them; "": the worker's own model."""
+    checkpoints: dict[Attempt, int] = field(default_factory=dict)
+    """Runs whose deltas are logged again in one piece, and the first frame that holds them."""
+    finishes: list[Finish] = field(default_factory=list)
+    ends: list[Call] = field(default_factory=list)
+    """The calls of the finishes."""
+    calls: Sequence[Call] = ()
+    """What is sent of it, in this order; set once it is sent."""
 
 
 class Writer:
     """Writes one partition's steps, checkpoints and job ends.
 
     Args:
-        oldest: returns the first frame of the partition that a running job still needs; earlier ones are trimmed.
-        everything: returns all deltas of the partition's running jobs, to repair a log that lost data.
+        held: the jobs whose deltas it writes. Frames that none of them needs any more are trimmed.
         on_written: called with each step that the store has, exactly once, and with those of its finishes that a script
             had ended otherwise before, so that what was written does not count.
     """
@@ -59,12 +58,10 @@ class Writer:
         self,
         lease: Lease,
         partition: int,
-        oldest: Callable[[int], int],
-        everything: Callable[[int], StepWrite],
+        held: HeldJobs,
         on_written: Callable[[StepWrite, Sequence[Finish]], None],
     ) -> None:
-        self._lease, self._partition = lease, partition
-        self._oldest, self._everything, self._on_written = oldest, everything, on_written
+        self._lease, self._partition, self._held, self._on_written = lease, partition, held, on_written
         self.step = StepWrite()
         """What the next `send` writes."""
         self._failed = asyncio.Queue[StepWrite | Exception]()
@@ -84,10 +81,20 @@ class Writer:
         self.step.ends.append(self._lease.finish_call(finish, self._partition))
         self.step.finishes.append(finish)
 
-    def checkpoint(self, attempt: Attempt) -> None:
-        """Log all deltas of a run again with the next `send`, in one piece."""
-        attempt.checkpointing = True
-        self.step.checkpoints[attempt] = 0
+    def checkpoint(self, at_least: int) -> None:
+        """Log the deltas of long jobs again in one piece, so that the older log of the partition can be trimmed.
+
+        Args:
+            at_least: frames since the first one that a job needs (its run's first, or its last checkpoint) after which
+                its deltas are logged again; a quarter of the number of its deltas, if that is more.
+        """
+        now = self._lease.next_frame(self._partition)
+        for attempt in self._held.of(self._partition):
+            is_long = now - attempt.first_frame >= max(at_least, attempt.seq // 4)
+            if is_long and not (attempt.checkpointing or attempt.over):
+                attempt.checkpointing = True
+                self.step.checkpoints[attempt] = 0
+        self.send()
 
     def send(self) -> None:
         """Write what was added, if anything was. Called once a step."""
@@ -169,12 +176,17 @@ class Writer:
         yield self._lease.checkpoint_call(self._partition, attempt.job.id, attempt.number, first_frame)
 
     def _append(self, step: StepWrite, *, forced: bool = False) -> Call:
-        oldest = self._oldest(self._partition)
+        oldest = self._held.oldest_frame(self._partition)
         return self._lease.append_call(self._partition, step.rows, oldest, openings=step.openings, forced=forced)
 
     def _repair(self) -> Call:
-        """Append one frame with all deltas that the store may have lost."""
-        return self._append(self._everything(self._partition), forced=True)
+        """Append one frame with all deltas that the store may have lost: those of all held jobs."""
+        everything = StepWrite()
+        rows, openings = everything.rows[SILENT], everything.openings[SILENT]
+        for attempt in self._held.of(self._partition):
+            openings |= attempt.openings
+            rows += attempt.logged()
+        return self._append(everything, forced=True)
 
     async def _write(self, calls: Sequence[Call]) -> None:
         expected = ExpectedErrors(Unavailable, log.warning, "a step could not be written, trying again: %s")

@@ -22,6 +22,13 @@ def many(queue: Queue, choices: int, tokens: int, **changes: object) -> Job:
     return a_job(queue, prompt=prompts(choices), sampling=Sampling(max_tokens=tokens), **changes)
 
 
+async def put_many(queue: Queue, choices: int, tokens: int, **changes: object) -> Job:
+    """One that waits."""
+    job = many(queue, choices, tokens, **changes)
+    await queue.put(job)
+    return job
+
+
 def nothing_left(running: Running) -> None:
     worker = running.worker
     assert (worker.running, worker._starter.texts, worker._starter.batch_texts, worker._partial) == (0, 0, 0, {})

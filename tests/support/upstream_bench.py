@@ -112,6 +112,14 @@ class Bench:
                 await asyncio.sleep(0.02)
 
 
+async def rest(queue: asyncio.Queue[Piece]) -> list[Piece]:
+    """The pieces of a request up to its last one."""
+    pieces = [await asyncio.wait_for(queue.get(), 20)]
+    while not pieces[-1].last:
+        pieces.append(await asyncio.wait_for(queue.get(), 20))
+    return pieces
+
+
 def _add(answer: Answer, piece: Piece) -> None:
     answer.pieces.append(piece)
     answer.text += piece.text

@@ -76,7 +76,7 @@ async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(
         await asyncio.Event().wait()
         return None
 
-    running.worker._checks.failure = failure  # type: ignore[method-assign]
+    running.worker._checker.answer_failure = failure  # type: ignore[method-assign]
     for job in (cancelled, late, broken):
         await queue.put(job)
 
@@ -107,7 +107,7 @@ async def test_a_job_that_was_dropped_is_not_ended_by_its_check(
         await gate.wait()
         return None
 
-    worker._checks.failure = failure  # type: ignore[method-assign]
+    worker._checker.answer_failure = failure  # type: ignore[method-assign]
     worker._writers[0].finish = written.append  # type: ignore[method-assign]
     await queue.put(job)
 

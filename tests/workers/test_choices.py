@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from flow import deltas_of
-from many_choices import job_of, many, nothing_left, prompts
+from many_choices import job_of, many, nothing_left, prompts, put_many
 from msgspec.structs import replace
 from sim_worker import DeafEngine, Start, a_claim, a_job, ended, failure_of, put_job, text_of, until
 
@@ -100,12 +100,10 @@ async def test_others_are_claimed_and_run_beside_it(wire: RedisClient, start: St
     queue = Queue(wire)
     for slots in (8, 1):
         running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=slots))
-        large = many(queue, 40, 40, tenant="large")
-        await queue.put(large)
+        large = await put_many(queue, 40, 40, tenant="large")
         await until(lambda: running.worker._starter.texts == max(1, slots // 2))  # noqa: B023
         for number in range(3):
-            other = a_job(queue, f"other {number}", 4, tenant="other")
-            await queue.put(other)
+            other = await put_job(queue, f"other {number}", 4, tenant="other")
             assert (await ended(wire, other.id)).state is JobState.COMPLETED
         assert running.worker.running == 1 and running.worker._partial, "the large one was not done"
         await queue.cancel(large.id)
@@ -118,11 +116,9 @@ async def test_it_has_half_of_the_cache(wire: RedisClient, start: Start) -> None
     """Where the KV cache is smaller than the slots would need, half of that is the limit, by estimated sizes."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=8, kv_tokens=400), engine=Counted)
-    job = many(queue, 12, 78)  # of 80 tokens each
-    await queue.put(job)
+    job = await put_many(queue, 12, 78)  # of 80 tokens each
     await until(lambda: running.worker._starter.texts == 2)
-    other = a_job(queue, "other", 4)
-    await queue.put(other)
+    other = await put_job(queue, "other", 4)
     assert (await ended(wire, other.id)).state is JobState.COMPLETED
     assert running.worker._partial
     await exact(wire, job, 78)
@@ -142,9 +138,7 @@ async def test_several_of_them_fill_the_slots_and_no_more(wire: RedisClient, sta
     """What is claimed together: every job has its first choice, the others are started where there is room; the engine
     never queues more than is kept at hand."""
     queue = Queue(wire)
-    jobs = [many(queue, 10, 30) for _ in range(5)]
-    for job in jobs:
-        await queue.put(job)
+    jobs = [await put_many(queue, 10, 30) for _ in range(5)]
     seen: list[tuple[int, int]] = []
     running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=8), engine=Counted)
     take = running.worker.on_step
@@ -164,14 +158,11 @@ async def test_several_of_them_fill_the_slots_and_no_more(wire: RedisClient, sta
 async def test_lane_batch_leaves_the_reserved_slots_free(wire: RedisClient, start: Start) -> None:
     """Lines of many choices fill all other slots and not one more; a chat has one at once."""
     queue = Queue(wire)
-    lines = [many(queue, 10, 400, priority=Priority.BATCH) for _ in range(6)]
-    for line in lines:
-        await queue.put(line)
+    lines = [await put_many(queue, 10, 400, priority=Priority.BATCH) for _ in range(6)]
     running = await start(SLOW, WorkerSettings(reserved_slots=2, drain_s=5))
     await until(lambda: running.worker._starter.texts == 6)
     assert running.worker._starter.batch_texts == 6
-    chat = a_job(queue, "chat", 4, priority=Priority.INTERACTIVE)
-    await queue.put(chat)
+    chat = await put_job(queue, "chat", 4, priority=Priority.INTERACTIVE)
     assert (await ended(wire, chat.id)).state is JobState.COMPLETED
     assert running.worker._starter.batch_texts == 6 and running.engine.stats().waiting == 0
     for line in lines[:3]:
@@ -181,34 +172,12 @@ async def test_lane_batch_leaves_the_reserved_slots_free(wire: RedisClient, star
     assert running.worker._starter.batch_texts == 6
 
 
-async def test_of_what_waits_the_highest_lane_goes_first(wire: RedisClient, start: Start) -> None:
-    """A line of a batch that came first has to wait for the choices of a chat."""
-    queue = Queue(wire)
-    running = await start(
-        SimSettings(step_ms=2, prefill_ms=1, slots=4), WorkerSettings(reserved_slots=0), engine=Counted
-    )
-    engine = running.engine
-    assert isinstance(engine, Counted)
-    lines = [many(queue, 12, 60, priority=Priority.BATCH) for _ in range(2)]
-    for job in lines:
-        await queue.put(job)
-    await until(lambda: running.worker._starter.texts == 4)
-    chat = many(queue, 8, 10, priority=Priority.INTERACTIVE)
-    await queue.put(chat)
-    await exact(wire, chat, 10)
-    of_chat = [at for at, each in enumerate(engine.given) if job_of(each) == chat.id]
-    assert of_chat[1] - of_chat[0] == 1, "its second choice was the next one to be given"
-    for job in lines:
-        await exact(wire, job, 60)
-
-
 @pytest.mark.parametrize("stop", ["cancel", "deadline"])
 async def test_its_end_before_its_time_starts_no_choice(wire: RedisClient, start: Start, stop: str) -> None:
     """A cancel and a deadline while choices wait: these are never started, and no reader hears of them."""
     queue = Queue(wire)
     running = await start(SLOW, engine=Counted)
-    job = many(queue, 20, 500, deadline_ms=400 if stop == "deadline" else None)
-    await queue.put(job)
+    job = await put_many(queue, 20, 500, deadline_ms=400 if stop == "deadline" else None)
     await until(lambda: running.worker._starter.texts == 4)
     if stop == "cancel":
         await queue.cancel(job.id)
@@ -242,8 +211,7 @@ async def test_a_list_with_one_impossible_prompt_computes_nothing(wire: RedisCli
     assert await refused_with(wire, job) == 0
     assert isinstance(running.engine, Counted) and running.engine.given == []
     nothing_left(running)
-    fine = many(queue, 9, 5)
-    await queue.put(fine)
+    fine = await put_many(queue, 9, 5)
     await exact(wire, fine, 5)
 
 
@@ -266,8 +234,7 @@ async def test_one_choice_that_is_refused_ends_the_job(wire: RedisClient, start:
     await queue.put(job)
     assert await refused_with(wire, job) > 0
     nothing_left(running)
-    fine = many(queue, 9, 5)
-    await queue.put(fine)
+    fine = await put_many(queue, 9, 5)
     await exact(wire, fine, 5)
 
 
@@ -293,8 +260,7 @@ async def test_a_lost_workers_choices_are_continued_or_begun(wire: RedisClient, 
     """The same after a loss: every text is exact, each delta is there once, prompts are counted once."""
     queue = Queue(wire)
     lost = await start(SLOW)
-    job = many(queue, 10, 25)
-    await queue.put(job)
+    job = await put_many(queue, 10, 25)
     await until(lambda: _ended_choices(wire, job))
     lost.task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -316,8 +282,7 @@ async def test_long_ones_are_checkpointed_while_choices_wait(wire: RedisClient, 
     running = await start(
         SimSettings(step_ms=1, prefill_ms=1, slots=2), WorkerSettings(checkpoint_frames=50, drain_s=0.1)
     )
-    job = many(queue, 4, 400)
-    await queue.put(job)
+    job = await put_many(queue, 4, 400)
     await until(lambda: any(attempt.is_checkpointed for attempt in running.worker._attempts.values()))
     running.stop.set()
     await running.task
@@ -353,8 +318,7 @@ async def test_a_slot_that_becomes_free_is_taken_at_once(wire: RedisClient, star
     for job in jobs:
         await queue.put(job)
     await until(lambda: running.worker._starter.texts == 4)
-    waits = a_job(queue, "waits", 4)
-    await queue.put(waits)
+    waits = await put_job(queue, "waits", 4)
     assert (await ended(wire, waits.id)).state is JobState.COMPLETED
     assert running.worker.running == 3
 
@@ -394,6 +358,6 @@ async def test_an_engine_that_dies_when_a_later_choice_is_given_ends_the_worker(
 
     queue = Queue(wire)
     running = await start(SLOW, engine=Dying)
-    await queue.put(many(queue, 10, 20))
+    await put_many(queue, 10, 20)
     with pytest.raises(EngineDead, match="gone"):
         await asyncio.wait_for(running.task, 20)

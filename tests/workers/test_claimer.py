@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from flow import a_lease, claim_one, lapse
-from sim_worker import Running, Start, a_job, ended, expected, put_job, text_of, until
+from sim_worker import Running, Start, ended, expected, put_job, text_of, until
 
 from penstock.engine import Capabilities, Stats
 from streaming.fleet.plans import Leadership, Plans
@@ -40,9 +40,7 @@ async def test_suspects_run_alone_and_the_innocent_complete(
     """Jobs that lost two workers are run one at a time; nothing runs beside them. The log names each."""
     caplog.set_level("INFO", "workers.claimer")
     queue = Queue(wire)
-    jobs = [a_job(queue, f"suspect {number}", 20) for number in range(3)]
-    for job in jobs:
-        await queue.put(job)
+    jobs = [await put_job(queue, f"suspect {number}", 20) for number in range(3)]
     for _ in range(2):
         lease = await a_lease(wire)
         assert len((await lease.claim(0, 5)).jobs) == 3
@@ -62,8 +60,7 @@ async def test_suspects_run_alone_and_the_innocent_complete(
     lone = [each for each in caplog.records if each.getMessage().startswith("a job runs alone")]
     named = [json.loads(JsonLines("worker").format(each)) for each in lone]
     assert sorted(each["jobs"] for each in named) == sorted([job.id] for job in jobs)
-    after = a_job(queue, "after", 5)
-    await queue.put(after)
+    after = await put_job(queue, "after", 5)
     assert (await ended(wire, after.id)).state is JobState.COMPLETED
 
 
@@ -75,21 +72,21 @@ async def test_slots_are_kept_for_higher_lanes(wire: RedisClient, start: Start) 
 
     async def six_run() -> list[object]:
         async def so() -> bool:
-            return len(running.engine._batch.running) == 6
+            return len(running.engine._running) == 6
 
         await until(so)
-        return list(running.engine._batch.running)
+        return list(running.engine._running)
 
     for number in range(20):
-        await queue.put(a_job(queue, f"line {number}", 400, priority=Priority.BATCH))
+        await put_job(queue, f"line {number}", 400, priority=Priority.BATCH)
     held = {id(each) for each in await six_run()}
     await asyncio.sleep(0.6)
     assert running.worker.running == 6 and running.worker.reserved == 2
-    chats = [await queue.put(a_job(queue, f"chat {number}", 3, priority=priority))
+    chats = [await put_job(queue, f"chat {number}", 3, priority=priority)
              for number, priority in enumerate((Priority.INTERACTIVE, Priority.STANDARD))]  # fmt: skip
     for chat in chats:
         assert (await ended(wire, chat.id)).state is JobState.COMPLETED
-    assert {id(each) for each in running.engine._batch.running} == held, "a chat waited for a line to end"
+    assert {id(each) for each in running.engine._running} == held, "a chat waited for a line to end"
 
 
 async def hold(wire: RedisClient, running: Running, for_ms: int) -> None:
@@ -108,8 +105,7 @@ async def test_a_held_worker_leaves_new_jobs_to_others_and_finishes_its_own(wire
     """Ten jobs go to the other worker; once it may again, the held one takes the next."""
     queue = Queue(wire)
     held = await start(SimSettings(step_ms=5, prefill_ms=1, slots=8))
-    long = a_job(queue, "long", 200)
-    await queue.put(long)
+    long = await put_job(queue, "long", 200)
     await until(lambda: held.worker.running == 1)
     await hold(wire, held, 60_000)
     other = await start()
@@ -122,8 +118,7 @@ async def test_a_held_worker_leaves_new_jobs_to_others_and_finishes_its_own(wire
     other.stop.set()
     await other.task
     await hold(wire, held, 0)
-    last = a_job(queue)
-    await queue.put(last)
+    last = await put_job(queue)
     assert (await ended(wire, last.id)).state is JobState.COMPLETED
 
 
@@ -152,16 +147,13 @@ async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(wire: RedisClie
     """It is put back unclaimed, without a dead letter and without spinning, and what this worker can read behind it
     runs."""
     queue = Queue(wire)
-    newer = [a_job(queue, max_queue_ms=3_600_000) for _ in range(3)]
+    newer = [await put_job(queue, max_queue_ms=3_600_000) for _ in range(3)]
     for job in newer:
-        await queue.put(job)
         fields = msgspec.msgpack.decode(encode(job))
         body = msgspec.msgpack.encode(fields | {"v": JOB_VERSION + 1, "prompt": {"kind": "new"}})
         await wire.redis.hset(partition_key(0, "job", job.id), "body", body)
     running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=2))
-    fine = [a_job(queue) for _ in range(5)]
-    for job in fine:
-        await queue.put(job)
+    fine = [await put_job(queue) for _ in range(5)]
     for job in fine:
         assert (await ended(wire, job.id)).state is JobState.COMPLETED
     before = (await wire.redis.info("commandstats"))["cmdstat_xclaim"]["calls"]
@@ -189,8 +181,7 @@ async def test_a_job_that_a_newer_worker_began_waits_for_one(wire: RedisClient, 
     await wire.redis.xadd(partition_key(0, "log", lost.id), {"-": frame}, id="1-0")
     await lost.release(job.id, 1)
     await start()
-    fine = a_job(queue)
-    await queue.put(fine)
+    fine = await put_job(queue)
     assert (await ended(wire, fine.id)).state is JobState.COMPLETED
     async with asyncio.timeout(20):
         while (record := await JobReader(wire).record(job.id)).state is not JobState.QUEUED:
@@ -231,7 +222,7 @@ class Hands:
     def restart_reason(self, _: object) -> str:
         return ""
 
-    async def refusal(self, _: Job) -> None:
+    async def refusal(self, _: Claim) -> None:
         return None
 
     def begin(self, claim: Claim, _: History, refusal: object = None) -> None:

@@ -94,9 +94,7 @@ async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
     worker = Worker(wire, engine, card, WorkerSettings(drain_s=20), recorder, reasons.append)
     workers.append(worker)
     task = asyncio.create_task(worker.run(stop))
-    jobs = [a_job(queue, "x", 300, id=new_job_id(partition)) for partition in (0, 1)]
-    for job in jobs:
-        await queue.put(job)
+    jobs = [await put_job(queue, "x", 300, id=new_job_id(partition)) for partition in (0, 1)]
     await until(lambda: engine.stats().running == 2)
     if draining:
         stop.set()

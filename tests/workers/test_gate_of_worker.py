@@ -35,9 +35,7 @@ async def _runs(running: Running, texts: int) -> bool:
 async def test_with_the_gate_a_full_cache_evicts_nothing(wire: RedisClient, start: Start, gate: bool) -> None:
     """Twelve answers of which three fit; every text is whole in both cases."""
     queue = Queue(wire)
-    jobs = [a_job(queue, f"job {number}", 120) for number in range(12)]
-    for job in jobs:
-        await queue.put(job)
+    jobs = [await put_job(queue, f"job {number}", 120) for number in range(12)]
     running = await start(FULL, WorkerSettings(gate=gate, drain_s=5))
     for number, job in enumerate(jobs):
         record = await ended(wire, job.id)
@@ -51,14 +49,11 @@ async def test_a_waiting_job_does_not_hold_back_chats_that_fit(wire: RedisClient
     queue = Queue(wire)
     slow = msgspec.structs.replace(FULL, step_ms=10)
     running = await start(slow, WorkerSettings(drain_s=0))
-    long = a_job(queue, "long", 250)
-    await queue.put(long)
+    long = await put_job(queue, "long", 250)
     await until(lambda: _runs(running, 1))
-    line = a_job(queue, "line", 200, priority=Priority.BATCH)
-    await queue.put(line)
+    line = await put_job(queue, "line", 200, priority=Priority.BATCH)
     await until(lambda: _holds(running, 2))
-    chat = a_job(queue, "chat", 20, priority=Priority.INTERACTIVE)
-    await queue.put(chat)
+    chat = await put_job(queue, "chat", 20, priority=Priority.INTERACTIVE)
     assert (await ended(wire, chat.id)).state is JobState.COMPLETED
     assert await _runs(running, 1) and await _holds(running, 2), "the others were not over"
     for job in (long, line):
@@ -68,9 +63,7 @@ async def test_a_waiting_job_does_not_hold_back_chats_that_fit(wire: RedisClient
 async def test_jobs_of_a_lane_begin_in_the_order_of_their_claims(wire: RedisClient, start: Start) -> None:
     """One claim brings three: the second does not fit, and the third waits behind it, though it would."""
     queue = Queue(wire)
-    jobs = [a_job(queue, f"job {number}", tokens) for number, tokens in enumerate((250, 200, 10))]
-    for job in jobs:
-        await queue.put(job)
+    jobs = [await put_job(queue, f"job {number}", tokens) for number, tokens in enumerate((250, 200, 10))]
     await start(FULL, WorkerSettings(drain_s=5))
     ends = [(await ended(wire, job.id)).terminal for job in jobs]
     released = [end.generated.released for end in ends if end is not None]
@@ -83,28 +76,23 @@ async def test_a_job_that_waits_at_the_gate_ends_at_once(wire: RedisClient, star
     """No choice of it runs whose end could end it, and the next job takes its turn."""
     queue = Queue(wire)
     running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=0))
-    long = a_job(queue, "long", 250)
-    await queue.put(long)
+    await put_job(queue, "long", 250)
     await until(lambda: _runs(running, 1))
-    waits = a_job(queue, "waits", 200, deadline_ms=400 if way == "deadline" else None)
-    await queue.put(waits)
+    waits = await put_job(queue, "waits", 200, deadline_ms=400 if way == "deadline" else None)
     if way == "cancel":
         await until(lambda: _holds(running, 2))
         await queue.cancel(waits.id)
     record = await ended(wire, waits.id)
     assert record.state is (JobState.CANCELLED if way == "cancel" else JobState.EXPIRED)
     assert await _runs(running, 1)
-    after = a_job(queue, "after", 5)
-    await queue.put(after)
+    after = await put_job(queue, "after", 5)
     assert (await ended(wire, after.id)).state is JobState.COMPLETED
     assert not running.worker._starter.waiting and not running.worker._gate._waiting
 
 
 async def test_a_drain_hands_back_what_waits_at_the_gate(wire: RedisClient, start: Start) -> None:
     queue, running = Queue(wire), await start(FULL, WorkerSettings(drain_s=0))
-    jobs = [a_job(queue, f"job {number}", 250) for number in range(2)]
-    for job in jobs:
-        await queue.put(job)
+    jobs = [await put_job(queue, f"job {number}", 250) for number in range(2)]
     await until(lambda: _holds(running, 2))
     running.stop.set()
     await running.task
@@ -178,13 +166,10 @@ async def test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_a
     """Seven lines of 50 tokens fill the cache, and beside 250 tokens of prompt that run for longer only one fits.
     The engine counts each prompt as it was estimated, so that it does not matter how many it has counted."""
     queue = Queue(wire)
-    lines = [a_job(queue, f"line no {number}", 50, priority=Priority.BATCH) for number in range(7)]
-    for job in lines:
-        await queue.put(job)
+    lines = [await put_job(queue, f"line no {number}", 50, priority=Priority.BATCH) for number in range(7)]
     running = await start(msgspec.structs.replace(FULL, step_ms=40), WorkerSettings(drain_s=20))
     await until(lambda: _runs(running, 7))
-    chat = a_job(queue, "chat" * 250, 60, priority=Priority.INTERACTIVE)
-    await queue.put(chat)
+    chat = await put_job(queue, "chat" * 250, 60, priority=Priority.INTERACTIVE)
     record = await ended(wire, chat.id)
     assert (record.state, text_of(record)) == (JobState.COMPLETED, expected("chat" * 250, 60))
     records = [await ended(wire, job.id) for job in lines]
@@ -198,8 +183,7 @@ async def test_what_can_never_fit_is_refused_at_once(wire: RedisClient, start: S
     """A prompt above the cache is the engine's to refuse, whatever runs; chats are still claimed."""
     queue = Queue(wire)
     running = await start(msgspec.structs.replace(FULL, step_ms=20, kv_policy=policy), WorkerSettings(drain_s=0))
-    long = a_job(queue, "long", 300)
-    await queue.put(long)
+    await put_job(queue, "long", 300)
     await until(lambda: _runs(running, 1))
     impossible, chat = a_job(queue, "x" * 2400, 50), a_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
     await queue.put(impossible)
@@ -212,9 +196,7 @@ async def test_what_can_never_fit_is_refused_at_once(wire: RedisClient, start: S
 async def test_what_can_never_fit_does_not_wait_behind_others(wire: RedisClient, start: Start) -> None:
     """One claim brings three jobs: while the second waits at the gate, the engine refuses the third."""
     queue = Queue(wire)
-    jobs = [a_job(queue, text, tokens) for text, tokens in (("long", 300), ("large", 200), ("x" * 2400, 50))]
-    for job in jobs:
-        await queue.put(job)
+    jobs = [await put_job(queue, text, tokens) for text, tokens in (("long", 300), ("large", 200), ("x" * 2400, 50))]
     running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=0))
     await _is_refused(wire, jobs[2])
     assert await _runs(running, 1) and await _holds(running, 2), "the others were over"
@@ -234,8 +216,7 @@ async def test_a_chat_that_does_not_fit_anyway_preempts_nothing(wire: RedisClien
     for job in (standard, *lines):
         await queue.put(job)
     await until(lambda: _runs(running, 4))
-    chat = a_job(queue, "chat" * 200, 150, priority=Priority.INTERACTIVE)
-    await queue.put(chat)
+    chat = await put_job(queue, "chat" * 200, 150, priority=Priority.INTERACTIVE)
     records = [await ended(wire, job.id) for job in (*lines, chat)]
     assert [each.state for each in records] == [JobState.COMPLETED] * 4
     assert not [each for record in records for each in record.attempts if each.outcome == "preempted"]
@@ -248,12 +229,10 @@ async def test_a_batch_job_gives_way_as_soon_as_it_has_run_for_long_enough(
     monkeypatch.setattr(victims, "MIN_RUN_S", 1.0)
     queue = Queue(wire)
     running = await start(msgspec.structs.replace(FULL, step_ms=10), WorkerSettings(drain_s=0))
-    line = a_job(queue, "line", 250, priority=Priority.BATCH)
-    await queue.put(line)
+    line = await put_job(queue, "line", 250, priority=Priority.BATCH)
     for _ in range(2):
         await until(lambda: _runs(running, 1))
-        chat = a_job(queue, "chat" * 250, 120, priority=Priority.INTERACTIVE)
-        await queue.put(chat)
+        chat = await put_job(queue, "chat" * 250, 120, priority=Priority.INTERACTIVE)
         assert (await ended(wire, chat.id)).state is JobState.COMPLETED
     record = await JobReader(wire).record(line.id)
     assert not record.state.final, "the line was over"
@@ -269,8 +248,7 @@ async def test_chats_that_fit_overtake_a_large_job_of_lane_standard(wire: RedisC
     await until(lambda: _runs(running, 1))
     await queue.put(large)
     await until(lambda: _holds(running, 2))
-    chat = a_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
-    await queue.put(chat)
+    chat = await put_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
     assert (await ended(wire, chat.id)).state is JobState.COMPLETED
     assert await _runs(running, 1) and await _holds(running, 2), "the others were over"
 

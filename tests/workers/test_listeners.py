@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from flow import numbers_read, until
+from sim_worker import Start, a_job
 
-from penstock.engine import ChatTurn, Sampling
 from streaming.errors import Unavailable
-from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.relay import Relay
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.keys import channel, partition_key
-from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from telemetry.metrics import Metrics
-from telemetry.tracing import Tracing
-from workers import heartbeat as module
-from workers.engines.sim.engine import SimEngine
+from workers import worker as module
 from workers.engines.sim.settings import SimSettings
 from workers.heartbeat import MAX_SILENT_CHECKS, silent_checks
-from workers.record import Recorder
-from workers.settings import WorkerSettings
 from workers.worker import Worker
 
 pytestmark = pytest.mark.slow
@@ -47,28 +40,14 @@ def test_an_address_is_given_up_after_silence_without_a_break() -> None:
     assert MAX_SILENT_CHECKS >= 2, "a process that only connects again is not given up"
 
 
-@asynccontextmanager
-async def at_work(wire: RedisClient) -> AsyncIterator[Worker]:
-    """A worker with the simulated engine that takes three seconds for an answer."""
-    engine = SimEngine("m", SimSettings(step_ms=5, prefill_ms=1))
-    card = await engine.start(lambda step: worker.on_step(step), lambda _: None)  # noqa: PLW0108 - it comes next
-    worker = Worker(wire, engine, card, WorkerSettings(), Recorder("m", Metrics.start("", "worker"), Tracing()))
-    task = asyncio.create_task(worker.run(asyncio.Event()))
-    try:
-        yield worker
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await engine.stop()
+SLOW = SimSettings(step_ms=5, prefill_ms=1)
+"""Three seconds for an answer."""
 
 
 async def streamed(wire: RedisClient, relay: Relay) -> ReorderBuffer:
     """The buffer of a job that is being streamed to this relay."""
     queue = Queue(wire)
-    job = Job(
-        id=queue.new_id("t"), model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "hi"),)),
-        sampling=Sampling(max_tokens=TOKENS), stream=True, reply_to=relay.address,
-    )  # fmt: skip
+    job = a_job(queue, "hi", TOKENS, stream=True, reply_to=relay.address)
     buffer = relay.open(job.id)
     await queue.put(job)
     buffer.accepted = True
@@ -92,65 +71,67 @@ async def fields_of_the_newest_step(wire: RedisClient, worker: Worker) -> set[st
 
 
 async def test_an_address_nobody_listens_at_is_dropped(
-    wire: RedisClient, relay: Relay, monkeypatch: pytest.MonkeyPatch
+    wire: RedisClient, start: Start, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows for a process that is gone are logged no more, those for the living one go on, and each comes once."""
     monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.1)
-    async with at_work(wire) as worker:
-        buffer = await streamed(wire, relay)
-        reading = asyncio.create_task(numbers_read(buffer))
-        await Queue(wire).follow(buffer.job_id, GONE)
+    worker = (await start(SLOW)).worker
+    buffer = await streamed(wire, relay)
+    reading = asyncio.create_task(numbers_read(buffer))
+    await Queue(wire).follow(buffer.job_id, GONE)
 
-        async def logged(*addresses: str) -> bool:
-            return await fields_of_the_newest_step(wire, worker) == set(addresses)
+    async def logged(*addresses: str) -> bool:
+        return await fields_of_the_newest_step(wire, worker) == set(addresses)
 
-        await until(lambda: logged(relay.address, GONE))
-        await until(lambda: logged(relay.address))
-        record = await JobReader(wire).record(buffer.job_id)
-        assert record.addresses == (relay.address,) and record.state is JobState.RUNNING
-        assert await reading == list(range(1, TOKENS + 1))
+    await until(lambda: logged(relay.address, GONE))
+    await until(lambda: logged(relay.address))
+    record = await JobReader(wire).record(buffer.job_id)
+    assert record.addresses == (relay.address,) and record.state is JobState.RUNNING
+    assert await reading == list(range(1, TOKENS + 1))
 
 
-async def test_a_reader_that_was_dropped_by_mistake_follows_again(wire: RedisClient, relay: Relay) -> None:
+async def test_a_reader_that_was_dropped_by_mistake_follows_again(
+    wire: RedisClient, start: Start, relay: Relay
+) -> None:
     """It misses nothing, and hears the rest as it comes."""
-    async with at_work(wire) as worker:
-        buffer = await streamed(wire, relay)
-        reading = asyncio.create_task(numbers_read(buffer))
-        await worker._heartbeat.unfollow(relay.address)
-        assert (await JobReader(wire).record(buffer.job_id)).addresses == ()
+    worker = (await start(SLOW)).worker
+    buffer = await streamed(wire, relay)
+    reading = asyncio.create_task(numbers_read(buffer))
+    await worker._unfollow(relay.address)
+    assert (await JobReader(wire).record(buffer.job_id)).addresses == ()
 
-        async def gone() -> bool:
-            return await fields_of_the_newest_step(wire, worker) == {SILENT}
+    async def gone() -> bool:
+        return await fields_of_the_newest_step(wire, worker) == {SILENT}
 
-        async def back() -> bool:
-            return await fields_of_the_newest_step(wire, worker) == {relay.address}
+    async def back() -> bool:
+        return await fields_of_the_newest_step(wire, worker) == {relay.address}
 
-        await until(gone)
-        await until(back)
-        assert (await JobReader(wire).record(buffer.job_id)).state is JobState.RUNNING
-        assert await reading == list(range(1, TOKENS + 1))
+    await until(gone)
+    await until(back)
+    assert (await JobReader(wire).record(buffer.job_id)).state is JobState.RUNNING
+    assert await reading == list(range(1, TOKENS + 1))
 
 
-async def test_a_drop_that_the_store_did_not_take_is_undone(wire: RedisClient, relay: Relay) -> None:
+async def test_a_drop_that_the_store_did_not_take_is_undone(wire: RedisClient, start: Start, relay: Relay) -> None:
     """The record still names the address, so its rows go on until the store has forgotten it too."""
-    async with at_work(wire) as worker:
-        buffer = await streamed(wire, relay)
-        reading = asyncio.create_task(numbers_read(buffer))
-        unfollow, refused = worker.lease.unfollow, 0
+    worker = (await start(SLOW)).worker
+    buffer = await streamed(wire, relay)
+    reading = asyncio.create_task(numbers_read(buffer))
+    unfollow, refused = worker.lease.unfollow, 0
 
-        async def once_refused(partition: int, address: str, job_ids: Sequence[str]) -> None:
-            nonlocal refused
-            refused += 1
-            if refused == 1:
-                raise Unavailable("the store is away")
-            await unfollow(partition, address, job_ids)
+    async def once_refused(partition: int, address: str, job_ids: Sequence[str]) -> None:
+        nonlocal refused
+        refused += 1
+        if refused == 1:
+            raise Unavailable("the store is away")
+        await unfollow(partition, address, job_ids)
 
-        worker.lease.unfollow = once_refused  # type: ignore[method-assign]
-        with pytest.raises(Unavailable):
-            await worker._heartbeat.unfollow(relay.address)
-        assert worker._attempts[buffer.job_id].addresses == (relay.address,)
-        assert (await JobReader(wire).record(buffer.job_id)).addresses == (relay.address,)
-        await worker._heartbeat.unfollow(relay.address)
-        assert worker._attempts[buffer.job_id].addresses == (SILENT,)
-        assert (await JobReader(wire).record(buffer.job_id)).addresses == ()
-        assert await reading == list(range(1, TOKENS + 1))
+    worker.lease.unfollow = once_refused  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        await worker._unfollow(relay.address)
+    assert worker._attempts[buffer.job_id].addresses == (relay.address,)
+    assert (await JobReader(wire).record(buffer.job_id)).addresses == (relay.address,)
+    await worker._unfollow(relay.address)
+    assert worker._attempts[buffer.job_id].addresses == (SILENT,)
+    assert (await JobReader(wire).record(buffer.job_id)).addresses == ()
+    assert await reading == list(range(1, TOKENS + 1))

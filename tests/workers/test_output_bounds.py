@@ -46,14 +46,13 @@ class Spoiling(SimEngine):
 
 
 @pytest.mark.parametrize("kind", SPOILS)
-@pytest.mark.parametrize("stream", [False, True])
 async def test_it_fails_its_own_job_and_the_others_go_on(
-    wire: RedisClient, start: Start, caplog: pytest.LogCaptureFixture, kind: str, stream: bool
+    wire: RedisClient, start: Start, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """Those beside it, and those after it; the cause is in its record, and once in the log."""
     queue, engine = Queue(wire), type("SpoilingOne", (Spoiling,), {"spoil": staticmethod(SPOILS[kind])})
     running = await start(FAST, engine=engine)
-    bad, beside, after = (a_job(queue, text, 20, stream=stream) for text in ("bad", "beside", "after"))
+    bad, beside, after = (a_job(queue, text, 20, stream=True) for text in ("bad", "beside", "after"))
     running.engine.bad.add(bad.id)
     await queue.put(bad)
     await queue.put(beside)

@@ -204,8 +204,7 @@ async def test_a_drained_workers_job_goes_on_without_its_log(
 async def undisturbed(wire: RedisClient, job: Job) -> JobRecord:
     """The record of the same request, run by one worker from its start to its end."""
     queue = Queue(wire)
-    again = a_job(queue, "long", sampling=job.sampling)
-    await queue.put(again)
+    again = await put_job(queue, "long", sampling=job.sampling)
     return await ended(wire, again.id)
 
 

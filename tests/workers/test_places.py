@@ -6,7 +6,7 @@ The engine here ends a text when the test says so, so nothing depends on time.
 from __future__ import annotations
 
 import pytest
-from many_choices import job_of, many, nothing_left
+from many_choices import job_of, many, nothing_left, put_many
 from sim_worker import Running, Start, a_job, put_job, until
 
 from penstock.engine import Piece, Request, Sampling, Stats
@@ -77,9 +77,7 @@ class Bench:
 
     async def begin(self, large: int, prefetch: int = 1, priority: Priority = Priority.STANDARD) -> list[Job]:
         """Start the worker; it claims so many jobs of sixteen choices together and fills its slots."""
-        jobs = [many(self.queue, 16, 8, priority=priority) for _ in range(large)]
-        for job in jobs:
-            await self.queue.put(job)
+        jobs = [await put_many(self.queue, 16, 8, priority=priority) for _ in range(large)]
         settings = WorkerSettings(prefetch=prefetch, poll_ms=NEVER_MS, drain_s=0, reserved_slots=0)
         self.running = await self._start(SLOTS, settings, engine=Manual)
         assert isinstance(self.running.engine, Manual)
@@ -218,17 +216,15 @@ async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: R
     running = await start(SLOTS, settings, engine=Manual)
     engine = running.engine
     assert isinstance(engine, Manual)
-    small = a_job(queue, tenant="light")
-    await queue.put(small)
+    small = await put_job(queue, tenant="light")
     await until(lambda: len(engine.live) == 1)
     for _ in range(2):
-        await queue.put(many(queue, 8, 4, tenant="flood"))
+        await put_many(queue, 8, 4, tenant="flood")
     await until(lambda: len(engine.live) == 4)
     await queue.put(a_job(queue, tenant="flood"))  # only now: one claim may bring several jobs of a tenant at its share
     engine.end(small)
     await until(lambda: not running.worker._claimer._claims and len(engine.live) == 3)
-    later = a_job(queue, tenant="light")
-    await queue.put(later)
+    later = await put_job(queue, tenant="light")
     await until(lambda: later.id in engine.given)
     assert len(engine.live) == 4 and [job_of(each) for each in engine.live].count(later.id) == 1
     await until(lambda: _is_over(running))
@@ -242,12 +238,11 @@ async def test_a_share_of_the_slots_is_by_weight(wire: RedisClient, start: Start
     running = await start(SLOTS, settings, engine=Manual, weights={"heavy": 3.0})
     engine = running.engine
     assert isinstance(engine, Manual)
-    small = a_job(queue, tenant="light")
-    await queue.put(small)
+    small = await put_job(queue, tenant="light")
     await until(lambda: len(engine.live) == 1)
     engine.end(small)
     for _ in range(6):
-        await queue.put(a_job(queue, tenant="heavy"))
+        await put_job(queue, tenant="heavy")
     await until(lambda: len(engine.live) == 4)
     engine.end()
     await until(lambda: len(engine.live) == 4)

@@ -27,9 +27,7 @@ pytestmark = pytest.mark.slow
 async def running_batch(wire: RedisClient, start: Start, jobs: int, tokens: int = 600) -> tuple[Running, list[Job]]:
     """A worker that runs so many batch jobs, each with a few tokens."""
     queue, reader = Queue(wire), JobReader(wire)
-    held = [a_job(queue, f"line {number}", tokens, priority=Priority.BATCH) for number in range(jobs)]
-    for job in held:
-        await queue.put(job)
+    held = [await put_job(queue, f"line {number}", tokens, priority=Priority.BATCH) for number in range(jobs)]
     running = await start(LONG, WorkerSettings(drain_s=20))
 
     async def all_have_tokens() -> bool:
@@ -146,9 +144,7 @@ async def full_of_batch(
 ) -> tuple[Running, list[Job]]:
     """A worker with more batch jobs than slots."""
     queue = Queue(wire)
-    jobs = [a_job(queue, f"line {number}", tokens, priority=Priority.BATCH) for number in range(12)]
-    for job in jobs:
-        await queue.put(job)
+    jobs = [await put_job(queue, f"line {number}", tokens, priority=Priority.BATCH) for number in range(12)]
     running = await start(LONG, settings)
     await until(lambda: running.engine.stats().running == LONG.slots and running.worker._starter.claimer_found_no_room)
     return running, jobs
@@ -159,8 +155,7 @@ async def test_a_chat_takes_the_place_of_a_batch_job(wire: RedisClient, start: S
     when the chat has, and all end with the text of an undisturbed run."""
     running, jobs = await full_of_batch(wire, start, tokens=800)
     queue = Queue(wire)
-    chat = a_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
-    await queue.put(chat)
+    chat = await put_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
     record = await ended(wire, chat.id)
     assert record.state is JobState.COMPLETED and text_of(record) == expected("chat", 5)
     assert not any(state.final for state in await states(wire, jobs))
@@ -242,18 +237,16 @@ async def test_a_claim_beyond_the_free_places_brings_the_highest_lane_alone(wire
     assert (await lease.claim(0, 2, free=0)).jobs == []
     assert await wire.redis.zscore(yielding, lease.id) is not None and await wire.redis.zscore(idle, lease.id) is None
     assert 0 < await wire.redis.ttl(yielding) <= 10
-    await queue.put(a_job(queue, "batch", priority=Priority.BATCH))
+    await put_job(queue, "batch", priority=Priority.BATCH)
     assert await wire.redis.exists(yielding), "a batch job wakes no worker that is full"
-    await queue.put(a_job(queue, "chat", priority=Priority.INTERACTIVE))
+    await put_job(queue, "chat", priority=Priority.INTERACTIVE)
     assert not await wire.redis.exists(yielding)
 
 
 async def test_a_job_of_lane_standard_beside_a_chat_preempts_nothing(wire: RedisClient, start: Start) -> None:
     """One claim brings both and one slot is free: the chat has it, and the other job waits for a slot."""
     queue = Queue(wire)
-    lines = [a_job(queue, f"line {number}", 600, priority=Priority.BATCH) for number in range(3)]
-    for job in lines:
-        await queue.put(job)
+    lines = [await put_job(queue, f"line {number}", 600, priority=Priority.BATCH) for number in range(3)]
     running = await start(replace(LONG, slots=4), WorkerSettings(drain_s=20))
     await until(lambda: running.engine.stats().running == 3)
     standard, chat = a_job(queue, "standard", 5), a_job(queue, "chat", 50, priority=Priority.INTERACTIVE)
@@ -270,7 +263,7 @@ async def test_a_worker_whose_slots_are_taken_is_not_idle(wire: RedisClient, sta
     """Though it would prefetch a job: one that must begin at once is refused; another one wakes it all the same."""
     queue, settings = Queue(wire), WorkerSettings(drain_s=0, poll_ms=300)
     running = await start(replace(LONG, slots=1), settings)
-    await queue.put(a_job(queue, "long", 2_000))
+    await put_job(queue, "long", 2_000)
 
     async def is_full() -> bool:
         marked = await wire.redis.exists(partition_key(0, "prefetching", "m"))
@@ -279,5 +272,5 @@ async def test_a_worker_whose_slots_are_taken_is_not_idle(wire: RedisClient, sta
     await until(is_full)
     with pytest.raises(NoCapacity):
         await queue.put(a_job(queue, "now", 5, priority=lane), must_run=True)
-    await queue.put(a_job(queue, "later", 5, priority=lane))
+    await put_job(queue, "later", 5, priority=lane)
     await until(lambda: running.worker.running == 2)

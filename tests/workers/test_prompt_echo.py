@@ -1,4 +1,4 @@
-"""Echo: each text begins with its prompt, once, whichever workers generate it; no engine continues the prompt twice."""
+"""The past of a job's texts: as engines and servers get it, and with its prompt where that is echoed, once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import asyncio
 from typing import Any
 
 from msgspec.structs import replace
-from sim_worker import FAST, Start, a_job, ended, text_of, until
+from sim_worker import FAST, Start, a_claim, a_job, ended, text_of, until
 
 from penstock.engine import Sampling
+from streaming.jobs.codec import Delta, Run, Section
+from streaming.jobs.history import History
 from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
+from workers.attempt import Attempt, echoes_left, past_of
 from workers.engines.sim.answers import token_text
 
 
@@ -58,3 +62,33 @@ async def test_the_next_worker_shows_it_no_second_time(wire: RedisClient, start:
     assert [each.outcome for each in record.attempts] == ["lost", "completed"]
     for index, prompt in enumerate(("once upon ", "a time ")):
         assert text_of(record, index) == prompt + generated(prompt, 60)
+
+
+PLAIN = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")))
+ECHO = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")), echo=True)
+SECTIONS = (Section(1, Run("a", 4)), Section(3, Run("b", 4)))
+ROWS = [
+    Delta(1, 1, 0, "one x", (7,), 1),
+    Delta(1, 2, 0, "one", (8,), 1),
+    Delta(1, 3, 0, " z", (9,), 1),
+]
+
+
+def test_an_engine_does_not_see_an_echo() -> None:
+    """Which is in front of the first delta of a choice alone."""
+    assert past_of(ECHO, ROWS) == [(" x", (7,), 1), ("one", (8,), 1), (" z", (9,), 1)]
+    assert past_of(PLAIN, ROWS)[0] == ("one x", (7,), 1) and past_of(ECHO, ()) == []
+    assert echoes_left(ECHO, ROWS) == {1: "three"} and echoes_left(PLAIN, ROWS) == echoes_left(PLAIN, ()) == {}
+    assert echoes_left(ECHO, ()) == {0: "one", 1: "three"}
+
+
+def test_an_answer_has_the_name_of_the_run_that_began_it() -> None:
+    """Runs of two workers may have the same number. What nobody has begun is begun by this run."""
+
+    def begun_by(*rows: Delta) -> list[str]:
+        history = History(rows=list(rows), sections=SECTIONS if rows else ())
+        requests = Attempt(a_claim(PLAIN, 9, worker="c"), history).requests()
+        return [requests[index].begun_by for index in range(2)]
+
+    assert begun_by(*ROWS, Delta(1, 4, 1, "a", (1,), 1)) == ["a/4", "b/4"]
+    assert begun_by(*ROWS)[1] == "c/9" and begun_by() == ["c/9", "c/9"]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from sim_worker import Start, a_job, ended, until
+from sim_worker import Start, a_job, ended, put_job, until
 
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
@@ -47,8 +47,7 @@ def kept(recorder: Recorder) -> Kept:
 
 async def test_a_record_comes_after_the_end(wire: RedisClient, start: Start, kept: Kept) -> None:
     await start()
-    job = a_job(Queue(wire), "hello", 10)
-    await Queue(wire).put(job)
+    job = await put_job(Queue(wire), "hello", 10)
     record = await ended(wire, job.id)
     await eventually(lambda: bool(kept.records))
     (found,) = kept.records

@@ -85,11 +85,9 @@ async def test_a_long_job_does_not_keep_the_whole_log(wire: RedisClient, start: 
     reader from the beginning, and the next worker, find all of them."""
     queue, reader, settings = Queue(wire), JobReader(wire), WorkerSettings(checkpoint_frames=150)
     first = await start(SimSettings(step_ms=1, prefill_ms=1), settings)
-    earlier = a_job(queue, "before", 40)
-    await queue.put(earlier)
+    earlier = await put_job(queue, "before", 40)
     await ended(wire, earlier.id)
-    long = a_job(queue, "long", 5000, stream=stream)
-    await queue.put(long)
+    long = await put_job(queue, "long", 5000, stream=stream)
     log, most = partition_key(0, "log", first.worker.lease.id), 0
 
     async def far() -> bool:
@@ -212,7 +210,7 @@ async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: Redis
     await lost.release(job.id, 1)
     running = await start()
     reader, reading, followed = running.worker._claimer._reader, asyncio.Event(), asyncio.Event()
-    read, obey = reader.records, running.worker._heartbeat.obey
+    read, obey = reader.records, running.worker._obey
 
     async def slow(job_ids: Sequence[str], *, bodies: bool = True) -> list[JobRecord | None]:
         reading.set()
@@ -225,7 +223,7 @@ async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: Redis
             followed.set()
 
     reader.records = slow  # type: ignore[method-assign]
-    running.worker._heartbeat.obey = obeyed  # type: ignore[method-assign]
+    running.worker._obey = obeyed  # type: ignore[method-assign]
     address = channel("api", "reader")
     async with wire.subscribe(address) as subscription:
         await asyncio.wait_for(reading.wait(), 20)

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from engine_desk import EngineDesk
+from model_file import prompts_of
 
-from penstock.engine import ChatTurn, Engine, Piece, Refused, Request, Sampling
+from penstock.engine import ChatTurn, Piece, Refused, Request, Sampling
 from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp.engine import LlamacppEngine, Slots
 from workers.engines.llamacpp.prompt import Prompts
 from workers.engines.llamacpp.request import Generation
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.sim.engine import PrefixCache, SimEngine
+from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
-from workers.engines.text import ControlTokens, joined, shared_length
+from workers.engines.text import ControlTokens, shared_length
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
@@ -27,32 +29,11 @@ SECRET = "The patient in room 7 is called Ada Byron, and her diagnosis is a secr
 OPENING, CLOSING = "<|im_start|>", "<|im_end|>"
 
 
-class Tenants:
-    """An engine, and requests to it of tenants by name, one after the other."""
+class Tenants(EngineDesk):
+    """Sends requests of tenants by name, one after the other."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._pieces: list[Piece] = []
-        self._ended = asyncio.Event()
-        self._number = 0
-
-    async def start(self) -> None:
-        await self.engine.start(self._on_step, lambda _phase: None)
-
-    async def ask(self, tenant: str, prompt: Sequence[ChatTurn] | str, past: Any = (), **sampling: Any) -> Piece:
-        self._number += 1
-        self._pieces.clear()
-        self._ended.clear()
-        chosen = Sampling(**{"max_tokens": 1, "temperature": 0.0, **sampling})
-        self.engine.submit(Request(f"r{self._number}", prompt, chosen, past, tenant))
-        async with asyncio.timeout(60):
-            await self._ended.wait()
-        return joined(f"r{self._number}", self._pieces)
-
-    def _on_step(self, pieces: list[Piece]) -> None:
-        self._pieces += pieces
-        if any(piece.last for piece in pieces):
-            self._ended.set()
+    async def ask_as(self, tenant: str, prompt: Sequence[ChatTurn] | str, past: Any = (), **sampling: Any) -> Piece:
+        return await self.ask(prompt, past, tenant=tenant, **{"max_tokens": 1, "temperature": 0.0, **sampling})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -69,26 +50,26 @@ async def one_slot(real_model: Path) -> AsyncIterator[Tenants]:
 
 async def test_a_right_guess_of_another_tenants_prompt_is_not_seen(one_slot: Tenants) -> None:
     """Its own prompt is cached for a tenant, and never for another, whichever request ran between them."""
-    assert (await one_slot.ask("red", SECRET)).cached_tokens == 0
-    assert (await one_slot.ask("red", SECRET)).cached_tokens > 50
-    assert (await one_slot.ask("blue", SECRET)).cached_tokens == 0
-    assert (await one_slot.ask("blue", SECRET)).cached_tokens > 50
-    await one_slot.ask("red", SECRET)
-    await one_slot.ask("blue", "Something else, so that what was cached for the slot could be kept elsewhere. " * 4)
-    assert (await one_slot.ask("blue", SECRET)).cached_tokens == 0
+    assert (await one_slot.ask_as("red", SECRET)).cached_tokens == 0
+    assert (await one_slot.ask_as("red", SECRET)).cached_tokens > 50
+    assert (await one_slot.ask_as("blue", SECRET)).cached_tokens == 0
+    assert (await one_slot.ask_as("blue", SECRET)).cached_tokens > 50
+    await one_slot.ask_as("red", SECRET)
+    await one_slot.ask_as("blue", "Something else, so that what was cached for the slot could be kept elsewhere. " * 4)
+    assert (await one_slot.ask_as("blue", SECRET)).cached_tokens == 0
 
 
 async def test_a_request_that_never_ran_leaves_no_cache_to_its_tenant(one_slot: Tenants) -> None:
     """Refused before its prompt is computed, it leaves the other tenant's in the slot; so does one whose schema is
     only tried."""
-    await one_slot.ask("red", SECRET)
-    refused = await one_slot.ask("blue", "river " * (2 * CONTEXT))
+    await one_slot.ask_as("red", SECRET)
+    refused = await one_slot.ask_as("blue", "river " * (2 * CONTEXT))
     assert refused.failure is not None
-    assert (await one_slot.ask("blue", SECRET)).cached_tokens == 0
-    await one_slot.ask("red", SECRET)
+    assert (await one_slot.ask_as("blue", SECRET)).cached_tokens == 0
+    await one_slot.ask_as("red", SECRET)
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(("}}}
-    assert (await one_slot.ask("blue", SECRET, json_schema=schema)).failure is not None
-    assert (await one_slot.ask("blue", SECRET)).cached_tokens == 0
+    assert (await one_slot.ask_as("blue", SECRET, json_schema=schema)).failure is not None
+    assert (await one_slot.ask_as("blue", SECRET)).cached_tokens == 0
 
 
 async def test_a_tenant_is_given_the_slot_that_has_its_prompt(real_model: Path) -> None:
@@ -96,9 +77,9 @@ async def test_a_tenant_is_given_the_slot_that_has_its_prompt(real_model: Path) 
     tenants = Tenants(LlamacppEngine("m", LlamacppSettings(slots=2, context=CONTEXT), real_model))
     await tenants.start()
     for tenant in ("red", "blue"):
-        assert (await tenants.ask(tenant, SECRET)).cached_tokens == 0
+        assert (await tenants.ask_as(tenant, SECRET)).cached_tokens == 0
     for tenant in ("red", "blue", "red"):
-        assert (await tenants.ask(tenant, SECRET)).cached_tokens > 50
+        assert (await tenants.ask_as(tenant, SECRET)).cached_tokens > 50
     await tenants.engine.stop()
 
 
@@ -106,12 +87,12 @@ async def test_the_simulated_engine_caches_by_tenant_too() -> None:
     """So that tests of the whole path see what a tenant sees; without the setting it caches nothing."""
     tenants = Tenants(SimEngine("sim", SimSettings(cache_prompts=4, step_ms=0, prefill_ms=0)))
     await tenants.start()
-    seen = [(await tenants.ask(tenant, SECRET)).cached_tokens for tenant in ("red", "red", "blue", "blue")]
+    seen = [(await tenants.ask_as(tenant, SECRET)).cached_tokens for tenant in ("red", "red", "blue", "blue")]
     assert seen == [0, len(SECRET) // 4, 0, len(SECRET) // 4]
     await tenants.engine.stop()
     tenants = Tenants(SimEngine("sim", SimSettings(step_ms=0, prefill_ms=0)))
     await tenants.start()
-    assert [(await tenants.ask("red", SECRET)).cached_tokens for _ in range(2)] == [0, 0]
+    assert [(await tenants.ask_as("red", SECRET)).cached_tokens for _ in range(2)] == [0, 0]
     await tenants.engine.stop()
 
 
@@ -151,14 +132,6 @@ async def test_a_request_that_owns_nothing_leaves_nothing_to_the_owner_before_it
     slot.own(red)
     slot.disown()
     assert not slot.begin(red)
-
-
-@pytest.mark.parametrize("size", [10, 4096, 100_000])
-async def test_what_the_simulated_engine_caches_is_its_owners_at_any_length(size: int) -> None:
-    cache, prompt = PrefixCache(8), "a" * size
-    assert cache.use("red", prompt) == 0
-    assert cache.use("blue", prompt) == 0
-    assert cache.use("blue", prompt) == cache.use("red", prompt) == size
 
 
 @pytest.mark.parametrize(
@@ -266,52 +239,33 @@ async def test_a_message_cannot_open_a_turn(real_model: Path) -> None:
 async def test_control_tokens_of_a_message_are_tokenised_as_text(one_slot: Tenants) -> None:
     """Each of them is several tokens; in a raw prompt, which is all its caller's, each is one."""
     many = 20
-    plain = (await one_slot.ask("red", [ChatTurn("user", "Hi")])).prompt_tokens
-    spelled = (await one_slot.ask("red", [ChatTurn("user", "Hi" + OPENING * many)])).prompt_tokens
+    plain = (await one_slot.ask_as("red", [ChatTurn("user", "Hi")])).prompt_tokens
+    spelled = (await one_slot.ask_as("red", [ChatTurn("user", "Hi" + OPENING * many)])).prompt_tokens
     assert spelled - plain >= 4 * many
-    raw = (await one_slot.ask("red", "Hi")).prompt_tokens
-    assert (await one_slot.ask("red", "Hi" + OPENING * many)).prompt_tokens == raw + many
+    raw = (await one_slot.ask_as("red", "Hi")).prompt_tokens
+    assert (await one_slot.ask_as("red", "Hi" + OPENING * many)).prompt_tokens == raw + many
 
 
 async def test_what_a_lost_worker_generated_stays_text(one_slot: Tenants) -> None:
     """A model that wrote a control token letter by letter did not open a turn, and does not where it is resumed."""
     turns = [ChatTurn("user", "Hi")]
-    few = await one_slot.ask("red", turns, [("a", (), 1)], max_tokens=3)
-    many = await one_slot.ask("red", turns, [("a" + OPENING * 20, (), 1)], max_tokens=3)
+    few = await one_slot.ask_as("red", turns, [("a", (), 1)], max_tokens=3)
+    many = await one_slot.ask_as("red", turns, [("a" + OPENING * 20, (), 1)], max_tokens=3)
     assert few.failure is None and many.failure is None
     assert many.prompt_tokens - few.prompt_tokens >= 4 * 20
 
 
 async def test_a_template_without_a_single_id_is_refused_what_it_cannot_take() -> None:
     """Nothing but texts would be several prompts to llama.cpp; the template's own control tokens help out."""
-
-    class File:
-        vocabulary, chat_template = 10, "{% for m in messages %}[{{ m.content }}]{% endfor %}"
-
-        def special_token(self, _name: str) -> None:
-            return None
-
-        def control_tokens(self) -> dict[str, int]:
-            return {"<s>": 7}
-
-    file: Any = File()
+    control = {"<s>": 7}
     with pytest.raises(Refused):
-        rendered(Prompts(file), [ChatTurn("user", "a<s>")])
-    file.chat_template = "{% for m in messages %}<s>{{ m.content }}{% endfor %}!"
-    assert rendered(Prompts(file), [ChatTurn("user", "a<s>b")]) == [7, "a<", "s>b!"]
+        rendered(
+            prompts_of("{% for m in messages %}[{{ m.content }}]{% endfor %}", **control), [ChatTurn("user", "a<s>")]
+        )
+    marking = prompts_of("{% for m in messages %}<s>{{ m.content }}{% endfor %}!", **control)
+    assert rendered(marking, [ChatTurn("user", "a<s>b")]) == [7, "a<", "s>b!"]
 
 
 async def test_text_without_a_token_of_its_own_is_continued_too() -> None:
     """It was held back, and came with no token: there is no id to go by."""
-
-    class File:
-        vocabulary, chat_template = 10, None
-
-        def special_token(self, _name: str) -> None:
-            return None
-
-        def control_tokens(self) -> dict[str, int]:
-            return {}
-
-    file: Any = File()
-    assert rendered(Prompts(file), "Hi", [("a", (5,), 1), ("b", (), 0)]) == ["Hi", 5, "b"]
+    assert rendered(prompts_of(), "Hi", [("a", (5,), 1), ("b", (), 0)]) == ["Hi", 5, "b"]

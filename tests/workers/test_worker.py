@@ -48,8 +48,7 @@ async def test_choices_prompts_and_stop_strings(wire: RedisClient, start: Start)
     ]
     whole = expected("stop me", 10)
     stop = whole[12:20]
-    stopped = a_job(queue, "stop me", sampling=Sampling(max_tokens=10, stop=(stop,)))
-    await queue.put(stopped)
+    stopped = await put_job(queue, "stop me", sampling=Sampling(max_tokens=10, stop=(stop,)))
     record = await ended(wire, stopped.id)
     assert text_of(record) == whole[: whole.index(stop)]
     assert record.terminal is not None and record.terminal.finishes == ("stop",)
@@ -82,11 +81,12 @@ async def test_only_jobs_of_several_prompts_are_checked_before_they_begin(
         checked.append(request.prompt)
 
     monkeypatch.setattr(running.engine, "check", check)
-    assert await running.worker._starter.refusal(a_job(queue)) is None
-    assert await running.worker._starter.refusal(a_job(queue, prompt=Text(("one",)))) is None
-    assert checked == []
-    assert await running.worker._starter.refusal(a_job(queue, prompt=Text(("one", "two")))) is None
-    assert checked == ["one", "two"]
+    sampling = Sampling(n=3)
+    for prompt in (a_job(queue).prompt, Text(("one",)), Text(("one", "two"))):
+        assert checked == []
+        claim = a_claim(a_job(queue, prompt=prompt, sampling=sampling))
+        assert await running.worker._starter.refusal(claim) is None
+    assert checked == ["one", "two"], "each once"
 
 
 async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: RedisClient, start: Start) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,19 +19,21 @@ from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.keys import partition_key
 from streaming.redis.client import Call, RedisClient
 from streaming.redis.settings import RedisSettings
+from workers.held_jobs import HeldJobs
 from workers.writer import MAX_RETRY_DELAY_S, StepWrite, Writer
 
 
-@dataclass(eq=False)
-class Run:
-    """Stands for an attempt."""
+class Run(SimpleNamespace):
+    __hash__ = object.__hash__
 
-    job: SimpleNamespace
-    opening: Opening
-    own: Callable[[], list[bytes]]
-    number: int = 1
-    first_frame: int = 1
-    checkpointing: bool = False
+
+def a_run(own: list[bytes], name: str = "job", **changes: object) -> Any:
+    """Stands for an attempt of partition 0 with these deltas."""
+    fields: dict[str, object] = {
+        "job": SimpleNamespace(id=name), "partition": 0, "opening": Opening(name), "own": lambda: list(own),
+        "number": 1, "first_frame": 1, "seq": 0, "checkpointing": False, "is_checkpointed": False, "over": False,
+    }  # fmt: skip
+    return Run(**fields | changes)
 
 
 class Writing:
@@ -40,7 +41,8 @@ class Writing:
 
     def __init__(self, wire: RedisClient) -> None:
         self.wire, self.lease, self.seq = wire, Lease(wire, "m"), 0
-        self.writer = Writer(self.lease, 0, self.lease.next_frame, lambda _: StepWrite(), self.on_written)
+        self.held = HeldJobs(self.lease)
+        self.writer = Writer(self.lease, 0, self.held, self.on_written)
 
     def on_written(self, step: StepWrite, refused: Sequence[Finish]) -> None:
         """Nothing is finished here."""
@@ -79,15 +81,30 @@ async def test_a_step_is_written_without_a_task(writing: Writing) -> None:
 async def test_a_checkpoint_holds_all_that_came_before_it_is_written(writing: Writing) -> None:
     """Also what came while it waited for an earlier step's answer: all frames before it may be trimmed."""
     own: list[bytes] = []
-    run: Any = Run(SimpleNamespace(id="job"), Opening("job"), lambda: list(own))
+    run = writing.held.attempts["job"] = a_run(own)
     writing.step()
     own.append(encode_delta(delta(1, 1)))
-    writing.writer.checkpoint(run)
+    writing.writer.checkpoint(0)
     writing.step()
     own.append(encode_delta(delta(1, 2)))
     await writing.written()
     assert await writing.logged() == [[1], [2], [1, 2]]
     assert (run.first_frame, run.checkpointing) == (3, False)
+
+
+async def test_a_job_logs_its_deltas_again_in_its_own_partition_once_and_while_it_runs(writing: Writing) -> None:
+    """Not in the log of another partition, not while that is being written already, and not when it is over."""
+    ways: dict[str, dict[str, object]] = {
+        "long": {}, "elsewhere": {"partition": 1}, "under way": {"checkpointing": True}, "over": {"over": True},
+    }  # fmt: skip
+    writing.held.attempts = {name: a_run([], name, **changes) for name, changes in ways.items()}
+    writing.writer.send = lambda: None  # type: ignore[method-assign]
+    age = writing.lease.next_frame(0) - 1
+    writing.writer.checkpoint(age + 1)
+    assert not writing.writer.step.checkpoints, "its log is not long enough yet"
+    for _ in range(2):
+        writing.writer.checkpoint(age)
+        assert list(writing.writer.step.checkpoints) == [writing.held.attempts["long"]]
 
 
 async def test_what_cannot_be_sent_at_once_or_was_not_answered_is_sent_again(writing: Writing) -> None:
@@ -148,10 +165,7 @@ async def test_nothing_is_written_once_its_run_is_over(writing: Writing) -> None
 async def test_each_step_is_counted_once_it_is_written(writing: Writing) -> None:
     """Once, also one that was sent again; not one of a worker that was fenced before."""
     counted: list[int] = []
-    writing.writer = Writer(
-        writing.lease, 0, writing.lease.next_frame, lambda _: StepWrite(),
-        lambda step, _: counted.append(step.tokens[""]),
-    )  # fmt: skip
+    writing.writer = Writer(writing.lease, 0, writing.held, lambda step, _: counted.append(step.tokens[""]))
     running = asyncio.create_task(writing.writer.run())
     for _ in range(3):
         writing.writer.step.tokens[""] += 2
@@ -173,7 +187,7 @@ async def test_what_breaks_behind_a_step_ends_the_run(writing: Writing) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("broken")
 
-    writing.writer = Writer(writing.lease, 0, writing.lease.next_frame, lambda _: StepWrite(), broken)
+    writing.writer = Writer(writing.lease, 0, writing.held, broken)
     running = asyncio.create_task(writing.writer.run())
     writing.step()
     with pytest.raises(RuntimeError, match="broken"):

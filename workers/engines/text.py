@@ -203,7 +203,8 @@ class ControlTokens:
     def __init__(self, texts: Iterable[str]) -> None:
         known = sorted({text for text in texts if len(text) > 1})
         self._starts = sorted({text[:2] for text in known})
-        self._pattern = re.compile(_either(known)) if known else None
+        self._pattern = re.compile(_branches(_tree(known))) if known else None
+        """For the longest of them. It is a prefix tree, so matching takes linear time: no position tries several."""
 
     def cut(self, text: str) -> list[str]:
         """Split a text into pieces without control tokens; one piece if the text holds none."""
@@ -248,12 +249,6 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _texts(each)
-
-
-def _either(texts: Sequence[str]) -> str:
-    """A regular expression for the longest of these texts. It is a prefix tree, so matching takes linear time: no
-    position tries several alternatives."""
-    return _branches(_tree(texts))
 
 
 def _tree(texts: Sequence[str]) -> dict[str, Any]:

@@ -163,7 +163,6 @@ class LlamacppEngine:
         self._live: dict[str, Generation] = {}
         self._waiting: set[Generation] = set()
         self._running = 0
-        self._tokens = 0
         self._steps = 0
         self._last_chunk_at = 0.0
         self._broken = ""
@@ -249,7 +248,6 @@ class LlamacppEngine:
             kv_tokens=self._settings.slots * self._context,
             kv_used=sum(generation.held_tokens for generation in live),
             steps=self._steps,
-            extra={"tokens": float(self._tokens)},
         )
 
     def health(self) -> EngineHealth:
@@ -482,7 +480,6 @@ class LlamacppEngine:
         """Queue a piece, from any thread. All pieces within GATHER_S of the first are delivered in one step."""
         with self._lock:
             self._outbox.append(piece)
-            self._tokens += piece.n
             first = len(self._outbox) == 1
         if first and not self._loop.is_closed():  # closed: stop() no longer waits for this thread
             self._loop.call_soon_threadsafe(self._loop.call_later, GATHER_S, self._deliver)

@@ -16,7 +16,7 @@ import time
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -134,23 +134,18 @@ REASONED = {"minimal": 2, "low": 4, "medium": 8, "high": 16, "xhigh": 32}
 FAULT = re.compile(r"\[\[(crash|hang|fail|slow)@(\d+)\]\]")
 
 
-@dataclass(slots=True)
-class _RunningBatch:
-    """Requests that run (by id), that wait for slots or KV cache (oldest first), and that leave with this step."""
-
-    running: dict[str, SimSequence] = field(default_factory=dict)
-    waiting: deque[SimSequence] = field(default_factory=deque)
-    cancelled: list[SimSequence] = field(default_factory=list)
-    ended: list[SimSequence] = field(default_factory=list)
-
-
 class SimEngine:
     """See penstock.engine.Engine. `now` and `sleep` may be replaced to run it on a virtual clock."""
 
     def __init__(self, model: str, settings: SimSettings) -> None:
         self._model, self._settings = model, settings
-        self._batch = _RunningBatch()
         self._by_id: dict[str, SimSequence] = {}
+        self._running: dict[str, SimSequence] = {}
+        self._waiting: deque[SimSequence] = deque()
+        """Requests that wait for slots or KV cache, the oldest first."""
+        self._cancelled: list[SimSequence] = []
+        self._ended: list[SimSequence] = []
+        """Requests that leave with this step."""
         # The numbers of all tokens as text and as bytes, computed once.
         self._digits = [str(index) for index in range(settings.context + DEFAULT_MAX_TOKENS)]
         self._numerals = [digits.encode() for digits in self._digits]
@@ -187,24 +182,24 @@ class SimEngine:
         self._by_id[request.id] = sequence
         if self._settings.authors and not sequence.calls:
             self._signatures[request.id] = "".join(self._random.choices(string.ascii_uppercase, k=4))
-        self._batch.waiting.append(sequence)
+        self._waiting.append(sequence)
         self._work.set()
 
     def cancel(self, request_id: str) -> None:
         sequence = self._by_id.get(request_id)
         if sequence is not None and not sequence.cancelled:
             sequence.cancelled = True
-            self._batch.cancelled.append(sequence)
+            self._cancelled.append(sequence)
             self._work.set()
 
     def stats(self) -> Stats:
         return Stats(
             slots=self._settings.slots,
-            running=len(self._batch.running),
-            waiting=len(self._batch.waiting),
+            running=len(self._running),
+            waiting=len(self._waiting),
             kv_tokens=self._settings.kv_tokens,
             # Computed only where the cache is limited, because every claim reads it.
-            kv_used=sum([each.used for each in self._batch.running.values()]) if self._settings.kv_tokens else 0,
+            kv_used=sum([each.used for each in self._running.values()]) if self._settings.kv_tokens else 0,
             evicts=self._settings.kv_policy == "MAX_UTILIZATION",
             evictions=self._evictions,
             steps=self._steps,
@@ -243,12 +238,15 @@ class SimEngine:
             message = f"dimensions: this model makes vectors of at most {MAX_SIZE} numbers"
             raise Refused(Failure("invalid_request_error", message, 400, "dimensions"))
         text = "\n".join([input_text(each) for each in request.inputs])
-        found = FAULT.search(text) if self._settings.faults else None
-        fault = (found[1], int(found[2])) if found else None
-        sequence = SimSequence(request.id, 0, sum(counts), 1, 0, None, fault)
+        sequence = SimSequence(request.id, 0, sum(counts), 1, 0, None, self._fault(text))
         sequence.answer = task_answer(request, task, context_of(self._settings))
         sequence.largest = max(counts, default=0)
         return sequence
+
+    def _fault(self, prompt: str) -> tuple[str, int] | None:
+        """The fault that a prompt names, and after how many tokens."""
+        found = FAULT.search(prompt) if self._settings.faults else None
+        return (found[1], int(found[2])) if found else None
 
     def _sequence(self, request: Request) -> SimSequence:
         if request.task is not None:
@@ -261,8 +259,7 @@ class SimEngine:
         max_tokens = wanted or min(DEFAULT_MAX_TOKENS, context - prompt_tokens)
         stop, crc = request.sampling.stop, zlib.crc32(prompt.encode() + sampling_text(request.sampling).encode())
         gate = TokenGate(stop, request.past_text) if any(stop) else None
-        found = FAULT.search(prompt) if self._settings.faults else None
-        fault = (found[1], int(found[2])) if found else None
+        fault = self._fault(prompt)
         sequence = SimSequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
         sequence.end = "length" if wanted or request.sampling.ignore_eos else "stop"
         sequence.reasoned = REASONED.get(request.reasoning, 0)
@@ -302,7 +299,7 @@ class SimEngine:
         if settings.prefill_ms_per_1k_tokens:
             step_ms += settings.prefill_ms_per_1k_tokens * self._compute_prompts() / 1000
         if settings.step_ms_per_text:
-            running = self._batch.running.values()
+            running = self._running.values()
             step_ms += settings.step_ms_per_text * sum(
                 [not each.prompt_left and each.ready_at <= now for each in running]
             )
@@ -311,7 +308,7 @@ class SimEngine:
     def _compute_prompts(self) -> int:
         """Prefill the next prompt tokens, the oldest prompt first. Returns their number."""
         room = self._settings.prefill_batch
-        for sequence in self._batch.running.values():
+        for sequence in self._running.values():
             taken = min(room, sequence.prompt_left)
             sequence.prompt_left -= taken
             room -= taken
@@ -321,22 +318,20 @@ class SimEngine:
 
     def _idle_s(self, now: float) -> float:
         """Pause before a step that takes no time, if it would find nothing to do."""
-        batch = self._batch
-        idle = not batch.cancelled and all(sequence.ready_at > now for sequence in batch.running.values())
+        idle = not self._cancelled and all(sequence.ready_at > now for sequence in self._running.values())
         return PREFILL_POLL_S if idle else 0.0
 
     def _admit(self, now: float) -> None:
-        batch = self._batch
-        while batch.waiting and len(batch.running) < self._settings.slots:
-            sequence = batch.waiting[0]
+        while self._waiting and len(self._running) < self._settings.slots:
+            sequence = self._waiting[0]
             if not self._has_room(sequence):
                 return
-            batch.waiting.popleft()
+            self._waiting.popleft()
             sequence.ready_at = now + self._prefill_s(sequence) - ROUNDING_S
             if self._settings.prefill_ms_per_1k_tokens:
                 sequence.prompt_left = sequence.used - sequence.cached
             sequence.scheduled_at = sequence.scheduled_at or time.monotonic()
-            batch.running[sequence.id] = sequence
+            self._running[sequence.id] = sequence
 
     def _prefill_s(self, sequence: SimSequence) -> float:
         """Duration of a prefill in seconds, reduced by the cached share of the prompt."""
@@ -352,27 +347,23 @@ class SimEngine:
         if not capacity or sequence.cancelled:
             return True
         if self._settings.kv_policy == "GUARANTEED_NO_EVICT":
-            return self._reserved() + sequence.peak <= capacity
-        used = sum(other.used for other in self._batch.running.values())
+            return sum(other.peak for other in self._running.values()) + sequence.peak <= capacity
+        used = sum(other.used for other in self._running.values())
         return used + min(sequence.used + 1, sequence.peak) <= capacity
-
-    def _reserved(self) -> int:
-        return sum(sequence.peak for sequence in self._batch.running.values())
 
     def _step(self, now: float) -> list[Piece]:
         self._steps += 1
         self._evict()
-        batch = self._batch
-        pieces = [self._finish(sequence, Piece(sequence.id), "cancelled") for sequence in batch.cancelled]
-        batch.cancelled.clear()
-        for sequence in batch.running.values():
+        pieces = [self._finish(sequence, Piece(sequence.id), "cancelled") for sequence in self._cancelled]
+        self._cancelled.clear()
+        for sequence in self._running.values():
             if sequence.ready_at > now or sequence.prompt_left or sequence.cancelled:
                 continue
             if (piece := self._token(sequence)) is not None:
                 pieces.append(piece)
-        for sequence in batch.ended:
+        for sequence in self._ended:
             self._remove(sequence)
-        batch.ended.clear()
+        self._ended.clear()
         return pieces
 
     def _evict(self) -> None:
@@ -380,9 +371,9 @@ class SimEngine:
         capacity = self._settings.kv_tokens
         if not capacity or self._settings.kv_policy != "MAX_UTILIZATION":
             return
-        running = self._batch.running
+        running = self._running
         while len(running) > 1 and sum(sequence.used + 1 for sequence in running.values()) > capacity:
-            self._batch.waiting.appendleft(running.popitem()[1])
+            self._waiting.appendleft(running.popitem()[1])
             self._evictions += 1
 
     def _token(self, sequence: SimSequence) -> Piece | None:
@@ -431,15 +422,15 @@ class SimEngine:
         return self._hung
 
     def _finish(self, sequence: SimSequence, piece: Piece, finish: str = "") -> Piece:
-        self._batch.ended.append(sequence)
+        self._ended.append(sequence)
         times = EngineTimes(scheduled=sequence.scheduled_at)
         prompt, cached = sequence.prompt_tokens, sequence.cached
         return replace(piece, finish=finish, prompt_tokens=prompt, cached_tokens=cached, times=times)
 
     def _remove(self, sequence: SimSequence) -> None:
         del self._by_id[sequence.id]
-        if self._batch.running.pop(sequence.id, None) is None:
-            self._batch.waiting.remove(sequence)
+        if self._running.pop(sequence.id, None) is None:
+            self._waiting.remove(sequence)
 
 
 def build(model: str, settings: SimSettings, data_dir: Path) -> SimEngine:

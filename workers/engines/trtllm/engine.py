@@ -267,7 +267,6 @@ class TrtllmEngine:
             evicts=self._settings.scheduler_policy == "MAX_UTILIZATION",
             evictions=0 if engine.reader is None else engine.reader.paused,
             steps=engine.requests.steps,
-            extra={**trtllm_stats.shown(latest), "retracted_tokens": float(engine.requests.retracted)},
         )
 
     def health(self) -> EngineHealth:

@@ -27,20 +27,9 @@ READ_TIMEOUT_S = 0.05
 MIN_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
 
-SHOWN = {
-    "iteration_ms": ("", "iterLatencyMS"),
-    "kv_hit_rate": ("kvCacheStats", "cacheHitRate"),
-    "kv_free_blocks": ("kvCacheStats", "freeNumBlocks"),
-    "scheduled": ("inflightBatchingStats", "numScheduledRequests"),
-    "paused": ("inflightBatchingStats", "numPausedRequests"),
-    "prefill_tokens": ("inflightBatchingStats", "numCtxTokens"),
-    "acceptance_length": ("specDecodingStats", "acceptanceLength"),
-}
-"""By our name of each number, its section and key in the engine's statistics; some versions lack some of them."""
-
 
 class StatsReader:
-    """Reads statistics in a thread and keeps the latest in `latest`. For display only: the engine may drop some.
+    """Reads statistics in a thread and keeps the latest in `latest`. The engine may drop some.
 
     Reading statistics removes them from the engine and may block, so one thread reads them and the event loop never
     does. These interfaces are new: each may be missing, and nothing else depends on them.
@@ -84,16 +73,6 @@ def kv_used(latest: Mapping[str, Any]) -> int | None:
     if "usedNumBlocks" not in blocks or "tokensPerBlock" not in blocks:
         return None
     return int(blocks["usedNumBlocks"]) * int(blocks["tokensPerBlock"])
-
-
-def shown(latest: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of SHOWN that the statistics contain."""
-    found = {}
-    for name, (part, key) in SHOWN.items():
-        value = (latest.get(part) or {} if part else latest).get(key)
-        if isinstance(value, int | float):
-            found[name] = float(value)
-    return found
 
 
 def times(handle: Any, since: float) -> EngineTimes | None:
@@ -180,7 +159,7 @@ class InFlight:
         self._cached_hidden = cached_hidden
         self.dead = ""
         """Why the engine as a whole has failed, or ""."""
-        self.steps = self.retracted = 0
+        self.steps = 0
         self._on_step, self._codec, self._end_ids, self._clock = on_step, codec, frozenset(end_ids), clock
         self._request_error = request_error
         self._loop = asyncio.get_running_loop()
@@ -254,7 +233,6 @@ class InFlight:
         out = live.handle.outputs[0]
         have = len(out.token_ids)
         start = min(live.cursor, have)  # the list may shrink: the engine removes a stop token again
-        self.retracted += live.cursor - start
         ids = tuple(token for token in out.token_ids[start:] if token not in self._end_ids)
         entries, live.cursor = list(out.logprobs or ())[start:have], have
         self._progress_at = self._clock()

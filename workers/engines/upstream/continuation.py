@@ -18,6 +18,7 @@ from penstock.text import counted
 from penstock.tools import Tools
 from streaming.jobs.job import HINTS
 from workers.engines.upstream.server import DEFAULT_CONTEXT, ServerFacts
+from workers.engines.upstream.settings import UpstreamSettings
 
 Row = tuple[str, Sequence[int], int]
 """Text, known token ids, and count of tokens, of what was generated."""
@@ -150,24 +151,21 @@ def build(
     rung: Rung,
     rows: Sequence[Row],
     prompt: Prompt | None,
+    settings: UpstreamSettings,
     *,
-    cache_prompt: bool = True,
-    send_priority: bool = False,
     limit: int | None = None,
     salt: str = "",
-    withheld: Collection[str] = (),
 ) -> tuple[str, dict[str, Any]]:
     """The path behind the base address, and the body.
 
     Args:
-        withheld: fields of the request that are not passed on.
         rows: all of the answer so far.
         prompt: rendered or tokenised by the server, without the rows; None: the request's own.
         limit: tokens still to generate; None: as many as fit.
         salt: of the request's tenant, for the server's prefix cache.
     """
     prompted = is_prompted(facts, request, rung)
-    body: dict[str, Any] = passed(facts, request, withheld, prompted=prompted)
+    body: dict[str, Any] = passed(facts, request, settings.withhold_fields, prompted=prompted)
     body |= {"model": facts.model, "stream": True}
     if prompted:
         own = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
@@ -182,14 +180,14 @@ def build(
         body |= _logprobs(facts, request.sampling.logprobs, prompted=prompted)
     if request.sampling.json_schema is not None:
         body |= _schema(facts, request.sampling.json_schema, request.passed.get("response_format", {}))
-    body |= _extras(facts, request, prompted=prompted, cache_prompt=cache_prompt, salt=salt)
+    body |= _extras(facts, request, prompted=prompted, cache_prompt=settings.cache_prompt, salt=salt)
     if request.reasoning not in ("", "default") and facts.reasoning_effort and not prompted:
         body = with_effort(body, facts, request.reasoning)
     if request.tools is not None:
         body |= _tools(facts, request.tools)
     if facts.reattach == "key" and rung in (Rung.FRESH, Rung.REATTACH):
         body["queue"] = {"on_disconnect": f"grace:{GRACE_S}"}
-    if send_priority and facts.priority:
+    if settings.send_priority and facts.priority:
         urgency = request.priority if facts.priority > 0 else 1 - request.priority
         body["priority"] = round(100 * urgency)
     return (TEXT if prompted else CHAT), body

@@ -114,7 +114,7 @@ class UpstreamEngine:
         self._ticker = asyncio.create_task(self._tick())
         for pool in self._fallbacks:
             if not pool.ready:
-                self._spawn(_probed(pool))
+                self._spawn(pool.probe())
         return self._card
 
     async def check(self, request: Request) -> None:
@@ -190,7 +190,7 @@ class UpstreamEngine:
             return f"{request.served_by} began the answer, and is no fallback any more"
         reasons = []
         tried = self._refused.of(request, request.past_text)
-        for endpoint in self._pools[number].places.ready:
+        for endpoint in self._pools[number].ready:
             if endpoint.facts is not None:
                 way = continuation.choose(endpoint.facts, request, request.past, tried)
                 if way.rung is not Rung.RESTART:
@@ -376,14 +376,10 @@ class UpstreamEngine:
         elif self._away_since is None:
             self._away_since = now
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _probed(pool: ServerPool) -> None:
-    await pool.probe()
 
 
 def _waiting(failures: dict[str, ProbeFailed]) -> str:

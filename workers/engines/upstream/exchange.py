@@ -102,7 +102,7 @@ class UpstreamExchange:
                     by=way.rung.value,
                     reason=way.reason,
                 )
-            outcome = (await self._send(turn, way.rung)).without(endpoint.keys.secrets)
+            outcome = (await self._send(turn, way.rung)).without(endpoint.secrets)
             refused = outcome.end is End.FAILED and 400 <= outcome.status < 500
             differs = way.rung is Rung.REATTACH and outcome.end is End.RESTART
             if not (differs or (refused and way.rung in (Rung.REATTACH, Rung.IDS, Rung.TEXT, Rung.PREFILL))):
@@ -140,7 +140,7 @@ class UpstreamExchange:
                     found = await self._ask(turn, tasks.path_of(task), body, limit_s=limit_s, based=True, trace=trace)
                     generation.answer(*tasks.read_reply(facts, request, task, found))
         except Unprepared as error:
-            return error.outcome.without(turn.place.endpoint.keys.secrets)
+            return error.outcome.without(turn.place.endpoint.secrets)
         except ValueError as error:  # of msgspec and of base64 too
             log.warning("%s: a task: %s", turn.place.endpoint.url, type(error).__name__)
             return by_malformed(f"reply to {task.kind}")
@@ -172,7 +172,7 @@ class UpstreamExchange:
         return outcome
 
     def _call(self, turn: Turn, rung: Rung, prompt: Any) -> _Call:
-        facts, generation, settings = turn.facts, turn.generation, self._settings
+        facts, generation = turn.facts, turn.generation
         if rung is Rung.REATTACH and facts.reattach == "stream":
             return _Call("GET", continuation.stream_path(turn.request))
         path, body = continuation.build(
@@ -181,11 +181,9 @@ class UpstreamExchange:
             rung,
             generation.written_rows(facts),
             prompt,
-            cache_prompt=settings.cache_prompt,
-            send_priority=settings.send_priority,
+            self._settings,
             limit=self._limit(turn, rung, prompt),
             salt=_salt(turn.request.tenant, turn.place.key.secret),
-            withheld=settings.withhold_fields,
         )
         named = continuation.kept_under(facts, turn.request, rung, generation.tried)
         return _Call("POST", path, msgspec.json.encode(body), named)
@@ -553,7 +551,7 @@ class DetachedGenerations:
         if facts is not None and facts.reattach == "stream":
             stop = continuation.stop_path(facts, generation.request, {})
             if stop is not None:
-                self._spawn(client.ask(stop[0], client.address.base + stop[1], None, endpoint.keys.keys[0].secret))
+                self._spawn(client.ask(stop[0], client.address.base + stop[1], None, endpoint.keys[0].secret))
 
     def stop_unseen(self, place: ServerPlace, path: str, data: bytes, headers: Mapping[str, str]) -> None:
         """Stop the job of a request to a Penstock that was cancelled before its reply began, which would have told the
@@ -585,7 +583,7 @@ class DetachedGenerations:
 async def _begun_at(endpoint: ServerEndpoint, generation: UpstreamGeneration) -> float:
     client, request = endpoint.client, generation.request
     body = {"conversation_ids": [continuation.stream_name(request)]}
-    path, key = client.address.base + LOOKUP, endpoint.keys.keys[0].secret
+    path, key = client.address.base + LOOKUP, endpoint.keys[0].secret
     try:
         return continuation.begun_at((await client.ask("POST", path, body, key, LOOKUP_S)).json(), request)
     except (ConnectError, BrokenReply):

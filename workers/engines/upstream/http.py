@@ -6,12 +6,11 @@ import asyncio
 import errno
 import json
 import math
-import os
 import select
 import ssl
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
@@ -384,34 +383,27 @@ class ConnectError(Exception):
 
 
 class BrokenReply(Exception):
-    """The reply broke before its end."""
+    """The reply broke before its end. `is_slow`: it did not come in time, and its connection was not closed."""
+
+    def __init__(self, problem: str, *, is_slow: bool = False) -> None:
+        super().__init__(problem)
+        self.is_slow = is_slow
 
 
-@dataclass(slots=True)
 class BufferedReply:
-    """A reply that was read as a whole."""
+    """A reply that is read as a whole; the sink that collects it."""
 
-    status: int = 0
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    def __init__(self) -> None:
+        self.status, self.headers, self.body = 0, NO_HEADERS, b""
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._parts, self._size = list[bytes](), 0
 
     def json(self) -> Any:
         """The body; None if it is no JSON."""
         return decoded(self.body)
 
-
-class _ReplyBuffer:
-    """Sink that collects a whole reply."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[BufferedReply] = asyncio.get_running_loop().create_future()
-        self.begun = False
-        """Whether the server has begun to reply."""
-        self._reply, self._parts, self._size = BufferedReply(), list[bytes](), 0
-
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        self.begun = True
-        self._reply.status, self._reply.headers = status, headers
+        self.status, self.headers = status, headers
 
     def on_body(self, data: bytes) -> None:
         self._size += len(data)
@@ -420,13 +412,13 @@ class _ReplyBuffer:
         self._parts.append(data)
 
     def on_end(self, problem: str) -> None:
+        self.body = b"".join(self._parts)
         if self.done.done():
             return
         if problem:
             self.done.set_exception(BrokenReply(problem))
         else:
-            self._reply.body = b"".join(self._parts)
-            self.done.set_result(self._reply)
+            self.done.set_result(None)
 
 
 class UpstreamClient:
@@ -435,7 +427,7 @@ class UpstreamClient:
     def __init__(self, address: ServerAddress, connect_s: float, proxy: str = "") -> None:
         """`proxy`: the setting of that name; one of the environment is read now. Raises ValueError if it is none."""
         self.address, self._connect_s = address, connect_s
-        self._proxy = proxy_for(proxy, address.host, address.port, os.environ, secure=address.secure)
+        self._proxy = proxy_for(proxy, address.host, address.port, secure=address.secure)
         self._ssl = ssl.create_default_context() if address.secure else None
         self._idle: list[UpstreamConnection] = []
         self._closed = False
@@ -502,27 +494,28 @@ class UpstreamClient:
         """
         encoded = b"" if body is None else msgspec.json.encode(body)
         data = self.request(method, path, encoded, key, trace=trace, more=more)
-        connection = await self.connection()
-        was_used, whole = connection.used > 0, _ReplyBuffer()
+        connection, reply = await self.connection(), BufferedReply()
+        may_be_closed = connection.used > 0
         try:
-            return await self._asked(connection, data, whole, timeout_s)
-        except BrokenReply:
-            if not was_used or whole.begun:
+            await self._exchange(connection, data, reply, timeout_s)
+        except BrokenReply as error:
+            if not may_be_closed or reply.status or error.is_slow:
                 raise
-        return await self._asked(await self.connection(fresh=True), data, _ReplyBuffer(), timeout_s)
+            reply = BufferedReply()
+            await self._exchange(await self.connection(fresh=True), data, reply, timeout_s)
+        return reply
 
-    async def _asked(
-        self, connection: UpstreamConnection, data: bytes, whole: _ReplyBuffer, timeout_s: float
-    ) -> BufferedReply:
+    async def _exchange(
+        self, connection: UpstreamConnection, data: bytes, reply: BufferedReply, timeout_s: float
+    ) -> None:
         """Raises BrokenReply."""
-        done = whole.done
+        done = reply.done
         try:
-            self.send(connection, data, whole)
+            self.send(connection, data, reply)
             async with asyncio.timeout(timeout_s):
-                return await done
+                await done
         except TimeoutError:
-            whole.begun = True  # slow, not closed
-            raise BrokenReply(f"no reply within {timeout_s:g} s") from None
+            raise BrokenReply(f"no reply within {timeout_s:g} s", is_slow=True) from None
         finally:
             if not done.done() or done.cancelled() or done.exception() is not None:
                 connection.close()

@@ -1,9 +1,8 @@
-"""Endpoints of a model: how much each takes, which are open, and which request goes where."""
+"""Servers of a model: how much each takes, with which key, and which are open."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import math
 import os
@@ -11,7 +10,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TypeAlias
@@ -350,20 +349,13 @@ class UpstreamKey:
         self.blocked_until = max(self.blocked_until, now + seconds)
 
 
-class KeyPool:
-    """The keys of one server: the one that may be used first is next. Without keys, one that is empty."""
-
-    def __init__(self, keys: Sequence[UpstreamKey]) -> None:
-        self.keys = list(keys) or [UpstreamKey("", "")]
-        self.secrets = [key.secret for key in self.keys if key.secret]
-
-    def choose(self, cost: int, now: float) -> tuple[UpstreamKey, float]:
-        """The key that may be used first, and in how many seconds; among equals the one with the most left."""
-        if len(self.keys) == 1:
-            return self.keys[0], self.keys[0].wait_s(cost, now)
-        waits = [(key.wait_s(cost, now), -key.requests.level, number, key) for number, key in enumerate(self.keys)]
-        wait, _, _, key = min(waits)
-        return key, wait
+def choose_key(keys: Sequence[UpstreamKey], cost: int, now: float) -> tuple[UpstreamKey, float]:
+    """The key that may be used first, and in how many seconds; among equals the one with the most left."""
+    if len(keys) == 1:
+        return keys[0], keys[0].wait_s(cost, now)
+    waits = [(key.wait_s(cost, now), -key.requests.level, number, key) for number, key in enumerate(keys)]
+    wait, _, _, key = min(waits)
+    return key, wait
 
 
 log = logging.getLogger(__name__)
@@ -389,7 +381,7 @@ class ServerEndpoint:
     def __init__(self, url: str, model: str, settings: UpstreamSettings, keys: Sequence[UpstreamKey]) -> None:
         self.url, self._model, self._settings = url, model, settings
         self.client = UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)
-        self.keys = KeyPool(keys)
+        self.keys = list(keys) or [UpstreamKey("", "")]
         self.breaker, self.budget = Breaker(), InFlightBudget(settings.max_in_flight)
         self.facts: ServerFacts | None = None
         self.unfit = ""
@@ -406,14 +398,19 @@ class ServerEndpoint:
         """Whether it may get requests."""
         return self.breaker.closed and self.facts is not None and not self.unfit
 
+    @property
+    def secrets(self) -> list[str]:
+        """What no log may repeat."""
+        return [key.secret for key in self.keys]
+
     def wait_s(self, cost: int, now: float) -> float:
         """Seconds until a request of so many tokens may be sent, as far as the clock decides."""
-        _, wait = self.keys.choose(cost, now)
+        _, wait = choose_key(self.keys, cost, now)
         return max(wait, self.held_until - now, 0.0)
 
     def enter(self, cost: int, now: float) -> ServerPlace:
         """Take a place."""
-        key, _ = self.keys.choose(cost, now)
+        key, _ = choose_key(self.keys, cost, now)
         key.reserve(cost, now)
         self.in_flight += 1
         return ServerPlace(self, key, cost)
@@ -421,7 +418,7 @@ class ServerEndpoint:
     def share(self, workers: int) -> None:
         """So many workers use this server, this one included."""
         self.budget.share(workers)
-        for key in self.keys.keys:
+        for key in self.keys:
             key.workers = workers
 
     def leave(self, place: ServerPlace, spent: int) -> None:
@@ -431,7 +428,7 @@ class ServerEndpoint:
 
     async def probe(self) -> None:
         """Ask the server what it is; the breaker learns whether it is there. Raises ProbeFailed."""
-        before, key = self.facts, self.keys.keys[0].secret
+        before, key = self.facts, self.keys[0].secret
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 facts = await ServerProbe(self.client, self._settings, self._model, key).facts()
@@ -450,7 +447,7 @@ class ServerEndpoint:
         if isinstance(error, TimeoutError):
             return ProbeFailed(f"no answer within {PROBE_TIMEOUT_S:g} s")
         if isinstance(error, ProbeFailed):
-            return ProbeFailed(without(self.keys.secrets, str(error))[:MAX_PROBE_WORDS], lasting=error.lasting)
+            return ProbeFailed(without(self.secrets, str(error))[:MAX_PROBE_WORDS], lasting=error.lasting)
         log.exception("%s: a probe cannot read what it says", self.url, exc_info=error)
         return ProbeFailed(f"its pages cannot be read ({type(error).__name__})")
 
@@ -461,98 +458,9 @@ class ServerEndpoint:
             self.budget.saturated = self.budget.saturated and self.in_flight > 0
             return
         self._asked_at = now
-        read = await gauges(self.client, self.facts.kind, self.keys.keys[0].secret)
+        read = await gauges(self.client, self.facts.kind, self.keys[0].secret)
         if read is not None:
             self.budget.note_gauges(*read, self.in_flight, time.monotonic())
-
-
-MAX_SLEEP_S = 5.0
-
-
-@dataclass(order=True, slots=True)
-class _Waiting:
-    rank: tuple[float, int]
-    cost: int = field(compare=False)
-    place: asyncio.Future[ServerPlace | None] = field(compare=False)
-
-
-class ServerPlaces:
-    """The queue in front of the servers. It holds little: a worker claims no more than fits."""
-
-    def __init__(self, endpoints: Sequence[ServerEndpoint]) -> None:
-        self._endpoints = endpoints
-        self._waiting: list[_Waiting] = []
-        self._number = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def waiting(self) -> int:
-        return sum(not each.place.done() for each in self._waiting)
-
-    @property
-    def ready(self) -> list[ServerEndpoint]:
-        """The servers that may get requests."""
-        return [each for each in self._endpoints if each.ready]
-
-    async def wait(self, priority: float, cost: int) -> ServerPlace | None:
-        """A place for one request, once there is one; None if no server is there.
-
-        Args:
-            priority: higher first.
-            cost: tokens of its prompt and its longest answer.
-        """
-        self._number += 1
-        place: asyncio.Future[ServerPlace | None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, _Waiting((-priority, self._number), cost, place))
-        self.fill()
-        try:
-            return await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled() and (taken := place.result()) is not None:
-                self.leave(taken, 0)
-            raise
-
-    def leave(self, place: ServerPlace, spent: int) -> None:
-        """Give a place back."""
-        place.endpoint.leave(place, spent)
-        self.fill()
-
-    def fill(self) -> None:
-        """Give out the places that are free now."""
-        if not self.ready:
-            for each in self._waiting:
-                if not each.place.done():
-                    each.place.set_result(None)
-            self._waiting.clear()
-            return
-        now = time.monotonic()
-        while self._waiting:
-            first = self._waiting[0]
-            if not first.place.done():
-                endpoint = self._choose(first.cost, now)
-                if endpoint is None:
-                    self._wake_in(self._soonest(first.cost, now))
-                    return
-                first.place.set_result(endpoint.enter(first.cost, now))
-            heapq.heappop(self._waiting)
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _choose(self, cost: int, now: float) -> ServerEndpoint | None:
-        """Of the servers with room, the one that runs the smallest part of what it may run."""
-        free = [each for each in self.ready if each.budget.has_room(each.in_flight) and each.wait_s(cost, now) <= 0]
-        return min(free, key=lambda each: each.in_flight / each.budget.limit, default=None)
-
-    def _soonest(self, cost: int, now: float) -> float:
-        waits = [wait for each in self.ready if (wait := each.wait_s(cost, now)) > 0]
-        return min([*waits, MAX_SLEEP_S])
-
-    def _wake_in(self, delay_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self.fill)
 
 
 OtherModels: TypeAlias = Callable[[str], UpstreamSettings | None]
@@ -593,7 +501,7 @@ def _check_proxies(settings: UpstreamSettings, where: str) -> None:
     """Raises ConfigError if the environment names no proxy that can be used."""
     for address in map(ServerAddress.of, settings.urls):
         try:
-            proxy_for(settings.proxy, address.host, address.port, os.environ, secure=address.secure)
+            proxy_for(settings.proxy, address.host, address.port, secure=address.secure)
         except ValueError as error:
             raise ConfigError(f"{where}.proxy", str(error), "correct the variable, or name a proxy here") from None
 

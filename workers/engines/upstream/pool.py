@@ -1,11 +1,15 @@
-"""Server pool: the servers of one model, asked as if they were one server. It learns from each reply."""
+"""Server pool: the servers of one model, asked as if they were one server, and the queue in front of them.
+
+It learns from each reply."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.engine import ModelCard, Piece
@@ -13,11 +17,9 @@ from workers.engines.upstream.exchange import PoolState, UpstreamExchange, size_
 from workers.engines.upstream.generation import UpstreamGeneration
 from workers.engines.upstream.places import (
     ANSWERS_S,
-    MAX_SLEEP_S,
     REFUSED_S,
     ServerEndpoint,
     ServerPlace,
-    ServerPlaces,
     UpstreamModel,
 )
 from workers.engines.upstream.reply import End, ReplyOutcome
@@ -34,6 +36,16 @@ MAX_NAMED, MAX_REASON = 3, 200
 """Servers that are named as away, and characters of each reason."""
 
 
+MAX_SLEEP_S = 5.0
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    rank: tuple[float, int]
+    cost: int = field(compare=False)
+    place: asyncio.Future[ServerPlace | None] = field(compare=False)
+
+
 class ServerPool:
     """Servers of one model."""
 
@@ -41,20 +53,23 @@ class ServerPool:
         self,
         model: UpstreamModel,
         emit: Callable[[Piece], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, object]], None],
     ) -> None:
         """`spawn`: begins a task that the engine owns."""
         self.model, self.settings, self._spawn = model.name, model.settings, spawn
         self.endpoints = [ServerEndpoint(url, model.name, model.settings, model.keys) for url in model.settings.urls]
-        self.places = ServerPlaces(self.endpoints)
+        self._waiting: list[_Waiting] = []
+        """A heap. It holds little: a worker claims no more than fits."""
+        self._number = 0
+        self._timer: asyncio.TimerHandle | None = None
         self.card: ModelCard | None = None
         """What all of its servers can do; None before one has answered."""
         self.exchange = UpstreamExchange(model.settings, emit)
 
     @property
-    def ready(self) -> bool:
-        """Whether a server is there."""
-        return bool(self.places.ready)
+    def ready(self) -> list[ServerEndpoint]:
+        """The servers that may get requests."""
+        return [each for each in self.endpoints if each.ready]
 
     @property
     def running(self) -> int:
@@ -68,18 +83,18 @@ class ServerPool:
 
     def wait_s(self, cost: int, now: float) -> float:
         """Seconds until a server that is there may be sent a request of so many tokens."""
-        return min([each.wait_s(cost, now) for each in self.places.ready], default=0.0)
+        return min([each.wait_s(cost, now) for each in self.ready], default=0.0)
 
     def state(self, generation: UpstreamGeneration) -> PoolState:
         """What counts of it for one request."""
         now = time.monotonic()
         wait_s = max(self.wait_s(self._cost(generation), now), self._held_s(generation, now)) if self.ready else 0.0
-        return PoolState(self.model, self.ready, wait_s, generation.counts.by_model.get(self.model, 0), self.card)
+        return PoolState(self.model, bool(self.ready), wait_s, generation.counts.by_model.get(self.model, 0), self.card)
 
     def slots(self, now: float) -> int:
         """The budgets of the servers that are there; while a rate limit holds, no more than what runs."""
         slots = 0
-        for each in self.places.ready:
+        for each in self.ready:
             open_ = not each.budget.saturated and each.wait_s(1, now) <= 0
             slots += each.budget.limit if open_ else each.in_flight
         return slots
@@ -88,10 +103,11 @@ class ServerPool:
         """So many workers use its servers."""
         for endpoint in self.endpoints:
             endpoint.share(workers)
-        self.places.fill()
+        self._fill()
 
     def close(self) -> None:
-        self.places.close()
+        if self._timer is not None:
+            self._timer.cancel()
         for endpoint in self.endpoints:
             endpoint.client.close()
 
@@ -125,7 +141,7 @@ class ServerPool:
                 self._spawn(self._probe_again(endpoint))
             elif endpoint.ready:
                 self._spawn(endpoint.read_gauges(now))
-        self.places.fill()
+        self._fill()
 
     async def _probe_again(self, endpoint: ServerEndpoint) -> None:
         before = endpoint.breaker.reason
@@ -141,7 +157,7 @@ class ServerPool:
             log.error("%s gets no requests: %s", endpoint.url, endpoint.unfit)
         else:
             log.info("%s is there", endpoint.url)
-        self.places.fill()
+        self._fill()
 
     # --- one request ---------------------------------------------------------------------------------------------
 
@@ -160,19 +176,75 @@ class ServerPool:
             outcome = await self.exchange.run(generation, place)
         finally:
             self._learn(generation, place, outcome, sent_at)
-            self.places.leave(place, generation.spent())
+            self._leave(place, generation.spent())
         return outcome
 
     async def _place(self, generation: UpstreamGeneration) -> ServerPlace | None:
         """A place at the server that may generate the answer still, where it needs no room; else at the next one."""
         cost = self._cost(generation)
         await asyncio.sleep(self._held_s(generation, time.monotonic()))
-        while (home := await self.exchange.detached.find(self.places.ready, generation)) is not None:
+        while (home := await self.exchange.detached.find(self.ready, generation)) is not None:
             now = time.monotonic()
             if (wait_s := home.wait_s(cost, now)) <= 0:
                 return home.enter(cost, now)
             await asyncio.sleep(min(wait_s, MAX_SLEEP_S))
-        return await self.places.wait(generation.request.priority, cost)
+        return await self._wait(generation.request.priority, cost)
+
+    async def _wait(self, priority: float, cost: int) -> ServerPlace | None:
+        """A place for one request, once there is one; None if no server is there.
+
+        Args:
+            priority: higher first.
+            cost: tokens of its prompt and its longest answer.
+        """
+        self._number += 1
+        place: asyncio.Future[ServerPlace | None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, _Waiting((-priority, self._number), cost, place))
+        self._fill()
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and (taken := place.result()) is not None:
+                self._leave(taken, 0)
+            raise
+
+    def _leave(self, place: ServerPlace, spent: int) -> None:
+        """Give a place back."""
+        place.endpoint.leave(place, spent)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Give out the places that are free now."""
+        if not self.ready:
+            for each in self._waiting:
+                if not each.place.done():
+                    each.place.set_result(None)
+            self._waiting.clear()
+            return
+        now = time.monotonic()
+        while self._waiting:
+            first = self._waiting[0]
+            if not first.place.done():
+                endpoint = self._choose(first.cost, now)
+                if endpoint is None:
+                    self._wake_in(self._soonest(first.cost, now))
+                    return
+                first.place.set_result(endpoint.enter(first.cost, now))
+            heapq.heappop(self._waiting)
+
+    def _choose(self, cost: int, now: float) -> ServerEndpoint | None:
+        """Of the servers with room, the one that runs the smallest part of what it may run."""
+        free = [each for each in self.ready if each.budget.has_room(each.in_flight) and each.wait_s(cost, now) <= 0]
+        return min(free, key=lambda each: each.in_flight / each.budget.limit, default=None)
+
+    def _soonest(self, cost: int, now: float) -> float:
+        waits = [wait for each in self.ready if (wait := each.wait_s(cost, now)) > 0]
+        return min([*waits, MAX_SLEEP_S])
+
+    def _wake_in(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._fill)
 
     def end(self, generation: UpstreamGeneration, *, goes_on: bool = False) -> None:
         """Its servers get this request no more. `goes_on`: another attempt continues what one of them may generate."""
@@ -245,7 +317,7 @@ class ServerPool:
         wait = (
             min(HOLD_S * 2.0 ** (generation.refusals - 1), MAX_RETRY_S) if outcome.retry_s is None else outcome.retry_s
         )
-        others = [each for each in endpoint.keys.keys if each is not key and each.blocked_until <= now]
+        others = [each for each in endpoint.keys if each is not key and each.blocked_until <= now]
         if len(key.refused) < 2 and not (outcome.end is End.KEY and others):
             generation.counts.held = (self.model, now + wait)
         elif outcome.end is End.KEY:

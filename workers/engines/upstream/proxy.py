@@ -11,9 +11,9 @@ import base64
 import ipaddress
 import re
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment
 
 ENVIRONMENT = "environment"
 """The setting that takes the proxy from the variables."""
@@ -111,7 +111,7 @@ def proxy_problem(url: str) -> str:
     return ""
 
 
-def proxy_for(setting: str, host: str, port: int, environ: Mapping[str, str], *, secure: bool) -> Proxy | None:
+def proxy_for(setting: str, host: str, port: int, *, secure: bool) -> Proxy | None:
     """The proxy that leads to a server; None: there is none. Raises ValueError for a variable that names none.
 
     Args:
@@ -119,22 +119,16 @@ def proxy_for(setting: str, host: str, port: int, environ: Mapping[str, str], *,
     """
     if setting != ENVIRONMENT:
         return _proxy_at(setting) if setting else None
-    if _is_excluded(host, port, _variable(environ, "no_proxy")):
+    proxies = getproxies_environment()
+    if _is_excluded(host, port, proxies.get("no", "")):
         return None
-    found = _variable(environ, "https_proxy" if secure else "http_proxy") or _variable(environ, "all_proxy")
+    found = (proxies.get("https" if secure else "http") or proxies.get("all", "")).strip()
     if not found:
         return None
     url = found if "://" in found else f"http://{found}"
     if proxy_problem(url):
         raise ValueError(f"the environment names no proxy for {host}: {proxy_problem(url)}")
     return _proxy_at(url)
-
-
-def _variable(environ: Mapping[str, str], name: str) -> str:
-    """The lower-case name counts more. HTTP_PROXY in capitals is what a CGI server makes of a request's header."""
-    if name == "http_proxy" and "REQUEST_METHOD" in environ:
-        return environ.get(name, "").strip()
-    return (environ.get(name) or environ.get(name.upper()) or "").strip()
 
 
 def _proxy_at(url: str) -> Proxy:

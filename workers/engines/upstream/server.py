@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -298,7 +299,7 @@ class ServerProbe:
         known["vocabulary"] = _vocabulary(entry)
         if slots := _whole(props.get("total_slots") or props.get("max_concurrent_requests")):
             known["slots"] = slots
-        if kind == "llama-server" and (reply := await self._get("/health")).status != 200:
+        if kind == "llama-server" and (reply := await self._reply("GET", "/health")).status != 200:
             raise ProbeFailed(f"it is not ready (HTTP {reply.status} of /health)")  # it loads its model
         if kind == "sglang":
             known["slots"] = await self._sglang_slots()
@@ -343,21 +344,18 @@ class ServerProbe:
         )
 
     async def _tried(self, path: str, body: dict[str, Any], *, based: bool = True) -> Any:
-        """The reply to a try, `based` behind the base; None if it is refused."""
-        address = self._client.address
-        try:
-            path = (address.base if based else address.root) + path
-            reply = await self._client.ask("POST", path, body, self._key, TIMEOUT_S)
-        except (ConnectError, BrokenReply):
-            return None
-        return reply.json() if reply.status == 200 else None
+        """The reply to a try; None if it is refused."""
+        with suppress(ProbeFailed):
+            reply = await self._reply("POST", path, body, based=based)
+            return reply.json() if reply.status == 200 else None
+        return None
 
     async def names(self) -> list[str]:
         """The names of its models. Raises ProbeFailed."""
         return [str(each.get("id")) for each in await self._models()]
 
     async def _models(self) -> list[Mapping[str, Any]]:
-        reply = await self._get("/models", based=True)
+        reply = await self._reply("GET", "/models", based=True)
         if reply.status in KEY_REFUSED:
             problem = "does not take the key of key_env" if self._key else "needs an API key: set options.key_env"
             raise ProbeFailed(f"it {problem} (HTTP {reply.status})", lasting=True)
@@ -422,13 +420,14 @@ class ServerProbe:
 
     async def _page(self, path: str) -> Mapping[str, Any]:
         """A page of the server's own as an object; empty if it has none."""
-        reply = await self._get(path)
+        reply = await self._reply("GET", path)
         return _object(reply.json() if reply.status == 200 else None)
 
-    async def _get(self, path: str, *, based: bool = False) -> BufferedReply:
+    async def _reply(self, method: str, path: str, body: Any = None, *, based: bool = False) -> BufferedReply:
+        """`based`: the path is behind the base, such as /v1. Raises ProbeFailed."""
         address = self._client.address
         try:
-            return await self._client.ask("GET", (address.base if based else address.root) + path, None, self._key)
+            return await self._client.ask(method, (address.base if based else address.root) + path, body, self._key)
         except (ConnectError, BrokenReply) as error:
             raise ProbeFailed(str(error)) from None
 

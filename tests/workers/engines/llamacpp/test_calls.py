@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Request, Sampling
 from penstock.tools import Tool, ToolCall, Tools
-from workers.engines.llamacpp.gguf import Gguf
 from workers.engines.llamacpp.prompt import ChatTemplate, Prompts
 from workers.engines.llamacpp.request import as_grammar, doubts, forced_schema, instruction, writer_of
 from workers.engines.schema import plain
@@ -27,23 +27,8 @@ F, G = (
 USER = (ChatTurn("user", "hi"),)
 
 
-class File:
-    """As much of a model file as prompts need."""
-
-    vocabulary = 100
-
-    def __init__(self, template: str) -> None:
-        self.chat_template = template
-
-    def special_token(self, name: str) -> None:
-        return None
-
-    def control_tokens(self) -> dict[str, int]:
-        return {"<|im_start|>": 7, "<|im_end|>": 8}
-
-
 def prompts(template: str) -> Prompts:
-    return Prompts(cast(Gguf, File(template)))
+    return prompts_of(template, **{"<|im_start|>": 7, "<|im_end|>": 8})
 
 
 def rendered(template: str, turns: Sequence[ChatTurn], tools: Tools | None = None) -> list[str | int]:

@@ -6,22 +6,22 @@ import asyncio
 import json
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 import pytest_asyncio
+from engine_desk import EngineDesk
 from flow import until
 
-from penstock.engine import ChatTurn, EngineDead, Failure, ModelCard, Piece, Refused, Request, Sampling, token_bytes
+from penstock.engine import ChatTurn, EngineDead, Failure, Piece, Refused, Request, Sampling, token_bytes
 from penstock.tools import Tool, Tools, read_answer
 from workers.engines.llamacpp import prompt as tokenizer_module
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.prompt import Tokenizer
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.text import joined
 from workers.json_check import check
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -35,63 +35,17 @@ STORY = (ChatTurn("user", "Tell me a long story about a river."),)
 ANY: dict[str, Any] = {"type": "object", "additionalProperties": False}
 
 
-class Desk:
-    """Sends requests to an engine and collects what comes back."""
-
-    def __init__(self, engine: LlamacppEngine) -> None:
-        self.engine = engine
-        self.card: ModelCard
-        self.phases: list[str] = []
-        self.steps: list[list[Piece]] = []
-        self._ended: dict[str, asyncio.Event] = {}
-        self._number = 0
-
-    async def start(self) -> None:
-        self.card = await self.engine.start(self._on_step, self.phases.append)
-
-    def send(
-        self,
-        prompt: Sequence[ChatTurn] | str | Sequence[int],
-        past: Any = (),
-        tools: Tools | None = None,
-        **sampling: Any,
-    ) -> str:
-        self._number += 1
-        request = Request(f"r{self._number}", prompt, Sampling(**sampling), past, tools=tools)
-        self._ended[request.id] = asyncio.Event()
-        self.engine.submit(request)
-        return request.id
-
-    async def result(self, request_id: str) -> Piece:
-        """Everything it got, as one piece."""
-        await asyncio.wait_for(self._ended[request_id].wait(), 60)
-        return joined(request_id, self.pieces(request_id))
-
-    async def ask(self, prompt: Sequence[ChatTurn] | str | Sequence[int], past: Any = (), **sampling: Any) -> Piece:
-        return await self.result(self.send(prompt, past, **sampling))
-
-    def pieces(self, request_id: str) -> list[Piece]:
-        return [piece for step in self.steps for piece in step if piece.id == request_id]
-
-    def _on_step(self, pieces: list[Piece]) -> None:
-        self.steps.append(pieces)
-        for piece in pieces:
-            assert not self._ended[piece.id].is_set(), "nothing follows the last piece"
-            if piece.last:
-                self._ended[piece.id].set()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def desk(real_model: Path) -> AsyncIterator[Desk]:
+async def desk(real_model: Path) -> AsyncIterator[EngineDesk]:
     """One started engine for this file."""
-    desk = Desk(LlamacppEngine("smollm2", LlamacppSettings(slots=SLOTS, context=CONTEXT), real_model))
+    desk = EngineDesk(LlamacppEngine("smollm2", LlamacppSettings(slots=SLOTS, context=CONTEXT), real_model))
     await desk.start()
     yield desk
     await desk.engine.stop()
 
 
 @pytest.fixture(autouse=True)
-def all_slots_free(desk: Desk) -> Iterator[None]:
+def all_slots_free(desk: EngineDesk) -> Iterator[None]:
     """No test leaves anything running."""
     yield
     stats = desk.engine.stats()
@@ -99,7 +53,7 @@ def all_slots_free(desk: Desk) -> Iterator[None]:
     assert desk.engine.health().ok
 
 
-async def test_the_card_says_what_was_loaded(desk: Desk) -> None:
+async def test_the_card_says_what_was_loaded(desk: EngineDesk) -> None:
     """Name, context and what may be asked of it."""
     assert (desk.card.name, desk.card.engine, desk.card.context) == ("smollm2", "llamacpp", CONTEXT)
     assert desk.card.capabilities.chat
@@ -108,7 +62,7 @@ async def test_the_card_says_what_was_loaded(desk: Desk) -> None:
     assert desk.phases == ["reading the model file", "loading weights"]
 
 
-async def test_it_says_when_it_had_a_request(desk: Desk) -> None:
+async def test_it_says_when_it_had_a_request(desk: EngineDesk) -> None:
     """With the last piece: taken by a slot, first token, last token; one that never ran has no first."""
     began = time.monotonic()
     await desk.ask("Once upon a time", max_tokens=4, **GREEDY)
@@ -123,7 +77,7 @@ async def test_it_says_when_it_had_a_request(desk: Desk) -> None:
         await desk.result(request_id)
 
 
-async def test_a_chat_is_streamed_until_max_tokens(desk: Desk) -> None:
+async def test_a_chat_is_streamed_until_max_tokens(desk: EngineDesk) -> None:
     """Tokens come in several steps, and are counted exactly."""
     request_id = desk.send(STORY, max_tokens=12, **GREEDY)
     whole = await desk.result(request_id)
@@ -135,7 +89,7 @@ async def test_a_chat_is_streamed_until_max_tokens(desk: Desk) -> None:
     assert desk.pieces(request_id)[0].prompt_tokens == whole.prompt_tokens
 
 
-async def test_text_and_token_prompts_are_completed(desk: Desk) -> None:
+async def test_text_and_token_prompts_are_completed(desk: EngineDesk) -> None:
     """The ids that came out are accepted as a prompt."""
     text = await desk.ask("One, two, three,", max_tokens=6, **GREEDY)
     assert len(text.ids) == text.n == 6
@@ -144,7 +98,7 @@ async def test_text_and_token_prompts_are_completed(desk: Desk) -> None:
     assert (await desk.ask("", max_tokens=2)).n == 2
 
 
-async def test_a_stop_string_across_tokens_cuts_exactly(desk: Desk) -> None:
+async def test_a_stop_string_across_tokens_cuts_exactly(desk: EngineDesk) -> None:
     """The text ends before it, whatever tokens it is made of, and the slot is free at once."""
     whole = (await desk.ask(STORY, max_tokens=24, **GREEDY)).text
     stop = whole[11:19]
@@ -153,14 +107,14 @@ async def test_a_stop_string_across_tokens_cuts_exactly(desk: Desk) -> None:
     assert 0 < cut.n < 24
 
 
-async def test_text_held_back_for_a_stop_string_is_not_lost(desk: Desk) -> None:
+async def test_text_held_back_for_a_stop_string_is_not_lost(desk: EngineDesk) -> None:
     """When the length ends the text in the middle of a possible match, all of it is shown."""
     whole = (await desk.ask(STORY, max_tokens=10, **GREEDY)).text
     held = await desk.ask(STORY, max_tokens=10, stop=(whole[-6:] + "never",), **GREEDY)
     assert (held.text, held.finish, held.n) == (whole, "length", 10)
 
 
-async def test_a_schema_yields_json_of_its_shape(desk: Desk) -> None:
+async def test_a_schema_yields_json_of_its_shape(desk: EngineDesk) -> None:
     """Constrained, whatever the model would rather say."""
     schema = {
         "type": "object",
@@ -175,7 +129,7 @@ async def test_a_schema_yields_json_of_its_shape(desk: Desk) -> None:
     assert value["gates"] in range(10)
 
 
-async def test_the_empty_schema_means_any_object(desk: Desk) -> None:
+async def test_the_empty_schema_means_any_object(desk: EngineDesk) -> None:
     """The first thing is a brace."""
     answer = await desk.ask(STORY, max_tokens=30, json_schema={}, **GREEDY)
     assert answer.text.lstrip().startswith("{")
@@ -184,14 +138,14 @@ async def test_the_empty_schema_means_any_object(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "schema", [{"type": "nope"}, {"$ref": "#/definitions/none"}, {"type": "string", "pattern": "(("}]
 )
-async def test_a_schema_without_effect_is_refused(desk: Desk, schema: dict[str, Any]) -> None:
+async def test_a_schema_without_effect_is_refused(desk: EngineDesk, schema: dict[str, Any]) -> None:
     """llama.cpp would ignore it without a word."""
     for _ in range(2):
         failure = failed(await desk.ask(STORY, max_tokens=5, json_schema=schema))
         assert (failure.status, failure.param) == (400, "response_format")
 
 
-async def test_a_schema_whose_grammar_is_dropped_after_its_first_token_is_refused(desk: Desk) -> None:
+async def test_a_schema_whose_grammar_is_dropped_after_its_first_token_is_refused(desk: EngineDesk) -> None:
     """llama.cpp drops one with too many ways to go on, and would end an answer of another form without a word."""
     properties = {f"field_{number}": {"type": "string"} for number in range(600)}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
@@ -222,14 +176,14 @@ def chained(link: Callable[[dict[str, str]], dict[str, Any]], length: int) -> di
         (ANY | {"properties": {"a": {"pattern": "a$b"}}, "required": ["a"]}, "It may be `pattern` at #/properties/a."),
     ],
 )
-async def test_a_huge_schema_holds_up_nobody(desk: Desk, schema: dict[str, Any], refused: str) -> None:
+async def test_a_huge_schema_holds_up_nobody(desk: EngineDesk, schema: dict[str, Any], refused: str) -> None:
     """Counts and chains that would take llama.cpp minutes, or its stack; a refusal names the keyword."""
     answer = await desk.ask(STORY, max_tokens=9, json_schema=schema, **GREEDY)
     assert refused in failed(answer).message if refused else answer.failure is None
 
 
 @pytest.mark.parametrize("count", [0, 3])
-async def test_logprobs_come_with_each_token(desk: Desk, count: int) -> None:
+async def test_logprobs_come_with_each_token(desk: EngineDesk, count: int) -> None:
     """One row per token, as many alternatives as asked, and their texts make up the text."""
     answer = await desk.ask("One, two, three,", max_tokens=5, logprobs=count, **GREEDY)
     assert [len(row.top) for row in answer.logprobs] == [count] * 5
@@ -241,7 +195,7 @@ EMOJI = "Repeat: 😀 日本 🎉🎉 é\nRepeat: 😀 日本 🎉🎉 é\nRepea
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, {"temperature": 1.0, "seed": 3}, {**GREEDY, "stop": ["eat"]}])
-async def test_a_token_within_a_character_has_a_row(desk: Desk, sampling: dict[str, Any]) -> None:
+async def test_a_token_within_a_character_has_a_row(desk: EngineDesk, sampling: dict[str, Any]) -> None:
     """As many rows as tokens, with the bytes of the text, and the same text as without them."""
     sampling = {**sampling, "repetition_penalty": 1.0}  # llama.cpp forgets a cached prompt in its penalty
     answer = await desk.ask(EMOJI, max_tokens=24, logprobs=2, **sampling)
@@ -261,7 +215,9 @@ async def test_a_token_within_a_character_has_a_row(desk: Desk, sampling: dict[s
 
 
 @pytest.mark.parametrize(("sampling", "cut"), [({}, 1), ({"stop": ("🎉🎉",)}, 5), ({"max_tokens": 14}, 0)])
-async def test_a_token_within_a_character_of_json_has_a_row(desk: Desk, sampling: dict[str, Any], cut: int) -> None:
+async def test_a_token_within_a_character_of_json_has_a_row(
+    desk: EngineDesk, sampling: dict[str, Any], cut: int
+) -> None:
     """Its grammar is not begun again in the middle: the rows come with the end, and the text is as without them. The
     end token has no row, nor have the tokens of a stop; its first begins with a space, which is shown."""
     schema = ANY | {"properties": {"a": {"const": "é 🎉🎉 日本 x"}, "b": {"enum": ["🎉"]}}, "required": ["a", "b"]}
@@ -274,14 +230,14 @@ async def test_a_token_within_a_character_of_json_has_a_row(desk: Desk, sampling
     assert answer.n - len(answer.logprobs) == cut and all(len(row.top) == 2 for row in answer.logprobs)
 
 
-async def test_a_seed_repeats_a_text(desk: Desk) -> None:
+async def test_a_seed_repeats_a_text(desk: EngineDesk) -> None:
     """Alone in the engine, the same seed gives the same text; negative and large seeds are taken too."""
     for seed in (7, -1, 2**63):
         texts = [(await desk.ask(STORY, max_tokens=6, temperature=1.5, seed=seed)).text for _ in range(2)]
         assert texts[0] == texts[1]
 
 
-async def test_penalties_reach_the_sampler(desk: Desk) -> None:
+async def test_penalties_reach_the_sampler(desk: EngineDesk) -> None:
     """A reward for repetition makes the text repeat itself, a penalty makes it vary."""
     distinct = {}
     for penalty in (-2.0, 2.0):
@@ -290,7 +246,7 @@ async def test_penalties_reach_the_sampler(desk: Desk) -> None:
     assert distinct[-2.0] < distinct[2.0]
 
 
-async def test_further_sampling_reaches_the_sampler(desk: Desk) -> None:
+async def test_further_sampling_reaches_the_sampler(desk: EngineDesk) -> None:
     """Each field alone changes or fixes the text as it should."""
     plain = await desk.ask(STORY, max_tokens=10, **GREEDY)
     banned = await desk.ask(STORY, max_tokens=10, logit_bias=dict.fromkeys(plain.ids, -100.0), **GREEDY)
@@ -304,7 +260,7 @@ async def test_further_sampling_reaches_the_sampler(desk: Desk) -> None:
     assert len(set(same.ids)) < len(set(varied.ids))
 
 
-async def test_the_end_of_a_text_can_be_ignored(desk: Desk) -> None:
+async def test_the_end_of_a_text_can_be_ignored(desk: EngineDesk) -> None:
     """A text that ends by itself goes on to its limit, also when another attempt continues it."""
     short = await desk.ask(SHORT, max_tokens=60, **GREEDY)
     assert (short.finish, len(short.ids) < 50) == ("stop", True)
@@ -315,7 +271,7 @@ async def test_the_end_of_a_text_can_be_ignored(desk: Desk) -> None:
     assert (rest.finish, len(short.ids) + len(rest.ids)) == ("length", 60)
 
 
-async def test_a_bias_of_a_token_that_is_not_there_is_refused(desk: Desk) -> None:
+async def test_a_bias_of_a_token_that_is_not_there_is_refused(desk: EngineDesk) -> None:
     """llama.cpp would ignore it."""
     with pytest.raises(Refused) as caught:
         await desk.engine.check(Request("r", STORY, Sampling(logit_bias={49152: 1.0})))
@@ -323,7 +279,7 @@ async def test_a_bias_of_a_token_that_is_not_there_is_refused(desk: Desk) -> Non
     await desk.engine.check(Request("r", STORY, Sampling(logit_bias={49151: 1.0})))
 
 
-async def test_a_continuation_with_further_sampling_is_exact(desk: Desk) -> None:
+async def test_a_continuation_with_further_sampling_is_exact(desk: EngineDesk) -> None:
     """Penalties count what an earlier attempt generated, since its tokens are part of the prompt."""
     sampling: dict[str, Any] = {
         "repetition_penalty": 1.3, "logit_bias": {28: -100.0}, "top_k": 20, "min_p": 0.1, "max_tokens": 24, **GREEDY
@@ -337,7 +293,7 @@ async def test_a_continuation_with_further_sampling_is_exact(desk: Desk) -> None
         assert "".join(piece.text for piece in pieces[:at]) + rest.text == whole.text, at
 
 
-async def test_as_many_requests_as_slots_run_together(desk: Desk) -> None:
+async def test_as_many_requests_as_slots_run_together(desk: EngineDesk) -> None:
     """They share steps, and a fifth one waits for a slot."""
     first = len(desk.steps)
     ids = [desk.send(STORY, max_tokens=12, **GREEDY) for _ in range(SLOTS)]
@@ -351,7 +307,7 @@ async def test_as_many_requests_as_slots_run_together(desk: Desk) -> None:
     await until(lambda: desk.engine.stats().running == 0)
 
 
-async def test_a_cancel_frees_the_slot(desk: Desk) -> None:
+async def test_a_cancel_frees_the_slot(desk: EngineDesk) -> None:
     """The last piece says so; a second cancel, or one of nobody, does nothing."""
     request_id = desk.send(STORY, **GREEDY)
     await until(lambda: desk.pieces(request_id))
@@ -362,7 +318,7 @@ async def test_a_cancel_frees_the_slot(desk: Desk) -> None:
     await until(lambda: desk.engine.stats().running == 0)
 
 
-async def test_a_cancel_is_seen_while_the_prompt_is_computed(desk: Desk) -> None:
+async def test_a_cancel_is_seen_while_the_prompt_is_computed(desk: EngineDesk) -> None:
     """A long prompt need not be finished first."""
     request_id = desk.send("river " * 450)
     await until(lambda: desk.engine.stats().kv_used)
@@ -371,7 +327,7 @@ async def test_a_cancel_is_seen_while_the_prompt_is_computed(desk: Desk) -> None
     assert (result.finish, result.n) == ("cancelled", 0)
 
 
-async def test_a_waiting_request_is_cancelled_at_once(desk: Desk) -> None:
+async def test_a_waiting_request_is_cancelled_at_once(desk: EngineDesk) -> None:
     """It need not wait for a slot to learn that it is not wanted."""
     ids = [desk.send(STORY, **GREEDY) for _ in range(SLOTS)]
     waiting = desk.send(STORY, **GREEDY)
@@ -386,7 +342,7 @@ async def test_a_waiting_request_is_cancelled_at_once(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("prompt", "param"), [("river " * 600, "prompt"), ((ChatTurn("user", "river " * 600),), "messages")]
 )
-async def test_a_prompt_over_the_context_fails_with_both_numbers(desk: Desk, prompt: Any, param: str) -> None:
+async def test_a_prompt_over_the_context_fails_with_both_numbers(desk: EngineDesk, prompt: Any, param: str) -> None:
     """Its length and the context, and which field to shorten."""
     failure = failed(await desk.ask(prompt, max_tokens=5))
     assert (failure.code, failure.status, failure.param) == ("context_length_exceeded", 400, param)
@@ -394,7 +350,7 @@ async def test_a_prompt_over_the_context_fails_with_both_numbers(desk: Desk, pro
     assert any(int(word) >= 600 for word in failure.message.split() if word.isdigit())
 
 
-async def test_a_prompt_and_max_tokens_over_the_context_fail(desk: Desk) -> None:
+async def test_a_prompt_and_max_tokens_over_the_context_fail(desk: EngineDesk) -> None:
     """Before anything is generated."""
     result = await desk.ask("One, two", max_tokens=CONTEXT)
     assert failed(result).code == "context_length_exceeded"
@@ -402,14 +358,14 @@ async def test_a_prompt_and_max_tokens_over_the_context_fail(desk: Desk) -> None
     assert result.n == 0
 
 
-async def test_without_max_tokens_the_context_is_the_limit(desk: Desk) -> None:
+async def test_without_max_tokens_the_context_is_the_limit(desk: EngineDesk) -> None:
     """Exactly the context of the settings, not what llama.cpp rounded it up to."""
     result = await desk.ask("river " * 500, **GREEDY)
     assert result.finish in ("length", "stop")
     assert result.prompt_tokens + result.n <= CONTEXT
 
 
-async def test_a_continuation_goes_on_where_the_first_attempt_stopped(desk: Desk) -> None:
+async def test_a_continuation_goes_on_where_the_first_attempt_stopped(desk: EngineDesk) -> None:
     """Greedy: the text is the undisturbed run's, and nothing is emitted twice."""
     request_id = desk.send(STORY, max_tokens=16, **GREEDY)
     whole = await desk.result(request_id)
@@ -422,14 +378,14 @@ async def test_a_continuation_goes_on_where_the_first_attempt_stopped(desk: Desk
         assert (rest.finish, rest.prompt_tokens) == ("length", whole.prompt_tokens)
 
 
-async def test_a_past_without_token_ids_is_continued_as_one_prompt(desk: Desk) -> None:
+async def test_a_past_without_token_ids_is_continued_as_one_prompt(desk: EngineDesk) -> None:
     """Two texts would be two prompts to llama.cpp, whose tokens it would mix."""
     rest = await desk.ask("Count: ", [("one, two, three,", (), 6)], max_tokens=10, **GREEDY)
     whole = await desk.ask("Count: one, two, three,", max_tokens=4, **GREEDY)
     assert (rest.text, rest.n, rest.finish) == (whole.text, whole.n, whole.finish)
 
 
-async def test_a_continuation_finds_a_stop_string_across_the_cut(desk: Desk) -> None:
+async def test_a_continuation_finds_a_stop_string_across_the_cut(desk: EngineDesk) -> None:
     """The past is not shown again, and ends the text together with what follows."""
     request_id = desk.send(STORY, max_tokens=16, **GREEDY)
     whole = await desk.result(request_id)
@@ -440,13 +396,13 @@ async def test_a_continuation_finds_a_stop_string_across_the_cut(desk: Desk) -> 
     assert (rest.text, rest.finish) == ("", "stop")
 
 
-async def test_nothing_is_left_to_generate(desk: Desk) -> None:
+async def test_nothing_is_left_to_generate(desk: EngineDesk) -> None:
     """When earlier attempts used up max_tokens, or showed the stop string, the end comes at once."""
     assert (await desk.ask(STORY, [("One", (4,), 3)], max_tokens=3)).finish == "length"
     assert (await desk.ask(STORY, [("One END", (), 3)], max_tokens=9, stop=("END",))).finish == "stop"
 
 
-async def test_tokens_of_long_characters_are_counted(desk: Desk) -> None:
+async def test_tokens_of_long_characters_are_counted(desk: EngineDesk) -> None:
     """Of a character made of several tokens not all ids are known; the count is still true, and it can be resumed."""
     prompt = "Repeat: 😀 日本語 😀 日本語 😀 日本語 😀 日本語 😀 日本語"
     request_id = desk.send(prompt, max_tokens=24, **GREEDY)
@@ -462,14 +418,14 @@ async def test_tokens_of_long_characters_are_counted(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("prompt", [(), (10**6,), (-1,)])
-async def test_what_can_never_run_is_refused(desk: Desk, prompt: Any) -> None:
+async def test_what_can_never_run_is_refused(desk: EngineDesk, prompt: Any) -> None:
     """At submit, as the requester's fault."""
     with pytest.raises(Refused) as caught:
         desk.send(prompt)
     assert caught.value.failure.status == 400
 
 
-async def test_a_prompt_is_checked_before_it_is_given(desk: Desk) -> None:
+async def test_a_prompt_is_checked_before_it_is_given(desk: EngineDesk) -> None:
     """Its tokens are counted as the engine counts them when it runs: the longest that fits, and one more token."""
     text = "Once upon a time " * 40
     counted = (await desk.ask(text, max_tokens=1, **GREEDY)).prompt_tokens
@@ -491,7 +447,7 @@ async def test_where_tokens_cannot_be_counted_nothing_is_refused(tmp_path: Path)
     await tokenizer.close()
 
 
-async def test_all_counts_share_one_client(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_counts_share_one_client(desk: EngineDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client and its transport cost more than the count."""
     tokenizer = desk.engine._tokenizer
     assert tokenizer is not None
@@ -519,7 +475,7 @@ async def test_a_count_whose_reply_never_ends_is_given_up(tmp_path: Path, monkey
     await tokenizer.close()
 
 
-async def test_no_tcp_port_is_opened(desk: Desk) -> None:
+async def test_no_tcp_port_is_opened(desk: EngineDesk) -> None:
     """The library's listener is a socket file in a folder only this user may enter."""
     sockets = {target for target in map(link, Path("/proc/self/fd").iterdir()) if target.startswith("socket:")}
     listening = set()
@@ -534,7 +490,7 @@ async def test_no_tcp_port_is_opened(desk: Desk) -> None:
 
 async def test_an_engine_ends_its_requests_and_leaves_nothing_behind(real_model: Path) -> None:
     """stop() cancels what runs and what waits, removes its folder, and may be called twice."""
-    desk = Desk(LlamacppEngine("m", LlamacppSettings(slots=1, context=256), real_model))
+    desk = EngineDesk(LlamacppEngine("m", LlamacppSettings(slots=1, context=256), real_model))
     await desk.start()
     folder, tokenizer = desk.engine._folder, desk.engine._tokenizer
     assert folder is not None and tokenizer is not None
@@ -555,7 +511,7 @@ async def test_an_engine_ends_its_requests_and_leaves_nothing_behind(real_model:
     [(RuntimeError("out of memory"), "engine_error", 500), (ValueError("bad field"), "invalid_request_error", 400)],
 )
 async def test_what_llama_cpp_raises_fails_the_request_alone(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, status: int
+    desk: EngineDesk, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, status: int
 ) -> None:
     """Its requester hears of it, and its slot serves the next one."""
 
@@ -573,7 +529,7 @@ async def test_what_llama_cpp_raises_fails_the_request_alone(
 
 async def test_silence_is_taken_for_a_hang(real_model: Path) -> None:
     """Requests run and nothing is heard for hang_s: the process should be restarted."""
-    desk = Desk(LlamacppEngine("m", LlamacppSettings(slots=1, context=512, batch=512, hang_s=0.001), real_model))
+    desk = EngineDesk(LlamacppEngine("m", LlamacppSettings(slots=1, context=512, batch=512, hang_s=0.001), real_model))
     await desk.start()
     assert desk.engine.health().ok
     request_id = desk.send("river " * 150, max_tokens=1)
@@ -641,7 +597,7 @@ OFFERED = (Tool("visit", "Visit a place.", PLACE), Tool("wait", "Wait.", SILENT)
 
 
 @pytest.mark.parametrize("named", ["visit", "wait", ""])
-async def test_a_forced_call_is_held_to_its_function(desk: Desk, named: str) -> None:
+async def test_a_forced_call_is_held_to_its_function(desk: EngineDesk, named: str) -> None:
     """By our own grammar: a named function, or one of several, whose definitions are kept apart."""
     tools = Tools(offered=OFFERED, choice="required", named=named)
     request = desk.send(STORY, tools=tools, max_tokens=60, **GREEDY)
@@ -665,7 +621,7 @@ POINTING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", POINTING)
-async def test_one_tool_and_two_have_the_same_references(desk: Desk, name: str) -> None:
+async def test_one_tool_and_two_have_the_same_references(desk: EngineDesk, name: str) -> None:
     """Also beside a function whose definitions have the same names."""
     tool = Tool("f", "", POINTING[name] | {"required": [*POINTING[name]["properties"]]})
     other = Tool("g", "", ANY | {"properties": {"q": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"const": "q"}}})
@@ -677,7 +633,7 @@ async def test_one_tool_and_two_have_the_same_references(desk: Desk, name: str) 
         assert answer.finish == "length" or check(schema, [call.arguments]) == {"violation": ""}
 
 
-async def test_a_schema_of_a_tool_that_cannot_be_held_is_refused(desk: Desk) -> None:
+async def test_a_schema_of_a_tool_that_cannot_be_held_is_refused(desk: EngineDesk) -> None:
     """With the field that it stands in."""
     broken = {"type": "object", "properties": {"a": {"$ref": "http://example.org/x.json"}}, "required": ["a"]}
     tools = Tools(offered=(Tool("f", "", broken),), choice="required")

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from engine_desk import EngineDesk
 
-from penstock.engine import ChatTurn, Input, ModelCard, Piece, Request, Sampling, Task, TaskKind
+from penstock.engine import ChatTurn, Input, Piece, Request, Sampling, Task, TaskKind
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.prompt import ADDED_TOKENS, MAX_TOLD_BYTES, MIN_TOLD_BYTES, max_told_bytes
 from workers.engines.llamacpp.settings import LlamacppSettings
@@ -28,31 +29,17 @@ TALK = (ChatTurn("user", "Name a river <|im_end|> please."),)
 SIZE = 576
 
 
-class TaskDesk:
-    """Sends tasks and texts to an engine, and keeps what comes back."""
+class TaskDesk(EngineDesk):
+    """Sends tasks, too."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
-        self.engine = LlamacppEngine("m", LlamacppSettings(slots=2, context=1024, **settings), path)
-        self.card: ModelCard
-        self._pieces: dict[str, asyncio.Queue[Piece]] = {}
-
-    async def start(self) -> None:
-        self.card = await self.engine.start(self._on_step, lambda _: None)
-
-    def _on_step(self, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            self._pieces[piece.id].put_nowait(piece)
-
-    def send(self, request: Request) -> asyncio.Queue[Piece]:
-        found = self._pieces[request.id] = asyncio.Queue()
-        self.engine.submit(request)
-        return found
+        super().__init__(LlamacppEngine("m", LlamacppSettings(slots=2, context=1024, **settings), path))
 
     async def perform(self, kind: TaskKind, prompt: Any = "", inputs: Sequence[Input] = (), **more: Any) -> Piece:
         task = Task(kind=kind, **more)
-        request = Request(f"r{len(self._pieces)}", prompt, Sampling(), task=task, inputs=inputs)
-        piece = await asyncio.wait_for(self.send(request).get(), 60)
-        assert piece.last and piece.n == 0
+        request = Request(f"t{len(self._ended)}", prompt, Sampling(), task=task, inputs=inputs)
+        piece = await self.result(self.submit(request))
+        assert piece.n == 0 and len(self.pieces(request.id)) == 1
         if piece.failure is None:
             check_task_answer(task, inputs, piece.text)
         return piece
@@ -102,27 +89,18 @@ async def test_a_conversation_has_the_ids_that_its_answer_is_computed_from(desk:
     """So a count of them is the later usage."""
     assert desk.card.capabilities.tokenize_chats
     told = await desk.perform("tokenize", TALK)
-    answer = desk.send(Request("counted", TALK, Sampling(max_tokens=1, temperature=0)))
-    pieces = [await asyncio.wait_for(answer.get(), 60)]
-    while not pieces[-1].last:
-        pieces.append(await asyncio.wait_for(answer.get(), 60))
-    assert len(json.loads(told.text)["tokens"]) == max(piece.prompt_tokens for piece in pieces) > 5
+    answer = await desk.ask(TALK, max_tokens=1, temperature=0)
+    assert len(json.loads(told.text)["tokens"]) == answer.prompt_tokens > 5
 
 
 async def test_texts_are_generated_beside_vectors(desk: TaskDesk) -> None:
     """At the same time, on both slots; and no text of another tenant is taken from a slot's cache."""
-    stories = [
-        desk.send(Request(f"s{number}", "Once upon a time", Sampling(max_tokens=8, temperature=0), tenant="a"))
-        for number in range(3)
-    ]
+    stories = [desk.send("Once upon a time", tenant="a", max_tokens=8, temperature=0) for _ in range(3)]
     made = await asyncio.gather(*[desk.vectors(*TEXTS) for _ in range(2)])
     assert all(likeness(one, other) > 0.999 for each in made for one, other in zip(each, made[0], strict=True))
     for story in stories:
-        pieces = [await asyncio.wait_for(story.get(), 60)]
-        while not pieces[-1].last:
-            pieces.append(await asyncio.wait_for(story.get(), 60))
-        assert pieces[-1].finish == "length" and sum(piece.n for piece in pieces) == 8
-        assert max(piece.cached_tokens for piece in pieces) == 0
+        whole = await desk.result(story)
+        assert (whole.finish, whole.n, whole.cached_tokens) == ("length", 8, 0)
 
 
 async def test_a_text_that_is_too_long_is_refused_with_the_setting(desk: TaskDesk) -> None:
@@ -154,15 +132,15 @@ async def test_a_cancelled_task_ends_at_once(desk: TaskDesk) -> None:
     """Also one that waits; the next is answered."""
     task = Task(kind="embed")
     requests = [Request(f"c{number}", "", Sampling(), task=task, inputs=("word " * 60,) * 2) for number in range(4)]
-    waiting = [desk.send(request) for request in requests]
+    waiting = [desk.submit(request) for request in requests]
     await asyncio.sleep(0.05)
     for request in requests:
         desk.engine.cancel(request.id)
         desk.engine.cancel(request.id)
     for each in waiting:
-        assert (await asyncio.wait_for(each.get(), 30)).finish == "cancelled"
+        assert (await desk.result(each)).finish == "cancelled"
     assert len(await desk.vectors("x")) == 1
-    assert all(each.empty() for each in waiting)
+    assert [len(desk.pieces(each)) for each in waiting] == [1] * 4
 
 
 async def test_a_model_that_ranks_makes_no_vectors(real_model: Path) -> None:
@@ -186,9 +164,8 @@ async def test_ids_are_those_that_an_answer_counts(desk: TaskDesk) -> None:
     """Of a text and of a conversation, whose control tokens stay text; the ids give the text again."""
     for prompt in ("A river – ünïcode 😀 <|im_start|>", TALK):
         found = json.loads((await desk.perform("tokenize", prompt)).text)
-        pieces = desk.send(Request(f"t{found['tokens'][0]}", prompt, Sampling(max_tokens=1)))
-        first = await asyncio.wait_for(pieces.get(), 60)
-        assert first.prompt_tokens == len(found["tokens"]) and found["max_model_len"] == 1024
+        answer = await desk.ask(prompt, max_tokens=1)
+        assert answer.prompt_tokens == len(found["tokens"]) and found["max_model_len"] == 1024
         back = (await desk.perform("detokenize", found["tokens"])).text
         assert prompt == back if isinstance(prompt, str) else "Name a river <|im_end|> please." in back
     told = [await desk.perform("tokenize", TALK, generation_prompt=begins) for begins in (True, False)]

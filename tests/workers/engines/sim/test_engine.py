@@ -285,6 +285,14 @@ async def test_a_step_is_longer_for_each_text_in_it() -> None:
         assert steps_ms[:3] == expected_ms
 
 
+async def test_a_fault_makes_each_step_longer() -> None:
+    """From the step behind it on, for all texts: the scheduler replaces a worker for that."""
+    steps_ms, _ = await stepped(
+        SimSettings(step_ms=1, prefill_ms=0, faults=True), Request("a", "[[slow@1]]", Sampling(max_tokens=4))
+    )
+    assert steps_ms[:4] == [1, 1, 5, 5]
+
+
 async def test_what_is_cached_of_a_prompt_is_not_computed_again() -> None:
     """The second time the same prompt costs no prefill."""
     settings = SimSettings(step_ms=1, prefill_ms=0, prefill_ms_per_1k_tokens=100, slots=1, cache_prompts=4)

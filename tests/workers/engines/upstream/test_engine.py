@@ -14,7 +14,7 @@ from fake_upstream import ANSWER, FakeUpstream, Fault, serving
 from flow import until
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from otlp_collector import Collector, attributes_of, collector
-from upstream_bench import FAST, HELLO, Bench, bench
+from upstream_bench import FAST, HELLO, Bench, bench, rest
 
 from penstock.config import ConfigError
 from penstock.engine import EngineDead, Request, Sampling, Task
@@ -65,7 +65,7 @@ def test_what_a_server_lacks_is_refused_at_the_door() -> None:
 
 async def test_a_mixed_pool_can_what_all_can() -> None:
     async with bench(FakeUpstream("vllm"), FakeUpstream("trtllm")) as desk:
-        await until(lambda: len(desk.engine._own.places.ready) == 2)
+        await until(lambda: len(desk.engine._own.ready) == 2)
         assert desk.card is not None
         assert (desk.card.context, desk.card.capabilities.json_schema, desk.card.capabilities.logprobs) == (
             2048,
@@ -149,15 +149,6 @@ async def test_reasoning_is_marked_and_replayed_or_begun_again(kind: str, sampli
     assert all(sent.body["reasoning_effort"] == "low" and not sent.continues for sent in fake.sent)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "llama-server", "ollama"])
-async def test_json_begins_again(kind: str) -> None:
-    fake = FakeUpstream(kind, [Fault(after=10, cut=True)])
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=50, json_schema={"type": "object"})
-    assert (answer.restarts, answer.text) == (1, "".join(ANSWER[:50]))
-    assert not any(sent.continues for sent in fake.sent)
-
-
 async def test_a_replay_that_differs_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried once, and shows nothing of the other text."""
     fake, other = FakeUpstream("other", [Fault(after=30, cut=True)]), [*ANSWER[:20], " other", *ANSWER[21:]]
@@ -215,10 +206,7 @@ async def test_a_stop_string_that_another_engine_has_begun_to_show_is_found() ->
     """Its first half cannot be taken back; nothing of the rest is shown."""
     past = [(text, (1000 + number,), 1) for number, text in enumerate(ANSWER[:21])]
     async with bench(FakeUpstream("vllm")) as desk:
-        queue = desk.begin(Request("r", HELLO, Sampling(max_tokens=60, stop=("w20 w21 w2",)), past))
-        pieces = [await queue.get()]
-        while not pieces[-1].last:
-            pieces.append(await queue.get())
+        pieces = await rest(desk.begin(Request("r", HELLO, Sampling(max_tokens=60, stop=("w20 w21 w2",)), past)))
     assert "".join(piece.text for piece in pieces) == "" and pieces[-1].finish == "stop"
 
 
@@ -317,9 +305,7 @@ async def test_a_cancel_closes_the_connection(kind: str) -> None:
         await queue.get()
         desk.engine.cancel("mine")
         desk.engine.cancel("mine")
-        while not (piece := await asyncio.wait_for(queue.get(), 30)).last:
-            pass
-        assert piece.finish == "cancelled"
+        assert (await rest(queue))[-1].finish == "cancelled"
         await until(lambda: fake.running == 0)
         await until(lambda: fake.aborted == (["mine"] if kind == "sglang" else []))
     assert "x-conversation-id" not in fake.sent[0].headers
@@ -450,9 +436,7 @@ async def test_tenants_have_salts_of_their_own() -> None:
     fake = FakeUpstream("vllm")
     async with bench(fake) as desk:
         for name, tenant in (("a", "one"), ("b", "two"), ("c", "one")):
-            queue = desk.begin(Request(name, HELLO, Sampling(max_tokens=2), tenant=tenant))
-            while not (await queue.get()).last:
-                pass
+            await rest(desk.begin(Request(name, HELLO, Sampling(max_tokens=2), tenant=tenant)))
     first, second, third = (sent.body["cache_salt"] for sent in fake.sent)
     assert first == third != second and "one" not in first
 
@@ -689,9 +673,7 @@ async def test_each_call_is_a_span_and_carries_it_on(collector: Collector) -> No
     fake = FakeUpstream("vllm", [Fault(status=500, body=words)])
     async with bench(fake) as desk:
         desk.engine.trace_calls(tracing)
-        queue = desk.begin(Request("r", HELLO, Sampling(max_tokens=3), trace=attempt.carrier()["traceparent"]))
-        while not (await asyncio.wait_for(queue.get(), 20)).last:
-            pass
+        await rest(desk.begin(Request("r", HELLO, Sampling(max_tokens=3), trace=attempt.carrier()["traceparent"])))
     attempt.end()
     tracing.close()
     calls = [span for span in collector.sent if span.kind == SentSpan.SPAN_KIND_CLIENT]
@@ -725,9 +707,7 @@ async def test_the_span_of_a_call_has_the_operation(collector: Collector, asked:
     async with bench(fake) as desk:
         desk.engine.trace_calls(tracing)
         trace = attempt.carrier()["traceparent"]
-        queue = desk.begin(Request("r", sampling=Sampling(max_tokens=3), trace=trace, **asked))
-        while not (await asyncio.wait_for(queue.get(), 20)).last:
-            pass
+        await rest(desk.begin(Request("r", sampling=Sampling(max_tokens=3), trace=trace, **asked)))
     attempt.end()
     tracing.close()
     (call,) = (span for span in collector.sent if span.kind == SentSpan.SPAN_KIND_CLIENT)
@@ -741,7 +721,5 @@ async def test_a_trace_that_is_not_recorded_is_passed_on_as_it_is() -> None:
     fake, known = FakeUpstream("vllm"), "00-" + "4b" * 16 + "-" + "f0" * 8 + "-00"
     async with bench(fake) as desk:
         for number, trace in enumerate((known, "")):
-            queue = desk.begin(Request(f"r{number}", HELLO, Sampling(max_tokens=2), trace=trace))
-            while not (await asyncio.wait_for(queue.get(), 20)).last:
-                pass
+            await rest(desk.begin(Request(f"r{number}", HELLO, Sampling(max_tokens=2), trace=trace)))
     assert [sent.headers.get("traceparent") for sent in fake.sent] == [known, None]

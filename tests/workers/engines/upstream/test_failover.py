@@ -85,8 +85,9 @@ LAST_WORDS = {
 """What servers say at the end of an answer that is complete."""
 
 
-@pytest.mark.parametrize("burst", [False, True])
-@pytest.mark.parametrize("kind", ["vllm", "llama-server", "openai"])
+@pytest.mark.parametrize(
+    ("kind", "burst"), [("vllm", False), ("vllm", True), ("llama-server", False), ("openai", True)]
+)
 @pytest.mark.parametrize("last", LAST_WORDS)
 async def test_a_finished_answer_counts_whatever_follows(last: str, kind: str, burst: bool) -> None:
     """It is not computed again, and its tokens are counted as of a server that gives no counts."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_upstream import ANSWER, FakeUpstream, Fault, serving
+from flow import until
 from msgspec.structs import replace
-from upstream_bench import HELLO, Bench, bench
+from upstream_bench import HELLO, Bench, bench, rest
 
 from penstock.config import ConfigError
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Request, Sampling
@@ -40,12 +40,6 @@ TOOLS = Tools(offered=(Tool("get_time"),))
 CALLS: list[dict[str, Any]] = [
     {"tool_calls": [{"index": 0, "id": "x", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}]}
 ]
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -197,9 +191,7 @@ async def test_a_lost_workers_answer_goes_on_with_the_model_that_began_it() -> N
     async with bench(own, fallbacks={"b": other}) as desk:
         await ready(desk)
         request = Request("r", HELLO, Sampling(max_tokens=TOKENS), past, served_by="b")
-        queue, text = desk.begin(request), ""
-        while not (piece := await asyncio.wait_for(queue.get(), 30)).last:
-            text += piece.text
+        text = "".join([piece.text for piece in await rest(desk.begin(request))])
         assert not desk.engine.restart_reason(request)
         assert "no fallback any more" in desk.engine.restart_reason(replace(request, served_by="gone"))
     assert text == "".join(ANSWER[10:TOKENS]) and not own.sent and other.sent[0].continues

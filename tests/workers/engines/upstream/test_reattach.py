@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from fake_upstream import Fault, serving
 from flow import until
 from keeping_upstream import NAMES, KeepingUpstream, told
-from upstream_bench import FAST, HELLO, Bench, bench
+from upstream_bench import FAST, HELLO, Bench, bench, rest
 
 from penstock.engine import Piece, Request, Sampling
 from penstock.tools import Call, Tool, Tools, read_answer
@@ -56,13 +58,6 @@ async def some(queue: asyncio.Queue[Piece], tokens: int) -> list[Piece]:
     return pieces
 
 
-async def rest(queue: asyncio.Queue[Piece]) -> list[Piece]:
-    pieces = [await asyncio.wait_for(queue.get(), 10)]
-    while not pieces[-1].last:
-        pieces.append(await asyncio.wait_for(queue.get(), 10))
-    return pieces
-
-
 def past_of(pieces: list[Piece]) -> list[Any]:
     return [(piece.text, piece.ids, piece.n) for piece in pieces]
 
@@ -77,10 +72,15 @@ def kill(desk: Bench) -> None:
         running.task.cancel()
 
 
-async def another(*fakes: KeepingUpstream) -> Bench:
+@asynccontextmanager
+async def another(*fakes: KeepingUpstream) -> AsyncIterator[Bench]:
+    """The engine of another worker."""
     desk = Bench(UpstreamSettings(**FAST, urls=tuple(fake.url for fake in fakes)))  # type: ignore[arg-type]
     await desk.start()
-    return desk
+    try:
+        yield desk
+    finally:
+        await desk.engine.stop()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,13 +93,10 @@ async def test_the_next_worker_reads_the_same_generation(kind: str, case: str) -
     async with bench(fake) as first:
         first_pieces = await some(first.begin(asked(**CASES[case])), 2 if tools else 9)
         kill(first)
-        second = await another(fake)
-        try:
+        async with another(fake) as second:
             request = asked(1, past_of(first_pieces), **CASES[case])
             assert second.engine.restart_reason(request) == ""
             rest_pieces = await rest(second.begin(request))
-        finally:
-            await second.engine.stop()
     pieces = [*first_pieces, *rest_pieces]
     assert (pieces[-1].finish, pieces[-1].failure) == ("stop" if tools else "length", None)
     assert len(fake.generations) == 1
@@ -131,14 +128,11 @@ async def test_a_generation_that_is_gone_is_begun_again_or_continued(kind: str) 
             fake.lose()
             past = past_of(pieces)
             request = asked(1, past, sampling=Sampling(max_tokens=50, json_schema=schema))
-            second = await another(fake)
-            try:
+            async with another(fake) as second:
                 (*_, last) = ends = await rest(second.begin(request))
                 assert last.finish == ("returned" if restarts else "length")
                 assert bool(second.engine.restart_reason(request)) == restarts
                 assert not restarts or not text_of(ends)
-            finally:
-                await second.engine.stop()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -181,15 +175,12 @@ async def test_a_cancelled_request_is_stopped_at_its_server(kind: str) -> None:
         queue = desk.begin(asked())
         pieces = await some(queue, 2)
         kill(desk)
-        second = await another(fake)
-        try:
+        async with another(fake) as second:
             queue = second.begin(asked(1, past_of(pieces)))
             await some(queue, 2)
             second.engine.cancel("r1")
             assert (await rest(queue))[-1].finish == "cancelled"
             await until(lambda: fake.generations[0].stopped)
-        finally:
-            await second.engine.stop()
 
 
 @pytest.mark.parametrize("turns", range(4))
@@ -200,16 +191,13 @@ async def test_a_request_that_is_cancelled_before_its_reply_is_read_on_is_stoppe
     async with bench(fake) as desk:
         pieces = await some(desk.begin(asked()), 2)
         kill(desk)
-        second = await another(fake)
-        try:
+        async with another(fake) as second:
             queue = second.begin(asked(1, past_of(pieces)))
             for _ in range(turns):
                 await asyncio.sleep(0)
             second.engine.cancel("r1")
             assert (await rest(queue))[-1].finish == "cancelled"
             await until(lambda: fake.generations[0].stopped)
-        finally:
-            await second.engine.stop()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -236,11 +224,8 @@ async def test_a_worker_that_leaves_stops_nothing(kind: str) -> None:
         first.engine.cancel("r0")
         pieces += (await rest(queue))[:-1]
         await first.engine.stop()
-        second = await another(fake)
-        try:
+        async with another(fake) as second:
             pieces += await rest(second.begin(asked(1, past_of(pieces), **CASES["json"])))
-        finally:
-            await second.engine.stop()
     assert text_of(pieces) == told(1, 0, 50) and len(fake.generations) == 1
 
 
@@ -255,15 +240,12 @@ async def test_a_worker_that_leaves_stops_a_job_that_nobody_can_find(kind: str) 
         await until(lambda: "r0" in readers and readers["r0"].status == 200)
         first.engine.leave("r0")
         await rest(queue)
-        second = await another(fake)
-        try:
+        async with another(fake) as second:
             queue = second.begin(asked(1, begun_by="b/1"))
             await until(lambda: len(fake.generations) == 2)
             await until(lambda: fake.generations[0].over)
             fake.open.set()
             assert text_of(await rest(queue)) == told(2, 0, 50)
-        finally:
-            await second.engine.stop()
     assert [each.stopped for each in fake.generations] == [kind == "penstock", kind == "llama-server"]
 
 
@@ -274,11 +256,8 @@ async def test_the_server_that_has_the_generation_is_found() -> None:
         pieces = await some(first.begin(asked(**CASES["json"])), 9)
         kill(first)
         (has,) = [fake for fake in fakes if fake.generations]
-        second = await another(*[fake for fake in fakes if fake is not has], has)
-        try:
+        async with another(*[fake for fake in fakes if fake is not has], has) as second:
             pieces += await rest(second.begin(asked(1, past_of(pieces), **CASES["json"])))
-        finally:
-            await second.engine.stop()
     assert text_of(pieces) == told(1, 0, 50)
     assert sum(len(fake.generations) for fake in fakes) == 1
 

@@ -10,7 +10,9 @@ from penstock.engine import ChatTurn, Request, Sampling
 from streaming.jobs.job import HINTS
 from workers.engines.upstream import continuation, server
 from workers.engines.upstream.continuation import Rung
+from workers.engines.upstream.settings import UpstreamSettings
 
+PLAIN = UpstreamSettings()
 CHAT = [ChatTurn("user", "hi")]
 KNOWN = ((" a", (1,), 1), (" b", (2,), 1))
 
@@ -30,7 +32,9 @@ def test_a_strict_server_gets_standard_fields_alone(kind: str) -> None:
     }  # fmt: skip
     sampling = Sampling(max_tokens=5, temperature=1, top_p=0.5, seed=-1, presence_penalty=1, json_schema={}, logprobs=2)
     hints = dict.fromkeys(HINTS, "x")
-    path, body = continuation.build(facts, Request("r", CHAT, sampling, passed=hints), Rung.FRESH, (), None, limit=5)
+    path, body = continuation.build(
+        facts, Request("r", CHAT, sampling, passed=hints), Rung.FRESH, (), None, PLAIN, limit=5
+    )
     assert path == ("/completions" if kind == "llama-server" else "/chat/completions")
     assert not facts.strict or set(body) <= standard | (HINTS if kind == "openai" else set())
     assert "stop" not in body and body.get("seed", 0) >= 0
@@ -53,8 +57,8 @@ def test_further_sampling_goes_by_the_names_of_the_kind(kind: str, sent: dict[st
     facts = server.of(kind, model="m")
     can = facts.capabilities()
     assert can.top_k and can.min_p and can.repetition_penalty and can.logit_bias and can.ignore_eos
-    without = continuation.build(facts, Request("r", CHAT, Sampling()), Rung.FRESH, (), None)[1]
-    body = continuation.build(facts, Request("r", CHAT, FURTHER), Rung.FRESH, (), None)[1]
+    without = continuation.build(facts, Request("r", CHAT, Sampling()), Rung.FRESH, (), None, PLAIN)[1]
+    body = continuation.build(facts, Request("r", CHAT, FURTHER), Rung.FRESH, (), None, PLAIN)[1]
     assert {name: value for name, value in body.items() if name not in without} == sent | COMMON
 
 
@@ -66,14 +70,15 @@ def test_a_server_gets_no_field_that_it_lacks(kind: str) -> None:
         kind == "openai"
     )
     neutral = Sampling(top_k=0, min_p=0.0, repetition_penalty=1.0)
-    plain = continuation.build(facts, Request("r", CHAT, Sampling()), Rung.FRESH, (), None)
-    assert continuation.build(facts, Request("r", CHAT, neutral), Rung.FRESH, (), None) == plain
+    plain = continuation.build(facts, Request("r", CHAT, Sampling()), Rung.FRESH, (), None, PLAIN)
+    assert continuation.build(facts, Request("r", CHAT, neutral), Rung.FRESH, (), None, PLAIN) == plain
 
 
 def test_the_priority_has_the_servers_sign() -> None:
     request = Request("r", CHAT, Sampling(), priority=0.8)
+    settings = UpstreamSettings(send_priority=True)
     sent = {
-        kind: continuation.build(server.of(kind), request, Rung.FRESH, (), None, send_priority=True)[1].get("priority")
+        kind: continuation.build(server.of(kind), request, Rung.FRESH, (), None, settings)[1].get("priority")
         for kind in ("vllm", "sglang", "trtllm")
     }
     assert sent == {"vllm": 20, "sglang": 80, "trtllm": None}

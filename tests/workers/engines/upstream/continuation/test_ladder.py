@@ -1,4 +1,4 @@
-"""The continuation ladder."""
+"""The continuation ladder, and what `penstock doctor` says of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engine import ChatTurn, Request, Sampling
 from workers.engines.upstream import continuation, server
-from workers.engines.upstream.continuation import Rung
+from workers.engines.upstream.continuation import Rung, summary
 
 CHAT = [ChatTurn("user", "hi")]
 KNOWN = ((" a", (1,), 1), (" b", (2,), 1))
@@ -20,17 +20,6 @@ def way(kind: str, prompt: Any = CHAT, rows: Any = KNOWN, tried: Any = (), **sam
 
 def test_nothing_is_continued_before_anything_was_shown() -> None:
     assert way("vllm", rows=(), json_schema={}) is Rung.FRESH
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(json_schema={}), Sampling(presence_penalty=1)])
-def test_the_same_generation_comes_first_where_the_server_keeps_it(sampling: Sampling) -> None:
-    request = Request("r", CHAT, sampling, text_id="t")
-    for kind, reattach in (("penstock", "key"), ("llama-server", "stream")):
-        facts = server.of(kind, reattach=reattach)
-        assert continuation.choose(facts, request, KNOWN).rung is Rung.REATTACH
-        assert continuation.choose(facts, request, KNOWN, {Rung.REATTACH}).rung is not Rung.REATTACH
-        assert continuation.choose(facts, request, ()).rung is Rung.FRESH
-    assert continuation.choose(server.of("vllm"), request, KNOWN).rung is not Rung.REATTACH
 
 
 @pytest.mark.parametrize("kind", [*server.KINDS])
@@ -74,3 +63,11 @@ def test_ids_are_continued_only_if_all_are_known() -> None:
     gap = (*KNOWN, (" c", (), 1))
     assert way("vllm", rows=gap) is Rung.PREFILL and way("vllm", "text", gap) is Rung.TEXT
     assert way("llama-server", rows=gap) is Rung.IDS
+
+
+def test_it_says_how_answers_continue() -> None:
+    llama = server.of("llama-server", model="m", context=2048, slots=1)
+    said = "llama-server: m; 2048 tokens; runs 1 request at once; continues chats by token ids; texts by token ids"
+    assert summary(llama) == said
+    assert summary(server.of("llama-server", reattach="stream")).endswith("goes on with answers whose reader is lost")
+    assert "goes on" in summary(server.of("penstock")) and "goes on" not in summary(server.of("vllm"))

@@ -1,4 +1,4 @@
-"""Outgoing proxies: a real one that opens tunnels, by the setting and by the environment."""
+"""Outgoing proxies, real ones that open tunnels, by the setting and by the environment; and addresses of servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from upstream_bench import HELLO, bench
 
 from workers.engines.upstream.http import ConnectError, ServerAddress, UpstreamClient
 from workers.engines.upstream.proxy import proxy_for
-from workers.engines.upstream.settings import UpstreamSettings
+from workers.engines.upstream.settings import UpstreamSettings, url_problem
 
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -149,17 +149,21 @@ NETWORKS = {"10.1.2.3": True, "10.0.0.0/8": True, "10.1.2.0/24:443": True, "10.1
         *[("fd00::1", rule, found) for rule, found in {"fd00::/8": True, "[fd00::1]:443": True, "::1": False}.items()],
     ],
 )
-def test_no_proxy_excludes(host: str, rule: str, excluded: bool) -> None:
-    environ = {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": rule}
-    assert (proxy_for("environment", host, 443, environ, secure=True) is None) == excluded
+def test_no_proxy_excludes(monkeypatch: pytest.MonkeyPatch, host: str, rule: str, excluded: bool) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", rule)
+    assert (proxy_for("environment", host, 443, secure=True) is None) == excluded
 
 
-def test_the_environment_is_read_as_other_programs_read_it() -> None:
+def test_the_environment_is_read_as_other_programs_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"https_proxy": "proxy:1", "HTTPS_PROXY": "http://proxy:2", "ALL_PROXY": "http://proxy:3"}
-    found = [proxy_for("environment", "h", 1, environ, secure=secure) for secure in (True, False)]
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    found = [proxy_for("environment", "h", 1, secure=secure) for secure in (True, False)]
     assert [each.port for each in found if each is not None] == [1, 3]
+    monkeypatch.setenv("ALL_PROXY", "socks5://me:s3cret@p:1")
     with pytest.raises(ValueError, match="got socks5"):
-        proxy_for("environment", "h", 1, {"ALL_PROXY": "socks5://me:s3cret@p:1"}, secure=True)
+        proxy_for("environment", "h", 1, secure=False)
 
 
 @pytest.mark.parametrize(
@@ -169,3 +173,11 @@ def test_a_setting_that_names_no_proxy_is_refused(proxy: str) -> None:
     with pytest.raises(ValueError, match="proxy: ") as raised:
         UpstreamSettings(proxy=proxy)
     assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "gpu-1:8000", "ftp://gpu-1", "http://", "http://u:p@h/v1", "http://h/v1?x=1", "http://h:0/v1", "http://h:x/"],
+)
+def test_addresses_that_cannot_be_used_are_refused(url: str) -> None:
+    assert url_problem(url) and "p@" not in url_problem(url)

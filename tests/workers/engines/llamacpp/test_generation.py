@@ -1,15 +1,15 @@
-"""Reasoning on llama.cpp: what its chat templates are told, and how an answer with it is marked and continued."""
+"""What llama.cpp's chunks mean to the one request they belong to; reasoning: what its chat templates are told of it,
+and how an answer with it is marked and continued."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Request, Sampling
 from penstock.tools import REASONING, TEXT
-from workers.engines.llamacpp.gguf import Gguf
-from workers.engines.llamacpp.prompt import Prompts
 from workers.engines.llamacpp.request import Generation
 
 SWITCH = """{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]
@@ -18,25 +18,6 @@ EFFORT = """effort:{{ reasoning_effort or 'own' }}{% for m in messages %}[{{ m.r
 OPENS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]<think>\n{# </think> #}"
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 USER = (ChatTurn("user", "hi"),)
-
-
-class File:
-    """As much of a model file as prompts need."""
-
-    vocabulary = 100
-
-    def __init__(self, template: str) -> None:
-        self.chat_template = template
-
-    def special_token(self, name: str) -> None:
-        return None
-
-    def control_tokens(self) -> dict[str, int]:
-        return {}
-
-
-def prompts(template: str) -> Prompts:
-    return Prompts(cast(Gguf, File(template)))
 
 
 def asked(reasoning: str, past: Any = ()) -> Request:
@@ -48,24 +29,24 @@ def asked(reasoning: str, past: Any = ()) -> Request:
     [(SWITCH, True, True), (EFFORT, False, True), (OPENS, True, False), (PLAIN, False, False)],
 )
 def test_what_a_template_knows(template: str, reasons: bool, told: bool) -> None:
-    found = prompts(template)
+    found = prompts_of(template)
     assert (found.reasoning, found.reasoning_effort) == (reasons, told)
 
 
 def test_a_template_is_told_the_effort() -> None:
     for effort, text in (("none", "[user]hi[assistant]<think></think>"), ("low", "[user]hi[assistant]"),
                          ("default", "[user]hi[assistant]"), ("", "[user]hi[assistant]")):  # fmt: skip
-        assert prompts(SWITCH).of(asked(effort)).parts == [text]
+        assert prompts_of(SWITCH).of(asked(effort)).parts == [text]
     for effort, word in (("high", "high"), ("default", "own"), ("none", "own")):
-        assert prompts(EFFORT).of(asked(effort)).parts == [f"effort:{word}[user]hi"]
+        assert prompts_of(EFFORT).of(asked(effort)).parts == [f"effort:{word}[user]hi"]
 
 
 @pytest.mark.parametrize(("template", "begin"), [(SWITCH, "<think>"), (OPENS, "")])
 def test_what_was_shown_is_continued_as_the_model_wrote_it(template: str, begin: str) -> None:
     """With the model's tags for the marks; a tag that the prompt holds is not written again."""
-    fresh = prompts(template).of(asked("default"))
+    fresh = prompts_of(template).of(asked("default"))
     past = ((f"{REASONING}a", (), 1), (" b", (), 1), (f"{TEXT}c", (), 1))
-    found = prompts(template).of(asked("default", past))
+    found = prompts_of(template).of(asked("default", past))
     assert found.parts == [str(fresh.parts[0]) + f"{begin}a b</think>c"]
     assert fresh.opened is found.opened is (template is OPENS)
 
@@ -90,3 +71,51 @@ def test_json_has_no_reasoning() -> None:
     """Its grammar forces JSON from the first token, also where the prompt holds the tag."""
     request = Request("r", USER, Sampling(json_schema={}), reasoning="default")
     assert Generation(request, ["hi"], 512, opened=True).take(chunk(0, "{}")).text == "{}"
+
+
+def begun(**sampling: Any) -> Generation:
+    """A request that a slot has."""
+    return Generation(Request("r", "Hi", Sampling(**sampling)), ["Hi"], 512)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [
+        ({"code": 400, "message": "no such field"}, "invalid_request_error", 400),
+        ({"code": 500, "message": "out of blocks"}, "engine_error", 500),
+        ({"message": "out of blocks"}, "engine_error", 500),
+        (
+            {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 600, "message": "too long"},
+            "context_length_exceeded",
+            400,
+        ),
+    ],
+)
+def test_whose_mistake_an_error_is(error: dict[str, Any], code: str, status: int) -> None:
+    """Its requester's where llama.cpp says so, else ours; it ends the request without a word more."""
+    generation = begun()
+    assert generation.take({"error": error}).text == ""
+    assert generation.done
+    last = generation.last()
+    assert last.failure is not None and (last.failure.code, last.failure.status) == (code, status)
+    assert (last.finish, last.n) == ("", 0)
+
+
+@pytest.mark.parametrize(("past", "finish"), [("one two", "stop"), ("one", ""), ("a b c", "length")])
+def test_what_earlier_attempts_generated_may_have_ended_it(past: str, finish: str) -> None:
+    """A stop string or all its tokens are in the log already: it ends for that reason, with nothing generated."""
+    sampling = Sampling(stop=("two",), max_tokens=3)
+    words = tuple((word, (), 1) for word in past.split())
+    generation = Generation(Request("r", "Hi", sampling, words), ["Hi"], 512)
+    assert generation.done == bool(finish)
+    assert generation.last().finish == finish
+
+
+def test_a_request_that_was_cancelled_says_nothing_more() -> None:
+    """Not even what was held back because a stop string may begin with it."""
+    generation = begun(stop=("two",))
+    chunk = {"choices": [{"text": "t", "finish_reason": None}], "__verbose": {"tokens_predicted": 1, "tokens": [5]}}
+    assert generation.take(chunk).text == ""
+    generation.cancelled = True
+    last = generation.last()
+    assert (last.text, last.ids, last.n, last.finish) == ("", (), 0, "cancelled")
