@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import itertools
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from functools import partial
 from typing import NamedTuple
 
 import msgspec
-from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
@@ -381,31 +379,3 @@ def _headers(prepared: PreparedRequest, accepted: Accepted, wait: Wait | None) -
     if prepared.ignored:
         headers["X-Ignored-Fields"] = prepared.ignored
     return headers
-
-
-MAX_PER_PAGE = 100
-"""Rows on one page of a list; a list of files has its own bound."""
-WHOLE = re.compile(r"([0-9]{1,15})(?:\.0{1,15})?")
-"""With a bound, because int() raises on thousands of digits, and a URL may hold that many."""
-
-
-def whole_number(text: str, param: str, minimum: int, maximum: int) -> int:
-    """Return the value of parameter `param`. Raises ApiError (400)."""
-    match = WHOLE.fullmatch(text)
-    if match is None or not minimum <= int(match[1]) <= maximum:
-        raise errors.invalid_request(f"{param} must be a whole number from {minimum} to {maximum}.", param)
-    return int(match[1])
-
-
-def page_order(query: QueryParams) -> str:
-    """Whether the oldest comes first (asc) or the newest (desc), as `order` asks. Raises ApiError (400)."""
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise errors.invalid_request("order must be asc or desc.", "order")
-    return order
-
-
-def page_limit(query: QueryParams, default: int, most: int) -> int:
-    """The rows on a page, as `limit` asks. Raises ApiError (400)."""
-    text = query.get("limit")
-    return default if text is None else whole_number(text, "limit", 1, most)

@@ -10,7 +10,7 @@ import pytest
 from api_in_process import api_in_process, key_of
 from house import House
 
-from api.durable import StreamOffset
+from api.durable import offset_of
 from api.openai import cursor
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -54,7 +54,7 @@ def test_calls_of_tools_are_the_same_after_every_offset(house: House) -> None:
     assert sum("tool_calls" in each["data"] for each in whole) > 1
     for place, each in enumerate(whole, 1):
         assert shown[each["id"]] == each["data"]
-        rest = house.get(f"{headers['stream-url']}?offset={StreamOffset.of(cursor.read(each['id']))}")[1]
+        rest = house.get(f"{headers['stream-url']}?offset={offset_of(cursor.read(each['id']))}")[1]
         assert json.loads(rest) == whole[place:]
 
 
