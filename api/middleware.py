@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -218,36 +218,27 @@ def decoded(scope: Scope, receive: Receive) -> Receive:
     It decodes slice by slice: that bounds the memory and the time that a small body may cost which decodes to a large
     one. Readers of a body count the decoded bytes against their own limit, and stop.
     """
-    return _Decoder(scope, receive) if b"content-encoding" in scope["state"]["headers"] else receive
+    return _messages(scope, receive).__anext__ if b"content-encoding" in scope["state"]["headers"] else receive
 
 
-class _Decoder:
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self._scope, self._receive = scope, receive
-        self._stages: list[_Stage] | None = None
-        """The outermost coding, which was applied last, comes first."""
-        self._slices: Iterator[bytes] = iter(())
-        self._more, self._ended = True, False
-        """Whether more encoded bytes are to come; whether the last decoded ones were returned."""
-
-    async def __call__(self) -> Message:
-        if self._stages is None:
-            self._stages = [_Stage(name) for name in reversed(_codings(self._scope))]
-        if self._ended:
-            return await self._receive()
-        while (part := next(self._slices, None)) is None:
-            if not self._more:
-                for stage in self._stages:
-                    stage.check_end()
-                self._ended = True
-                return {"type": "http.request", "body": b"", "more_body": False}
-            message = await self._receive()
-            if message["type"] != "http.request":
-                return message
-            self._more = message.get("more_body", False)
-            self._slices = _through(self._stages, message.get("body", b""))
-        await asyncio.sleep(0)
-        return {"type": "http.request", "body": part, "more_body": True}
+async def _messages(scope: Scope, receive: Receive) -> AsyncIterator[Message]:
+    """Yield the messages of a decoded body, and then those that come after it."""
+    # The outermost coding, which was applied last, comes first.
+    stages, more = [_Stage(name) for name in reversed(_codings(scope))], True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            yield message
+            continue
+        more = message.get("more_body", False)
+        for part in _through(stages, message.get("body", b"")):
+            await asyncio.sleep(0)
+            yield {"type": "http.request", "body": part, "more_body": True}
+    for stage in stages:
+        stage.check_end()
+    yield {"type": "http.request", "body": b"", "more_body": False}
+    while True:
+        yield await receive()
 
 
 def _codings(scope: Scope) -> list[str]:
