@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 DIRECT: dict[str, ASGIApp] = {
     route.path: route.endpoint for route in routes.ROUTES if isinstance(route.endpoint, JobEndpoint | Responses)
 }
+TABLE = AccessTable(routes.RULES)
 ROUTES = [Route(route.path, route.endpoint, methods=[route.method]) for route in routes.ROUTES]
 
 
@@ -82,7 +83,7 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
 def guarded(app: ASGIApp, services: Services, console: ConsoleAccess | None = None) -> RequestGuard:
     """Put the guard before an application, with the table of this API's routes."""
     refusal = partial(error_response, services)
-    return RequestGuard(app, AccessTable(routes.RULES), services.keyring, services.settings, refusal, console)
+    return RequestGuard(app, TABLE, services.keyring, services.settings, refusal, console)
 
 
 class Shortcut:
