@@ -83,14 +83,6 @@ def test_every_route_is_there_once() -> None:
     assert "get_batches_batch_id_errors" in names, "clients are generated from them: they stay as they are"
 
 
-def test_path_parameters_are_declared() -> None:
-    """Each {name} of a path has its parameter."""
-    for _, path, operation in operations():
-        wanted = {part[1:-1] for part in path.split("/") if part.startswith("{")}
-        params = [lookup(each["$ref"]) for each in operation.get("parameters", [])]
-        assert wanted == {each["name"] for each in params if each["in"] == "path"}
-
-
 def test_only_the_operators_routes_need_no_key() -> None:
     """Everything under /v1 and /admin is behind the key, and says 401; so is the tokenizer."""
     for _, path, operation in operations():

@@ -26,6 +26,8 @@ from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from telemetry.process import start_tracing
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "the-admin-token"
 EVIL = "https://evil.example"
 KEYED, KEYLESS = "with keys", "without keys"

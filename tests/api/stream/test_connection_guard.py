@@ -785,17 +785,6 @@ def test_a_refused_connection_is_told_which_limit_it_met() -> None:
         assert f"[api] {limit}" in guard.refusal().message
 
 
-def test_counts_return_to_nothing() -> None:
-    guard = ConnectionGuard(ApiSettings(max_connections=5, max_connections_per_client=2))
-    fakes = [cast(Any, Fake(f"198.51.100.{number % 4}")) for number in range(20)]
-    for fake in fakes:
-        guard.admit(fake)
-    guard.admit_probe(fakes[-1])
-    for fake in fakes:
-        guard.release(fake)
-    assert not (guard._admitted or guard._per_client or guard._surplus or guard._probes)
-
-
 def test_the_limit_on_open_files_is_raised_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(1024, 100_000)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
