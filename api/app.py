@@ -27,18 +27,7 @@ from api.openai.errors import ApiError
 from api.openapi import document
 from api.responses.endpoints import Responses
 from api.services import Services
-from streaming.errors import (
-    ConversationChanged,
-    KeyReused,
-    QuotaExceeded,
-    StoreFull,
-    Unavailable,
-    UnknownBatch,
-    UnknownConversation,
-    UnknownFile,
-    UnknownJob,
-    UnknownMessage,
-)
+from streaming import errors as store
 
 log = logging.getLogger(__name__)
 
@@ -149,20 +138,20 @@ CLIENT_GONE = 499
 
 REFUSED: dict[type[Exception], Callable[[Any], ApiError]] = {
     ApiError: lambda error: error,
-    UnknownJob: lambda _: errors.job_not_found(),
-    UnknownFile: lambda _: errors.file_not_found(),
-    UnknownBatch: lambda _: errors.batch_not_found(),
-    UnknownMessage: lambda _: errors.webhook_not_found(),
-    UnknownConversation: lambda _: errors.conversation_not_found(),
-    ConversationChanged: lambda _: errors.conversation_locked(),
-    QuotaExceeded: errors.quota_exceeded,
-    StoreFull: lambda error: errors.store_full(str(error)),
-    KeyReused: lambda _: errors.idempotency_key_reused(),
+    store.UnknownJob: lambda _: errors.job_not_found(),
+    store.UnknownFile: lambda _: errors.file_not_found(),
+    store.UnknownBatch: lambda _: errors.batch_not_found(),
+    store.UnknownMessage: lambda _: errors.webhook_not_found(),
+    store.UnknownConversation: lambda _: errors.conversation_not_found(),
+    store.ConversationChanged: lambda _: errors.conversation_locked(),
+    store.QuotaExceeded: errors.quota_exceeded,
+    store.StoreFull: lambda error: errors.store_full(str(error)),
+    store.KeyReused: lambda _: errors.idempotency_key_reused(),
 }
 """The answers to errors that mean the same at every endpoint, such as those of the store."""
 
 HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
     ClientDisconnect: _client_gone,
-    Unavailable: _unavailable,
+    store.Unavailable: _unavailable,
     **dict.fromkeys(REFUSED, _refused),
 }
