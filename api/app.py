@@ -16,8 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import routes
 from api.admin.overview import LiveOverview
-from api.auth.access import AccessTable
-from api.auth.console import ConsoleAccess
 from api.auth.guard import RequestGuard
 from api.chat import JobEndpoint
 from api.error_answers import error_response
@@ -34,7 +32,6 @@ log = logging.getLogger(__name__)
 DIRECT: dict[str, ASGIApp] = {
     route.path: route.endpoint for route in routes.ROUTES if isinstance(route.endpoint, JobEndpoint | Responses)
 }
-TABLE = AccessTable(routes.RULES)
 ROUTES = [Route(route.path, route.endpoint, methods=[route.method]) for route in routes.ROUTES]
 
 
@@ -59,20 +56,7 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
     app.state.document = cache(
         partial(document, services.version, services.settings.base_path)
     )  # built when it is first asked for
-    console = ConsoleAccess(services.keyring, services.console_sessions)
-    return Observed(
-        guarded(Shortcut(app), services, console),
-        services,
-        access_log=services.settings.access_log,
-        paths=routes.RULES,
-        base_path=services.settings.base_path,
-    )
-
-
-def guarded(app: ASGIApp, services: Services, console: ConsoleAccess | None = None) -> RequestGuard:
-    """Put the guard before an application, with the table of this API's routes."""
-    refusal = partial(error_response, services)
-    return RequestGuard(app, TABLE, services.keyring, services.settings, refusal, console)
+    return Observed(RequestGuard(Shortcut(app), services), services)
 
 
 class Shortcut:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.auth.hosts import PROBES
 from api.error_answers import error_response
 from api.openai import errors
+from api.routes import RULES
 from api.services import Services
 from telemetry import tracing as names
 from telemetry.logs import EventLog
@@ -37,6 +38,8 @@ LINKS = (b"location", b"stream-url")
 """Headers whose values are paths."""
 HIDDEN = "..."
 """Stands for what no route has in its path."""
+WORDS = frozenset(word for path in RULES for word in path.split("/") if "{" not in word)
+"""Of the paths of all routes."""
 UNLISTED = "other"
 """The route of a request that has none in the table; a label of a metric must not hold a path that a client chose."""
 
@@ -53,24 +56,14 @@ class Observed:
     `received` (monotonic seconds), and `status` once the answer has started. Names the span and the metric of a request
     by `route`, which the guard sets.
 
-    With `base_path`, requests may have it before their path, and links in headers get it.
+    With `[api] base_path`, requests may have it before their path, and links in headers get it.
 
-    With `access_log` it writes a log line at the end of each request, except for health probes.
+    With `[api] access_log` it writes a log line at the end of each request, except for health probes.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        services: Services,
-        *,
-        access_log: bool = False,
-        paths: Iterable[str] = (),
-        base_path: str = "",
-    ) -> None:
-        """`paths`: those of the routes."""
-        self._base_path = base_path
-        self._app, self._services, self._access_log = app, services, access_log
-        self._words = frozenset(word for path in paths for word in path.split("/") if "{" not in word)
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app, self._services = app, services
+        self._base_path, self._access_log = services.settings.base_path, services.settings.access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -137,7 +130,7 @@ class Observed:
             "request",
             method=scope["method"],
             route=route,
-            path=None if route else outline(scope["path"], self._words),
+            path=None if route else outline(scope["path"], WORDS),
             status=status,
             ms=round((time.monotonic() - state["received"]) * 1000, 1),
             request_id=request_id if OWN_ID.fullmatch(request_id) else redact(request_id),

@@ -334,10 +334,8 @@ def to_job(
     queue, shown = request.queue, isinstance(request, InputFields)
     prompt, tools = generation.passed_parts(request.prompt_asked, request.tools_asked, card, shown=shown)
     sampling, passed = generation.sampling_of(request, tools), generation.passed_fields(request, card)
-    if (
-        request.service_tier in generation.TIERS
-        and clamp(generation.TIERS[request.service_tier], ceiling) is not generation.TIERS[request.service_tier]
-    ):
+    tier = generation.TIERS.get(request.service_tier or "auto")
+    if tier is not None and clamp(tier, ceiling) is not tier:
         passed.pop("service_tier", None)  # a tier above the key's lanes is not bought elsewhere
     reasoning, task = generation.reasoning_of(request, card), request.task_for(card)
     return Job(
@@ -374,12 +372,9 @@ def clamp(lane: Priority, ceiling: Priority) -> Priority:
     return lane if lane.rank >= ceiling.rank else ceiling
 
 
-_KNOWN = frozenset(
-    {"messages[].refusal", *generation.UNSUPPORTED, *generation.COMPLETION_ONLY, *generation.CONSTRAINTS}
-)
-_KNOWN_OF_RESPONSES = frozenset(
-    {"messages[].refusal", *responses.UNSUPPORTED, *generation.COMPLETION_ONLY, *generation.CONSTRAINTS}
-)
+_SHARED = {"messages[].refusal", *generation.COMPLETION_ONLY, *generation.CONSTRAINTS}
+_KNOWN = frozenset({*generation.UNSUPPORTED, *_SHARED})
+_KNOWN_OF_RESPONSES = frozenset({*responses.UNSUPPORTED, *_SHARED})
 """Fields that are refused where they have a value, so that none of them is ignored."""
 
 

@@ -14,14 +14,15 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from api.app import ROUTES, guarded
+from api.app import ROUTES
 from api.auth import access_errors
-from api.auth.access import Access, AccessTable
+from api.auth.access import Access
 from api.auth.access_errors import MAX_LOGGED, Refusals
+from api.auth.guard import RequestGuard
 from api.auth.keys import Keyring
 from api.middleware import Observed
 from api.openai import errors
-from api.routes import RULES
+from api.routes import RULES, TABLE
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from telemetry.process import start_tracing
@@ -85,16 +86,15 @@ async def ask(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    services = SimpleNamespace(
-        settings=settings or ApiSettings(), keyring=ring, metrics=Mock(), tracing=TRACING,
-        records=Mock(), name="api-1",
-    )  # fmt: skip
+    services = cast(Services, SimpleNamespace(
+        settings=settings or ApiSettings(), keyring=ring, metrics=Mock(), tracing=TRACING, records=Mock(), name="api-1",
+    ))  # fmt: skip
     raw = {"host": "127.0.0.1:8000", **{name.lower(): value for name, value in (headers or {}).items()}}
     scope: Scope = {
         "type": "http", "method": method, "path": path, "http_version": version, "state": {}, "client": ("10.0.0.9", 1),
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in raw.items() if value is not None],
     }  # fmt: skip
-    await Observed(guarded(endpoint, cast(Services, services)), cast(Services, services))(scope, receive, send)
+    await Observed(RequestGuard(endpoint, services), services)(scope, receive, send)
     head = sent[0]
     told = {name.decode(): value.decode() for name, value in head["headers"]}
     body = b"".join(message.get("body", b"") for message in sent[1:])
@@ -205,7 +205,7 @@ async def test_metrics_are_open_or_an_admins(door: str, metrics: Any) -> None:
      ("/v1/jobs/x\n", "/v1/jobs/{job_id}"), ("/admin/dlq/%2e", "/admin/dlq/{letter_id}")],
 )  # fmt: skip
 def test_paths_are_matched_as_the_router_matches_them(path: str, template: str) -> None:
-    found = AccessTable(RULES).find("GET", path)
+    found = TABLE.find("GET", path)
     assert found is not None and found.rule is RULES[template]["GET"]
 
 
@@ -215,7 +215,7 @@ def test_paths_are_matched_as_the_router_matches_them(path: str, template: str) 
      "/v1/jobs/a/b", "/metrics/", "/{", "/v1/jobs/{job_id}/nothing"],
 )  # fmt: skip
 def test_what_only_looks_like_a_route_is_none(path: str) -> None:
-    assert AccessTable(RULES).find("GET", path) is None
+    assert TABLE.find("GET", path) is None
 
 
 # --- hosts, origins and proxies, which every route refuses ------------------------------------------------------------
