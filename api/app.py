@@ -11,10 +11,8 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import routes
 from api.admin.overview import LiveOverview
 from api.auth.guard import RequestGuard
 from api.chat import JobEndpoint
@@ -29,11 +27,6 @@ from streaming import errors as store
 
 log = logging.getLogger(__name__)
 
-DIRECT: dict[str, ASGIApp] = {
-    route.path: route.endpoint for route in routes.ROUTES if isinstance(route.endpoint, JobEndpoint | Responses)
-}
-ROUTES = [Route(route.path, route.endpoint, methods=[route.method]) for route in routes.ROUTES]
-
 
 def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -> ASGIApp:
     """Build the application. Its lifespan starts and stops `services`, and calls `on_ready` in between."""
@@ -45,38 +38,36 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
         yield
         await services.stop()
 
-    app = Starlette(
-        routes=ROUTES,
-        exception_handlers={**HANDLERS, Exception: _bug},
-        lifespan=lifespan,
-    )
-    app.router.redirect_slashes = False  # a redirect would go to any host that the request names
+    app = Starlette(lifespan=lifespan)
     app.state.services = services
     app.state.overview = LiveOverview(services)
     app.state.document = cache(
         partial(document, services.version, services.settings.base_path)
     )  # built when it is first asked for
-    return Observed(RequestGuard(Shortcut(app), services), services)
+    return Observed(RequestGuard(Endpoints(app), services), services)
 
 
-class Shortcut:
-    """Fast path for requests that become jobs: calls their endpoint without the framework's layers, which would add
-    half of the endpoint's own cost. Errors are answered by the same handlers. Bodies are decoded here, for every
-    endpoint."""
+class Endpoints:
+    """Calls the endpoint that the guard has found, with a decoded body, and turns its errors into answers.
+
+    The framework has no part in a request: its layers would add half of a chat's own cost. Endpoints that answer with a
+    job are ASGI applications; all others take a Request and return the answer.
+    """
 
     def __init__(self, app: Starlette) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            receive = decoded(scope, receive)
-        endpoint = DIRECT.get(scope.get("path", ""))
-        if endpoint is None or scope["method"] != "POST":
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope["app"] = self._app
+        receive, endpoint = decoded(scope, receive), scope["state"]["endpoint"]
         try:
-            await endpoint(scope, receive, send)
+            if isinstance(endpoint, JobEndpoint | Responses):
+                await endpoint(scope, receive, send)
+            else:
+                await (await endpoint(Request(scope, receive, send)))(scope, receive, send)
         except Exception as error:  # one request must not stop the others
             handler = next((HANDLERS[kind] for kind in type(error).__mro__ if kind in HANDLERS), _bug)
             started = "status" in scope["state"]

@@ -208,6 +208,6 @@ ROUTES = (
 RULES: dict[str, dict[str, Rule]] = {}
 """The rows of the access table: by path, then by method."""
 for _route in ROUTES:
-    RULES.setdefault(_route.path, {})[_route.method] = Rule(_route.access, _route.action)
+    RULES.setdefault(_route.path, {})[_route.method] = Rule(_route.access, _route.action, _route.endpoint)
 
 TABLE = AccessTable(RULES)

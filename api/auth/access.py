@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.routing import compile_path
 
@@ -47,6 +47,7 @@ class Rule(NamedTuple):
     access: Access
     action: str = ""
     """Name of the action in the audit log; "" for a call that is not audited."""
+    endpoint: Any = None
 
 
 class RouteMatch(NamedTuple):

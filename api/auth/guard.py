@@ -80,7 +80,8 @@ class RequestGuard:
         try:
             found = TABLE.find(scope["method"], path)
             if found is not None:
-                scope["state"]["route"] = found.path
+                scope["state"]["route"], scope["state"]["endpoint"] = found.path, found.rule.endpoint
+                scope["path_params"] = found.params
             self._check_sender(scope)
             if found is None:
                 return self._unlisted(scope)
