@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.auth.hosts import PROBES
 from api.error_answers import error_response
 from api.openai import errors
-from api.routes import RULES
+from api.routes import ROUTES
 from api.services import Services
 from telemetry import tracing as names
 from telemetry.logs import EventLog
@@ -38,7 +38,7 @@ LINKS = (b"location", b"stream-url")
 """Headers whose values are paths."""
 HIDDEN = "..."
 """Stands for what no route has in its path."""
-WORDS = frozenset(word for path in RULES for word in path.split("/") if "{" not in word)
+WORDS = frozenset(word for route in ROUTES for word in route.path.split("/") if "{" not in word)
 """Of the paths of all routes."""
 UNLISTED = "other"
 """The route of a request that has none in the table; a label of a metric must not hold a path that a client chose."""

@@ -62,7 +62,7 @@ class RequestGuard:
         try:
             await self._app(scope, receive, send)
         finally:
-            if admitted.rule.action:
+            if admitted.route.action:
                 audit.acted(scope, admitted)
 
     async def _operator(self, headers: Mapping[bytes, bytes]) -> Caller | None:
@@ -80,12 +80,12 @@ class RequestGuard:
         try:
             found = TABLE.find(scope["method"], path)
             if found is not None:
-                scope["state"]["route"], scope["state"]["endpoint"] = found.path, found.rule.endpoint
+                scope["state"]["route"], scope["state"]["endpoint"] = found.route.path, found.route.endpoint
                 scope["path_params"] = found.params
             self._check_sender(scope)
             if found is None:
                 return self._unlisted(scope)
-            if (caller := self._caller(found.rule.access, scope, operator)) is not None:
+            if (caller := self._caller(found.route.access, scope, operator)) is not None:
                 scope["state"]["caller"] = caller
         except ApiError as error:
             if path.startswith("/admin"):

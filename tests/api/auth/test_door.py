@@ -14,7 +14,7 @@ from house import ADMIN_TOKEN, House, eventually, free_port, serving
 
 from api.auth.hosts import EXPOSED
 from api.openapi import HEADERS
-from api.routes import RULES
+from api.routes import ROUTES
 from api.settings import ApiSettings
 from penstock.config import ConfigError, build
 
@@ -38,9 +38,8 @@ def raw(port: int, head: str, body: bytes = b"") -> int:
 
 
 def every_route() -> Iterator[tuple[str, str]]:
-    for path, rows in RULES.items():
-        shown = path.replace(":path}", "}").replace("{model}", "sim").replace("{", "").replace("}", "")
-        yield from ((method, shown) for method in rows)
+    for route in ROUTES:
+        yield route.method, route.described_path.replace("{model}", "sim").replace("{", "").replace("}", "")
 
 
 # --- web pages ------------------------------------------------------------------------------------------------------
