@@ -64,7 +64,7 @@ class Endpoints:
         scope["app"] = self._app
         receive, endpoint = decoded(scope, receive), scope["state"]["endpoint"]
         try:
-            if isinstance(endpoint, JobEndpoint | Responses):
+            if isinstance(endpoint, (JobEndpoint, Responses)):  # a union is made anew at each call
                 await endpoint(scope, receive, send)
             else:
                 await (await endpoint(Request(scope, receive, send)))(scope, receive, send)

@@ -30,7 +30,7 @@ MAX_OVERRIDE_S = 30 * 86_400
 
 
 def _only_true(paused: Any) -> Any:
-    if paused not in (None, True):
+    if paused is not None and paused is not True:
         raise refusal("can only be set to true; DELETE lets the scheduler decide again")
     return paused
 
