@@ -127,7 +127,13 @@ def document(version: str, base_path: str = "") -> dict[str, Any]:
             "schemas": _request_schemas() | ANSWERS,
             "parameters": _parameters(),
             "headers": {name: {"description": words, "schema": STRING} for name, words in HEADERS.items()},
-            "responses": {f"Error{status}": _error(status) for status in ERRORS} | {"Accepted": _accepted()},
+            "responses": {
+                "Accepted": _shared_answer("The job, which has not ended yet.", (*JOB_HEADERS, "Location"), "Job"),
+                **{
+                    f"Error{status}": _shared_answer(words, _ERROR_HEADERS.get(status, ()), "Error")
+                    for status, words in ERRORS.items()
+                },
+            },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}],
@@ -141,7 +147,7 @@ def _operation(route: Route) -> dict[str, Any]:
     answers = {str(route.status): answer}
     if route.or_job:
         answers["202"] = ref("responses", "Accepted")
-    answers |= {str(status): _empty(status, headers) for status in route.empty}
+    answers |= {str(each): {"description": EMPTY[each], "headers": _headers(headers)} for each in route.empty}
     answers |= {str(status): ref("responses", f"Error{status}") for status in sorted(_statuses(route))}
     words = route.described_path.removeprefix("/v1").replace("{", "").replace("}", "").replace(".", "_")
     operation: dict[str, Any] = {
@@ -186,24 +192,10 @@ def _content(route: Route) -> dict[str, Any]:
     return content
 
 
-def _empty(status: int, headers: tuple[str, ...]) -> dict[str, Any]:
-    return {"description": EMPTY[status], "headers": _headers(headers)}
-
-
-def _accepted() -> dict[str, Any]:
-    return {
-        "description": "The job, which has not ended yet.",
-        "headers": _headers((*_ALWAYS, *JOB_HEADERS, "Location")),
-        "content": {"application/json": {"schema": schema("Job")}},
-    }
-
-
-def _error(status: int) -> dict[str, Any]:
-    return {
-        "description": ERRORS[status],
-        "headers": _headers((*_ALWAYS, *_ERROR_HEADERS.get(status, ()))),
-        "content": {"application/json": {"schema": schema("Error")}},
-    }
+def _shared_answer(words: str, headers: tuple[str, ...], name: str) -> dict[str, Any]:
+    """An answer that many routes have; `name`: of the schema of its body."""
+    content = {"application/json": {"schema": schema(name)}}
+    return {"description": words, "headers": _headers((*_ALWAYS, *headers)), "content": content}
 
 
 def _headers(names: tuple[str, ...]) -> dict[str, Any]:

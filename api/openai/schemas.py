@@ -316,20 +316,18 @@ def check_choices(request: Request, max_choices: int) -> None:
 def to_job(
     request: Request,
     *,
-    job_id: str,
     tenant: str,
     ceiling: Priority,
-    reply_to: str,
-    trace: dict[str, str],
-    received_us: int = 0,
-    clock_us: int = 0,
+    job_id: str = "",
+    reply_to: str = "",
+    trace: dict[str, str] | None = None,
     events: str = "",
     webhook: str = "",
     card: ModelCard | None = None,
 ) -> Job:
-    """Build the job of a request, in the requested lane but not above `ceiling`. `received_us`: see Job.
+    """Build the job of a request, in the requested lane but not above `ceiling`. `card`: of its model, if one is known.
 
-    `card`: of its model, if one is known. Raises ApiError (400) for fields that cannot be passed on.
+    Raises ApiError (400) for fields that cannot be passed on.
     """
     queue, shown = request.queue, isinstance(request, InputFields)
     prompt, tools = generation.passed_parts(request.prompt_asked, request.tools_asked, card, shown=shown)
@@ -349,12 +347,10 @@ def to_job(
         reply_to=reply_to,
         deadline_ms=queue.deadline_ms,
         max_queue_ms=queue.max_queue_ms,
-        trace=trace,
+        trace=trace or {},
         metadata=request.metadata or {},
         user=request.user,
         on_disconnect=request.on_disconnect,
-        received_us=received_us,
-        clock_us=clock_us,
         events=events,
         webhook=webhook,
         response=request.response_form,
