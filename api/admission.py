@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import itertools
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from functools import partial
 from typing import NamedTuple
 
 import msgspec
-from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
@@ -31,7 +29,6 @@ from api.openai.schemas import Kind, Request
 from api.prepared import PreparedRequest
 from api.services import Services
 from api.waits import TRUSTED_FACTOR
-from penstock.engine import ModelCard
 from penstock.loops import ExpectedErrors, retry
 from penstock.text import without_mark
 from streaming.errors import (
@@ -210,7 +207,6 @@ async def accept(
     """Put the job of a valid request in the queue; `waits` and errors as in `admit`. `refusal`: why no new job is
     accepted; only the existing one of its idempotency key is returned then."""
     caller: Caller = scope["state"]["caller"]
-    asked, card = prepared.asked, prepared.card
     key = idempotency_key(scope)
     # A full store accepts no new job, but a repeated request with its key may still fetch its answer.
     if full := services.durability_error if key else services.refusal:
@@ -227,10 +223,7 @@ async def accept(
         received_us=services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
     )
-    must_run = bool(asked.queue.do_not_queue)
-    quota = services.quotas(caller)
-    put = partial(_put, services, job, key, body, quota, must_run=must_run, card=card, refused=refusal,
-        version=asked.version_read)  # fmt: skip
+    put = partial(_put, services, prepared, job, key, body, services.quotas(caller), refusal)
     began_ns = time.time_ns()
     accepted, buffer = await _accept(services, job, put, waits=waits)
     state["job"] = accepted.id
@@ -240,7 +233,9 @@ async def accept(
     wait = None if accepted.joined else _expected_wait(services, job, accepted)
     if accepted.joined:
         job = msgspec.structs.replace(job, id=accepted.id)
-    return Admitted(job, partition, accepted, buffer, asked, _headers(prepared, accepted, wait), bool(key), wait)
+    return Admitted(
+        job, partition, accepted, buffer, prepared.asked, _headers(prepared, accepted, wait), bool(key), wait
+    )
 
 
 def _expected_wait(services: Services, job: Job, accepted: Accepted) -> Wait | None:
@@ -276,16 +271,14 @@ async def _accept(
 
 async def _put(
     services: Services,
+    prepared: PreparedRequest,
     job: Job,
     key: str,
     body: bytes,
     quota: QuotaSettings,
-    *,
-    must_run: bool,
-    card: ModelCard | None,
     refused: ApiError | None,
-    version: int | None,
 ) -> Accepted:
+    asked = prepared.asked
     digest = hashlib.sha256(body).hexdigest() if key else ""
     reason = services.headroom.reason
     refusal = refused or (StoreFull(reason) if reason else None)
@@ -297,11 +290,11 @@ async def _put(
             job,
             idempotency_key=key,
             digest=digest,
-            must_run=must_run or late is not None,
-            card=card,
+            must_run=bool(asked.queue.do_not_queue) or late is not None,
+            card=prepared.card,
             refusal=refusal,
             quota=quota,
-            version=version,
+            version=asked.version_read,
         )
     except NeverFits as error:
         raise errors.too_large_for_store(job, error.needed, error.most) from None
@@ -381,31 +374,3 @@ def _headers(prepared: PreparedRequest, accepted: Accepted, wait: Wait | None) -
     if prepared.ignored:
         headers["X-Ignored-Fields"] = prepared.ignored
     return headers
-
-
-MAX_PER_PAGE = 100
-"""Rows on one page of a list; a list of files has its own bound."""
-WHOLE = re.compile(r"([0-9]{1,15})(?:\.0{1,15})?")
-"""With a bound, because int() raises on thousands of digits, and a URL may hold that many."""
-
-
-def whole_number(text: str, param: str, minimum: int, maximum: int) -> int:
-    """Return the value of parameter `param`. Raises ApiError (400)."""
-    match = WHOLE.fullmatch(text)
-    if match is None or not minimum <= int(match[1]) <= maximum:
-        raise errors.invalid_request(f"{param} must be a whole number from {minimum} to {maximum}.", param)
-    return int(match[1])
-
-
-def page_order(query: QueryParams) -> str:
-    """Whether the oldest comes first (asc) or the newest (desc), as `order` asks. Raises ApiError (400)."""
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise errors.invalid_request("order must be asc or desc.", "order")
-    return order
-
-
-def page_limit(query: QueryParams, default: int, most: int) -> int:
-    """The rows on a page, as `limit` asks. Raises ApiError (400)."""
-    text = query.get("limit")
-    return default if text is None else whole_number(text, "limit", 1, most)

@@ -11,13 +11,9 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import routes
 from api.admin.overview import LiveOverview
-from api.auth.access import AccessTable
-from api.auth.console import ConsoleAccess
 from api.auth.guard import RequestGuard
 from api.chat import JobEndpoint
 from api.error_answers import error_response
@@ -27,25 +23,9 @@ from api.openai.errors import ApiError
 from api.openapi import document
 from api.responses.endpoints import Responses
 from api.services import Services
-from streaming.errors import (
-    ConversationChanged,
-    KeyReused,
-    QuotaExceeded,
-    StoreFull,
-    Unavailable,
-    UnknownBatch,
-    UnknownConversation,
-    UnknownFile,
-    UnknownJob,
-    UnknownMessage,
-)
+from streaming import errors as store
 
 log = logging.getLogger(__name__)
-
-DIRECT: dict[str, ASGIApp] = {
-    route.path: route.endpoint for route in routes.ROUTES if isinstance(route.endpoint, JobEndpoint | Responses)
-}
-ROUTES = [Route(route.path, route.endpoint, methods=[route.method]) for route in routes.ROUTES]
 
 
 def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -> ASGIApp:
@@ -58,51 +38,36 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
         yield
         await services.stop()
 
-    app = Starlette(
-        routes=ROUTES,
-        exception_handlers={**HANDLERS, Exception: _bug},
-        lifespan=lifespan,
-    )
-    app.router.redirect_slashes = False  # a redirect would go to any host that the request names
+    app = Starlette(lifespan=lifespan)
     app.state.services = services
     app.state.overview = LiveOverview(services)
     app.state.document = cache(
         partial(document, services.version, services.settings.base_path)
     )  # built when it is first asked for
-    console = ConsoleAccess(services.keyring, services.console_sessions)
-    return Observed(
-        guarded(Shortcut(app), services, console),
-        services,
-        access_log=services.settings.access_log,
-        paths=routes.RULES,
-        base_path=services.settings.base_path,
-    )
+    return Observed(RequestGuard(Endpoints(app), services), services)
 
 
-def guarded(app: ASGIApp, services: Services, console: ConsoleAccess | None = None) -> RequestGuard:
-    """Put the guard before an application, with the table of this API's routes."""
-    refusal = partial(error_response, services)
-    return RequestGuard(app, AccessTable(routes.RULES), services.keyring, services.settings, refusal, console)
+class Endpoints:
+    """Calls the endpoint that the guard has found, with a decoded body, and turns its errors into answers.
 
-
-class Shortcut:
-    """Fast path for requests that become jobs: calls their endpoint without the framework's layers, which would add
-    half of the endpoint's own cost. Errors are answered by the same handlers. Bodies are decoded here, for every
-    endpoint."""
+    The framework has no part in a request: its layers would add half of a chat's own cost. Endpoints that answer with a
+    job are ASGI applications; all others take a Request and return the answer.
+    """
 
     def __init__(self, app: Starlette) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            receive = decoded(scope, receive)
-        endpoint = DIRECT.get(scope.get("path", ""))
-        if endpoint is None or scope["method"] != "POST":
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope["app"] = self._app
+        receive, endpoint = decoded(scope, receive), scope["state"]["endpoint"]
         try:
-            await endpoint(scope, receive, send)
+            if isinstance(endpoint, (JobEndpoint, Responses)):  # a union is made anew at each call
+                await endpoint(scope, receive, send)
+            else:
+                await (await endpoint(Request(scope, receive, send)))(scope, receive, send)
         except Exception as error:  # one request must not stop the others
             handler = next((HANDLERS[kind] for kind in type(error).__mro__ if kind in HANDLERS), _bug)
             started = "status" in scope["state"]
@@ -148,20 +113,20 @@ CLIENT_GONE = 499
 
 REFUSED: dict[type[Exception], Callable[[Any], ApiError]] = {
     ApiError: lambda error: error,
-    UnknownJob: lambda _: errors.job_not_found(),
-    UnknownFile: lambda _: errors.file_not_found(),
-    UnknownBatch: lambda _: errors.batch_not_found(),
-    UnknownMessage: lambda _: errors.webhook_not_found(),
-    UnknownConversation: lambda _: errors.conversation_not_found(),
-    ConversationChanged: lambda _: errors.conversation_locked(),
-    QuotaExceeded: errors.quota_exceeded,
-    StoreFull: lambda error: errors.store_full(str(error)),
-    KeyReused: lambda _: errors.idempotency_key_reused(),
+    store.UnknownJob: lambda _: errors.job_not_found(),
+    store.UnknownFile: lambda _: errors.file_not_found(),
+    store.UnknownBatch: lambda _: errors.batch_not_found(),
+    store.UnknownMessage: lambda _: errors.webhook_not_found(),
+    store.UnknownConversation: lambda _: errors.conversation_not_found(),
+    store.ConversationChanged: lambda _: errors.conversation_locked(),
+    store.QuotaExceeded: errors.quota_exceeded,
+    store.StoreFull: lambda error: errors.store_full(str(error)),
+    store.KeyReused: lambda _: errors.idempotency_key_reused(),
 }
 """The answers to errors that mean the same at every endpoint, such as those of the store."""
 
 HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
     ClientDisconnect: _client_gone,
-    Unavailable: _unavailable,
+    store.Unavailable: _unavailable,
     **dict.fromkeys(REFUSED, _refused),
 }

@@ -14,13 +14,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from api.admission import MAX_PER_PAGE, caller_of, idempotency_key, page_limit, read_body, services_of, withdraw
+from api.admission import caller_of, idempotency_key, read_body, services_of, withdraw
 from api.auth.keys import Caller
 from api.jobs import as_json, as_page
 from api.openai import errors
 from api.openai.batch_lines import WINDOWS, BatchRequest, so_far
 from api.openai.json_body import read_object, validated
 from api.openai.responses.object import usage_object
+from api.query import value_of
 from api.services import Services
 from streaming.batches.ledger import LineOutcome
 from streaming.batches.store import Batch, BatchCommand, BatchRecord, BatchState, LineFault
@@ -124,7 +125,7 @@ async def _is_known(services: Services, batch: Batch) -> bool:
 async def listing(request: Request) -> Response:
     """GET /v1/batches[?after=&limit=]: list the caller's batches, newest first."""
     services, caller, query = services_of(request), caller_of(request), request.query_params
-    limit = page_limit(query, 20, MAX_PER_PAGE)
+    limit = value_of(query, "limit") or 20
     try:
         found = await services.batches.recent(caller.tenant, query.get("after"), limit + 1)
     except UnknownBatch:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,14 +15,15 @@ from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import services_of, whole_number
+from api.admission import services_of
 from api.events import LogBroken, event_stream, job_log
 from api.jobs import job_headers, own_record
 from api.openai import cursor, errors
-from api.openai.cursor import NO_RUN, Cursor, Place
+from api.openai.cursor import Cursor, Place
 from api.openai.errors import from_failure, invalid_request
 from api.openai.job_events import JobEvent, delta_event, reset_event, terminal_event
 from api.openai.rendering import CallParts, to_json
+from api.query import value_of
 from api.services import Services
 from api.stream.writer import Watched
 from penstock.loops import Sliced
@@ -41,45 +41,21 @@ FIRST_INTERVAL_S = 1_728_432_000
 """Unix time of cursor 0, 2024-10-09: the protocol counts from there."""
 MAX_JITTER_S = 3600
 
-_SYNTAX = re.compile(r"([0-9]{15})_([0-9]{15})_([0-9a-f]{12})")
-_NO_RUN_DIGEST = "0" * 12
-_UNKNOWN_RUN = "?"
-"""Stands for a run that the job's record does not name."""
+_SYNTAX = re.compile(r"([0-9]{15})_([0-9]{15})_([0-9a-zA-Z.-]{1,64})")
 
 
-class StreamOffset(NamedTuple):
-    """A position: after the event with this number. `run` is a digest of the run that wrote the event.
-
-    It is the cursor of the message before it (api/openai/cursor.py) with a fixed width, so that offsets of one stream
-    compare as their positions do: first the epoch, then the number. Opaque to clients.
-    """
-
-    epoch: int
-    number: int
-    run: str
-
-    def __str__(self) -> str:
-        return f"{self.epoch:015d}_{self.number:015d}_{self.run}"
-
-    @classmethod
-    def of(cls, cursor: Cursor) -> StreamOffset:
-        """Return the position after the event of this cursor."""
-        return cls(cursor.epoch, cursor.number, _digest(cursor.run))
-
-    def cursor(self, runs: Iterable[Run]) -> Cursor:
-        """Return the cursor of the event before this position. `runs`: those of the job's record; a cursor whose run is
-        not among them has none that the log knows."""
-        names = [NO_RUN, *(str(run) for run in runs)]
-        run = next((name for name in names if _digest(name) == self.run), _UNKNOWN_RUN)
-        return Cursor(self.epoch, self.number, run)
+def offset_of(last: Cursor) -> str:
+    """Return the offset after the event of this cursor (api/openai/cursor.py): the cursor with numbers of a fixed
+    width, so that offsets of one stream compare as their positions do. Opaque to clients."""
+    return f"{last.epoch:015d}_{last.number:015d}_{last.run}"
 
 
-def read(text: str) -> StreamOffset:
+def read(text: str) -> Cursor:
     """Parse a client's offset. Raises ApiError (400)."""
     match = _SYNTAX.fullmatch(text)
     if match is None:
         raise invalid_request("offset must be a Stream-Next-Offset as it was received, -1 or now.", "offset")
-    return StreamOffset(int(match[1]), int(match[2]), match[3])
+    return Cursor(int(match[1]), int(match[2]), match[3])
 
 
 def live_cursor(seen: int | None, now_s: float | None = None) -> int:
@@ -89,10 +65,6 @@ def live_cursor(seen: int | None, now_s: float | None = None) -> int:
     if seen is None or seen < current:
         return current
     return seen + max(1, random.randint(1, MAX_JITTER_S) // INTERVAL_S)  # noqa: S311 - jitter
-
-
-def _digest(run: str) -> str:
-    return _NO_RUN_DIGEST if run == NO_RUN else hashlib.sha256(run.encode()).hexdigest()[:12]
 
 
 MAX_MESSAGES = 1_000
@@ -124,19 +96,18 @@ def message(event: JobEvent) -> bytes:
     return to_json({"event": event.name, "id": str(event.id), "data": event.data})
 
 
-async def page_after(services: Services, record: JobRecord, offset: StreamOffset | None) -> Page:
-    """Read the messages after `offset`; None: from the first one that is kept. If the job is in a later epoch, a reset
-    and the messages of that one.
+async def page_after(services: Services, record: JobRecord, seen: Cursor | None) -> Page:
+    """Read the messages after the event `seen`; None: from the first one that is kept. If the job is in a later epoch,
+    a reset and the messages of that one.
 
     Raises ApiError (410 if the log has no such offset; an offset may be forged, so a read never begins an epoch; 503),
     UnknownJob, Unavailable.
     """
     log = await _StoredLog.read(services, record)
-    if offset is None:
+    if seen is None:
         return await log.page(Place(), Cursor(log.record.epoch, cursor.START))
-    if offset.epoch > log.record.epoch:
+    if seen.epoch > log.record.epoch:
         raise errors.offset_gone()
-    seen = offset.cursor(log.runs)
     place = log.place(seen)
     if place is not None:
         return await log.page(place, seen)
@@ -245,7 +216,6 @@ LONG_POLL_S = 20.0
 """Time that a long-poll waits for a message; less than the time that clients wait for an answer."""
 SSE_S = 60.0
 """Time after which the server ends a stream of events, and its reader comes back with its last offset."""
-MAX_CURSOR = 10**12
 
 _SAFETY = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
 _REVALIDATED = {"Cache-Control": "private, no-cache"}
@@ -260,12 +230,12 @@ async def stream(request: Request) -> Response:
     """Read the messages of a job. Raises ApiError (400, 404, 410, 503)."""
     services = services_of(request)
     text, live, seen = _parsed(request)
-    offset = None if text in (BEGINNING, TAIL) else read(text)
+    after = None if text in (BEGINNING, TAIL) else read(text)
     record = await own_record(request)
     if request.method == "HEAD":
         page = await tail(services, record)
         return Response(headers=_headers(page) | _UNCACHED, media_type=_MEDIA_TYPE)
-    page = await (tail(services, record) if text == TAIL else page_after(services, record, offset))
+    page = await (tail(services, record) if text == TAIL else page_after(services, record, after))
     if live == "sse":
         headers = _REVALIDATED | _SAFETY | job_headers(record) | {"Content-Type": "text/event-stream"}
         return event_stream(services, _events(services, page, seen), headers, ServerSentEvent(comment="ping"))
@@ -286,18 +256,15 @@ def _parsed(request: Request) -> tuple[str, str, int | None]:
     for name in ("offset", "live", "cursor"):
         if len(query.getlist(name)) > 1:
             raise errors.invalid_request(f"{name} must be there once.", name)
-    text, live, cursor = query.get("offset"), query.get("live"), query.get("cursor")
-    if live not in (None, "long-poll", "sse"):
-        raise errors.invalid_request("live must be long-poll or sse, or left out.", "live")
+    text, live = query.get("offset"), value_of(query, "live")
     if live and text is None:
         raise errors.invalid_request("live needs an offset: -1 for the beginning, now for the end.", "offset")
-    seen = whole_number(cursor, "cursor", 0, MAX_CURSOR) if cursor is not None else None
-    return BEGINNING if text is None else text, live or "", seen
+    return BEGINNING if text is None else text, live or "", value_of(query, "stream_cursor")
 
 
 def _headers(page: Page) -> dict[str, str]:
     """Return the headers that tell a reader where it is."""
-    headers = {"Stream-Next-Offset": str(StreamOffset.of(page.next)), **job_headers(page.record), **_SAFETY}
+    headers = {"Stream-Next-Offset": offset_of(page.next), **job_headers(page.record), **_SAFETY}
     if page.up_to_date:
         headers["Stream-Up-To-Date"] = "true"
     if page.closed:
@@ -310,7 +277,7 @@ def _catch_up(request: Request, page: Page, start: str) -> Response:
         return _json((), _headers(page) | _UNCACHED)
     # Of two pages with the same bounds, one may be the last so far and the other not.
     state = ":closed" if page.closed else ":tail" if page.up_to_date else ""
-    tag = f'"{page.record.job.id}:{start}:{StreamOffset.of(page.next)}{state}"'
+    tag = f'"{page.record.job.id}:{start}:{offset_of(page.next)}{state}"'
     headers = _headers(page) | _REVALIDATED | {"ETag": tag}
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     return Response(status_code=304, headers=headers) if tag in known else _json(page.messages, headers)
@@ -371,7 +338,7 @@ async def _events(services: Services, page: Page, seen: int | None) -> AsyncIter
 
 
 def _encoded(page: Page, cursor: int) -> bytes:
-    control: dict[str, str | bool] = {"streamNextOffset": str(StreamOffset.of(page.next))}
+    control: dict[str, str | bool] = {"streamNextOffset": offset_of(page.next)}
     if not page.closed:
         control["streamCursor"] = str(cursor)
     if page.up_to_date or page.closed:

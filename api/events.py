@@ -24,19 +24,10 @@ from starlette.requests import Request
 from api.admission import services_of
 from api.error_answers import counted
 from api.jobs import job_headers, own_record, waiting_of
-from api.openai import cursor
+from api.openai import cursor, job_events
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import ApiError, from_failure
-from api.openai.job_events import (
-    JobEvent,
-    delta_event,
-    interrupted_event,
-    position_event,
-    queued_event,
-    reset_event,
-    started_event,
-    terminal_event,
-)
+from api.openai.job_events import JobEvent
 from api.openai.rendering import CallParts
 from api.services import Services
 from api.stream.writer import stream_url
@@ -147,7 +138,7 @@ async def job_log(
         if place is None:
             record = await (_new_epoch if shown else _read_again)(services, record)
             services.metrics.stream_resets.inc()
-            yield [reset_event(record.epoch)]
+            yield [job_events.reset_event(record.epoch)]
             place, shown = Place(), True
         try:
             async for rendered in EventReader(services, record, place).events():
@@ -209,7 +200,7 @@ class EventReader:
         record = await self._at_end(self._ended)
         if was_cut_short(record):  # its tokens could not be read
             raise NewerMessage(b"")
-        yield [*self._starts(record, len(record.runs)), terminal_event(record)]
+        yield [*self._starts(record, len(record.runs)), job_events.terminal_event(record)]
 
     async def _at_end(self, terminal: Terminal | None) -> JobRecord:
         """Return the record of the ended job. If its retention passed meanwhile, use the terminal record that the
@@ -233,14 +224,14 @@ class EventReader:
         if not self._place.queued:
             place = await self._queue_place(record)
             position = place.before
-            yield [queued_event(record.epoch, await waiting_of(services, record, place))]
+            yield [job_events.queued_event(record.epoch, await waiting_of(services, record, place))]
         buffer = services.relay.open(record.job.id, rowless=True)
         try:
             while record.state is JobState.QUEUED and not record.runs:
                 waiting = await waiting_of(services, record, await self._queue_place(record))
                 if waiting.position != position:
                     position = waiting.position
-                    yield [position_event(waiting)]
+                    yield [job_events.position_event(waiting)]
                 started_s = time.monotonic()
                 await buffer.take(POSITION_INTERVAL_S)
                 if time.monotonic() - started_s < POSITION_INTERVAL_S and buffer.terminal is not None:
@@ -279,7 +270,7 @@ class EventReader:
                 if buffer.interruption != interruption and terminal is None:
                     interruption = buffer.interruption
                     if interruption is not None and interruption.place >= self._started:  # no later run has begun
-                        yield [interrupted_event(interruption.attempt)]
+                        yield [job_events.interrupted_event(interruption.attempt)]
                 if terminal is not None and terminal.failure is NEWER:
                     raise NewerMessage(b"")
                 if terminal is not None:
@@ -317,7 +308,7 @@ class EventReader:
             place = self._runs.index(run) + 1
             yield from self._starts(self._record, place)
             self._seq, self._last = row.seq, (run,)
-            yield delta_event(facts, cursor.delta(self._record.epoch, place, row.seq, run), row, parts)
+            yield job_events.delta_event(facts, cursor.delta(self._record.epoch, place, row.seq, run), row, parts)
 
     async def _reload_record(self) -> None:
         """Read the job's record again, because another worker has started the job. Raises HistoryChanged."""
@@ -331,7 +322,7 @@ class EventReader:
         for place in range(self._started + 1, last_place + 1):
             run = record.runs[place - 1].run
             self._started = place
-            yield started_event(cursor.started(record.epoch, place, self._seq + 1, run), place, record)
+            yield job_events.started_event(cursor.started(record.epoch, place, self._seq + 1, run), place, record)
 
     def _error(self, error: ApiError) -> JobEvent:
         """Return the last event of a log that cannot be read to its end."""
@@ -343,4 +334,4 @@ class EventReader:
             return self._error(from_failure(EXPIRED))
         terminal = Terminal(self._record.job.id, JobState.FAILED, 0, failure=GONE)
         lost = dataclasses.replace(self._record, state=JobState.FAILED, terminal=terminal)
-        return terminal_event(lost)
+        return job_events.terminal_event(lost)

@@ -10,10 +10,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from api.admission import caller_of, page_limit, page_order, services_of, whole_number, withdraw
+from api.admission import caller_of, services_of, withdraw
 from api.jobs import as_json, as_page
 from api.openai import errors
 from api.openai.batch_lines import MAX_EXPIRY_S, MIN_EXPIRY_S
+from api.query import value_of, whole_number
 from api.services import Services
 from api.uploads import Allowance, Upload, receive
 from streaming.batches.store import StoredFile
@@ -111,13 +112,13 @@ def _keep_s(upload: Upload, default: int) -> int:
 async def listing(request: Request) -> Response:
     """GET /v1/files[?purpose=&limit=&order=&after=]: list the caller's files."""
     services, caller, query = services_of(request), caller_of(request), request.query_params
-    limit = page_limit(query, MAX_FILES_PER_PAGE, MAX_FILES_PER_PAGE)
-    order, purpose = page_order(query), query.get("purpose")
+    limit, purpose = value_of(query, "file_limit") or MAX_FILES_PER_PAGE, query.get("purpose")
+    newest_first = value_of(query, "order") != "asc"
     found: list[StoredFile] = []
     after, more = query.get("after"), True
     while more and len(found) <= limit:
         try:
-            page = await services.files.recent(caller.tenant, after, RECORDS_PER_CALL, newest_first=order == "desc")
+            page = await services.files.recent(caller.tenant, after, RECORDS_PER_CALL, newest_first=newest_first)
         except UnknownFile:
             raise errors.invalid_request("after names no file of yours.", "after") from None
         found += [file for file in page if purpose in (None, file.purpose)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +12,12 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import MAX_PER_PAGE, Admitted, admit, caller_of, page_limit, services_of
+from api.admission import Admitted, admit, caller_of, services_of
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openai.rendering import NOT_WAITING, Waiting, job_object, to_json
 from api.openai.results import answer_in_slices, input_object
+from api.query import value_of
 from api.services import Services
 from api.stream.writer import Watched
 from streaming.errors import StreamingError, UnknownJob
@@ -28,10 +27,6 @@ from streaming.jobs.places import QueuePlace
 from streaming.jobs.reader import JobFilter, Place
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
-
-MAX_WAIT_S = 600.0
-MAX_UNIX_S = 1e11
-CURSOR = re.compile(r"([0-9]{1,15})-(job_[0-9a-f]{32})")
 
 
 def as_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -80,9 +75,9 @@ async def accepted_response(services: Services, admitted: Admitted) -> Response:
 
 async def show(request: Request) -> Response:
     """GET /v1/jobs/{id}[?wait=seconds&include=input]: show the job, once it ended or after that time."""
-    with_input = _includes_input(request.query_params.get("include"))
+    query = request.query_params
+    with_input, wait_s = value_of(query, "include") == "input", value_of(query, "wait") or 0.0
     services, record = services_of(request), await own_record(request)
-    wait_s = _seconds(request.query_params.get("wait"))
     if wait_s and not record.state.final:
         record = await wait_for_end(request, record, wait_s)
     result = None
@@ -144,10 +139,9 @@ async def listing(request: Request) -> Response:
 
     A page reads a bounded number of jobs: filtered by status, it may be short or empty and still have `has_more`.
     """
-    services, caller = services_of(request), caller_of(request)
-    wanted, limit = filter_of(request.query_params), page_limit(request.query_params, 20, MAX_PER_PAGE)
-    before = cursor_of(request.query_params.get("cursor"))
-    page = await services.summaries.recent(caller.tenant, before, limit, wanted)
+    services, caller, query = services_of(request), caller_of(request), request.query_params
+    limit = value_of(query, "limit") or 20
+    page = await services.summaries.recent(caller.tenant, cursor_of(query), limit, filter_of(query))
     data = [listed_job(record) | {"preview": record.preview or None} for record in page.jobs]
     return as_job_page(data, page.behind)
 
@@ -222,54 +216,27 @@ async def wait_for_end(request: Request, record: JobRecord, seconds: float) -> J
     return await services.job_reader.outline(record.job.id)
 
 
-def _seconds(text: str | None) -> float:
-    try:
-        seconds = float(text or 0)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= MAX_WAIT_S:
-        raise errors.invalid_request(f"wait must be a number of seconds from 0 to {MAX_WAIT_S:g}.", "wait")
-    return seconds
-
-
-def _includes_input(text: str | None) -> bool:
-    if text not in (None, "", "input"):
-        raise errors.invalid_request("include must be input, or left out.", "include")
-    return text == "input"
-
-
 def filter_of(query: QueryParams) -> JobFilter:
     """Parse the filters of a list of jobs. Raises ApiError (400)."""
-    status, lane = query.get("status") or None, query.get("lane") or None
-    if status is not None and status not in set(JobState):
-        raise errors.invalid_request(f"status must be one of {', '.join(JobState)}.", "status")
-    if lane is not None and lane not in set(Priority):
-        raise errors.invalid_request(f"lane must be one of {', '.join(Priority)}.", "lane")
+    state, lane = value_of(query, "status"), value_of(query, "lane")
     return JobFilter(
-        state=None if status is None else JobState(status),
+        state=JobState(state) if state else None,
         model=query.get("model", ""),
-        lane=None if lane is None else Priority(lane),
+        lane=Priority(lane) if lane else None,
         since_ms=_moment_ms(query, "since"),
         until_ms=_moment_ms(query, "until"),
     )
 
 
 def _moment_ms(query: QueryParams, name: str) -> int | None:
-    try:
-        seconds = float(query.get(name) or "nan")
-    except ValueError:
-        seconds = -1.0
-    if math.isnan(seconds):
-        return None
-    if not 0 <= seconds <= MAX_UNIX_S:
-        raise errors.invalid_request(f"{name} must be a time in Unix seconds.", name)
-    return round(1000 * seconds)
+    seconds = value_of(query, name)
+    return None if seconds is None else round(1000 * seconds)
 
 
-def cursor_of(text: str | None) -> Place | None:
-    if text is None:
+def cursor_of(query: QueryParams) -> Place | None:
+    """Parse the place at which a page of jobs begins. Raises ApiError (400)."""
+    cursor = value_of(query, "cursor")
+    if cursor is None:
         return None
-    match = CURSOR.fullmatch(text)
-    if match is None:
-        raise errors.invalid_request("cursor must be the next_cursor of an earlier page.", "cursor")
-    return int(match[1]), match[2]
+    created_ms, _, job_id = cursor.partition("-")
+    return int(created_ms), job_id

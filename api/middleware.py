@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.auth.hosts import PROBES
 from api.error_answers import error_response
 from api.openai import errors
+from api.routes import ROUTES
 from api.services import Services
 from telemetry import tracing as names
 from telemetry.logs import EventLog
@@ -37,6 +38,8 @@ LINKS = (b"location", b"stream-url")
 """Headers whose values are paths."""
 HIDDEN = "..."
 """Stands for what no route has in its path."""
+WORDS = frozenset(word for route in ROUTES for word in route.path.split("/") if "{" not in word)
+"""Of the paths of all routes."""
 UNLISTED = "other"
 """The route of a request that has none in the table; a label of a metric must not hold a path that a client chose."""
 
@@ -53,24 +56,14 @@ class Observed:
     `received` (monotonic seconds), and `status` once the answer has started. Names the span and the metric of a request
     by `route`, which the guard sets.
 
-    With `base_path`, requests may have it before their path, and links in headers get it.
+    With `[api] base_path`, requests may have it before their path, and links in headers get it.
 
-    With `access_log` it writes a log line at the end of each request, except for health probes.
+    With `[api] access_log` it writes a log line at the end of each request, except for health probes.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        services: Services,
-        *,
-        access_log: bool = False,
-        paths: Iterable[str] = (),
-        base_path: str = "",
-    ) -> None:
-        """`paths`: those of the routes."""
-        self._base_path = base_path
-        self._app, self._services, self._access_log = app, services, access_log
-        self._words = frozenset(word for path in paths for word in path.split("/") if "{" not in word)
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app, self._services = app, services
+        self._base_path, self._access_log = services.settings.base_path, services.settings.access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -137,7 +130,7 @@ class Observed:
             "request",
             method=scope["method"],
             route=route,
-            path=None if route else outline(scope["path"], self._words),
+            path=None if route else outline(scope["path"], WORDS),
             status=status,
             ms=round((time.monotonic() - state["received"]) * 1000, 1),
             request_id=request_id if OWN_ID.fullmatch(request_id) else redact(request_id),
@@ -218,36 +211,27 @@ def decoded(scope: Scope, receive: Receive) -> Receive:
     It decodes slice by slice: that bounds the memory and the time that a small body may cost which decodes to a large
     one. Readers of a body count the decoded bytes against their own limit, and stop.
     """
-    return _Decoder(scope, receive) if b"content-encoding" in scope["state"]["headers"] else receive
+    return _messages(scope, receive).__anext__ if b"content-encoding" in scope["state"]["headers"] else receive
 
 
-class _Decoder:
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self._scope, self._receive = scope, receive
-        self._stages: list[_Stage] | None = None
-        """The outermost coding, which was applied last, comes first."""
-        self._slices: Iterator[bytes] = iter(())
-        self._more, self._ended = True, False
-        """Whether more encoded bytes are to come; whether the last decoded ones were returned."""
-
-    async def __call__(self) -> Message:
-        if self._stages is None:
-            self._stages = [_Stage(name) for name in reversed(_codings(self._scope))]
-        if self._ended:
-            return await self._receive()
-        while (part := next(self._slices, None)) is None:
-            if not self._more:
-                for stage in self._stages:
-                    stage.check_end()
-                self._ended = True
-                return {"type": "http.request", "body": b"", "more_body": False}
-            message = await self._receive()
-            if message["type"] != "http.request":
-                return message
-            self._more = message.get("more_body", False)
-            self._slices = _through(self._stages, message.get("body", b""))
-        await asyncio.sleep(0)
-        return {"type": "http.request", "body": part, "more_body": True}
+async def _messages(scope: Scope, receive: Receive) -> AsyncIterator[Message]:
+    """Yield the messages of a decoded body, and then those that come after it."""
+    # The outermost coding, which was applied last, comes first.
+    stages, more = [_Stage(name) for name in reversed(_codings(scope))], True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            yield message
+            continue
+        more = message.get("more_body", False)
+        for part in _through(stages, message.get("body", b"")):
+            await asyncio.sleep(0)
+            yield {"type": "http.request", "body": part, "more_body": True}
+    for stage in stages:
+        stage.check_end()
+    yield {"type": "http.request", "body": b"", "more_body": False}
+    while True:
+        yield await receive()
 
 
 def _codings(scope: Scope) -> list[str]:

@@ -7,17 +7,14 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from api.admin.pools import PoolOverride
 from api.auth.access import Access
-from api.openai.answers import ANSWERS, INTEGER, NUMBER, STRING, Schema, any_of, ref, schema
+from api.openai.answers import ANSWERS, STRING, Schema, any_of, ref, schema
 from api.openai.batch_lines import BatchRequest
 from api.openai.responses.conversation import ConversationRequest, ConversationUpdate, ItemsRequest
 from api.openai.schemas import JOB_MODELS, MODELS
+from api.query import PARAMS
 from api.routes import JOB_HEADERS, ROUTES, Route
-from streaming.jobs.job import JobState
-from streaming.order import Priority
-
-CURSOR = "^[0-9]{1,15}-job_[0-9a-f]{32}$"
-"""The syntax that api/jobs.py accepts."""
 
 PATH_PARAM = re.compile(r"\{(\w+)")
 PLAIN: dict[str, Schema] = {
@@ -107,39 +104,6 @@ PATH_PARAMS = {
     "batch_id": "The id of a batch.",
 }
 
-_MOMENT: Schema = NUMBER | {"minimum": 0}
-_STATES: Schema = {"enum": [state.value for state in JobState]}
-_PARTS: Schema = {"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
-_LANES: Schema = STRING | {"enum": [lane.value for lane in Priority]}
-
-QUERY_PARAMS: dict[str, tuple[str, Schema, str]] = {
-    "purpose": ("purpose", STRING, "Only files of this purpose: batch or batch_output."),
-    "order": ("order", {"enum": ["asc", "desc"]}, "By the time of creation."),
-    "status": ("status", _STATES, "Only jobs in this state. A page reads some 1,000 jobs: it may be short, or empty, "
-               "with has_more true."),
-    "cursor": ("cursor", STRING | {"pattern": CURSOR}, "`next_cursor` of the page before."),
-    "limit": ("limit", INTEGER | {"minimum": 1, "maximum": 100}, "Rows on a page."),
-    "wait": ("wait", NUMBER | {"minimum": 0, "maximum": 600}, "Seconds to wait for the job's end."),
-    "include": ("include", STRING | {"enum": ["input"]}, "`input`: show the request, too."),
-    "after": ("after", STRING, "Continue after this: events as Last-Event-ID, lists after this id, also if it was "
-              "deleted today."),
-    "stream": ("stream", {"enum": ["true", "false"]}, "`true`: stream the events, from the first one on."),
-    "starting_after": ("starting_after", INTEGER | {"minimum": 0}, "Stream only the events after this number."),
-    "offset": ("offset", STRING, "Only messages after it: `Stream-Next-Offset`, `-1` (all), or `now` (none yet)."),
-    "live": ("live", {"enum": ["long-poll", "sse"]}, "Wait for the next messages, or stream them."),
-    "file_limit": ("limit", INTEGER | {"minimum": 1, "maximum": 10_000}, "Rows on a page."),
-    "response_include": ("include", _PARTS, "Without effect: a response shows what it was created with."),
-    "stream_cursor": ("cursor", INTEGER | {"minimum": 0}, "Of a live read: the last `Stream-Cursor`."),
-    "since": ("since", _MOMENT, "Only jobs accepted at this time or later, in Unix seconds."),
-    "until": ("until", _MOMENT, "Only jobs accepted at this time or earlier, in Unix seconds."),
-    "job_model": ("model", STRING, "Only jobs of this model."),
-    "lane": ("lane", _LANES, "Only jobs of this lane."),
-    "search": ("search", STRING | {"maxLength": 64}, "Only jobs whose id begins so, or that have it in their metadata "
-               "or first words."),
-    "job_tenant": ("tenant", STRING, "Whose jobs; `*`: of all keys, at most 20. Without it: your tenant's."),
-}  # fmt: skip
-"""By the name that a route has for it: its own name, its schema and its meaning."""
-
 HEADER_PARAMS = {
     "If-None-Match": "304 without a body if the answer has this ETag.",
     "Last-Event-ID": "Resume after this event.",
@@ -163,7 +127,13 @@ def document(version: str, base_path: str = "") -> dict[str, Any]:
             "schemas": _request_schemas() | ANSWERS,
             "parameters": _parameters(),
             "headers": {name: {"description": words, "schema": STRING} for name, words in HEADERS.items()},
-            "responses": {f"Error{status}": _error(status) for status in ERRORS} | {"Accepted": _accepted()},
+            "responses": {
+                "Accepted": _shared_answer("The job, which has not ended yet.", (*JOB_HEADERS, "Location"), "Job"),
+                **{
+                    f"Error{status}": _shared_answer(words, _ERROR_HEADERS.get(status, ()), "Error")
+                    for status, words in ERRORS.items()
+                },
+            },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}],
@@ -177,7 +147,7 @@ def _operation(route: Route) -> dict[str, Any]:
     answers = {str(route.status): answer}
     if route.or_job:
         answers["202"] = ref("responses", "Accepted")
-    answers |= {str(status): _empty(status, headers) for status in route.empty}
+    answers |= {str(each): {"description": EMPTY[each], "headers": _headers(headers)} for each in route.empty}
     answers |= {str(status): ref("responses", f"Error{status}") for status in sorted(_statuses(route))}
     words = route.described_path.removeprefix("/v1").replace("{", "").replace("}", "").replace(".", "_")
     operation: dict[str, Any] = {
@@ -206,7 +176,7 @@ def _statuses(route: Route) -> set[int]:
         found |= {400, 413, 415}
     if "Idempotency-Key" in route.params:
         found |= {422, 429}
-    if not QUERY_PARAMS.keys().isdisjoint(route.params):
+    if not PARAMS.keys().isdisjoint(route.params):
         found.add(400)
     return found
 
@@ -222,24 +192,10 @@ def _content(route: Route) -> dict[str, Any]:
     return content
 
 
-def _empty(status: int, headers: tuple[str, ...]) -> dict[str, Any]:
-    return {"description": EMPTY[status], "headers": _headers(headers)}
-
-
-def _accepted() -> dict[str, Any]:
-    return {
-        "description": "The job, which has not ended yet.",
-        "headers": _headers((*_ALWAYS, *JOB_HEADERS, "Location")),
-        "content": {"application/json": {"schema": schema("Job")}},
-    }
-
-
-def _error(status: int) -> dict[str, Any]:
-    return {
-        "description": ERRORS[status],
-        "headers": _headers((*_ALWAYS, *_ERROR_HEADERS.get(status, ()))),
-        "content": {"application/json": {"schema": schema("Error")}},
-    }
+def _shared_answer(words: str, headers: tuple[str, ...], name: str) -> dict[str, Any]:
+    """An answer that many routes have; `name`: of the schema of its body."""
+    content = {"application/json": {"schema": schema(name)}}
+    return {"description": words, "headers": _headers((*_ALWAYS, *headers)), "content": content}
 
 
 def _headers(names: tuple[str, ...]) -> dict[str, Any]:
@@ -252,7 +208,7 @@ def _parameters() -> dict[str, Schema]:
 
     paths = {name: param(name, "path", STRING, words) for name, words in PATH_PARAMS.items()}
     headers = {name: param(name, "header", STRING, words) for name, words in HEADER_PARAMS.items()}
-    queries = {key: param(name, "query", kind, words) for key, (name, kind, words) in QUERY_PARAMS.items()}
+    queries = {key: param(name, "query", kind, words) for key, (name, kind, words) in PARAMS.items()}
     return paths | headers | queries
 
 
@@ -260,7 +216,7 @@ def _request_schemas() -> dict[str, Schema]:
     """Render all models in one call, so that they share their definitions."""
     models = (
         *(*MODELS.values(), *JOB_MODELS.values(), BatchRequest),
-        *(ConversationRequest, ConversationUpdate, ItemsRequest),
+        *(ConversationRequest, ConversationUpdate, ItemsRequest, PoolOverride),
     )
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

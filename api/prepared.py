@@ -128,11 +128,9 @@ def prepare(services: Services, caller: Caller, asked: Request, *, waits: bool) 
     events, webhook = _recipients(services, caller.tenant, asked, waits=waits)
     job = to_job(
         asked,
-        job_id="",
         tenant=caller.tenant,
         ceiling=caller.ceiling,
         reply_to=services.relay.address if waits else "",
-        trace={},
         events=events,
         webhook=webhook,
         card=card,

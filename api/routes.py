@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from api import batches, chat, durable, events, files, health, jobs, timing
 from api.admin import dead_letters, overview, pools, tenants, webhooks
 from api.admin import jobs as all_jobs
-from api.auth.access import Access, Rule
+from api.auth.access import Access, AccessTable
 from api.console import pages
 from api.responses import conversations
 from api.responses import endpoints as responses
@@ -205,7 +205,4 @@ ROUTES = (
     Route("GET", "/", health.root, ANYONE),
 )  # fmt: skip
 
-RULES: dict[str, dict[str, Rule]] = {}
-"""The rows of the access table: by path, then by method."""
-for _route in ROUTES:
-    RULES.setdefault(_route.path, {})[_route.method] = Rule(_route.access, _route.action)
+TABLE = AccessTable(ROUTES)

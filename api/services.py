@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from api.auth.console import ConsoleAccess
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import model_not_found
 from api.openai.rendering import Facts, fingerprint
@@ -89,7 +90,8 @@ class Services:
         self.leadership, self.plans = Leadership(store_client), Plans(store_client)
         self.overrides, self.relay = Overrides(store_client), Relay(store_client)
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)
-        self.deliveries, self.console_sessions = Deliveries(store_client), ConsoleSessions(store_client)
+        self.deliveries = Deliveries(store_client)
+        self.console = ConsoleAccess(self.keyring, ConsoleSessions(store_client))
         self.prepared = PreparedRequests()
         self.waits = WaitEstimates(store_client.settings.partitions)
         self.wait_sampler = WaitSampler(self.job_reader, self.waits.errors)

@@ -7,17 +7,20 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import MAX_PER_PAGE, page_limit, services_of
+from api.admission import services_of
 from api.auth import audit
 from api.jobs import as_json, shown_job
 from api.openai import errors
+from api.query import value_of
 from streaming.errors import LaneFull, MalformedJob, UnknownJob
 from streaming.jobs.dead_letters import DeadLetter, DeadLetters
+
+MAX_LISTED = 100
 
 
 async def listing(request: Request) -> Response:
     """GET /admin/dlq[?limit=]: list dead letters, newest first."""
-    letters = await _letters(request).recent(page_limit(request.query_params, MAX_PER_PAGE, MAX_PER_PAGE))
+    letters = await _letters(request).recent(value_of(request.query_params, "limit") or MAX_LISTED)
     return as_json({"object": "list", "data": [_object(letter) for letter in letters]})
 
 

@@ -14,11 +14,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import caller_of, page_limit, services_of
+from api.admission import caller_of, services_of
 from api.auth import audit
 from api.jobs import as_job_page, as_json, cancelled, cursor_of, filter_of, listed_job, shown_job
 from api.openai import errors
 from api.openai.rendering import finish_reasons
+from api.query import value_of
 from api.services import Services
 from api.timing import timing_object
 from streaming.errors import UnknownJob
@@ -27,12 +28,10 @@ from streaming.jobs.job import CancelledBy
 from streaming.jobs.reader import JobFilter, JobPage, PagePart, Place, merged
 from streaming.jobs.records import JobRecord
 
-MAX_PER_PAGE = 100
 MAX_TENANTS = 20
 """Tenants whose jobs one list may hold: each is read separately."""
 MAX_ROUNDS = 4
 """Reads of one page: with a filter that few jobs pass, a page may be short and still have more."""
-MAX_SEARCH_CHARS = 64
 ALL = "*"
 
 
@@ -63,8 +62,8 @@ async def listing(request: Request) -> Response:
     may be short or empty and still have `has_more`.
     """
     services, query = services_of(request), request.query_params
-    wanted, limit = _filter(request), page_limit(query, 50, MAX_PER_PAGE)
-    page = await _page(services, wanted, cursor_of(query.get("cursor")), limit)
+    wanted, limit = _filter(request), value_of(query, "limit") or 50
+    page = await _page(services, wanted, cursor_of(query), limit)
     own = caller_of(request).tenant
     data = [
         {"tenant": record.job.tenant, **listed_job(record)}
@@ -143,13 +142,10 @@ async def _merged(services: Services, wanted: Filter, before: Place | None, limi
 def _filter(request: Request) -> Filter:
     """Parse the query. Raises ApiError (400)."""
     services, query = services_of(request), request.query_params
-    search = query.get("search", "")
-    if len(search) > MAX_SEARCH_CHARS:
-        raise errors.invalid_request(f"search may have at most {MAX_SEARCH_CHARS} characters.", "search")
     return Filter(
         tenants=_tenants(services, query.get("tenant") or caller_of(request).tenant),
         stored=filter_of(query),
-        search=search,
+        search=value_of(query, "search") or "",
         reader=caller_of(request).tenant,
     )
 

@@ -6,8 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,8 +16,8 @@ from api.admission import caller_of, read_body, services_of
 from api.auth import audit
 from api.jobs import as_json
 from api.openai import errors
-from api.openai.answers import MAX_OVERRIDE_S
-from api.openai.json_body import read_object, with_integers
+from api.openai.fields import ClosedBody, refusal
+from api.openai.json_body import read_object, validated
 from api.services import Services
 from streaming.fleet.plans import Lead, Noted, Override, Plan, Prospect, stall_of
 from streaming.fleet.process import Process
@@ -24,7 +25,25 @@ from streaming.fleet.settings import ModelSettings
 from streaming.jobs.places import LaneDepth
 
 MAX_ACTIONS = 20
-FIELDS = ("want", "paused", "for_s")
+MAX_OVERRIDE_S = 30 * 86_400
+"""Longest duration of a manual override."""
+
+
+def _only_true(paused: Any) -> Any:
+    if paused is not None and paused is not True:
+        raise refusal("can only be set to true; DELETE lets the scheduler decide again")
+    return paused
+
+
+class PoolOverride(ClosedBody):
+    """The body of PUT /admin/pools/{model}: either `want` or `paused`."""
+
+    want: int | None = None
+    """The number of workers, within the bounds of the pool."""
+    paused: Annotated[Literal[True] | None, BeforeValidator(_only_true)] = None
+    """The number of workers stays as it is."""
+    for_s: Annotated[int, Field(ge=1, le=MAX_OVERRIDE_S)] | None = None
+    """Seconds it holds; without it, until it is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +81,11 @@ async def override(request: Request) -> Response:
     """PUT /admin/pools/{model} with {"want": 3} or {"paused": true}, optionally "for_s": set an override; 200."""
     caller, services, model = caller_of(request), services_of(request), _model(request)
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
-    want, hold_s = _asked(with_integers(read_object(body)), services, model)
-    audit.detail(request.scope, want=want, paused=want is None, for_s=hold_s)
-    await services.overrides.put(model, want, caller.name or caller.tenant, None if hold_s is None else hold_s * 1000)
+    asked = validated(PoolOverride, read_object(body))
+    _checked(asked, services, model)
+    audit.detail(request.scope, want=asked.want, paused=asked.want is None, for_s=asked.for_s)
+    hold_ms = None if asked.for_s is None else asked.for_s * 1000
+    await services.overrides.put(model, asked.want, caller.name or caller.tenant, hold_ms)
     return await _pool_response(request)
 
 
@@ -100,35 +121,16 @@ async def pools_view(services: Services, models: Iterable[str]) -> PoolsView:
     )
 
 
-def _limit_to_change(model: str, want: object, minimum: int) -> str:
-    """What to do to set this number of workers."""
-    if isinstance(want, int) and want < minimum:
-        return f"for fewer, lower min_workers of [models.{model}] (or --workers of penstock up), and start again"
-    return f"for more, raise max_workers of [models.{model}] (or --workers of penstock up), and start again"
-
-
-def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[int | None, int | None]:
-    """Validate the body: return the number to set (None: pause) and its duration in seconds. Raises ApiError (400)."""
-    for name in fields:
-        if name not in FIELDS:
-            raise errors.invalid_request(f"{name[:64]!r} is no known field (known: {', '.join(FIELDS)}).", name[:64])
-    settings, want, paused = services.model(model), fields.get("want"), fields.get("paused")
-    if (want is None) == (paused is None):
+def _checked(asked: PoolOverride, services: Services, model: str) -> None:
+    """Compare an override with the bounds of its pool. Raises ApiError (400)."""
+    want, settings = asked.want, services.model(model)
+    if (want is None) == (asked.paused is None):
         raise errors.invalid_request('Say either "want", a number of workers, or "paused": true.', "want")
-    if paused is not None and paused is not True:
-        raise errors.invalid_request(
-            "paused can only be set to true; DELETE lets the scheduler decide again.", "paused"
-        )
     minimum, maximum = settings.least_wanted, settings.most_wanted
-    if want is not None and (not isinstance(want, int) or isinstance(want, bool) or not minimum <= want <= maximum):
-        words = f"want must be a whole number from {minimum} to {maximum}: {_limit_to_change(model, want, minimum)}."
-        raise errors.invalid_request(words, "want")
-    hold_s = fields.get("for_s")
-    if hold_s is None:
-        return want, None
-    if isinstance(hold_s, bool) or not isinstance(hold_s, int) or not 1 <= hold_s <= MAX_OVERRIDE_S:
-        raise errors.invalid_request(f"for_s must be a whole number of seconds from 1 to {MAX_OVERRIDE_S}.", "for_s")
-    return want, hold_s
+    if want is not None and not minimum <= want <= maximum:
+        do = "fewer, lower min_workers" if want < minimum else "more, raise max_workers"
+        fix = f"for {do} of [models.{model}] (or --workers of penstock up), and start again"
+        raise errors.invalid_request(f"want must be a whole number from {minimum} to {maximum}: {fix}.", "want")
 
 
 # --- rendering -------------------------------------------------------------------------------------------------------

@@ -7,14 +7,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import MAX_PER_PAGE, page_limit, services_of
+from api.admission import services_of
 from api.jobs import as_json
+from api.query import value_of
 from streaming.events import WebhookMessage, Webhooks
+
+MAX_LISTED = 100
 
 
 async def listing(request: Request) -> Response:
     """GET /admin/webhooks[?limit=]: list messages, newest first."""
-    messages = await _webhooks(request).recent(page_limit(request.query_params, MAX_PER_PAGE, MAX_PER_PAGE))
+    messages = await _webhooks(request).recent(value_of(request.query_params, "limit") or MAX_LISTED)
     return as_json({"object": "list", "data": [_object(message) for message in messages]})
 
 

@@ -7,12 +7,15 @@ applies.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.routing import compile_path
+
+if TYPE_CHECKING:
+    from api.routes import Route
 
 CONSOLE = "/console/"
 """Every address below it is the console's page."""
@@ -41,37 +44,28 @@ class Access(Enum):
     """Anyone or an admin, as `[api] metrics` says."""
 
 
-class Rule(NamedTuple):
-    """One row of the table."""
-
-    access: Access
-    action: str = ""
-    """Name of the action in the audit log; "" for a call that is not audited."""
-
-
 class RouteMatch(NamedTuple):
     """The row that applies to a request, and the parameters in its path."""
 
-    rule: Rule
+    route: Route
     params: Mapping[str, str]
-    path: str
-    """The path as the table has it, with the names of its parameters."""
 
 
 class AccessTable:
     """Finds the row of a request. It matches paths by the same patterns as the router."""
 
-    def __init__(self, rules: Mapping[str, Mapping[str, Rule]]) -> None:
-        self._fixed = {path: rows for path, rows in rules.items() if "{" not in path}
-        self._patterns = [(compile_path(path)[0], rows, path) for path, rows in rules.items() if "{" in path]
+    def __init__(self, routes: Iterable[Route]) -> None:
+        by_path: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            by_path.setdefault(route.path, {})[route.method] = route
+        self._fixed = {path: rows for path, rows in by_path.items() if "{" not in path}
+        self._patterns = [(compile_path(path)[0], rows) for path, rows in by_path.items() if "{" in path]
         # Nearly all requests have a fixed path: one dictionary look-up.
         self._exact = {
-            (method, path): RouteMatch(rule, {}, path)
-            for path, rows in self._fixed.items()
-            for method, rule in rows.items()
+            (route.method, path): RouteMatch(route, {}) for path, rows in self._fixed.items() for route in rows.values()
         }
 
-    def methods(self, path: str) -> Mapping[str, Rule]:
+    def methods(self, path: str) -> Mapping[str, Route]:
         """Return the rows of a path, by method; empty for an unknown path."""
         return self._rows(path)[0]
 
@@ -98,14 +92,14 @@ class AccessTable:
         """Return the row of a request; None if there is none. HEAD has the row of GET."""
         if (found := self._exact.get((method, path))) is not None:
             return found
-        rows, params, listed = self._rows(path)
-        rule = rows.get("GET" if method == "HEAD" else method)
-        return None if rule is None else RouteMatch(rule, params, listed)
+        rows, params = self._rows(path)
+        route = rows.get("GET" if method == "HEAD" else method)
+        return None if route is None else RouteMatch(route, params)
 
-    def _rows(self, path: str) -> tuple[Mapping[str, Rule], Mapping[str, str], str]:
+    def _rows(self, path: str) -> tuple[Mapping[str, Route], Mapping[str, str]]:
         if (rows := self._fixed.get(path)) is not None:
-            return rows, {}, path
-        for pattern, rows, listed in self._patterns:
-            if (match := pattern.match(path)) and ("" not in match.groups() or listed.startswith(CONSOLE)):
-                return rows, match.groupdict(), listed
-        return {}, {}, ""
+            return rows, {}
+        for pattern, rows in self._patterns:
+            if (match := pattern.match(path)) and ("" not in match.groups() or path.startswith(CONSOLE)):
+                return rows, match.groupdict()
+        return {}, {}

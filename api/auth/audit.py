@@ -40,13 +40,13 @@ def acted(scope: Scope, found: RouteMatch) -> None:
     """Log an admin action, after it was answered."""
     state = scope["state"]
     target = ", ".join(found.params.values())[:MAX_TEXT]
-    _write(scope, found.rule.action, state.get("status", 500), state.get("audit", {}), target)
+    _write(scope, found.route.action, state.get("status", 500), state.get("audit", {}), target)
 
 
 def refused(scope: Scope, found: RouteMatch | None, error: ApiError) -> None:
     """Log a refused call of an admin route. Its path is untrusted, so the target is left out."""
     if error.status in REFUSED:
-        action = UNKNOWN if found is None else found.rule.action or "admin.read"
+        action = UNKNOWN if found is None else found.route.action or "admin.read"
         _write(scope, action, error.status, {"code": error.code})
 
 

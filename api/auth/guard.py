@@ -6,20 +6,22 @@ Endpoints read the caller from `scope["state"]["caller"]` and authenticate nobod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import access_errors, audit
-from api.auth.access import Access, AccessTable, RouteMatch
+from api.auth.access import Access, RouteMatch
 from api.auth.access_errors import Refusals
-from api.auth.console import TOKEN_HEADER, ConsoleAccess
+from api.auth.console import TOKEN_HEADER
 from api.auth.hosts import PROBES, Hosts, Origins
-from api.auth.keys import Caller, Keyring
+from api.auth.keys import Caller
+from api.error_answers import error_response
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.settings import ApiSettings
+from api.routes import TABLE
+from api.services import Services
 from streaming.errors import Unavailable
 
 PROXIED = frozenset((
@@ -32,21 +34,10 @@ PROXIED = frozenset((
 class RequestGuard:
     """ASGI middleware that runs the guard; it is wrapped by api/middleware.py."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        table: AccessTable,
-        keyring: Keyring,
-        settings: ApiSettings,
-        refusal: Callable[[ApiError], Response],
-        console: ConsoleAccess | None = None,
-    ) -> None:
-        """`refusal` makes the answer of a refused request, and counts it. `console`: finds the sessions of the console;
-        without it there are none."""
-        self._app, self._table, self._keyring, self._refusal = app, table, keyring, refusal
-        self._console = console
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app, self._services, self._keyring = app, services, services.keyring
         self._refusals = Refusals()
-        keyless = keyring.open
+        settings, keyless = services.settings, self._keyring.open
         self._hosts = Hosts(settings.hosts, keyless=keyless)
         self._origins = Origins(settings.cors_origins, keyless=keyless)
         self._base_path = settings.base_path
@@ -63,7 +54,7 @@ class RequestGuard:
         except ApiError as error:
             self._refusals.log_once(error, scope["path"])
             scope["state"]["code"] = error.code
-            await self._refusal(error)(scope, receive, send)
+            await error_response(self._services, error)(scope, receive, send)
             return
         if isinstance(admitted, Response):
             await admitted(scope, receive, send)
@@ -71,15 +62,15 @@ class RequestGuard:
         try:
             await self._app(scope, receive, send)
         finally:
-            if admitted.rule.action:
+            if admitted.route.action:
                 audit.acted(scope, admitted)
 
     async def _operator(self, headers: Mapping[bytes, bytes]) -> Caller | None:
         """Return the admin whose session of the console sent a request; None for every other. Raises ApiError (503)."""
-        if TOKEN_HEADER not in headers or b"authorization" in headers or self._console is None:
+        if TOKEN_HEADER not in headers or b"authorization" in headers:
             return None
         try:
-            return await self._console.caller(headers)
+            return await self._services.console.caller(headers)
         except Unavailable:
             raise errors.store_unavailable(read=True) from None
 
@@ -87,13 +78,14 @@ class RequestGuard:
         """Return the row of an allowed request, or the answer to a CORS preflight. Raises ApiError."""
         path, found = scope["path"], None
         try:
-            found = self._table.find(scope["method"], path)
+            found = TABLE.find(scope["method"], path)
             if found is not None:
-                scope["state"]["route"] = found.path
+                scope["state"]["route"], scope["state"]["endpoint"] = found.route.path, found.route.endpoint
+                scope["path_params"] = found.params
             self._check_sender(scope)
             if found is None:
                 return self._unlisted(scope)
-            if (caller := self._caller(found.rule.access, scope, operator)) is not None:
+            if (caller := self._caller(found.route.access, scope, operator)) is not None:
                 scope["state"]["caller"] = caller
         except ApiError as error:
             if path.startswith("/admin"):
@@ -111,9 +103,9 @@ class RequestGuard:
 
     def _unlisted(self, scope: Scope) -> Response:
         """Return the answer to a CORS preflight; for anything else raise ApiError (403, 404, 405)."""
-        methods = self._table.methods(scope["path"])
+        methods = TABLE.methods(scope["path"])
         if not methods:
-            raise errors.unknown_route(self._base_path, self._table.meant(scope["method"], scope["path"]))
+            raise errors.unknown_route(self._base_path, TABLE.meant(scope["method"], scope["path"]))
         if scope["method"] == "OPTIONS":
             preflight = self._origins.preflight(methods, scope["path"], scope["state"]["headers"])
             if preflight is not None:

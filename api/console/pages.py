@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from api.admission import caller_of, read_body, services_of
 from api.auth import access_errors, audit
-from api.auth.console import ConsoleAccess, link_path, set_cookie
+from api.auth.console import link_path, set_cookie
 from api.auth.keys import Caller
 from api.jobs import as_json
 from api.openai import errors
@@ -114,7 +114,7 @@ async def login(request: Request) -> Response:
         audit.logged_in(request.scope, error)
         raise
     request.scope["state"]["caller"] = caller
-    cookie, token = await ConsoleAccess(services.keyring, services.console_sessions).begin(caller)
+    cookie, token = await services.console.begin(caller)
     audit.logged_in(request.scope, None)
     answer = {"object": "console.session", "token": token, "expires_at": int(time.time()) + SESSION_S}
     return as_json(answer, headers={"Set-Cookie": set_cookie(headers, cookie), "Cache-Control": "no-store"})
@@ -138,7 +138,7 @@ async def show(request: Request) -> Response:
 async def logout(request: Request) -> Response:
     """DELETE /admin/console/session: end the session that sent this."""
     services, headers = services_of(request), request.scope["state"]["headers"]
-    await ConsoleAccess(services.keyring, services.console_sessions).end(headers)
+    await services.console.end(headers)
     answer = {"object": "console.session", "deleted": True}
     return as_json(answer, headers={"Set-Cookie": set_cookie(headers, "", 0)})
 
@@ -146,7 +146,7 @@ async def logout(request: Request) -> Response:
 async def link(request: Request) -> Response:
     """POST /admin/console/links: make a link that opens a session of this admin, once, within an hour; 201."""
     services, caller = services_of(request), caller_of(request)
-    secret = await ConsoleAccess(services.keyring, services.console_sessions).link(caller)
+    secret = await services.console.link(caller)
     expires_at = int(time.time()) + LINK_S
     path = services.settings.base_path + link_path(secret)
     answer = {"object": "console.link", "path": path, "expires_at": expires_at}
@@ -161,7 +161,7 @@ async def _caller(request: Request, body: dict[str, Any]) -> Caller:
         return services.keyring.admin(f"Bearer {key}")
     if key is not None or not isinstance(given, str):
         raise errors.invalid_request('Send either "link" or "key", a text.', "key")
-    caller = await ConsoleAccess(services.keyring, services.console_sessions).redeem(given)
+    caller = await services.console.redeem(given)
     if caller is None:
         raise access_errors.used_link()
     return caller

@@ -16,8 +16,6 @@ Schema = dict[str, Any]
 
 LATENCIES = ("time_to_first_token_ms", "gateway_time_to_first_token_ms", "time_per_output_token_ms")
 """Fields of a job's timing."""
-MAX_OVERRIDE_S = 30 * 86_400
-"""Longest duration of a manual override."""
 
 
 def ref(section: str, name: str) -> Schema:
@@ -317,20 +315,6 @@ ACTION = object_of(
     **each(maybe(INTEGER), "was", "want"),
     **each(STRING, "reason", "by"),
 )
-HOLD_S = maybe(INTEGER | {"minimum": 1, "maximum": MAX_OVERRIDE_S})
-OVERRIDE = {
-    "type": "object",
-    "properties": {
-        "want": maybe(INTEGER | {"minimum": 0}),
-        "paused": maybe(BOOLEAN | {"const": True}),
-        "for_s": HOLD_S | {"description": "Seconds it holds; without it, until it is deleted."},
-    },
-    "oneOf": [
-        {"required": ["want"], "properties": {"want": INTEGER, "paused": {"type": "null"}}},
-        {"required": ["paused"], "properties": {"paused": BOOLEAN, "want": {"type": "null"}}},
-    ],
-    "additionalProperties": False,
-}
 PROBLEM = object_of(
     severity=word_of("error", "warning", "note"),
     **each(STRING, "title", "cause", "next_step", "page"),
@@ -460,7 +444,6 @@ ANSWERS: dict[str, Schema] = {
     "ListedJob": _job_with(tenant=STRING),
     "Pool": POOL,
     "PoolList": list_named("Pool", leader=LEADER, actions=list_of(ACTION)),
-    "PoolOverride": OVERRIDE,
     "DeadLetter": object_of(
         **each(STRING, "id", "reason"),
         object=word_of("dead_letter"),

@@ -197,7 +197,7 @@ def job_of(
     """
     deadlines = [each for each in (request.queue.deadline_ms, left_ms) if each is not None]
     request = request.model_copy(update={"service_tier": None})  # the tier is that of the batch's lane
-    job = to_job(request, job_id=job_id, tenant=batch.tenant, ceiling=lane, reply_to="", trace={}, card=card or UNKNOWN)
+    job = to_job(request, tenant=batch.tenant, ceiling=lane, job_id=job_id, card=card or UNKNOWN)
     return msgspec.structs.replace(
         job,
         priority=lane,

@@ -93,16 +93,11 @@ def end(epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor:
     return Cursor(epoch, terminal.seq + len(runs) + 2, str(runs[-1]))
 
 
-def latest(state: JobState, epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor | None:
-    """Return the id of the newest event; None while a job runs, because only its log has it."""
-    if state.final:
-        return end(epoch, runs, terminal)
-    return queued(epoch) if state is JobState.QUEUED and not runs else None
-
-
 def latest_of(record: JobRecord) -> Cursor | None:
-    """Like `latest`, from a job's record."""
-    return latest(record.state, record.epoch, [logged.run for logged in record.runs], record.terminal)
+    """Return the id of a job's newest event; None while it runs, because only its log has it."""
+    if record.state.final:
+        return end(record.epoch, [logged.run for logged in record.runs], record.terminal)
+    return queued(record.epoch) if record.state is JobState.QUEUED and not record.runs else None
 
 
 def resume(cursor: Cursor, record: JobRecord) -> Place | None:

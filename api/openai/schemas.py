@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from api.openai import generation, tasks
 from api.openai.errors import invalid_request
 from api.openai.fields import (
     MAX_MESSAGES,
@@ -26,38 +27,12 @@ from api.openai.fields import (
     named_format,
     refusal,
 )
-from api.openai.generation import (
-    ALL,
-    CHAT_ONLY,
-    COMPLETION_ONLY,
-    CONSTRAINTS,
-    TIERS,
-    UNSUPPORTED,
-    Effort,
-    GenerationRequest,
-    OfJob,
-    Refused,
-    passed_fields,
-    passed_parts,
-    passes,
-    reasoning_of,
-    refuse,
-    sampling_of,
-)
+from api.openai.generation import Effort, GenerationRequest, OfJob, Refused
 from api.openai.json_body import read_object, validated
 from api.openai.messages import ChatMessage, HostedTool, ToolFields
+from api.openai.responses import request as responses
 from api.openai.responses.items import HostedItem
-from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest
-from api.openai.tasks import (
-    DetokenizeRequest,
-    EmbeddingJobRequest,
-    EmbeddingRequest,
-    RerankJobRequest,
-    RerankRequest,
-    TaskRequest,
-    TokenizeRequest,
-)
 from penstock.engine import MAX_LOGPROBS, ModelCard, Sampling
 from streaming.jobs.job import Chat, Job, Text, Tokens
 from streaming.jobs.job import Prompt as JobPrompt
@@ -159,7 +134,7 @@ class CompletionFields(GenerationRequest):
 class ChatRequest(ToolFields, CompletionFields):
     """The body of POST /v1/chat/completions."""
 
-    REFUSED: ClassVar[Refused] = {**UNSUPPORTED, **CONSTRAINTS, **COMPLETION_ONLY}
+    REFUSED: ClassVar[Refused] = {**generation.UNSUPPORTED, **generation.CONSTRAINTS, **generation.COMPLETION_ONLY}
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     """The conversation, oldest turn first."""
@@ -212,7 +187,7 @@ class ChatRequest(ToolFields, CompletionFields):
 class CompletionRequest(CompletionFields):
     """The body of POST /v1/completions."""
 
-    REFUSED: ClassVar[Refused] = {**UNSUPPORTED, **CONSTRAINTS, **CHAT_ONLY}
+    REFUSED: ClassVar[Refused] = {**generation.UNSUPPORTED, **generation.CONSTRAINTS, **generation.CHAT_ONLY}
 
     prompt: Prompt
     """One text or several, or their token ids; each has its own choices."""
@@ -276,13 +251,13 @@ class CompletionJobRequest(OfJob, CompletionRequest):
     """What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."""
 
 
-Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest | TaskRequest
+Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest | tasks.TaskRequest
 
 JOB_MODELS: Mapping[str, type[Request]] = {
     "/v1/chat/completions": ChatJobRequest,
     "/v1/completions": CompletionJobRequest,
-    "/v1/embeddings": EmbeddingJobRequest,
-    "/v1/rerank": RerankJobRequest,
+    "/v1/embeddings": tasks.EmbeddingJobRequest,
+    "/v1/rerank": tasks.RerankJobRequest,
 }
 """What a job may be, by its `endpoint`."""
 
@@ -292,10 +267,10 @@ MODELS: Mapping[str, type[Request]] = {
     "completion": CompletionRequest,
     "response": ResponseRequest,
     "count": CountRequest,
-    "embedding": EmbeddingRequest,
-    "rerank": RerankRequest,
-    "tokenize": TokenizeRequest,
-    "detokenize": DetokenizeRequest,
+    "embedding": tasks.EmbeddingRequest,
+    "rerank": tasks.RerankRequest,
+    "tokenize": tasks.TokenizeRequest,
+    "detokenize": tasks.DetokenizeRequest,
 }
 
 
@@ -303,7 +278,7 @@ def parse(kind: Kind, body: bytes) -> Request:
     """Parse and validate a body. Raises ApiError (400) that names the field, never its value."""
     fields = read_object(body)
     model = _model(kind, fields)
-    refuse(fields, model.REFUSED)
+    generation.refuse(fields, model.REFUSED)
     request = validated(model, fields)
     if isinstance(request, CompletionFields):
         request.check_end()
@@ -341,27 +316,26 @@ def check_choices(request: Request, max_choices: int) -> None:
 def to_job(
     request: Request,
     *,
-    job_id: str,
     tenant: str,
     ceiling: Priority,
-    reply_to: str,
-    trace: dict[str, str],
-    received_us: int = 0,
-    clock_us: int = 0,
+    job_id: str = "",
+    reply_to: str = "",
+    trace: dict[str, str] | None = None,
     events: str = "",
     webhook: str = "",
     card: ModelCard | None = None,
 ) -> Job:
-    """Build the job of a request, in the requested lane but not above `ceiling`. `received_us`: see Job.
+    """Build the job of a request, in the requested lane but not above `ceiling`. `card`: of its model, if one is known.
 
-    `card`: of its model, if one is known. Raises ApiError (400) for fields that cannot be passed on.
+    Raises ApiError (400) for fields that cannot be passed on.
     """
     queue, shown = request.queue, isinstance(request, InputFields)
-    prompt, tools = passed_parts(request.prompt_asked, request.tools_asked, card, shown=shown)
-    sampling, passed = sampling_of(request, tools), passed_fields(request, card)
-    if request.service_tier in TIERS and clamp(TIERS[request.service_tier], ceiling) is not TIERS[request.service_tier]:
+    prompt, tools = generation.passed_parts(request.prompt_asked, request.tools_asked, card, shown=shown)
+    sampling, passed = generation.sampling_of(request, tools), generation.passed_fields(request, card)
+    tier = generation.TIERS.get(request.service_tier or "auto")
+    if tier is not None and clamp(tier, ceiling) is not tier:
         passed.pop("service_tier", None)  # a tier above the key's lanes is not bought elsewhere
-    reasoning, task = reasoning_of(request, card), request.task_for(card)
+    reasoning, task = generation.reasoning_of(request, card), request.task_for(card)
     return Job(
         id=job_id,
         model=request.model,
@@ -373,12 +347,10 @@ def to_job(
         reply_to=reply_to,
         deadline_ms=queue.deadline_ms,
         max_queue_ms=queue.max_queue_ms,
-        trace=trace,
+        trace=trace or {},
         metadata=request.metadata or {},
         user=request.user,
         on_disconnect=request.on_disconnect,
-        received_us=received_us,
-        clock_us=clock_us,
         events=events,
         webhook=webhook,
         response=request.response_form,
@@ -396,8 +368,9 @@ def clamp(lane: Priority, ceiling: Priority) -> Priority:
     return lane if lane.rank >= ceiling.rank else ceiling
 
 
-_KNOWN = frozenset({"messages[].refusal", *UNSUPPORTED, *COMPLETION_ONLY, *CONSTRAINTS})
-_KNOWN_OF_RESPONSES = frozenset({"messages[].refusal", *RESPONSE_UNSUPPORTED, *COMPLETION_ONLY, *CONSTRAINTS})
+_SHARED = {"messages[].refusal", *generation.COMPLETION_ONLY, *generation.CONSTRAINTS}
+_KNOWN = frozenset({*generation.UNSUPPORTED, *_SHARED})
+_KNOWN_OF_RESPONSES = frozenset({*responses.UNSUPPORTED, *_SHARED})
 """Fields that are refused where they have a value, so that none of them is ignored."""
 
 
@@ -423,12 +396,12 @@ def _extras(part: StrictBody, path: str, passing: ModelCard | None) -> Iterator[
     if isinstance(part, (HostedTool, HostedItem)):  # a union is made anew at each call
         yield f"{path}{part.type}"
         return
-    if part.model_extra and not (passing is not None and part.PASSED and ALL not in passing.withheld):
+    if part.model_extra and not (passing is not None and part.PASSED and generation.ALL not in passing.withheld):
         top = passing if not path else None
         extras = [name for name in part.model_extra if name not in part.used]
-        yield from (path + name for name in extras if top is None or not passes(name, top))
+        yield from (path + name for name in extras if top is None or not generation.passes(name, top))
     for name in part.ignored:
-        if name != "verbosity" or not passes(name, passing):
+        if name != "verbosity" or not generation.passes(name, passing):
             yield path + name
     sent = part.model_fields_set
     for name, value in vars(part).items():  # in the order of the class

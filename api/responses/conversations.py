@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import MAX_PER_PAGE, caller_of, idempotency_key, page_limit, page_order, read_body, services_of
+from api.admission import caller_of, idempotency_key, read_body, services_of
 from api.jobs import as_json, as_page
 from api.openai import errors
 from api.openai.fields import MAX_MESSAGES
@@ -25,6 +25,7 @@ from api.openai.responses.conversation import (
 )
 from api.openai.responses.items import HostedItem
 from api.openai.schemas import MAX_IGNORED
+from api.query import value_of
 from api.responses.endpoints import check_include
 from api.responses.stored import MAX_READS, current
 from streaming.errors import ConversationChanged
@@ -99,7 +100,7 @@ async def add_items(request: Request) -> Response:
 async def list_items(request: Request) -> Response:
     """GET /v1/conversations/{id}/items[?after=&limit=&order=&include=]: list the items, the newest first."""
     query = request.query_params
-    limit, order, after = page_limit(query, 20, MAX_PER_PAGE), page_order(query), query.get("after")
+    limit, oldest_first, after = value_of(query, "limit") or 20, value_of(query, "order") == "asc", query.get("after")
     check_include(request)
     conversation = await _own(request)
     items = conversation.items
@@ -109,8 +110,8 @@ async def list_items(request: Request) -> Response:
             number = await services_of(request).conversations.deleted_place(conversation, after)
         if number is None:
             raise errors.invalid_request("after names no item of this conversation.", "after")
-        items = tuple(item for item in items if (item.number > number if order == "asc" else item.number < number))
-    if order == "desc":
+        items = tuple(item for item in items if (item.number > number if oldest_first else item.number < number))
+    if not oldest_first:
         items = items[::-1]
     return as_page({item.id: item.shown for item in items[:limit]}, has_more=limit < len(items))
 

@@ -10,16 +10,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.admission import (
-    MAX_PER_PAGE,
     Admitted,
     accept,
     caller_of,
     idempotency_key,
-    page_limit,
-    page_order,
     read_body,
     services_of,
-    whole_number,
 )
 from api.auth.keys import Caller
 from api.jobs import as_json, as_page, job_headers, wait_for_end
@@ -32,13 +28,13 @@ from api.openai.responses.object import RUNNING, ended_response, form_of, respon
 from api.openai.responses.request import INCLUDED, Context, InputFields, ResponseRequest
 from api.openai.schemas import Kind
 from api.prepared import prepare, read_request
+from api.query import value_of
 from api.responses.replies import Follower, ResponseStream, StoredStream, TokenCount, WholeResponse
 from api.responses.stored import add_turn, context_of, find, own_items
 from api.services import Services
 from api.stream.writer import stream_url
 from streaming.jobs.records import JobRecord
 
-MAX_NUMBER = 10**15 - 1
 CANCEL_WAIT_S = 5.0
 """How long a cancel waits for the worker to stop: a running job ends within an engine step."""
 DELETE_WAIT_S = 10.0
@@ -86,19 +82,18 @@ async def retrieve(request: Request) -> ASGIApp:
     """GET /v1/responses/{id}[?stream=true&starting_after=n]: show the response, or stream its events after one."""
     services, query = services_of(request), request.query_params
     check_include(request)
-    streams = _flag(query.get("stream"), "stream")
-    after = query.get("starting_after")
+    streams, after = value_of(query, "stream") == "true", value_of(query, "starting_after")
     if after is not None and not streams:
         raise errors.invalid_request("starting_after needs stream=true.", "starting_after")
     record = await own_response(request)
     if not streams:
         return await shown(services, record)
-    number = START if after is None else whole_number(after, "starting_after", 0, MAX_NUMBER)
     if after is not None:
         if record.has_lost:
             raise errors.cursor_lost()
         services.metrics.stream_resumes.inc()
-    return StoredStream(services, Follower(services, record, number), job_headers(record) | stream_url(record.job.id))
+    follower = Follower(services, record, START if after is None else after)
+    return StoredStream(services, follower, job_headers(record) | stream_url(record.job.id))
 
 
 async def shown(services: Services, record: JobRecord) -> Response:
@@ -146,11 +141,11 @@ async def delete(request: Request) -> Response:
 async def listing(request: Request) -> Response:
     """GET /v1/responses/{id}/input_items[?after=&limit=&order=]: list the items of the response's own input."""
     query = request.query_params
-    limit, order, after = page_limit(query, 20, MAX_PER_PAGE), page_order(query), query.get("after")
+    limit, order, after = value_of(query, "limit") or 20, value_of(query, "order"), query.get("after")
     check_include(request)
     record = await own_response(request)
     items = own_items(record)
-    if order == "desc":
+    if order != "asc":
         items.reverse()
     places = {item["id"]: place for place, item in enumerate(items, 1)}
     if after is not None and after not in places:
@@ -176,9 +171,3 @@ def check_include(request: Request) -> None:
     for value in (*query.getlist("include"), *query.getlist("include[]")):
         if value not in (*INCLUDED, ""):
             raise errors.invalid_request(f"include must be one of {', '.join(INCLUDED)}, or left out.", "include")
-
-
-def _flag(text: str | None, param: str) -> bool:
-    if text not in (None, "true", "false"):
-        raise errors.invalid_request(f"{param} must be true or false.", param)
-    return text == "true"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from batching import answers_are_right, begin, client, content, ended, jsonl, line, nothing_left_over, reaches
-from house import House, eventually, key_rows, serving
-from openai import BadRequestError, ConflictError, NotFoundError, OpenAI, UnprocessableEntityError
+from house import House, eventually, serving
+from openai import BadRequestError, OpenAI, UnprocessableEntityError
 
 from streaming.batches.file_store import FileStore
 from streaming.batches.store import Batches
@@ -305,48 +305,6 @@ def _shorten(house: House, batch_id: str, left_ms: int) -> None:
         key = partition_key(0, "batch", batch_id)
         seconds, micros = redis.time()  # type: ignore[misc]
         redis.hset(key, "expires", seconds * 1000 + micros // 1000 + left_ms)
-
-
-def test_tenants_quota_and_ceiling(empty_house: House) -> None:
-    """Somebody else's batch is none; too many tokens waiting is a failed batch that says so; a low key stays low."""
-    house = empty_house
-    rows = key_rows(ann="batch_tokens = 5000", bob='priority = "batch"')
-    (house.folder / "penstock.toml").write_text(rows)
-    house.environ["PENSTOCK_SIM_SLOTS"] = "1"
-    house.start_all("workers", "offline")
-    ann, bob = client(house, "ann"), client(house, "bob")
-    first = begin(ann, [line(number, max_tokens=400) for number in range(10)])
-    eventually(lambda: ann.batches.retrieve(first.id).status == "in_progress")
-    over = ended(ann, begin(ann, [line(number, max_tokens=400) for number in range(10)]))
-    assert over.status == "failed" and over.errors and over.errors.data
-    assert over.errors.data[0].code == "token_limit_exceeded"
-    for call in (bob.batches.retrieve, bob.batches.cancel):
-        with pytest.raises(NotFoundError):
-            call(first.id)
-    assert {batch.id for batch in ann.batches.list()} == {first.id, over.id}
-    ann.batches.cancel(first.id)
-    assert ended(ann, first).status == "cancelled"
-    assert ended(bob, begin(bob, [line(0), line(1)], window="15m")).status == "completed"
-    # With what was cancelled it would be too many.
-    assert ended(ann, begin(ann, [line(0, max_tokens=1000)])).status == "completed"
-    with pytest.raises(ConflictError):
-        ann.batches.cancel(over.id)
-
-
-def test_the_whole_flow_on_the_real_model(real_house: House) -> None:
-    """A few lines on the embedded engine: answered by the model itself, equal ones equally."""
-    house = real_house
-    house.start_all("workers", "offline")
-    openai = client(house)
-    texts = ["What is the capital of France?", "Name a river.", "What is the capital of France?", "Say hello."]
-    lines = [line(number, text, model="small", temperature=0) for number, text in enumerate(texts)]
-    done = ended(openai, begin(openai, lines))
-    assert done.status == "completed" and done.model == "small"
-    outputs = content(openai, done.output_file_id)
-    answers = [each["response"]["body"]["choices"][0]["message"]["content"] for each in outputs]
-    assert [each["custom_id"] for each in outputs] == ["r-0", "r-1", "r-2", "r-3"]
-    assert all(answers) and answers[0] == answers[2] and len(set(answers)) == 3
-    assert done.to_dict()["lines_distinct"] == 3
 
 
 def test_a_create_tried_again_with_another_file_computes_that_one(house: House, openai: OpenAI) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batching import begin, client, content, ended, line
+from batching import begin, client, content, ended
 from brokering import intake_of
 from house import House, free_port, serving
 
@@ -115,15 +115,6 @@ def test_a_line_of_a_batch_is_held_to_it(house: House) -> None:
     assert good["custom_id"] == "fine" and len(good["response"]["body"]["choices"]) == 4
     assert bad["custom_id"] == "large" and bad["response"]["status_code"] == 400
     assert "api.max_choices_per_request" in bad["response"]["body"]["error"]["message"]
-
-
-def test_the_offline_work_obeys_the_same_setting(tmp_path: Path) -> None:
-    """A line of a batch that is too large for it, and one that is not."""
-    with serving(tmp_path, "workers", "offline", PENSTOCK_API_MAX_CHOICES_PER_REQUEST="2") as house:
-        openai = client(house)
-        done = ended(openai, begin(openai, [line(n, n=n) for n in (2, 3)]))
-        assert [each["custom_id"] for each in content(openai, done.output_file_id)] == ["r-2"]
-        assert [each["custom_id"] for each in content(openai, done.error_file_id)] == ["r-3"]
 
 
 async def test_a_message_of_a_broker_is_held_to_it(wire: RedisClient) -> None:

@@ -54,19 +54,12 @@ FORM = "multipart/form-data; boundary=cut"
 
 ROUTES: dict[tuple[str, str], tuple[Any, int]] = {
     ("POST", "/v1/chat/completions"): (CHAT, 200),
-    ("POST", "/v1/completions"): ({"model": "sim", "prompt": "x", "max_tokens": 2}, 200),
     ("POST", "/v1/responses"): ({"model": "sim", "input": "x", "max_output_tokens": 16}, 200),
-    ("POST", "/v1/responses/input_tokens"): ({"model": "sim", "input": "x"}, 200),
-    ("POST", "/v1/conversations"): ({}, 200),
     ("POST", "/v1/jobs"): (CHAT, 202),
     ("POST", "/v1/batches"): (
         {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"},
         400,
     ),
-    ("POST", "/v1/embeddings"): ({"model": "sim", "input": "x"}, 200),
-    ("POST", "/v1/rerank"): ({"model": "sim", "query": "x", "documents": ["y"]}, 200),
-    ("POST", "/tokenize"): ({"model": "sim", "prompt": "x"}, 200),
-    ("POST", "/detokenize"): ({"model": "sim", "tokens": [1]}, 200),
     ("PUT", "/admin/pools/sim"): ({"want": 1}, 200),
     ("POST", "/console/session"): ({"link": "x"}, 401),
     ("POST", "/v1/files"): (UPLOAD, 200),

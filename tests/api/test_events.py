@@ -353,27 +353,6 @@ async def test_a_worker_that_lost_the_job_unknowingly_is_not_listened_to(door: H
     assert "stream.reset" not in [event.name for event in whole] and text_of(whole) == "abc"
 
 
-async def test_a_two_part_id_of_an_earlier_version_is_answered_with_a_reset(
-    door: House, door_wire: RedisClient
-) -> None:
-    job_id = await put(door)
-    worker = await Hand.claiming(door_wire)
-    await worker.write("ab")
-    await worker.finish()
-    events = await read(door, job_id, "1:1")
-    assert events[0].name == "stream.reset" and text_of(events) == "ab"
-
-
-async def test_a_two_part_id_makes_no_other_reader_begin_anew(door: House, door_wire: RedisClient) -> None:
-    job_id, live, worker = await begun(door, door_wire, "ab")
-    old = Resumed(door, job_id, "1:2")
-    await old.until("delta", 2)
-    await worker.write("c")
-    await worker.finish()
-    assert (await old.ended())[0].name == "stream.reset"
-    assert "stream.reset" not in [event.name for event in await live.ended()]
-
-
 @pytest.mark.parametrize("forged", ["{epoch}:3:nobody-1", "{epoch}:40:-", "{epoch}:40", "0:3:{run}"])
 async def test_a_made_up_id_gets_a_reset_and_makes_no_other_reader_begin_anew(
     door: House, door_wire: RedisClient, forged: str

@@ -194,23 +194,6 @@ async def test_a_list_goes_on_behind_the_records_of_one_call(door: House, ann: O
         await wire.close()
 
 
-def test_nobody_sees_anothers(door: House, ann: OpenAI) -> None:
-    """The same 404 as for what never was; and no key, no file."""
-    file, bob = ann.files.create(file=b"secret", purpose="batch"), client(door, "bob")
-    for call in (bob.files.retrieve, bob.files.content, bob.files.delete):
-        with pytest.raises(NotFoundError) as mine:
-            call(file.id)
-        with pytest.raises(NotFoundError) as none:
-            call("file-" + "0" * 32)
-        assert mine.value.body == none.value.body
-    assert bob.files.list().data == []
-    with pytest.raises(BadRequestError):
-        bob.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-    assert door.get(f"/v1/files/{file.id}")[0] == 401
-    assert ann.files.content(file.id).content == b"secret"
-    ann.files.delete(file.id)
-
-
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "file-../x", "%2e%2e%2fx", "file-" + "0" * 31 + "%00"])
 def test_ids_lead_nowhere_else(door: House, name: str) -> None:
     """What is no id of ours is 404, whatever it looks like."""

@@ -19,6 +19,7 @@ from api.app import _bug
 from api.auth.keys import LOCAL_CALLER
 from api.middleware import Observed
 from api.services import Services
+from api.settings import ApiSettings
 from telemetry.process import start_tracing
 
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
@@ -47,7 +48,7 @@ async def answered(exchange: Exchange) -> dict[str, Any]:
         del found["server_send"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    services = cast(Services, SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock()))
+    services = cast(Services, SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock(), settings=ApiSettings()))
     await Observed(app, services)(exchange.scope, exchange.receive, exchange.send)
     return found
 
@@ -85,7 +86,7 @@ async def test_a_request_is_told_by_its_route_and_status(path: str, route: str, 
         await send({"type": "http.response.start", "status": status, "headers": []})
 
     tracing = SimpleNamespace(enter=Mock(return_value=span))
-    services = cast(Services, SimpleNamespace(tracing=tracing, metrics=metrics))
+    services = cast(Services, SimpleNamespace(tracing=tracing, metrics=metrics, settings=ApiSettings()))
     await Observed(app, services)(exchange.scope, exchange.receive, exchange.send)
     tracing.enter.assert_called_once_with("GET", {})
     attributes = {"http.request.method": "GET", "http.response.status_code": status, "http.route": route}
@@ -98,7 +99,10 @@ async def test_a_request_is_told_by_its_route_and_status(path: str, route: str, 
 @pytest.mark.parametrize("started", [False, True])
 async def test_a_request_that_a_drain_cuts_off_is_told_so(started: bool) -> None:
     """With a complete answer, unless one has begun: that connection is closed."""
-    services, exchange = SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock()), Exchange([])
+    services, exchange = (
+        SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock(), settings=ApiSettings()),
+        Exchange([]),
+    )
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
         if started:
@@ -147,7 +151,7 @@ async def test_a_request_leaves_one_line_without_what_its_client_wrote(caplog: p
     """The route of the table instead of the path; of a path without one, the words that routes have. No
     probe is logged, and a client's own id is searched for secrets."""
     given = [(b"x-request-id", b"sk-ant-api03-" + b"a" * 40), (b"authorization", b"Bearer sk-secret")]
-    services = cast(Services, SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock()))
+    services = cast(Services, SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock(), settings=ApiSettings()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith("/v1/jobs/"):
@@ -158,9 +162,8 @@ async def test_a_request_leaves_one_line_without_what_its_client_wrote(caplog: p
     async def ask(path: str, headers: list[tuple[bytes, bytes]], *, access_log: bool = True) -> None:
         exchange = Exchange(headers)
         exchange.scope |= {"path": path, "query_string": b"token=sk-query"}
-        await Observed(app, services, access_log=access_log, paths=["/v1/chat/completions"])(
-            exchange.scope, exchange.receive, exchange.send
-        )
+        services.settings = ApiSettings(access_log=access_log)
+        await Observed(app, services)(exchange.scope, exchange.receive, exchange.send)
 
     with caplog.at_level("INFO"):
         await ask("/v1/jobs/sk-path", given)

@@ -15,14 +15,14 @@ from openapi_document import DOCUMENT, SCHEMAS, conforms, lookup
 from rendered import completion, facts_of
 from starlette.datastructures import QueryParams
 
-from api import batches, files, jobs
+from api import batches, files
 from api.admin import dead_letters as admin
 from api.admin import webhooks
-from api.admission import MAX_PER_PAGE, page_limit
-from api.app import ROUTES
 from api.openai.errors import ApiError, Wait
 from api.openai.rendering import Waiting, job_object
-from api.openapi import CURSOR, ERRORS, HEADERS
+from api.openapi import ERRORS, HEADERS
+from api.query import PARAMS, value_of
+from api.routes import ROUTES
 from penstock.engine import Failure
 from streaming.batches.store import Batch, BatchProgress, BatchRecord, BatchState, LineFault, StoredFile
 from streaming.events import WebhookMessage
@@ -71,9 +71,8 @@ def test_each_schema_is_one() -> None:
 def test_every_route_is_there_once() -> None:
     """What the application serves is what is described, and operation ids are unique names."""
     served = {
-        (method.lower(), route.path.replace(":path}", "}"))
+        (route.method.lower(), route.described_path)
         for route in ROUTES
-        for method in (route.methods or set()) - {"HEAD"}
         if route.path != "/" and not route.path.startswith("/console")  # for people
     }
     assert {(method, path) for method, path, _ in operations()} == served
@@ -81,14 +80,6 @@ def test_every_route_is_there_once() -> None:
     assert len(set(names)) == len(names)
     assert all(name.isidentifier() for name in names)
     assert "get_batches_batch_id_errors" in names, "clients are generated from them: they stay as they are"
-
-
-def test_path_parameters_are_declared() -> None:
-    """Each {name} of a path has its parameter."""
-    for _, path, operation in operations():
-        wanted = {part[1:-1] for part in path.split("/") if part.startswith("{")}
-        params = [lookup(each["$ref"]) for each in operation.get("parameters", [])]
-        assert wanted == {each["name"] for each in params if each["in"] == "path"}
 
 
 def test_only_the_operators_routes_need_no_key() -> None:
@@ -182,27 +173,28 @@ def test_a_schema_says_nothing_that_its_readers_do_not_know() -> None:
             assert each.keys() <= known
 
 
-def test_the_bounds_of_parameters_are_those_that_are_checked() -> None:
-    """They are written twice: here for readers, there for the check."""
-    bounds = {name: lookup(f"#/components/parameters/{name}")["schema"] for name in ("limit", "file_limit", "wait")}
-    assert bounds["limit"]["maximum"] == MAX_PER_PAGE
-    assert (bounds["file_limit"]["maximum"], bounds["wait"]["maximum"]) == (files.MAX_FILES_PER_PAGE, jobs.MAX_WAIT_S)
-    assert CURSOR.strip("^$") == jobs.CURSOR.pattern.replace("(", "").replace(")", "")
-
-
-def test_a_page_has_as_many_rows_as_the_document_allows() -> None:
-    """From the least to the most, and no other number."""
-    bounds = lookup("#/components/parameters/limit")["schema"]
-    least, most = bounds["minimum"], bounds["maximum"]
-
-    def read(limit: object) -> int:
-        return page_limit(QueryParams({"limit": str(limit)}), 20, MAX_PER_PAGE)
-
-    assert [read(least), read(most), page_limit(QueryParams(), 20, MAX_PER_PAGE)] == [1, 100, 20]
-    for beyond in (least - 1, most + 1):
-        with pytest.raises(ApiError) as refused:
-            read(beyond)
-        assert refused.value.param == "limit"
+@pytest.mark.parametrize(
+    ("key", "taken", "refused"),
+    [
+        ("limit", {"1": 1, "100": 100, "7.0": 7, "": None}, ["0", "101", "-1", "x", "1.5", "9" * 5000]),
+        ("wait", {"0": 0.0, "0.5": 0.5, "600": 600.0}, ["-1", "600.1", "nan", "inf", "x"]),
+        ("since", {"1700000000.5": 1_700_000_000.5}, ["-1", "1e12", "nan", "today"]),
+        ("status", {"queued": "queued"}, ["Queued", "gone"]),
+        ("cursor", {"17-job_" + "0" * 32: "17-job_" + "0" * 32}, ["17", "17-job_" + "0" * 32 + "\n"]),
+        ("search", {"x" * 64: "x" * 64}, ["x" * 65]),
+        ("file_limit", {"10000": 10_000}, ["10001"]),
+    ],
+)
+def test_parameters_are_read_as_they_are_described(key: str, taken: dict[str, Any], refused: list[str]) -> None:
+    """A value within the bounds is read; any other is a 400 that names the parameter."""
+    name = PARAMS[key].name
+    for text, value in taken.items():
+        assert value_of(QueryParams({name: text}), key) == value
+    assert value_of(QueryParams(), key) is None
+    for text in refused:
+        with pytest.raises(ApiError) as error:
+            value_of(QueryParams({name: text}), key)
+        assert (error.value.status, error.value.param) == (400, name)
 
 
 TIMES = {"created_ms": 1_000, "expires_ms": 2_000}

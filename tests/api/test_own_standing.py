@@ -13,7 +13,6 @@ from batching import batch_record
 
 from api.openai.batch_lines import envelope, job_of, request_of
 from offline.batch.lines import BatchStanding, lane_of
-from streaming.keys import parse_lane
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
@@ -60,62 +59,6 @@ async def api(redis_url: str, wire: RedisClient, tmp_path: Path) -> AsyncIterato
     }
     async with api_in_process(RedisClient.open(wire.settings), keys, files=tmp_path) as api:
         yield api
-
-
-async def put(
-    api: LocalApi, shape: str, fields: dict[str, Any], headers: dict[str, str], key: str = LOW
-) -> tuple[int, Any]:
-    path, body = SHAPES[shape]
-    named = AS_JOB | headers | {"Authorization": f"Bearer {key}"}
-    answer = await api.client.post(path, json=body | fields, headers=named)
-    return answer.status_code, answer.json()
-
-
-async def is_low(api: LocalApi, job_id: str) -> bool:
-    """Whether the store has the job as its key allows, in its record and in the lane that it waits in."""
-    record = await api.services.job_reader.record(job_id)
-    _, lane = parse_lane(record.lane)
-    return (record.job.tenant, record.job.priority, lane) == ("low", Priority.BATCH, Priority.BATCH)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_no_field_lifts_a_request(api: LocalApi, shape: str) -> None:
-    """What asks for more is clamped to the key's lane, or refused, and what would name a tenant or a weight has no
-    effect."""
-    for fields in FIELDS:
-        status, job = await put(api, shape, fields, {})
-        assert status == 202 and job["priority"] == "batch", fields
-        assert await is_low(api, job["id"]), fields
-    for fields in REFUSED:
-        status, body = await put(api, shape, fields, {})
-        assert status == 400 and body["error"]["param"], fields
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_no_header_lifts_a_request(api: LocalApi, shape: str) -> None:
-    """Each alone, and all together; a second Authorization does not replace the first one silently either."""
-    for headers in (*({name: value} for name, value in HEADERS.items()), HEADERS):
-        status, job = await put(api, shape, {}, headers)
-        assert status == 202 and await is_low(api, job["id"]), headers
-    path, body = SHAPES[shape]
-    twice = [("Authorization", f"Bearer {LOW}"), ("Authorization", f"Bearer {HIGH}"), *AS_JOB.items()]
-    answer = await api.client.post(path, json=body, headers=twice)
-    if answer.status_code == 202:
-        record = await api.services.job_reader.record(answer.json()["id"])
-        used = {"low": Priority.BATCH, "high": Priority.INTERACTIVE}[record.job.tenant]
-        assert record.job.priority.rank >= used.rank, "both keys are the caller's own, and no mixture of them is used"
-
-
-async def test_no_idempotency_key_leads_into_another_tenant(api: LocalApi) -> None:
-    """Keys belong to a tenant: the same one, and one that spells a tenant, are the caller's own."""
-    _, theirs = await put(api, "job", {}, {"Idempotency-Key": "k"}, HIGH)
-    for key in ("k", "high:k", "header:k", "high k", "4:high1:k", "{0}:idem:high"):
-        status, job = await put(api, "job", {}, {"Idempotency-Key": key})
-        assert status == 202 and job["id"] != theirs["id"] and await is_low(api, job["id"]), key
-        again = (await put(api, "job", {"queue": {"priority": "interactive"}}, {"Idempotency-Key": key}))[0]
-        assert again == 422, "a job cannot be lifted later by its key"
-    record = await api.services.job_reader.record(theirs["id"])
-    assert (record.job.tenant, record.job.priority) == ("high", Priority.STANDARD)
 
 
 async def test_no_field_lifts_a_batch(api: LocalApi) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from api.app import ROUTES
+from api.routes import ROUTES
 
 Schema = dict[str, Any]
 
@@ -35,7 +35,9 @@ class Operation(NamedTuple):
         return f"{self.method} {self.path}"
 
 
-OPERATIONS = sorted({Operation(method, route.path) for route in ROUTES for method in route.methods or ()})
+OPERATIONS = sorted(
+    {Operation(each, route.path) for route in ROUTES for each in (route.method, route.method.replace("GET", "HEAD"))}
+)
 """All of them, HEAD as well."""
 
 # --- values for one field of a body ----------------------------------------------------------------------------------

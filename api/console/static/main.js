@@ -74,7 +74,6 @@ const PAGES = [
   [/^\/console\/dead-letters\/?$/, letters], [/^\/console\/batches\/?$/, batches], [/^\/console\/batches\/(?<id>batch_[0-9a-f]+)$/, batch],
   [/^\/console\/chat\/?$/, chat], [/^\/console\/models\/?$/, models], [/^\/console\/keys\/?$/, keys],
 ];
-const THEME = "penstock-console-theme";
 const root = document.getElementById("main"), foot = document.getElementById("foot");
 let leaving = new AbortController(), who = null, fresh = { state: "loading", at: 0 };
 
@@ -116,29 +115,15 @@ function toggleUpdates() {
   drawFoot();
 }
 
-function setTheme(theme) {
-  if (theme) localStorage.setItem(THEME, theme); else localStorage.removeItem(THEME);
-  applyTheme();
-  drawFoot();
-}
-
-function applyTheme() {
-  const theme = localStorage.getItem(THEME);
-  if (theme) document.documentElement.dataset.theme = theme; else delete document.documentElement.dataset.theme;
-}
-
 function drawFoot() {
   if (!who) { draw(foot); return; }
   const words = { live: "Live", stale: `Not reached.${fresh.at ? ` Data of ${clock(fresh.at)}` : ""}`, paused: `Paused.${fresh.at ? ` Data of ${clock(fresh.at)}` : ""}`, loading: "Loading" }[fresh.state];
-  const theme = localStorage.getItem(THEME) ?? "";
-  const next = { "": "dark", dark: "light", light: "" }[theme];
   draw(foot,
     h("p", { class: `fresh ${fresh.state}` }, h("span", { class: "dot", "aria-hidden": "true" }), words),
     h("p", { class: "who" }, who.name ?? "admin token", h("span", { class: "dim" }, ` of tenant ${who.tenant}`)),
     h("div", { class: "foot-actions" },
       h("button", { type: "button", class: "small", "aria-pressed": String(updates.paused), onclick: toggleUpdates }, updates.paused ? "Go on" : "Pause updates"),
       h("button", { type: "button", class: "small", onclick: showKeys }, "Keys ?"),
-      h("button", { type: "button", class: "small", onclick: () => setTheme(next) }, `Theme: ${theme || "system"}`),
       h("button", { type: "button", class: "small", onclick: leave }, "Log out")));
 }
 
@@ -177,7 +162,6 @@ function followLink(event) {
 }
 
 for (const link of document.querySelectorAll("header a")) link.href = link.href; // relative ones would follow the address
-applyTheme();
 document.addEventListener("click", followLink);
 addEventListener("popstate", () => who && show());
 addEventListener("hashchange", () => location.hash.startsWith("#link=") && location.reload()); // a link pasted into an open page

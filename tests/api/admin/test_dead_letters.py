@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,48 +125,6 @@ def test_dead_letters_can_be_dropped_and_absent_ones_are_404(house: House) -> No
     for method, path in (("GET", letter["id"]), ("DELETE", letter["id"]), ("GET", "nonsense"), ("GET", "9-1-1")):
         status, _, body = house.request(method, f"/admin/dlq/{path}")
         assert status == 404 and json.loads(body)["error"]["code"] == "dead_letter_not_found"
-
-
-def test_keys_say_who_may_come_in_how_high_and_who_may_administer(empty_house: House, tmp_path: Path) -> None:
-    """No key, a wrong one, another tenant's job, a lane above the key's, the dead letters: each its own refusal."""
-    house = empty_house
-    rows = {"low": "tenant = 'a'\npriority = 'batch'", "high": "tenant = 'b'", "root": "tenant = 'ops'\nadmin = true"}
-    (tmp_path / "penstock.toml").write_text(
-        "".join(
-            f"[keys.{name}]\nsha256 = '{hashlib.sha256(f'sk-{name}'.encode()).hexdigest()}'\n{row}\n"
-            for name, row in rows.items()
-        )
-    )
-    house.start_api()
-
-    def ask(method: str, path: str, key: str, body: Any = None) -> tuple[int, dict[str, Any]]:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        status, _, data = house.request(method, path, body, headers)
-        return status, json.loads(data)
-
-    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "queue": {"priority": "interactive"}}
-    assert ask("POST", "/v1/jobs", "", body)[0] == ask("POST", "/v1/jobs", "sk-wrong", body)[0] == 401
-    status, job = ask("POST", "/v1/jobs", "sk-low", body)
-    assert status == 202 and job["priority"] == "batch"
-    assert ask("POST", "/v1/jobs", "sk-high", body)[1]["priority"] == "interactive"
-    assert ask("GET", f"/v1/jobs/{job['id']}", "sk-low")[0] == 200
-    assert ask("GET", f"/v1/jobs/{job['id']}", "sk-high")[0] == 404
-    assert ask("GET", f"/v1/jobs/{job['id']}?include=input", "sk-low")[1]["input"]["messages"] == body["messages"]
-    for stranger in ("sk-high", "sk-root"):
-        assert ask("GET", f"/v1/jobs/{job['id']}?include=input", stranger)[0] == 404
-    assert ask("GET", f"/v1/jobs/{job['id']}?include=body", "sk-low")[0] == 400
-    assert ask("GET", f"/v1/jobs/{job['id']}/timing", "sk-low")[0] == 200
-    assert ask("GET", f"/v1/jobs/{job['id']}/timing", "sk-high")[0] == 404
-    assert ask("POST", f"/v1/jobs/{job['id']}/cancel", "sk-high")[0] == 404
-    assert [row["id"] for row in ask("GET", "/v1/jobs", "sk-low")[1]["data"]] == [job["id"]]
-    assert ask("GET", "/admin/dlq", "sk-high")[0] == 403 and ask("GET", "/admin/dlq", "sk-root")[0] == 200
-
-
-def test_beyond_this_machine_a_key_is_needed(empty_house: House) -> None:
-    """Without one the process refuses to start and says what to do."""
-    process = empty_house.start("api", PENSTOCK_API_HOST="0.0.0.0", PENSTOCK_API_PORT=str(empty_house.port))  # noqa: S104
-    assert process.wait(20) == 2
-    assert "no API key is configured" in empty_house.log("api")
 
 
 def test_the_command_line_looks_after_dead_letters(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -125,8 +123,8 @@ def test_a_number_is_set_paused_and_resumed(gate: House) -> None:
         ({"want": True}, "want", "whole number"),
         ({"want": "2"}, "want", "whole number"),
         ({"paused": False}, "paused", "DELETE"),
-        ({"want": 1, "for_s": 0}, "for_s", "seconds"),
-        ({"want": 1, "for_s": 1.5}, "for_s", "seconds"),
+        ({"want": 1, "for_s": 0}, "for_s", "at least 1"),
+        ({"want": 1, "for_s": 1.5}, "for_s", "whole number"),
         ({"want": 1, "forever": 1}, "forever", "known field"),
         (b"[]", None, "object"),
         (b"{", None, "valid JSON"),
@@ -163,39 +161,6 @@ def test_a_job_that_no_worker_may_run_is_shown_everywhere(gate: House) -> None:
         gate.post(f"/v1/jobs/{job['id']}/cancel", {})
     assert pool(gate)["stalled"] is None
     assert eventually(lambda: "sim" not in json.loads(gate.get("/readyz")[1]).get("stalled", {}))
-
-
-def test_unknown_models_and_methods(gate: House) -> None:
-    for method in ("GET", "PUT", "DELETE"):
-        status, _, body = gate.request(method, "/admin/pools/nobody", {"want": 1} if method == "PUT" else None)
-        assert (status, json.loads(body)["error"]["code"]) == (404, "model_not_found")
-    assert gate.request("POST", "/admin/pools/sim", {})[0] == 405
-
-
-def test_only_an_admin_may(empty_house: House, tmp_path: Path) -> None:
-    """Without a key 401, with one that is no admin's 403, on every route; an override has the key's name."""
-    rows = {"plain": "tenant = 'a'", "root": "tenant = 'ops'\nadmin = true"}
-    (tmp_path / "penstock.toml").write_text(
-        TWO
-        + "".join(
-            f"[keys.{name}]\nsha256 = '{hashlib.sha256(f'sk-{name}'.encode()).hexdigest()}'\n{row}\n"
-            for name, row in rows.items()
-        )
-    )
-    empty_house.start_api()
-
-    def ask(method: str, path: str, key: str) -> tuple[int, Any]:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        status, _, body = empty_house.request(method, path, {"want": 1} if method == "PUT" else None, headers)
-        return status, json.loads(body)
-
-    routes = [("GET", "/admin/pools"), *((method, "/admin/pools/sim") for method in ("GET", "PUT", "DELETE"))]
-    for method, path in routes:
-        assert ask(method, path, "")[0] == 401
-        assert ask(method, path, "sk-plain")[0] == 403
-        assert ask(method, path, "sk-root")[0] == 200
-    assert ask("PUT", "/admin/pools/sim", "sk-root")[1]["override"]["by"] == "root"
-    assert ask("GET", "/admin/pools", "sk-root")[1]["leader"] is None, "no scheduler runs here"
 
 
 def test_a_waiting_job_is_told_when_its_model_will_be_awake(gate: House) -> None:

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from api.app import guarded
 from api.auth import audit
+from api.auth.guard import RequestGuard
 from api.auth.hosts import Origins
 from api.auth.keys import Keyring
 from api.openai.errors import ApiError
@@ -36,7 +36,7 @@ class Door:
             settings=ApiSettings(**settings),
             metrics=SimpleNamespace(count_error=lambda code: self.errors.update([code])),
         )
-        self.guarded = guarded(self._answer, cast(Services, services))
+        self.guarded = RequestGuard(self._answer, cast(Services, services))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.fails:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import durable
-from api.durable import FIRST_INTERVAL_S, INTERVAL_S, MAX_JITTER_S, StreamOffset, live_cursor
+from api.durable import FIRST_INTERVAL_S, INTERVAL_S, MAX_JITTER_S, live_cursor, offset_of
 from api.openai.cursor import CUT_SHORT, Cursor
 from api.openai.errors import ApiError
 from streaming.jobs.codec import Run
@@ -24,22 +24,20 @@ def test_offsets_compare_as_their_positions(
     first: tuple[int, int], second: tuple[int, int], runs: tuple[str, int]
 ) -> None:
     """Also where one has a run and the other has none."""
-    one, other = StreamOffset.of(Cursor(*first)), StreamOffset.of(Cursor(*second, str(Run(*runs))))
+    one, other = offset_of(Cursor(*first)), offset_of(Cursor(*second, str(Run(*runs))))
     if first != second:
-        assert (str(one) < str(other)) == (first < second)
-    assert len(str(one)) == len(str(other)) <= 256
-    assert str(one) > "-1" and not set(",&=?/") & set(str(one))
+        assert (one < other) == (first < second)
+    for offset in (one, other):
+        assert len(offset) <= 256 and offset > "-1" and not set(",&=?/") & set(offset)
 
 
 def test_an_offset_leads_back_to_its_cursor() -> None:
-    run, other = Run("150ef93e4aab", 3), Run("150ef93e4aab", 4)
-    for cursor in (Cursor(1, 0), Cursor(7, 12, str(run)), Cursor(2, CUT_SHORT, str(other))):
-        assert durable.read(str(StreamOffset.of(cursor))).cursor([run, other]) == cursor
-    unknown = StreamOffset.of(Cursor(1, 5, str(run))).cursor([other])
-    assert unknown.run not in ("", "-", str(run), str(other)), "never taken for the events before any run"
+    run = str(Run("150ef93e4aab", 3))
+    for cursor in (Cursor(1, 0), Cursor(7, 12, run), Cursor(2, CUT_SHORT, run)):
+        assert durable.read(offset_of(cursor)) == cursor
 
 
-@pytest.mark.parametrize("text", ["", "0", "-2", "1:2:abc", "now ", "9" * 300, f"{1:015d}_{2:015d}_{'G' * 12}"])
+@pytest.mark.parametrize("text", ["", "0", "-2", "1:2:abc", "now ", "9" * 300, f"{1:015d}_{2:015d}_{'G' * 65}"])
 def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(ApiError) as refused:
         durable.read(text)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import msgspec
@@ -28,86 +32,42 @@ from streaming.order import Priority
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[3]
 JOB = Job(id="j1", model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "x"),)))
 
-EVERY: dict[str, tuple[ApiError, int, str]] = {
-    "invalid_request": (errors.invalid_request("n must be at most 8.", "n"), 400, "invalid_request_error"),
-    "too_large_for_store": (errors.too_large_for_store(JOB, 9 << 20, 8 << 20), 400, "too_large_for_store"),
-    "body_too_complex": (errors.body_too_complex(131_072), 400, "body_too_complex"),
-    "invalid_http": (connection_guard.invalid_http("no version"), 400, "invalid_http"),
-    "headers_too_large": (connection_guard.headers_too_large(16_384, 100), 431, "headers_too_large"),
-    "request_timeout": (connection_guard.request_timeout("body", "body_timeout_s"), 408, "request_timeout"),
-    "too_many_connections": (connection_guard.too_many_connections(20_000), 503, "too_many_connections"),
-    "too_many_connections_of_a_client": (
-        connection_guard.too_many_connections_of_a_client(9),
-        503,
-        "too_many_connections",
-    ),
-    "foreign_origin": (access_errors.foreign_origin("https://a.example", can_be_listed=True), 403, "foreign_origin"),
-    "foreign_site": (access_errors.foreign_site("cross-site"), 403, "foreign_origin"),
-    "unlisted_origin": (access_errors.unlisted_origin("https://a.example"), 403, "foreign_origin"),
-    "foreign_host": (access_errors.foreign_host("a.example"), 421, "misdirected_request"),
-    "unlisted_host": (access_errors.unlisted_host("a.example"), 421, "misdirected_request"),
-    "proxy_without_keys": (access_errors.proxy_without_keys(), 403, "proxy_without_keys"),
-    "admin_token_required": (access_errors.admin_token_required(), 401, "admin_token_required"),
-    "wrong_admin_token": (access_errors.wrong_admin_token(), 401, "admin_token_required"),
-    "admin_not_configured": (access_errors.admin_not_configured(), 403, "admin_not_configured"),
-    "invalid_api_key": (access_errors.invalid_api_key("No key."), 401, "invalid_api_key"),
-    "used_link": (access_errors.used_link(), 401, "invalid_api_key"),
-    "permission_denied": (access_errors.permission_denied("Not this model.", "model"), 403, "permission_denied"),
-    "model_not_found": (errors.model_not_found("gpt", ["b", "a"]), 404, "model_not_found"),
-    "job_not_found": (errors.job_not_found(), 404, "job_not_found"),
-    "response_not_found": (errors.response_not_found(), 404, "response_not_found"),
-    "previous_response_not_found": (errors.previous_response_not_found("r1"), 400, "previous_response_not_found"),
-    "conversation_not_found": (errors.conversation_not_found(), 404, "conversation_not_found"),
-    "conversation_item_not_found": (errors.conversation_item_not_found(), 404, "item_not_found"),
-    "conversation_unreadable": (errors.conversation_unreadable(), 500, "malformed_conversation"),
-    "conversation_locked": (errors.conversation_locked(), 400, "conversation_locked"),
-    "mutually_exclusive": (errors.mutually_exclusive(), 400, "mutually_exclusive_parameters"),
-    "response_still_ends": (errors.response_still_ends(), 409, "response_still_ends"),
-    "cursor_lost": (errors.cursor_lost(), 409, "stream_reset"),
-    "file_not_found": (errors.file_not_found(), 404, "file_not_found"),
-    "batch_not_found": (errors.batch_not_found(), 404, "batch_not_found"),
-    "tenant_not_found": (errors.tenant_not_found(), 404, "tenant_not_found"),
-    "dead_letter_not_found": (errors.dead_letter_not_found(), 404, "dead_letter_not_found"),
-    "webhook_not_found": (errors.webhook_not_found(), 404, "webhook_not_found"),
-    "unknown_route": (errors.unknown_route(), 404, "not_found"),
-    "method_not_allowed": (errors.method_not_allowed(["POST", "GET"]), 405, "method_not_allowed"),
-    "upload_stalled": (errors.upload_stalled(30), 408, "upload_stalled"),
-    "deadline_exceeded": (errors.deadline_exceeded(), 408, "deadline_exceeded"),
-    "job_cancelled": (errors.job_cancelled(), 409, "job_cancelled"),
-    "batch_not_commanded": (errors.batch_not_commanded("pause", "failed"), 409, "batch_not_steerable"),
-    "nothing_to_replay": (errors.nothing_to_replay("j1", "no map"), 409, "malformed_job"),
-    "result_expired": (errors.result_expired("j1"), 410, "result_expired"),
-    "offset_gone": (errors.offset_gone(), 410, "offset_gone"),
-    "payload_too_large": (errors.payload_too_large(1024), 413, "payload_too_large"),
-    "unsupported_media_type": (errors.unsupported_media_type(), 415, "unsupported_media_type"),
-    "unsupported_upload": (errors.unsupported_upload(), 415, "unsupported_media_type"),
-    "idempotency_key_reused": (errors.idempotency_key_reused(), 422, "idempotency_key_reused"),
-    "queue_full": (errors.queue_full(10_000, 7, 900.0), 429, "queue_full"),
-    "deadline_unreachable": (
-        errors.deadline_unreachable("queue.max_queue_ms", 1_000, Priority.STANDARD, Wait(9_000, 8_000, 12_000)),
-        429,
-        "deadline_unreachable",
-    ),
-    "quota_exceeded": (errors.quota_exceeded(QuotaExceeded("jobs", 9, 9)), 429, "quota_exceeded"),
-    "internal_error": (errors.internal_error("r1"), 500, "internal_error"),
-    "stream_reset": (errors.stream_reset("j1"), 500, "stream_reset"),
-    "resume_impossible": (errors.resume_impossible("j1"), 500, "resume_impossible"),
-    "no_capacity": (errors.no_capacity(2.5), 503, "no_capacity"),
-    "store_full": (errors.store_full("its memory is full"), 503, "no_capacity"),
-    "unsupported_coding": (errors.unsupported_coding(["gzip"]), 415, "unsupported_content_encoding"),
-    "coding_mismatch": (errors.coding_mismatch("gzip"), 400, "invalid_content_encoding"),
-    "encoded_part": (errors.encoded_part("Content-Encoding"), 415, "unsupported_content_encoding"),
-    "draining": (errors.draining(), 503, "draining"),
-    "store_unavailable": (errors.store_unavailable(), 503, "store_unavailable"),
-    "not_accepted": (errors.not_accepted(), 503, "store_unavailable"),
-    "put_cut_off": (errors.put_cut_off(), 503, "draining"),
-    "acceptance_unknown": (errors.acceptance_unknown(), 503, "store_unavailable"),
-    "job_unreadable": (errors.job_unreadable("j1"), 503, "store_unavailable"),
-    "wait_timeout": (errors.wait_timeout("j1", 600.0), 504, "wait_timeout"),
-    "wait_cut_off": (errors.wait_cut_off("j1", repeatable=False), 503, "draining"),
+SAMPLES: dict[str, Any] = {
+    "allowed": ["POST", "GET"], "can_be_listed": True, "command": "pause", "fault": "no map",
+    "field": "queue.max_queue_ms", "host": "a.example", "job": JOB, "job_id": "j1",
+    "known": ["b", "a"], "lane": Priority.STANDARD, "limit": 1024,
+    "limit_ms": 1000, "max_bytes": 16_384, "max_fields": 100, "message": "No.", "model": "gpt", "most": 8 << 20,
+    "name": "gzip", "needed": 9 << 20, "origin": "https://a.example", "own": 7, "quota": QuotaExceeded("jobs", 9, 9),
+    "reason": "its memory is full", "repeatable": False, "request_id": "r1", "response_id": "resp_1", "retry_s": 900.0,
+    "setting": "body_timeout_s", "silence_s": 30.0, "site": "cross-site", "status": "failed",
+    "wait": Wait(9000, 8000, 12_000), "waited_s": 600.0, "waiting": 10_000, "what": "body",
+}  # fmt: skip
+"""What each parameter of an error may be."""
+
+
+def made(make: Callable[..., ApiError]) -> ApiError:
+    """The error with a sample of each parameter that it needs."""
+    params = inspect.signature(make).parameters.values()
+    return make(**{each.name: SAMPLES[each.name] for each in params if each.default is inspect.Parameter.empty})
+
+
+EVERY: dict[str, ApiError] = {
+    name: made(make)
+    for module in (errors, access_errors, connection_guard)
+    for name, make in vars(module).items()
+    if inspect.isfunction(make) and make.__annotations__.get("return") == "ApiError"
+    and not name.startswith(("_", "from_"))
+}  # fmt: skip
+DOCUMENTED = {
+    (int(status), code)
+    for row in re.findall(r"^\| ([0-9, ]+) \| (`.+`) \|", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    for status in row[0].split(", ")
+    for code in re.findall(r"`(\w+)`", row[1].split(" |")[0])
 }
+"""The statuses and codes that the table of errors has."""
 NOT_TO_BE_RETRIED = {
     "deadline_exceeded", "job_cancelled", "batch_not_commanded", "nothing_to_replay",
     "quota_exceeded", "conversation_unreadable", "cursor_lost", "stream_reset", "resume_impossible", "wait_timeout",
@@ -115,26 +75,14 @@ NOT_TO_BE_RETRIED = {
 }  # fmt: skip
 
 
-def test_every_error_is_in_the_table() -> None:
-    """A new one is held to the same rules."""
-    made = {
-        name
-        for module in (errors, access_errors, connection_guard)
-        for name, make in vars(module).items()
-        if inspect.isfunction(make) and make.__annotations__.get("return") == "ApiError" and not name.startswith("_")
-    }
-    assert made == EVERY.keys() | {"from_failure", "from_terminal"}
-
-
-def test_every_error_has_the_one_shape() -> None:
-    """Status, code and the four keys of the body are as the contract says."""
-    for name, (error, status, code) in EVERY.items():
-        assert (error.status, error.code) == (status, code), name
-        assert set(error.body) == {"error"}, name
-        shape = {"message": str(error), "type": error.type, "param": error.param, "code": code}
-        assert error.body["error"] == shape | ({} if error.eta_ms is None else {"eta_ms": error.eta_ms}), name
-        assert (error.eta_ms is not None) == (name == "deadline_unreachable")
-        assert error.type.endswith("_error"), name
+def test_every_error_is_documented_and_has_the_one_shape() -> None:
+    """Status, code and the four keys of the body."""
+    assert len(EVERY) > 60
+    for name, error in EVERY.items():
+        assert (error.status, error.code) in DOCUMENTED, name
+        shape = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
+        eta = {"eta_ms": 9000} if name == "deadline_unreachable" else {}
+        assert error.body == {"error": shape | eta} and error.type.endswith("_error"), name
 
 
 @pytest.mark.parametrize(
@@ -154,7 +102,7 @@ def test_errors_of_limits_name_their_setting(error: ApiError, settings: str) -> 
 
 def test_no_blind_retry_where_it_would_do_harm() -> None:
     """What libraries retry comes with a time to wait, or with a no where a retry does not help or makes more work."""
-    for name, (error, _, _) in EVERY.items():
+    for name, error in EVERY.items():
         assert error.headers.get("x-should-retry") == ("false" if name in NOT_TO_BE_RETRIED else None), name
         if name in NOT_TO_BE_RETRIED:
             assert "Retry-After" not in error.headers, name
@@ -164,7 +112,7 @@ def test_no_blind_retry_where_it_would_do_harm() -> None:
 
 def test_whoever_is_not_known_is_told_how_to_say_who_it_is() -> None:
     """Every 401 and no other error."""
-    for name, (error, _, _) in EVERY.items():
+    for name, error in EVERY.items():
         assert error.headers.get("WWW-Authenticate") == ("Bearer" if error.status == 401 else None), name
 
 
@@ -173,7 +121,7 @@ def test_whoever_is_not_known_is_told_how_to_say_who_it_is() -> None:
 )
 def test_an_error_whose_job_goes_on_says_where_it_is(name: str) -> None:
     """In its words and its headers: a retry could compute it a second time."""
-    error = EVERY[name][0]
+    error = EVERY[name]
     assert "/v1/jobs/j1" in error.message
     assert error.headers["X-Job-Id"] == "j1"
     if name in ("job_unreadable", "wait_timeout", "wait_cut_off"):
@@ -185,7 +133,7 @@ def test_refusals_for_load_come_back_when_the_wait_says() -> None:
     full, none = errors.queue_full(9, 9, 7.2, 30_000), errors.no_capacity(0.2)
     assert (full.body["error"]["eta_ms"], full.headers["Retry-After"]) == (30_000, "8")
     assert "eta_ms" not in none.body["error"] and none.headers["Retry-After"] == "1"
-    late = EVERY["deadline_unreachable"][0]
+    late = EVERY["deadline_unreachable"]
     assert late.headers["Retry-After"] == "8", "9 s, less the second that the request allows"
     top = errors.deadline_unreachable("queue.deadline_ms", 1, Priority.INTERACTIVE, Wait(9, 8, 9))
     assert "higher lane" in late.message and "higher lane" not in top.message
@@ -236,7 +184,7 @@ def test_each_unhappy_end_has_its_error(terminal: Terminal, status: int, code: s
 
 def test_the_openai_library_reads_every_error() -> None:
     """The real client raises its own class with our code and message in it."""
-    answers = iter(error for error, _, _ in EVERY.values())
+    answers = iter(EVERY.values())
 
     def answer(_: httpx2.Request) -> httpx2.Response:
         error = next(answers)
@@ -244,10 +192,14 @@ def test_the_openai_library_reads_every_error() -> None:
 
     transport = httpx2.Client(transport=httpx2.MockTransport(answer))
     with openai.OpenAI(api_key="k", base_url="http://127.0.0.1/v1", http_client=transport, max_retries=0) as client:
-        for error, _, code in EVERY.values():
+        for error in EVERY.values():
             with pytest.raises(openai.APIStatusError) as raised:
                 client.models.list()
-            assert (raised.value.status_code, raised.value.code, raised.value.type) == (error.status, code, error.type)
+            assert (raised.value.status_code, raised.value.code, raised.value.type) == (
+                error.status,
+                error.code,
+                error.type,
+            )
             assert error.message in str(raised.value)
 
 

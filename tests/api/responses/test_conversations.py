@@ -324,24 +324,6 @@ def test_a_long_conversation_is_refused_with_what_to_do(client: OpenAI) -> None:
 # --- tenants, quotas, lifetime ---------------------------------------------------------------------------------------
 
 
-def test_a_conversation_is_its_tenants_alone(house: House, client: OpenAI) -> None:
-    made, other = client.conversations.create(items=[{"role": "user", "content": "canary"}]), client_of(house, "blue")
-    item = client.conversations.items.list(made.id).data[0].id
-    for call in (
-        lambda: other.conversations.retrieve(made.id),
-        lambda: other.conversations.update(made.id, metadata={}),
-        lambda: other.conversations.delete(made.id),
-        lambda: other.conversations.items.list(made.id),
-        lambda: other.conversations.items.retrieve(item, conversation_id=made.id),
-        lambda: other.conversations.items.delete(item, conversation_id=made.id),
-        lambda: other.conversations.items.create(made.id, items=[{"role": "user", "content": "x"}]),
-        lambda: ask(other, made.id, "x"),
-    ):
-        with pytest.raises(NotFoundError):
-            call()  # type: ignore[no-untyped-call]
-    assert texts(client, made.id) == ["canary"]
-
-
 def test_conversations_count_as_bytes_of_requests(house: House) -> None:
     """An API process reads the usage of other partitions once a second, and may accept too much until then."""
     client, made = client_of(house, "small"), list[str]()

@@ -155,27 +155,6 @@ def test_a_response_that_is_not_stored_is_not_retrievable(client: OpenAI) -> Non
         background(client, store=False)
 
 
-def test_another_tenants_response_is_unknown(house: House, client: OpenAI) -> None:
-    made = client.responses.create(model="sim", input="hello", max_output_tokens=1)
-    blue = client_of(house, "blue")
-    for call in (
-        blue.responses.retrieve,
-        blue.responses.cancel,
-        blue.responses.delete,
-        blue.responses.input_items.list,
-    ):
-        with pytest.raises(NotFoundError, match="no such response"):
-            call(made.id)
-    with pytest.raises(NotFoundError):
-        blue.responses.retrieve(made.id, stream=True)
-    with pytest.raises(BadRequestError, match="unknown, deleted, not stored"):
-        blue.responses.create(model="sim", input="more", previous_response_id=made.id)
-    reference: Any = [{"type": "item_reference", "id": made.output[0].id}]
-    with pytest.raises(BadRequestError, match="no stored response"):
-        blue.responses.create(model="sim", input=reference)
-    assert client.responses.retrieve(made.id).id == made.id
-
-
 @pytest.mark.parametrize("name", ["resp_x", "chatcmpl-1", "resp_job_ff" + "0" * 30, "resp_job_00" + "0" * 30])
 def test_an_unknown_id_is_no_response(client: OpenAI, name: str) -> None:
     with pytest.raises(NotFoundError, match="no such response"):

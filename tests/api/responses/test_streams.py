@@ -240,7 +240,7 @@ def test_one_idempotency_key_gives_one_stream(house: House) -> None:
     [
         ("starting_after=1", "starting_after needs stream=true"),
         ("stream=true&starting_after=-1", "starting_after must be a whole number"),
-        ("stream=yes", "stream must be true or false"),
+        ("stream=yes", "stream must be one of true, false"),
         ("include=results", "include must be"),
     ],
 )

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import cast
 
 import pytest
-import uvicorn
+from connections import serving, soon
 from starlette.types import Receive, Scope, Send
 
-from api.settings import ApiSettings
 from api.stream.connection import MAX_UNSENT_BYTES, Connection
-from api.stream.connection_guard import ConnectionGuard
 
 
 @dataclass
@@ -63,30 +58,9 @@ class Streams:
 @pytest.fixture
 async def door() -> AsyncIterator[tuple[Door, int]]:
     door = Door()
-    async with serving(door) as port:
-        yield door, port
+    async with serving(door) as served:
+        yield door, served.port
         door.go_on.set()
-
-
-@asynccontextmanager
-async def serving(door: Door | Streams) -> AsyncIterator[int]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
-        listener.listen()
-        kind = cast(type[asyncio.Protocol], partial(Connection, guard=ConnectionGuard(ApiSettings())))
-        config = uvicorn.Config(door, http=kind, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server._serve([listener]))
-        yield listener.getsockname()[1]
-        server.should_exit = True
-        await asyncio.wait_for(serving, 20)
-
-
-async def soon(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -188,11 +162,11 @@ async def said(port: int, *requests: bytes, ends: int) -> bytes:
 
 async def test_a_stream_begins_with_its_head_and_ends_for_the_server_too() -> None:
     """Requests that wait on the connection get their own answers, in order; the last one closes it, if it says so."""
-    async with serving(Streams()) as port:
+    async with serving(Streams()) as served:
         asked = [
             b"GET /%b HTTP/1.1\r\nHost: x\r\n%b\r\n" % each for each in ((b"a", b""), (b"b", b"Connection: close\r\n"))
         ]
-        first, second = (await said(port, *asked, ends=2)).split(b"HTTP/1.1 200 OK\r\n")[1:]
+        first, second = (await said(served.port, *asked, ends=2)).split(b"HTTP/1.1 200 OK\r\n")[1:]
         assert b"x-path: /a\r\n" in first and first.endswith(b"\r\n\r\n2\r\n/a\r\n0\r\n\r\n")
         assert b"x-path: /b\r\n" in second and b"connection: close\r\n" in second
         assert second.endswith(b"\r\n\r\n2\r\n/b\r\n0\r\n\r\n") and b"connection: close" not in first
@@ -200,14 +174,14 @@ async def test_a_stream_begins_with_its_head_and_ends_for_the_server_too() -> No
 
 async def test_a_header_that_holds_a_line_break_begins_no_answer() -> None:
     streams = Streams()
-    async with serving(streams) as port:
-        answer = await said(port, b"GET /a|set-cookie:%20x HTTP/1.1\r\nHost: x\r\n\r\n", ends=1)
+    async with serving(streams) as served:
+        answer = await said(served.port, b"GET /a|set-cookie:%20x HTTP/1.1\r\nHost: x\r\n\r\n", ends=1)
     assert answer.startswith(b"HTTP/1.1 500 ") and b"set-cookie" not in answer
     assert streams.told == ["a header of an answer holds a control character"]
 
 
 async def test_the_end_of_a_stream_waits_for_a_reader_who_is_behind() -> None:
     streams = Streams(full=True)
-    async with serving(streams) as port:
-        answer = await said(port, b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", ends=1)
+    async with serving(streams) as served:
+        answer = await said(served.port, b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", ends=1)
     assert answer.endswith(b"2\r\n/a\r\n0\r\n\r\n") and streams.told == ["behind"]

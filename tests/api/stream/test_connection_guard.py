@@ -6,17 +6,14 @@ import asyncio
 import gc
 import json
 import resource
-import socket
 import weakref
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 import pytest
-import uvicorn
+from connections import PATIENCE_S, Served, serving, soon
 from starlette.types import Receive, Scope, Send
 
 from api.settings import ApiSettings
@@ -28,7 +25,6 @@ pytestmark = pytest.mark.slow
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
-PATIENCE_S = 30.0
 
 
 @dataclass
@@ -63,45 +59,11 @@ class App:
         await send({"type": "http.response.body", "body": body})
 
 
-@dataclass
-class Door:
-    """A server in this process."""
-
-    app: App
-    port: int
-    guard: ConnectionGuard
-    server: uvicorn.Server
-    refused: Counter[str]
-
-    @property
-    def open(self) -> int:
-        return len(self.server.server_state.connections)
-
-    @property
-    def connection(self) -> Connection:
-        """The only one."""
-        (found,) = self.server.server_state.connections
-        return cast(Connection, found)
-
-
 @asynccontextmanager
-async def opened(**settings: Any) -> AsyncIterator[Door]:
-    app, refused = App(), Counter[str]()
-    guard = ConnectionGuard(ApiSettings(**settings), lambda code: refused.update([code]))
-    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
-        kind = cast(type[asyncio.Protocol], partial(Connection, guard=guard))
-        config = uvicorn.Config(app, http=kind, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-        it, sweeping = uvicorn.Server(config), asyncio.create_task(guard.keep_sweeping())
-        serving = asyncio.create_task(it._serve([listener]))
-        async with asyncio.timeout(PATIENCE_S):
-            while not it.started:
-                await asyncio.sleep(0.005)
-        yield Door(app, listener.getsockname()[1], guard, it, refused)
-        it.should_exit = True
-        app.go_on.set()
-        await asyncio.wait({serving}, timeout=PATIENCE_S)
-        sweeping.cancel()
+async def opened(**settings: Any) -> AsyncIterator[Served[App]]:
+    async with serving(App(), **settings) as served:
+        yield served
+        served.app.go_on.set()
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +96,7 @@ class Client:
 
 
 @asynccontextmanager
-async def client(door: Door, data: bytes = b"") -> AsyncIterator[Client]:
+async def client(door: Served[App], data: bytes = b"") -> AsyncIterator[Client]:
     reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
     try:
         it = Client(reader, writer)
@@ -143,12 +105,6 @@ async def client(door: Door, data: bytes = b"") -> AsyncIterator[Client]:
         yield it
     finally:
         writer.close()
-
-
-async def soon(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def expire(queue: DeadlineQueue[Connection]) -> int:
@@ -783,17 +739,6 @@ def test_a_refused_connection_is_told_which_limit_it_met() -> None:
             guard.admit(cast(Any, Fake("127.0.0.1")))
         assert not guard.admit(cast(Any, Fake(address)))
         assert f"[api] {limit}" in guard.refusal().message
-
-
-def test_counts_return_to_nothing() -> None:
-    guard = ConnectionGuard(ApiSettings(max_connections=5, max_connections_per_client=2))
-    fakes = [cast(Any, Fake(f"198.51.100.{number % 4}")) for number in range(20)]
-    for fake in fakes:
-        guard.admit(fake)
-    guard.admit_probe(fakes[-1])
-    for fake in fakes:
-        guard.release(fake)
-    assert not (guard._admitted or guard._per_client or guard._surplus or guard._probes)
 
 
 def test_the_limit_on_open_files_is_raised_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

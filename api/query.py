@@ -1,0 +1,101 @@
+"""Query parameters: one table, by which they are read here and described in the OpenAPI document (api/openapi.py)."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, NamedTuple
+
+from starlette.datastructures import QueryParams
+
+from api.openai.answers import INTEGER, NUMBER, STRING, Schema
+from api.openai.errors import invalid_request
+from streaming.jobs.job import JobState
+from streaming.order import Priority
+
+WHOLE = re.compile(r"([0-9]{1,15})(?:\.0{1,15})?")
+"""With a bound, because int() raises on thousands of digits, and a URL may hold that many."""
+
+
+class Param(NamedTuple):
+    """A parameter: its name, the JSON schema of its value, and its meaning."""
+
+    name: str
+    schema: Schema
+    meaning: str
+
+
+_MOMENT: Schema = NUMBER | {"minimum": 0, "maximum": 1e11}
+_STATES: Schema = {"enum": [state.value for state in JobState]}
+_PARTS: Schema = {"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
+_LANES: Schema = STRING | {"enum": [lane.value for lane in Priority]}
+
+PARAMS = {
+    "purpose": Param("purpose", STRING, "Only files of this purpose: batch or batch_output."),
+    "order": Param("order", {"enum": ["asc", "desc"]}, "By the time of creation."),
+    "status": Param("status", _STATES, "Only jobs in this state. A page reads some 1,000 jobs: it may be short, or "
+                    "empty, with has_more true."),
+    "cursor": Param("cursor", STRING | {"pattern": "^[0-9]{1,15}-job_[0-9a-f]{32}$"}, "`next_cursor` of the page "
+                    "before."),
+    "limit": Param("limit", INTEGER | {"minimum": 1, "maximum": 100}, "Rows on a page."),
+    "wait": Param("wait", NUMBER | {"minimum": 0, "maximum": 600}, "Seconds to wait for the job's end."),
+    "include": Param("include", STRING | {"enum": ["input"]}, "`input`: show the request, too."),
+    "after": Param("after", STRING, "Continue after this: events as Last-Event-ID, lists after this id, also if it was "
+                   "deleted today."),
+    "stream": Param("stream", {"enum": ["true", "false"]}, "`true`: stream the events, from the first one on."),
+    "starting_after": Param("starting_after", INTEGER | {"minimum": 0, "maximum": 10**15 - 1}, "Stream only the events "
+                            "after this number."),
+    "offset": Param("offset", STRING, "Only messages after it: `Stream-Next-Offset`, `-1` (all), or `now` (none yet)."),
+    "live": Param("live", {"enum": ["long-poll", "sse"]}, "Wait for the next messages, or stream them."),
+    "file_limit": Param("limit", INTEGER | {"minimum": 1, "maximum": 10_000}, "Rows on a page."),
+    "response_include": Param("include", _PARTS, "Without effect: a response shows what it was created with."),
+    "stream_cursor": Param("cursor", INTEGER | {"minimum": 0, "maximum": 10**12}, "Of a live read: the last "
+                           "`Stream-Cursor`."),
+    "since": Param("since", _MOMENT, "Only jobs accepted at this time or later, in Unix seconds."),
+    "until": Param("until", _MOMENT, "Only jobs accepted at this time or earlier, in Unix seconds."),
+    "job_model": Param("model", STRING, "Only jobs of this model."),
+    "lane": Param("lane", _LANES, "Only jobs of this lane."),
+    "search": Param("search", STRING | {"maxLength": 64}, "Only jobs whose id begins so, or that have it in their "
+                    "metadata or first words."),
+    "job_tenant": Param("tenant", STRING, "Whose jobs; `*`: of all keys, at most 20. Without it: your tenant's."),
+}  # fmt: skip
+"""By the name that a route has for it (api/routes.py)."""
+
+
+def value_of(query: QueryParams, key: str) -> Any:
+    """Return the value of a parameter of the table, of the type that its schema names; None: it was left out, or is
+    empty. Raises ApiError (400)."""
+    name, schema, meaning = PARAMS[key]
+    text = query.get(name)
+    if not text:
+        return None
+    kind = schema.get("type")
+    if kind == "integer":
+        return whole_number(text, name, schema["minimum"], schema["maximum"])
+    if kind == "number":
+        return _number(text, name, schema["minimum"], schema["maximum"])
+    if "enum" in schema and text not in schema["enum"]:
+        raise invalid_request(f"{name} must be one of {', '.join(schema['enum'])}, or left out.", name)
+    if "pattern" in schema and not re.fullmatch(schema["pattern"], text):
+        raise invalid_request(f"{name} must be {meaning}", name)
+    if len(text) > schema.get("maxLength", len(text)):
+        raise invalid_request(f"{name} may have at most {schema['maxLength']} characters.", name)
+    return text
+
+
+def whole_number(text: str, param: str, minimum: int, maximum: int) -> int:
+    """Return the value of parameter `param`. Raises ApiError (400)."""
+    match = WHOLE.fullmatch(text)
+    if match is None or not minimum <= int(match[1]) <= maximum:
+        raise invalid_request(f"{param} must be a whole number from {minimum} to {maximum}.", param)
+    return int(match[1])
+
+
+def _number(text: str, param: str, minimum: float, maximum: float) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not minimum <= number <= maximum:
+        raise invalid_request(f"{param} must be a number of seconds from {minimum:g} to {maximum:g}.", param)
+    return number
