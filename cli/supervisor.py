@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cli.instance import ProcessEntry
-from cli.logs import message_of, record_of
+from cli.log_lines import message_of, record_of
 from penstock.loops import wait
 from penstock.process import ENV, LIFE
 from streaming.fleet.settings import Resources

@@ -32,7 +32,8 @@ from cli import ports
 from cli.deployment import Deployment, check_plugins, environment, load_deployment, saved_deployment, with_upstream
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.instance import MIN_DEATHS, DataDir, Instance, JobDeaths, Suspicion, UpSettings, fates_of, in_words
-from cli.logs import START, Filters, from_now, merged, text_of
+from cli.log_lines import START, text_of
+from cli.logs import Filters, from_now, merged
 from cli.options import Command, completed, config_option, own_command, redis_url_option, short_path
 from cli.output import (
     DONE,

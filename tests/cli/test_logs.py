@@ -18,7 +18,8 @@ import pytest
 from house import eventually
 
 from cli.__main__ import main
-from cli.logs import START, STARTER, Filters, is_poll, message_of, parse_line, pretty
+from cli.log_lines import START, STARTER, is_poll, message_of, parse_line, pretty
+from cli.logs import Filters
 from cli.output import FAILED, INTERRUPTED, UNREACHABLE
 
 pytestmark = pytest.mark.slow

@@ -30,7 +30,7 @@ from redis import Redis
 
 from bench.penstock import MODEL
 from bench.recovery.shows import Reader
-from cli.logs import START
+from cli.log_lines import START
 from penstock import __version__
 
 pytestmark = pytest.mark.slow
