@@ -100,6 +100,8 @@ def test_a_process_is_ready_only_as_far_as_the_store_confirms_it(tmp_path: Path)
                 assert states()["worker-1@elsewhere"] == "ready"
             finally:
                 os.kill(pids["worker-1"], signal.SIGCONT)
+        # Its lease may have lapsed meanwhile: then it ends as fenced, and is started again.
+        eventually(lambda: states()["worker-1@"] == "ready", seconds=60)
         os.kill(pids["redis-1"], signal.SIGSTOP)  # one that is killed is started again at once
         try:
             found = states()
