@@ -133,8 +133,12 @@ OTHER_FOLDER = 'choose another --data-dir, or make it yours: sudo chown -R "$(id
 """What to do about a data folder that cannot be used."""
 
 
+SUPERVISED = ("lives", "failures", "was_ready", "alike", "completed")
+"""Fields of a process that are its supervisor's alone."""
+
+
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One supervised process, as shown by `penstock ps`."""
+    """One supervised process: what its supervisor knows, and `penstock ps` shows but for SUPERVISED."""
 
     role: str
     id: str
@@ -157,6 +161,15 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Since when (Unix seconds)."""
     lives: tuple[str, ...] = ()
     """Under which it registers itself in the store, the newest first, and the one before."""
+    failures: int = 0
+    """Consecutive exits before it was ready, or soon after."""
+    was_ready: bool = False
+    """Whether the process that last exited had been ready."""
+    alike: int = 0
+    """How many of `failures` are of the kind of the last one: failed starts since a process was ready, or exits of
+    ready processes since a failed start."""
+    completed: bool = False
+    """Whether this process, a worker, has completed a job."""
 
     @property
     def trouble(self) -> str:

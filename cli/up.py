@@ -489,7 +489,7 @@ class Machine:
     def _publish(self, **changes: Any) -> None:
         """Write the state that other commands read, and show the phase."""
         children = list(self._supervisor.children.values())
-        entries = tuple(child.entry for child in children if child.status.state != "stopped")
+        entries = tuple(child.status for child in children if child.status.state != "stopped")
         suspicion = self._job_deaths.suspected
         now = msgspec.structs.replace(self._instance, processes=entries, suspicion=suspicion, **changes)
         phase = phase_of(children) if now.state == "starting" and children else now.phase

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from house import eventually
+from msgspec.structs import replace
 
-from cli.supervisor import Child, Program, Status, Supervisor, backoff_s, counts_after, last_words, signal_name
+from cli.instance import ProcessEntry
+from cli.supervisor import Child, Program, Supervisor, backoff_s, counts_after, last_words, signal_name
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ class Room:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.seen: list[tuple[str, Status]] = []
+        self.seen: list[tuple[str, ProcessEntry]] = []
         self.supervisor = Supervisor(lambda child: self.seen.append((child.program.id, child.status)))
 
     def start(self, code: str, name: str = "worker-1", *, role: str = "worker", grace_s: float = 20.0) -> Child:
@@ -88,7 +89,6 @@ async def test_state_comes_over_the_lifeline(room: Room) -> None:
     child = room.start(SERVE)
     pid = await room.ready(child)
     assert child.status.detail == "at last"
-    assert child.entry.pid == pid
     await room.supervisor.stop("worker")
     assert room.supervisor.children == {}
     states = list(dict.fromkeys(status.state for _, status in room.seen))
@@ -166,26 +166,26 @@ async def test_failed_starts_are_counted_anew_once_it_was_ready(room: Room) -> N
         f"import pathlib\nif not pathlib.Path({str(switch)!r}).exists():\n    raise SystemExit('no weights')\n{SERVE}"
     )
     child = room.start(code)
-    await room.until(lambda: child.entry.failed_starts == 2)
-    assert child.entry.trouble == "does not start: exit 1: no weights"
+    await room.until(lambda: child.status.failed_starts == 2)
+    assert child.status.trouble == "does not start: exit 1: no weights"
     switch.touch()
     pid = await room.ready(child)
-    assert (child.entry.failed_starts, child.entry.trouble) == (0, "")
+    assert (child.status.failed_starts, child.status.trouble) == (0, "")
     os.kill(pid, signal.SIGKILL)
     await room.until(lambda: child.status.cause == "killed by SIGKILL")
-    assert child.entry.trouble == "", "it started"
+    assert child.status.trouble == "", "it started"
     pid = await room.ready(child)
     switch.unlink()
     os.kill(pid, signal.SIGKILL)
     await room.until(lambda: child.status.cause == "exit 1: no weights")
-    assert child.entry.failed_starts == 1
+    assert child.status.failed_starts == 1
 
 
 def test_counts_of_exits() -> None:
     """Those of one kind in a row. A long run of a ready process begins them anew, a long start that fails does not."""
 
     def counts(*exits: tuple[bool, float]) -> tuple[int, int]:
-        status = Status()
+        status = ProcessEntry(role="worker", id="worker-1", pid=None, state="starting", since=0.0)
         for was_ready, ran_s in exits:
             status = replace(status, **counts_after(status, was_ready=was_ready, ran_s=ran_s))
         return status.failures, status.alike

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from cli.instance import Suspicion
 from cli.output import ProgressLine
-from cli.supervisor import Child, Program, Status, counts_after
+from cli.supervisor import Child, Program, counts_after
 from cli.up import Screen
 
 
@@ -20,7 +21,9 @@ def test_a_death_is_reported_once_it_is_known_what_the_worker_ran(tmp_path: Path
 
     def says(suspicion: Suspicion | None, failures: int) -> list[str]:
         before = len(stream.getvalue())
-        child.status = Status(state="restarting", alike=failures, was_ready=True, cause="killed by SIGKILL")
+        child.status = replace(
+            child.status, state="restarting", alike=failures, was_ready=True, cause="killed by SIGKILL"
+        )
         screen.noticed(child, starting=False, releasing=True)
         assert "error" not in stream.getvalue()[before:]
         screen.released(child, suspicion, starting=False)
@@ -33,7 +36,7 @@ def test_a_death_is_reported_once_it_is_known_what_the_worker_ran(tmp_path: Path
     assert message == "error: worker-1 died 4 times running job job_1; it is a dead letter now"
     assert step.startswith("next:  penstock dlq show job_1;")
     assert says(None, 5) == []
-    child.status = Status(state="ready", alike=5)
+    child.status = replace(child.status, state="ready", alike=5)
     screen.noticed(child, starting=False)
     assert says(None, 6)[0] == "error: worker-1 ended 6 times, each soon after its start"
 
@@ -67,7 +70,7 @@ def test_who_comes_back_is_told_with_the_time_that_it_took(tmp_path: Path) -> No
     child, screen = Child(program, lambda _child: None), Screen(ProgressLine(io.StringIO(), {}))
 
     def recovered(state: str, **changes: object) -> str:
-        child.status = replace(child.status, state=state, **changes)  # type: ignore[arg-type]
+        child.status = replace(child.status, state=state, **changes)
         return screen.noticed(child, starting=False)
 
     assert recovered("ready", pid=1) == ""
@@ -85,7 +88,7 @@ def test_what_is_waited_for_is_told_when_it_goes_and_when_it_is_back(tmp_path: P
     child, stream = Child(program, lambda _child: None), io.StringIO()
     screen = Screen(ProgressLine(stream, {}))
     for away in ("", "http://a refuses", "http://a refuses", "", ""):
-        child.status = Status(state="ready", away=away)
+        child.status = replace(child.status, state="ready", away=away)
         assert screen.noticed(child, starting=False) == ""
     gone, back = stream.getvalue().splitlines()
     assert "worker-1 is away (http://a refuses)" in gone and "worker-1 is back after 0." in back
