@@ -171,7 +171,7 @@ class Child:
             if self._stopping.is_set():
                 break
             counts = counts_after(self.status, was_ready=self._was_ready, ran_s=time.monotonic() - began)
-            self._set(state="restarting", detail=cause, cause=cause, pid=None, completed=False, away="", **counts)
+            self._set(state="restarting", detail=cause, cause=cause, pid=None, away="", **counts)
             await wait(self._stopping, backoff_s(self.status.failures))
             self._set(state="starting", detail="", restarts=self.status.restarts + 1)
         self._set(state="stopped", detail="", pid=None)
@@ -266,9 +266,7 @@ class Child:
     def _on_message(self, message: bytes) -> None:
         try:
             said: dict[str, Any] = json.loads(message)
-            if said.get("completed"):
-                self._set(completed=True)
-            elif "away" in said:
+            if "away" in said:
                 why, now = str(said["away"]), self.status
                 since = now.away_since if now.away else time.time()
                 self._set(away=why, away_since=since if why else 0.0)

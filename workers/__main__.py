@@ -179,13 +179,11 @@ class WorkerProcess:
         self._store = StoreMonitor(client)
         try:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
-            note = self._lifeline.note_completed
             self._recorder = recorder = Recorder(
                 self._me.model,
                 self._metrics,
                 self._tracing,
                 self._tally,
-                note,
                 self._records,
                 self._me.name,
                 self._me.id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -89,14 +89,12 @@ class Recorder:
         metrics: Metrics,
         tracer: Tracing,
         tally: WorkCounters | None = None,
-        on_completed: Callable[[], None] = lambda: None,
         sink: RecordSink = NO_RECORDS,
         process: str = "",
         worker: str = "",
     ) -> None:
         """
         Args:
-            on_completed: called whenever jobs have completed.
             sink: gets a record of each job, of `process`.
             worker: its name in `penstock ps`.
         """
@@ -104,7 +102,7 @@ class Recorder:
         self._records: dict[str, RequestRecord] = {}
         """Of jobs that are over, by job. Each is written once the store has its end: a job that another worker ends, or
         that a script has ended before, gets its record there."""
-        self._model, self.metrics, self._on_completed = model, metrics, on_completed
+        self._model, self.metrics = model, metrics
         self.traces = AttemptTraces(tracer, worker)
         self._trace_ids: dict[str, str] = {}
         """Of jobs that are over, by job, until the store has their ends."""
@@ -191,8 +189,6 @@ class Recorder:
             events.write(
                 f"jobs {state}", jobs=jobs, worker=worker, trace_ids=[self._trace_ids.pop(job, "") for job in jobs]
             )
-            if state is JobState.COMPLETED:
-                self._on_completed()
 
     def refused_ends(self, ends: Sequence[Terminal]) -> None:
         """Record that others had ended these jobs, or had them."""

@@ -142,14 +142,6 @@ async def test_killed_process_is_started_again(room: Room) -> None:
     assert ("worker-1", "restarting") in {(name, status.state) for name, status in room.seen}
 
 
-async def test_a_completed_job_is_noted_once_and_until_the_process_ends(room: Room) -> None:
-    child = room.start(f"{READY}; line.note_completed(); line.note_completed(); raise SystemExit(1)")
-    await room.until(lambda: child.status.restarts > 0 and child.status.state == "ready")
-    states = list(dict.fromkeys((status.state, status.completed) for _, status in room.seen))
-    assert ("ready", True) in states
-    assert {state for state, completed in states if completed} == {"ready"}, "its end begins anew"
-
-
 async def test_failures_back_off_and_name_their_cause(room: Room) -> None:
     """A process that cannot live is tried less and less often; what it said last is the cause."""
     child = room.start(FAILS)
