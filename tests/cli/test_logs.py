@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import Any
 
 import pytest
 from house import eventually
+from terminals import OnTerminal
 
 from cli.__main__ import main
 from cli.log_lines import is_poll, message_of, parse_line, pretty
@@ -122,14 +120,15 @@ def test_a_terminal_is_shown_lines_for_people(home: Path) -> None:
         ({"NO_COLOR": "1"}, "11-24 02:00:04.000 api-1        warning: four\\u001b[2J\r\n"),
         ({}, "\x1b[33m11-24 02:00:04.000 api-1        warning: four\\u001b[2J\x1b[0m\r\n"),
     ):
-        ours, theirs = pty.openpty()
-        environ = {**os.environ, "TZ": "UTC", "TERM": "xterm", **options}
-        command = [sys.executable, "-m", "cli", "logs", "--data-dir", str(home)]
-        subprocess.run(command, env=environ, stdout=theirs, check=True, timeout=60)
-        shown = os.read(ours, 65_536).decode()
+        shown = on_terminal(home, TERM="xterm", **options)
         assert wanted in shown and "error: five  \r\nBoom\r\n  at x" in shown
-        for handle in (ours, theirs):
-            os.close(handle)
+
+
+def on_terminal(home: Path, *words: str, **environ: str) -> str:
+    command = ["-m", "cli", "logs", *words, "--data-dir", str(home)]
+    with OnTerminal(command, environ={"TZ": "UTC"} | environ) as screen:
+        assert screen.end() == 0
+        return screen.seen
 
 
 def test_a_pipe_is_shown_lines_for_people_if_it_is_asked_to(
@@ -150,28 +149,13 @@ def test_lines_wrap_between_words_and_have_short_ids(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     job = "job_" + "0123456789abcdef" * 2
-    said = {
-        "time": "2026-11-24T02:00:04Z",
-        "level": "info",
-        "message": "jobs claimed",
-        "jobs": [job],
-        "worker": "worker-1",
-    }
-    (logs / "worker-1.log").write_text(
-        json.dumps(said | {"tenant": "a-tenant", "request_id": "req_" + "7" * 24}) + "\n"
-    )
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    environ = {**os.environ, "TZ": "UTC", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "cli", "logs", "-v", "--data-dir", str(tmp_path)]
-    subprocess.run(command, env=environ, stdout=theirs, check=True, timeout=60)
-    shown = os.read(ours, 65_536).decode()
+    fields = {"jobs": [job], "worker": "worker-1", "tenant": "a-tenant", "request_id": "req_" + "7" * 24}
+    (logs / "worker-1.log").write_text(record("04.000", "jobs claimed", **fields))
+    shown = on_terminal(tmp_path, "-v", NO_COLOR="1")
     assert shown.split("\r\n")[:2] == [
         "11-24 02:00:04.000 worker-1     jobs claimed jobs=job_01234567 tenant=a-tenant",
         "                   request_id=req_" + "7" * 24,
     ]
-    for handle in (ours, theirs):
-        os.close(handle)
 
 
 def test_new_lines_are_followed_until_ctrl_c(home: Path) -> None:

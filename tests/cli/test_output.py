@@ -15,6 +15,7 @@ import unicodedata
 import pytest
 from house import eventually
 from http_serving import serving_http
+from terminals import Terminal
 
 from cli.__main__ import main
 from cli.output import (
@@ -35,13 +36,6 @@ from cli.output import (
 pytestmark = pytest.mark.slow
 
 ESC = "\x1b"
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize(

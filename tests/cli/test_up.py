@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import http.client
 import json
 import os
-import pty
 import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -27,6 +23,7 @@ import pytest
 from cli_instance import said_here
 from house import eventually
 from redis import Redis
+from terminals import OnTerminal
 
 from bench.penstock import MODEL
 from bench.recovery.shows import Reader
@@ -595,25 +592,13 @@ def test_a_start_shows_phases_with_seconds_and_can_be_interrupted(tmp_path: Path
 
 def on_terminal(folder: Path, until: Callable[[str], bool], **environ: str) -> str:
     """What a person sees of a start, by default a very slow one, ended by Ctrl-C once they have seen enough."""
-    leader, follower = pty.openpty()
-    fcntl.ioctl(leader, termios.TIOCSWINSZ, struct.pack("4H", 24, int(environ.pop("COLUMNS", "80")), 0, 0))
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "FORCE_COLOR"))}
-    process = subprocess.Popen(
-        [*penstock(), "up", "--engine", "sim", "--port", "0"],
-        stdin=follower, stdout=follower, stderr=follower, cwd=folder, start_new_session=True,
-        env=inherited | {"PENSTOCK_SIM_LOAD_MS": "100000", "PYTHONPATH": path()} | environ,
-    )  # fmt: skip
-    os.close(follower)
-    seen, interrupted = b"", False
-    with suppress(OSError):  # how a terminal says that nobody is there any more
-        while data := os.read(leader, 4096):
-            seen += data
-            if not interrupted and until(seen.decode(errors="replace")):
-                process.send_signal(signal.SIGINT)
-                interrupted = True
-    os.close(leader)
-    assert process.wait() == 0
-    return seen.decode()
+    words, columns = ["-m", "cli", "up", "--engine", "sim", "--port", "0"], int(environ.pop("COLUMNS", "80"))
+    given = {"PENSTOCK_SIM_LOAD_MS": "100000", "PYTHONPATH": path(), "FORCE_COLOR": ""} | environ
+    with OnTerminal(words, folder, columns=columns, environ=given) as screen:
+        screen.until(until)
+        screen.interrupt()
+        assert screen.end() == 0
+    return screen.seen
 
 
 @pytest.mark.parametrize("detach", [(), ("--detach",)])
