@@ -14,7 +14,7 @@ import unicodedata
 
 import pytest
 from house import eventually
-from http_serving import serving_http
+from http_serving import QuietHandler, serving_http
 from terminals import Terminal
 
 from cli.__main__ import main
@@ -246,33 +246,23 @@ WRITABLE = HOSTILE.replace("\ud800", "")
 """What of it can be UTF-8."""
 
 
-class Hostile(http.server.BaseHTTPRequestHandler):
+class Hostile(QuietHandler):
     """A server that answers everything with control codes."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         if self.path.endswith("/output"):
-            self._send(200, WRITABLE, "application/jsonl")
+            self.send(200, WRITABLE, "application/jsonl")
             return
         if self.path.endswith("/events"):
             delta = {"index": 0, "text": HOSTILE, "tokens": 1}
             events = f"event: delta\ndata: {json.dumps(delta)}\n\nevent: completed\ndata: {{}}\n\n"
-            self._send(200, events, "text/event-stream")
+            self.send(200, events, "text/event-stream")
             return
-        self._send(404, json.dumps({"error": {"message": HOSTILE, "code": HOSTILE, "param": None, "type": "x"}}))
+        self.send(404, {"error": {"message": HOSTILE, "code": HOSTILE, "param": None, "type": "x"}})
 
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self._send(202, json.dumps({"id": "job_x", "status": "queued"}))
-
-    def _send(self, status: int, text: str, kind: str = "application/json") -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(text.encode())))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+    def do_POST(self) -> None:  # noqa: N802
+        self.read_json()
+        self.send(202, {"id": "job_x", "status": "queued"})
 
 
 class Screen(io.TextIOWrapper):

@@ -51,8 +51,7 @@ def test_two_instances_of_a_host_show_the_others_processes_as_the_others(tmp_pat
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
-    one, two = (Instance(folder, *shared) for folder in folders)
-    try:
+    with Instance(folders[0], *shared) as one, Instance(folders[1], *shared) as two:
 
         def listed(instance: Instance) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             rows = instance.ps()
@@ -70,16 +69,12 @@ def test_two_instances_of_a_host_show_the_others_processes_as_the_others(tmp_pat
         os.kill(pid, signal.SIGKILL)
         assert pid not in [row["pid"] for row in listed(one)[1]]
         eventually(agree, seconds=60)
-    finally:
-        one.close()
-        two.close()
 
 
 @pytest.mark.slow
 def test_a_process_is_ready_only_as_far_as_the_store_confirms_it(tmp_path: Path) -> None:
     """A worker that hangs, a process of another machine with the same name, and a store that is killed."""
-    running = Instance(tmp_path, "--engine", "sim")
-    try:
+    with Instance(tmp_path, "--engine", "sim") as running:
 
         def states() -> dict[str, str]:
             return {f"{row['id']}@{row.get('host') or ''}": row["state"] for row in running.ps()}
@@ -109,5 +104,3 @@ def test_a_process_is_ready_only_as_far_as_the_store_confirms_it(tmp_path: Path)
             assert "the store does not answer" in running.run("ps", "--data-dir", "data").stderr
         finally:
             os.kill(pids["redis-1"], signal.SIGCONT)
-    finally:
-        running.close()

@@ -8,11 +8,11 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from http_serving import serving_http
+from http_serving import QuietHandler, serving_http
 from rich.console import Console
 from terminals import OnTerminal
 
@@ -108,21 +108,13 @@ def test_an_old_screen_gives_no_advice() -> None:
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
-class Serve(BaseHTTPRequestHandler):
+class Serve(QuietHandler):
     answers = threading.Event()
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         self.answers.wait(60)
-        body = json.dumps(OVERVIEW).encode()
         with contextlib.suppress(ConnectionError):  # of a command that has ended meanwhile
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
+            self.send(200, OVERVIEW)
 
 
 @pytest.fixture
