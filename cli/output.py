@@ -40,8 +40,8 @@ COLOURS = {
     **dict.fromkeys(("in_progress", "validating", "finalizing", "queued"), 36),
 }
 """ANSI colour of each state; other words have none."""
-GAP, BELOW = "  ", "    "
-"""Between two columns, and before the second line of what stands below a row."""
+GAP, BELOW = "  ", 4
+"""Between two columns, and blanks before the second line of what stands below a row."""
 MIN_NAME = 5
 MIN_TEXT = 30
 MIN_DIGITS = 8
@@ -182,7 +182,7 @@ def painted(name: str, text: str, first: str) -> str:
     return f"\x1b[{paint}m{text}\x1b[0m" if paint else text
 
 
-def _cell_lines(name: str, cell: str, width: int, indent: str = "") -> list[str]:
+def _cell_lines(name: str, cell: str, width: int, indent: int = 0) -> list[str]:
     if name == "prompt":
         return [cut(cell, width)]
     lines = cell.split("\n")
@@ -190,14 +190,7 @@ def _cell_lines(name: str, cell: str, width: int, indent: str = "") -> list[str]
         return [cut(line, width) for line in lines]
     if name not in TEXTS and not indent:
         return lines
-    return [part for line in lines for part in _wrapped(line, width, indent)]
-
-
-def _wrapped(line: str, width: int, indent: str) -> list[str]:
-    if cells(line) <= width:
-        return [line]
-    narrow = width if cells(line) == len(line) else width // 2
-    return textwrap.wrap(line, narrow, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return [part for line in lines for part in wrapped(line, width, indent, whole_words=False)]
 
 
 def _shown(name: str, cell: str, short: Callable[[str], str], now: float) -> str:
@@ -216,17 +209,17 @@ def _cut_id(text: str, digits: int) -> str:
 COMMAND = re.compile(r"\S*penstock(?: [^\s,;]+)+")
 
 
-def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
+def wrapped(text: str, width: int, indent: int = 0, *, whole_words: bool = True) -> list[str]:
     """The lines of one line of text, those after the first indented. A word or command without room stays whole: a
-    terminal breaks it, but what is copied there has no line break."""
+    terminal breaks it, but what is copied there has no line break. Not so in a column of a table."""
     if cells(text) <= width:
         return [text]
-    glued = COMMAND.sub(lambda found: found[0].replace(" ", JOINED), text)
+    glued = COMMAND.sub(lambda found: found[0].replace(" ", JOINED), text) if whole_words else text
     lines = textwrap.wrap(
         glued,
         width if cells(text) == len(text) else width // 2,
         subsequent_indent=" " * indent,
-        break_long_words=False,
+        break_long_words=not whole_words,
         break_on_hyphens=False,
         replace_whitespace=False,
     )

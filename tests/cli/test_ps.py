@@ -94,8 +94,8 @@ def test_a_process_is_ready_only_as_far_as_the_store_confirms_it(tmp_path: Path)
             other = Process(
                 role="worker", id="worker-1", life="f" * 16, pid=1, host="elsewhere", state="ready", since=1
             )
-            store.set(fleet_key("proc", "worker:" + "f" * 16), msgspec.json.encode(other), ex=60)
-            store.zadd(fleet_key("procs"), {"worker:" + "f" * 16: time.time() * 1000 + 60_000})
+            store.set(fleet_key("proc", "worker:" + "f" * 16), msgspec.json.encode(other), ex=600)
+            store.zadd(fleet_key("procs"), {"worker:" + "f" * 16: time.time() * 1000 + 600_000})
             assert states() | {"worker-1@elsewhere": "ready"} == states()
             os.kill(pids["worker-1"], signal.SIGSTOP)  # last: once its lease has lapsed, it will end as fenced
             try:
