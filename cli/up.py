@@ -578,8 +578,6 @@ def _url(name: str, port: int) -> str:
 
 
 POLL_INTERVAL_S = 0.05
-ERROR_BLOCK = re.compile(r"^error: .*\n(?:(?:cause|next): .*\n)*", re.MULTILINE)
-"""An error in the output of `up`."""
 
 log = logging.getLogger(__name__)
 
@@ -704,14 +702,10 @@ def start_detached(
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, start_new_session=True
         )
-    told: list[str] = []
     instance: Instance | None = None
     try:
         while process.poll() is None and (instance is None or instance.state != "ready"):
             time.sleep(POLL_INTERVAL_S)
-            for block in ERROR_BLOCK.findall(output.read_text(errors="replace"))[len(told) :]:
-                progress.say(block.rstrip(), ERROR_INDENT)
-                told.append(block)
             now = home.read()
             instance = now if now is not None and now.pid == process.pid else None
             progress.phase(instance.phase if instance is not None else "")
@@ -721,10 +715,8 @@ def start_detached(
         raise
     progress.end()
     if instance is None or instance.state != "ready":
-        text = output.read_text(errors="replace").partition("\n")[2]  # without the version, which was shown, too
-        for block in told:
-            text = text.replace(block, "", 1)
-        sys.stderr.write(text)
+        # Without the version, which was shown, too.
+        sys.stderr.write(output.read_text(errors="replace").partition("\n")[2])
         return process.returncode
     show_ready(instance, asyncio.run(console_path(home)), detached=True, keyed=keyed)
     return DONE

@@ -45,11 +45,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
 
 
-def test_sound_redis_has_no_findings() -> None:
-    """Nothing to say of a server that keeps what it is given."""
-    assert list(judge_redis("D1", SOUND)) == []
-
-
 @pytest.mark.parametrize(
     ("fact", "value", "name", "status"),
     [
@@ -64,26 +59,25 @@ def test_sound_redis_has_no_findings() -> None:
     ],
 )
 def test_each_finding_has_its_remedy(fact: str, value: str, name: str, status: str) -> None:
-    """One wrong fact, one finding, one way to mend it."""
+    """One wrong fact, one finding, one way to mend it; none of a server that keeps what it is given."""
+    assert list(judge_redis("D1", SOUND)) == []
     (found,) = judge_redis("D1", SOUND | {fact: value})
     assert (found.name, found.status) == (name, status)
     assert found.hint
 
 
-def test_ready_is_one_word(capsys: pytest.CaptureFixture[str]) -> None:
-    """Passing checks are shown only on request; the summary comes last."""
+def test_passing_checks_are_shown_only_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """The summary comes last; as JSON, one object has all."""
     assert main(["doctor"]) == 0
     assert capsys.readouterr().out.strip().split("\n")[-1] in ("Ready.", "1 warning.")
     assert main(["doctor", "-v"]) == 0
     assert "ok    python" in capsys.readouterr().out
-
-
-def test_json_shape(capsys: pytest.CaptureFixture[str]) -> None:
-    """One object, frozen."""
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is True
     assert all(set(check) == {"name", "status", "detail", "hint"} for check in report["checks"])
+    fail, warn = Check("a", "fail", ""), Check("b", "warn", "")
+    assert (summary([fail, fail, warn]), summary([])) == ("2 things to fix, 1 warning.", "Ready.")
 
 
 def test_bad_setting_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,14 +175,6 @@ def test_proxy_that_catches_local_requests() -> None:
     assert checks.proxies({"http_proxy": "http://proxy"}).status == "warn"
     assert checks.proxies({"http_proxy": "http://proxy", "no_proxy": "localhost,127.0.0.1"}).status == "ok"
     assert checks.proxies({}).status == "ok"
-
-
-def test_summary() -> None:
-    """Things to fix first, then warnings."""
-    fail, warn = Check("a", "fail", ""), Check("b", "warn", "")
-    assert summary([fail, fail, warn]) == "2 things to fix, 1 warning."
-    assert summary([warn]) == "1 warning."
-    assert summary([]) == "Ready."
 
 
 def test_open_files_for_every_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
