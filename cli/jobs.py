@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sys
 import time
 from collections import defaultdict
@@ -19,7 +18,7 @@ import click
 
 from cli.app import Group
 from cli.client import Client, limit_option
-from cli.options import Command, command, completed, moment
+from cli.options import command, completed, moment
 from cli.output import (
     DONE,
     ENDED_BADLY,
@@ -627,35 +626,11 @@ def _bar(begun: float, spent: float, whole: float, width: int) -> str:
     return " " * start + "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
-SECONDS = re.compile(r"-?[0-9]+(\.[0-9]+)?")
-"""A number, which `--wait` then takes or refuses."""
-
-
-class SubmitCommand(Command):
-    """Accepts `--wait` without a value (no time limit), or with one: `--wait 5` or `--wait=5`. A word after it that is
-    no number is TEXT."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
-        words, wrong = list[str](), ""
-        for word, following in zip(args, [*args[1:], ""], strict=True):
-            is_bare = word == "--wait" and len(words) < end and not SECONDS.fullmatch(following)
-            words.append(f"--wait={math.inf}" if is_bare else word)
-            if is_bare and not following.startswith("-"):
-                wrong = wrong or following
-        try:
-            return super().parse_args(ctx, words)
-        except click.UsageError as error:
-            if not wrong or not error.format_message().startswith("Got unexpected extra argument ("):
-                raise
-        message = f"--wait takes a number of seconds, such as --wait 5, or none: {wrong!r} is no number."
-        raise click.UsageError(message, ctx)
-
-
-@command("submit", cls=SubmitCommand)
+@command("submit")
 @click.argument("text")
 @click.option("--priority", type=click.Choice(["interactive", "standard", "batch"]), help="Lane [standard].")
-@click.option("--wait", type=click.FloatRange(0), metavar="[SECONDS]", help="Wait for the end, and print the answer.")
+@click.option("--wait", type=click.FloatRange(0), is_flag=False, flag_value=math.inf, metavar="[SECONDS]",
+              help="Wait for the end, and print the answer; without SECONDS, give it behind TEXT.")  # fmt: skip
 @click.option("--follow", "following", is_flag=True, help="Print the tokens as they come; Ctrl-C only stops watching.")
 @click.option("--idempotency-key", help="Repeating the command with the same key creates no second job.")
 @click.option("--deadline-ms", type=click.IntRange(1), help="Time limit from now to the last token.")

@@ -268,15 +268,6 @@ def test_chat_submit_and_jobs(shared: Up) -> None:
     assert [json.loads(line)["id"] for line in listed] == [job_id]
 
 
-def test_second_up_finds_the_first(shared: Up) -> None:
-    """It says where the first one is, and starts nothing."""
-    before = shared.pids()
-    done = shared.run("up", "--engine", "sim", "--port", "0")
-    assert done.returncode == 1
-    assert shared.block[1].split()[-1].removesuffix("/v1") in done.stderr
-    assert shared.pids() == before
-
-
 def test_taken_port(shared: Up, tmp_path: Path) -> None:
     """By whom it is taken and which one is free, in at most four lines and without a traceback."""
     port = shared.block[1].split(":")[-1].removesuffix("/v1")
@@ -510,15 +501,6 @@ def test_the_admin_token_is_told_to_nobody(shared: Up) -> None:
             assert token not in said and known not in said
     for log in (shared.data_dir / "logs").iterdir():
         assert token not in (text := log.read_text()) and known not in text, log
-
-
-def test_unknown_job_and_model(shared: Up) -> None:
-    """The API's refusals are failures with its words."""
-    error = shared.run("jobs", "show", "job_" + "0" * 32).stderr
-    assert "no such job" in error and f"next:  penstock jobs ls --data-dir {shared.data_dir}" in error
-    refused = shared.run("chat", "hello", "--model", "nobody")
-    assert refused.returncode == 1
-    assert "does not exist here" in refused.stderr
 
 
 def test_no_workers(start: Any) -> None:
