@@ -10,9 +10,8 @@ import pytest
 
 from cli.__main__ import main
 from planner.commands.answers import HEIGHT, plot, seconds, three
-from planner.commands.estimates import prices_of
 from planner.commands.inputs import measured_cpu
-from planner.facts.catalogue import PlanError, device
+from planner.facts.catalogue import device
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +116,7 @@ def test_a_model_of_my_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ("memory --model opt-13b --gpu h200 --in 2000", "--out 48 would fit"),
         ("memory --model opt-13b --gpu h200 --tp 3", "it must divide the 40 heads"),
         ("memory --model opt-13b --gpu h200 --w-bits 40", "1 to 32 bits"),
+        ("memory --model opt-13b --gpu h200 --kv-bits 0.5", "--kv-bits 0.5: 1 to 32 bits"),
         ("memory --model opt-13b --gpu h200 --activation-gb -1", "--activation-gb -1 --block 32: GB from 0"),
         ("memory --gpu h200", "give --model NAME"),
         ("memory --model opt-13b --config x.json --gpu h200", "leave one out"),
@@ -136,7 +136,10 @@ def test_a_model_of_my_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ("what-if --model opt-13b --gpu h200 --attention-gpu l4:9999", "NAME:COUNT, 1 to 1,024"),
         ("simulate --model opt-13b --gpu h200 --dp 9999", "takes 9,999 GPUs: at most 1,024"),
         ("simulate --model opt-13b --gpu h200 --count 0", "--count 0: the first two are above 0"),
-        ("cost --model opt-13b --gpu h200 --price h100=2", "--price h100=2"),
+        ("cost --model opt-13b --gpu h200 --price h100=2", "--price h100=2: write NAME=PRICE"),
+        ("cost --model opt-13b --gpu h200 --price h200", "--price h200: write NAME=PRICE"),
+        ("cost --model opt-13b --gpu h200 --price h200=-1", "write NAME=PRICE"),
+        ("goodput --model opt-13b --gpu h200 --tpot-ms 0", "--ttft-ms and --tpot-ms are above"),
         ("cost --model opt-13b --gpu h200 --efficiency 2", "--efficiency 2"),
         ("search --model llama-3.1-70b --gpu l4", "--gpus 8 would fit"),
         ("search --model opt-13b --gpu h200 --rate 0", "above 0"),
@@ -186,12 +189,6 @@ def test_a_bad_file_is_one_line_that_says_what_is_wrong_with_it(
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and says in said.err
     assert said.err.count(name) == 1, "it is named once"
-
-
-@pytest.mark.parametrize("text", ["h200", "h200=", "h200=-1", "h200=nan", "l4=1"])
-def test_prices_that_are_none(text: str) -> None:
-    with pytest.raises(PlanError, match="write NAME=PRICE"):
-        prices_of((text,), ("h200",))
 
 
 def test_this_machines_cpu() -> None:
