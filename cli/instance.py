@@ -35,7 +35,7 @@ SUPERVISED = ("lives", "failures", "was_ready", "alike")
 
 
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One supervised process: what its supervisor knows, and `penstock ps` shows but for SUPERVISED."""
+    """One supervised process, as its supervisor knows it. `penstock ps` shows all fields but SUPERVISED."""
 
     role: str
     id: str
