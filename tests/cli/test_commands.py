@@ -243,3 +243,11 @@ def test_commands_import_only_what_they_use(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=True)
     imported = done.stdout.strip().rpartition("\n")[2].split()[1:]
     assert imported == ([] if command == ["--help"] else ["msgspec"])
+
+
+def test_the_supervisor_loads_no_command() -> None:
+    """The processes that it keeps are none of theirs."""
+    heavy = {"click", "cli.options", "cli.logs", "api.settings"}
+    code = f"import sys, cli.supervisor; print(*sys.modules.keys() & {heavy})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
