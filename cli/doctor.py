@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import click
 
@@ -28,7 +28,7 @@ from api.stream.connection_guard import RESERVED_FILES, allowed_by
 from cli import ports
 from cli.deployment import Deployment, check_plugins, is_gguf, load_deployment, look, saved_deployment
 from cli.embedded import find_server
-from cli.instance import DataDir, Instance, Suspicion, deaths_of, remedy
+from cli.instance import DataDir, Instance, remedy
 from cli.options import Where, command, completed, config_option
 from cli.output import DONE, FAILED, ProgressLine, emit, fitted, print_json
 from cli.processes import SILENT, rows_of
@@ -157,13 +157,6 @@ MAX_LETTERS, MAX_NAMED = 50, 3
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
-class GivenUp(NamedTuple):
-    """A job that was given up, and the workers that were lost with it, as `penstock ps` names them."""
-
-    job: str
-    workers: Sequence[str]
-
-
 @command("doctor")
 @click.option("-v", "--verbose", is_flag=True, help="Show the checks that passed, too.")
 @config_option
@@ -264,8 +257,6 @@ def _examined(deployment: Deployment, home: DataDir, instance: Instance | None, 
         yield embedded()
     if instance is not None:
         yield from judge_processes(instance, home, deployment.config)
-        if instance.suspicion is not None:
-            yield judge_suspicion(instance.suspicion)
     yield port(deployment, instance)
     yield files(deployment)
     yield proxies(environ)
@@ -407,10 +398,11 @@ def redis(
     yield from lanes
 
 
-def judge_jobs(given_up: Sequence[GivenUp]) -> Iterator[Check]:
+def judge_jobs(given_up: Mapping[str, Sequence[str]]) -> Iterator[Check]:
     """Name each job that ended its workers, and these."""
-    for job, workers in given_up[:MAX_NAMED]:
-        detail = f"{deaths_of(Counter(workers)) or 'workers died'} running job {job}, which was given up"
+    for job, workers in list(given_up.items())[:MAX_NAMED]:
+        deaths = (f"{worker} died {counted(times, 'time')}" for worker, times in Counter(workers).items())
+        detail = f"{', '.join(deaths) or 'workers died'} running job {job}, which was given up"
         yield Check("job", "warn", detail, f"penstock dlq show {job}")
     if len(given_up) > MAX_NAMED:
         more = counted(len(given_up) - MAX_NAMED, "more job")
@@ -428,11 +420,6 @@ def judge_processes(instance: Instance, home: DataDir, config: Config) -> Iterat
             times = f" ({counted(entry.failed_starts, 'time')} in a row)" if entry.failed_starts > 1 else ""
             hint = f"penstock logs --process {entry.id}; its log is {home.log(entry.id)}"
             yield Check("process", "fail", f"{entry.id} {entry.trouble}{times}", hint)
-
-
-def judge_suspicion(found: Suspicion) -> Check:
-    """Name the jobs that workers of this machine keep dying of, while they are tried again."""
-    return Check("job", "warn", found.sentence, f"penstock logs --job {found.jobs[0]}")
 
 
 def judge_store(identity: Identity, settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:
@@ -508,11 +495,11 @@ def proxies(environ: Environ) -> Check:
 
 async def _inspect(
     settings: RedisSettings, models: Models
-) -> tuple[dict[str, str], Identity | None, list[GivenUp], list[Check]]:
+) -> tuple[dict[str, str], Identity | None, dict[str, list[str]], list[Check]]:
     async with connected(settings) as store_client:
         (facts, *_), identity = await store_client.servers(), await read_identity(store_client)
         if identity is None or identity.format != FORMAT or identity.partitions != settings.partitions:
-            return facts, identity, [], []
+            return facts, identity, {}, []
         return facts, identity, await _given_up(store_client), await _judge_lanes(store_client, models)
 
 
@@ -543,15 +530,15 @@ async def _judge_lanes(store_client: RedisClient, models: Models) -> list[Check]
     return found
 
 
-async def _given_up(store_client: RedisClient) -> list[GivenUp]:
-    """The jobs among the newest dead letters whose workers were lost, newest first."""
+async def _given_up(store_client: RedisClient) -> dict[str, list[str]]:
+    """The jobs among the newest dead letters whose workers were lost, newest first, each with these workers, as
+    `penstock ps` names them."""
     letters = await DeadLetters(store_client).recent(MAX_LETTERS)
-    found = []
+    found = {}
     for job_id in dict.fromkeys(letter.job for letter in letters if letter.reason in GIVEN_UP):
         fields, epoch = await store_client.call("record", partition_of(job_id) or 0, job_id, "1", 0, "")
         with contextlib.suppress(MalformedJob):
             if record := parse_record(job_id, fields, epoch, bodies=False):
-                found.append(
-                    GivenUp(job_id, [without_host(each.worker) for each in record.attempts if each.outcome == "lost"])
-                )
+                lost = (each.worker for each in record.attempts if each.outcome == "lost")
+                found[job_id] = [without_host(worker) for worker in lost]
     return found

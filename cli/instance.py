@@ -11,118 +11,15 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 
 from cli.output import Problem
 from penstock.config import ENV_PREFIX, FILE, SECTIONS, TABLES, ConfigError, EngineName
 from penstock.files import file_lock, write_file
-from penstock.text import counted
-
-if TYPE_CHECKING:
-    from streaming.jobs.records import JobRecord
-
-
-# A worker that completes a job begins anew: it does not die of each one. A job that kills its workers is given up
-# after `redis.max_attempts` of them; this counts what happens before, and on this machine alone.
-
-
-MIN_DEATHS = 3
-"""From this death on, the job is named."""
-
-
-class Suspicion(msgspec.Struct, frozen=True):
-    """Jobs, and the workers that died running them."""
-
-    jobs: tuple[str, ...]
-    deaths: dict[str, int]
-    """By worker."""
-    given_up: bool = False
-    """Whether the jobs are dead letters now."""
-
-    @property
-    def sentence(self) -> str:
-        return f"{deaths_of(self.deaths)} running job{'s' * (len(self.jobs) > 1)} {', '.join(self.jobs)}"
-
-
-def deaths_of(deaths: Mapping[str, int]) -> str:
-    """How often each worker died, in words."""
-    return ", ".join(f"{worker} died {counted(times, 'time')}" for worker, times in deaths.items())
-
-
-def fates_of(records: Iterable[JobRecord | None], worker: str) -> Counter[str]:
-    """Count what became of jobs that a worker (`worker-1@host`) left when it was lost."""
-    return Counter(_fate(record, worker) for record in records if record is not None)
-
-
-def _fate(record: JobRecord, worker: str) -> str:
-    attempts = record.attempts_by_run.items()
-    lost = [run for run, each in attempts if (each.worker, each.outcome) == (worker, "lost")]
-    if record.state == "queued":
-        return "waiting"
-    if record.state.final and record.state != "completed":
-        return str(record.state)
-    went_on = not lost or lost[-1] in {logged.run for logged in record.runs}
-    return "continued" if went_on else "begun again"
-
-
-def in_words(fates: Mapping[str, int]) -> str:
-    """The counts of jobs, the most wanted first; "" for none."""
-    order = ("continued", "begun again", "waiting", "cancelled", "expired", "failed")
-    found = [fate for fate in order if fates.get(fate)]
-    return ", ".join(f"{fates[fate] if at else counted(fates[fate], 'job')} {fate}" for at, fate in enumerate(found))
-
-
-class JobDeaths:
-    """The counts of one machine."""
-
-    def __init__(self) -> None:
-        self._deaths: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        """By job and worker."""
-
-    def died(self, worker: str, jobs: Collection[str], given_up: Collection[str] = ()) -> Suspicion | None:
-        """Count a death, while the worker ran `jobs`. Returns whom to suspect; None before MIN_DEATHS.
-
-        Args:
-            given_up: those of the jobs that no worker runs again: they are suspected now, and counted no further.
-        """
-        self.forget(worker, jobs)
-        for job in jobs:
-            self._deaths[job][worker] += 1
-        found = self._suspicion(given_up, given_up=True) or self._suspicion(self._named(jobs))
-        for job in given_up:
-            self._deaths.pop(job, None)
-        return found
-
-    @property
-    def suspected(self) -> Suspicion | None:
-        """Whom to suspect of the deaths so far, of the jobs that are not given up."""
-        return self._suspicion(self._named(self._deaths))
-
-    def _named(self, jobs: Collection[str]) -> list[str]:
-        """Those of the jobs with enough deaths, most deaths first."""
-        totals = {job: sum(self._deaths[job].values()) for job in jobs}
-        return sorted((job for job in jobs if totals[job] >= MIN_DEATHS), key=totals.__getitem__, reverse=True)
-
-    def _suspicion(self, jobs: Collection[str], *, given_up: bool = False) -> Suspicion | None:
-        """The first of the jobs, and those that ran with it each time."""
-        for first in jobs:
-            deaths = self._deaths[first]
-            return Suspicion(tuple(job for job in jobs if self._deaths[job] == deaths), dict(deaths), given_up)
-        return None
-
-    def forget(self, worker: str, but: Collection[str] = ()) -> None:
-        """Forget the deaths of a worker, but for those of some jobs: it ran none of the others, has completed a job, or
-        is gone."""
-        for job in [job for job in self._deaths if job not in but]:
-            self._deaths[job].pop(worker, None)
-            if not self._deaths[job]:
-                del self._deaths[job]
-
 
 LOCK_TIMEOUT_S = 1.0
 MAX_LOG_BYTES = 64_000_000
@@ -133,8 +30,12 @@ OTHER_FOLDER = 'choose another --data-dir, or make it yours: sudo chown -R "$(id
 """What to do about a data folder that cannot be used."""
 
 
+SUPERVISED = ("lives", "failures", "was_ready", "alike")
+"""Fields of a process that are its supervisor's alone."""
+
+
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One supervised process, as shown by `penstock ps`."""
+    """One supervised process, as its supervisor knows it. `penstock ps` shows all fields but SUPERVISED."""
 
     role: str
     id: str
@@ -157,6 +58,13 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Since when (Unix seconds)."""
     lives: tuple[str, ...] = ()
     """Under which it registers itself in the store, the newest first, and the one before."""
+    failures: int = 0
+    """Consecutive exits before it was ready, or soon after."""
+    was_ready: bool = False
+    """Whether the process that last exited had been ready."""
+    alike: int = 0
+    """How many of `failures` are of the kind of the last one: failed starts since a process was ready, or exits of
+    ready processes since a failed start."""
 
     @property
     def trouble(self) -> str:
@@ -184,8 +92,6 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     outside_url: str = ""
     """URL of its API for other machines; "" if they cannot reach it."""
     processes: tuple[ProcessEntry, ...] = ()
-    suspicion: Suspicion | None = None
-    """Jobs that its workers keep dying of, as it seems, and that are not given up."""
 
     def worker_problem(self, model: str = "") -> str:
         """That no worker (of a model) is ready, and why: the trouble of the first that has one, else what the first one

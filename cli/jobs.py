@@ -7,9 +7,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sys
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ import click
 
 from cli.app import Group
 from cli.client import Client, limit_option
-from cli.options import Command, Where, command, completed, moment
+from cli.options import command, completed, moment
 from cli.output import (
     DONE,
     ENDED_BADLY,
@@ -294,10 +292,6 @@ def _note(event: StreamEvent, say: Callable[[str], object]) -> None:
             say(interruption(event) or begun)
 
 
-# It asks for the job's record twice a second. The tokens come from the job's events, which another thread reads: a
-# record has no count while the job runs.
-
-
 LOOK_INTERVAL_S = 0.5
 
 Job = Mapping[str, Any]
@@ -357,27 +351,6 @@ def _end(job: Job) -> str:
 
 def _between(begin: float | None, end: float | None) -> str:
     return duration(1000 * max(0.0, end - begin)) if begin and end else "?"
-
-
-class WatchedTokens(threading.Thread):
-    """Counts the tokens of a running job, in a thread of its own."""
-
-    def __init__(self, client: Client, job_id: str) -> None:
-        super().__init__(name="tokens", daemon=True)
-        self._client, self._job_id, self.tokens = client, job_id, 0
-
-    def run(self) -> None:
-        after = ""
-        while True:
-            try:
-                for event in self._client.stream(self._job_id, after):
-                    after = event.id
-                    self.tokens += int(event.data.get("tokens", 0)) if event.name == "delta" else 0
-                return
-            except StreamReset as reset:
-                self.tokens, after = 0, reset.cursor
-            except (JobFailed, Problem):
-                return  # the record says it, or that the server is away
 
 
 def _print(job: Job, change: JobChange, progress: ProgressLine, *, as_json: bool) -> None:
@@ -529,32 +502,23 @@ def events(client: Client, job_id: str, after: str, as_json: bool) -> int:
 
 
 @command("watch", jobs)
-def watch(client: Client, job_id: str, where: Where, as_json: bool) -> int:
-    """Follow what happens to a job: its place in the queue, each attempt and its worker, tokens, and how it ends.
+def watch(client: Client, job_id: str, as_json: bool) -> int:
+    """Follow what happens to a job: its place in the queue, each attempt and its worker, and how it ends. Its tokens
+    come with `penstock jobs events`.
 
     \b
     Examples:
       penstock jobs watch job_0074d316
       penstock jobs watch job_0074d316 --json
     """
-    quiet = as_json or not sys.stderr.isatty()  # a pipe has the changes
     before: Job = {}
-    begun = False
     try:
-        with Client.find(where) as reading, ProgressLine(sys.stderr, {}, quiet=quiet) as progress:
-            count = WatchedTokens(reading, job_id)
+        with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
             while before.get("status") not in FINAL:
                 now = client.get(f"/v1/jobs/{job_id}")
                 for change in changes(before, now):
                     _print(now, change, progress, as_json=as_json)
                 if now["status"] not in FINAL:
-                    if not before:
-                        count.start()
-                        progress.explain(lambda: f"{count.tokens} tokens" if count.tokens else "")
-                    elif count.tokens and not begun:
-                        begun = True
-                        change = JobChange("the first tokens are there", now["first_token_at"])
-                        _print(now, change, progress, as_json=as_json)
                     progress.phase(_state(now))
                     time.sleep(LOOK_INTERVAL_S)
                 before = now
@@ -662,35 +626,11 @@ def _bar(begun: float, spent: float, whole: float, width: int) -> str:
     return " " * start + "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
-SECONDS = re.compile(r"-?[0-9]+(\.[0-9]+)?")
-"""A number, which `--wait` then takes or refuses."""
-
-
-class SubmitCommand(Command):
-    """Accepts `--wait` without a value (no time limit), or with one: `--wait 5` or `--wait=5`. A word after it that is
-    no number is TEXT."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
-        words, wrong = list[str](), ""
-        for word, following in zip(args, [*args[1:], ""], strict=True):
-            is_bare = word == "--wait" and len(words) < end and not SECONDS.fullmatch(following)
-            words.append(f"--wait={math.inf}" if is_bare else word)
-            if is_bare and not following.startswith("-"):
-                wrong = wrong or following
-        try:
-            return super().parse_args(ctx, words)
-        except click.UsageError as error:
-            if not wrong or not error.format_message().startswith("Got unexpected extra argument ("):
-                raise
-        message = f"--wait takes a number of seconds, such as --wait 5, or none: {wrong!r} is no number."
-        raise click.UsageError(message, ctx)
-
-
-@command("submit", cls=SubmitCommand)
+@command("submit")
 @click.argument("text")
 @click.option("--priority", type=click.Choice(["interactive", "standard", "batch"]), help="Lane [standard].")
-@click.option("--wait", type=click.FloatRange(0), metavar="[SECONDS]", help="Wait for the end, and print the answer.")
+@click.option("--wait", type=click.FloatRange(0), is_flag=False, flag_value=math.inf, metavar="[SECONDS]",
+              help="Wait for the end, and print the answer; without SECONDS, give it behind TEXT.")  # fmt: skip
 @click.option("--follow", "following", is_flag=True, help="Print the tokens as they come; Ctrl-C only stops watching.")
 @click.option("--idempotency-key", help="Repeating the command with the same key creates no second job.")
 @click.option("--deadline-ms", type=click.IntRange(1), help="Time limit from now to the last token.")

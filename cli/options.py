@@ -199,9 +199,7 @@ def where_options(*, url: bool, redis: bool = True) -> Callable[[F], F]:
     return decorate
 
 
-def command(
-    name: str, group: click.Group | None = None, *, redis: bool = True, cls: type[Command] = Command
-) -> Callable[[F], click.Command]:
+def command(name: str, group: click.Group | None = None, *, redis: bool = True) -> Callable[[F], click.Command]:
     """Make a command of a function. The names of its parameters tell which flags it has and what it gets: `where`, or a
     `client` of the API, by the flags that select a deployment; `as_json` by --json, which a command that returns a
     CommandResult has, too: it is printed; ids by an argument, of which a beginning is enough."""
@@ -225,7 +223,7 @@ def command(
             kind = json_option(kind)
         if "where" in wanted or "client" in wanted:
             kind = where_options(url="client" in wanted, redis=redis)(kind)
-        made = click.command(name, cls=cls, help=function.__doc__)(kind)
+        made = click.command(name, cls=Command, help=function.__doc__)(kind)
         ids = [click.Argument([each]) for each in wanted if each in IDS]
         made.params[:0] = [*ids, *reversed(getattr(function, "__click_params__", []))]
         if group is not None:

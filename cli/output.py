@@ -11,6 +11,7 @@ import codecs
 import contextlib
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -39,7 +40,8 @@ COLOURS = {
     **dict.fromkeys(("in_progress", "validating", "finalizing", "queued"), 36),
 }
 """ANSI colour of each state; other words have none."""
-GAP = "  "
+GAP, BELOW = "  ", 4
+"""Between two columns, and blanks before the second line of what stands below a row."""
 MIN_NAME = 5
 MIN_TEXT = 30
 MIN_DIGITS = 8
@@ -52,28 +54,25 @@ UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 
 
 def table_lines(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int, colour: bool, now: float
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, width: float, colour: bool, now: float
 ) -> list[str]:
-    """The lines of a table that is at most `width` columns wide. Columns without room stand below their row.
+    """The lines of a table that is at most `width` columns wide, for people: with short ids and relative times.
+    Columns without room stand below their row. For a pipe, whose width is infinite, every cell stays as it is.
 
     Args:
         now: Unix time that times are relative to.
     """
     names = column_names(header)
-    short = shortener(cell for row in rows for cell in row)
-    titles = ["WHEN" if name == "at" else title.removesuffix(" AT") for name, title in zip(names, header, strict=True)]
-    body = [[_shown(name, cell, short, now) for name, cell in zip(names, row, strict=True)] for row in rows]
+    if width < math.inf:
+        short = shortener(cell for row in rows for cell in row)
+        header = [
+            "WHEN" if name == "at" else title.removesuffix(" AT") for name, title in zip(names, header, strict=True)
+        ]
+        rows = [[_shown(name, cell, short, now) for name, cell in zip(names, row, strict=True)] for row in rows]
     widths = [
-        max(cells(line) for cell in column for line in cell.split("\n")) for column in zip(titles, *body, strict=True)
+        max(cells(line) for cell in column for line in cell.split("\n")) for column in zip(header, *rows, strict=True)
     ]
-    room = width - _total(widths[:-1]) - len(GAP)  # what the columns before it leave to the last one
-    if "endpoint" in names and names[-1] == "prompt" and room < min(MIN_TEXT, widths[-1]):
-        place = names.index("endpoint")  # says less than the prompt
-        cut_out = [[*row[:place], *row[place + 1 :]] for row in (header, *rows)]
-        return table_lines(cut_out[0], cut_out[1:], width=width, colour=colour, now=now)
-    below = _fit(names, titles, widths, width, room)
-    spilled = _spill(widths, below, width)
-    places = [place for place in range(len(names)) if place not in (*below, *spilled)]
+    places = _fit(names, header, widths, width)
 
     def row_lines(row: Sequence[str], *, colour: bool) -> Iterator[str]:
         """One row; its cells may have several lines."""
@@ -85,33 +84,14 @@ def table_lines(
                 line += (painted(names[place], text, row[0]) if colour else text) + blank
             yield line.rstrip()
 
-    lines = [f"\x1b[1m{line}\x1b[0m" if colour else line for line in row_lines(titles, colour=False)]
-    for row in body:
+    lines = [f"\x1b[1m{line}\x1b[0m" if colour else line for line in row_lines(header, colour=False)]
+    for row in rows:
         lines += row_lines(row, colour=colour)
-        if spilled:
-            figures = "  ".join(f"{titles[place].lower()}: {row[place]}".replace(" ", JOINED) for place in spilled)
-            found = textwrap.wrap(figures, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-            lines += [line.replace(JOINED, " ") for line in found]
-        for place in below:
-            indent = f"  {titles[place].lower()}: "
-            if names[place] == "prompt" and row[place] != "-":
-                lines.append(cut(f"{indent}{row[place]}", width))
-            elif row[place] != "-":
-                lines += textwrap.wrap(row[place], width, initial_indent=indent, subsequent_indent="    ")
+        for place in range(len(names)):
+            if place not in places and row[place] != "-":
+                below = f"  {header[place].lower()}: {row[place]}"
+                lines += _cell_lines(names[place], below, int(width), BELOW)
     return lines
-
-
-def plain_lines(header: Sequence[str], rows: Sequence[Sequence[str]], *, colour: bool) -> list[str]:
-    """The lines of a table for a pipe: every cell as it is."""
-    names = column_names(header)
-    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
-    lines = []
-    for row in (header, *rows):
-        line = ""
-        for name, cell, width in zip(names, row, widths, strict=True):
-            line += (painted(name, cell, row[0]) if colour else cell) + " " * (width - len(cell)) + GAP
-        lines.append(line.rstrip())
-    return [f"\x1b[1m{lines[0]}\x1b[0m", *lines[1:]] if colour else lines
 
 
 def column_names(header: Sequence[str]) -> list[str]:
@@ -172,36 +152,27 @@ def cut(text: str, width: int) -> str:
     return f"{kept}…"
 
 
-def _fit(names: Sequence[str], titles: Sequence[str], widths: list[int], width: int, room: int) -> list[int]:
-    """Narrow the columns in place. Returns the places of columns that stand below their row."""
-    if _total(widths) <= width:
-        return []
-    below = [place for place, name in enumerate(names) if name in TEXTS]
-    if below == [len(names) - 1] and room >= MIN_TEXT:
-        widths[-1] = room
-        below = []
-    for place in below:
-        widths[place] = -len(GAP)  # takes no room, nor does the gap before it
-    least = {place: max(MIN_NAME, len(titles[place])) for place, name in enumerate(names) if name in NAMES}
-    while _total(widths) > width and (wide := [place for place in least if widths[place] > least[place]]):
+def _fit(names: Sequence[str], titles: Sequence[str], widths: list[int], width: float) -> list[int]:
+    """Narrow the columns in place. Returns the places of those with room, which are all, or not those of free text; if
+    even that is too wide, the last ones have none."""
+    places = list(range(len(names)))
+
+    def excess() -> float:
+        return sum(widths[place] for place in places) + len(GAP) * (len(places) - 1) - width
+
+    if excess() <= 0:
+        return places
+    room = widths[-1] - excess()
+    if [name for name in names if name in TEXTS] == [names[-1]] and room >= MIN_TEXT:
+        widths[-1] = int(room)
+    else:
+        places = [place for place in places if names[place] not in TEXTS]
+    least = {place: max(MIN_NAME, len(titles[place])) for place in places if names[place] in NAMES}
+    while excess() > 0 and (wide := [place for place in least if widths[place] > least[place]]):
         widths[max(wide, key=widths.__getitem__)] -= 1
-    return below
-
-
-def _spill(widths: list[int], below: Sequence[int], width: int) -> list[int]:
-    """Take the last columns out of a table that is still too wide, all but the first. Returns their places."""
-    spilled: list[int] = []
-    for place in range(len(widths) - 1, 0, -1):
-        if _total(widths) <= width:
-            break
-        if place not in below:
-            widths[place] = -len(GAP)
-            spilled.insert(0, place)
-    return spilled
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + len(GAP) * (len(widths) - 1)
+    while excess() > 0 and len(places) > 1:
+        places.pop()
+    return places
 
 
 def painted(name: str, text: str, first: str) -> str:
@@ -211,18 +182,15 @@ def painted(name: str, text: str, first: str) -> str:
     return f"\x1b[{paint}m{text}\x1b[0m" if paint else text
 
 
-def _cell_lines(name: str, cell: str, width: int) -> list[str]:
+def _cell_lines(name: str, cell: str, width: int, indent: int = 0) -> list[str]:
     if name == "prompt":
         return [cut(cell, width)]
-    if name in TEXTS:
-        return [part for line in cell.split("\n") for part in _wrapped(line, width)]
-    return [cut(line, width) if name in NAMES else line for line in cell.split("\n")]
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    if cells(line) <= width:
-        return [line]
-    return textwrap.wrap(line, width if cells(line) == len(line) else width // 2, break_on_hyphens=False) or [""]
+    lines = cell.split("\n")
+    if name in NAMES:
+        return [cut(line, width) for line in lines]
+    if name not in TEXTS and not indent:
+        return lines
+    return [part for line in lines for part in wrapped(line, width, indent, whole_words=False)]
 
 
 def _shown(name: str, cell: str, short: Callable[[str], str], now: float) -> str:
@@ -241,17 +209,17 @@ def _cut_id(text: str, digits: int) -> str:
 COMMAND = re.compile(r"\S*penstock(?: [^\s,;]+)+")
 
 
-def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
+def wrapped(text: str, width: int, indent: int = 0, *, whole_words: bool = True) -> list[str]:
     """The lines of one line of text, those after the first indented. A word or command without room stays whole: a
-    terminal breaks it, but what is copied there has no line break."""
+    terminal breaks it, but what is copied there has no line break. Not so in a column of a table."""
     if cells(text) <= width:
         return [text]
-    glued = COMMAND.sub(lambda found: found[0].replace(" ", JOINED), text)
+    glued = COMMAND.sub(lambda found: found[0].replace(" ", JOINED), text) if whole_words else text
     lines = textwrap.wrap(
         glued,
         width if cells(text) == len(text) else width // 2,
         subsequent_indent=" " * indent,
-        break_long_words=False,
+        break_long_words=not whole_words,
         break_on_hyphens=False,
         replace_whitespace=False,
     )
@@ -415,10 +383,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: for people on a terminal, plain elsewhere, whatever is said of colour."""
     header, *rows = [[visible(cell) for cell in row] for row in (header, *rows)]
     colour = styled(sys.stdout, os.environ)
-    if sys.stdout.isatty():
-        lines = table_lines(header, rows, width=terminal_width(sys.stdout), colour=colour, now=time.time())
-    else:
-        lines = plain_lines(header, rows, colour=colour)
+    width = terminal_width(sys.stdout) if sys.stdout.isatty() else math.inf
+    lines = table_lines(header, rows, width=width, colour=colour, now=time.time())
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 

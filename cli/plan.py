@@ -83,8 +83,8 @@ def _command(plan: PlanCommand) -> click.Command:
             with ProgressLine(sys.stderr, os.environ, quiet=as_json, delay_s=1.0) as progress:
                 progress.phase(plan.shown)
                 watch = SearchWatch(partial(progress.amount, plan.shown))
-                values |= {"watch": watch} if plan.watched else {}
-                values |= {"source": _records_source} if plan.reads_records else {}
+                values |= {"watch": watch} if plan.takes("watch") else {}
+                values |= {"source": _records_source} if plan.takes("source") else {}
                 answer = plan.answer(**values)
         except PlanError as error:
             raise Problem(str(error), next_step=error.next_step, code="plan") from None

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from cli.supervisor import Child, ProcessLimits, Program, Status, Supervisor
+from cli.instance import ProcessEntry
+from cli.supervisor import Child, ProcessLimits, Program, Supervisor
 from penstock.text import counted
 from streaming.errors import Unavailable
 from streaming.fleet.plans import Action, ActionKind, Plan, Plans, pool_name
@@ -166,7 +167,7 @@ class LeaseRelease:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _release(self, child: Child, lease: str, status: Status) -> None:
+    async def _release(self, child: Child, lease: str, status: ProcessEntry) -> None:
         """End the lease, and log with which last words its worker left which jobs."""
         worker, lapses = child.program.id, list[Lapse]()
         try:

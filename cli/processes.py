@@ -20,7 +20,7 @@ import click
 import msgspec
 
 from api.settings import ApiSettings
-from cli.instance import Instance, ProcessEntry
+from cli.instance import SUPERVISED, Instance, ProcessEntry
 from cli.options import Where, command, completed
 from cli.output import FAILED, CommandResult, Problem, ProgressLine, note, print_rows, timed
 from penstock.config import Config
@@ -138,9 +138,8 @@ def others_of(instance: Instance, fleet: Sequence[Process]) -> list[Process]:
 
 def row(entry: ProcessEntry) -> dict[str, Any]:
     """A supervised process as JSON."""
-    found = msgspec.structs.asdict(entry) | {"away_since": entry.away_since or None}
-    del found["lives"]
-    return timed(found)
+    found = {name: value for name, value in msgspec.structs.asdict(entry).items() if name not in SUPERVISED}
+    return timed(found | {"away_since": entry.away_since or None})
 
 
 def fleet_row(process: Process) -> dict[str, Any]:

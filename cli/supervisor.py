@@ -18,12 +18,14 @@ import time
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
+
 from cli.instance import ProcessEntry
-from cli.logs import message_of, record_of
+from cli.log_lines import message_of, record_of
 from penstock.loops import wait
 from penstock.process import ENV, LIFE
 from streaming.fleet.settings import Resources
@@ -135,70 +137,31 @@ class Program:
     bounds: ProcessLimits = field(default_factory=ProcessLimits)
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """State of a child. `failures` counts consecutive exits before it was ready or before STABLE_S."""
-
-    state: str = "starting"
-    detail: str = ""
-    pid: int | None = None
-    since: float = 0.0
-    restarts: int = 0
-    failures: int = 0
-    was_ready: bool = False
-    """Whether the process that last exited had been ready."""
-    alike: int = 0
-    """How many of `failures` are of the kind of the last one: failed starts since a process was ready, or exits of
-    ready processes since a failed start."""
-    cause: str = ""
-    """Why it last exited."""
-    completed: bool = False
-    """Whether this process, a worker, has completed a job."""
-    away: str = ""
-    """The servers that it waits for, each with the reason; "" while one is there."""
-    away_since: float = 0.0
-    """Since when (Unix seconds)."""
-
-
 class Child:
     """One supervised child. `run` it as a task; it calls `on_change` whenever `status` has changed."""
 
     def __init__(self, program: Program, on_change: Callable[[Child], None]) -> None:
         self.program = program
-        self.status = Status(since=time.time())
+        self.status = ProcessEntry(
+            role=program.role,
+            id=program.id,
+            pid=None,
+            state="starting",
+            since=time.time(),
+            model=program.model,
+            shape=program.shape,
+        )
         self._on_change = on_change
         self._process: Process | None = None
         self._stopping = asyncio.Event()
         self._killer: asyncio.TimerHandle | None = None
         self._log_start = 0
-        self._lives: tuple[str, ...] = ()
         self._was_ready = False
         """Whether the process that runs has been ready."""
 
     @property
     def stopping(self) -> bool:
         return self._stopping.is_set()
-
-    @property
-    def entry(self) -> ProcessEntry:
-        """The child's row in `penstock ps`."""
-        now, program = self.status, self.program
-        return ProcessEntry(
-            role=program.role,
-            id=program.id,
-            pid=now.pid,
-            state=now.state,
-            since=now.since,
-            restarts=now.restarts,
-            failed_starts=0 if now.was_ready or self._was_ready else now.alike,
-            cause=now.cause,
-            model=program.model,
-            shape=program.shape,
-            detail=now.detail,
-            away=now.away,
-            away_since=now.away_since,
-            lives=self._lives,
-        )
 
     async def run(self) -> None:
         """Keep one process of the program running until `stop`."""
@@ -208,7 +171,7 @@ class Child:
             if self._stopping.is_set():
                 break
             counts = counts_after(self.status, was_ready=self._was_ready, ran_s=time.monotonic() - began)
-            self._set(state="restarting", detail=cause, cause=cause, pid=None, completed=False, away="", **counts)
+            self._set(state="restarting", detail=cause, cause=cause, pid=None, away="", **counts)
             await wait(self._stopping, backoff_s(self.status.failures))
             self._set(state="starting", detail="", restarts=self.status.restarts + 1)
         self._set(state="stopped", detail="", pid=None)
@@ -229,10 +192,11 @@ class Child:
 
     async def _run_once(self) -> str:
         """Run one process until it exits. Returns why it exited."""
-        self._was_ready, self._lives = False, (new_life(), *self._lives[:1])
+        self._was_ready = False
         ours, theirs = socket.socketpair()
         with theirs:
-            self._set(state="starting", detail="", since=time.time())
+            lives = (new_life(), *self.status.lives[:1])
+            self._set(state="starting", detail="", since=time.time(), lives=lives)
             try:
                 process = await self._spawn(theirs.fileno())
             except OSError as error:
@@ -265,7 +229,7 @@ class Child:
                 stdout=log,
                 stderr=STDOUT,
                 cwd=program.cwd,
-                env={**program.env, ENV: str(line), LIFE: self._lives[0]},
+                env={**program.env, ENV: str(line), LIFE: self.status.lives[0]},
                 pass_fds=(line, *program.fds),
                 process_group=0,  # so that Ctrl-C at the terminal reaches only the supervisor
             )
@@ -302,9 +266,7 @@ class Child:
     def _on_message(self, message: bytes) -> None:
         try:
             said: dict[str, Any] = json.loads(message)
-            if said.get("completed"):
-                self._set(completed=True)
-            elif "away" in said:
+            if "away" in said:
                 why, now = str(said["away"]), self.status
                 since = now.away_since if now.away else time.time()
                 self._set(away=why, away_since=since if why else 0.0)
@@ -323,22 +285,24 @@ class Child:
 
     def _set(self, **changes: Any) -> None:
         changed = replace(self.status, **changes)
-        self._was_ready = self._was_ready or changed.state == "ready"
+        if changed.state == "ready":
+            self._was_ready, changed = True, replace(changed, failed_starts=0)
         if changed != self.status:
             self.status = changed
             self._on_change(self)
 
 
-def counts_after(before: Status, *, was_ready: bool, ran_s: float) -> dict[str, Any]:
-    """The counts of a child after an exit: its fields of Status.
+def counts_after(before: ProcessEntry, *, was_ready: bool, ran_s: float) -> dict[str, Any]:
+    """The counts of a child after an exit: its fields of ProcessEntry.
 
     Args:
         was_ready: whether the process had been ready.
     """
     if was_ready and ran_s >= STABLE_S:
-        return {"failures": 1, "alike": 1, "was_ready": True}
+        return {"failures": 1, "alike": 1, "failed_starts": 0, "was_ready": True}
     alike = before.alike + 1 if was_ready == before.was_ready else 1
-    return {"failures": before.failures + 1, "alike": alike, "was_ready": was_ready}
+    failed_starts = 0 if was_ready else alike
+    return {"failures": before.failures + 1, "alike": alike, "failed_starts": failed_starts, "was_ready": was_ready}
 
 
 def signal_name(number: int) -> str:

@@ -17,7 +17,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ from api.settings import ApiSettings
 from cli import ports
 from cli.deployment import Deployment, check_plugins, environment, load_deployment, saved_deployment, with_upstream
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
-from cli.instance import MIN_DEATHS, DataDir, Instance, JobDeaths, Suspicion, UpSettings, fates_of, in_words
-from cli.logs import START, Filters, from_now, merged, text_of
+from cli.instance import DataDir, Instance, UpSettings
+from cli.log_lines import text_of
+from cli.logs import Filters, from_now, merged
 from cli.options import Command, completed, config_option, own_command, redis_url_option, short_path
 from cli.output import (
     DONE,
@@ -57,6 +59,7 @@ from streaming.fleet.processes import ConsoleSessions, Fleet
 from streaming.jobs.places import Backlog
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Lapse, Reaper
+from streaming.jobs.records import JobRecord
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.identity import enter_store
@@ -64,7 +67,7 @@ from telemetry import logs
 from telemetry.metrics import Metrics
 from workers.engines.registry import is_plugin
 
-MIN_CRASHES = MIN_DEATHS
+MIN_CRASHES = 3
 """Consecutive failures after which a process counts as crash-looping."""
 FIGURES = re.compile(r"0x[0-9a-f]+|[0-9]+")
 TAIL_INTERVAL_S = 0.2
@@ -118,14 +121,12 @@ class Screen:
     def _away_s(self, what: str) -> str:
         return f"{time.monotonic() - self._lost_at.pop(what):.1f} s"
 
-    def released(self, child: Child, suspicion: Suspicion | None, *, starting: bool) -> None:
-        """Report the death of a worker of whose jobs it is known what became of them: each one that a job is suspected
-        of, else a crash loop."""
-        if suspicion is not None:
-            name = child.program.id
-            log.warning("%s", suspicion.sentence, extra={"jobs": list(suspicion.jobs)})
-            self._looping.setdefault(name, set()).add(_kind(child))
-            self._complain(fatal_job(child, suspicion))
+    def released(self, child: Child, given_up: Sequence[str], *, starting: bool) -> None:
+        """Report the death of a worker of whose jobs it is known what became of them: each one with which jobs were
+        given up, else a crash loop."""
+        if given_up:
+            self._looping.setdefault(child.program.id, set()).add(_kind(child))
+            self._complain(fatal_jobs(child, given_up))
         elif not starting:
             self._complain_once(child)
 
@@ -172,13 +173,11 @@ def _kind(child: Child) -> str:
     return FIGURES.sub("0", f"{child.status.was_ready} {child.status.cause}")
 
 
-def fatal_job(child: Child, suspicion: Suspicion) -> Problem:
-    """The error for a worker that has died of a job, as it seems."""
-    job, said = suspicion.jobs[0], suspicion.sentence
-    after = f"penstock logs --job {job}, or end it: penstock jobs cancel {job}"
-    if suspicion.given_up:
-        said, after = f"{said}; it is a dead letter now", f"penstock dlq show {job}"
-    next_step = f"{after}; its log is {child.program.log}"
+def fatal_jobs(child: Child, jobs: Sequence[str]) -> Problem:
+    """The error for a worker with whose death jobs were given up."""
+    names, become = ", ".join(jobs), "is a dead letter" if len(jobs) == 1 else "are dead letters"
+    said = f"{child.program.id} died running {names}, which {become} now"
+    next_step = f"penstock dlq show {jobs[0]}; its log is {child.program.log}"
     return Problem(said, cause=child.status.cause, next_step=next_step, code="crash_loop")
 
 
@@ -297,7 +296,6 @@ class Machine:
         self._store_client: RedisClient | None = None
         self._lease_release: LeaseRelease | None = None
         self._closing = contextlib.AsyncExitStack()
-        self._job_deaths = JobDeaths()
         self._lost_jobs: dict[str, list[str]] = {}
         """Jobs of lost worker processes, by the worker, until it is ready again."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -446,8 +444,6 @@ class Machine:
         releasing = False
         if self._lease_release is not None and child.program.role == "worker":
             releasing = self._lease_release.noticed(child)
-            if child.status.completed or child.stopping:
-                self._job_deaths.forget(child.program.id)
         recovered = self._screen.noticed(child, starting=self._starting, releasing=releasing)
         if recovered:
             log.info("%s", recovered)
@@ -477,8 +473,7 @@ class Machine:
         jobs = [job_id for lapse in lapses for job_id in lapse.jobs]
         given_up = [job_id for lapse in lapses for job_id, _ in lapse.given_up]
         self._lost_jobs.setdefault(child.program.id, []).extend(jobs)
-        suspicion = self._job_deaths.died(child.program.id, jobs, given_up) if lapses else None
-        self._screen.released(child, suspicion, starting=self._starting)
+        self._screen.released(child, given_up, starting=self._starting)
         self._publish()
 
     @property
@@ -488,9 +483,8 @@ class Machine:
     def _publish(self, **changes: Any) -> None:
         """Write the state that other commands read, and show the phase."""
         children = list(self._supervisor.children.values())
-        entries = tuple(child.entry for child in children if child.status.state != "stopped")
-        suspicion = self._job_deaths.suspected
-        now = msgspec.structs.replace(self._instance, processes=entries, suspicion=suspicion, **changes)
+        entries = tuple(child.status for child in children if child.status.state != "stopped")
+        now = msgspec.structs.replace(self._instance, processes=entries, **changes)
         phase = phase_of(children) if now.state == "starting" and children else now.phase
         self._instance = msgspec.structs.replace(now, phase=phase)
         if now.state != "draining":
@@ -528,6 +522,29 @@ class Machine:
             await self._lease_release.close(RELEASE_TIMEOUT_S)
 
 
+def fates_of(records: Iterable[JobRecord | None], worker: str) -> Counter[str]:
+    """Count what became of jobs that a worker (`worker-1@host`) left when it was lost."""
+    return Counter(_fate(record, worker) for record in records if record is not None)
+
+
+def _fate(record: JobRecord, worker: str) -> str:
+    attempts = record.attempts_by_run.items()
+    lost = [run for run, each in attempts if (each.worker, each.outcome) == (worker, "lost")]
+    if record.state == "queued":
+        return "waiting"
+    if record.state.final and record.state != "completed":
+        return str(record.state)
+    went_on = not lost or lost[-1] in {logged.run for logged in record.runs}
+    return "continued" if went_on else "begun again"
+
+
+def in_words(fates: Mapping[str, int]) -> str:
+    """The counts of jobs, the most wanted first; "" for none."""
+    order = ("continued", "begun again", "waiting", "cancelled", "expired", "failed")
+    found = [fate for fate in order if fates.get(fate)]
+    return ", ".join(f"{fates[fate] if at else counted(fates[fate], 'job')} {fate}" for at, fate in enumerate(found))
+
+
 async def console_path(home: DataDir) -> str:
     """Make a link to the console for whoever started the instance of this folder: the path at which it logs in, once;
     "" if nobody may administer. It is a secret, so it is kept nowhere."""
@@ -561,8 +578,6 @@ def _url(name: str, port: int) -> str:
 
 
 POLL_INTERVAL_S = 0.05
-ERROR_BLOCK = re.compile(r"^error: .*\n(?:(?:cause|next): .*\n)*", re.MULTILINE)
-"""An error in the output of `up`."""
 
 log = logging.getLogger(__name__)
 
@@ -625,7 +640,7 @@ def _run(
     try:
         with home.log("up").open("a") as file:
             logs.setup("up", "info", file)
-            log.info(START, __version__)
+            log.info("penstock %s starts", __version__)
             try:
                 weights = _fetch(home, progress) if deployment.needs_weights else None
                 _check_engines(deployment, home, screen)
@@ -687,14 +702,10 @@ def start_detached(
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, start_new_session=True
         )
-    told: list[str] = []
     instance: Instance | None = None
     try:
         while process.poll() is None and (instance is None or instance.state != "ready"):
             time.sleep(POLL_INTERVAL_S)
-            for block in ERROR_BLOCK.findall(output.read_text(errors="replace"))[len(told) :]:
-                progress.say(block.rstrip(), ERROR_INDENT)
-                told.append(block)
             now = home.read()
             instance = now if now is not None and now.pid == process.pid else None
             progress.phase(instance.phase if instance is not None else "")
@@ -704,10 +715,8 @@ def start_detached(
         raise
     progress.end()
     if instance is None or instance.state != "ready":
-        text = output.read_text(errors="replace").partition("\n")[2]  # without the version, which was shown, too
-        for block in told:
-            text = text.replace(block, "", 1)
-        sys.stderr.write(text)
+        # Without the version, which was shown, too.
+        sys.stderr.write(output.read_text(errors="replace").partition("\n")[2])
         return process.returncode
     show_ready(instance, asyncio.run(console_path(home)), detached=True, keyed=keyed)
     return DONE

@@ -38,7 +38,6 @@ class Lifeline:
 
     def __init__(self, fd: int | None) -> None:
         self._socket = socket.socket(fileno=fd) if fd is not None else None
-        self._has_completed = False
         self._away = ""
         if self._socket is not None:
             self._socket.set_inheritable(False)
@@ -54,12 +53,6 @@ class Lifeline:
         """Report a state: starting (with the phase as detail) | ready | draining | failed (with the reason)."""
         self._send({"state": state, "detail": detail})
 
-    def note_completed(self) -> None:
-        """Report that this process has completed a job, the first time: it does not die of each one."""
-        if not self._has_completed:
-            self._has_completed = True
-            self._send({"completed": True})
-
     def note_away(self, why: str) -> None:
         """Report the servers that a ready process waits for; "" once one is back. Only a change is sent."""
         if why != self._away:
@@ -70,7 +63,7 @@ class Lifeline:
         """Tell the supervisor what the start of this process waits for: a `write` of `loops.ExpectedErrors`."""
         self.say("starting", message % error)
 
-    def _send(self, message: dict[str, str | bool]) -> None:
+    def _send(self, message: dict[str, str]) -> None:
         if self._socket is None:
             return
         with contextlib.suppress(OSError):  # the supervisor died: the watching thread ends this process

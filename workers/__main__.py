@@ -179,9 +179,9 @@ class WorkerProcess:
         self._store = StoreMonitor(client)
         try:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
-            me, note = self._me, self._lifeline.note_completed
+            me = self._me
             self._recorder = recorder = Recorder(
-                me.model, self._metrics, self._tracing, self._tally, note, self._records, me.name, me.id
+                me.model, self._metrics, self._tracing, self._tally, self._records, me.name, me.id
             )
             return await self._serve(client, recorder)
         except EngineDead as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -89,14 +89,12 @@ class Recorder:
         metrics: Metrics,
         tracer: Tracing,
         tally: WorkCounters | None = None,
-        on_completed: Callable[[], None] = lambda: None,
         sink: RecordSink = NO_RECORDS,
         process: str = "",
         worker: str = "",
     ) -> None:
         """
         Args:
-            on_completed: called whenever jobs have completed.
             sink: gets a record of each job, of `process`.
             worker: its name in `penstock ps`.
         """
@@ -104,7 +102,7 @@ class Recorder:
         self._over: dict[str, tuple[RequestRecord | None, str]] = {}
         """Of jobs that are over, by job, until the store has their ends: record and trace id. A job that another worker
         ends, or that a script has ended before, gets its record there."""
-        self._model, self.metrics, self._on_completed = model, metrics, on_completed
+        self._model, self.metrics = model, metrics
         self.traces = AttemptTraces(tracer, worker)
         self._prompt, self._cached = (metrics.tokens.labels(model, kind) for kind in ("prompt", "cached"))
         self._parts = {part.name: metrics.parts.labels(model, part.name) for part in PARTS[:-1]}
@@ -184,8 +182,6 @@ class Recorder:
         for state in dict.fromkeys(end.state for end in ends):
             jobs = [end.job for end in ends if end.state is state]
             events.write(f"jobs {state}", jobs=jobs, worker=worker, trace_ids=[trace_ids[job] for job in jobs])
-            if state is JobState.COMPLETED:
-                self._on_completed()
 
     def refused_ends(self, ends: Sequence[Terminal]) -> None:
         """Record that others had ended these jobs, or had them."""

@@ -59,10 +59,11 @@ class PlanCommand:
     groups: Sequence[OptionGroup]
     shown: str = ""
     """What to show while it computes; "": it is quick, or shows its own progress."""
-    watched: bool = False
-    """Whether the function takes a SearchWatch as `watch`, so that Ctrl-C shows what it has found."""
-    reads_records: bool = False
-    """Whether the function takes, as `source`, how --records and --since name a folder and a time."""
+
+    def takes(self, name: str) -> bool:
+        """Whether the function has this parameter: `watch`, a SearchWatch, so that Ctrl-C shows what it has found; or
+        `source`, how --records and --since name a folder and a time."""
+        return name in self.function.__annotations__
 
     @property
     def options(self) -> list[click.Parameter]:
@@ -89,10 +90,10 @@ class PlanCommand:
 
 
 def plan_command(
-    name: str, *groups: OptionGroup, shown: str = "", watched: bool = False, reads_records: bool = False
+    name: str, *groups: OptionGroup, shown: str = ""
 ) -> Callable[[Callable[..., PlanAnswer]], PlanCommand]:
     """Make a command of a function that returns a PlanAnswer."""
-    return lambda function: PlanCommand(name, function, groups, shown, watched, reads_records)
+    return lambda function: PlanCommand(name, function, groups, shown)
 
 
 def _check_number(option: str, value: object) -> None:

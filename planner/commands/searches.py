@@ -157,7 +157,7 @@ SHOWN = 12
 """Rows of the table; --json has all."""
 
 
-@plan_command("search", *search_options(), SLO, shown="searching", watched=True)
+@plan_command("search", *search_options(), SLO, shown="searching")
 @click.option("--rate", type=float, help="Requests a second of all GPUs; then latencies are those at this rate.")
 @click.option("--price", type=float, help="Of an hour of one such GPU.")
 def search(given: PlanInput, rate: float | None, price: float | None, watch: SearchWatch) -> PlanAnswer:
@@ -291,7 +291,7 @@ def grid(given: PlanInput) -> PlanAnswer:
     return PlanAnswer(value, [PlanTable(header, table)], grid_advice(rows))
 
 
-@plan_command("goodput", *search_options(), SLO, shown="searching", watched=True)
+@plan_command("goodput", *search_options(), SLO, shown="searching")
 def goodput(given: PlanInput, watch: SearchWatch) -> PlanAnswer:
     """Find the highest rate of requests that keep both latency objectives, with prefill beside decode or apart.
 

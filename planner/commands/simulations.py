@@ -160,7 +160,7 @@ STEP_TOKENS = f"Prompt tokens of a step [{DEFAULT_STEP_TOKENS}; embedded: {EMBED
 EMBEDDED = "The engine was the embedded one, which computes prompts in the order of its slots."
 
 
-@plan_command("fit", shown="fitting the records", reads_records=True)
+@plan_command("fit", shown="fitting the records")
 @click.option("--records", type=click.Path(path_type=Path), help="Folder, or one file [those of this instance].")
 @click.option("--since", help="Requests that ended since: 15m, 2h, 7d ago, or a time [all].")
 @click.option("--model", metavar="NAME", help="Only this model, as penstock.toml names it.")

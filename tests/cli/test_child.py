@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from house import eventually
+from msgspec.structs import replace
 
-from cli.supervisor import Child, Program, Status, Supervisor, backoff_s, counts_after, last_words, signal_name
+from cli.instance import ProcessEntry
+from cli.supervisor import Child, Program, Supervisor, backoff_s, counts_after, last_words, signal_name
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ class Room:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.seen: list[tuple[str, Status]] = []
+        self.seen: list[tuple[str, ProcessEntry]] = []
         self.supervisor = Supervisor(lambda child: self.seen.append((child.program.id, child.status)))
 
     def start(self, code: str, name: str = "worker-1", *, role: str = "worker", grace_s: float = 20.0) -> Child:
@@ -88,7 +89,6 @@ async def test_state_comes_over_the_lifeline(room: Room) -> None:
     child = room.start(SERVE)
     pid = await room.ready(child)
     assert child.status.detail == "at last"
-    assert child.entry.pid == pid
     await room.supervisor.stop("worker")
     assert room.supervisor.children == {}
     states = list(dict.fromkeys(status.state for _, status in room.seen))
@@ -118,15 +118,17 @@ ABORTS = "import os, sys; print({line!r}, file=sys.stderr, flush=True); os.abort
 
 
 @pytest.mark.parametrize(
-    ("line", "cause"),
+    ("code", "cause"),
     [
-        ("GGML_ASSERT(n > 0) failed", "killed by SIGABRT: GGML_ASSERT(n > 0) failed"),
-        ('{"message": "jobs claimed"}', "killed by SIGABRT"),
+        (FAILS, "no weights"),
+        (CRASHES, "exit 1: out of memory"),
+        (ABORTS.format(line="GGML_ASSERT(n > 0) failed"), "killed by SIGABRT: GGML_ASSERT(n > 0) failed"),
+        (ABORTS.format(line='{"message": "jobs claimed"}'), "killed by SIGABRT"),
     ],
 )
-async def test_what_a_library_said_before_it_aborted_is_the_cause(line: str, cause: str, room: Room) -> None:
-    """But not what the process had logged before."""
-    child = room.start(ABORTS.format(line=line))
+async def test_what_a_process_said_last_is_the_cause_of_its_end(code: str, cause: str, room: Room) -> None:
+    """On the lifeline, else in its log; but not what it had logged before a library aborted."""
+    child = room.start(code)
     await room.until(lambda: child.status.failures == 1)
     assert child.status.cause == cause
 
@@ -142,21 +144,12 @@ async def test_killed_process_is_started_again(room: Room) -> None:
     assert ("worker-1", "restarting") in {(name, status.state) for name, status in room.seen}
 
 
-async def test_a_completed_job_is_noted_once_and_until_the_process_ends(room: Room) -> None:
-    child = room.start(f"{READY}; line.note_completed(); line.note_completed(); raise SystemExit(1)")
-    await room.until(lambda: child.status.restarts > 0 and child.status.state == "ready")
-    states = list(dict.fromkeys((status.state, status.completed) for _, status in room.seen))
-    assert ("ready", True) in states
-    assert {state for state, completed in states if completed} == {"ready"}, "its end begins anew"
-
-
-async def test_failures_back_off_and_name_their_cause(room: Room) -> None:
-    """A process that cannot live is tried less and less often; what it said last is the cause."""
+async def test_failures_back_off(room: Room) -> None:
+    """A process that cannot live is tried less and less often."""
     child = room.start(FAILS)
     began = asyncio.get_running_loop().time()
     await room.until(lambda: child.status.failures == 3)
     assert asyncio.get_running_loop().time() - began >= backoff_s(1) + backoff_s(2)
-    assert child.status.cause == "no weights"
 
 
 async def test_failed_starts_are_counted_anew_once_it_was_ready(room: Room) -> None:
@@ -166,26 +159,26 @@ async def test_failed_starts_are_counted_anew_once_it_was_ready(room: Room) -> N
         f"import pathlib\nif not pathlib.Path({str(switch)!r}).exists():\n    raise SystemExit('no weights')\n{SERVE}"
     )
     child = room.start(code)
-    await room.until(lambda: child.entry.failed_starts == 2)
-    assert child.entry.trouble == "does not start: exit 1: no weights"
+    await room.until(lambda: child.status.failed_starts == 2)
+    assert child.status.trouble == "does not start: exit 1: no weights"
     switch.touch()
     pid = await room.ready(child)
-    assert (child.entry.failed_starts, child.entry.trouble) == (0, "")
+    assert (child.status.failed_starts, child.status.trouble) == (0, "")
     os.kill(pid, signal.SIGKILL)
     await room.until(lambda: child.status.cause == "killed by SIGKILL")
-    assert child.entry.trouble == "", "it started"
+    assert child.status.trouble == "", "it started"
     pid = await room.ready(child)
     switch.unlink()
     os.kill(pid, signal.SIGKILL)
     await room.until(lambda: child.status.cause == "exit 1: no weights")
-    assert child.entry.failed_starts == 1
+    assert child.status.failed_starts == 1
 
 
 def test_counts_of_exits() -> None:
     """Those of one kind in a row. A long run of a ready process begins them anew, a long start that fails does not."""
 
     def counts(*exits: tuple[bool, float]) -> tuple[int, int]:
-        status = Status()
+        status = ProcessEntry(role="worker", id="worker-1", pid=None, state="starting", since=0.0)
         for was_ready, ran_s in exits:
             status = replace(status, **counts_after(status, was_ready=was_ready, ran_s=ran_s))
         return status.failures, status.alike
@@ -193,13 +186,6 @@ def test_counts_of_exits() -> None:
     assert counts((False, 1.0), (False, 100.0)) == (2, 2)
     assert counts((True, 1.0), (True, 1.0), (False, 1.0)) == (3, 1)
     assert counts((True, 1.0), (True, 100.0)) == (1, 1)
-
-
-async def test_last_words_of_the_log_are_the_cause(room: Room) -> None:
-    """Without a word on the lifeline the log's last line explains the end."""
-    child = room.start(CRASHES)
-    await room.until(lambda: child.status.failures == 1)
-    assert child.status.cause == "exit 1: out of memory"
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
-import signal
-import subprocess
-import sys
-import termios
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +15,7 @@ from cli_instance import ROOT, Instance
 from house import eventually
 from recorded import BEGIN_S, request, sample
 from rich.cells import cell_len
+from terminals import OnTerminal
 
 from cli.app import app
 from telemetry.records.reader import create
@@ -79,27 +73,14 @@ PLAIN = ["ps", "report --compare slow slow", "top --once", "no-such-command", "l
 
 def on_terminal(
     folder: Path, command: list[str], width: int = COLUMNS, interrupt_at: str = "", **environ: str
-) -> tuple[str, int]:
-    """What Python writes to a terminal, and its exit code."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (40, width))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "NO_COLOR"))}
-    kept |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""} | environ
-    said, deadline = b"", time.monotonic() + 120
-    with subprocess.Popen(
-        [sys.executable, *command], cwd=folder, env=kept, stdin=theirs, stdout=theirs, stderr=theirs
-    ) as process:
-        while process.poll() is None or select.select([ours], [], [], 0)[0]:
-            if time.monotonic() > deadline:
-                process.kill()
-            if select.select([ours], [], [], 0.05)[0]:
-                said += os.read(ours, 65_536)
-            if interrupt_at and re.search(interrupt_at, said.decode(errors="replace")):
-                process.send_signal(signal.SIGINT)
-                interrupt_at = ""
-    for handle in (ours, theirs):
-        os.close(handle)
-    return said.decode(), process.returncode
+) -> tuple[int, str]:
+    """The exit code of Python, and what it writes to a terminal."""
+    given = {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "", "LINES": "", "NO_COLOR": ""} | environ
+    with OnTerminal(command, folder, columns=width, environ=given) as screen:
+        if interrupt_at:
+            screen.until(lambda seen: re.search(interrupt_at, seen))
+            screen.interrupt()
+        return screen.end(), screen.seen
 
 
 class Place:
@@ -159,7 +140,7 @@ class Place:
             program += f"print({f'{MARK}{line}{MARK}'!r}, flush=True)\n" + "".join(
                 f"main({each!r})\n" for each in pages
             )
-        said, code = on_terminal(self.folder, ["-c", program], width, **environ)
+        code, said = on_terminal(self.folder, ["-c", program], width, **environ)
         assert code == 0, said
         parts = said.split(MARK)[1:]
         return dict(zip(parts[::2], parts[1::2], strict=True))
@@ -194,7 +175,7 @@ def test_what_a_command_prints_is_styled_safe_and_fits(place: Place, lines: list
 @pytest.mark.parametrize("line", LIVE)
 def test_commands_that_go_on(place: Place, line: str) -> None:
     """Ctrl-C leaves what they have found."""
-    shown, code = on_terminal(place.folder, ["-m", "cli", *place.words(line)], interrupt_at=LIVE[line])
+    code, shown = on_terminal(place.folder, ["-m", "cli", *place.words(line)], interrupt_at=LIVE[line])
     check(shown, line)
     assert code == 130 and ("plan" not in line or "requests/s" in shown)
 

@@ -7,6 +7,7 @@ import resource
 from pathlib import Path
 
 import pytest
+from cli_instance import a_state, running_at
 from msgspec.structs import replace
 from redis import Redis
 
@@ -15,7 +16,7 @@ from cli import doctor as checks
 from cli.__main__ import main
 from cli.deployment import load_deployment
 from cli.doctor import Check, _running, examine, files, judge_redis, summary
-from cli.instance import DataDir, Instance, ProcessEntry
+from cli.instance import DataDir, ProcessEntry
 
 pytestmark = pytest.mark.slow
 
@@ -44,11 +45,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
 
 
-def test_sound_redis_has_no_findings() -> None:
-    """Nothing to say of a server that keeps what it is given."""
-    assert list(judge_redis("D1", SOUND)) == []
-
-
 @pytest.mark.parametrize(
     ("fact", "value", "name", "status"),
     [
@@ -63,26 +59,25 @@ def test_sound_redis_has_no_findings() -> None:
     ],
 )
 def test_each_finding_has_its_remedy(fact: str, value: str, name: str, status: str) -> None:
-    """One wrong fact, one finding, one way to mend it."""
+    """One wrong fact, one finding, one way to mend it; none of a server that keeps what it is given."""
+    assert list(judge_redis("D1", SOUND)) == []
     (found,) = judge_redis("D1", SOUND | {fact: value})
     assert (found.name, found.status) == (name, status)
     assert found.hint
 
 
-def test_ready_is_one_word(capsys: pytest.CaptureFixture[str]) -> None:
-    """Passing checks are shown only on request; the summary comes last."""
+def test_passing_checks_are_shown_only_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """The summary comes last; as JSON, one object has all."""
     assert main(["doctor"]) == 0
     assert capsys.readouterr().out.strip().split("\n")[-1] in ("Ready.", "1 warning.")
     assert main(["doctor", "-v"]) == 0
     assert "ok    python" in capsys.readouterr().out
-
-
-def test_json_shape(capsys: pytest.CaptureFixture[str]) -> None:
-    """One object, frozen."""
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is True
     assert all(set(check) == {"name", "status", "detail", "hint"} for check in report["checks"])
+    fail, warn = Check("a", "fail", ""), Check("b", "warn", "")
+    assert (summary([fail, fail, warn]), summary([])) == ("2 things to fix, 1 warning.", "Ready.")
 
 
 def test_bad_setting_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,38 +94,19 @@ def test_a_worker_that_does_not_start_is_a_failure(
     redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the reason, while the running instance tries again and again; no more once it is ready."""
-    home = DataDir(tmp_path / "data")
+    cause = "the engine does not start: RuntimeError: no weights in /x"
     worker = ProcessEntry(
-        role="worker",
-        id="worker-1",
-        pid=None,
-        state="starting",
-        since=1.0,
-        failed_starts=4,
-        cause="the engine does not start: RuntimeError: no weights in /x",
+        role="worker", id="worker-1", pid=None, state="starting", since=1.0, failed_starts=4, cause=cause
     )
-    instance = Instance(
-        version="1",
-        pid=1,
-        state="ready",
-        phase="",
-        url="http://127.0.0.1:1",
-        redis_url=redis_url,
-        data_dir=str(home.path),
-        engine="sim",
-        models=("m",),
-        started=1.0,
-        processes=(worker,),
-    )
-    with home.lock():
-        home.prepare()
-        home.write(instance)
+    state = {"redis_url": redis_url, "processes": (worker,)}
+    with running_at("http://127.0.0.1:1", tmp_path / "data", **state) as home:
         assert main(["doctor", "--data-dir", str(home.path), "--json"]) == 1
         found = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "process"]
         assert [check["status"] for check in found] == ["fail"]
         assert found[0]["detail"] == "worker-1 does not start: RuntimeError: no weights in /x (4 times in a row)"
         assert str(home.log("worker-1")) in found[0]["hint"]
-        home.write(replace(instance, processes=(replace(worker, failed_starts=0, state="ready"),)))
+        ready = replace(worker, failed_starts=0, state="ready")
+        home.write(a_state(home, **state | {"processes": (ready,)}))
         assert main(["doctor", "--data-dir", str(home.path)]) == 0
 
 
@@ -201,14 +177,6 @@ def test_proxy_that_catches_local_requests() -> None:
     assert checks.proxies({}).status == "ok"
 
 
-def test_summary() -> None:
-    """Things to fix first, then warnings."""
-    fail, warn = Check("a", "fail", ""), Check("b", "warn", "")
-    assert summary([fail, fail, warn]) == "2 things to fix, 1 warning."
-    assert summary([warn]) == "1 warning."
-    assert summary([]) == "Ready."
-
-
 def test_open_files_for_every_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hard limit counts: API processes raise the other one."""
     deployment = load_deployment({}, {}, tmp_path)
@@ -242,15 +210,9 @@ def test_a_redis_that_is_away_is_said_to_be_set_where_it_was(
 def test_where_a_running_instance_got_its_redis(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From the file, or from a flag of `up` that nobody knows any more."""
     (tmp_path / "penstock.toml").write_text(text)
-    home = DataDir(tmp_path / "data")
-    instance = Instance(
-        version="1", pid=1, state="ready", phase="", url="http://127.0.0.1:1", redis_url="redis://127.0.0.1:1/0",
-        data_dir=str(home.path), engine="sim", models=("m",), started=1.0,
-    )  # fmt: skip
-    with home.lock():
-        home.prepare()
-        load_deployment({}, {}, tmp_path).save(home, redis_url=instance.redis_url, port=1, weights=None)
-        home.write(instance)
+    redis_url = "redis://127.0.0.1:1/0"
+    with running_at("http://127.0.0.1:1", tmp_path / "data", redis_url=redis_url) as home:
+        load_deployment({}, {}, tmp_path).save(home, redis_url=redis_url, port=1, weights=None)
         assert main(["doctor", "--data-dir", str(home.path), "--json"]) == 1
     (found,) = [each for each in json.loads(capsys.readouterr().out)["checks"] if each["name"] == "redis"]
     assert ("penstock.toml, line 2" if text else "when the instance was started") in found["hint"]

@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from cli.embedded import Embedded, end_orphan, find_server, is_private, machine_memory
 from cli.output import Problem
-from cli.supervisor import Child, Program, Supervisor
+from cli.supervisor import Child, Supervisor
 from offline.app import broker
 from offline.settings import OfflineSettings
 from streaming.redis.client import RedisClient
@@ -40,16 +40,7 @@ def prepared(folder: Path) -> Embedded:
 
 
 def start(supervisor: Supervisor, embedded: Embedded) -> Child:
-    program = Program(
-        role="redis",
-        id="redis-1",
-        argv=embedded.argv,
-        log=embedded.folder / "log",
-        env=dict(os.environ),
-        cwd=embedded.folder,
-        probe=embedded.probe,
-    )
-    return supervisor.start(program)
+    return supervisor.start(embedded.program(embedded.folder / "log"))
 
 
 async def ready(supervisor: Supervisor, child: Child) -> int:
@@ -78,8 +69,10 @@ def test_the_memory_of_a_container_is_its_own(tmp_path: Path) -> None:
     assert machine_memory(limit) == 100 << 20
 
 
-async def test_it_runs_with_the_settings_of_a_queue(supervisor: Supervisor, tmp_path: Path) -> None:
-    """Append-only file, a memory limit, no eviction, a bounded pub/sub buffer; the process id is the server's own."""
+async def test_it_runs_with_the_settings_of_a_queue_for_its_owner_alone(supervisor: Supervisor, tmp_path: Path) -> None:
+    """Append-only file, a memory limit, no eviction, a bounded pub/sub buffer; the process id is the server's own.
+    Nobody gets in without the password, which only the owner can read, and which is on no command line. It has no port,
+    and its socket lies in a folder that nobody else may enter."""
     embedded = prepared(tmp_path)
     pid = await ready(supervisor, start(supervisor, embedded))
     with Redis.from_url(embedded.url, decode_responses=True) as client:
@@ -87,32 +80,15 @@ async def test_it_runs_with_the_settings_of_a_queue(supervisor: Supervisor, tmp_
         buffers = client.config_get("client-output-buffer-limit")["client-output-buffer-limit"]
         assert client.info("server")["process_id"] == pid
     assert settings == {
-        "appendonly": "yes",
-        "appendfsync": "everysec",
-        "maxmemory": str(MEMORY),
-        "maxmemory-policy": "noeviction",
-        "save": "",
-        "port": "0",
-    }
+        "appendonly": "yes", "appendfsync": "everysec", "maxmemory": str(MEMORY), "maxmemory-policy": "noeviction",
+        "save": "", "port": "0",
+    }  # fmt: skip
     assert "pubsub 8388608 2097152 10" in buffers
-
-
-async def test_password_is_needed_and_not_shown(supervisor: Supervisor, tmp_path: Path) -> None:
-    """Nobody gets in without it, only the owner can read it, and it is on no command line."""
-    embedded = prepared(tmp_path)
-    pid = await ready(supervisor, start(supervisor, embedded))
     once = Retry(NoBackoff(), 0)
     with Redis(unix_socket_path=str(embedded.socket), retry=once) as client, pytest.raises(AuthenticationError):
         client.ping()
     assert stat.S_IMODE((tmp_path / "valkey.conf").stat().st_mode) == 0o600
-    assert not any(embedded.password in word for word in embedded.argv)
     assert embedded.password.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-async def test_only_its_owner_reaches_it(supervisor: Supervisor, tmp_path: Path) -> None:
-    """It has no port, and its socket lies in a folder that nobody else may enter."""
-    embedded = prepared(tmp_path)
-    pid = await ready(supervisor, start(supervisor, embedded))
     assert stat.S_IMODE(embedded.socket.stat().st_mode) == 0o700
     assert stat.S_IMODE(embedded.socket.parent.stat().st_mode) == 0o700
     assert listening_ports(pid) == []
@@ -182,31 +158,23 @@ async def test_a_path_with_spaces_is_an_address(supervisor: Supervisor, tmp_path
         queue.close()
 
 
-async def test_data_address_and_password_outlive_a_restart(supervisor: Supervisor, tmp_path: Path) -> None:
-    """What was written is there after a stop, at the same address."""
+async def test_data_address_and_password_outlive_a_kill_and_a_restart(supervisor: Supervisor, tmp_path: Path) -> None:
+    """SIGKILL of the server loses nothing that was acknowledged, and it is there after a stop, at the same address."""
     first = prepared(tmp_path)
-    await ready(supervisor, start(supervisor, first))
+    child = start(supervisor, first)
+    pid = await ready(supervisor, child)
     with Redis.from_url(first.url) as client:
         client.set("kept", "yes")
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(WAIT_S):
+        await supervisor.until(lambda: child.status.restarts == 1 and child.status.state == "ready")
+    with Redis.from_url(first.url) as client:
+        assert client.get("kept") == b"yes"
     await supervisor.stop("redis")
     second = prepared(tmp_path)
     assert second.url == first.url
     await ready(supervisor, start(supervisor, second))
     with Redis.from_url(second.url) as client:
-        assert client.get("kept") == b"yes"
-
-
-async def test_killed_server_comes_back_with_its_data(supervisor: Supervisor, tmp_path: Path) -> None:
-    """SIGKILL of the server loses nothing that was acknowledged."""
-    embedded = prepared(tmp_path)
-    child = start(supervisor, embedded)
-    pid = await ready(supervisor, child)
-    with Redis.from_url(embedded.url) as client:
-        client.set("kept", "yes")
-    os.kill(pid, signal.SIGKILL)
-    async with asyncio.timeout(WAIT_S):
-        await supervisor.until(lambda: child.status.restarts == 1 and child.status.state == "ready")
-    with Redis.from_url(embedded.url) as client:
         assert client.get("kept") == b"yes"
 
 

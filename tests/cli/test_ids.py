@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import http.server
-import json
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from http_serving import serving_http
+from http_serving import QuietHandler, serving_http
 
 from cli.__main__ import main
 from cli.client import LISTINGS
@@ -25,13 +24,13 @@ LETTER_JOBS = [JOBS[0], JOBS[-1], None]
 KINDS = {"/v1/jobs": JOBS, "/v1/batches": BATCHES, "/admin/dlq": LETTERS, "/admin/webhooks": MESSAGES}
 
 
-class Lists(http.server.BaseHTTPRequestHandler):
+class Lists(QuietHandler):
     """A server that lists ids in pages and answers everything else with 404, which names the path."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         parts, query = urlsplit(self.path), parse_qs(urlsplit(self.path).query)
         if parts.path not in KINDS:
-            self._send(404, {"error": {"message": f"asked for {self.path}", "code": "none"}})
+            self.send(404, {"error": {"message": f"asked for {self.path}", "code": "none"}})
             return
         ids, limit = KINDS[parts.path], int(query["limit"][0])
         begin = int(query.get("cursor", query.get("after", ["0"]))[0])
@@ -39,17 +38,7 @@ class Lists(http.server.BaseHTTPRequestHandler):
         if ids is LETTERS:
             page = [each | {"job_id": job_id} for each, job_id in zip(page, LETTER_JOBS, strict=True)]
         place = str(begin + limit) if begin + limit < len(ids) else None
-        self._send(200, {"data": page, "has_more": place is not None, "next_cursor": place, "last_id": place})
-
-    def _send(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.send(200, {"data": page, "has_more": place is not None, "next_cursor": place, "last_id": place})
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from cli_instance import a_state
 from msgspec.structs import replace
 
 from cli.instance import MAX_LOG_BYTES, DataDir, Instance, ProcessEntry
@@ -15,19 +16,8 @@ from cli.output import Problem
 
 
 def instance(home: DataDir) -> Instance:
-    return Instance(
-        version="1",
-        pid=os.getpid(),
-        state="ready",
-        phase="",
-        url="http://127.0.0.1:8000",
-        redis_url="redis://:secret@127.0.0.1:1/0",
-        data_dir=str(home.path),
-        engine="sim",
-        models=("sim",),
-        started=1.0,
-        processes=(ProcessEntry(role="api", id="api-1", pid=1, state="ready", since=1.0),),
-    )
+    api = ProcessEntry(role="api", id="api-1", pid=1, state="ready", since=1.0)
+    return a_state(home, "http://127.0.0.1:8000", redis_url="redis://:secret@127.0.0.1:1/0", processes=(api,))
 
 
 def test_state_is_read_while_the_lock_is_held(tmp_path: Path) -> None:

@@ -6,26 +6,8 @@ from typing import Any
 
 import pytest
 
-from cli.jobs import COLUMNS, _bar, _timing_rows, answer_of, attempts_in_words, columns_of, interruption
+from cli.jobs import COLUMNS, _timing_rows, answer_of, attempts_in_words, columns_of, interruption
 from penstock.client import StreamEvent
-
-
-@pytest.mark.parametrize(
-    ("begun", "spent", "bar"),
-    [
-        (0, 0, ""),
-        (0, 0.001, "\u258f"),
-        (50, 0.001, " " * 10 + "\u258f"),
-        (0, 50, "\u2588" * 10),
-        (50, 50, " " * 10 + "\u2588" * 10),
-        (0, 12.5, "\u2588" * 2 + "\u258c"),
-        (99.9, 0.1, " " * 19 + "\u258f"),
-        (120, 30, " " * 19 + "\u2588"),
-    ],
-)
-def test_a_bar_is_as_long_as_its_part(begun: float, spent: float, bar: str) -> None:
-    """To an eighth of a character, which a tiny part has; no bar is longer than the chart."""
-    assert _bar(begun, spent, 100, 20) == bar
 
 
 def test_parts_stand_in_the_order_of_their_bars() -> None:
@@ -39,6 +21,7 @@ def test_parts_stand_in_the_order_of_their_bars() -> None:
     assert list(rows)[: len(parts)] == list(parts)
     offsets = {name: len(bar) - len(bar.lstrip()) for name, bar in rows.items()}
     assert offsets["egress_first"] == offsets["retries"] == 12 and offsets["decode"] == 32
+    assert max(map(len, rows.values())) == 40 and rows["gate"] == "", "no bar leaves the chart, and none is of nothing"
 
 
 CALL = {"name": "weather", "arguments": '{"city": "Oslo"}'}

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from cli.instance import ProcessEntry
 from cli.pool import LeaseRelease
-from cli.supervisor import Child, Program, Status
+from cli.supervisor import Child, Program
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.reaper import Lapse, Reaper, Swept
@@ -42,26 +43,32 @@ def a_worker(name: str = "worker-1") -> Child:
     return Child(Program(role="worker", id=name, argv=(), log=Path("log"), env={}), lambda _: None)
 
 
-def goes_through(release: LeaseRelease, child: Child, *states: Status) -> None:
-    for status in states:
-        child.status = status
+def status(state: str, detail: str = "", pid: int | None = None, cause: str = "") -> ProcessEntry:
+    return ProcessEntry(role="worker", id="worker-1", pid=pid, state=state, since=1.0, detail=detail, cause=cause)
+
+
+def goes_through(release: LeaseRelease, child: Child, *states: ProcessEntry) -> None:
+    for each in states:
+        child.status = each
         release.noticed(child)
 
 
-READY = Status("ready", "lease-1", 7)
-DRAINING = Status("draining", "1 jobs", 7)
+READY = status("ready", "lease-1", 7)
+DRAINING = status("draining", "1 jobs", 7)
 
 
-@pytest.mark.parametrize("before", [(READY,), (READY, DRAINING), (READY, Status("failed", "engine dead", 7))])
-@pytest.mark.parametrize("after", [Status("restarting", "killed by SIGKILL"), Status("stopped")])
-async def test_an_exit_ends_the_lease_once(wire: RedisClient, before: tuple[Status, ...], after: Status) -> None:
+@pytest.mark.parametrize("before", [(READY,), (READY, DRAINING), (READY, status("failed", "engine dead", 7))])
+@pytest.mark.parametrize("after", [status("restarting", "killed by SIGKILL"), status("stopped")])
+async def test_an_exit_ends_the_lease_once(
+    wire: RedisClient, before: tuple[ProcessEntry, ...], after: ProcessEntry
+) -> None:
     """Whatever the process said last; nothing is ended while it lives, or by the start of its successor."""
     reaper = Ends(wire)
     release, child = LeaseRelease(reaper), a_worker()
-    goes_through(release, child, Status("starting"), Status("starting", "weights", 7), *before)
+    goes_through(release, child, status("starting"), status("starting", "weights", 7), *before)
     await asyncio.sleep(0)
     assert reaper.ended == []
-    goes_through(release, child, after, Status("starting"), Status("starting", pid=8))
+    goes_through(release, child, after, status("starting"), status("starting", pid=8))
     await release.close(60)
     assert reaper.ended == ["lease-1"]
 
@@ -73,7 +80,7 @@ async def test_an_exited_worker_is_listed_no_longer(wire: RedisClient) -> None:
         entry = replace(this_process("worker", "worker-1"), lease=lease, running=3, tokens_per_s=90.0)
         await fleet.report(entry)
     release = LeaseRelease(Ends(wire), fleet=fleet)
-    goes_through(release, a_worker(), READY, Status("restarting", "killed by SIGKILL"))
+    goes_through(release, a_worker(), READY, status("restarting", "killed by SIGKILL"))
     await release.close(60)
     assert [each.lease for each in await fleet.processes("worker")] == ["lease-2"]
 
@@ -84,7 +91,7 @@ async def test_the_log_of_a_job_has_the_last_words_of_its_worker(
     """One line has them both: `penstock logs --job` shows the lines that name the job."""
     release = LeaseRelease(Ends(wire))
     with caplog.at_level(logging.INFO):
-        goes_through(release, a_worker(), READY, Status("restarting", cause="killed by SIGABRT: no memory"))
+        goes_through(release, a_worker(), READY, status("restarting", cause="killed by SIGABRT: no memory"))
         await release.close(60)
     (record,) = [each for each in caplog.records if "has exited" in each.message]
     assert "worker-1 has exited (killed by SIGABRT: no memory): lease lease-1 ends" in record.message
@@ -99,7 +106,7 @@ async def test_what_became_of_the_jobs_is_told_once(wire: RedisClient, *, away: 
     child = a_worker()
     child.status = READY
     assert not release.noticed(child)
-    child.status = Status("restarting")
+    child.status = status("restarting")
     assert release.noticed(child) and not release.noticed(child)
     await release.close(60)
     lapses = () if away else (Lapse(HERE, ("job_1",), (("job_2", "poison"),)),)
@@ -110,8 +117,8 @@ async def test_each_worker_has_its_own_lease(wire: RedisClient) -> None:
     """The second life's exit ends the second lease; the neighbour keeps its own."""
     reaper = Ends(wire)
     release, child, other = LeaseRelease(reaper), a_worker(), a_worker("worker-2")
-    goes_through(release, other, Status("ready", "theirs", 9))
-    goes_through(release, child, READY, Status("restarting"), Status("ready", "lease-2", 8), Status("restarting"))
+    goes_through(release, other, status("ready", "theirs", 9))
+    goes_through(release, child, READY, status("restarting"), status("ready", "lease-2", 8), status("restarting"))
     await release.close(60)
     assert reaper.ended == ["lease-1", "lease-2"]
 
@@ -121,7 +128,7 @@ async def test_without_redis_the_lease_lapses(wire: RedisClient, caplog: pytest.
     reaper = Ends(wire, away=True)
     release = LeaseRelease(reaper)
     with caplog.at_level(logging.WARNING):
-        goes_through(release, a_worker(), READY, Status("restarting"))
+        goes_through(release, a_worker(), READY, status("restarting"))
         await release.close(60)
     assert reaper.ended == ["lease-1"]
     assert "worker-1: its jobs wait until lease lease-1 lapses: Redis does not answer" in caplog.text
@@ -135,6 +142,6 @@ async def test_a_redis_that_hangs_does_not_hold_up_the_end(wire: RedisClient) ->
             return await asyncio.get_running_loop().create_future()
 
     release = LeaseRelease(Hangs(wire))
-    goes_through(release, a_worker(), READY, Status("stopped"))
+    goes_through(release, a_worker(), READY, status("stopped"))
     async with asyncio.timeout(60):
         await release.close(0.01)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,18 +13,17 @@ from typing import Any
 
 import pytest
 from house import eventually
+from terminals import OnTerminal
 
 from cli.__main__ import main
-from cli.logs import START, STARTER, Filters, is_poll, message_of, parse_line, pretty
+from cli.log_lines import is_poll, message_of, parse_line, pretty
+from cli.logs import Filters
 from cli.output import FAILED, INTERRUPTED, UNREACHABLE
 
 pytestmark = pytest.mark.slow
 
 JOB = "job_00b24cb7937b3d526e8e4afd78f93d22"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
-STARTED = START % "0.1.0"
-STARTS = ("00.000", "01.500", "04.500")
-"""Of three runs."""
 Logs = Callable[..., list[dict[str, Any]]]
 
 
@@ -54,7 +50,6 @@ def home(tmp_path: Path) -> Path:
     )
     (folder / "redis-1.log").write_text("12:M 24 Nov 2026 02:00:03.000 # three\n")
     (folder / "worker-1.log.1").write_text(record("00.000", "zero", jobs=[JOB]))
-    (folder / "up.log").write_text("".join(record(at, STARTED, "up", logger=STARTER) for at in STARTS))
     return tmp_path / "data"
 
 
@@ -72,7 +67,7 @@ def logs(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 def test_all_files_are_merged_in_the_order_of_time(logs: Logs) -> None:
     """A text without a time stands where it was written; a line whose end is not written yet is left for later."""
-    found = [line for line in logs() if line["process"] != "up"]
+    found = logs()
     said = ["zero", "one", "Traceback: not JSON", "two", "three", "four\u001b[2J", "five"]
     assert [line["message"] for line in found] == said
     assert [line["process"] for line in found] == ["worker-1"] * 3 + ["api-1", "redis-1", "api-1", "worker-1"]
@@ -90,8 +85,6 @@ def test_all_files_are_merged_in_the_order_of_time(logs: Logs) -> None:
         (["--role", "worker", "-n", "1"], ["five"]),
         (["--process", "api-1"], ["two", "four\u001b[2J"]),
         (["-n", "0"], []),
-        (["--previous"], [STARTED, "two", "three", "four\u001b[2J"]),
-        (["--previous", "--job", JOB], ["two"]),
     ],
 )
 def test_what_is_asked_for_is_shown(logs: Logs, words: list[str], said: list[str]) -> None:
@@ -113,13 +106,7 @@ def test_what_no_line_is_of_is_said(
     """With what there is instead, and not on stdout."""
     assert main(["logs", "--data-dir", str(home), *words]) == FAILED
     out, err = capsys.readouterr()
-    assert not out and said in err and "api-1, redis-1, up, worker-1" in err
-
-
-def test_the_only_run_has_none_before_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (home / "logs" / "up.log").write_text(record("00.000", STARTED, "up", logger=STARTER))
-    assert main(["logs", "--data-dir", str(home), "--previous"]) == FAILED
-    assert "no run before the newest one" in capsys.readouterr().err
+    assert not out and said in err and "api-1, redis-1, worker-1" in err
 
 
 def test_a_folder_without_logs_is_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,14 +120,15 @@ def test_a_terminal_is_shown_lines_for_people(home: Path) -> None:
         ({"NO_COLOR": "1"}, "11-24 02:00:04.000 api-1        warning: four\\u001b[2J\r\n"),
         ({}, "\x1b[33m11-24 02:00:04.000 api-1        warning: four\\u001b[2J\x1b[0m\r\n"),
     ):
-        ours, theirs = pty.openpty()
-        environ = {**os.environ, "TZ": "UTC", "TERM": "xterm", **options}
-        command = [sys.executable, "-m", "cli", "logs", "--data-dir", str(home)]
-        subprocess.run(command, env=environ, stdout=theirs, check=True, timeout=60)
-        shown = os.read(ours, 65_536).decode()
+        shown = on_terminal(home, TERM="xterm", **options)
         assert wanted in shown and "error: five  \r\nBoom\r\n  at x" in shown
-        for handle in (ours, theirs):
-            os.close(handle)
+
+
+def on_terminal(home: Path, *words: str, **environ: str) -> str:
+    command = ["-m", "cli", "logs", *words, "--data-dir", str(home)]
+    with OnTerminal(command, environ={"TZ": "UTC"} | environ) as screen:
+        assert screen.end() == 0
+        return screen.seen
 
 
 def test_a_pipe_is_shown_lines_for_people_if_it_is_asked_to(
@@ -161,28 +149,13 @@ def test_lines_wrap_between_words_and_have_short_ids(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     job = "job_" + "0123456789abcdef" * 2
-    said = {
-        "time": "2026-11-24T02:00:04Z",
-        "level": "info",
-        "message": "jobs claimed",
-        "jobs": [job],
-        "worker": "worker-1",
-    }
-    (logs / "worker-1.log").write_text(
-        json.dumps(said | {"tenant": "a-tenant", "request_id": "req_" + "7" * 24}) + "\n"
-    )
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    environ = {**os.environ, "TZ": "UTC", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "cli", "logs", "-v", "--data-dir", str(tmp_path)]
-    subprocess.run(command, env=environ, stdout=theirs, check=True, timeout=60)
-    shown = os.read(ours, 65_536).decode()
+    fields = {"jobs": [job], "worker": "worker-1", "tenant": "a-tenant", "request_id": "req_" + "7" * 24}
+    (logs / "worker-1.log").write_text(record("04.000", "jobs claimed", **fields))
+    shown = on_terminal(tmp_path, "-v", NO_COLOR="1")
     assert shown.split("\r\n")[:2] == [
         "11-24 02:00:04.000 worker-1     jobs claimed jobs=job_01234567 tenant=a-tenant",
         "                   request_id=req_" + "7" * 24,
     ]
-    for handle in (ours, theirs):
-        os.close(handle)
 
 
 def test_new_lines_are_followed_until_ctrl_c(home: Path) -> None:

@@ -7,11 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from cli_instance import running_at
 from house import House, eventually, free_port
 from redis import Redis
 
 from cli.__main__ import main
-from cli.instance import DataDir, Instance
 from streaming.fleet.processes import HEARTBEAT_TIMEOUT_S
 from streaming.keys import fleet_key
 
@@ -97,17 +97,13 @@ def test_a_running_instance_says_where_its_processes_are(
     asked: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its port and its Redis are of its own choice; the settings name others. In another folder nothing runs."""
-    home = DataDir(tmp_path / "data")
     asked.start_api()
     asked.start("workers", "--id", "w")
     monkeypatch.setenv("PENSTOCK_API_PORT", str(free_port()))
     monkeypatch.setenv("PENSTOCK_REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
-    with home.lock():
-        home.prepare()
-        url = f"http://127.0.0.1:{asked.port}"
-        names = {"pid": 1, "state": "ready", "phase": "", "data_dir": "", "engine": "sim", "models": ("sim",)}
-        home.write(Instance(version="1", url=url, redis_url=asked.redis_url, started=1.0, **names))
-        eventually(lambda: probe("api", "--data-dir", str(home.path)) == 0)
-        eventually(lambda: probe("worker", "--id", "w", "--data-dir", str(home.path)) == 0)
+    url, folder = f"http://127.0.0.1:{asked.port}", ("--data-dir", str(tmp_path / "data"))
+    with running_at(url, tmp_path / "data", redis_url=asked.redis_url):
+        eventually(lambda: probe("api", *folder) == 0)
+        eventually(lambda: probe("worker", "--id", "w", *folder) == 0)
         assert probe("api", "--data-dir", str(tmp_path / "other")) == 3
         assert "cause: Connection refused\n" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from terminals import Terminal
 
 from cli import output as progress_module
 from cli.output import ProgressLine, remaining_s, short
@@ -31,13 +32,6 @@ def test_the_rest_follows_from_the_pace(spent_s: float, first: float, share: flo
 
 def test_times_are_short() -> None:
     assert [short(each) for each in (0.2, 59.6, 99, 150, 7260)] == ["1 s", "60 s", "99 s", "2 min", "2 h 1 min"]
-
-
-class Terminal(io.StringIO):
-    """A stream that says that it is one."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_a_terminal_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,8 +51,7 @@ def test_two_instances_of_a_host_show_the_others_processes_as_the_others(tmp_pat
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
-    one, two = (Instance(folder, *shared) for folder in folders)
-    try:
+    with Instance(folders[0], *shared) as one, Instance(folders[1], *shared) as two:
 
         def listed(instance: Instance) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             rows = instance.ps()
@@ -70,36 +69,18 @@ def test_two_instances_of_a_host_show_the_others_processes_as_the_others(tmp_pat
         os.kill(pid, signal.SIGKILL)
         assert pid not in [row["pid"] for row in listed(one)[1]]
         eventually(agree, seconds=60)
-    finally:
-        one.close()
-        two.close()
 
 
 @pytest.mark.slow
 def test_a_process_is_ready_only_as_far_as_the_store_confirms_it(tmp_path: Path) -> None:
-    """A worker that hangs, a process of another machine with the same name, and a store that is killed."""
-    running = Instance(tmp_path, "--engine", "sim")
-    try:
+    """A store that hangs, a process of another machine with the same name, and a worker that hangs."""
+    with Instance(tmp_path, "--engine", "sim") as running:
 
         def states() -> dict[str, str]:
             return {f"{row['id']}@{row.get('host') or ''}": row["state"] for row in running.ps()}
 
         eventually(lambda: set(states().values()) == {"ready"}, seconds=60)
         pids = {row["id"]: row["pid"] for row in running.ps()}
-        url = json.loads((tmp_path / "data" / "run" / "state.json").read_text())["redis_url"]
-        with Redis.from_url(url) as store:
-            other = Process(
-                role="worker", id="worker-1", life="f" * 16, pid=1, host="elsewhere", state="ready", since=1
-            )
-            store.set(fleet_key("proc", "worker:" + "f" * 16), msgspec.json.encode(other), ex=60)
-            store.zadd(fleet_key("procs"), {"worker:" + "f" * 16: time.time() * 1000 + 60_000})
-            assert states() | {"worker-1@elsewhere": "ready"} == states()
-            os.kill(pids["worker-1"], signal.SIGSTOP)
-            try:
-                eventually(lambda: states()["worker-1@"] == "silent", seconds=60)
-                assert states()["worker-1@elsewhere"] == "ready"
-            finally:
-                os.kill(pids["worker-1"], signal.SIGCONT)
         os.kill(pids["redis-1"], signal.SIGSTOP)  # one that is killed is started again at once
         try:
             found = states()
@@ -107,5 +88,18 @@ def test_a_process_is_ready_only_as_far_as_the_store_confirms_it(tmp_path: Path)
             assert "the store does not answer" in running.run("ps", "--data-dir", "data").stderr
         finally:
             os.kill(pids["redis-1"], signal.SIGCONT)
-    finally:
-        running.close()
+        eventually(lambda: set(states().values()) == {"ready"}, seconds=60)
+        url = json.loads((tmp_path / "data" / "run" / "state.json").read_text())["redis_url"]
+        with Redis.from_url(url) as store:
+            other = Process(
+                role="worker", id="worker-1", life="f" * 16, pid=1, host="elsewhere", state="ready", since=1
+            )
+            store.set(fleet_key("proc", "worker:" + "f" * 16), msgspec.json.encode(other), ex=600)
+            store.zadd(fleet_key("procs"), {"worker:" + "f" * 16: time.time() * 1000 + 600_000})
+            assert states() | {"worker-1@elsewhere": "ready"} == states()
+            os.kill(pids["worker-1"], signal.SIGSTOP)  # last: once its lease has lapsed, it will end as fenced
+            try:
+                eventually(lambda: states()["worker-1@"] == "silent", seconds=60)
+                assert states()["worker-1@elsewhere"] == "ready"
+            finally:
+                os.kill(pids["worker-1"], signal.SIGCONT)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli_instance import said_here
 from msgspec.structs import replace
 from recorded import delivery, request, sample
 
-from cli.__main__ import main
 from cli.options import moment
 from cli.output import Problem, ProgressLine
 from cli.report import changed_findings, emit_styled, shown
@@ -24,6 +23,7 @@ from telemetry.report.finding import Advice
 from telemetry.report.report import RequestReport, Scope, report_of
 
 NOW = 1_800_000_000.0
+HOUR = ("--from", "2027-01-15T08:00", "--to", "2027-01-15T09:00")
 
 
 def recorded(folder: Path, slow: float = 20.0, tenant: str = "t") -> Path:
@@ -39,33 +39,32 @@ def recorded(folder: Path, slow: float = 20.0, tenant: str = "t") -> Path:
     return folder
 
 
-def penstock(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    environ["PENSTOCK_RECORDS_DIR"] = str(folder / "records")
-    return subprocess.run(
-        [sys.executable, "-m", "cli", *words], capture_output=True, text=True, env=environ, cwd=folder, check=False
-    )
+@pytest.fixture
+def penstock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, int, str]]:
+    """`penstock report` in an empty folder; of the hour of NOW, unless other words say what of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_RECORDS_DIR", str(tmp_path / "records"))
+    return lambda *words: said_here("report", *(words if "--compare" in words else (*HOUR, *words)))
 
 
 def report(folder: Path) -> RequestReport:
     return report_of(folder, Scope(NOW, NOW + 60), {})
 
 
-def test_a_window_is_reported_in_80_columns(tmp_path: Path) -> None:
+def test_a_window_is_reported_in_80_columns_or_as_json(
+    tmp_path: Path, penstock: Callable[..., tuple[str, int, str]]
+) -> None:
+    """And an empty one is said to be empty."""
     recorded(tmp_path / "records")
-    done = penstock(tmp_path, "report", "--from", "2027-01-15T08:00", "--to", "2027-01-15T09:00")
-    assert done.returncode == 0, done.stderr
-    assert "worker-2 is slow" in done.stdout and "1 lines of the records could not be read" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
-
-
-@pytest.mark.slow
-def test_json_has_all_figures(tmp_path: Path) -> None:
-    recorded(tmp_path / "records")
-    done = penstock(tmp_path, "report", "--from", "2027-01-15T08:00", "--to", "2027-01-15T09:00", "--json")
-    found = json.loads(done.stdout)
+    said, code, errors = penstock()
+    assert code == 0, errors
+    assert "worker-2 is slow" in said and "1 lines of the records could not be read" in said
+    assert max(map(len, said.splitlines())) <= 80
+    found = json.loads(penstock("--json")[0])
     assert found["figures"]["whole"]["requests"] == 40 and found["torn_lines"] == 1
     assert [each["kind"] for each in found["advice"]] == ["slow_worker"]
+    _, code, errors = penstock("--from", "2027-01-16T08:00", "--to", "2027-01-16T09:00")
+    assert code == 0 and "no request ended in this window" in errors
 
 
 def test_a_report_without_a_finding_says_that_nothing_stands_out(
@@ -80,16 +79,9 @@ def test_a_report_without_a_finding_says_that_nothing_stands_out(
     assert "Nothing stands out" in capsys.readouterr().out
 
 
-def test_an_empty_window_says_so(tmp_path: Path) -> None:
-    recorded(tmp_path / "records")
-    done = penstock(tmp_path, "report", "--from", "2027-01-16T08:00", "--to", "2027-01-16T09:00")
-    assert done.returncode == 0 and "no request ended in this window" in done.stderr
-
-
-@pytest.mark.slow
-def test_no_records_is_an_error_with_its_cause(tmp_path: Path) -> None:
-    done = penstock(tmp_path, "report")
-    assert done.returncode == 1 and "nothing has run here yet" in done.stderr
+def test_no_records_is_an_error_with_its_cause(penstock: Callable[..., tuple[str, int, str]]) -> None:
+    _, code, errors = penstock()
+    assert code == 1 and "nothing has run here yet" in errors
 
 
 def test_a_finding_of_both_reports_is_one_change() -> None:
@@ -105,22 +97,20 @@ def test_a_finding_of_both_reports_is_one_change() -> None:
     ]
 
 
-@pytest.mark.slow
-def test_two_folders_are_compared(tmp_path: Path) -> None:
+def test_two_folders_are_compared(tmp_path: Path, penstock: Callable[..., tuple[str, int, str]]) -> None:
     (tmp_path / "records").mkdir()
     before, after = recorded(tmp_path / "before"), recorded(tmp_path / "after", slow=5.0)
-    done = penstock(tmp_path, "report", "--compare", str(before), str(after))
-    assert done.returncode == 0, done.stderr
-    assert "Only in A: worker-2 is slow." in done.stdout and "whole p99" in done.stdout
-    assert "x 0." in done.stdout
+    said, code, errors = penstock("--compare", str(before), str(after))
+    assert code == 0, errors
+    assert "Only in A: worker-2 is slow." in said and "whole p99" in said and "x 0." in said
 
 
-def test_the_page_is_the_report_and_needs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_the_report_and_needs_nothing_else(
+    tmp_path: Path, penstock: Callable[..., tuple[str, int, str]]
+) -> None:
     """No address, no script; a name with markup stays text."""
     recorded(tmp_path / "records", tenant="<script>alert(1)</script>&co")
-    monkeypatch.setenv("PENSTOCK_RECORDS_DIR", str(tmp_path / "records"))
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", "--from", "2027-01-15T08:00", "--to", "2027-01-15T09:00", "--html", "r.html"]) == 0
+    assert penstock("--html", "r.html")[1] == 0
     text = Path("r.html").read_text()
     assert text.startswith("<!DOCTYPE html>") and "<script" not in text and "&lt;script&gt;" in text
     assert not re.findall(r"(?:src|href|@import|url\(|http)", text)
@@ -150,7 +140,7 @@ def test_numbers_are_short() -> None:
 
 
 def test_an_interrupted_report_says_what_it_has_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, penstock: Callable[..., tuple[str, int, str]]
 ) -> None:
     """Ctrl-C after the first file of two."""
     for _ in range(2):
@@ -161,10 +151,7 @@ def test_an_interrupted_report_says_what_it_has_read(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(ProgressLine, "amount", interrupted)
-    monkeypatch.setenv("PENSTOCK_RECORDS_DIR", str(tmp_path / "records"))
-    monkeypatch.chdir(tmp_path)
-    words = ["report", "--from", "2027-01-15T08:00", "--to", "2027-01-15T09:00"]
-    assert main(words) == 130
-    assert "40 requests" in (said := capsys.readouterr().out) and "Interrupted" in said
-    assert main([*words, "--json"]) == 130
-    assert json.loads(capsys.readouterr().out)["interrupted"] is True
+    said, code, _ = penstock()
+    assert code == 130 and "40 requests" in said and "Interrupted" in said
+    said, code, _ = penstock("--json")
+    assert code == 130 and json.loads(said)["interrupted"] is True

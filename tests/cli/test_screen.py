@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
-from cli.instance import Suspicion
+from msgspec.structs import replace
+
 from cli.output import ProgressLine
-from cli.supervisor import Child, Program, Status, counts_after
+from cli.supervisor import Child, Program, counts_after
 from cli.up import Screen
 
 
 def test_a_death_is_reported_once_it_is_known_what_the_worker_ran(tmp_path: Path) -> None:
-    """A job that is suspected each time, a crash loop once; neither while it is unknown which one it is."""
+    """Jobs that were given up with it each time, a crash loop once; neither while that is unknown."""
     program = Program(role="worker", id="worker-1", argv=(), log=tmp_path / "worker-1.log", env={})
     child, stream = Child(program, lambda _child: None), io.StringIO()
     screen = Screen(ProgressLine(stream, {}))
 
-    def says(suspicion: Suspicion | None, failures: int) -> list[str]:
-        before = len(stream.getvalue())
-        child.status = Status(state="restarting", alike=failures, was_ready=True, cause="killed by SIGKILL")
+    def says(given_up: list[str], failures: int) -> list[str]:
+        before, cause = len(stream.getvalue()), "killed by SIGKILL"
+        child.status = replace(child.status, state="restarting", alike=failures, was_ready=True, cause=cause)
         screen.noticed(child, starting=False, releasing=True)
         assert "error" not in stream.getvalue()[before:]
-        screen.released(child, suspicion, starting=False)
+        screen.released(child, given_up, starting=False)
         return stream.getvalue()[before:].splitlines()
 
-    assert [line[9:] for line in says(None, 2)] == ["worker-1 ended (killed by SIGKILL); starting it again"]
-    message, cause, _ = says(Suspicion(("job_1",), {"worker-1": 3}), 3)
-    assert message == "error: worker-1 died 3 times running job job_1" and "killed by SIGKILL (" in cause
-    message, _, step = says(Suspicion(("job_1",), {"worker-1": 4}, given_up=True), 4)
-    assert message == "error: worker-1 died 4 times running job job_1; it is a dead letter now"
-    assert step.startswith("next:  penstock dlq show job_1;")
-    assert says(None, 5) == []
-    child.status = Status(state="ready", alike=5)
+    assert [line[9:] for line in says([], 2)] == ["worker-1 ended (killed by SIGKILL); starting it again"]
+    message, cause, step = says(["job_1"], 3)
+    assert message == "error: worker-1 died running job_1, which is a dead letter now"
+    assert "killed by SIGKILL (" in cause and step.startswith("next:  penstock dlq show job_1;")
+    assert says(["job_1", "job_2"], 4)[0] == "error: worker-1 died running job_1, job_2, which are dead letters now"
+    assert says([], 5) == []
+    child.status = replace(child.status, state="ready")
     screen.noticed(child, starting=False)
-    assert says(None, 6)[0] == "error: worker-1 ended 6 times, each soon after its start"
+    assert says([], 6)[0] == "error: worker-1 ended 6 times, each soon after its start"
 
 
 def test_each_kind_of_crash_loop_is_reported_once_with_its_own_cause(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_who_comes_back_is_told_with_the_time_that_it_took(tmp_path: Path) -> No
     child, screen = Child(program, lambda _child: None), Screen(ProgressLine(io.StringIO(), {}))
 
     def recovered(state: str, **changes: object) -> str:
-        child.status = replace(child.status, state=state, **changes)  # type: ignore[arg-type]
+        child.status = replace(child.status, state=state, **changes)
         return screen.noticed(child, starting=False)
 
     assert recovered("ready", pid=1) == ""
@@ -85,7 +84,7 @@ def test_what_is_waited_for_is_told_when_it_goes_and_when_it_is_back(tmp_path: P
     child, stream = Child(program, lambda _child: None), io.StringIO()
     screen = Screen(ProgressLine(stream, {}))
     for away in ("", "http://a refuses", "http://a refuses", "", ""):
-        child.status = Status(state="ready", away=away)
+        child.status = replace(child.status, state="ready", away=away)
         assert screen.noticed(child, starting=False) == ""
     gone, back = stream.getvalue().splitlines()
     assert "worker-1 is away (http://a refuses)" in gone and "worker-1 is back after 0." in back

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 
 import pytest
+from terminals import Terminal
 
 from cli import jobs
 from cli.output import ago, print_rows, print_table, shortener, size
@@ -37,13 +37,6 @@ def test_times_and_sizes() -> None:
     assert [size(count) for count in (0, 999, 1500, 9_960, 999_499, 999_600, 268_435_456)] == [
         "0", "999", "1.5k", "10k", "999k", "1.0M", "268M",
     ]  # fmt: skip
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize(

@@ -5,22 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
-import pty
-import select
 import signal
-import subprocess
-import sys
-import termios
 import threading
-import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from http_serving import serving_http
+from http_serving import QuietHandler, serving_http
 from rich.console import Console
+from terminals import OnTerminal
 
 from cli.__main__ import main
 from cli.top import frame
@@ -114,21 +108,13 @@ def test_an_old_screen_gives_no_advice() -> None:
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
-class Serve(BaseHTTPRequestHandler):
+class Serve(QuietHandler):
     answers = threading.Event()
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         self.answers.wait(60)
-        body = json.dumps(OVERVIEW).encode()
         with contextlib.suppress(ConnectionError):  # of a command that has ended meanwhile
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
+            self.send(200, OVERVIEW)
 
 
 @pytest.fixture
@@ -157,59 +143,32 @@ def test_without_a_terminal_it_names_what_works(url: str, capsys: pytest.Capture
 @pytest.mark.parametrize(("end", "code"), [("q", 0), (signal.SIGINT, 130), (signal.SIGTERM, 130)])
 def test_whatever_ends_it_the_terminal_is_as_before(url: str, end: str | signal.Signals, code: int) -> None:
     """Its settings, its cursor and its first screen."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (30, 100))
-    before, out = termios.tcgetattr(theirs), b""
-    command = [sys.executable, "-m", "cli", "top", "--url", url, "--interval", "0.5"]
-    environ = {**os.environ, "TERM": "xterm"}
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as process:
-        deadline = time.monotonic() + 60
-        while process.poll() is None or select.select([ours], [], [], 0.1)[0]:
-            assert time.monotonic() < deadline, out
-            if select.select([ours], [], [], 0.1)[0]:
-                out += os.read(ours, 65_536)
-            if end and b"worker-1" in out:
-                if isinstance(end, str):
-                    os.write(ours, end.encode())
-                else:
-                    process.send_signal(end)
-                end = ""
-    assert process.returncode == code
-    assert termios.tcgetattr(theirs) == before
-    assert out.count(b"\x1b[?1049h") == out.count(b"\x1b[?1049l") == 1
-    assert out.rindex(b"\x1b[?25h") > out.rindex(b"\x1b[?25l")
-    for handle in (ours, theirs):
-        os.close(handle)
+    with on_terminal(url, TERM="xterm") as screen:
+        before = screen.settings
+        screen.until(lambda seen: "worker-1" in seen)
+        screen.type(end) if isinstance(end, str) else screen.interrupt(end)
+        assert screen.end() == code
+        assert screen.settings == before
+    assert screen.seen.count("\x1b[?1049h") == screen.seen.count("\x1b[?1049l") == 1
+    assert screen.seen.rindex("\x1b[?25h") > screen.seen.rindex("\x1b[?25l")
+
+
+def on_terminal(url: str, **environ: str) -> OnTerminal:
+    return OnTerminal(["-m", "cli", "top", "--url", url, "--interval", "0.5"], columns=100, environ=environ)
 
 
 @pytest.mark.slow
 def test_a_server_that_hangs_makes_the_screen_unknown_and_holds_up_no_key(url: str) -> None:
     """What was shown before stays, as old; q still leaves; when the server answers again, it is live again."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (30, 100))
-    command = [sys.executable, "-m", "cli", "top", "--url", url, "--interval", "0.5"]
-    environ = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
-    seen = b""
-
-    def until(text: bytes, times: int = 1) -> None:
-        nonlocal seen
-        deadline = time.monotonic() + 60
-        while seen.count(text) < times:
-            assert time.monotonic() < deadline, seen[-3000:]
-            if select.select([ours], [], [], 0.1)[0]:
-                seen += os.read(ours, 65_536)
-
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as process:
-        until(b"Falling behind")
+    unknown = "Unknown: the server has not answered for"
+    with on_terminal(url, TERM="xterm", NO_COLOR="1") as screen:
+        screen.until(lambda seen: "Falling behind" in seen)
         Serve.answers.clear()
-        until(b"Unknown: the server has not answered for")
+        screen.until(lambda seen: unknown in seen)
         Serve.answers.set()
-        seen = b""
-        until(b"Falling behind")
+        screen.until(lambda seen: "Falling behind" in seen.rpartition(unknown)[2])
         Serve.answers.clear()
-        until(b"Unknown: the server has not answered for")
-        os.write(ours, b"q")
-        assert process.wait(20) == 0
+        screen.until(lambda seen: unknown in seen.rpartition("Falling behind")[2])
+        screen.type("q")
+        assert screen.end() == 0
         Serve.answers.set()
-    for handle in (ours, theirs):
-        os.close(handle)

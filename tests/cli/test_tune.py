@@ -182,18 +182,12 @@ def test_a_protocol_has_as_many_requests_at_every_concurrency() -> None:
     assert max(each.requests for each in cut.levels) < 500 and "not 500 requests" in cut.note
 
 
-def test_a_server_that_refuses_a_field_is_asked_without_it(
-    capsys: pytest.CaptureFixture[str], server: CurveServer
+@pytest.mark.parametrize("change", [{"refuses": "ignore_eos"}, {"closes": True}])
+def test_a_server_of_another_kind_fails_no_request(
+    change: dict[str, Any], capsys: pytest.CaptureFixture[str], server: CurveServer
 ) -> None:
-    server.refuses = "ignore_eos"
-    found = tuned(capsys, server, "--requests", "4", "--max", "4")
-    assert all(point["failed"] == 0 for point in found["points"])
-
-
-def test_a_server_that_closes_after_each_answer_loses_none(
-    capsys: pytest.CaptureFixture[str], server: CurveServer
-) -> None:
-    server.closes = True
+    """One that refuses a field is asked without it; one that closes after each answer loses none."""
+    vars(server).update(change)
     found = tuned(capsys, server, "--requests", "8", "--max", "4")
     assert all(point["failed"] == 0 for point in found["points"])
 
@@ -294,36 +288,30 @@ def test_a_server_that_dies_or_hangs_ends_it_within_the_budget(
 )
 def test_ctrl_c_shows_what_was_measured(server: CurveServer, words: list[str], answered: int, shows: str) -> None:
     """And what it did from the first second on: each phase is a line in a pipe."""
-    server.dies_after, server.hangs = answered, True
-    command = [sys.executable, "-m", "cli", "tune", *words, "--url", server.url, "--in", "32", "--out", "4", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        eventually(lambda: len(server.bodies) > answered, seconds=60)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    out, err = interrupted(server, answered, *words, "--json")
     found = json.loads(out)
     assert found.get("points") or found["rates"]
     assert shows in found["advice"] and "warming up" in err and "probing" in err
 
 
-def test_ctrl_c_before_anything_was_measured_says_so(server: CurveServer) -> None:
-    server.dies_after, server.hangs = 1, True
-    command = [sys.executable, "-m", "cli", "tune", "frontier", "--url", server.url]
+def interrupted(server: CurveServer, answered: int, *words: str) -> tuple[str, str]:
+    """What it says after Ctrl-C, sent once the server has answered so often and then hangs."""
+    server.dies_after, server.hangs = answered, True
+    command = [sys.executable, "-m", "cli", "tune", *words, "--url", server.url, "--in", "32", "--out", "4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        eventually(lambda: len(server.bodies) > 1, seconds=60)
+        eventually(lambda: len(server.bodies) > answered, seconds=60)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "") and "warming up" in err
+    assert process.returncode == 130, err
+    return out, err
 
 
-def test_ctrl_c_in_the_first_level_says_how_far_it_came(server: CurveServer) -> None:
-    server.dies_after, server.hangs = 6 + 3, True
-    command = [sys.executable, "-m", "cli", "tune", "frontier", "--url", server.url, "--in", "32", "--out", "4"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        eventually(lambda: len(server.bodies) > 9, seconds=60)
-        process.send_signal(signal.SIGINT)
-        err = process.communicate(timeout=60)[1]
-    assert process.returncode == 130 and re.search(r"  1 at once: 3 of 8 requests, [0-9.]+ requests/s", err), err
+def test_ctrl_c_before_two_levels_were_measured_says_how_far_it_came(server: CurveServer) -> None:
+    out, err = interrupted(server, 1, "frontier")
+    assert out == "" and "warming up" in err
+    server.bodies.clear()
+    _, err = interrupted(server, 6 + 3, "frontier")
+    assert re.search(r"  1 at once: 3 of 8 requests, [0-9.]+ requests/s", err), err
 
 
 def test_a_budget_without_a_unit_or_for_no_pass_is_refused(

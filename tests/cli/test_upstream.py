@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from http_serving import serving_http
+from http_serving import QuietHandler, serving_http
 
 from cli import deployment as engines
 from cli.deployment import own_name, with_upstream
 from cli.output import UNREACHABLE, USAGE, Problem
 
 
-class Models(BaseHTTPRequestHandler):
+class Models(QuietHandler):
     """The list of models of a server that takes one key."""
 
     names: tuple[str, ...] = ()
@@ -23,24 +22,14 @@ class Models(BaseHTTPRequestHandler):
     loading = 0
     """How often it says that it loads its model."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         if Models.loading:
             Models.loading -= 1
-            self._say(503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}})
+            self.send(503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}})
             return
         known = not self.key or self.headers.get("Authorization") == f"Bearer {self.key}"
         names = {"data": [{"id": name} for name in self.names]}
-        self._say(200 if known else 401, names if known else {"error": "no"})
-
-    def _say(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.send(200 if known else 401, names if known else {"error": "no"})
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from batching import said
-from house import House, eventually, free_port, redis_process
+from house import House, eventually, free_port, redis_process, serving
 
 pytestmark = pytest.mark.slow
 
@@ -23,6 +23,13 @@ EXAMPLES = ROOT / "examples"
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 OF_OTHERS = {"engine"}
 """Folders of examples that have their own tests."""
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """One of each role, with the settings that they have without any."""
+    with serving(tmp_path_factory.mktemp("house"), "workers", "offline") as house:
+        yield house
 
 
 def environ_of(house: House, **more: str) -> dict[str, str]:
@@ -109,9 +116,8 @@ def number_of_jobs(house: House) -> int:
     return len(json.loads(house.get("/v1/jobs?limit=100")[1])["data"])
 
 
-def test_a_batch(empty_house: House) -> None:
-    start(empty_house, "offline")
-    first, *lines = run(empty_house, "batch.py").strip().split("\n")
+def test_a_batch(house: House) -> None:
+    first, *lines = run(house, "batch.py").strip().split("\n")
     assert ": completed, " in first
     assert lines == [f"river-{number} {said(f'Name river {number}.', 8)!r}" for number in range(20)]
 

@@ -101,7 +101,7 @@ def test_replicas_of_both_kinds_are_in_the_ratio_of_their_work() -> None:
 
 
 def test_the_best_deployment_and_its_reason() -> None:
-    rows = best_goodput(TWO)
+    rows = best_goodput(replace(TWO, max_batch=16))
     assert [row.rate for row in rows] == sorted((row.rate for row in rows), reverse=True)
     assert rows[0].separate_rate is not None and rows[0].separate_rate >= 0.95 * rows[0].rate
     said = goodput_advice(TWO, rows)
@@ -140,12 +140,6 @@ def test_objectives_that_no_request_keeps_are_named_with_what_is_least() -> None
     assert "--ttft-ms" not in str(token.value)
     with pytest.raises(PlanError, match="does not fit"):
         best_goodput(replace(TWO, model=model("llama-3.1-70b"), gpus=1))
-
-
-@pytest.mark.parametrize("wrong", [(0, 1, 0.9), (1, -1, 0.9), (1, 1, 0), (1, 1, 1.1)])
-def test_objectives_out_of_range_are_refused(wrong: tuple[float, float, float]) -> None:
-    with pytest.raises(PlanError, match="--ttft-ms and --tpot-ms are above"):
-        slo_of(*wrong)
 
 
 def test_a_batch_of_one_serves_less() -> None:

@@ -49,8 +49,6 @@ def test_what_does_not_fit_names_how_many_would() -> None:
     with pytest.raises(PlanError, match="--gpus 8 would fit"):
         search(PlanInput(model("llama-3.1-70b"), device("l4"), gpus=4))
     assert search(PlanInput(model("llama-3.1-70b"), device("l4"), gpus=8))
-    with pytest.raises(PlanError, match="--gpus 0: 1 to"):
-        search(replace(EIGHT, gpus=0))
 
 
 def test_fewer_bits_never_serve_less() -> None:
@@ -82,11 +80,6 @@ def test_layouts_of_the_paper() -> None:
     assert names == ["dp1 pp1 tp8", "dp2 pp1 tp4", "dp4 pp1 tp2", "dp1 pp1 tp8 ep4", "dp1 pp1 tp8 ep2"]
     assert layouts(1, 1) == [ParallelPlan()]
     assert "dp1 pp1 tp8 yields most from 1 concurrent request on" in grid_advice(grid(GRID, (1, 2)))
-
-
-def test_a_grid_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(PlanError, match="no layout of"):
-        grid(PlanInput(model("llama-3.1-70b"), device("l4"), gpus=2))
 
 
 def test_an_interrupted_search_keeps_what_it_has_tried() -> None:

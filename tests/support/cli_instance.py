@@ -9,14 +9,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from house import end, eventually
 
 from cli.__main__ import main
+from cli.instance import DataDir
+from cli.instance import Instance as State
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +36,24 @@ def said_here(*words: str) -> tuple[str, int, str]:
     return said.getvalue(), code, errors.getvalue()
 
 
+def a_state(home: DataDir, url: str = "http://127.0.0.1:1", **changes: Any) -> State:
+    """The state of an instance of a data folder."""
+    return State(**{
+        "version": "1", "pid": os.getpid(), "state": "ready", "phase": "", "url": url, "redis_url": "",
+        "data_dir": str(home.path), "engine": "sim", "models": ("sim",), "started": 1.0,
+    } | changes)  # fmt: skip
+
+
+@contextmanager
+def running_at(url: str, folder: Path, **changes: Any) -> Iterator[DataDir]:
+    """A data folder whose instance says that it answers there."""
+    home = DataDir(folder)
+    with home.lock():
+        home.prepare()
+        home.write(a_state(home, url, **changes))
+        yield home
+
+
 class Instance:
     """`penstock up` in a folder of its own; without an offline process, whose start costs most, unless `batches`."""
 
@@ -44,7 +65,11 @@ class Instance:
         command = [sys.executable, "-m", "cli", "up", "--port", "0", "--data-dir", "data", *words]
         with (folder / "out").open("wb") as out:
             self._process = subprocess.Popen(command, cwd=folder, env=self._environ, stdout=out, stderr=out)
-        eventually(self._is_ready, seconds=60)
+        try:
+            eventually(self._is_ready, seconds=120)
+        except BaseException:  # who calls has nothing to close
+            self.close()
+            raise
         state = json.loads((folder / "data" / "run" / "state.json").read_text())
         self.port = int(state["url"].rpartition(":")[2])
 
@@ -69,6 +94,12 @@ class Instance:
         found = reply.status, json.loads(reply.read())
         connection.close()
         return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._process.send_signal(signal.SIGTERM)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import HTTPServer
-from typing import TypeVar
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, TypeVar
 
 Server = TypeVar("Server", bound=HTTPServer)
 
@@ -25,3 +26,24 @@ def serving_http(server: Server) -> Iterator[Server]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class QuietHandler(BaseHTTPRequestHandler):
+    """Reads and sends JSON, and logs nothing."""
+
+    def read_json(self) -> Any:
+        """What a request brings; None if it brings nothing."""
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        return json.loads(body) if body else None
+
+    def send(self, status: int, value: object, kind: str = "application/json", **headers: str) -> None:
+        """Answer with a value as JSON, or with a text as it is."""
+        data = (value if isinstance(value, str) else json.dumps(value)).encode()
+        self.send_response(status)
+        for name, each in ({"Content-Type": kind, "Content-Length": str(len(data))} | headers).items():
+            self.send_header(name, each)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass

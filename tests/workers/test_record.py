@@ -94,16 +94,13 @@ def test_the_slots_of_the_engine_are_shown(metrics: Metrics) -> None:
     assert [shown(metrics, f"penstock_worker_{name}") for name in names] == [{("m",): 8}, {("m",): 5}, {("m",): 2}]
 
 
-def test_the_end_of_each_job_is_logged_and_completions_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_each_job_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """One line for each state, with the jobs' ids, by which `penstock logs --job` finds it."""
-    told = list[bool]()
-    recorder = Recorder("m", Metrics.start("", "worker"), Tracing(), on_completed=lambda: told.append(True))
+    recorder = Recorder("m", Metrics.start("", "worker"), Tracing())
     ends = [("a", JobState.FAILED), ("b", JobState.COMPLETED), ("c", JobState.COMPLETED)]
     with caplog.at_level(logging.INFO):
         recorder.written([Terminal("x", JobState.CANCELLED, 0)], "worker-1")
-        assert told == []
         recorder.written([Terminal(job, state, 0) for job, state in ends], "worker-1")
-    assert told == [True]
     found = [(each.message, vars(each)["jobs"], vars(each)["worker"]) for each in caplog.records]
     assert found == [
         ("jobs cancelled", ["x"], "worker-1"),

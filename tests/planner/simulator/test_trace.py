@@ -48,19 +48,6 @@ def test_failed_rows_are_counted_and_not_sent(tmp_path: Path) -> None:
     assert found.failed == 1
 
 
-@pytest.mark.parametrize("row", ["x,ChatGPT,1,2,3,API log", "1,ChatGPT,-1,2,3,API log", "1,ChatGPT"])
-def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, row: str) -> None:
-    with pytest.raises(Malformed, match="line 2"):
-        list(trace(tmp_path, row))
-
-
-def test_a_file_without_the_columns_says_which(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("Timestamp,Model\n1,2\n")
-    with pytest.raises(Malformed, match="Request tokens"):
-        list(Trace(path))
-
-
 def test_a_cut_is_moved_scaled_and_clipped() -> None:
     found = list(cut([TraceRow(at, 100, 100) for at in (5.0, 10.0, 30.0)], begin=10, end=30, scale=2, longest=120))
     assert found == [TraceRow(0.0, 20, 100)]
@@ -75,14 +62,6 @@ def test_json_lines_of_apex(tmp_path: Path) -> None:
     )
     trace = Trace(path)
     assert list(trace) == [TraceRow(0.0, 10, 5), TraceRow(2.0, 1, 7)] and trace.failed == 1
-
-
-@pytest.mark.parametrize("line", ["{}", "x", '{"StartTimeOffset": -1, "ContextTokens": 1, "GeneratedTokens": 1}'])
-def test_a_line_that_is_none_is_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text(f"{line}\n")
-    with pytest.raises(Malformed, match="line 1"):
-        list(Trace(path))
 
 
 APEX = '{"StartTimeOffset": 0, "ContextTokens": 10, "GeneratedTokens": 5}\n'
