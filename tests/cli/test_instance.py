@@ -62,14 +62,18 @@ def test_a_ready_worker_whose_servers_are_away_is_a_problem(tmp_path: Path) -> N
 
 
 def test_second_lock_names_the_first(tmp_path: Path) -> None:
-    """Whoever comes second is told where the first one is."""
+    """Whoever comes second is told where the first one is, or what its start waits for."""
     home = DataDir(tmp_path)
     with home.lock():
         home.prepare()
         home.write(instance(home))
         with pytest.raises(Problem, match=r"already running at http://127\.0\.0\.1:8000") as caught, home.lock():
             pass
-    assert caught.value.exit_code == 1
+        assert caught.value.exit_code == 1
+        home.write(replace(instance(home), state="starting", phase="waiting for Redis"))
+        with pytest.raises(Problem, match=f"another penstock is starting in {home.path}") as caught, home.lock():
+            pass
+    assert caught.value.cause == "waiting for Redis"
 
 
 def test_secrets_are_for_the_owner_alone(tmp_path: Path) -> None:
