@@ -56,6 +56,7 @@ def test_a_mutant_is_noticed_by_a_test_that_passes_without_it(
     tests = tmp_path / "tree" / "tests" / "api"
     tests.mkdir(parents=True)
     (tmp_path / "tree" / "api").mkdir()
+    (tmp_path / "tree" / "api" / "__init__.py").touch()
     (tmp_path / "tree" / "api" / "a.py").write_text("RIGHT = True\nEVEN = 1\n")
     (tests / "test_a.py").write_text(
         "from api import a\n\ndef test_wrong():\n    assert 0\n\ndef test_right():\n    assert a.RIGHT\n"
