@@ -13,7 +13,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -180,6 +180,9 @@ JOBS_PER_CALL = 64
 """Jobs enqueued, or records read, in one round trip."""
 MAX_BLOCKED = 64
 """Lines that may wait for room in the store before no line behind them is tried."""
+MAX_OVERTAKING = 512
+"""Lines enqueued ahead of one that waits for room, until the queue must run empty of the batch's lines once. Smaller
+lines would otherwise take the room again and again that the larger one needs at once."""
 ANSWERED_RETENTION_S = 600
 """How long the store keeps the record of a line's job once its answer is on disk."""
 SLOTS_MAX_AGE_S = 2.0
@@ -205,6 +208,8 @@ class Lines:
         """Lines in the queue, by job id."""
         self._blocked: dict[int, int] = {}
         """Lines for which the store had no room, in order, and the bytes that each needs. They are tried first."""
+        self._overtaking = 0
+        """Lines enqueued ahead of one that waits for room, since the queue was last empty of lines."""
         self._cards: Mapping[str, ModelCard] = {}
         """The model cards by which these bytes were computed."""
         self._cancelling = False
@@ -291,6 +296,8 @@ class Lines:
             return 0
         window = window_of(await self._worker_slots(), self._tools.batch.window)
         self._lane, self._reason = lane_of(self._standing(), self._lease.batch.ceiling)
+        if self.idle:
+            self._overtaking = 0
         ended, may_take_more = 0, True
         while may_take_more and (lines := self._next(min(window - len(self._queued), JOBS_PER_CALL))):
             failed, may_take_more = await self._put(lines, left_ms)
@@ -299,14 +306,17 @@ class Lines:
 
     def _next(self, limit: int) -> list[int]:
         """At most `limit` lines to enqueue now: those that waited for room and have it, then those behind them, unless
-        too many wait."""
+        too many wait. If one was overtaken too often, none goes before it."""
         if limit <= 0:
             return []
-        lines = [line for line, needed in self._blocked.items() if self._fits(line, needed)]
+        if self._overtaking >= MAX_OVERTAKING:
+            return list(islice(takewhile(self._fits, self._blocked), limit))
+        lines = [line for line in self._blocked if self._fits(line)]
         lines += islice(self._waiting, max(0, min(limit, MAX_BLOCKED - len(self._blocked))))
         return lines[:limit]
 
-    def _fits(self, line: int, needed: int) -> bool:
+    def _fits(self, line: int) -> bool:
+        needed = self._blocked[line]
         return self._tools.headroom.fits(partition_of(self._job_id(line)) or 0, needed, part=True)
 
     async def withdraw(self) -> None:
@@ -360,6 +370,7 @@ class Lines:
                 case _:
                     self._leave(line)
                     self._queued[job.id] = line
+                    self._overtaking = self._overtaking + 1 if self._blocked else 0
                     if not accepted.joined:
                         span.end()
         for line, error in refusals.items():

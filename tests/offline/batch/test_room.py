@@ -302,6 +302,45 @@ async def test_lines_that_wait_are_not_read_again(
     assert list(lines._waiting) == list(range(11, 79))
 
 
+async def test_smaller_lines_do_not_keep_a_larger_one_waiting_for_ever(
+    small: RedisClient, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After so many the batch's lines in the queue end without new ones behind them, and the larger one has its turn
+    long before the last of them."""
+    monkeypatch.setattr(lines_module, "MAX_OVERTAKING", 20)
+    small_ones = 200
+    lines: Lines = await begin(4, 18, *[2] * small_ones)
+    passed = 0
+    while 1 not in queued(lines):
+        before = queued(lines)
+        await lines.feed()
+        if 1 not in queued(lines):
+            first = min(queued(lines))
+            passed += 1
+            await end(lines, first)
+        assert passed < 60
+    assert passed > 10
+    assert before, "it has waited until it fits, and not until nothing else was there"
+
+
+async def test_lines_pass_one_that_others_keep_from_its_room(
+    small: RedisClient, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the queue has no line of the batch and there is still no room for the larger one, waiting is no use: the
+    smaller ones go on, to the last."""
+    monkeypatch.setattr(lines_module, "MAX_OVERTAKING", 5)
+    other = Queue(small)
+    await other.put(a_job(other, tokens_of(8 * MIB)))
+    lines: Lines = await begin(18, *[2] * 40)
+    rounds = 0
+    while len(lines._waiting) + len(lines._blocked) > 1:
+        await lines.feed()
+        await end(lines, *queued(lines))
+        rounds += 1
+        assert rounds < 60
+    assert list(lines._blocked) == [0]
+
+
 async def test_lines_that_are_being_put_when_the_store_goes_away_keep_their_order(
     small: RedisClient, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
