@@ -162,8 +162,8 @@ def codes(owner: type[Any]) -> Iterator[CodeType]:
 
 
 def test_no_other_private_name_of_a_library_is_used() -> None:
-    """Of another object: `connection._writer`. What is the product's own is defined in the same file; `_asdict`, `_fields`
-    and `_replace` are public methods of named tuples."""
+    """Of another object: `connection._writer`. What is the product's own is defined in the same file; `_asdict`,
+    `_fields` and `_replace` of named tuples are public."""
     used = set[tuple[str, str]]()
     for path in product_files():
         text = path.read_text("utf-8")
