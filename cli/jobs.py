@@ -8,6 +8,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import click
 
 from cli.app import Group
 from cli.client import Client, limit_option
-from cli.options import command, completed, moment
+from cli.options import Where, command, completed, moment
 from cli.output import (
     DONE,
     ENDED_BADLY,
@@ -292,6 +293,10 @@ def _note(event: StreamEvent, say: Callable[[str], object]) -> None:
             say(interruption(event) or begun)
 
 
+# It asks for the job's record twice a second. The tokens come from the job's events, which another thread reads: a
+# record has no count while the job runs.
+
+
 LOOK_INTERVAL_S = 0.5
 
 Job = Mapping[str, Any]
@@ -351,6 +356,27 @@ def _end(job: Job) -> str:
 
 def _between(begin: float | None, end: float | None) -> str:
     return duration(1000 * max(0.0, end - begin)) if begin and end else "?"
+
+
+class WatchedTokens(threading.Thread):
+    """Counts the tokens of a running job, in a thread of its own."""
+
+    def __init__(self, client: Client, job_id: str) -> None:
+        super().__init__(name="tokens", daemon=True)
+        self._client, self._job_id, self.tokens = client, job_id, 0
+
+    def run(self) -> None:
+        after = ""
+        while True:
+            try:
+                for event in self._client.stream(self._job_id, after):
+                    after = event.id
+                    self.tokens += int(event.data.get("tokens", 0)) if event.name == "delta" else 0
+                return
+            except StreamReset as reset:
+                self.tokens, after = 0, reset.cursor
+            except (JobFailed, Problem):
+                return  # the record says it, or that the server is away
 
 
 def _print(job: Job, change: JobChange, progress: ProgressLine, *, as_json: bool) -> None:
@@ -502,23 +528,32 @@ def events(client: Client, job_id: str, after: str, as_json: bool) -> int:
 
 
 @command("watch", jobs)
-def watch(client: Client, job_id: str, as_json: bool) -> int:
-    """Follow what happens to a job: its place in the queue, each attempt and its worker, and how it ends. Its tokens
-    come with `penstock jobs events`.
+def watch(client: Client, job_id: str, where: Where, as_json: bool) -> int:
+    """Follow what happens to a job: its place in the queue, each attempt and its worker, tokens, and how it ends.
 
     \b
     Examples:
       penstock jobs watch job_0074d316
       penstock jobs watch job_0074d316 --json
     """
+    quiet = as_json or not sys.stderr.isatty()  # a pipe has the changes
     before: Job = {}
+    begun = False
     try:
-        with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
+        with Client.find(where) as reading, ProgressLine(sys.stderr, os.environ, quiet=quiet) as progress:
+            count = WatchedTokens(reading, job_id)
             while before.get("status") not in FINAL:
                 now = client.get(f"/v1/jobs/{job_id}")
                 for change in changes(before, now):
                     _print(now, change, progress, as_json=as_json)
                 if now["status"] not in FINAL:
+                    if not before:
+                        count.start()
+                        progress.explain(lambda: f"{count.tokens} tokens" if count.tokens else "")
+                    elif count.tokens and not begun:
+                        begun = True
+                        change = JobChange("the first tokens are there", now["first_token_at"])
+                        _print(now, change, progress, as_json=as_json)
                     progress.phase(_state(now))
                     time.sleep(LOOK_INTERVAL_S)
                 before = now

@@ -13,6 +13,10 @@ from typing import Any
 
 REDIS_LINE = re.compile(r"[0-9]+:[A-Z] ([0-9]{1,2} [A-Z][a-z]{2} [0-9]{4} [0-9:]{8}\.[0-9]{3}) ([.*#-]) (.*)")
 REDIS_LEVELS = {".": "debug", "-": "debug", "*": "info", "#": "warning"}
+START = "penstock %s starts"
+"""The first record of each run of `penstock up` in its own log."""
+STARTER = "cli.up"
+"""The logger that writes START."""
 HEAD = ("time", "level", "service", "pid", "logger", "message", "process", "exception", "stack", "trace_ids", "span_id")
 """Fields of a record that `pretty` does not show as `name=value`."""
 FIRST_ERROR = 400
@@ -92,6 +96,13 @@ def is_poll(line: LogLine) -> bool:
     if fields.get("logger") != "api.access" or fields.get("method") != "GET" or not isinstance(status, int):
         return False
     return status < FIRST_ERROR and (route in POLLED or route.startswith("/console/assets/"))
+
+
+def starts_run(line: LogLine) -> bool:
+    """Whether a run of `penstock up` begins with this line."""
+    before, after = START.split("%s")
+    said = str(line.fields.get("message"))
+    return line.fields.get("logger") == STARTER and said.startswith(before) and said.endswith(after)
 
 
 def text_of(fields: dict[str, Any]) -> str:

@@ -18,12 +18,14 @@ from typing import BinaryIO
 
 import click
 
-from cli.log_lines import LogLine, is_of_trace, is_poll, parse_line, pretty
+from cli.log_lines import LogLine, is_of_trace, is_poll, parse_line, pretty, starts_run
 from cli.options import Where, command
 from cli.output import DONE, INTERRUPTED, Problem, fitted, print_json, shorten_ids, styled, visible
 from cli.processes import ORDER
 
 FOLLOW_INTERVAL_S = 0.2
+MIN_RUNS = 2
+"""Runs in the logs, of which one is the previous one."""
 COLOURS = {"warning": 33, "error": 31, "critical": 31}
 BLOCK_BYTES = 1 << 20
 INDENT = len("11-24 02:12:13.123 ")
@@ -37,11 +39,15 @@ class Filters:
     trace: str = ""
     role: str = ""
     process: str = ""
+    since: str = ""
+    until: str = ""
+    """Times; a line without one passes if none is asked for."""
     polls: bool = True
 
     def passes(self, line: LogLine, raw: str) -> bool:
         return (
             (self.polls or not is_poll(line))
+            and (self.since <= line.time and (not self.until or line.time < self.until))
             and self.job in raw
             and (not self.trace or is_of_trace(line, self.trace))
             and self.role in ("", line.role)
@@ -102,6 +108,7 @@ def process_of(path: Path) -> str:
 @click.option("--role", type=click.Choice((*ORDER, "up")), default=None, help="Only processes of this role.")
 @click.option("--process", default="", help="Only this process, as `penstock ps` names it.")
 @click.option("-n", "--lines", "count", type=click.IntRange(0), help="Only the newest N lines [all].")
+@click.option("--previous", is_flag=True, help="Only the run of `penstock up` before the newest one.")
 @click.option("-v", "--verbose", is_flag=True, help="On a terminal, show ids too.")
 @click.option("--pretty", "for_people", is_flag=True, help="Lines for people, also into a pipe.")
 @click.option(
@@ -116,6 +123,7 @@ def logs(
     role: str | None,
     process: str,
     count: int | None,
+    previous: bool,
     where: Where,
     for_people: bool,
     polls: bool,
@@ -143,18 +151,30 @@ def logs(
     if not any(folder.glob("*.log*")):
         what = f"there are no logs in {folder}"
         raise Problem(what, next_step="penstock up, or name another folder with --data-dir", code="no_logs")
+    if previous:
+        filters.since, filters.until = _previous_run(folder)
     try:
         found: Iterable[LogLine] = merged(folder, files, filters)
         show = partial(_show, as_json=as_json, ids=verbose)
         shown = show(found if count is None else deque(found, count))
         if not (shown or follow or count == 0):
             raise _nothing(filters, folder, files)
-        while follow:
+        while follow and not previous:
             time.sleep(FOLLOW_INTERVAL_S)
             show(merged(folder, files, filters))
     except KeyboardInterrupt:
         return INTERRUPTED
     return DONE
+
+
+def _previous_run(folder: Path) -> tuple[str, str]:
+    """When the run of `penstock up` before the newest one began, and when that one did. Raises Problem."""
+    times = [line.time for line in LogFile(folder / "up.log").lines(Filters()) if starts_run(line)]
+    if len(times) < MIN_RUNS:
+        raise Problem(
+            f"the logs in {folder} have no run before the newest one", next_step="penstock logs", code="no_lines"
+        )
+    return times[-2], times[-1]
 
 
 def from_now(folder: Path) -> dict[Path, LogFile]:

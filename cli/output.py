@@ -87,10 +87,17 @@ def table_lines(
     lines = [f"\x1b[1m{line}\x1b[0m" if colour else line for line in row_lines(header, colour=False)]
     for row in rows:
         lines += row_lines(row, colour=colour)
-        for place in range(len(names)):
-            if place not in places and row[place] != "-":
-                below = f"  {header[place].lower()}: {row[place]}"
-                lines += _cell_lines(names[place], below, int(width), BELOW)
+        hidden = [place for place in range(len(names)) if place not in places and row[place] != "-"]
+        figures, below = list[str](), list[str]()
+        for place in hidden:
+            said = f"{GAP}{header[place].lower()}: {row[place]}"
+            if names[place] in TEXTS:
+                below += _cell_lines(names[place], said, int(width), BELOW)
+            elif figures and cells(figures[-1] + said) <= width:
+                figures[-1] += said
+            else:
+                figures.append(said)
+        lines += [part for line in figures for part in _cell_lines("", line, int(width), BELOW)] + below
     return lines
 
 

@@ -33,7 +33,7 @@ from cli import ports
 from cli.deployment import Deployment, check_plugins, environment, load_deployment, saved_deployment, with_upstream
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.instance import DataDir, Instance, UpSettings
-from cli.log_lines import text_of
+from cli.log_lines import START, text_of
 from cli.logs import Filters, from_now, merged
 from cli.options import Command, completed, config_option, own_command, redis_url_option, short_path
 from cli.output import (
@@ -640,7 +640,7 @@ def _run(
     try:
         with home.log("up").open("a") as file:
             logs.setup("up", "info", file)
-            log.info("penstock %s starts", __version__)
+            log.info(START, __version__)
             try:
                 weights = _fetch(home, progress) if deployment.needs_weights else None
                 _check_engines(deployment, home, screen)

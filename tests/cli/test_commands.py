@@ -159,6 +159,12 @@ def test_exposed_host_without_key_is_refused(capsys: pytest.CaptureFixture[str])
     assert "no API key is configured" in capsys.readouterr().err
 
 
+def test_unreachable_redis_is_code_3(capsys: pytest.CaptureFixture[str]) -> None:
+    """`ps --redis-url` says what it could not reach."""
+    assert main(["ps", "--redis-url", "redis://127.0.0.1:1/0"]) == 3
+    assert "Redis" in capsys.readouterr().err
+
+
 def test_exposed_key_file_is_code_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A key others can read is not used."""
     folder = tmp_path / ".penstock"

@@ -106,7 +106,7 @@ def test_a_lost_worker_is_watched(tmp_path: Path) -> None:
                 def said() -> list[str]:
                     return [json.loads(line)["change"] for line in (tmp_path / "seen").read_text().splitlines()]
 
-                eventually(lambda: any("attempt 1" in line for line in said()))
+                eventually(lambda: any("first tokens" in line for line in said()))
                 victim = json.loads(house.get(f"/v1/jobs/{job_id}")[1])["attempt_log"][0]["worker"]
                 workers[victim].kill()
                 eventually(lambda: any("attempt 2" in line for line in said()))

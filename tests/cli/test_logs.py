@@ -16,7 +16,7 @@ from house import eventually
 from terminals import OnTerminal
 
 from cli.__main__ import main
-from cli.log_lines import is_poll, message_of, parse_line, pretty
+from cli.log_lines import START, STARTER, is_poll, message_of, parse_line, pretty
 from cli.logs import Filters
 from cli.output import FAILED, INTERRUPTED, UNREACHABLE
 
@@ -24,6 +24,9 @@ pytestmark = pytest.mark.slow
 
 JOB = "job_00b24cb7937b3d526e8e4afd78f93d22"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+STARTED = START % "0.1.0"
+STARTS = ("00.000", "01.500", "04.500")
+"""Of three runs."""
 Logs = Callable[..., list[dict[str, Any]]]
 
 
@@ -50,6 +53,7 @@ def home(tmp_path: Path) -> Path:
     )
     (folder / "redis-1.log").write_text("12:M 24 Nov 2026 02:00:03.000 # three\n")
     (folder / "worker-1.log.1").write_text(record("00.000", "zero", jobs=[JOB]))
+    (folder / "up.log").write_text("".join(record(at, STARTED, "up", logger=STARTER) for at in STARTS))
     return tmp_path / "data"
 
 
@@ -67,7 +71,7 @@ def logs(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 def test_all_files_are_merged_in_the_order_of_time(logs: Logs) -> None:
     """A text without a time stands where it was written; a line whose end is not written yet is left for later."""
-    found = logs()
+    found = [line for line in logs() if line["process"] != "up"]
     said = ["zero", "one", "Traceback: not JSON", "two", "three", "four\u001b[2J", "five"]
     assert [line["message"] for line in found] == said
     assert [line["process"] for line in found] == ["worker-1"] * 3 + ["api-1", "redis-1", "api-1", "worker-1"]
@@ -85,6 +89,8 @@ def test_all_files_are_merged_in_the_order_of_time(logs: Logs) -> None:
         (["--role", "worker", "-n", "1"], ["five"]),
         (["--process", "api-1"], ["two", "four\u001b[2J"]),
         (["-n", "0"], []),
+        (["--previous"], [STARTED, "two", "three", "four\u001b[2J"]),
+        (["--previous", "--job", JOB], ["two"]),
     ],
 )
 def test_what_is_asked_for_is_shown(logs: Logs, words: list[str], said: list[str]) -> None:
@@ -106,7 +112,13 @@ def test_what_no_line_is_of_is_said(
     """With what there is instead, and not on stdout."""
     assert main(["logs", "--data-dir", str(home), *words]) == FAILED
     out, err = capsys.readouterr()
-    assert not out and said in err and "api-1, redis-1, worker-1" in err
+    assert not out and said in err and "api-1, redis-1, up, worker-1" in err
+
+
+def test_the_only_run_has_none_before_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "logs" / "up.log").write_text(record("00.000", STARTED, "up", logger=STARTER))
+    assert main(["logs", "--data-dir", str(home), "--previous"]) == FAILED
+    assert "no run before the newest one" in capsys.readouterr().err
 
 
 def test_a_folder_without_logs_is_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

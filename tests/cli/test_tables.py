@@ -9,7 +9,7 @@ import pytest
 from terminals import Terminal
 
 from cli import jobs
-from cli.output import ago, print_rows, print_table, shortener, size
+from cli.output import ago, print_rows, print_table, shortener, size, table_lines
 
 ESC = "\x1b"
 IDS = [f"job_00{digit * 30}" for digit in "0123456789abcdef"]
@@ -37,6 +37,19 @@ def test_times_and_sizes() -> None:
     assert [size(count) for count in (0, 999, 1500, 9_960, 999_499, 999_600, 268_435_456)] == [
         "0", "999", "1.5k", "10k", "999k", "1.0M", "268M",
     ]  # fmt: skip
+
+
+def test_figures_without_room_share_lines_below_their_row() -> None:
+    """As many as a line has room for; before texts, of which each begins its own."""
+    header = ("ID", "MODEL", "TOOK", "TOKENS", "REASON")
+    rows = [("a" * 30, "model-" * 4, "2.1s", "128", "x " * 14 + "x"), ("b", "m", "-", "-", "-")]
+    assert table_lines(header, rows, width=40, colour=False, now=0.0) == [
+        f"{'ID':<30}  MODEL",
+        f"{'a' * 30}  mode…",
+        "  took: 2.1s  tokens: 128",
+        "  reason: " + "x " * 14 + "x",
+        f"{'b':<30}  m",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from terminals import OnTerminal
 
 from bench.penstock import MODEL
 from bench.recovery.shows import Reader
+from cli.log_lines import START
 from penstock import __version__
 
 pytestmark = pytest.mark.slow
@@ -596,7 +597,7 @@ def test_redis_that_never_answers_ends_the_start(start: Any) -> None:
     assert "next:  start it, or correct redis.url (set by " in up.said()
     assert not (up.data_dir / "run").exists()
     said = [json.loads(line)["message"] for line in up.run("logs", "--role", "up").stdout.splitlines()]
-    assert said[0] == f"penstock {__version__} starts"
+    assert said[0] == START % __version__
     assert said[-1].startswith(f"penstock up ends: no Redis can be used at 127.0.0.1:{port}; Redis does not answer")
 
 

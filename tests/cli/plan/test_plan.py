@@ -151,6 +151,8 @@ def test_a_model_of_my_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ("place --load opt-1.3b=1:2 --gpu l4", "write MODEL=RATE"),
         ("place --load opt-1.3b=1 --load opt-1.3b=1 --gpu l4", "twice"),
         ("place --load opt-1.3c=1 --gpu l4", "nearest are opt-1.3b"),
+        ("grid --model llama-3.1-70b --gpu l4", "no layout of llama-3.1-70b fits"),
+        ("what-if --model opt-13b --gpu h200 --disk-gb-s 0", "a bandwidth is above 0"),
         ("what-if --model opt-13b --gpu h200 --rate 0", "--rate 4"),
         ("what-if --model opt-13b --gpu h200 --attention-gpu l4:x", "as l4:4"),
         ("simulate --model opt-13b --gpu h200 --tp 3", "penstock plan search"),
