@@ -229,7 +229,7 @@ class Attempt:
     def _take_over(self, history: History) -> None:
         """Take what earlier runs logged of each choice."""
         for row in history.rows:
-            self._record += encode_delta(replace(row, stream=self.number))
+            self._record += encode_delta(replace(row, run_number=self.number))
             self._counts[row.index] += row.n
             if row.finish:
                 self._finishes[row.index] = row.finish
@@ -418,10 +418,10 @@ class Attempt:
     def _first_delta(self, index: int, piece: Piece, seq: int) -> bytes:
         """Encode a delta that also carries the size of its choice's prompt, the model that gives the choice, or extras.
         Raises OverflowError, ValueError, TypeError."""
-        prompt, stream, model = self._unlogged_prompts.pop(index, None), self.number, piece.served_by
+        prompt, model = self._unlogged_prompts.pop(index, None), piece.served_by
         if model:
             self.servers[index] = model
-        fields = (stream, seq, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs, prompt, model)
+        fields = (self.number, seq, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs, prompt, model)
         return encode_delta(Delta(*fields, piece.extras))
 
     def _close(self, index: int, piece: Piece, now: float) -> None:
@@ -440,7 +440,7 @@ class Attempt:
         """All deltas of the job, each encoded: this run's as they were sent, those of earlier runs as copies."""
         first = self.opening.first
         deltas = unpacked(self.seq, self._record)
-        return [encode_delta(row if row.seq >= first else replace(row, stream=-self.number)) for row in deltas]
+        return [encode_delta(row if row.seq >= first else replace(row, run_number=-self.number)) for row in deltas]
 
     def own(self) -> list[bytes]:
         """The deltas of this run, each encoded."""

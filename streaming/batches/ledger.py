@@ -24,9 +24,12 @@ from penstock.files import write_file
 from penstock.text import MARK
 from streaming.jobs.codec import Usage
 
-ROW = struct.Struct("<IBxHQIIIII")
+ROW = struct.Struct("<IBBHQIIII")
+REASONING = struct.Struct("<I")
 CHECK_BYTES = 4
 ROW_BYTES = ROW.size + CHECK_BYTES
+"""Of a row without tokens of reasoning. One with them says so in its second byte of flags, and has their number behind
+its other counts; rows of earlier versions have none."""
 PLAN = "plan"
 NO_TOKENS = Usage()
 
@@ -170,8 +173,10 @@ def _write(file: BinaryIO, data: bytes) -> None:
 
 def _packed(row: AnswerRow) -> bytes:
     used = row.usage
-    counts = row.offset, row.length, used.prompt, used.completion, used.cached, used.reasoning
-    data = ROW.pack(row.line, row.outcome, row.attempt, *counts)
+    counts = row.offset, row.length, used.prompt, used.completion, used.cached
+    data = ROW.pack(row.line, row.outcome, used.reasoning > 0, row.attempt, *counts)
+    if used.reasoning:
+        data += REASONING.pack(used.reasoning)
     return data + zlib.crc32(data).to_bytes(CHECK_BYTES, "little")
 
 
@@ -179,12 +184,16 @@ def rows_of(folder: Path, epoch: int) -> list[AnswerRow]:
     """Read the complete rows of one segment; stops at a row that a killed process left incomplete."""
     data = (folder / f"{epoch:08d}.index").read_bytes()
     rows = []
-    for at in range(0, len(data) - ROW_BYTES + 1, ROW_BYTES):
-        row = data[at : at + ROW.size]
-        if zlib.crc32(row).to_bytes(CHECK_BYTES, "little") != data[at + ROW.size : at + ROW_BYTES]:
+    at = 0
+    while at + ROW_BYTES <= len(data):
+        line, outcome, reasoned, attempt, offset, length, *tokens = ROW.unpack_from(data, at)
+        end = at + ROW.size + (REASONING.size if reasoned else 0)
+        check = data[end : end + CHECK_BYTES]
+        if zlib.crc32(data[at:end]).to_bytes(CHECK_BYTES, "little") != check:
             break
-        line, outcome, attempt, offset, length, *tokens = ROW.unpack(row)
+        tokens += REASONING.unpack_from(data, at + ROW.size) if reasoned else ()
         rows.append(AnswerRow(line, LineOutcome(outcome), attempt, epoch, offset, length, Usage(*tokens)))
+        at = end + CHECK_BYTES
     return rows
 
 

@@ -128,7 +128,7 @@ def openings_of(job: str, sections: Sequence[Section]) -> list[tuple[Run, Openin
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A few tokens of one choice of one job. `seq` counts 1, 2, 3... over the whole job, across attempts."""
 
-    stream: int
+    run_number: int
     """The number of the run that wrote it; minus that number for a copy (`Opening.copied`). Meaningless in a record,
     whose sections name the runs."""
     seq: int
@@ -152,7 +152,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PlainDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A Delta without `prompt`, `served_by` and `extras`, as nearly all are written: read, it is one."""
 
-    stream: int
+    run_number: int
     seq: int
     index: int
     text: str
@@ -343,9 +343,10 @@ def encode_delta(delta: Delta) -> bytes:
         return _ENCODER.encode(delta)
     row, prompt = delta, delta.prompt
     if prompt is not None:
-        fields = (row.stream, row.seq, row.index, row.text, row.ids, row.n, row.finish, row.logprobs, prompt)
+        fields = (row.run_number, row.seq, row.index, row.text, row.ids, row.n, row.finish, row.logprobs, prompt)
         return _ENCODER.encode(CountedDelta(*fields))
-    return encode_plain(PlainDelta(row.stream, row.seq, row.index, row.text, row.ids, row.n, row.finish, row.logprobs))
+    plain = PlainDelta(row.run_number, row.seq, row.index, row.text, row.ids, row.n, row.finish, row.logprobs)
+    return encode_plain(plain)
 
 
 def packed(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:

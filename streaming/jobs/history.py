@@ -168,9 +168,9 @@ def deal(frame: Frame, logged: Mapping[Run, Logged]) -> None:
             if opening.at_ms or opening.begun_ms:
                 found.opening = opening
     for row in frame.rows:
-        found = logged.get(Run(frame.worker, abs(row.stream)))
+        found = logged.get(Run(frame.worker, abs(row.run_number)))
         if found is not None:
-            (found.own if row.stream > 0 else found.copies)[row.seq] = row
+            (found.own if row.run_number > 0 else found.copies)[row.seq] = row
 
 
 def history_of(runs: Sequence[LoggedRun], logged: Mapping[Run, Logged]) -> History:

@@ -74,7 +74,7 @@ class Relay:
         self._behind: set[ReorderBuffer] = set()
         """Buffers that may lack deltas; they are checked before the others."""
         self._hurry = asyncio.Event()
-        self._streams: dict[str, dict[int, tuple[ReorderBuffer, ...]]] = {}
+        self._by_run: dict[str, dict[int, tuple[ReorderBuffer, ...]]] = {}
         """The buffers for each run, by worker and number of the run: where the rows of a frame go."""
         self._followers: dict[int, Rounds[ReorderBuffer, None]] = {}
         """By partition. Buffers that start to follow at the same time read the log together."""
@@ -118,14 +118,14 @@ class Relay:
     def _set_subscribers(self, subscribers: Subscribers, buffers: tuple[ReorderBuffer, ...]) -> None:
         """Replace the buffers of a job."""
         subscribers.buffers = buffers
-        for worker, number in subscribers.streams:
-            streams = self._streams[worker]
+        for worker, run_number in subscribers.runs:
+            runs = self._by_run[worker]
             if buffers:
-                streams[number] = buffers
+                runs[run_number] = buffers
                 continue
-            del streams[number]
-            if not streams:
-                del self._streams[worker]
+            del runs[run_number]
+            if not runs:
+                del self._by_run[worker]
 
     def listening(self, job_id: str) -> bool:
         """Whether this process has an open buffer for this job."""
@@ -235,22 +235,27 @@ class Relay:
 
         The hot path: for a token that comes in order, it calls only `flow.write`.
         """
-        worker, number = frame.worker, frame.number
-        for stream, opening in frame.openings.items():
-            self._open_run(Run(worker, stream), opening)
-        streams, rows = self._streams.get(worker), frame.rows
-        if streams is None:
+        worker, frame_number = frame.worker, frame.number
+        for run_number, opening in frame.openings.items():
+            self._open_run(Run(worker, run_number), opening)
+        runs, rows = self._by_run.get(worker), frame.rows
+        if runs is None:
             return
         if valid is not None:
-            rows = tuple([row for row in rows if Run(worker, abs(row.stream)) in valid])
+            rows = tuple([row for row in rows if Run(worker, abs(row.run_number)) in valid])
         for row in rows:
-            for buffer in streams.get(row.stream, ()):
+            for buffer in runs.get(row.run_number, ()):
                 flow = buffer.flow
-                if flow is None or row.seq != buffer.seq + 1 or row.stream != buffer.stream or buffer.worker != worker:
-                    buffer.push(row, author_of(buffer, row, worker), number)
+                if (
+                    flow is None
+                    or row.seq != buffer.seq + 1
+                    or row.run_number != buffer.run_number
+                    or buffer.worker != worker
+                ):
+                    buffer.push(row, author_of(buffer, row, worker), frame_number)
                     held.append((buffer, None))
                     continue
-                buffer.seq, buffer.number = row.seq, number
+                buffer.seq, buffer.frame_number = row.seq, frame_number
                 try:
                     more = flow.write(row)
                 except Exception as error:  # noqa: BLE001 - its reader gets the error; the other buffers continue
@@ -278,10 +283,10 @@ class Relay:
         subscribers = self._subscribers.get(opening.job)
         if subscribers is None:
             return
-        streams = self._streams.setdefault(run.worker, {})
-        if run.number not in streams:
-            streams[run.number] = subscribers.buffers
-            subscribers.streams.append((run.worker, run.number))
+        runs = self._by_run.setdefault(run.worker, {})
+        if run.number not in runs:
+            runs[run.number] = subscribers.buffers
+            subscribers.runs.append((run.worker, run.number))
         subscribers.openings.setdefault(run, opening)
         for copied, its_opening in openings_of(opening.job, opening.copied):
             subscribers.openings.setdefault(copied, its_opening)

@@ -64,9 +64,9 @@ class ReorderBuffer:
 
     __slots__ = (
         *("_direct", "_disputed", "_early", "_fault", "_haste", "_ignored", "_looked", "_parents", "_resumed"),
-        *("_rows", "_sections", "_sink", "_waiter", "accepted", "checked", "flow", "hung_up", "job_id", "number"),
-        *("interruption", "openings", "over", "patience", "rewound", "rowless", "seq", "stale", "stream", "terminal"),
-        *("whole", "worker"),
+        *("_rows", "_sections", "_sink", "_waiter", "accepted", "checked", "flow", "frame_number", "hung_up"),
+        *("interruption", "job_id", "openings", "over", "patience", "rewound", "rowless", "run_number", "seq"),
+        *("stale", "terminal", "whole", "worker"),
     )
 
     def __init__(
@@ -90,9 +90,9 @@ class ReorderBuffer:
         self.patience = TICK_S
         self._haste = TICK_S / LOOKS
         """Delay before the log is read again for a known gap: a backoff while the log has nothing new."""
-        self.worker, self.stream = (runs[-1].worker, runs[-1].number) if runs else ("", 0)
+        self.worker, self.run_number = (runs[-1].worker, runs[-1].number) if runs else ("", 0)
         """The run of the last delta."""
-        self.number = 0
+        self.frame_number = 0
         """The frame of the last delta, before which nothing is missing; 0: unknown."""
         self.openings: dict[Run, Opening] = {}
         """The openings of the job's runs."""
@@ -132,24 +132,26 @@ class ReorderBuffer:
         """Return the run that wrote an accepted delta; None if it is unknown here."""
         return author(self._sections, seq)
 
-    def push(self, row: Delta, run: Run = NO_RUN, number: int = 0) -> None:
-        """Accept one delta of a run from its worker's frame `number`: buffers the next one, drops an old one, holds an
+    def push(self, row: Delta, run: Run = NO_RUN, frame_number: int = 0) -> None:
+        """Accept one delta of a run from this frame of its worker: buffers the next one, drops an old one, holds an
         early one until the gap is filled. A delta that contradicts the buffer is disputed until `settle`."""
         if self.whole or run in self._ignored:
             return
         if row.seq <= self.seq:
             if not self._may_have_written(run, row.seq):
                 self._dispute(run)
-        elif row.seq == self.seq + 1 and not self._disputed and (not self.full or 0 < number == self.number):
+        elif (
+            row.seq == self.seq + 1 and not self._disputed and (not self.full or 0 < frame_number == self.frame_number)
+        ):
             if not self._goes_on(run):
                 self._dispute(run)
                 return
-            self._accept(row, run, number)
+            self._accept(row, run, frame_number)
             if self._early:
                 self._accept_early()
         else:
             if not self.full and len(self._early) < MAX_ROWS:
-                self._early[row.seq] = (row, run, number)
+                self._early[row.seq] = (row, run, frame_number)
             self.stale, self.flow = True, None
 
     def _may_have_written(self, run: Run, seq: int) -> bool:
@@ -161,7 +163,7 @@ class ReorderBuffer:
 
     def _goes_on(self, run: Run) -> bool:
         """Whether this run may write the next delta."""
-        if run.number == self.stream and run.worker == self.worker:
+        if run.number == self.run_number and run.worker == self.worker:
             return True
         opening = self.openings.get(run)
         if opening is None or opening.first != self.seq + 1:
@@ -172,22 +174,22 @@ class ReorderBuffer:
         self._disputed.add(run)
         self.stale, self.flow = True, None
 
-    def _accept(self, row: Delta, run: Run, number: int) -> None:
+    def _accept(self, row: Delta, run: Run, frame_number: int) -> None:
         self._rows.append(row)
         self.flow = None  # until these rows are flushed
-        self.seq, self.number = row.seq, number
-        if run.number != self.stream or run.worker != self.worker or not self._sections:
+        self.seq, self.frame_number = row.seq, frame_number
+        if run.number != self.run_number or run.worker != self.worker or not self._sections:
             self._sections.append(Section(row.seq, run))
-            self.worker, self.stream = run.worker, run.number
+            self.worker, self.run_number = run.worker, run.number
             self._parents = (run,)
 
     def _accept_early(self) -> None:
         while (early := self._early.pop(self.seq + 1, None)) is not None:
-            row, run, number = early
+            row, run, frame_number = early
             if not self._goes_on(run):
                 self._dispute(run)
                 return
-            self._accept(row, run, number)
+            self._accept(row, run, frame_number)
 
     def interrupt(self, interruption: Interruption | None) -> None:
         """Note that the job waits for another worker, or no longer; wakes a reader who calls `take`."""
@@ -365,7 +367,7 @@ class Subscribers:
     """The subscribers of one job, and the runs that its workers have opened."""
 
     buffers: tuple[ReorderBuffer, ...] = ()
-    streams: list[tuple[str, int]] = field(default_factory=list)
+    runs: list[tuple[str, int]] = field(default_factory=list)
     """(worker, number of the run) of each run that a worker has opened."""
     openings: dict[Run, Opening] = field(default_factory=dict)
     """The opening of each run, which says whose deltas the run copied."""
@@ -373,7 +375,7 @@ class Subscribers:
 
 def author_of(buffer: ReorderBuffer, row: Delta, worker: str) -> Run:
     """The run that wrote a row of a worker's frame."""
-    run = Run(worker, row.stream)
+    run = Run(worker, row.run_number)
     opening = buffer.openings.get(run)
     return (opening and author(opening.copied, row.seq)) or run
 
@@ -382,10 +384,10 @@ def missing_runs(buffer: ReorderBuffer, record: JobRecord) -> Sequence[LoggedRun
     """The runs whose logs may hold deltas that a buffer lacks, each from the first missing frame."""
     if buffer.whole or buffer.rewound:
         return ()
-    current = Run(buffer.worker, buffer.stream)
+    current = Run(buffer.worker, buffer.run_number)
     for place, logged in enumerate(record.runs):
-        if logged.run == current and buffer.number:
-            first = buffer.number if logged.frame else 0  # 0: the job was put back, and its deltas are parked
+        if logged.run == current and buffer.frame_number:
+            first = buffer.frame_number if logged.frame else 0  # 0: the job was put back, and its deltas are parked
             return (LoggedRun(current, first), *record.runs[place + 1 :])
     return record.runs
 

@@ -133,6 +133,7 @@ local whole, dead = ARGV[7] == '1', ARGV[8]
 if not is_live(worker) then return 'fenced' end
 return run_or_fail(id, worker, function()
   local job = job_key(id)
+  -- END_FIELDS, then its own.
   local s = redis.call('HMGET', job, 'state', 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
     'tenant', 'size', 'conversation', 'run', 'attempt', 'order', 'created', 'claimed', 'started', 'deadline', 'epoch')
   if not holds_job(id, worker, run, s[1], s[5], s[14]) then return 0 end

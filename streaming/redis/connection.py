@@ -229,7 +229,8 @@ class Subscription(TakenOver):
 
     redis-py opens the connection; this protocol then takes over its transport, because redis-py wakes a task for each
     message, which raises the cost of a token measurably. The protocol sends PING at intervals, since a subscriber that
-    only reads would never notice that its connection is dead.
+    only reads would never notice that its connection is dead. If the subscription ends, whoever waits gets redis-py's
+    ConnectionError, of which `RedisClient.subscribe` makes Unavailable.
     """
 
     def __init__(self, connection: AbstractConnection, channel: str) -> None:
@@ -245,18 +246,18 @@ class Subscription(TakenOver):
         self._timer = self._loop.call_later(PING_INTERVAL_S, self._look)
 
     async def begun(self) -> None:
-        """Wait until the server has confirmed the subscription. Raises Unavailable."""
+        """Wait until the server has confirmed the subscription."""
         await self._begun
 
     async def message(self) -> bytes:
-        """Wait for the next message. Raises Unavailable."""
+        """Wait for the next message."""
         while not self._messages:
             await self._news()
         return self._messages.popleft()
 
     async def pour(self, take: Callable[[Sequence[bytes]], None]) -> NoReturn:
-        """Call `take` with the messages of each read, without waking a task. Raises Unavailable, and what `take`
-        raises."""
+        """Call `take` with the messages of each read, without waking a task. Raises what `take` raises,
+        too."""
         self._taker = take
         self._pass_on()
         while True:

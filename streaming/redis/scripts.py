@@ -129,7 +129,7 @@ def assemble(texts: Mapping[str, str]) -> Library:
 def _scripts(text: str) -> list[Script]:
     """The scripts of a file."""
     parts = HEAD.split(text)[1:]
-    size = len(Script._fields)
+    size = HEAD.groups + 1  # and the body
     return [Script(*parts[at : at + size]) for at in range(0, len(parts), size)]
 
 

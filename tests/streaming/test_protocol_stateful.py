@@ -369,7 +369,7 @@ class QueueMachine(RuleBasedStateMachine):
             for address in self._addresses(job):
                 rows[address].append(row)
             job.rows.append(row)
-            job.authors.append(Run(worker.lease.id, row.stream))
+            job.authors.append(Run(worker.lease.id, row.run_number))
             self.touched.add(job.job.id)
         worker.last = [append(worker.lease, rows, *openings)]
         self.run(worker.lease.calls(worker.last))
@@ -711,7 +711,7 @@ class QueueMachine(RuleBasedStateMachine):
         for address, message in await self._heard():
             if isinstance(message, Frame):
                 for row in message.rows:
-                    rows[address, message.openings[row.stream].job].append(row)
+                    rows[address, message.openings[row.run_number].job].append(row)
             else:
                 ends[address, message.job] += 1
         for job_id, job in self.jobs.items():

@@ -175,10 +175,10 @@ async def test_a_run_is_opened_once_to_each_who_listens(wire: RedisClient, start
         (number,) = frames[0].openings
         opening = frames[0].openings[number]
         assert opening == Opening(job.id, at_ms=opening.at_ms) and opening.at_ms > 0
-        assert {row.stream for row in frames[0].rows} == {number}
+        assert {row.run_number for row in frames[0].rows} == {number}
         again = [frame for frame in frames[1:] if frame.openings]
         assert len(again) == (address == "first"), "the first listener hears it once more when another comes"
-        assert {row.stream for frame in frames for row in frame.rows} == {number}
+        assert {row.run_number for frame in frames for row in frame.rows} == {number}
     assert len(await deltas_of(reader, await reader.record(job.id))) == 300
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from streaming.batches.ledger import (
+    REASONING,
     ROW_BYTES,
     AnswerReader,
     InputPlan,
@@ -117,12 +118,39 @@ def test_a_store_that_counts_its_turns_again_spoils_no_segment(tmp_path: Path) -
 
 def test_tokens_come_back(tmp_path: Path) -> None:
     """Counts survive with the answers they belong to."""
-    segment, used = Segment(tmp_path, 1), Usage(3, 20, 1, 10)
-    segment.add(0, LineOutcome.DONE, 0, b"x", used)
+    written(tmp_path, 1, {0: b"x"})
+    (end,) = Ledger.load(tmp_path, 1).ends
+    assert end is not None and end.usage == Usage(3, 2, 1)
+
+
+def with_reasoning(folder: Path) -> bytes:
+    """Write rows of which every second one has tokens of reasoning; the index."""
+    segment = Segment(folder, 1)
+    for line in range(4):
+        segment.add(line, LineOutcome.DONE, 0, b"answer", Usage(3, 20, 1, 10 * (line % 2)))
     segment.commit()
     segment.close()
-    (end,) = Ledger.load(tmp_path, 1).ends
-    assert end is not None and end.usage == used
+    return (folder / "00000001.index").read_bytes()
+
+
+def test_tokens_of_reasoning_come_back(tmp_path: Path) -> None:
+    """Rows with and without them stand side by side, and those without are as they were in earlier versions."""
+    data = with_reasoning(tmp_path)
+    assert len(data) == 4 * ROW_BYTES + 2 * REASONING.size and data[5] == 0
+    ends = Ledger.load(tmp_path, 4).ends
+    assert [end and end.usage for end in ends] == [Usage(3, 20, 1, 10 * (line % 2)) for line in range(4)]
+
+
+def test_a_row_with_reasoning_counts_once_it_is_whole(tmp_path: Path) -> None:
+    """Cut at every byte, and spoilt at every byte."""
+    data = with_reasoning(tmp_path)
+    index = tmp_path / "00000001.index"
+    ends = [ROW_BYTES, 2 * ROW_BYTES + 4, 3 * ROW_BYTES + 4, 4 * ROW_BYTES + 8]
+    for length in range(len(data)):
+        index.write_bytes(data[:length])
+        assert sum(end is not None for end in Ledger.load(tmp_path, 4).ends) == sum(end <= length for end in ends)
+        index.write_bytes(data[:length] + bytes([data[length] ^ 0x10]) + data[length + 1 :])
+        assert sum(end is not None for end in Ledger.load(tmp_path, 4).ends) == sum(end <= length for end in ends)
 
 
 def test_lines_end_at_newlines_alone() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flow import a_job
+from flow import a_job, a_lease, lapse
 from redis import Redis
 
 from streaming.errors import Unavailable
@@ -191,6 +191,19 @@ async def test_a_put_nobody_is_there_for_wakes_the_scheduler(wire: RedisClient) 
     assert len((await lease.claim(0, 8)).jobs) == 2  # and is noted as idle
     await queue.put(a_job(queue))
     assert await ears.all() == 3
+
+
+async def test_jobs_that_were_put_back_are_no_sign_of_a_worker(wire: RedisClient) -> None:
+    """Their worker was lost, and nobody else is there: the next put wakes the scheduler as the first one did."""
+    queue, lost = Queue(wire), await a_lease(wire)
+    await queue.put(a_job(queue))
+    assert len((await lost.claim(0, 1)).jobs) == 1
+    await lapse(wire, lost)
+    ears = Ears(wire, "scheduler", "wake")
+    await ears.until(1)
+    await queue.put(a_job(queue))
+    await ears.until(2)
+    ears.close()
 
 
 async def test_a_wire_that_was_cut_is_listened_to_again(redis_url: str) -> None:

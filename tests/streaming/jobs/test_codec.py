@@ -54,7 +54,7 @@ from streaming.redis import settings as redis_settings
 TEXT = st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=40)
 DELTAS = st.builds(
     Delta,
-    stream=st.integers(1, 2**40),
+    run_number=st.integers(1, 2**40),
     seq=st.integers(1, 2**31),
     index=st.integers(0, 7),
     text=TEXT,

@@ -33,7 +33,7 @@ def test_rows_are_dealt_to_those_who_want_them(steps: list[list[int]], wanted: s
         streams = [-number if number in copying else number for number in numbers]
         new = [Delta(stream, len(said.get(stream, ())) + 1, 0, "x", (), 1) for stream in streams]
         for row in new:
-            said.setdefault(row.stream, []).append(row)
+            said.setdefault(row.run_number, []).append(row)
         deal(Frame("w", frame, tuple(new)), logged)
         deal(Frame("v", frame, tuple(new)), logged)
     for number in wanted:
@@ -135,7 +135,7 @@ async def test_others_have_their_turn_while_a_log_is_read(wire: RedisClient, mon
     counting.cancel()
     assert len(rows) == 40 and len(at_answer) == 1
     assert turns - at_answer[0] >= 20 * 40 // 100 - 1
-    assert {row.stream for row in rows} == {claims[0].number}
+    assert {row.run_number for row in rows} == {claims[0].number}
 
 
 async def test_a_round_holds_all_that_was_asked_during_the_last() -> None:

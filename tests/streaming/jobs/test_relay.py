@@ -118,9 +118,9 @@ def test_a_frame_that_is_begun_is_held_whole() -> None:
     """A job of many choices has more deltas in a step than are kept otherwise: they are not read from the log again."""
     buffer = ReorderBuffer("j")
     for seq in range(1, 3 * MAX_ROWS):
-        buffer.push(delta(0, seq), number=7)
+        buffer.push(delta(0, seq), frame_number=7)
     assert buffer.seq == 3 * MAX_ROWS - 1 and not buffer.stale
-    buffer.push(delta(0, 3 * MAX_ROWS), number=8)
+    buffer.push(delta(0, 3 * MAX_ROWS), frame_number=8)
     assert buffer.seq == 3 * MAX_ROWS - 1 and buffer.stale
 
 
@@ -581,7 +581,7 @@ async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: RedisClient, rel
     assert first.seq == 1
     for _ in range(2):
         relay.close(second)
-    assert not relay._subscribers and not relay._streams
+    assert not relay._subscribers and not relay._by_run
     late = relay.open(job_id)
     await relay.follow(late)
     await running.write(1, relay.address)
