@@ -162,13 +162,13 @@ def codes(owner: type[Any]) -> Iterator[CodeType]:
 
 
 def test_no_other_private_name_of_a_library_is_used() -> None:
-    """Of another object: `connection._writer`. What is the product's own is defined in the same file; `_asdict`
-    and `_replace` are public methods of named tuples."""
+    """Of another object: `connection._writer`. What is the product's own is defined in the same file; `_asdict`,
+    `_fields` and `_replace` are public names of named tuples."""
     used = set[tuple[str, str]]()
     for path in product_files():
         text = path.read_text("utf-8")
         assert not re.search(r"^ *(?:from|import) \S*\b_[a-z]", text, re.MULTILINE), f"{path} imports a private module"
-        own = {"_exit", "_asdict", "_replace", *re.findall(r"def (_\w+)\(", text)}
+        own = {"_exit", "_asdict", "_fields", "_replace", *re.findall(r"def (_\w+)\(", text)}
         used |= {(path.relative_to(ROOT).as_posix(), name) for name in PRIVATE_USE.findall(text) if name not in own}
     assert used <= {(each.used_in, name) for each in TABLE for name in each.names}
 
