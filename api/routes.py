@@ -71,6 +71,8 @@ _TASK: dict[str, Any] = {
     "params": (*_KEY, "Prefer"), "errors": (*_ACCEPT, 500, 504), "headers": JOB_HEADERS, "or_job": True
 }  # fmt: skip
 
+# Paths without parameters are looked up first, whatever their place. The others are tried in this order: a row with
+# `{name:path}`, which takes slashes too, takes every path below it from the rows behind it, whatever their method.
 ROUTES = (
     Route("POST", "/v1/chat/completions", chat.JobEndpoint("chat"), CALLER, "Answer a conversation", "ChatCompletion",
           bodies=("ChatRequest",), **_COMPLETION),

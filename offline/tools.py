@@ -24,7 +24,7 @@ class OfflineTools:
     models: Collection[str]
     batch: BatchSettings
     max_choices: int
-    """Largest `n` of one request."""
+    """Most choices of one request: its `n` times its prompts."""
     keep_s: int
     """Retention of output files and of a batch's record."""
     turn_s: float = 60.0

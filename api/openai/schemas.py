@@ -42,6 +42,9 @@ Kind: TypeAlias = Literal[
     "chat", "completion", "job", "response", "count", "embedding", "rerank", "tokenize", "detokenize"
 ]
 
+MAX_N = 8
+"""Choices for one prompt; `[api] max_choices_per_request` bounds those of all prompts together."""
+
 MAX_ECHO = 1 << 20
 """Characters of prompts that one request may have repeated, over all choices: the store keeps them with the answers."""
 
@@ -68,7 +71,7 @@ class CompletionFields(GenerationRequest):
 
     max_tokens: TokenLimit | None = None
     """Most tokens of one choice. Null: the engine's default."""
-    n: Annotated[int, Field(ge=1, le=8)] | None = 1
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = 1
     """Choices for each prompt."""
     stop: Stop | None = None
     """A choice ends before the first of these texts."""

@@ -28,6 +28,8 @@ def _run(run: ProgramRun) -> int:
     out = args.out or RESULTS / ("chaos-busy.json" if args.busy else "chaos.json")
     if args.again and (args.rows or not out.exists()):
         raise WrongArguments(f"--again repeats what failed in {out}: it needs that file, and takes no --rows")
+    if args.long and args.short:
+        raise WrongArguments("--long and --short say the opposite: leave one out")
     before = msgspec.json.decode(out.read_bytes()) if out.exists() else None
     names = failed_in(before) if before and args.again else args.rows.split(",") if args.rows else None
     if names == []:

@@ -139,7 +139,7 @@ def _within(trial: Sequence[Event], budget: Budget | None, who: str) -> Iterator
     for kind, count in counts_of(trial).items() if budget is not None else ():
         most = getattr(budget, kind)
         if count > most:
-            yield Violation(kind, who, f"{count}, allowed: {most} ({budget.why if budget else ''})")
+            yield Violation(kind, who, f"{count}, allowed: {most:g} ({budget.why if budget else ''})")
 
 
 def _explained(events: Sequence[Event], budget: Budget) -> Iterator[Violation]:

@@ -70,6 +70,8 @@ def run_suite(suite: Path, url: str, folder: Path) -> list[CaseVerdict]:
         raise SuiteMissing(f"the suite did not run: {error}") from None
     except (ValueError, KeyError):
         raise SuiteMissing("the suite has written no results: see its log") from None
+    if not results:
+        raise SuiteMissing("no case of the suite has run: see its log")
     return [CaseVerdict(each["id"], each["status"], "; ".join(map(str, each.get("errors") or ()))) for each in results]
 
 
@@ -107,7 +109,8 @@ def _work(run: ProgramRun) -> int:
     notes = (*failures, *(f"{count} cases: {reason}." for reason, count in reasons.items()))
     ratio = Ratio.none("cases that failed without a reason", len(failures))
     rows = [row_of(version_of(suite), verdicts)]
-    result = run.result("conformance", "Conformance suite of Open Responses", COLUMNS, rows, [ratio], notes)
+    # a file of its own: conformance.json has the last figures of the suites that this program no longer runs
+    result = run.result("open-responses", "Conformance suite of Open Responses", COLUMNS, rows, [ratio], notes)
     return run.keep(replace(result, command="penstock bench conformance --suite FOLDER"))  # no folder of this machine
 
 

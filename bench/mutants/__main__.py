@@ -1,6 +1,6 @@
-"""`python -m bench.mutants`: would the tests of a room notice a mistake made by chance in it? Draws small changes of
-the product, runs in a copy of the tree the tests of the changed file's folder and then of its whole room (those that
-take no seconds), and tells which changes no test noticed. One that fails without the change too has noticed nothing.
+"""`python -m bench.mutants`: would the test suite notice a mistake made by chance? Draws small changes of the product,
+runs in a copy of the tree the tests of the changed file's folder, then of its room, then of all rooms (those that take
+no seconds), and tells which changes no test noticed. One that fails without the change too has noticed nothing.
 
 Every run draws another sample, from a seed that is printed first; `--seed N` repeats a sample. Exits 1 if fewer are
 noticed than are wanted; 2 if its tool is not there.
@@ -35,7 +35,7 @@ ROOMS = ("api", "workers", "scheduler", "offline", "streaming")
 CHECKSUM = "tests/streaming/store/test_identity.py::test_every_change_of_the_store_raises_its_format"
 """It fails at every change of what scripts read and write, right or wrong: it notices no mistake."""
 HANG_TIMEOUT_S = 900.0
-"""Longer than the tests of any room take: a mutant that makes one wait for ever is noticed."""
+"""Longer than the tests of all rooms take: a mutant that makes one wait for ever is noticed."""
 COLUMNS = columns("room: room; mutants: mutants; noticed: noticed; percent: %")
 
 
@@ -50,31 +50,39 @@ class MutantTrial:
 
 
 def try_mutant(copies: TreeCopies, mutant: Mutant) -> MutantTrial:
-    """Write it into a copy of the tree and run its room's tests there."""
+    """Write it into a copy of the tree and run its tests there, the nearest first."""
     name = mutant.name((copies.tree / mutant.file).read_text(encoding="utf-8"))
     with copies.changed({mutant.file: mutant.text}) as changed:
-        found = (_noticed(copies, changed, folder) for folder in folders_of(copies.tree, mutant.file))
+        found = (_noticed(copies, changed, folders) for folders in folders_of(copies.tree, mutant.file))
         return MutantTrial(mutant, name, next(filter(None, found), ""))
 
 
-def folders_of(tree: Path, file: str) -> list[str]:
-    """The tests of a file, which mirror the folders: of its own folder, and of its whole room."""
+def folders_of(tree: Path, file: str) -> list[tuple[str, ...]]:
+    """The tests of a file, which mirror the folders: of its own folder, of its room, and of all others."""
     own = Path("tests", file).parent
     while not (tree / own).is_dir():
         own = own.parent
-    return list(dict.fromkeys([own.as_posix(), f"tests/{Path(file).parts[0]}"]))
+    room = f"tests/{Path(file).parts[0]}"
+    others = tuple(each for each in (f"tests/{name}" for name in ROOMS) if each != room and (tree / each).is_dir())
+    return [folders for folders in dict.fromkeys([(own.as_posix(),), (room,), others]) if folders]
 
 
-def _noticed(copies: TreeCopies, changed: Path, folder: str) -> str:
-    """The test of the folder that fails in the changed tree and passes in the sound one."""
+def _noticed(copies: TreeCopies, changed: Path, folders: tuple[str, ...]) -> str:
+    """The test of these folders that fails in the changed tree and passes in the sound one; what else ended the tests
+    of the changed tree alone."""
     left_out = [CHECKSUM]
     while True:
         options = [f"--deselect={test}" for test in left_out]
-        run = run_tests(changed, [folder], "-x", "-m", "not slow", *options, limit_s=HANG_TIMEOUT_S)
-        if run.failure is None:
-            return "" if run.code in (PASSED, NO_TESTS) else f"no test that could be run (pytest: {run.code})"
-        test, _ = run.failure
+        options += ["-x", "-m", "not slow"]
+        run = run_tests(changed, folders, *options, limit_s=HANG_TIMEOUT_S)
+        if run.code in (PASSED, NO_TESTS):
+            return ""
         with copies.changed({}) as sound:
+            if run.failure is None:  # a fixture, an import, a test that waits for ever
+                same = run_tests(sound, folders, *options, limit_s=HANG_TIMEOUT_S)
+                is_same = (same.code, same.failure) == (run.code, None)
+                return "" if is_same else f"no test that could be run (pytest: {run.code})"
+            test, _ = run.failure
             if run_tests(sound, [test]).code == PASSED:
                 return test
         left_out.append(test)

@@ -184,3 +184,15 @@ def test_each_tree_runs_its_own_source_and_the_checkout_is_left_as_it_is(checkou
     git(checkout, "commit", "--quiet", "--all", "--message", "another time")
     with pytest.raises(WrongArguments, match=r"cannot be imported in this environment: .*a_library_of_another_time"):
         base.export("HEAD", tmp_path / "base")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--base", "HEAD", "--rounds", "8"], "judged by 9 rounds or more"),
+        (["--base", "HEAD", "--rivals"], "--base compares two trees and nothing else"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().out

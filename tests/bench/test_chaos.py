@@ -77,6 +77,11 @@ async def test_a_written_row_names_its_machine(tmp_path: Path) -> None:
     assert all(found["faults"][0][name] == found[name] for name in ("cores", "python", "busy", "date", "commit"))
 
 
+def test_more_and_fewer_trials_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--long", "--short", "--list"]) == 2
+    assert "--long and --short" in capsys.readouterr().out
+
+
 def test_again_plays_nothing_where_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "chaos.json"
     assert main(["--again", "--out", str(out)]) == 2

@@ -65,3 +65,26 @@ def test_a_budget_names_the_refusals_that_its_fault_explains(row: Any) -> None:
         answer = {"t": 0.1, "event": "answered", "what": "", "status": status, "code": code, "retry_after": "1"}
         found = [violation.kind for violation in check([answer], budget=budget)]
         assert set(found) == (set() if code in explained else {"refused"}), code
+
+
+@pytest.mark.parametrize(("row", "refused", "broken"), [("F06", 2400, 0), ("F23", 0, 1200), ("F13", 50, 0)])
+def test_a_real_breakage_does_not_fit_into_a_budget(row: str, refused: int, broken: int) -> None:
+    """As many as the budgets once allowed."""
+    found = next(each for each in ROWS if each.id == row)
+    (code,) = found.budget.codes or ("store_unavailable",)
+    status = next(status for status, name in REFUSALS if name == code)
+    answers = [{"t": 1, "event": "answered", "what": "", "status": status, "code": code, "retry_after": "1"}] * refused
+    cuts = [{"t": 1, "event": "cut", "req": 1, "why": ""}] * broken
+    ask = {
+        "t": 0,
+        "event": "ask",
+        "req": 1,
+        "prompt": "p",
+        "tokens": 1,
+        "may": [],
+        "key": "",
+        "reads": False,
+        "tenant": "first",
+    }
+    kinds = {violation.kind for violation in check([ask, *answers, *cuts], budget=found.budget)}
+    assert kinds >= ({"refused"} if refused else {"broken"})

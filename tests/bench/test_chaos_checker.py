@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench.chaos import oracle
 from bench.chaos.asks import Budget, Other
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END, check
-from bench.chaos.history import Event, stalls_ms
+from bench.chaos.history import ClientHistory, Event, stalls_ms
 from bench.chaos.rows import ROWS
 from bench.stats import percentile
 from penstock.engine import ChatTurn
@@ -531,3 +533,13 @@ def test_every_kind_is_planted_and_counted() -> None:
     """No kind that the table of results counts is without a history that shows it."""
     counted = LOST | DOUBLED | SPLICED | WRONG_END | WRONG_ANSWER
     assert {kind for kind, _ in PLANTED} | {"refused", "unanswered", "broken"} >= counted
+
+
+def test_a_history_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    """One event a line, in order."""
+    history = ClientHistory(tmp_path / "history.jsonl")
+    history.add("ask", req=1, prompt="p")
+    history.add("token", req=1, text="\u2028", seq=None)
+    history.close()
+    assert [msgspec.json.decode(line) for line in history.path.read_bytes().splitlines()] == history.events
+    assert [event["event"] for event in history.events] == ["ask", "token"]

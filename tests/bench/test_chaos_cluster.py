@@ -14,7 +14,8 @@ from bench.chaos.checker import check
 from bench.chaos.cluster import GAUGES, HELD, PenstockCluster, gauges
 from bench.chaos.history import ClientHistory, of_kind
 from bench.chaos.http import Cut
-from bench.chaos.rows.strange import spoil_running
+from bench.chaos.rows.strange import forget_runs, spoil_running
+from bench.chaos.stage import FaultRow, FaultTestbed
 from streaming.keys import partition_key, prefix
 
 PAGE = b'# HELP penstock_open_streams x\npenstock_open_streams 0.0\npenstock_lane_waiting{lane="a"} 0.0\n'
@@ -133,3 +134,32 @@ async def test_what_cannot_be_known_is_not_nothing(cluster: PenstockCluster, mon
     monkeypatch.setattr(cluster, "held", away)
     assert await cluster.holders() == []
     assert of_kind(cluster.history.events, "quiet") == []
+
+
+async def test_the_logs_of_a_job_without_readable_runs_are_not_kept_for_ever(
+    cluster: PenstockCluster, tmp_path: Path
+) -> None:
+    """F33 takes out what it spoiled itself, and nothing else."""
+
+    async def nothing(_: FaultTestbed) -> None:
+        pass
+
+    stage = FaultTestbed(FaultRow("F00", "none", "nothing", 2, nothing, 10), tmp_path / "F00")
+    redis: Any = cluster.wire.redis
+    for worker, seconds in (("1", 60), ("2", 0)):
+        await redis.sadd(f"{prefix(0)}heirs:worker-{worker}", f"job_{worker}", "job_3")
+        if seconds:
+            await redis.expire(f"{prefix(0)}heirs:worker-{worker}", seconds)
+    await forget_runs(stage, redis, "job_1")
+    assert stage.wrong == [] and (await cluster.held("heirs"))[f"{prefix(0)}heirs:worker-1"] == 1
+    await forget_runs(stage, redis, "job_2")
+    assert len(stage.wrong) == 1
+    stage.history.close()
+
+
+async def test_a_sum_of_nothing_is_nothing(cluster: PenstockCluster) -> None:
+    """A lane whose reservations were all given back is still named until the next sweep."""
+    redis: Any = cluster.wire.redis
+    await redis.hset(f"{prefix(0)}owed", "sim:batch", 0)
+    await cluster.quiet()
+    assert check(cluster.history.events, clusters=1) == []

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from itertools import count
 
 import pytest
 from fault_testbed import stage
 
+from bench.bare_server import serve
+from bench.chaos import bare_queue
 from bench.chaos.history import Life
+from bench.chaos.processes import until
 from bench.chaos.rows.overload import CAPACITY, Controls, judge_overload
 from bench.chaos.stage import FaultTestbed
+from bench.ports import free_port
+from workers.engines.sim.settings import SimSettings
 
 __all__ = ["stage"]
 
@@ -53,3 +60,30 @@ def test_a_flood_is_held_against_its_bounds_and_its_controls(
     nothing."""
     judge_overload(stage, flood(0.3), lives, SPENT_S, bare)
     assert len(stage.wrong) == bool(wrong) and all(wrong in why for why in stage.wrong), stage.wrong
+
+
+async def test_a_bare_queue_keeps_its_engines_full(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each request that ends frees the slot of another one, which first asks the bare server."""
+    port, ends = free_port(), list[float]()
+
+    async def listens() -> bool:
+        with suppress(OSError):
+            (await asyncio.open_connection("127.0.0.1", port))[1].close()
+            return True
+        return False
+
+    async def has_served() -> bool:
+        ends.extend(map(float, capsys.readouterr().out.split()))
+        return len(ends) >= 20
+
+    server = asyncio.create_task(serve(port, refuses=False))
+    await until(listens, 10)
+    queue = asyncio.create_task(bare_queue.serve(port, 2, SimSettings(slots=3, step_ms=1, prefill_ms=1), 4))
+    try:
+        await until(has_served, 30)
+    finally:
+        queue.cancel()
+        await asyncio.wait([queue])
+        server.cancel()
+        await asyncio.wait([server])
+    assert ends == sorted(ends)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,12 +18,15 @@ from bench.chaos.asks import Ask, Budget, ClientView
 from bench.chaos.checker import check
 from bench.chaos.clients import Clients
 from bench.chaos.history import ClientHistory, of_kind
+from bench.chaos.processes import RedisServer
 from bench.chaos.readings import CANCEL, LIST, Readings, opened
 from bench.chaos.rows.clients import was_in
 from bench.chaos.rows.failover import count_resets
-from bench.chaos.rows.memory import FloodResult, judge_flood, judge_full
+from bench.chaos.rows.memory import ACCEPTED, FloodResult, judge_flood, judge_full
+from bench.chaos.rows.operations import holds_some
 from bench.chaos.rows.real import DONE, fault_of_stream
 from bench.chaos.rows.requests import has_expired
+from bench.chaos.rows.store import kill_subscriptions
 from bench.chaos.rows.workers import MAX_HEALTH_MS, asking, judge_health
 from bench.chaos.soak import StoreUsage, judge_keys
 from bench.chaos.stage import FaultTestbed
@@ -397,3 +400,50 @@ async def test_a_health_check_that_is_still_open_counts() -> None:
             assert waits == []
         await over.wait()
     assert len(waits) == 1 and waits[0] >= 90
+
+
+async def test_a_broken_connection_is_no_job_that_was_accepted(stage: FaultTestbed) -> None:
+    """F14 waits for a 202; neither a refusal nor no answer at all is one."""
+    async with answering(http(503), b"", http(202)) as port:
+        readings = Readings(stage.history, [port])
+        found = [await readings.put_unread(Ask("p", chat=False), port) for _ in range(3)]
+        assert [status == ACCEPTED for status in found] == [False, False, True]
+    assert await readings.put_unread(Ask("p", chat=False), port) != ACCEPTED, "nobody listens"
+
+
+async def test_fifty_ends_without_an_end_are_more_than_a_row_allows(stage: FaultTestbed) -> None:
+    async with answering(*[stream(SOME), stream(END)] * 50) as port:
+        clients = Clients(stage.history, [port], patience_s=10.0)
+        for number in range(50):
+            await clients.run(clients.tell(Ask(f"p {number}")))
+    found = check(stage.history.events, budget=Budget(broken=40))
+    assert "broken" in {violation.kind for violation in found}
+
+
+@pytest.mark.parametrize(("answer", "killed"), [(b"0", 0), (b"2", 2)])
+async def test_subscriptions_that_were_cut_are_counted(answer: bytes, killed: int) -> None:
+    """F19 repeats a trial in which there were none."""
+
+    class ClientView:
+        async def command(self, *words: str) -> bytes:
+            assert words == ("CLIENT", "KILL", "TYPE", "pubsub")
+            return answer
+
+    assert await kill_subscriptions(cast(RedisServer, ClientView())) == killed
+
+
+def test_a_worker_that_held_nothing_is_no_trial() -> None:
+    """F17 and F18: the bite is a job that one of the processes held when it was told to end."""
+    workers: list[Any] = ["one", "two", "three"]
+    assert holds_some(workers[:2], workers[1:]) and not holds_some(workers[:2], workers[2:])
+    assert not holds_some(workers, [])
+
+
+async def test_a_way_that_opens_a_foreign_job_is_written_down(stage: FaultTestbed) -> None:
+    """And only such a one."""
+    named = msgspec.json.encode({"data": [{"id": "job_1"}]})
+    async with answering(http(404), http(200), http(200, named)) as port:
+        readings = Readings(stage.history, [port])
+        for way in (CANCEL, CANCEL, ("GET", LIST)):
+            await readings.try_as_other("job_1", port, *way)
+    assert [event["path"] for event in of_kind(stage.history.events, "crossed")] == [f"POST {CANCEL[1]}", f"GET {LIST}"]

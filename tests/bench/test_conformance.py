@@ -49,9 +49,10 @@ def test_the_results_are_read_and_counted(tmp_path: Path) -> None:
     assert failures_of(found) == ["tool-calls: failed: wrong"] and "images" in found[1].reason
 
 
-def test_a_suite_that_says_nothing_is_an_error(tmp_path: Path) -> None:
-    program(tmp_path / "node_modules" / ".bin" / "bun", "#!/bin/sh\necho nothing\n")
-    with pytest.raises(SuiteMissing, match="no results"):
+@pytest.mark.parametrize(("said", "why"), [("nothing", "no results"), ('{"results": []}', "no case")])
+def test_a_suite_that_says_nothing_is_an_error(tmp_path: Path, said: str, why: str) -> None:
+    program(tmp_path / "node_modules" / ".bin" / "bun", f"#!/bin/sh\necho '{said}'\n")
+    with pytest.raises(SuiteMissing, match=why):
         run_suite(tmp_path, "http://x", tmp_path)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.document import PAGES, RIVALS, filled
+from bench.document import PAGES, RIVALS, filled, main
 from bench.report import load
 
 pytestmark = pytest.mark.slow
@@ -43,3 +43,11 @@ def test_the_docs_tables_are_those_of_the_results(page: Path) -> None:
     """Else: python -m bench.document."""
     text = (ROOT / page).read_text(encoding="utf-8")
     assert filled(text, ROOT / "bench" / "results") == text
+
+
+def test_check_says_whether_a_page_is_behind(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    words = ["--page", str(page), "--results", str(tmp_path)]
+    assert main(["--check", *words]) == 1 and page.read_text() == PAGE
+    assert main(words) == 0 and main(["--check", *words]) == 0

@@ -16,7 +16,7 @@ from house import eventually
 from rich.console import Console
 
 from bench import program
-from bench.environments import Absent, Say
+from bench.environments import CACHE, PINS, Absent, Environment, Say
 from bench.gateway.__main__ import main
 from bench.gateway.figures import Goals, rows
 from bench.gateway.sweep import GatewayOptions, GatewayReadings, notes, play
@@ -227,3 +227,23 @@ def _inside(folder: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def test_an_environment_is_made_once_for_its_pins_and_says_why_it_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    said: list[str] = []
+    environ = {CACHE: str(tmp_path)}
+    empty = Environment(name="one", packages=())
+    python = empty.prepare(said.append, environ)
+    assert empty.prepare(said.append, environ) == python and len(said) == 1
+    assert subprocess.run([python, "-c", "print(1)"], capture_output=True, check=True).stdout == b"1\n"
+    with pytest.raises(Absent, match="penstock-bench-no-such-package"):
+        Environment(name="two", packages=("penstock-bench-no-such-package==1",)).prepare(said.append, environ)
+    assert not (tmp_path / "two" / PINS).exists()
+
+
+def test_an_unknown_system_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--systems", "floor,nginx"]) == 2
+    assert "no system 'nginx'; there are floor, penstock," in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 
 from bench.jobs.__main__ import ratios, rows
 from bench.jobs.callers import CallerPlan
+from bench.jobs.frontend import CHAT
 from bench.jobs.systems import ClientFailed, JobsReading, PenstockJobs, ServingJobs, measure
+from bench.load.streams import Framing
 from bench.penstock import start_redis
 from bench.processes import Processes
 
@@ -84,3 +87,21 @@ def test_every_form_is_answered_at_the_door(tmp_path: Path) -> None:
             for form in ("chat", "stream", "jobs"):
                 found = measured(replace(serving, client=[*program, form]), store)
                 assert found.jobs > 0 and found.wrong == [] and set(found.cpu) == {"redis", "api-1", "worker-1"}
+
+
+def test_an_answer_is_whole_at_its_end_and_not_before() -> None:
+    for answer in (
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    ):
+        framing = Framing()
+        whole = [framing.ends_with(answer[at : at + 1]) for at in range(len(answer))]
+        assert whole == [False] * (len(answer) - 1) + [True]
+    assert b'"max_tokens":1' in CHAT
+
+
+def test_callers_that_come_to_grief_are_an_error_with_their_last_words(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        serving = ServingJobs(processes, [sys.executable, "-c", "raise SystemExit('no such server')"], "")
+        with pytest.raises(ClientFailed, match="no such server"):
+            measure(serving, processes, CallerPlan("", 1, 0.0, 0.1))

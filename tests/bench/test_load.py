@@ -22,7 +22,7 @@ from bench.load.plan import LoadPlan, StreamReading, measure
 from bench.load.streams import Framing, Heard, StreamedAnswer, hear
 from bench.ports import free_port
 from bench.processes import Processes
-from bench.stats import Spread
+from bench.stats import Spread, spread
 
 pytestmark = pytest.mark.slow
 
@@ -177,3 +177,21 @@ async def test_silence_is_an_error_when_time_is_up() -> None:
         plan = LoadPlan(port=port, model="m", streams=2, requests=4, tokens=4, limit_s=0.2)
         reading = await LoadRun(plan).run()
     assert reading.requests == 0 and set(reading.wrong) == {"not answered in time"} and reading.cut_short
+
+
+def test_quantiles_are_values_that_occurred() -> None:
+    assert spread([]) == Spread()
+    found = spread([5.0, 1.0, 4.0, 2.0, 3.0])
+    assert (found.count, found.mean, found.p50, found.p99, found.most) == (5, 3.0, 3.0, 5.0, 5.0)
+    assert spread([float(n) for n in range(1, 201)]).p99 == 198.0
+
+
+def test_an_answer_with_a_length_ends_with_its_last_byte() -> None:
+    framing = Framing()
+    parts = (b"HTTP/1.1 429 No\r\ncontent-le", b"ngth: 6\r\n\r\nabc", b"def")
+    assert [framing.ends_with(part) for part in parts] == [False, False, True]
+
+
+async def test_nobody_there_is_an_error() -> None:
+    reading = await LoadRun(LoadPlan(port=free_port(), model="m", streams=1, requests=2, tokens=4, limit_s=5)).run()
+    assert reading.errors == 2 and all(what.startswith("no connection") for what in reading.wrong)

@@ -46,21 +46,28 @@ def test_mutants_of_scripts_are_drawn_alike_by_a_seed_and_can_be_loaded(redis_ur
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "noticed"),
-    [("RIGHT = False\nEVEN = 1\n", "tests/api/test_a.py::test_right"), ("RIGHT = True\nEVEN = 0\n", "")],
+    [
+        ("RIGHT = False\nEVEN = 1\n", "tests/api/test_a.py::test_right"),
+        ("RIGHT = True\nEVEN = 0\n", "tests/workers/test_b.py::test_even"),
+        ("RIGHT = EVEN = 2\n", ""),
+        ("RIGHT = EVEN\n", "no test that could be run (pytest: 2)"),
+    ],
 )
 def test_a_mutant_is_noticed_by_a_test_that_passes_without_it(
     text: str, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that fails without it too has noticed nothing."""
+    """Also by one of another room. One that fails without the mutant too has noticed nothing."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    tests = tmp_path / "tree" / "tests" / "api"
+    tests, others = (tmp_path / "tree" / "tests" / room for room in ("api", "workers"))
     tests.mkdir(parents=True)
+    others.mkdir()
     (tmp_path / "tree" / "api").mkdir()
     (tmp_path / "tree" / "api" / "__init__.py").touch()
     (tmp_path / "tree" / "api" / "a.py").write_text("RIGHT = True\nEVEN = 1\n")
     (tests / "test_a.py").write_text(
         "from api import a\n\ndef test_wrong():\n    assert 0\n\ndef test_right():\n    assert a.RIGHT\n"
     )
+    (others / "test_b.py").write_text("from api import a\n\ndef test_even():\n    assert a.EVEN\n")
     copies = TreeCopies(tmp_path / "tree", tmp_path, shutil.copytree)
     trial = try_mutant(copies, Mutant("api/a.py", text))
     assert trial.noticed == noticed
@@ -74,9 +81,10 @@ def test_the_test_that_fails_at_every_change_is_there() -> None:
     assert f"def {name}(" in (SOURCE / file).read_text()
 
 
-def test_the_tests_of_a_file_are_those_of_its_folder_and_then_of_its_room() -> None:
-    assert folders_of(SOURCE, "streaming/jobs/relay.py") == ["tests/streaming/jobs", "tests/streaming"]
-    assert folders_of(SOURCE, "streaming/lua/claim.lua") == ["tests/streaming"]
+def test_the_tests_of_a_file_are_those_of_its_folder_then_of_its_room_and_then_of_all_others() -> None:
+    others = ("tests/api", "tests/workers", "tests/scheduler", "tests/offline")
+    assert folders_of(SOURCE, "streaming/jobs/relay.py") == [("tests/streaming/jobs",), ("tests/streaming",), others]
+    assert folders_of(SOURCE, "streaming/lua/claim.lua") == [("tests/streaming",), others]
 
 
 def test_a_mutant_is_named_by_what_it_changes() -> None:

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from bench import report
-from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, counts
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, check_names, counts
 from bench.report import Report, commit, load
 
 
@@ -95,3 +95,12 @@ def test_the_commit_is_that_of_the_tree_that_began_to_run(tmp_path: Path, monkey
     monkeypatch.setattr(report, "commit", lambda: commit(tmp_path))
     assert BenchProgram("one", "", work).taking(OUT, PLOTS)(["--out", str(tmp_path / "out")]) == 0
     assert load(tmp_path / "out" / "one.json").commit == first.stdout.decode().strip()
+
+
+def test_a_name_nobody_has_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(_run: ProgramRun) -> int:
+        check_names("system", ["b", "c", "d"], {"a": 1, "b": 2})
+        return 0
+
+    assert example(work)([]) == 2
+    assert capsys.readouterr().out == "error: no system 'c', 'd'; there are a, b\n"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
-from bench.report import Column, Ratio, Report, as_json, load, write
+from bench.report import Column, Ratio, Report, as_json, load, table, write
 
 REPORT = Report(
     name="example",
@@ -77,3 +78,15 @@ def test_a_figure_beyond_its_rounds_is_no_median_of_them() -> None:
             Ratio.held(None, "ours / theirs", value, rounds=(3.1, 2.9))
         old = Ratio(what="ours / theirs", value=value, rounds=(3.1, 2.9))
         assert msgspec.json.decode(as_json(old), type=Ratio) == old
+
+
+def test_what_is_undecided_is_said_to_be_so() -> None:
+    """In the table and in the file; it is neither reached nor does it fail the program."""
+    ratio = Ratio(what="this / base", value=1.0, at_most=1.03, interval=(0.9, 1.1))
+    found = msgspec.structs.replace(REPORT, ratios=(ratio,))
+    with (console := Console(width=120)).capture() as caught:
+        console.print(table(found))
+    for shown in (caught.get(), as_json(found).decode()):
+        assert "undecided" in shown and "reached" not in shown
+    assert not found.missed and REPORT.missed
+    assert msgspec.structs.replace(ratio, interval=(1.1, 1.2)).verdict == "missed"

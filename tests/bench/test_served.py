@@ -186,3 +186,18 @@ def test_figures_are_those_of_the_requests() -> None:
     assert added.value == pytest.approx(3.0) and (added.at_most, added.verdict) == (5, "reached")
     least = min(through["share"], found[1, PENSTOCK]["share"])
     assert held["the same at its worst level"].value == pytest.approx(least)
+
+
+def test_a_table_that_could_not_give_every_slot_a_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="no room for prompts"):
+        SlotTable(SLOTS, SLOTS, 8)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b'{"prompt":"","stream":true}', b'{"prompt":"1","max_tokens":1024,"stream":true}', b'{"prompt":"1"}']
+)
+def test_the_server_refuses_what_it_cannot_answer(body: bytes) -> None:
+    with engine(ChainedSteps()) as server:
+        status, _, said = fetch(server.port, "POST", "/v1/completions", body)
+        assert status == 400 and json.loads(said)["error"]["message"]
+        assert fetch(server.port, "GET", "/v1/nothing")[0] == 404

@@ -53,3 +53,13 @@ def test_its_last_words_name_the_test_and_what_it_waits_for(tmp_path: Path) -> N
     assert last == "test_it.py::test_slow took longer than 0.5 s, its fixtures included"
     assert any(line.startswith("task stubborn: deaf:7 > Event.wait:") for line in before[-4:])
     assert "main thread, the innermost call last:" in before
+
+
+@pytest.mark.slow
+def test_a_test_that_lets_no_thread_run_is_ended_too(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import watchdog\nwatchdog.LATER_S = 0.5\n" + CONFTEST)
+    (tmp_path / "test_it.py").write_text("import ctypes\n\ndef test_holds():\n    ctypes.PyDLL(None).sleep(60)\n")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {HERE}\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    assert run.returncode == 1 and "Timeout (" in run.stderr and "in test_holds" in run.stderr

@@ -1,4 +1,4 @@
-"""The console in a real browser: a chat that goes on whatever breaks, dead letters, batches, accessibility.
+"""The console in a real browser: a chat that goes on whatever breaks, dead letters, batches, accessibility, widths.
 
 Needs Debian's chromium, so only `make test-browser` runs it. The rules of accessibility are checked by axe-core, if
 PENSTOCK_TEST_AXE names its file (`npm pack axe-core`, axe.min.js in it).
@@ -24,6 +24,7 @@ pytestmark = [
 ]
 
 PAGES = ("", "/jobs", "/dead-letters", "/batches", "/chat", "/models", "/keys")
+SIZES = ((1280, 800), (390, 844), (320, 640))
 LAST = ".turn.assistant:last-of-type"
 AXE = os.environ.get("PENSTOCK_TEST_AXE", "")
 TEXT = f"[...document.querySelector('{LAST} .text').childNodes].map((one) => one.data ?? '').join('')"
@@ -31,6 +32,10 @@ TEXT = f"[...document.querySelector('{LAST} .text').childNodes].map((one) => one
 MARKS = f"[...document.querySelectorAll('{LAST} .joint')].map((one) => one.textContent).join()"
 IN_VIEW = f"""((end) => end > 0 && end <= document.querySelector('.ask').getBoundingClientRect().top)(
   document.querySelector('{LAST}').getBoundingClientRect().bottom)"""
+SHIFT = """new Promise((done) => { let sum = 0;
+  new PerformanceObserver((list) => { for (const one of list.getEntries()) if (!one.hadRecentInput) sum += one.value; })
+    .observe({ type: "layout-shift", buffered: true });
+  setTimeout(() => done(sum), 1500); })"""
 
 
 class Stage:
@@ -364,3 +369,18 @@ def test_no_page_has_a_serious_fault_of_accessibility(stage: Stage) -> None:
             stage.page.show(1280, 800, dark=dark)
             stage.open(path)
             assert found_by_axe(stage.page) == [], (path, dark)
+
+
+def test_every_page_fits_every_width_and_stands_still(stage: Stage) -> None:
+    """Nothing scrolls sideways, also with the code open; nothing moves after it was painted."""
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x" * 90}], "metadata": {"order": "A-17" * 30}}
+    job = json.loads(stage.house.post("/v1/jobs", body | {"max_tokens": 5})[2])["id"]
+    for width, height in SIZES:
+        stage.page.show(width, height)
+        for path in (*PAGES, f"/jobs/{job}"):
+            stage.open(path)
+            stage.page.run("for (const one of document.querySelectorAll('details')) one.open = true; true")
+            assert stage.page.run(f"document.documentElement.scrollWidth <= {width}"), (path, width)
+            stage.open(path)
+            assert float(stage.page.run(SHIFT)) < 0.1, (path, width)
+    assert not stage.page.errors, stage.page.errors

@@ -218,6 +218,14 @@ def test_documents_are_ranked(house: House) -> None:
     assert sorted(each["index"] for each in all_of_them["results"]) == list(range(150))
 
 
+def test_a_ranking_can_be_a_job(house: House) -> None:
+    asked = {"endpoint": "/v1/rerank", "query": "river", "documents": TEXTS, "top_n": 1, "return_documents": True}
+    made = post(house, "/v1/jobs", **asked)[1]
+    job = json.loads(house.get(f"/v1/jobs/{made['id']}?wait=30&include=input")[1])
+    assert job["result"]["results"][0]["document"]["text"] == "a river"
+    assert asked.items() <= job["input"].items()
+
+
 # --- token ids -------------------------------------------------------------------------------------------------------
 
 

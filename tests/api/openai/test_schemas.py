@@ -381,6 +381,40 @@ def test_what_excludes_tools_is_refused_with_what_to_do_instead() -> None:
     assert error.param == "logprobs" and "Leave one of them out" in error.message
 
 
+WRONG_TASKS: list[tuple[Kind, dict[str, Any], str, str]] = [
+    ("embedding", {"input": ""}, "input", "must not be empty"),
+    ("embedding", {"input": []}, "input", "not empty"),
+    ("embedding", {"input": ["a", ""]}, "input[1]", "must not be empty"),
+    ("embedding", {"input": ["a"] * 2049}, "input", "at most 2048 entries"),
+    ("embedding", {"input": {"text": "a"}}, "input", "must be a string, or a list"),
+    ("embedding", {"encoding_format": "hex"}, "encoding_format", "'float' or 'base64'"),
+    ("embedding", {"dimensions": 0}, "dimensions", "at least 1"),
+    ("embedding", {"priority": "batch"}, "priority", "queue.priority"),
+    ("rerank", {"query": ""}, "query", "must not be empty"),
+    ("rerank", {"documents": []}, "documents", "not be empty"),
+    ("rerank", {"documents": [5]}, "documents[0]", "must be"),
+    ("rerank", {"documents": [{"text": ""}]}, "documents[0].text", "must not be empty"),
+    ("rerank", {"top_n": -1}, "top_n", "at least 0"),
+    ("tokenize", {"messages": MESSAGES}, "messages", "together with prompt"),
+    ("tokenize", {"return_token_strs": True}, "return_token_strs", "use /detokenize"),
+    ("tokenize", {"prompt": ["a"]}, "prompt", "must be a string"),
+    ("detokenize", {"tokens": None}, "tokens", "must be a list"),
+    ("detokenize", {"tokens": [-1]}, "tokens[0]", "at least 0"),
+    ("detokenize", {"tokens": "a"}, "tokens", "must be a list"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "param", "words"), WRONG_TASKS)
+def test_what_is_no_task_is_refused_by_name(kind: Kind, fields: dict[str, Any], param: str, words: str) -> None:
+    error = refused(kind, {"model": "m"} | BASES[kind] | fields)
+    assert error.param == param and words in error.message
+
+
+def test_what_is_to_be_tokenized_is_required() -> None:
+    with pytest.raises(ApiError, match="prompt is required, or messages"):
+        job_of(parse("tokenize", b'{"model": "m"}'))
+
+
 # --- what is not honoured --------------------------------------------------------------------------------------------
 
 
@@ -409,6 +443,11 @@ def test_known_fields_nobody_honours_are_refused(name: str, value: Any) -> None:
     ):
         error = refused(kind, {"model": "m", name: value} | body)  # type: ignore[arg-type]
         assert error.param == name and error.message.rstrip(".") != f"{name} is not supported here"
+
+
+@pytest.mark.parametrize(("name", "instead"), [("functions", "Use tools"), ("function_call", "Use tool_choice")])
+def test_an_older_name_is_refused_with_the_newer_one(name: str, instead: str) -> None:
+    assert instead in refused("chat", {"model": "m", "messages": MESSAGES, name: [{"name": "f"}]}).message
 
 
 @pytest.mark.parametrize(
