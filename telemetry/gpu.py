@@ -87,7 +87,8 @@ class DcgmReadings:
         """`url`: http://HOST:PORT/metrics of the exporter of this machine."""
         self._url, self._interval_s = urlsplit(url), interval_s
         self._read_at, self._readings = 0.0, dict[str, GpuReading]()
-        message = f"the exporter of GPUs at {self._url.hostname}:{self._url.port} tells nothing: %s"
+        address = self._url.netloc.rpartition("@")[2].replace("%", "%%")
+        message = f"the exporter of GPUs at {address} tells nothing: %s"
         self._outage = ExpectedErrors((OSError, http.client.HTTPException, ValueError), log.warning, message, once=True)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._keep_asking, name="dcgm", daemon=True)

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from hypothesis import given
@@ -194,11 +195,20 @@ def test_an_address_that_never_answered_has_a_patience_of_its_own() -> None:
     assert Played(some.submit(BODY, "k"), [broken(reached=False), ok({})]).error is None
 
 
-def test_two_calls_that_lose_a_server_go_to_the_same_next_one() -> None:
-    servers = ServerList((A, B), "")
-    servers.leave(A)
-    servers.leave(A)
-    assert servers.url == B
+async def test_two_calls_that_lose_a_server_go_to_the_same_next_one() -> None:
+    """The one that fails last finds that the other has left it."""
+    urls, both_sent = list[str](), asyncio.Barrier(2)
+
+    async def send(request: Send) -> HttpAnswer:
+        urls.append(request.url)
+        if len(urls) > 2:
+            return ok({})
+        await both_sent.wait()
+        raise broken()
+
+    shared, connection = calls(A, B), Mock(send=send, pause=AsyncMock())
+    await asyncio.gather(*(shared.submit(BODY, key)(connection) for key in "kl"))
+    assert urls == [f"{A}/v1/jobs"] * 2 + [f"{B}/v1/jobs"] * 2
 
 
 def test_a_request_that_must_not_be_repeated_is_tried_once() -> None:

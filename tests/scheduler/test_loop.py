@@ -393,13 +393,15 @@ async def test_workers_are_told_which_shape_takes_new_jobs(hand: Hand) -> None:
 
 
 async def test_a_dry_run_tells_no_worker_anything(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:
-    """What would be done is said of each shape."""
+    """What would be done is said once of each shape, and the plan is marked as nobody's."""
     await hand.worker("n", shape="narrow")
     await hand.put()
+    loop = hand.loop(limits=SHAPED, pool=DryRunPool())
     with caplog.at_level(logging.INFO, "scheduler.pools.base"):
-        heard = await _heard(hand, ["n"], hand.loop(limits=SHAPED, pool=DryRunPool()).tick)
-    assert "would have 1 wide worker and 1 narrow worker, new jobs with narrow" in caplog.text
-    assert heard == {"n": []}
+        heard = await _heard(hand, ["n"], loop.tick)
+        await loop.tick()
+    assert caplog.text.count("would have 1 wide worker and 1 narrow worker, new jobs with narrow") == 1
+    assert heard == {"n": []} and (await hand.plan()).pool == "dry-run"
 
 
 async def test_a_new_leader_goes_on_with_the_shape_of_the_one_before(hand: Hand) -> None:

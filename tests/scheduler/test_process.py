@@ -1,4 +1,4 @@
-"""Schedulers as real processes: settings, one alone, and several of which the leader is killed or stopped."""
+"""Schedulers as real processes: settings, one alone, and several of which the leader is stopped."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pytest
 from flow import put_job
+from kube import Kube
 
 from penstock.config import Config, ConfigError
 from penstock.process import Lifeline
@@ -224,6 +225,35 @@ async def test_a_stopped_leader_does_nothing_when_it_goes_on(schedulers: Schedul
     holders = {noted.epoch: noted.action.by for noted in actions if noted.action.kind == "lead"}
     assert all(noted.action.by == holders[noted.epoch] for noted in done)
     assert all(f"@{socket.gethostname()}/" in holder for holder in holders.values())
+
+
+async def test_a_stopped_leader_changes_no_pods(schedulers: Schedulers, tmp_path: Path) -> None:
+    """The same with pods: what the API server takes comes only from the leader whose epoch it was told last."""
+    Config({**schedulers.raw, "scheduler": schedulers.raw["scheduler"] | {"pool": "kubernetes"}}).save(
+        schedulers.settings
+    )
+    with Kube(tmp_path) as kube:
+        kube.deploy(f"penstock-worker-{MODEL}", 1)
+        for number in (1, 2):
+            schedulers.start(f"scheduler-{number}", KUBECONFIG=str(kube.config_of(f"s{number}")))
+        lead, process = await schedulers.leader()
+        await schedulers.want(2)
+        await schedulers.until(lambda: _has_pods(kube, 2))
+        await schedulers.overrides.put(MODEL, 9, "test")  # something is about to be done
+        process.send_signal(signal.SIGSTOP)
+        try:
+            await schedulers.leader(after=lead.epoch)
+            await schedulers.want(5)
+            await schedulers.until(lambda: _has_pods(kube, 5))
+        finally:
+            process.send_signal(signal.SIGCONT)
+        await schedulers.want(4)
+        await schedulers.until(lambda: _has_pods(kube, 4))
+        assert kube.stale == [] and len(set(kube.writers)) == 2
+
+
+async def _has_pods(kube: Kube, number: int) -> bool:
+    return len(kube.pods) == number
 
 
 async def test_what_the_pool_holds_is_given_back(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

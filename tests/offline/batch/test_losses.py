@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from batching import answers_are_right, begin, client, content, ended, jsonl, line, nothing_left_over, reaches
 from house import House, eventually, restartable
+from redis import Redis
+
+from streaming.keys import BROKER
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +62,48 @@ def test_offline_and_engine_workers_are_killed_again_and_again(served: House) ->
     answers_are_right(content(openai, done.output_file_id), lines)
     assert done.usage and done.usage.output_tokens == LINES * 6
     nothing_left_over(served.folder)
+
+
+def test_two_offline_processes_share_the_work(served: House) -> None:
+    """A stopped one is overtaken; when it wakes up it is refused and spoils nothing."""
+    openai = client(served)
+    served.start("workers", **LASTING)
+    first = served.start("offline", "--id", "offline-1")
+    lines = [line(number, max_tokens=40) for number in range(LINES)]
+    batch = begin(openai, lines)
+    reaches(openai, batch, 5)
+    first.send_signal(signal.SIGSTOP)
+    served.start("offline", "--id", "offline-2")
+    before = openai.batches.retrieve(batch.id).request_counts
+    assert before
+    reaches(openai, batch, before.completed + 20)
+    first.send_signal(signal.SIGCONT)
+    done = ended(openai, batch)
+    answers_are_right(content(openai, done.output_file_id), lines)
+    gave_up = ("another process has the batch now", "because the store is away")  # a command timed out in its sleep
+    eventually(lambda: any(each in served.log("offline") for each in gave_up))
+    assert openai.batches.retrieve(batch.id) == done
+    answers_are_right(content(openai, done.output_file_id), lines)
+
+
+def test_what_celery_loses_is_said_again(served: House) -> None:
+    """Its queue is emptied under its hands, once before the batch began and once while it runs."""
+    openai = client(served)
+    served.start("workers", **LASTING)
+    with Redis.from_url(served.redis_url) as redis:
+        batch = begin(openai, [line(number, max_tokens=20) for number in range(LINES)])
+        offline = served.start("offline")
+        offline.send_signal(signal.SIGSTOP)  # whatever it has sent by now nobody takes
+        time.sleep(0.1)
+        lost = redis.delete(*redis.keys(f"{BROKER}*"), "nothing")
+        offline.send_signal(signal.SIGCONT)
+        reaches(openai, batch, 30)
+        kill(offline)
+        eventually(lambda: redis.zcard("penstock:{0}:due") == 1)
+        redis.delete(*redis.keys(f"{BROKER}*"), "nothing")
+        served.start("offline")
+        done = ended(openai, batch)
+    assert done.status == "completed" and done.request_counts and done.request_counts.completed == LINES, lost
 
 
 def test_what_a_process_left_of_an_ended_batch_is_removed_at_the_next_start(served: House) -> None:

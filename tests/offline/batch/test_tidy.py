@@ -129,8 +129,11 @@ async def test_what_is_young_is_left_alone(wire: RedisClient, runner: BatchRunne
     assert not work.exists() and quarantined(file_store) == [work.name]
 
 
-async def test_an_emptied_store_touches_nothing(wire: RedisClient, runner: BatchRunner, file_store: FileStore) -> None:
-    """Not even what is expired or half uploaded, until a person adopts the folder; then it is quarantined."""
+async def test_an_emptied_store_touches_nothing(
+    wire: RedisClient, runner: BatchRunner, file_store: FileStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does that of a wrong URL: not even what is expired or half uploaded, until a person adopts the folder, as the
+    log says; then it is quarantined."""
     file, batch = await kept(wire, file_store), file_store.work("batch_00" + 30 * "b")
     batch.mkdir()
     age(batch)
@@ -145,7 +148,9 @@ async def test_an_emptied_store_touches_nothing(wire: RedisClient, runner: Batch
     now = await identify(wire)  # as the monitor of a running process does
     await runner.tidy()
     assert all(path.exists() for path in (file_store.path(file.id), file_store.path(late.id), batch, half.path))
-    assert "store adopt" in disagreement(now.deployment, file_store.owner, file_store.folder)
+    await runner.tidy()
+    (said,) = [message for message in caplog.messages if "store adopt" in message]
+    assert disagreement(now.deployment, file_store.owner, file_store.folder) in said
     file_store.adopt(now.deployment)
     await runner.tidy()
     assert quarantined(file_store) == sorted([batch.name, file.id])

@@ -130,11 +130,12 @@ async def test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries(
     quota = QuotaSettings(jobs=1 if refusal is QuotaExceeded else 9)
     entered = refusal is not Unavailable  # else nothing is accepted until the store was looked at
     intake, message = await intake_of(wire, entered=entered, quota=quota), json.dumps(body("hello")).encode()
-    if entered:
-        await intake.accept(message, "first")
+    first = await intake.accept(message, "first") if entered else ""
     for _ in range(2 * MAX_REDELIVERIES):
         with pytest.raises(refusal):
             await intake.accept(message, "second", redelivered=True)
+    if entered:
+        assert await intake.accept(message, "first", redelivered=True) == first, "it is accepted already"
     assert await wire.redis.keys("*redelivery*") == []
     await wire.close()
 

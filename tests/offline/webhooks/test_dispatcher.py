@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,6 +37,7 @@ from offline.webhooks import (
 from penstock.config import ConfigError, build
 from streaming.batches.store import Batches
 from streaming.events import (
+    ENDS,
     DeliveryAttempt,
     Event,
     EventSettings,
@@ -195,6 +196,25 @@ async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
         assert await sent(url=f"http://127.0.0.1:{port}", **LOCAL) == [(200, "")]
         async with asyncio.timeout(30):
             await taken.wait()
+
+
+async def test_no_more_than_64_kib_of_an_answer_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the piece that comes behind these it is enough."""
+    endpoint, pieces = WebhookEndpoint("test", settings_of()), list[bytes]()
+
+    async def body() -> AsyncIterator[bytes]:
+        while True:
+            pieces.append(b"x" * 1024)
+            yield pieces[-1]
+
+    @contextlib.asynccontextmanager
+    async def answered(*_: object, **__: object) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(status=200, aiter_stream=body)
+
+    monkeypatch.setattr(endpoint._pool, "stream", answered)
+    assert await endpoint.send(an_errand()) == (200, "")
+    assert len(pieces) == 64 + 1
+    await endpoint.close()
 
 
 async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> None:
@@ -497,6 +517,10 @@ def test_the_end_of_a_turn_is_told_when_its_conversation_has_it(empty_house: Hou
     assert [body["data"]["id"] for body in receiver.bodies()] == [first.id, second.id]
     items = list(openai.conversations.items.list(conversation, order="asc"))
     assert [getattr(item, "role", None) for item in items] == ["user", "assistant"] * 2
+
+
+def test_every_end_can_be_asked_for() -> None:
+    assert len(ENDS) == 12 and settings_of(events=["batch.failed"]).events == ("batch.failed",)
 
 
 # --- a webhook for one request ---------------------------------------------------------------------------------------

@@ -97,6 +97,11 @@ def test_load_between_the_bounds_stays_where_it_is() -> None:
         assert state is not None and state.shape == shape
 
 
+def test_shapes_that_were_renamed_are_chosen_anew() -> None:
+    """A state of other shapes is no obstacle."""
+    assert route(ShapeChoice("gone", 100.0, 0.0, 0.0), LOW_HIGH, 100, 1.0).shape == "high"
+
+
 def test_a_shape_between_two_equal_thresholds_is_refused() -> None:
     """There is no load it would be for."""
     curves = {"small": ((1, 10), (64, 100)), "middle": ((1, 20), (64, 200)), "large": ((1, 30), (64, 300))}

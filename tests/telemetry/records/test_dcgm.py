@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import Mock
 
 import pytest
 from house import eventually
@@ -141,3 +142,15 @@ def test_a_worker_reads_the_configured_exporter_and_else_the_driver(
 def test_an_address_without_a_scheme_is_refused() -> None:
     with pytest.raises(ValueError, match="dcgm_url: expected http"):
         TelemetrySettings(dcgm_url="127.0.0.1:9400")
+
+
+def test_an_exporter_is_named_as_it_was_given_but_for_its_password(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(DcgmReadings, "_fetch", Mock(side_effect=OSError("it is away")))
+    readings = DcgmReadings("http://me:hidden@gpus/metrics")
+    try:
+        eventually(lambda: readings._outage.active)
+    finally:
+        readings.close()
+    assert caplog.messages == ["the exporter of GPUs at gpus tells nothing: it is away"]
