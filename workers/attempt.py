@@ -178,7 +178,7 @@ class Attempt:
         self.number = claim.number
         """The run's number, which identifies the job in this worker's frames."""
         self._history, self._sections, self.past_tokens = history.rows, history.sections, history.tokens
-        self.first_ms, self._kept_ms = history.first_ms, kept_ms(history, claim.earlier)
+        self.first_ms, self._kept_ms = history.first_ms, kept_ms(history, claim.earlier_attempts)
         """Redis time of the job's first token, if an earlier run generated it, else 0; and for how long what is kept of
         earlier runs was generated."""
         self.seq = len(history.rows)
@@ -256,7 +256,7 @@ class Attempt:
     @property
     def is_continued(self) -> bool:
         """Whether other runs of the job came before this one."""
-        return bool(self.claim.past)
+        return bool(self.claim.earlier_runs)
 
     @property
     def is_checked(self) -> bool:
@@ -490,7 +490,7 @@ class Attempt:
         """Build the terminal record, with everything a reader may still ask for. `generated`: stamps in Redis time."""
         state, failure, cancelled_by = self._stopped or (JobState.COMPLETED, None, "")
         if self.first_ms:
-            shown_claimed = 1000 * claimed_ms(self.first_ms, self.claim.earlier) or self.claim.started_us
+            shown_claimed = 1000 * claimed_ms(self.first_ms, self.claim.earlier_attempts) or self.claim.started_us
             kept_us = 1000 * self._kept_ms
             generated = replace(generated, shown=1000 * self.first_ms, shown_claimed=shown_claimed, kept=kept_us)
         return Terminal(

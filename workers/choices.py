@@ -126,7 +126,7 @@ class ChoiceStarter:
         """Statistics of the engine."""
         return self._engine.stats()
 
-    def restart_reason(self, attempt: Attempt) -> str:
+    def engine_restart_reason(self, attempt: Attempt) -> str:
         """Why the engine cannot continue one of the choices, so that the job begins again; "" if it can. `attempt` is
         asked only this."""
         if not isinstance(self._engine, ContinuationJudge):
@@ -139,10 +139,11 @@ class ChoiceStarter:
         job = claim.job
         if prompt_count(job.prompt) == 1 or unsupported(job, self.card.capabilities):
             return None
-        requests = Attempt(claim).requests()
-        for index in range(0, job.choices, job.sampling.n):  # the first copy of each prompt
+        for index, request in Attempt(claim).requests().items():
+            if index % job.sampling.n:
+                continue  # another copy of the same prompt
             try:
-                await self._engine.check(requests[index])
+                await self._engine.check(request)
             except Refused as refused:
                 return refused.failure
             await asyncio.sleep(0)  # a check may take a while: running jobs get their step

@@ -37,7 +37,7 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 else. These jobs wait for a newer worker without being claimed over and over."""
 
 
-def restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta]) -> str:
+def job_restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta]) -> str:
     """Why the job must be generated from its first token, without `history`; "" if it can be continued.
 
     An engine applies a JSON grammar from its root to the first token that it generates. Unless it can restore the
@@ -69,7 +69,7 @@ def draft_of(job: Job, history: History) -> Draft | None:
 def with_earlier(claim: Claim, record: JobRecord) -> Claim:
     """The claim with what the job's record says of its earlier attempts."""
     earlier = tuple([attempt for attempt in record.attempts if attempt.outcome])
-    known: Claim = replace(claim, started_us=record.stamps.started or 0, earlier=earlier)
+    known: Claim = replace(claim, started_us=record.stamps.started or 0, earlier_attempts=earlier)
     return known
 
 
@@ -255,11 +255,11 @@ class Claimer:
 
     async def _begin_all(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
         """Begin jobs; returns those whose logs are of a newer version. Raises Unavailable."""
-        fresh = [claim for claim in claims if not claim.past]
+        fresh = [claim for claim in claims if not claim.earlier_runs]
         refusals = [await self._starter.refusal(claim) for claim in fresh]
         for claim, refusal in zip(fresh, refusals, strict=True):
             self._worker.begin(claim, NOTHING, refusal)
-        continued = [claim for claim in claims if claim.past]
+        continued = [claim for claim in claims if claim.earlier_runs]
         return await self._begin_continued(continued) if continued else []
 
     async def _begin_continued(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
@@ -270,7 +270,7 @@ class Claimer:
         newer: list[UnreadableClaim] = []
         records = await self._reader.records([claim.job.id for claim in claims], bodies=False)
         histories = await asyncio.gather(
-            *(self._reader.history(claim.job.id, claim.past) for claim in claims), return_exceptions=True
+            *(self._reader.history(claim.job.id, claim.earlier_runs) for claim in claims), return_exceptions=True
         )
         for claim, record, history in zip(claims, records, histories, strict=True):
             if record is None or record.state.final:
@@ -290,8 +290,8 @@ class Claimer:
     async def _continuable(self, claim: Claim, history: History) -> History:
         """The history to continue from; one without deltas after restarting a job that cannot be continued."""
         reason = "" if history.whole else "the store has lost a part of what was logged"
-        reason = reason or restart_reason(claim.job, self._starter.card.capabilities, history.rows)
-        reason = reason or self._starter.restart_reason(Attempt(claim, history))
+        reason = reason or job_restart_reason(claim.job, self._starter.card.capabilities, history.rows)
+        reason = reason or self._starter.engine_restart_reason(Attempt(claim, history))
         if not reason:
             return history
         log.warning("a job begins anew: %s", reason, extra={"job": claim.job.id})

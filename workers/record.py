@@ -270,7 +270,7 @@ def wall_us() -> int:
 def record_of(attempt: Attempt, end: Terminal, ended_us: int, model: str, process: str) -> RequestRecord:
     """The record of a job that this worker ends."""
     job, claim, generated, usage = attempt.job, attempt.claim, end.generated, end.usage
-    outcomes = [each.outcome for each in claim.earlier]
+    outcomes = [each.outcome for each in claim.earlier_attempts]
     return RequestRecord(
         id=job.id,
         ended_us=ended_us,
@@ -346,7 +346,7 @@ class AttemptTraces:
         attempt.trace = extract(job.trace).get(TRACEPARENT, "")
         if not (self.tracing.recording and is_sampled(job.trace)):
             return
-        claimed_ns, earlier = time.time_ns() - 1000 * max(0, ago_us), own_attempts(job, claim.earlier)
+        claimed_ns, earlier = time.time_ns() - 1000 * max(0, ago_us), own_attempts(job, claim.earlier_attempts)
         # The store's clock measured the wait; this process's clock places it.
         waits_since_ms = earlier[-1].ended_ms if earlier else claim.created_ms
         about: Attributes = {names.JOB_ID: job.id, names.PRIORITY: str(job.priority), names.ATTEMPT: claim.attempt}
@@ -394,7 +394,7 @@ class AttemptTraces:
                 error, attributes = found.end
                 found.span.end(error=error, attributes=attributes)
                 claim = found.attempt.claim
-                write_lost(self.tracing, claim.job, claim.earlier, claim.attempt)
+                write_lost(self.tracing, claim.job, claim.earlier_attempts, claim.attempt)
 
     def _write_engine_span(self, found: _Open) -> None:
         stamps = found.attempt.stamps

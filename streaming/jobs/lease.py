@@ -75,8 +75,8 @@ class Claim(msgspec.Struct, frozen=True):
     """Redis time after which the job has expired."""
     reply: tuple[str, ...]
     """Addresses to which its deltas are published."""
-    past: tuple[LoggedRun, ...]
-    """Earlier attempts, whose logged deltas come first."""
+    earlier_runs: tuple[LoggedRun, ...]
+    """Their logged deltas come first."""
     first_frame: int
     """No frame before this one can hold a delta of this attempt."""
     accepted_us: int = 0
@@ -84,7 +84,7 @@ class Claim(msgspec.Struct, frozen=True):
     """The two times again, to the microsecond."""
     started_us: int = 0
     """Redis time of the job's first claim; 0: this one, or not known."""
-    earlier: tuple[PastAttempt, ...] = ()
+    earlier_attempts: tuple[PastAttempt, ...] = ()
     """What became of earlier attempts, oldest first, the newest of them; where its record was read."""
     worker: str = ""
     """Id of the worker that claimed it."""
@@ -342,7 +342,7 @@ def _claim(item: Sequence[bytes], partition: int, now: float, frame: int, worker
             claimed_ms=int(now),
             deadline_ms=int(float(deadline)) if deadline else None,
             reply=tuple(reply.decode().split(",")) if reply else (),
-            past=parse_runs(runs.decode()) if runs else (),
+            earlier_runs=parse_runs(runs.decode()) if runs else (),
             first_frame=frame + 1,
             accepted_us=round(float(created) * 1000),
             claimed_us=round(now * 1000),

@@ -195,7 +195,7 @@ async def test_a_lost_workers_log_lives_as_long_as_its_jobs(wire: RedisClient) -
     assert await wire.redis.ttl(partition_key(0, "log", drained.id)) > 3600
     last = await a_lease(wire)
     claim = await claim_one(last)
-    rows = (await JobReader(wire).history(claim.job.id, claim.past)).rows
+    rows = (await JobReader(wire).history(claim.job.id, claim.earlier_runs)).rows
     assert [row.seq for row in rows] == [1, 2]
     await last.calls([append(last, {SILENT: [delta(claim, 3)]}, claim)])
     await finish(last, claim.job.id, claim.number)

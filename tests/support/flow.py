@@ -249,7 +249,7 @@ class Flow:
             await _repeated(lambda: lease.calls([again]))
 
     async def _past(self, claim: Claim) -> History:
-        return await JobReader(self._wire).history(claim.job.id, claim.past) if claim.past else NOTHING
+        return await JobReader(self._wire).history(claim.job.id, claim.earlier_runs) if claim.earlier_runs else NOTHING
 
 
 @asynccontextmanager

@@ -35,7 +35,7 @@ class Hand:
         claimed = await lease.claim(0, 1)
         (claim,) = claimed.jobs or (await lease.claim(0, 1, alone=claimed.suspects)).jobs
         assert isinstance(claim, Claim)
-        history = await JobReader(wire).history(claim.job.id, claim.past) if claim.past else NOTHING
+        history = await JobReader(wire).history(claim.job.id, claim.earlier_runs) if claim.earlier_runs else NOTHING
         return cls(lease, claim, history)
 
     async def write(self, texts: str, *, shown: bool = True) -> None:

@@ -83,7 +83,7 @@ def test_the_record_holds_what_was_logged_before_and_what_was_given_out(
 def test_a_text_that_begins_again_leaves_the_first_token_of_the_job_as_it_was() -> None:
     """Its readers have seen that one; nothing of the earlier text was kept, in this run and for the next one."""
     lost = PastAttempt("worker-1", 1_000, 5_000, None, "lost", 4_000)
-    claim = replace(attempt_with([]).claim, earlier=(lost,), started_us=1_000_000)
+    claim = replace(attempt_with([]).claim, earlier_attempts=(lost,), started_us=1_000_000)
     again = Attempt(claim, History(first_ms=2_000))
     made = decode_terminal(encode(again.terminal("w", Generated(first=7_000_000, last=9_000_000)))).generated
     assert (made.shown, made.shown_claimed, made.kept, made.first) == (2_000_000, 1_000_000, 0, 7_000_000)
@@ -94,7 +94,7 @@ def test_what_earlier_attempts_wrote_of_the_text_was_kept() -> None:
     """From the first token of each to its last write, which is before its worker was found lost."""
     rows, lost = [Delta(1, 1, 0, "a", (1,), 1)], PastAttempt("worker-2", 6_000, 9_000, None, "lost", 8_500)
     first = PastAttempt("worker-1", 1_000, 5_000, None, "lost", 4_000)
-    claim = replace(attempt_with([]).claim, earlier=(first, lost), started_us=1_000_000)
+    claim = replace(attempt_with([]).claim, earlier_attempts=(first, lost), started_us=1_000_000)
     heir = Attempt(claim, History(rows, (Section(1, EARLIER),), first_ms=2_000, at_ms=7_000, kept_ms=2_000))
     assert (heir.opening.begun_ms, heir.opening.kept_ms) == (2_000, 2_000 + 1_500)
 

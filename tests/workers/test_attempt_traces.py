@@ -43,7 +43,7 @@ def tracing(collector: Collector) -> Iterator[Tracing]:
 
 
 def claimed(job: Job, number: int, claimed_ms: int, earlier: tuple[PastAttempt, ...] = ()) -> Attempt:
-    return Attempt(a_claim(job, number, claimed_ms=claimed_ms, earlier=earlier))
+    return Attempt(a_claim(job, number, claimed_ms=claimed_ms, earlier_attempts=earlier))
 
 
 def sampled(tracing: Tracing) -> Job:

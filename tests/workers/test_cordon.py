@@ -83,6 +83,7 @@ async def test_a_cordoned_worker_finishes_and_is_replaced(yard: Yard) -> None:
     drained = await yard.worker(state="drained")
     assert (drained.lease, drained.running) == (worker.lease, 0)
     assert drained.served == {"standard": Served(1, 200 + len("user: hello") // 4, 0)}
+    assert drained.steps == drained.step_tokens == 199 and drained.step_s > 0.9, "of all steps but the first"
     assert yard.job(running)["status"] == "completed" and yard.job(running)["attempts"] == 1
     assert yard.job(waiting)["status"] == "queued"
     yard.house.start("workers", "--id", "worker-2")

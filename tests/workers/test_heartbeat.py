@@ -129,3 +129,11 @@ def test_a_job_whose_end_is_being_written_is_not_dropped() -> None:
     comparison = BeatComparison(held, 0)
     assert comparison.taken({}) == set(), "it may have been claimed since"
     assert comparison.taken({}) == {("running", 1)}
+
+
+def test_a_job_of_which_the_worker_knows_nothing_is_a_stray_in_the_second_beat() -> None:
+    """And not while a claim is in flight, which may bring it: it is counted from its reply on."""
+    held: Any = SimpleNamespace(holds=lambda job_id, number: (job_id, number) == ("held", 1))
+    comparison, counted = BeatComparison(held, 0), {"held": HeldJob(1, False), "stray": HeldJob(2, False)}
+    found = [comparison.strays(counted, may_claim=claims) for claims in (False, False, True, False, False)]
+    assert found == [set(), {("stray", 2)}, set(), set(), {("stray", 2)}]

@@ -216,7 +216,7 @@ async def test_a_run_without_tokens_parks_nothing(wire: RedisClient) -> None:
     await lease.release(job.id, claim.number, outcome=PREEMPTED)
     assert not await wire.redis.exists(partition_key(0, "parked", job.id))
     _, again = await claim_of(wire)
-    assert again.past and (await reader.history(job.id, again.past)).rows == []
+    assert again.earlier_runs and (await reader.history(job.id, again.earlier_runs)).rows == []
 
 
 async def test_a_reader_who_has_a_part_of_the_run_gets_the_rest_from_it(wire: RedisClient, relay: Relay) -> None:

@@ -10,20 +10,23 @@ from typing import Any
 
 import pytest
 from flow import delta
+from sim_worker import a_claim, a_job
 
 from streaming.errors import Fenced, Unavailable
-from streaming.jobs.codec import Opening, Terminal, Usage, encode_delta
-from streaming.jobs.history import LogName, read_log
+from streaming.jobs.codec import Opening, Run, Section, Terminal, Usage, encode_delta
+from streaming.jobs.history import History, LogName, read_log
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Finish, Lease
+from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.redis.client import Call, RedisClient
 from streaming.redis.settings import RedisSettings
+from workers.attempt import Attempt
 from workers.held_jobs import HeldJobs
 from workers.writer import MAX_RETRY_DELAY_S, StepWrite, Writer
 
 
-class Run(SimpleNamespace):
+class AnAttempt(SimpleNamespace):
     __hash__ = object.__hash__
 
 
@@ -33,7 +36,7 @@ def a_run(own: list[bytes], name: str = "job", **changes: object) -> Any:
         "job": SimpleNamespace(id=name), "partition": 0, "opening": Opening(name), "own": lambda: list(own),
         "number": 1, "first_frame": 1, "seq": 0, "checkpointing": False, "is_checkpointed": False, "over": False,
     }  # fmt: skip
-    return Run(**fields | changes)
+    return AnAttempt(**fields | changes)
 
 
 class Writing:
@@ -105,6 +108,16 @@ async def test_a_job_logs_its_deltas_again_in_its_own_partition_once_and_while_i
     for _ in range(2):
         writing.writer.checkpoint(age)
         assert list(writing.writer.step.checkpoints) == [writing.held.attempts["long"]]
+
+
+async def test_a_repaired_log_has_the_deltas_of_all_runs_and_says_whose_they_are(writing: Writing) -> None:
+    job, sections = a_job(Queue(writing.wire)), (Section(1, Run("lost", 4)),)
+    history = History(rows=[delta(4, 1), delta(4, 2)], sections=sections)
+    writing.held.attempts[job.id] = Attempt(a_claim(job, 2), history)
+    await writing.lease.calls([writing.writer._repair()])
+    (frame,) = [each async for each in read_log(writing.wire, 0, LogName("log", writing.lease.id), 1)]
+    assert [(row.stream, row.seq) for row in frame.rows] == [(-2, 1), (-2, 2)]
+    assert frame.openings[-2].copied == sections and frame.openings[2].first == 3
 
 
 async def test_what_cannot_be_sent_at_once_or_was_not_answered_is_sent_again(writing: Writing) -> None:

@@ -111,7 +111,7 @@ async def test_the_next_worker_finds_what_the_lost_one_logged(wire: RedisClient)
     await lapse(wire, lost)
     heir = await a_lease(wire)
     claim = await claim_one(heir)
-    assert claim.attempt == 2 and [logged.run for logged in claim.past] == [Run(lost.id, first.number)]
+    assert claim.attempt == 2 and [logged.run for logged in claim.earlier_runs] == [Run(lost.id, first.number)]
     await heir.calls([append(heir, {"-": [delta(claim, 3)]}, claim, oldest=claim.first_frame)])
     record = await reader.record(job.id)
     history = await reader.history(job.id, record.runs)

@@ -296,6 +296,19 @@ async def test_no_log_repeats_what_a_server_says(caplog: pytest.LogCaptureFixtur
 # --- leaving ---------------------------------------------------------------------------------------------------------
 
 
+async def test_a_place_that_comes_as_its_request_is_cancelled_goes_to_the_next() -> None:
+    async with bench(FakeUpstream("vllm"), max_in_flight=1) as desk:
+        pool = desk.engine._own
+        place = await pool._wait(0.5, 1)
+        cancelled, follows = (asyncio.create_task(pool._wait(0.5, 1)) for _ in range(2))
+        await asyncio.sleep(0)
+        assert place is not None and pool.running == 1
+        pool._leave(place, 0)
+        cancelled.cancel()  # it has the place, and has not seen it yet
+        assert await asyncio.wait_for(follows, 5) is not None
+        assert cancelled.cancelled() and pool.running == 1
+
+
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 async def test_a_cancel_closes_the_connection(kind: str) -> None:
     """And calls abort where there is one. No conversation id is sent, with which llama-server would go on."""
