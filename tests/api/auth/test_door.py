@@ -251,7 +251,7 @@ def test_what_admins_do_and_are_refused_is_logged(empty_house: House, tmp_path: 
         line = ask(method, path, key, body)
         assert (line["action"], line["target"], line["who"], line["outcome"]) == said
         if said == ("pool.override", "sim", "root", "done"):
-            assert (line["want"], line["for_s"]) == (1, 60)
+            assert (line["want"], line["for_s"], line["answer"]["override"]["by"]) == (1, 60, "root")
     written = house.log("api")
     assert "sk-canary" not in written and not [each for each in hashes.values() if each in written]
 
