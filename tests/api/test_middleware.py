@@ -164,7 +164,7 @@ async def test_what_breaks_off_an_answer_is_in_the_log_with_the_request(
 
     app, exchange = Starlette(), Exchange([])
     app.state.services = SimpleNamespace(metrics=Mock())
-    exchange.scope["state"] |= {"request_id": "r-8", "headers": {}, "endpoint": endpoint}
+    exchange.scope["state"].update(request_id="r-8", headers={}, endpoint=endpoint)
     with pytest.raises(type(error)):
         await Endpoints(app)(exchange.scope, exchange.receive, exchange.send)
     (record,) = [each for each in caplog.records if each.message == "request failed"]
