@@ -1,4 +1,4 @@
-"""ASGI application: the router, the mapping of exceptions to error answers, and the middleware around them."""
+"""ASGI application: calls endpoints, maps their exceptions to error answers, and puts the middleware around them."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class Endpoints:
             else:
                 await (await endpoint(Request(scope, receive, send)))(scope, receive, send)
         except Exception as error:  # one request must not stop the others
-            handler = next((HANDLERS[kind] for kind in type(error).__mro__ if kind in HANDLERS), _bug)
             started = "status" in scope["state"]
+            handler = next((HANDLERS[kind] for kind in type(error).__mro__ if kind in HANDLERS and not started), _bug)
+            response = await handler(Request(scope), error)
             if not started:
-                response = await handler(Request(scope), error)
                 await response(scope, receive, send)
-            if started or handler is _bug:  # the server logs it and closes the connection
+            if handler is _bug:  # the server logs it and closes the connection
                 raise
 
 
@@ -102,7 +102,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    """Log an unexpected exception, and answer with the request id by which to find it in the log."""
+    """Log an unexpected exception, or any that breaks off an answer, and answer with the request id by which to find
+    it in the log."""
     request_id = request.scope["state"]["request_id"]
     log.error("request failed", exc_info=error, extra={"request_id": request_id})
     return _answer(request, errors.internal_error(request_id))

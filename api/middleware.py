@@ -211,7 +211,9 @@ def decoded(scope: Scope, receive: Receive) -> Receive:
     It decodes slice by slice: that bounds the memory and the time that a small body may cost which decodes to a large
     one. Readers of a body count the decoded bytes against their own limit, and stop.
     """
-    return _messages(scope, receive).__anext__ if b"content-encoding" in scope["state"]["headers"] else receive
+    if b"content-encoding" not in scope["state"]["headers"] or scope["method"] not in ("POST", "PUT"):
+        return receive  # some clients name a coding with every request
+    return _messages(scope, receive).__anext__
 
 
 async def _messages(scope: Scope, receive: Receive) -> AsyncIterator[Message]:

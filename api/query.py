@@ -60,24 +60,27 @@ PARAMS = {
     "job_tenant": Param("tenant", STRING, "Whose jobs; `*`: of all keys, at most 20. Without it: your tenant's."),
 }  # fmt: skip
 """By the name that a route has for it (api/routes.py)."""
+MAY_BE_EMPTY = frozenset(("status", "lane", "since", "until", "search", "wait", "include"))
+"""As if they were left out. An empty place (`cursor`, `starting_after`) is refused: as the beginning, it would show its
+client the same again, without end."""
 
 
 def value_of(query: QueryParams, key: str) -> Any:
-    """Return the value of a parameter of the table, of the type that its schema names; None: it was left out, or is
-    empty. Raises ApiError (400)."""
+    """Return the value of a parameter of the table, of the type that its schema names; None: it was left out. Raises
+    ApiError (400)."""
     name, schema, meaning = PARAMS[key]
     text = query.get(name)
-    if not text:
+    if text is None or (not text and key in MAY_BE_EMPTY):
         return None
     kind = schema.get("type")
     if kind == "integer":
         return whole_number(text, name, schema["minimum"], schema["maximum"])
     if kind == "number":
-        return _number(text, name, schema["minimum"], schema["maximum"])
+        return _number(text, name, schema)
     if "enum" in schema and text not in schema["enum"]:
         raise invalid_request(f"{name} must be one of {', '.join(schema['enum'])}, or left out.", name)
     if "pattern" in schema and not re.fullmatch(schema["pattern"], text):
-        raise invalid_request(f"{name} must be {meaning}", name)
+        raise invalid_request(f"{name} must be the {meaning}", name)
     if len(text) > schema.get("maxLength", len(text)):
         raise invalid_request(f"{name} may have at most {schema['maxLength']} characters.", name)
     return text
@@ -91,11 +94,13 @@ def whole_number(text: str, param: str, minimum: int, maximum: int) -> int:
     return int(match[1])
 
 
-def _number(text: str, param: str, minimum: float, maximum: float) -> float:
+def _number(text: str, param: str, schema: Schema) -> float:
+    minimum, maximum = schema["minimum"], schema["maximum"]
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not minimum <= number <= maximum:
-        raise invalid_request(f"{param} must be a number of seconds from {minimum:g} to {maximum:g}.", param)
+        expected = "time in Unix seconds" if schema is _MOMENT else f"number of seconds from {minimum:g} to {maximum:g}"
+        raise invalid_request(f"{param} must be a {expected}.", param)
     return number

@@ -1,7 +1,7 @@
 """Route table: each route's endpoint, who may call it, and what the OpenAPI document says about it.
 
-The router (api/app.py), the guard (api/auth/guard.py) and the document (api/openapi.py) all read this table, so a route
-without an access right cannot be written down.
+The guard (api/auth/guard.py), which finds the endpoint of a request, and the document (api/openapi.py) read this table,
+so a route without an access right cannot be written down.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class RouteMatch(NamedTuple):
 
 
 class AccessTable:
-    """Finds the row of a request. It matches paths by the same patterns as the router."""
+    """Finds the row of a request, and with it the endpoint: no path is one route to the guard and another behind it."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         by_path: dict[str, dict[str, Route]] = {}

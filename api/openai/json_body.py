@@ -204,11 +204,11 @@ def validated(model: type[Body], fields: dict[str, Any]) -> Body:
         return model.model_validate(fields)
     except ValidationError as error:
         if not any(each["type"] in _INTEGER_EXPECTED for each in error.errors(include_input=False, include_url=False)):
-            raise explained(error) from None
+            raise explained(error, model) from None
     try:
         return model.model_validate(with_integers(fields))
     except ValidationError as error:
-        raise explained(error) from None
+        raise explained(error, model) from None
 
 
 def with_integers(value: Any) -> Any:
@@ -220,7 +220,7 @@ def with_integers(value: Any) -> Any:
     return [with_integers(each) for each in value] if isinstance(value, list) else value
 
 
-def explained(error: ValidationError) -> ApiError:
+def explained(error: ValidationError, model: type[BaseModel]) -> ApiError:
     """Return the first error as a 400 with the path of the field.
 
     It never quotes the value, which may be a prompt.
@@ -232,7 +232,8 @@ def explained(error: ValidationError) -> ApiError:
     if first["type"] == "extra_forbidden" and above == ["response_format"]:
         words = "is not supported here: use type 'json_schema' with the schema in json_schema.schema"
     elif first["type"] == "extra_forbidden":
-        hint = f" ({nearest(str(last)[:64], QueueOptions.model_fields)})" if above == ["queue"] else ""
+        known = (QueueOptions if above == ["queue"] else model).model_fields
+        hint = f" ({nearest(str(last)[:64], known)})" if above in ([], ["queue"]) else ""
         words = f"is no known field{hint}"
     elif last == "[key]" and len(above) > 1:  # pydantic's marker for an object's key, here of metadata
         param = _path(above[:-1])

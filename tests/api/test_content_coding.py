@@ -168,7 +168,7 @@ async def check_slices(body: bytes, coding: str, data: bytes) -> None:
             await asyncio.sleep(0)
 
     headers = {b"content-encoding": coding.encode()}
-    scope = {"type": "http", "headers": list(headers.items()), "state": {"headers": headers}}
+    scope = {"type": "http", "method": "POST", "headers": list(headers.items()), "state": {"headers": headers}}
     beside = asyncio.create_task(other())
     parts = [part async for part in Request(scope, decoded(scope, receive)).stream()]
     beside.cancel()
@@ -182,8 +182,15 @@ async def test_several_fields_are_one_list() -> None:
         return {"type": "http.request", "body": b""}
 
     with pytest.raises(ApiError) as refused:
-        await decoded({"headers": fields, "state": {"headers": dict(fields)}}, receive)()
+        await decoded({"method": "POST", "headers": fields, "state": {"headers": dict(fields)}}, receive)()
     assert refused.value.status == 415
+
+
+def test_a_coding_without_a_body_is_ignored(house: House) -> None:
+    """Some clients name one with every request: it ends no stream of events."""
+    job = json.loads(house.post("/v1/jobs", CHAT)[2])["id"]
+    status, _, body = house.request("GET", f"/v1/jobs/{job}/events", None, {"Content-Encoding": "gzip"})
+    assert status == 200 and b"event: completed" in body
 
 
 def test_a_retry_may_have_another_coding(house: House) -> None:

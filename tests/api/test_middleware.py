@@ -11,13 +11,15 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import header
-from api.app import _bug
+from api.app import Endpoints, _bug
 from api.auth.keys import LOCAL_CALLER
 from api.middleware import Observed
+from api.openai import errors
 from api.services import Services
 from api.settings import ApiSettings
 from telemetry.process import start_tracing
@@ -145,6 +147,28 @@ async def test_a_bug_is_answered_with_the_id_that_its_line_in_the_log_has(caplog
     assert response.status_code == 500 and b"r-7" in response.body and b"secret" not in response.body
     (record,) = [each for each in caplog.records if each.message == "request failed"]
     assert vars(record)["request_id"] == "r-7" and record.exc_info is not None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), errors.offset_gone()])
+async def test_what_breaks_off_an_answer_is_in_the_log_with_the_request(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also what would have been a refusal before the answer began. The server closes the connection."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["status"] = 200
+        raise error
+
+    async def endpoint(_request: Request) -> Any:
+        return answer
+
+    app, exchange = Starlette(), Exchange([])
+    app.state.services = SimpleNamespace(metrics=Mock())
+    exchange.scope["state"].update(request_id="r-8", headers={}, endpoint=endpoint)
+    with pytest.raises(type(error)):
+        await Endpoints(app)(exchange.scope, exchange.receive, exchange.send)
+    (record,) = [each for each in caplog.records if each.message == "request failed"]
+    assert vars(record)["request_id"] == "r-8" and not exchange.sent
 
 
 async def test_a_request_leaves_one_line_without_what_its_client_wrote(caplog: pytest.LogCaptureFixture) -> None:

@@ -176,11 +176,13 @@ def test_a_schema_says_nothing_that_its_readers_do_not_know() -> None:
 @pytest.mark.parametrize(
     ("key", "taken", "refused"),
     [
-        ("limit", {"1": 1, "100": 100, "7.0": 7, "": None}, ["0", "101", "-1", "x", "1.5", "9" * 5000]),
+        ("limit", {"1": 1, "100": 100, "7.0": 7}, ["", "0", "101", "-1", "x", "1.5", "9" * 5000]),
         ("wait", {"0": 0.0, "0.5": 0.5, "600": 600.0}, ["-1", "600.1", "nan", "inf", "x"]),
-        ("since", {"1700000000.5": 1_700_000_000.5}, ["-1", "1e12", "nan", "today"]),
-        ("status", {"queued": "queued"}, ["Queued", "gone"]),
-        ("cursor", {"17-job_" + "0" * 32: "17-job_" + "0" * 32}, ["17", "17-job_" + "0" * 32 + "\n"]),
+        ("since", {"1700000000.5": 1_700_000_000.5, "": None}, ["-1", "1e12", "nan", "today"]),
+        ("status", {"queued": "queued", "": None}, ["Queued", "gone"]),
+        ("order", {"asc": "asc"}, ["", "ASC"]),
+        ("starting_after", {"0": 0}, ["", "-1"]),
+        ("cursor", {"17-job_" + "0" * 32: "17-job_" + "0" * 32}, ["", "17", "17-job_" + "0" * 32 + "\n"]),
         ("search", {"x" * 64: "x" * 64}, ["x" * 65]),
         ("file_limit", {"10000": 10_000}, ["10001"]),
     ],

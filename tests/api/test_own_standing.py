@@ -20,13 +20,6 @@ pytestmark = pytest.mark.slow
 
 LOW, HIGH = "sk-low-0123456789", "sk-high-0123456789"
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}]}
-AS_JOB = {"Prefer": "respond-async"}
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat": ("/v1/chat/completions", CHAT),
-    "completion": ("/v1/completions", {"model": "sim", "prompt": ["a", "b"], "n": 2}),
-    "job": ("/v1/jobs", CHAT),
-    "completion job": ("/v1/jobs", {"model": "sim", "prompt": "a", "endpoint": "/v1/completions"}),
-}
 HEADERS = {
     "X-Tenant": "high", "X-Tenant-Id": "high", "X-Penstock-Tenant": "high", "X-User-Id": "high",
     "X-Forwarded-User": "high",
@@ -42,12 +35,6 @@ FIELDS: tuple[dict[str, Any], ...] = (
     {"user": "high"},
     {"metadata": {"tenant": "high", "priority": "interactive", "weight": "1000", "batch": "batch_1", "line": "0"}},
     {"priority": 0, "nvext": {"priority": 1}, "extra_body": {"queue": {"priority": "interactive"}}},
-)
-REFUSED: tuple[dict[str, Any], ...] = (
-    {"queue": {"tenant": "high"}},
-    {"queue": {"weight": 1000}},
-    {"queue": {"priority": "urgent"}},
-    {"priority": "interactive"},
 )
 
 

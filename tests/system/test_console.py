@@ -316,6 +316,9 @@ def test_names_lead_to_where_they_are_explained(stage: Stage) -> None:
     stage.page.wait("location.pathname === '/console/models' && document.getElementById('worker-1')")
     inside = "((box) => box.top >= 0 && box.bottom <= innerHeight)"
     stage.page.wait(f"{inside}(document.getElementById('worker-1').getBoundingClientRect())")
+    stage.open("")
+    stage.open("/models#%")
+    stage.page.wait("document.getElementById('worker-1')")
     assert not stage.page.errors, stage.page.errors
 
 

@@ -536,7 +536,7 @@ def test_an_idempotency_key_is_the_tenants_own(house: House) -> None:
 def test_a_dead_letter_is_an_admins_alone(house: House) -> None:
     """Whether there is such a letter is not said to others."""
     with Redis.from_url(house.redis_url) as client:
-        client.xadd("penstock:{0}:lane:sim:batch", {"alien": "x"})
+        client.xadd("penstock:{0}:dead", {"lane": "x", "entry": "1-1", "reason": "not an event of Penstock"})
 
     def letters() -> Any:
         return json.loads(house.request("GET", "/admin/dlq", headers={"Authorization": bearer("root")})[2])["data"]

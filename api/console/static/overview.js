@@ -30,12 +30,17 @@ function limited(used, limit, shown) {
 }
 
 export function models(page) {
-  let named = decodeURIComponent(location.hash.slice(1)); // a model or a worker: it is scrolled to once
+  let named = decoded(location.hash.slice(1)); // a model or a worker: it is scrolled to once
   const read = () => Promise.all(["/admin/pools", "/v1/models"].map((path) => api.get(path, { signal: page.signal })));
   livePage(page, "Models", 3000, read, ([pools, cards]) => {
     if (named) requestAnimationFrame(() => { document.getElementById(named)?.scrollIntoView({ block: "center" }); named = ""; });
     return pools.data.map((pool) => model(pool, cards.data.find(({ id }) => id === pool.model) ?? {}));
   });
+}
+
+/** Anybody may have written the address: one whose escapes are none names itself. */
+function decoded(text) {
+  try { return decodeURIComponent(text); } catch { return text; }
 }
 
 function model(pool, card) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from pydantic import Field, field_validator
@@ -23,9 +23,41 @@ ITEMS_PER_SLICE = 100
 """Items that one slice makes turns of, in about half a millisecond if they are short."""
 
 
+class _KeptPart(msgspec.Struct):
+    text: str | None = None
+    refusal: str = ""
+
+    def __post_init__(self) -> None:
+        if self.text is None:
+            if not self.refusal:
+                raise ValueError("it has no text")
+            self.text = ""
+
+
+class _KeptMessage(msgspec.Struct, tag="message"):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: list[_KeptPart]
+
+
+class _KeptCall(msgspec.Struct, tag="function_call"):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class _KeptOutput(msgspec.Struct, tag="function_call_output"):
+    call_id: str
+    output: str
+
+
+class _KeptReasoning(msgspec.Struct, tag="reasoning"):
+    content: list[_KeptPart] = []
+
+
+_KEPT = msgspec.json.Decoder(_KeptMessage | _KeptCall | _KeptOutput | _KeptReasoning)
+
 OF_CALLS = frozenset({"id", "type", "status", "call_id", "name", "arguments"})
 """Fields of a call's item that are no extras."""
-ROLES = ("user", "assistant", "system", "developer")
 
 NewItems: TypeAlias = Annotated[list[Item], Field(max_length=MAX_ADDED, fail_fast=True)]
 
@@ -110,27 +142,18 @@ def _unrefused(turn: ChatTurn) -> dict[str, Any]:
 def _turn(item: ConversationItem) -> ChatTurn:
     """Raises DecodeError."""
     try:
-        shown: dict[str, Any] = msgspec.json.decode(item.shown, type=dict[str, Any])
-        match shown:
-            case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
-                extras = {field: value for field, value in shown.items() if field not in OF_CALLS}
+        match _KEPT.decode(item.shown):
+            case _KeptCall(call_id, name, arguments):
+                fields = msgspec.json.decode(item.shown)
+                extras = {field: value for field, value in fields.items() if field not in OF_CALLS}
                 return ChatTurn("assistant", "", (ToolCall(call_id, name, arguments, extras),))
-            case {"type": "function_call_output", "call_id": str(call_id), "output": str(output)}:
+            case _KeptOutput(call_id, output):
                 return ChatTurn("tool", output, call_id=call_id)
-            case {"type": "message", "role": str(role), "content": [*parts]} if role in ROLES:
-                text, refused = _said(parts)
+            case _KeptMessage(role, content):
+                text, refused = ("".join([getattr(part, field) for part in content]) for field in ("text", "refusal"))
                 extras = refused_extras(refused) if refused and not text else {}
                 return ChatTurn("system" if role == "developer" else role, text + refused, extras=extras)
-            case {"type": "reasoning"}:
-                return reasoned_turn(_said(shown.get("content", []))[0])
-        raise ValueError("it is no item of a conversation")
-    except (ValueError, TypeError, AttributeError) as error:
+            case kept:
+                return reasoned_turn("".join([part.text for part in kept.content]))
+    except ValueError as error:  # of the library, also for what is no UTF-8
         raise DecodeError(bytes(item.shown), error) from error
-
-
-def _said(parts: list[Any]) -> tuple[str, str]:
-    """Join the texts and the refusals of an item's parts, each of which has one of them. Raises as `_turn` expects."""
-    said = [(part.get("text"), part.get("refusal", "")) for part in parts]
-    if any(text is None and not refused for text, refused in said):
-        raise ValueError("a part has no text")
-    return "".join([text or "" for text, _ in said]), "".join([refused for _, refused in said])

@@ -16,6 +16,9 @@ from streaming.keys import partition_key
 
 pytestmark = pytest.mark.slow
 
+STRAY = {"lane": "penstock:{0}:outbox:webhooks", "entry": "1-1", "reason": "not an event of Penstock"}
+"""A dead letter that is no job's: what a hand in the store has left."""
+
 
 def job_of(house: House, text: str) -> dict[str, Any]:
     body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 9}
@@ -117,9 +120,9 @@ def test_a_poison_request_keeps_its_tokens_its_ids_and_its_usage(
 def test_dead_letters_can_be_dropped_and_absent_ones_are_404(house: House) -> None:
     """A letter that is no job can only be dropped."""
     with Redis.from_url(house.redis_url) as client:
-        client.xadd("penstock:{0}:lane:sim:batch", {"alien": "x"})
+        client.xadd("penstock:{0}:dead", STRAY)
     (letter,) = eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])
-    assert letter["job_id"] is None and "not a lane entry" in letter["reason"] and letter["lane"] == "sim:batch"
+    assert letter["job_id"] is None and "not an event" in letter["reason"] and letter["lane"] == STRAY["lane"]
     assert house.post(f"/admin/dlq/{letter['id']}/replay", {})[0] == 400
     assert house.request("DELETE", f"/admin/dlq/{letter['id']}")[0] == 200
     for method, path in (("GET", letter["id"]), ("DELETE", letter["id"]), ("GET", "nonsense"), ("GET", "9-1-1")):
@@ -132,7 +135,7 @@ def test_the_command_line_looks_after_dead_letters(
 ) -> None:
     """`penstock dlq`: list, show and drop, for people and for programs."""
     with Redis.from_url(house.redis_url) as client:
-        client.xadd("penstock:{0}:lane:sim:batch", {"alien": "y"})
+        client.xadd("penstock:{0}:dead", STRAY)
     eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])
     monkeypatch.chdir(house.folder)
     monkeypatch.setenv("PENSTOCK_API_KEY", ADMIN_TOKEN)
@@ -141,7 +144,7 @@ def test_the_command_line_looks_after_dead_letters(
         return main(["dlq", *words, "--url", house.url]), capsys.readouterr().out
 
     letter = json.loads(penstock("ls", "--json")[1].splitlines()[0])
-    assert "not a lane entry" in penstock("ls")[1] and "not a lane entry" in penstock("show", letter["id"])[1]
+    assert "not an event" in penstock("ls")[1] and "not an event" in penstock("show", letter["id"])[1]
     assert penstock("replay", letter["id"])[0] == 1
     assert penstock("drop", letter["id"]) == (0, f"{letter['id']} dropped\n")
     assert penstock("show", letter["id"])[0] == 1

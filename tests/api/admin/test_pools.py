@@ -125,7 +125,7 @@ def test_a_number_is_set_paused_and_resumed(gate: House) -> None:
         ({"paused": False}, "paused", "DELETE"),
         ({"want": 1, "for_s": 0}, "for_s", "at least 1"),
         ({"want": 1, "for_s": 1.5}, "for_s", "whole number"),
-        ({"want": 1, "forever": 1}, "forever", "known field"),
+        ({"want": 1, "forever": 1}, "forever", "is no known field (known: for_s, paused, want)"),
         (b"[]", None, "object"),
         (b"{", None, "valid JSON"),
     ],

@@ -262,6 +262,9 @@ async def test_host_names_may_be_listed() -> None:
                 assert told.status == status, (door, host)
         probe = await ask(keyring(door), "GET", "/healthz", {"Host": "10.0.0.7:8000"}, listed)
         assert probe.status == (204 if door == KEYED else 421)
+    for origin, status in (("http://api.example:9", 204), ("http://api.example", 403), (EVIL, 403), ("null", 403)):
+        page = {"Host": "api.example:9", "Origin": origin}
+        assert (await ask(keyring(KEYLESS), "POST", "/v1/jobs", page, listed)).status == status, origin
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def audited(house: House) -> list[dict[str, Any]]:
 
 def test_what_admins_do_and_are_refused_is_logged(empty_house: House, tmp_path: Path) -> None:
     """Who, what, when, from where and how it ended, one line each, also at log level error; no key and no hash."""
-    from redis import Redis  # noqa: PLC0415 - the test plays a stranger who writes into a lane
+    from redis import Redis  # noqa: PLC0415 - the test writes a dead letter itself
 
     house, hashes = empty_house, {}
     text = "[telemetry]\nlog_level = 'error'\n"
@@ -226,7 +226,7 @@ def test_what_admins_do_and_are_refused_is_logged(empty_house: House, tmp_path: 
         return line | {"answer": json.loads(data)}
 
     with Redis.from_url(house.redis_url) as client:
-        client.xadd("penstock:{0}:lane:sim:batch", {"alien": "x"})
+        client.xadd("penstock:{0}:dead", {"lane": "x", "entry": "1-1", "reason": "not an event of Penstock"})
     root = {"Authorization": "Bearer sk-canary-root"}
     (letter,) = eventually(lambda: json.loads(house.request("GET", "/admin/dlq", None, root)[2])["data"])
     (known,) = audited(house)
@@ -251,7 +251,7 @@ def test_what_admins_do_and_are_refused_is_logged(empty_house: House, tmp_path: 
         line = ask(method, path, key, body)
         assert (line["action"], line["target"], line["who"], line["outcome"]) == said
         if said == ("pool.override", "sim", "root", "done"):
-            assert (line["want"], line["for_s"]) == (1, 60)
+            assert (line["want"], line["for_s"], line["answer"]["override"]["by"]) == (1, 60, "root")
     written = house.log("api")
     assert "sk-canary" not in written and not [each for each in hashes.values() if each in written]
 

@@ -54,7 +54,11 @@ def test_a_long_conversation_is_made_in_slices() -> None:
     assert [turn.content for turn in at_once(turns_of(items))] == [str(number) for number in range(len(items))]
 
 
-@pytest.mark.parametrize("data", [b"{}", b"[]", b'{"type": "message", "role": "user"}', b"\xff"])
+@pytest.mark.parametrize(
+    "data",
+    [b"{}", b"[]", b'{"type": "message", "role": "user"}', b"\xff",
+     *(b'{"type": "message", "role": "user", "content": [{"text": %b}]}' % text for text in (b"0", b'"\xff"'))],
+)  # fmt: skip
 def test_an_item_that_is_none_is_corrupt(data: bytes) -> None:
     with pytest.raises(DecodeError):
         at_once(turns_of([ConversationItem("x", msgspec.Raw(data))]))
