@@ -21,10 +21,10 @@ from streaming.keys import FLEET_SLOT, ROOT, fixed_keys, fleet_key, kind_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
-FORMAT = 2
+FORMAT = 3
 """The version of everything in the store: keys, messages, and what scripts read and write. Every change of these must
 raise it, because a process of one version must not work on a store of another."""
-FORMAT_DIGEST = "329348e5c6a3a5b8"
+FORMAT_DIGEST = "eaff9db3c35aea91"
 """Digest of everything that FORMAT versions; tests/streaming/store/test_identity.py fails when it changes."""
 
 RECOVERY_TIMEOUT_S = 5.0

@@ -51,17 +51,6 @@ local function wake_scheduler(model)
   redis.call('PUBLISH', CHANNEL .. 'scheduler:wake', model)
 end
 
--- Whether a job of this model runs, and so a worker is there.
-local function is_running(model)
-  if round.members then flush_writes() end
-  for _, priority in ipairs(PRIORITIES) do
-    if redis.call('XLEN', lane_key(model, priority)) > redis.call('ZCARD', arrivals_key(model, priority)) then
-      return true
-    end
-  end
-  return false
-end
-
 -- Append a dead letter. Only operators read these, so the stream may be trimmed by length.
 local function dead_letter(...)
   redis.call('XADD', dead_key(), 'MAXLEN', '~', 10000, '*', ...)
@@ -203,6 +192,15 @@ end
 -- The number of waiting jobs of a lane, with those requeued.
 local function count_waiting(model, priority)
   return redis.call('ZCARD', arrivals_key(model, priority)) + count_requeued(model, priority)
+end
+
+-- Whether a job of this model runs, and so a worker is there.
+local function is_running(model)
+  if round.members then flush_writes() end
+  for _, priority in ipairs(PRIORITIES) do
+    if redis.call('XLEN', lane_key(model, priority)) > count_waiting(model, priority) then return true end
+  end
+  return false
 end
 
 -- Count what goes before the new jobs of a lane: jobs of higher lanes, and requeued jobs of its own. Usually there are none:
