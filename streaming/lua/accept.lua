@@ -23,9 +23,18 @@ local job, lane = job_key(id), lane_key(model, priority)
 local epoch = 0
 if reply == '' and not part then epoch = (redis.call('GET', epoch_key()) or 0) + 1 end
 
--- A retry of the same put, after its reply was lost.
-local created = redis.call('HGET', job, 'created')
-if created then return {'queued', math.floor(parse_number(created) or now), {}, epoch} end
+-- A retry of the same put, after its reply was lost. If the server refused one of its last writes, the job waits nowhere.
+local known = redis.call('HMGET', job, 'created', 'state', 'queue', 'entry')
+if known[1] then
+  flush_writes()
+  local waits = known[2] == 'queued' and not known[3] and is_entry(known[4])
+  local own = waits and to_member(known[4])
+  if waits and not (redis.call('ZSCORE', arrivals_key(model, priority), own)
+    and redis.call('ZSCORE', tenant_line(model, priority, tenant), own .. ':' .. id)) then
+    rejoin_line(model, priority, tenant, known[4], id, known[1], order)
+  end
+  return {'queued', math.floor(parse_number(known[1]) or now), {}, epoch}
+end
 
 local key = given.key and idem_key(given.key)
 local found = key and find_by_idempotency_key(key, tenant, digest, reply == '', epoch)
@@ -63,15 +72,15 @@ if given.max_reserved then
 end
 
 local ends = usage_span_end(keep, now)
-local entry = redis.call('XADD', lane, '*', 'job', id)
 if own == 0 then enter_tenant(model, priority, tenant, waiting == 0) end
+local entry = redis.call('XADD', lane, '*', 'job', id)
 local member = to_member(entry)
-add_to_line(arrivals, line, member, id, now, now + given.patience_ms)
 if round.earlier and round.earlier.lane ~= lane then round.earlier = nil end
 sizes[arrivals], sizes[line] = waiting + 1, own + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
   'lane', lane, 'entry', entry, 'keep', keep, 'owed', given.may_write, 'size', part and '' or size .. ':' .. ends,
   'order', order, 'endpoint', given.endpoint, unpack(part and {} or {'preview', given.preview or ''}))
+add_to_line(arrivals, line, member, id, now, now + given.patience_ms)
 if conversation then
   begin_turn(conversation, id)
   redis.call('HSET', job, 'conversation', conversation)

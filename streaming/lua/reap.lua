@@ -25,14 +25,15 @@ local function give_up(id, reason)
 end
 
 local function recover_job(id, worker)
-  local s = redis.call('HMGET', job_key(id), 'state', 'worker', 'cancel', 'alone', 'run')
+  local s = redis.call('HMGET', job_key(id), 'state', 'worker', 'cancel', 'alone', 'run', 'losses')
   if s[1] == 'queued' then
     requeue(id, now, false, worker) -- the claim was interrupted before it changed the record
     requeued = requeued + 1
     return
   end
   if not holds_job(id, worker, s[5], s[1], s[2], s[5]) then return end
-  local losses = redis.call('HINCRBY', job_key(id), 'losses', 1)
+  if s[6] and not integer_text(s[6]) then error('invalid losses', 0) end
+  local losses = (s[6] or 0) + 1
   close_attempt(id, 'lost', now, lost.seen)
   if s[3] then
     end_job(id, 'cancelled', 'cancelled', now)
@@ -46,6 +47,7 @@ local function recover_job(id, worker)
     lost.requeued[#lost.requeued + 1] = id
     requeued = requeued + 1
   end
+  redis.call('HSET', job_key(id), 'losses', losses) -- behind the rest: a sweep that was interrupted counts it once
   lost.heirs[#lost.heirs + 1] = id -- last: a job that fails here as malformed needs no log
 end
 
@@ -104,12 +106,33 @@ for _, id in ipairs(redis.call('ZRANGE', timers_key(), '-inf', now, 'BYSCORE', '
   run_or_fail(id, nil, expire)
 end
 
+-- Mend what scripts have left that the server stopped between two writes, and hands in the store: an entry without an
+-- unfinished job, and a job that waits nowhere. Looks at the oldest entries of each lane: what is left becomes one of them.
+local MAX_MENDED = 10
+local function mend(id, lane, entry, model, priority)
+  local s = redis.call('HMGET', job_key(id), 'state', 'entry')
+  if not s[1] or FINAL[s[1]] or is_entry(s[2]) and s[2] ~= entry then
+    redis.call('XDEL', lane, entry)
+  elseif s[1] == 'queued' and s[2] == entry and not redis.call('ZSCORE', arrivals_key(model, priority), to_member(entry)) then
+    local member = to_member(entry) .. ':' .. id
+    for _, key in ipairs({retry_key(model, priority), suspects_key(model, priority)}) do
+      if redis.call('ZSCORE', key, member) then return end
+    end
+    requeue(id, now, false, '')
+  end
+end
+
 -- Delete the sum of reserved bytes of each empty lane: jobs that were lost, or deleted by hand, released nothing.
 flush_writes()
 local owed = redis.call('HGETALL', owed_key())
 for i = 1, #owed, 2 do
   local model, priority = string.match(owed[i], '^(.+):(%a+)$')
-  if not model or redis.call('XLEN', lane_key(model, priority)) == 0 then redis.call('HDEL', owed_key(), owed[i]) end
+  local lane = model and lane_key(model, priority)
+  for _, item in ipairs(lane and redis.call('XRANGE', lane, '-', '+', 'COUNT', MAX_MENDED) or {}) do
+    local id = item[2][2]
+    run_or_fail(id, nil, function() mend(id, lane, item[1], model, priority) end)
+  end
+  if not lane or redis.call('XLEN', lane) == 0 then redis.call('HDEL', owed_key(), owed[i]) end
 end
 local most_salvaged, cut = tonumber(ARGV[7]), {}
 if most_salvaged > 0 then

@@ -21,7 +21,7 @@ return now
 --                      {id, body, attempt, deadline | '', reply, runs before this one, accepted at, number of its run}...}
 local c = {
   worker = ARGV[1], model = ARGV[2], want = tonumber(ARGV[3]), alone = ARGV[5] == '1', number = tonumber(ARGV[7]),
-  begun = 0, taken = {}, lanes = {}, chosen = {}, dropped = 0, crowding = {}, crowds = 0, commit = commit_choices
+  begun = 0, lanes = {}, chosen = {}, dropped = 0, crowding = {}, crowds = 0, commit = commit_choices
 }
 local worker, model, want, lease = c.worker, c.model, c.want, tonumber(ARGV[4])
 local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame', 'name', 'closed')
@@ -63,9 +63,6 @@ if c.alone and must_run then
   ran, problem = pcall(take_suspects)
 elseif not c.alone and not must_run then
   ran, problem = pcall(take_in_order, c, any_requeued)
-end
-for first = 1, #c.taken, 1000 do
-  redis.call('SADD', claims_key(worker), unpack(c.taken, first, math.min(first + 999, #c.taken)))
 end
 if not ran then error(problem, 0) end
 if c.dropped >= MAX_DROPPED then notify_worker(worker, {'w'}) end
@@ -259,7 +256,6 @@ return run_or_fail(id, worker, function()
   local model, priority = require_lane_entry(s[5], s[6])
   local before, runs = s[11] - 1, string.gsub(s[7], '[^;]*;$', '')
   local expires = math.min(before == 0 and parse_number(s[8]) or math.huge, parse_number(s[9]) or math.huge)
-  buffer_write('releases', worker, id)
   redis.call('HSET', job, 'state', 'queued', 'worker', '', 'attempt', before, 'runs', runs)
   if s[10] == '1' then
     redis.call('ZADD', suspects_key(model, priority), now, to_member(s[6]) .. ':' .. id)
@@ -270,6 +266,7 @@ return run_or_fail(id, worker, function()
   end
   if before == 0 then redis.call('HDEL', job, 'attempt', 'runs', 'claimed') end
   if expires < math.huge then redis.call('ZADD', timers_key(), expires, id) end
+  buffer_write('releases', worker, id) -- last, as in requeue
   wake_worker(model, priority, now)
   return 1
 end) or 0

@@ -95,7 +95,8 @@ class Expected:
     """Its place there."""
     alone: bool = False
     losses: int = 0
-    cancelled: bool = False
+    cancelled: str = ""
+    """Who cancelled it first, while it ran: owner or reader."""
     pinned: bool = False
     """A request with its key that did not wait was told its id."""
     abandoned: bool = False
@@ -245,7 +246,7 @@ class QueueMachine(RuleBasedStateMachine):
         if job.state is JobState.QUEUED:
             self._ended(job, JobState.CANCELLED, "job_cancelled")
         elif job.state is JobState.RUNNING:
-            job.cancelled = True
+            job.cancelled = job.cancelled or "owner"
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
@@ -263,7 +264,7 @@ class QueueMachine(RuleBasedStateMachine):
         if job.state is JobState.QUEUED:
             self._ended(job, JobState.CANCELLED, "job_cancelled")
         else:
-            job.cancelled = True
+            job.cancelled = job.cancelled or "reader"
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
@@ -481,9 +482,7 @@ class QueueMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(self.live()))
         claims = worker.held | worker.unheard
         mine = {
-            job_id: HeldJob(
-                claim.number, job.cancelled, "reader" if job.abandoned else "owner" if job.cancelled else ""
-            )
+            job_id: HeldJob(claim.number, bool(job.cancelled), job.cancelled)
             for job_id, claim in claims.items()
             for job in (self.jobs[job_id],)
         }

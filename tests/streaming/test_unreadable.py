@@ -374,7 +374,7 @@ async def test_a_refusal_in_the_middle_of_a_sweep_is_made_good_by_the_next(desk:
     await desk.lease.register()
     await desk.lease.claim(0, 3)
     await redis.zadd(partition_key(0, "leases"), {desk.lease.id: 1})
-    await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "~*", "&*", "+@all", "-hincrby")
+    await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "~*", "&*", "+@all", "-zadd")
     narrow = RedisClient.open(RedisSettings(url=redis_url.replace("//", "//narrow:p@"), lease_ms=1000))
     try:
         with pytest.raises((ResponseError, Unavailable)):

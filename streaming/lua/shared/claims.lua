@@ -10,8 +10,8 @@ local function is_live(worker)
 end
 
 -- Fencing check: whether this worker holds the job under this run, by the job's record. If the job has ended or another
--- worker holds it, it is removed from this worker's claims. Raises if the record is inconsistent: an invalid state or
--- run, or a worker that has not claimed the job.
+-- worker holds it, it is removed from this worker's claims, and an ended one from its lane, as its end may have been
+-- interrupted. Raises if the record is inconsistent: an invalid state or run, or a worker that has not claimed the job.
 local function holds_job(id, worker, run, state, owner, number)
   if state == 'in_progress' and owner == worker and number == run then return true end
   if state and not STATES[state] then error('invalid state', 0) end
@@ -25,6 +25,8 @@ local function holds_job(id, worker, run, state, owner, number)
       and redis.call('SISMEMBER', claims_key(owner or ''), id) == 0 then
       error('invalid worker', 0)
     end
+  elseif state then
+    delete_entry(unpack(redis.call('HMGET', job_key(id), 'lane', 'entry')))
   end
   buffer_write('releases', worker, id)
   return false
@@ -33,9 +35,11 @@ end
 -- Claims: which waiting jobs a worker gets, and how they become its own.
 --
 -- The functions share the state `c` of one call of `claim`: its arguments, `now`, `out` (the answer), `begun` (jobs in it),
--- `taken` (ids of entries that are this worker's: it releases those of jobs that it does not know), `lanes` (those in which
--- jobs wait), `chosen`, `credits`, `dropped` (entries without a job to claim, such as one that expired), and `commit`,
--- which is commit_choices.
+-- `lanes` (those in which jobs wait), `chosen`, `credits`, `dropped` (entries without a job to claim, such as one that
+-- expired), and `commit`, which is commit_choices.
+--
+-- A job is among the worker's claims before anything else of it changes. If the server refuses a later write, the worker
+-- hands it back, for it does not know it, or the sweep after the worker's end does.
 
 -- Whether a waiting job is where its record says: in the index of its lane, or in a queue of jobs that were put back.
 local function is_waiting_in(c, queue, lane, entry, id)
@@ -51,9 +55,12 @@ local function check_job(c, lane, entry, id, queue)
   local s = redis.call('HMGET', job_key(id), 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'entry', 'created',
     'attempt', 'events', 'lane', 'order', 'tenant', 'queue')
   if s[1] and not STATES[s[1]] then error('attempt to claim a job in state ' .. s[1], 0) end
-  if s[1] == 'queued' and s[6] ~= entry then error('invalid entry', 0) end
-  if s[1] == 'queued' and (s[13] or '') ~= (queue or '') then -- this is a second place, or its record is malformed
-    if not is_waiting_in(c, s[13] or '', lane, entry, id) then error('invalid queue', 0) end
+  if s[1] == 'queued' and (s[6] ~= entry or (s[13] or '') ~= (queue or '')) then -- a second place, or a malformed record
+    if not is_entry(s[6]) then error('invalid entry', 0) end
+    if not is_waiting_in(c, s[13] or '', lane, s[6], id) then
+      error(s[6] ~= entry and 'invalid entry' or 'invalid queue', 0)
+    end
+    if s[6] ~= entry then delete_entry(lane, entry) end
     return nil
   end
   if s[1] ~= 'queued' then
@@ -111,14 +118,15 @@ local function take_requeued(c, queue, priority)
   local member = redis.call('ZRANGE', key, 0, 0)[1]
   if not member then return nil, false end
   local entry, id = from_member(member)
-  local place, claimed = #c.taken + 1, nil
+  local claimed = nil
   if entry then
-    c.taken[place] = id
+    redis.call('SADD', claims_key(c.worker), id)
     claimed = attempt_step(c, check_job, lane, entry, id, queue)
     if claimed and not attempt_step(c, begin_job, lane, entry, id, claimed) then claimed = nil end
   end
   redis.call('ZREM', key, member)
-  if not claimed then c.taken[place], c.dropped = nil, c.dropped + 1 end
+  if not claimed then c.dropped = c.dropped + 1 end
+  if entry and not claimed then buffer_write('releases', c.worker, id) end
   return claimed, true
 end
 
@@ -129,8 +137,9 @@ local MAX_TENANTS = 16
 
 -- Write the choices of one lane into its index: charge the tenants, and retire those without other jobs.
 local function write_choices(c, lane)
-  local members, counters, retired, gone = {}, {}, {}, {}
-  for i, job in ipairs(lane.chosen) do members[i], c.taken[#c.taken + 1] = job.member, job.id end
+  local members, ids, counters, retired, gone = {}, {}, {}, {}, {}
+  for i, job in ipairs(lane.chosen) do members[i], ids[i] = job.member, job.id end
+  redis.call('SADD', claims_key(c.worker), unpack(ids))
   redis.call('ZREM', arrivals_key(c.model, lane.priority), unpack(members))
   for tenant, line in pairs(lane.changed) do
     redis.call('ZREM', line.key, unpack(line.members, 1, line.at - 1))

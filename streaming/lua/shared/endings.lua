@@ -155,21 +155,26 @@ local function close_job(id, s, state, reason, now)
 end
 
 -- End a job that no worker will end: cancelled while queued, expired, or given up. If a worker had begun it, its tokens
--- are only in logs: these are kept until `salvage` has stored them. Raises if its record is malformed.
+-- are only in logs: these are kept until `salvage` has stored them. Raises if its record is malformed. A waiting job leaves
+-- its place last: if the server refuses a write before, whoever claims next drops it there, with its entry.
 local function end_job(id, state, reason, now)
   local s = redis.call('HMGET', job_key(id), unpack(END_FIELDS))
   local model, priority = require_lane_entry(s[2], s[3])
-  if s[1] == 'queued' then leave_lane(model, priority, s[11] or '', s[3], id) end
   if (s[10] or '') ~= '' then
     redis.call('ZADD', cut_key(), now, id)
     redis.call('EXPIRE', parked_key(id), retention_s(s[6]) + LOG_GRACE_S) -- `salvage` shortens it
   end
   close_job(id, s, state, reason, now)
   let_go(id, s, model, priority, now, 0)
+  if s[1] == 'queued' then
+    redis.call('XDEL', s[2], s[3])
+    leave_lane(model, priority, s[11] or '', s[3], id)
+  end
 end
 
 -- Requeue a claimed job: to its lane's jobs to retry, which workers claim before new ones, or to the suspects, which run
--- alone. Raises if its record is malformed.
+-- alone. It leaves its worker's claims last: what the server has refused before is repeated from them. Raises if its record
+-- is malformed.
 local function requeue(id, now, suspect, worker)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'deadline', 'tenant', 'state', 'queue')
@@ -177,10 +182,10 @@ local function requeue(id, now, suspect, worker)
   local due = parse_number(s[3])
   if s[3] and not due then error('invalid deadline', 0) end
   if s[5] == 'queued' then leave_lane(model, priority, s[4] or '', s[2], id) end -- interrupted claim
-  buffer_write('releases', worker, id)
   local queue = (suspect or s[6] == 'suspects') and 'suspects' or 'retry'
   redis.call('ZADD', requeued_key(queue, model, priority), now, to_member(s[2]) .. ':' .. id)
   redis.call('HSET', job, 'state', 'queued', 'queue', queue, 'worker', '')
   if due then redis.call('ZADD', timers_key(), due, id) end
+  buffer_write('releases', worker, id)
   if not wake_worker(model, priority, now) then wake_scheduler(model) end
 end

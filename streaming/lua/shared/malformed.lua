@@ -31,15 +31,16 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
     redis.call('EXPIRE', parked_key(id), LOG_GRACE_S)
     s = {'?'}
   end
-  if worker then buffer_write('releases', worker, id) end
-  if not s[1] or FINAL[s[1]] then return 0 end
+  if not s[1] or FINAL[s[1]] then
+    if worker then buffer_write('releases', worker, id) end
+    return 0
+  end
   lane, entry = lane or s[2], entry or s[3]
   if not pcall(require_lane_entry, lane, entry) then
     local place = lane_entries()[id] or {}
     lane, entry = place[1], place[2]
   end
   local model, priority = parse_lane(lane or s[2])
-  if model and is_entry(entry) then leave_lane(model, priority, s[11] or '', entry, id) end
   pcall(release_logs, id, s[10])
   free_idempotency_key(s[8], id)
   s[2], s[3], s[8] = lane, entry, nil
@@ -47,6 +48,8 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
   close_job(id, s, 'failed', 'malformed', now)
   let_go(id, s, model, priority, now, 0)
   redis.call('HSETNX', job, 'body', '')
+  if model and is_entry(entry) then leave_lane(model, priority, s[11] or '', entry, id) end
+  if worker then buffer_write('releases', worker, id) end
   dead_letter('job', id, 'reason', 'unreadable: ' .. reason)
   return 1
 end
