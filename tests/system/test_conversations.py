@@ -35,7 +35,7 @@ def turn(client: OpenAI, conversation: str, text: str, **fields: Any) -> Any:
 def test_a_turn_is_added_once_through_the_death_of_its_worker_and_its_api_process(empty_house: House) -> None:
     """Many readers come back at once when it has ended, at two other processes."""
     house, doomed_port, other = empty_house, free_port(), free_port()
-    house.environ["PENSTOCK_SIM_STEP_MS"] = "10"
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "40"  # the worker is to die before the answer ends, on a slow machine too
     worker = house.start("workers", "--id", "worker-1")
     house.start_api()
     house.start_api(other)

@@ -65,14 +65,14 @@ def test_the_record_holds_what_was_logged_before_and_what_was_given_out(
     attempt = attempt_with(history)
     taken = [attempt.take(0, piece, 1.0) for piece in given_out]
     last = history[-1].seq if history else 0
-    expected = [replace(row, stream=STREAM) for row in history] + [
+    expected = [replace(row, run_number=STREAM) for row in history] + [
         Delta(STREAM, last + number, 0, piece.text, piece.ids, piece.n, "", piece.logprobs)
         for number, piece in enumerate(given_out, 1)
     ]
     end = decode_terminal(encode(attempt.terminal("w", Generated())))
     assert list(end.rows) == expected
     assert (end.seq, end.usage.completion) == (last + len(given_out), sum(row.n for row in expected))
-    copied = [replace(row, stream=-STREAM) for row in history] + expected[len(history) :]
+    copied = [replace(row, run_number=-STREAM) for row in history] + expected[len(history) :]
     assert attempt.logged() == [encode_delta(row) for row in copied]
     assert attempt.opening == Opening("0-job", len(history) + 1, EARLIER if history else None)
     sections = (Section(1, EARLIER),) if history else ()

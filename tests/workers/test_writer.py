@@ -116,7 +116,7 @@ async def test_a_repaired_log_has_the_deltas_of_all_runs_and_says_whose_they_are
     writing.held.attempts[job.id] = Attempt(a_claim(job, 2), history)
     await writing.lease.calls([writing.writer._repair()])
     (frame,) = [each async for each in read_log(writing.wire, 0, LogName("log", writing.lease.id), 1)]
-    assert [(row.stream, row.seq) for row in frame.rows] == [(-2, 1), (-2, 2)]
+    assert [(row.run_number, row.seq) for row in frame.rows] == [(-2, 1), (-2, 2)]
     assert frame.openings[-2].copied == sections and frame.openings[2].first == 3
 
 
