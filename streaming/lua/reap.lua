@@ -107,9 +107,16 @@ for _, id in ipairs(redis.call('ZRANGE', timers_key(), '-inf', now, 'BYSCORE', '
 end
 
 -- Mend what scripts have left that the server stopped between two writes, and hands in the store: an entry without an
--- unfinished job, and a job that waits nowhere. Looks at the oldest entries of each lane: what is left becomes one of them.
+-- unfinished job, and a job that waits nowhere. A foreign entry becomes a dead letter. Looks at the oldest entries of each
+-- lane: what is left becomes one of them.
 local MAX_MENDED = 10
-local function mend(id, lane, entry, model, priority)
+local function mend(fields, lane, entry, model, priority)
+  local id = fields[2]
+  if fields[1] ~= 'job' or fields[3] then
+    dead_letter('lane', lane, 'entry', entry, 'reason', 'not a lane entry of Penstock')
+    redis.call('XDEL', lane, entry)
+    return
+  end
   local s = redis.call('HMGET', job_key(id), 'state', 'entry')
   if not s[1] or FINAL[s[1]] or is_entry(s[2]) and s[2] ~= entry then
     redis.call('XDEL', lane, entry)
@@ -129,8 +136,7 @@ for i = 1, #owed, 2 do
   local model, priority = string.match(owed[i], '^(.+):(%a+)$')
   local lane = model and lane_key(model, priority)
   for _, item in ipairs(lane and redis.call('XRANGE', lane, '-', '+', 'COUNT', MAX_MENDED) or {}) do
-    local id = item[2][2]
-    run_or_fail(id, nil, function() mend(id, lane, item[1], model, priority) end)
+    run_or_fail(item[2][2], nil, function() mend(item[2], lane, item[1], model, priority) end)
   end
   if not lane or redis.call('XLEN', lane) == 0 then redis.call('HDEL', owed_key(), owed[i]) end
 end
