@@ -192,6 +192,20 @@ async def test_a_worker_that_held_very_many_jobs_leaves_all_of_them(redis_url: s
     await wire.close()
 
 
+async def test_foreign_entries_of_a_lane_become_dead_letters(wire: RedisClient) -> None:
+    """Also in a lane that had no job before; each once, and no job is lost behind them."""
+    lane = partition_key(0, "lane", "m", "standard")
+    foreign: list[dict[Any, Any]] = [{b"\xff\x00": b"\xfe"}, {"job": "no-such-job", "more": "x"}, {"jobs": "1"}] * 10
+    entries = [await wire.redis.xadd(lane, fields) for fields in foreign]
+    job = await put_job(Queue(wire))
+    for _ in range(len(foreign)):
+        await Reaper(wire).sweep()
+    letters = [letter for _, letter in await wire.redis.xrange(partition_key(0, "dead"))]
+    assert sorted(letter[b"entry"] for letter in letters) == sorted(entries)
+    assert (await claim_one(await a_lease(wire))).job.id == job.id
+    assert await wire.redis.xlen(lane) == 1
+
+
 async def test_a_job_given_up_after_too_many_lost_workers_is_a_dead_letter(wire: RedisClient) -> None:
     """It fails with its reason instead of killing workers for ever."""
     job = await put_job(Queue(wire))
