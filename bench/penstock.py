@@ -11,10 +11,11 @@ import os
 import shutil
 import socket
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bench.ports import free_port
 from bench.processes import Processes
@@ -99,7 +100,32 @@ def _role(role: str, name: str) -> list[str]:
     return [sys.executable, "-m", role, "--id", name]
 
 
-class Penstock:
+class Serving(ABC):
+    """Processes that serve inside a `with`, and have ended behind it."""
+
+    processes: Processes
+
+    @abstractmethod
+    def start(self) -> None:
+        """Until every process serves. Raises Died, FileNotFoundError."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process. Idempotent."""
+        self.processes.close()
+
+
+class Penstock(Serving):
     """`with Penstock(folder, settings={"sim.step_ms": 0}) as penstock:` serves at `penstock.url` until the end of it.
 
     `redis_url`: use this server instead of one of its own (its costs are then not counted here). `settings` are those
@@ -136,19 +162,7 @@ class Penstock:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> Penstock:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def start(self) -> None:
-        """Until every process serves. Raises Died, FileNotFoundError."""
         (self.folder / "penstock.toml").write_text(f'[models.{self.model}]\nengine = "{self.engine}"\n{self._config}')
         self.redis_url = self.redis_url or start_redis(self.processes)
         chosen = {"redis.url": self.redis_url, "telemetry.log_level": "warning"}
@@ -161,12 +175,8 @@ class Penstock:
                 self.processes.start_role(name, _role(role, name))
         self.processes.wait_ready()
 
-    def close(self) -> None:
-        """End every process. Idempotent."""
-        self.processes.close()
 
-
-class PenstockUp:
+class PenstockUp(Serving):
     """`with PenstockUp(folder, "--engine", "sim") as up:` is `penstock up` with these words, ready until the end of it.
 
     `folder` must exist; a penstock.toml in it is read. `settings` are those of docs/configuration.md, by `section.key`.
@@ -176,22 +186,10 @@ class PenstockUp:
         self.data, self._words = folder / "data", words
         self.processes = Processes(folder, own_environ() | variables(settings or {}))
 
-    def __enter__(self) -> PenstockUp:
+    def start(self) -> None:
         argv = [sys.executable, "-P", "-m", "cli", "up", *self._words, "--port", "0", "--data-dir", str(self.data)]
-        try:
-            self.processes.start("up", argv)
-            self.processes.until(lambda: self.state()["state"] == "ready", "penstock up to be ready")
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End every process. Idempotent."""
-        self.processes.close()
+        self.processes.start("up", argv)
+        self.processes.until(lambda: self.state()["state"] == "ready", "penstock up to be ready")
 
     @property
     def url(self) -> str:
