@@ -235,8 +235,10 @@ def write(path: Path, document: Any) -> Path:
 
 
 def as_json(document: Any) -> bytes:
-    """A line for each member, and in a list a line for each item: small, and a diff shows what changed."""
-    members = msgspec.json.decode(msgspec.json.encode(document))
+    """A line for each member, and in a list a line for each item: small, and a diff shows what changed. No figure is known
+    to more than six digits."""
+    rounding = msgspec.json.Decoder(float_hook=lambda digits: float(f"{float(digits):.6g}"))
+    members = rounding.decode(msgspec.json.encode(document))
     lines = [f"{_compact(name)}: {_value(value)}" for name, value in members.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
