@@ -279,7 +279,8 @@ async def _put(
     refused: ApiError | None,
 ) -> Accepted:
     asked = prepared.asked
-    digest = hashlib.sha256(body).hexdigest() if key else ""
+    # With the endpoint: a body may be a valid request of two, whose jobs have other answers.
+    digest = hashlib.sha256(job.endpoint.encode() + body).hexdigest() if key else ""
     reason = services.headroom.reason
     refusal = refused or (StoreFull(reason) if reason else None)
     late: ApiError | None = None

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
+from starlette.responses import Response
 
 from api.admission import services_of
 from api.error_answers import counted
@@ -82,14 +83,16 @@ async def patiently(read: Callable[[], Awaitable[T]]) -> T:
     return await retry(read, expected, itertools.repeat(STORE_RETRY_DELAY_S))
 
 
-async def events(request: Request) -> EventSourceResponse:
+async def events(request: Request) -> Response:
     """Stream from the beginning, or after `Last-Event-ID` (or ?after=), to the job's end."""
     services, record = services_of(request), await own_record(request)
-    text = request.headers.get("last-event-id") or request.query_params.get("after")
-    seen = cursor.read(text) if text else None
+    header, after = request.headers.get("last-event-id"), request.query_params.get("after")
+    seen = cursor.read(header) if header else None if after is None else cursor.read(after, "after")
+    headers = {"Cache-Control": "no-cache"} | job_headers(record) | stream_url(record.job.id)
+    if request.method == "HEAD":  # its connection takes no other request until the answer is over
+        return Response(headers=headers, media_type="text/event-stream")
     if seen is not None and seen.number:
         services.metrics.stream_resumes.inc()
-    headers = {"Cache-Control": "no-cache"} | job_headers(record) | stream_url(record.job.id)
     ping = ServerSentEvent(data="{}", event="ping")
     return event_stream(services, _encoded(job_log(services, record, seen)), headers, ping)
 

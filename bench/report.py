@@ -235,8 +235,8 @@ def write(path: Path, document: Any) -> Path:
 
 
 def as_json(document: Any) -> bytes:
-    """A line for each member, and in a list a line for each item: small, and a diff shows what changed. No figure is known
-    to more than six digits."""
+    """A line for each member, and in a list a line for each item: small, and a diff shows what changed. Figures have
+    six digits; none is known to more."""
     rounding = msgspec.json.Decoder(float_hook=lambda digits: float(f"{float(digits):.6g}"))
     members = rounding.decode(msgspec.json.encode(document))
     lines = [f"{_compact(name)}: {_value(value)}" for name, value in members.items()]

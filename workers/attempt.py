@@ -465,7 +465,7 @@ class Attempt:
     def calls(self) -> FoundCalls | Failure:
         """For a job with tools that is over: the calls of its answers, or why the job fails."""
         assert self.job.tools is not None
-        calls = check_calls(*self._answers(), self.job.tools)
+        calls = check_calls(*self._answers(), self.job.tools, stops=any(self.job.sampling.stop))
         if isinstance(calls, FoundCalls):
             found, finishes = calls.choices, enumerate(self._finishes)
             self._finishes = ["tool_calls" if each == "stop" and at in found else each for at, each in finishes]

@@ -406,7 +406,7 @@ ANSWERS: dict[str, Schema] = {
         summary=list_of(FREE),
         content=list_of(object_of(type=word_of("reasoning_text"), text=STRING)),
     ),
-    "OutputItem": any_of("OutputMessage", "CallItem"),
+    "OutputItem": any_of("OutputMessage", "CallItem", "ReasoningOutput"),
     "InputItem": any_of("InputMessage", "CallItem", "CallOutputItem"),
     "InputItemList": page_of("InputItem"),
     "InputTokens": object_of(object=word_of("response.input_tokens"), input_tokens=INTEGER),

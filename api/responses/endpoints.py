@@ -5,6 +5,8 @@ A response is a job: it waits in the same lanes under the same quotas, and `resp
 
 from __future__ import annotations
 
+import contextlib
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,6 +35,7 @@ from api.responses.replies import Follower, ResponseStream, StoredStream, TokenC
 from api.responses.stored import add_turn, context_of, find, own_items
 from api.services import Services
 from api.stream.writer import stream_url
+from streaming.errors import StreamingError
 from streaming.jobs.records import JobRecord
 
 CANCEL_WAIT_S = 5.0
@@ -65,14 +68,17 @@ class Responses:
         queued = isinstance(asked, ResponseRequest) and bool(asked.background) and not asked.stream
         prepared = prepare(services, caller, asked, waits=not queued)
         admitted = await accept(services, scope, prepared, body, waits=not queued, refusal=refusal)
-        await _reply(services, admitted, asked, queued=queued)(scope, receive, send)
+        await (await _reply(services, admitted, asked, queued=queued))(scope, receive, send)
 
 
-def _reply(services: Services, admitted: Admitted, asked: InputFields, *, queued: bool) -> ASGIApp:
+async def _reply(services: Services, admitted: Admitted, asked: InputFields, *, queued: bool) -> ASGIApp:
     if not isinstance(asked, ResponseRequest):
         return TokenCount(services, admitted)
     if queued:
         services.relay.close(admitted.buffer)
+        if admitted.accepted.joined:  # it may have ended; no failing read denies the acceptance
+            with contextlib.suppress(StreamingError):
+                return await shown(services, await services.job_reader.outline(admitted.accepted.id), admitted.headers)
         status = RUNNING.get(admitted.accepted.state, "queued")
         return as_json(response_object(Facts(admitted.job, admitted.created_ms), status), headers=admitted.headers)
     return (ResponseStream if asked.stream else WholeResponse)(services, admitted)
@@ -88,24 +94,27 @@ async def retrieve(request: Request) -> ASGIApp:
     record = await own_response(request)
     if not streams:
         return await shown(services, record)
+    headers = job_headers(record) | stream_url(record.job.id)
+    if request.method == "HEAD":  # its connection takes no other request until the answer is over
+        return Response(headers=headers, media_type="text/event-stream")
     if after is not None:
         if record.has_lost:
             raise errors.cursor_lost()
         services.metrics.stream_resumes.inc()
     follower = Follower(services, record, START if after is None else after)
-    return StoredStream(services, follower, job_headers(record) | stream_url(record.job.id))
+    return StoredStream(services, follower, headers)
 
 
-async def shown(services: Services, record: JobRecord) -> Response:
-    """Build the answer that shows a response as it stands."""
-    facts = Facts(record.job, record.created_ms)
+async def shown(services: Services, record: JobRecord, headers: dict[str, str] | None = None) -> Response:
+    """Build the answer that shows a response as it stands. `headers`: None names its job alone."""
+    facts, headers = Facts(record.job, record.created_ms), headers or job_headers(record)
     if record.terminal is None:
-        return as_json(response_object(facts, RUNNING[record.state]), headers=job_headers(record))
+        return as_json(response_object(facts, RUNNING[record.state]), headers=headers)
     record = await services.job_reader.with_rows(record)
     assert record.terminal is not None
     rows = record.terminal.rows
     work = ended_response(facts, record.terminal, rows, record.drafts)
-    return as_json(await services.store_client.turns.run(work, len(rows)), headers=job_headers(record))
+    return as_json(await services.store_client.turns.run(work, len(rows)), headers=headers)
 
 
 async def cancel(request: Request) -> Response:

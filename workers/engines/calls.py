@@ -21,23 +21,30 @@ class FoundCalls(NamedTuple):
     """The calls of a job's answers."""
 
     choices: frozenset[int]
-    """Choices whose answer holds a call."""
+    """Choices whose answer holds a call, and ended with it."""
     arguments: dict[str, list[str]]
     """By name of a strict function: the arguments of its calls, which must follow its schema."""
 
 
-def check_calls(texts: Sequence[str], finishes: Sequence[str], tools: Tools) -> FoundCalls | Failure:
-    """Read the answers of a job that is over. `finishes`: the finish reason of each; FILTERED
-    and "length" mean that it was cut."""
+def check_calls(
+    texts: Sequence[str], finishes: Sequence[str], tools: Tools, *, stops: bool = False
+) -> FoundCalls | Failure:
+    """Read the answers of a job that is over.
+
+    Args:
+        finishes: the finish reason of each; FILTERED and "length" mean that it was cut.
+        stops: the request has stop strings, which may have cut it too.
+    """
     strict = {tool.name for tool in tools.offered if tool.strict}
     found = FoundCalls(frozenset(), {})
     choices = set[int]()
     for index, (text, finish) in enumerate(zip(texts, finishes, strict=True)):
         calls = read_answer((text,)).calls
-        cut = finish in ("length", FILTERED)
+        stopped = stops and finish == "stop" and not (calls and _is_object(calls[-1].arguments))
+        cut = stopped or finish in ("length", FILTERED)
         if problem := _problem(calls, tools, cut=cut):
             return violated(problem)
-        if calls:
+        if calls and not stopped:
             choices.add(index)
         for call in calls[:-1] if cut else calls:
             if call.name in strict:
