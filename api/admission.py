@@ -279,8 +279,9 @@ async def _put(
     refused: ApiError | None,
 ) -> Accepted:
     asked = prepared.asked
-    # With the endpoint: a body may be a valid request of two, whose jobs have other answers.
-    digest = hashlib.sha256(job.endpoint.encode() + body).hexdigest() if key else ""
+    # A body may be a valid request of two endpoints, whose jobs have other answers.
+    kind = job.endpoint.encode() if job.task is not None else b""
+    digest = hashlib.sha256(kind + body).hexdigest() if key else ""
     reason = services.headroom.reason
     refusal = refused or (StoreFull(reason) if reason else None)
     late: ApiError | None = None

@@ -286,7 +286,7 @@ class MessageCall(StrictBody):
 
     id: Annotated[str, Field(min_length=1, max_length=128)]
     """The `tool_call_id` of its result."""
-    type: FunctionKind = "function"
+    type: FunctionKind | None = "function"
     """May be left out."""
     function: CalledFunction
     """The function, and the arguments of the call."""

@@ -207,9 +207,10 @@ class TagWriter:
         return out
 
     def end(self, *, whole: bool) -> str:
-        """The rest, once the model has ended. A call without its end tag is whole if its JSON is."""
+        """The rest, once the model has ended. A call without its end tag is left out, unless its JSON is whole."""
         rest, self._held = self._held, ""
-        return self._call(rest) if self._inside else self._text(rest)
+        written = self._call(rest) if self._inside else self._text(rest)
+        return "" if self._inside and not whole and written.startswith(opened("")) else written
 
     def _text(self, text: str) -> str:
         if self._called and not text.strip():
@@ -251,6 +252,7 @@ class ObjectWriter:
     def __init__(self) -> None:
         self._head = ""
         self._open = False
+        self._arguments = ""
         self._held = ""
         """The end of what came: its last brace closes the outer object."""
 
@@ -266,10 +268,11 @@ class ObjectWriter:
         body = joined.rstrip()
         cut = len(body) - 1 if body.endswith("}") else len(joined)
         self._held = joined[cut:]
+        self._arguments += joined[:cut]
         return begin + joined[:cut]
 
     def end(self, *, whole: bool) -> str:
-        """The rest. `whole`: the object is complete, so that its last brace is not of the arguments."""
-        if not self._open:
-            return opened("") + without_marks(self._head) if self._head else ""
-        return "" if whole else self._held
+        """The rest. `whole`: nothing cut the object. Then, and behind whole arguments, its last brace is not theirs."""
+        if not self._open:  # a call that was cut before its arguments is left out
+            return opened("") + without_marks(self._head) if self._head and whole else ""
+        return "" if whole or _is_object(self._arguments) else self._held
