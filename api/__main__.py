@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _start(launch: Launch) -> Coroutine[Any, Any, int]:
-    """Open the socket to serve on. Raises ConfigError, StartError."""
+    """Build the services, open the sockets, and return the coroutine that serves. Raises ConfigError, StartError."""
     config = launch.config
     settings = config.section("api", ApiSettings)
     keyring = Keyring(config.table("keys", KeySettings), settings.admin_token_sha256)
@@ -193,7 +193,7 @@ def _live_samples(services: Services) -> Callable[[], list[GaugeSample]]:
 
 
 def _guard(services: Services) -> ConnectionGuard:
-    """With as many connections as the operating system allows."""
+    """The connection guard, with at most as many connections as the operating system allows."""
     settings = services.settings
     connections = allowed_connections(settings.max_connections)
     if connections < settings.max_connections:

@@ -111,7 +111,7 @@ log = logging.getLogger(__name__)
 MAX_KEY_CHARS = 255
 WITHDRAW_RETRY_DELAY_S = 1.0
 WITHDRAW_PAUSES_S = (1.0, 4.0, 16.0, 64.0)
-"""Before each look for a put that was not answered, after the one before found none."""
+"""Pauses before each look for an unanswered put; the look before found none."""
 
 
 @dataclass(slots=True)

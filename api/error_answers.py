@@ -13,8 +13,8 @@ from api.services import Services
 
 
 def counted(error: ApiError, count: Callable[[str], object]) -> dict[str, Any]:
-    """Return an error's body, and count its code: every error passes here once for each time that it is told. The error
-    that a job's record shows is told by /result, not by a look at the job.
+    """Return an error's body, and count its code: once for each time that it is told to a client. The error in a job's
+    record counts when /result tells it, not when the job is shown.
 
     Args:
         error: What to tell.

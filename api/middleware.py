@@ -1,4 +1,4 @@
-"""Request middleware: gives every request an id and a trace, and times, counts and logs it.
+"""Request middleware: gives every request an id and a trace, decodes its body, and times, counts and logs it.
 
 Plain ASGI, cheap for streams.
 """
@@ -39,7 +39,7 @@ LINKS = (b"location", b"stream-url")
 HIDDEN = "..."
 """Stands for what no route has in its path."""
 WORDS = frozenset(word for route in ROUTES for word in route.path.split("/") if "{" not in word)
-"""Of the paths of all routes."""
+"""Words in the paths of all routes."""
 UNLISTED = "other"
 """The route of a request that has none in the table; a label of a metric must not hold a path that a client chose."""
 
@@ -53,8 +53,8 @@ SUBMITTING = (
 
 class Observed:
     """Sets in `scope["state"]`: `request_id`, `headers` (raw, by name), `trace` (W3C context of the server span),
-    `received` (monotonic seconds), and `status` once the answer has started. Names the span and the metric of a request
-    by `route`, which the guard sets.
+    `received` (monotonic seconds), `status` once the answer has started, and `server_send` and `head_of` while it runs.
+    Names the span and the metric of a request by `route`, which the guard sets.
 
     With `[api] base_path`, requests may have it before their path, and links in headers get it.
 

@@ -27,7 +27,7 @@ from streaming.order import HIGHER, Priority
 #
 # A job that expires in the queue gives a bound: it would have waited longer. A bound takes part as in the estimator
 # of Kaplan and Meier (1958): its share goes to the waits above it. Where too many are bounds for a quantile, the
-# prediction is trusted within TRUSTED_FACTOR, and the largest bound is one.
+# largest ratio stands for it: at least 1 for the median, at least 1 / TRUSTED_FACTOR for the low end.
 
 
 LEARNED_S = 900.0
@@ -165,13 +165,13 @@ def _quantile(ordered: list[tuple[float, bool]], share: float) -> float | None:
 STALE_S = 10.0
 """A plan or a report of a worker that is older than this is ignored."""
 WAITING = "waiting for its server"
-"""A worker that is ready, none of whose servers are there."""
+"""State of a worker that is ready, none of whose servers are there."""
 NO_WORKERS: Mapping[str, int] = Counter()
 NO_STALLS: Mapping[str, Stall] = {}
 
 
 class WorkerReadiness:
-    """Answers from the workers' reports."""
+    """Readiness of each model's workers, from their reports."""
 
     def __init__(self) -> None:
         self._states: Mapping[str, Counter[str]] = {}
@@ -258,7 +258,7 @@ MAX_ENDS = 4096
 
 
 class PlanReader:
-    """Answers from the plans that this process read last."""
+    """The plans that this process read last, and the waits that follow from them."""
 
     def __init__(self) -> None:
         self._plans: Mapping[str, Plan] = {}

@@ -75,8 +75,8 @@ def _problem(error: Exception) -> Problem:
 
 
 def _speak_utf8() -> None:
-    """So are answers; a terminal that was set up for ASCII alone must not stop them. What is piped in may begin with a
-    byte order mark, and must be UTF-8."""
+    """Make stdin, stdout and stderr UTF-8: a terminal set up for ASCII alone must not stop an answer. What is piped in
+    must be UTF-8, and may begin with a byte order mark."""
     if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
     for stream in (sys.stdin, sys.stdout, sys.stderr):

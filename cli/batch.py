@@ -44,9 +44,6 @@ from cli.output import (
 from penstock.files import replacing, write_file
 from penstock.text import counted, fault_of, read_text
 
-# It streams, so the size of the input does not matter, and it contacts no server.
-
-
 SLOT = re.compile(r"\{(\w+)\}")
 TEXT_COLUMNS = ("prompt", "text")
 """Columns used as the prompt if there is no template."""
@@ -78,7 +75,8 @@ class Prepared:
 
 
 def prepare(source: Path, recipe: Recipe, target: BinaryIO) -> Prepared:
-    """Write `source` as lines of a batch. Raises Problem, which names the row and its error."""
+    """Write `source` as lines of a batch. Streams, so the input may have any size; contacts no server. Raises Problem,
+    which names the row and its error."""
     digest, lines, endpoints = hashlib.sha256(), 0, set()
     for line in batch_lines(source, recipe):
         data = json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
@@ -180,15 +178,13 @@ def _wrong(source: Path, what: str) -> Problem:
     return Problem(f"{source}: {what}", code="usage")
 
 
-# A small state file beside the output records the progress before each step that must not be repeated.
-
-
 FINAL = ("completed", "failed", "expired", "cancelled")
 POLL_INTERVAL_S = 0.5
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """State file: what an earlier run has done."""
+    """State file beside the output: what an earlier run has done, written before each step that must not be
+    repeated."""
 
     digest: str
     """Digest of the input and its options."""

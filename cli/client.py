@@ -1,4 +1,4 @@
-"""API client of the CLI: finds the API by a command's flags, asks it, and turns failures into exit codes."""
+"""API client of the CLI: finds the API by a command's flags, asks it, completes ids, and gives failures exit codes."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def _kept_key(path: Path) -> str:
 
 
 BEGINNING = re.compile(r"(?:job_|batch_|msg_)[0-9a-f]{4,31}|[0-9]{1,3}-[0-9]{4,15}")
-"""At least four digits, because commands that cancel and drop take beginnings, too."""
+"""Beginning of an id. At least four digits, because commands that cancel and drop take beginnings, too."""
 DIGITS = re.compile(r"[0-9a-f]{1,32}")
 """An id without the word at its front."""
 TOO_SHORT = re.compile(r"(?:job_|batch_|msg_)[0-9a-f]{0,3}|[0-9]{1,3}-[0-9]{0,3}")
@@ -357,9 +357,9 @@ LISTINGS = {
 
 
 def whole_id(client: Client, argument: str, given: str) -> str:
-    """The id that begins with `given`, with or without its front, which is looked up in the whole list. An id, and what
-    begins none, is returned as it is: the server then answers. Raises Problem if it is too short, if several ids begin
-    so, or if the list is cut off before its end."""
+    """Complete the beginning of an id, with or without its front, from the whole list. A whole id, and text that begins
+    none, is returned unchanged: the server then answers. Raises Problem if it is too short, if several ids begin so, or
+    if the list is cut off before its end."""
     if LISTINGS[argument].front and DIGITS.fullmatch(given):
         given = LISTINGS[argument].front + given
     if TOO_SHORT.fullmatch(given):

@@ -1,10 +1,7 @@
 """Deployment of one machine: its validated settings and models, and the command line of every process `up` starts.
 
 Also what can be known of its engines before a worker is started: whether plug-ins can be built, and what upstream
-servers are.
-
-A plug-in is built in a process of its own, as a worker would, because it may import heavy libraries, take long, or
-crash."""
+servers are."""
 
 from __future__ import annotations
 
@@ -284,7 +281,8 @@ class EngineCheck:
 
 
 def check_plugins(deployment: Deployment, home: DataDir) -> Iterator[EngineCheck]:
-    """Check the plug-in engine of each pool. `home.settings` must be saved."""
+    """Build the plug-in engine of each pool as a worker would, but in a process of its own, because it may import heavy
+    libraries, take long, or crash. `home.settings` must be saved."""
     for name, shape, pool in deployment.pools:
         if is_plugin(pool.engine):
             program = deployment.worker_program(home, "engine-check", name, shape)

@@ -136,7 +136,7 @@ PACKAGES = {
 AMPLE_FREE_BYTES, MIN_FREE_BYTES = 2 * 10**9, 2 * 10**8
 """On the disk of the data folder: with less than the first doctor warns, with less than the second it fails."""
 NEAR_SHARE = 0.75
-"""Of a limit of the Redis server, from which on doctor warns: new jobs are refused from 80 % of maxmemory on."""
+"""Share of a limit of the Redis server from which on doctor warns. New jobs are refused from 80 % of maxmemory on."""
 SERVER_LIMITS = (
     ("maxclients", "connected_clients", "CONFIG SET maxclients to more, or close what else is connected"),
     ("maxmemory", "used_memory", "CONFIG SET maxmemory to more, or a shorter redis.retention_s"),
@@ -399,7 +399,7 @@ def redis(
 
 
 def judge_jobs(given_up: Mapping[str, Sequence[str]]) -> Iterator[Check]:
-    """Name each job that ended its workers, and these."""
+    """Name each job that ended its workers, with these workers."""
     for job, workers in list(given_up.items())[:MAX_NAMED]:
         deaths = (f"{worker} died {counted(times, 'time')}" for worker, times in Counter(workers).items())
         detail = f"{', '.join(deaths) or 'workers died'} running job {job}, which was given up"

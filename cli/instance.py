@@ -41,7 +41,7 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     pid: int | None
     state: str
-    """starting | ready | draining | restarting | failed"""
+    """starting | ready | draining | restarting | failed | stopped"""
     since: float
     """Unix seconds of its start."""
     restarts: int = 0
@@ -57,7 +57,7 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     away_since: float = 0.0
     """Since when (Unix seconds)."""
     lives: tuple[str, ...] = ()
-    """Under which it registers itself in the store, the newest first, and the one before."""
+    """Ids under which it registers itself in the store: of its newest start, and of the one before."""
     failures: int = 0
     """Consecutive exits before it was ready, or soon after."""
     was_ready: bool = False

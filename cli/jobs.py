@@ -171,7 +171,7 @@ class AnswerPrinter:
         self.texts: defaultdict[int, list[str]] = defaultdict(list)
         self._waits = False
         self._wrapper = stdout_wrapper() if sys.stdout.isatty() else None
-        """Elsewhere every byte stays as it is."""
+        """None unless stdout is a terminal: every byte then stays as it is."""
 
     @property
     def text(self) -> str:
@@ -293,11 +293,8 @@ def _note(event: StreamEvent, say: Callable[[str], object]) -> None:
             say(interruption(event) or begun)
 
 
-# It asks for the job's record twice a second. The tokens come from the job's events, which another thread reads: a
-# record has no count while the job runs.
-
-
 LOOK_INTERVAL_S = 0.5
+"""How often `jobs watch` asks for the job's record."""
 
 Job = Mapping[str, Any]
 
@@ -359,7 +356,7 @@ def _between(begin: float | None, end: float | None) -> str:
 
 
 class WatchedTokens(threading.Thread):
-    """Counts the tokens of a running job, in a thread of its own."""
+    """Counts the tokens of a running job from its events, in a thread of its own: its record has no count yet."""
 
     def __init__(self, client: Client, job_id: str) -> None:
         super().__init__(name="tokens", daemon=True)
@@ -412,7 +409,7 @@ WIDTH, NARROW = 40, 20
 EIGHTHS = " ▏▎▍▌▋▊▉"
 """The end of a bar, by eighths of a character."""
 WIDE = 110
-"""Columns of a terminal that has."""
+"""Columns of a terminal that has room for WIDTH."""
 A_SECOND_MS = 1000.0
 SENT_WHOLE = "the answer was sent in one piece"
 """The API's reason why a first token was not delivered on its own."""

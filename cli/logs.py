@@ -25,7 +25,7 @@ from cli.processes import ORDER
 
 FOLLOW_INTERVAL_S = 0.2
 MIN_RUNS = 2
-"""Runs in the logs, of which one is the previous one."""
+"""Runs that the logs must have, so that one is the previous one."""
 COLOURS = {"warning": 33, "error": 31, "critical": 31}
 BLOCK_BYTES = 1 << 20
 INDENT = len("11-24 02:12:13.123 ")

@@ -200,9 +200,9 @@ def where_options(*, url: bool, redis: bool = True) -> Callable[[F], F]:
 
 
 def command(name: str, group: click.Group | None = None, *, redis: bool = True) -> Callable[[F], click.Command]:
-    """Make a command of a function. The names of its parameters tell which flags it has and what it gets: `where`, or a
-    `client` of the API, by the flags that select a deployment; `as_json` by --json, which a command that returns a
-    CommandResult has, too: it is printed; ids by an argument, of which a beginning is enough."""
+    """Make a command of a function. The names of its parameters choose its flags: `where`, or a `client` of the API,
+    adds those that select a deployment; `as_json` adds --json; an id is an argument of which a beginning is enough. A
+    CommandResult that it returns is printed, and adds --json, too."""
 
     def decorate(function: F) -> click.Command:
         wanted = function.__annotations__

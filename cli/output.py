@@ -3,7 +3,9 @@
 No information is in colour alone, and with colour off no escape sequences are written. Untrusted text (a model's
 answer, a job's metadata, a process's name, a server's error) may contain sequences that move the cursor, write to the
 clipboard, reverse the reading direction, or hide text. A terminal must show the text that is there, so control
-characters in it are written as JSON escapes."""
+characters in it are written as JSON escapes.
+
+Also Problem, the error that ends a command with an exit code."""
 
 from __future__ import annotations
 
@@ -23,9 +25,6 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TextIO
-
-# A terminal gets short ids, relative times, colours and lines of its width; a pipe gets none of this.
-
 
 TEXTS = ("reason", "message", "last_error", "override", "by", "value", "what_it_is", "next_attempt_at", "url", "prompt")
 """Columns of free text, which wrap at words; if there is no room for them, they stand below their row."""
@@ -233,11 +232,9 @@ def wrapped(text: str, width: int, indent: int = 0, *, whole_words: bool = True)
     return [line.replace(JOINED, " ") for line in lines] or [""]
 
 
-# A word is held back until its end is there. Colours and control characters are the business of the caller.
-
-
 class StreamWrapper:
-    """Wraps one text. `write` gets what may be shown now; `width` tells the terminal's columns, which may change."""
+    """Word wrapper of one streamed text: holds a word back until its end is there. `write` gets what may be shown now;
+    `width` tells the terminal's columns, which may change. The caller adds colours and escapes control characters."""
 
     def __init__(self, write: Callable[[str], object], width: Callable[[], int]) -> None:
         self._write, self._width = write, width
@@ -517,7 +514,7 @@ encoded."""
 
 
 def visible(text: str) -> str:
-    """Replace every such character by \\uXXXX (two of them beyond U+FFFF, as in JSON). JSON keeps its meaning."""
+    """Replace every character of _UNSAFE by \\uXXXX (two of them beyond U+FFFF, as in JSON). JSON keeps its meaning."""
     return _UNSAFE.sub(_escaped, text)
 
 
@@ -543,7 +540,7 @@ REPEAT_INTERVAL_S = 10.0
 BAR_WIDTH = 24
 MAX_STEPS = 10_000
 MIN_MEASURED_S = 2.0
-"""Of a phase, before it is said how long the rest takes."""
+"""Time that a phase must have lasted before its remaining time is shown."""
 
 
 class ProgressLine:
@@ -695,7 +692,7 @@ def short(seconds: float) -> str:
 
 
 def amount(done: int, total: int) -> str:
-    """Megabytes, of how many if the total is known; totals up to MAX_STEPS are steps, not bytes."""
+    """Megabytes, of how many if the total is known; totals below MAX_STEPS are steps, not bytes."""
     if total <= 0:
         return f"{done / 1e6:.1f} MB"
     return f"{done}/{total}" if total < MAX_STEPS else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"

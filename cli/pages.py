@@ -1,4 +1,4 @@
-"""`penstock version` and `penstock help`: help pages that are not about one command."""
+"""`penstock version`, `penstock help` and `penstock completion`: what is not about one command."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _default(value: object) -> str:
 
 
 VARIABLE = "_PENSTOCK_COMPLETE"
-"""With it the shell's script calls `penstock`; click answers then."""
+"""Variable by which the shell's script asks `penstock` for completions; click answers."""
 
 
 @command("completion")

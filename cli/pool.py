@@ -126,16 +126,15 @@ async def _round(pools: Sequence[PoolSupervisor], plans: Plans, by: str) -> str:
     return ""
 
 
-# It knows a lease only from the lifeline of the process that held it, and acts only once that process has exited: the
-# lease of a stopped (SIGSTOP) worker, of a successor or of another machine's worker is never touched. If Redis does
-# not answer, the lease lapses as it would without this.
-
-
 OnReleased: TypeAlias = Callable[[Child, Sequence[Lapse]], None]
 
 
 class LeaseRelease:
-    """Watches the workers of one supervisor."""
+    """Gives up the lease of each worker of one supervisor that has exited.
+
+    It knows a lease only from the lifeline of the process that held it: the lease of a stopped (SIGSTOP) worker, of a
+    successor or of another machine's worker is never touched. If Redis does not answer, the lease lapses as usual.
+    """
 
     def __init__(self, reaper: Reaper, on_released: OnReleased = lambda *_: None, fleet: Fleet | None = None) -> None:
         """`on_released`: told what became of the jobs of an exited worker, by partition; nothing if Redis does not

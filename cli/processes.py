@@ -203,7 +203,7 @@ def probe(role: str, name: str | None, alive: bool, where: Where) -> None:
 
 
 def _probe_api(host: str, port: int, path: str) -> None:
-    import http.client  # noqa: PLC0415 - as above
+    import http.client  # noqa: PLC0415 - used by this probe alone
 
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:

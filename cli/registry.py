@@ -28,7 +28,7 @@ def store_settings(config: Config, instance: Instance | None = None) -> RedisSet
 
 
 def processes(config: Config, instance: Instance | None = None, timeout_s: float = math.inf) -> list[Process]:
-    """The processes that reported themselves to that store in the last seconds. Raises Problem if it is unavailable."""
+    """The processes that reported themselves to the store in the last seconds. Raises Problem if it is unavailable."""
 
     async def listed() -> list[Process]:
         settings = store_settings(config, instance)

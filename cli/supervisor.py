@@ -31,16 +31,13 @@ from penstock.process import ENV, LIFE
 from streaming.fleet.settings import Resources
 from streaming.ids import new_life
 
-# The supervisor sets them right after it has started the process, with system calls that need no privileges. Shares
-# of a CPU and limits of the page cache need containers.
-
-
 MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """Limits of one process; None or 0: unlimited."""
+    """Limits of one process; None or 0: unlimited. The supervisor sets them once the process is started, by system
+    calls that need no privileges. Shares of a CPU and limits of the page cache need containers."""
 
     cpus: frozenset[int] | None = None
     memory_mib: int = 0

@@ -95,7 +95,7 @@ def penstock_context(server: TargetServer) -> int | None:
 
 
 Told: TypeAlias = Callable[[int, int], None]
-"""Is told the number of answers, of how many."""
+"""Called with the number of answers so far, and of all."""
 
 
 def untold(_: int, __: int) -> None:

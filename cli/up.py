@@ -122,8 +122,8 @@ class Screen:
         return f"{time.monotonic() - self._lost_at.pop(what):.1f} s"
 
     def released(self, child: Child, given_up: Sequence[str], *, starting: bool) -> None:
-        """Report the death of a worker of whose jobs it is known what became of them: each one with which jobs were
-        given up, else a crash loop."""
+        """Report a worker's death, once it is known what became of its jobs: each death with which jobs were given up;
+        of the others, only a crash loop."""
         if given_up:
             self._looping.setdefault(child.program.id, set()).add(_kind(child))
             self._complain(fatal_jobs(child, given_up))
@@ -277,7 +277,7 @@ COUNT_TIMEOUT_S = 0.5
 RELEASE_TIMEOUT_S = 1.0
 """At the end: for the leases of workers that had to be killed."""
 SETTLE_TIMEOUT_S, SETTLE_INTERVAL_S = 5.0, 0.2
-"""For the jobs of a lost worker, before it is said what became of them."""
+"""How long to wait for the jobs of a lost worker before reporting what became of them."""
 DRAINED_FIRST = ("api", "worker", "scheduler", "offline")
 """Roles that are drained together, before Redis."""
 
@@ -430,8 +430,8 @@ class Machine:
             following.cancel()
 
     def _note_store(self, why: str) -> None:
-        """Told in each round why Redis is unavailable; "" while it is not. That an embedded one has exited is said of
-        the process, so of that one it is told only if it runs, and does not answer in two rounds."""
+        """Called in each round: report that Redis is unavailable (`why`) or available again (""). An embedded one is
+        reported only if it runs and has not answered in two rounds: its exit is reported as that of a process."""
         server = next(iter(self._supervisor.of("redis")), None)
         if server is None:
             self._screen.waits(f"Redis at {place(self._instance.redis_url)}", why)
@@ -715,7 +715,7 @@ def start_detached(
         raise
     progress.end()
     if instance is None or instance.state != "ready":
-        # Without the version, which was shown, too.
+        # Without its first line, the version, which was shown already.
         sys.stderr.write(output.read_text(errors="replace").partition("\n")[2])
         return process.returncode
     show_ready(instance, asyncio.run(console_path(home)), detached=True, keyed=keyed)

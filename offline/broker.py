@@ -1,4 +1,4 @@
-"""Message broker: jobs taken from a queue as CloudEvents, and events of jobs published to an exchange."""
+"""Message broker: takes jobs from a queue, and publishes events of jobs and batches to a queue as CloudEvents."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class Rejected(Exception):
 
 
 class Intake:
-    """One per process. The settings fix the tenant and the highest lane; a message cannot choose them."""
+    """Makes jobs of messages. The settings fix the tenant and the highest lane; a message cannot choose them."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ REASON_HEADER = "x-penstock-reason"
 
 
 class Consumer:
-    """One per process. Call `start` and `stop` from the event loop's thread.
+    """Takes messages from a queue; one per process. Call `start` and `stop` from the event loop's thread.
 
     It runs in a thread of its own because broker clients block; the event loop accepts the job while the thread waits.
     A message that can never be a job, or that crashed its consumer several times, goes to the queue `<name>.rejected`
@@ -416,7 +416,7 @@ MAX_EVENTS = 50
 
 
 class Publisher:
-    """One per process; any number of processes share the work. While the broker is away the outbox keeps the events."""
+    """Publishes events; several processes may share the work. While the broker is away the outbox keeps the events."""
 
     def __init__(self, tools: OfflineTools, name: str, settings: EventSettings) -> None:
         self._outbox, self._job_reader = Outbox(tools.store_client, "broker"), JobReader(tools.store_client)

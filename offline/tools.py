@@ -14,7 +14,7 @@ from telemetry.tracing import NO_TRACING, Tracing
 
 @dataclass(frozen=True, slots=True)
 class OfflineTools:
-    """Made once per process."""
+    """What all parts of an offline process share. Made once per process."""
 
     store_client: RedisClient
     headroom: Headroom

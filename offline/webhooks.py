@@ -88,7 +88,7 @@ def after_failure(tries: int, age_s: float, status: int, give_up_s: float, chanc
 
 PREFIX = "response."
 BY_STATE = {"expired": "failed"}
-"""How a response ended whose record is gone, where the state of its job is no status of a response."""
+"""The status of a response whose record is gone, for states of jobs that responses do not have."""
 SHOWN = (
     *("id", "status", "endpoint", "model", "priority", "created_at", "completed_at", "attempts", "usage", "error"),
     *("cancelled_by", "metadata"),
@@ -153,10 +153,6 @@ def _encoded(data: dict[str, Any]) -> str:
     return to_json(data).decode()
 
 
-# Each connection resolves the host name once, checks every address, and connects to a checked address itself, so a
-# second look-up (DNS rebinding) cannot lead elsewhere. TLS still verifies the certificate against the name.
-
-
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -194,7 +190,11 @@ def _public(address: Address) -> bool:
 
 
 class GuardedBackend(AsyncNetworkBackend):
-    """Network backend for httpcore that checks addresses. Raises Forbidden, ConnectError, TimeoutError."""
+    """Network backend for httpcore that resolves a host name once, checks every address, and connects to a checked one.
+
+    So a second look-up (DNS rebinding) cannot lead elsewhere. TLS still verifies the certificate against the name.
+    Raises Forbidden, ConnectError, TimeoutError.
+    """
 
     def __init__(self, allowed: Sequence[Network]) -> None:
         self._allowed, self._plain = allowed, AnyIOBackend()

@@ -110,7 +110,7 @@ class CallConnection:
 
 
 class AsyncCallConnection:
-    """The same for a task."""
+    """Connection of one call for a task (`CallConnection` is for a thread)."""
 
     def __init__(self, http: httpx2.AsyncClient, on_retry: Callable[[Pause], object]) -> None:
         self._http, self._on_retry = http, on_retry
@@ -186,7 +186,7 @@ URL, KEY = "PENSTOCK_URL", "PENSTOCK_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 60.0
 FIRST_PATIENCE_S = 3.0
-"""The same before any server was reached: the address may be wrong, or nothing runs there."""
+"""Patience before any server was reached: the address may be wrong, or nothing runs there."""
 
 Result = TypeVar("Result")
 

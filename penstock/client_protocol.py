@@ -34,7 +34,7 @@ class PenstockError(Exception):
 
 
 class InvalidAddress(PenstockError, ValueError):
-    """Raised when an address of a server is none."""
+    """Raised when a text is not the address of a server."""
 
 
 class InvalidRequest(PenstockError, ValueError):

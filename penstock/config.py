@@ -1,4 +1,4 @@
-"""Configuration loader: merges `penstock.toml`, `PENSTOCK_*` variables and flags, and validates every key.
+"""Configuration loader: merges `penstock.toml`, `PENSTOCK_*` variables and flags, validates every key, hides secrets.
 
 Each process names the sections it reads, as frozen structs beside the code that uses them. An unknown key or a value of
 the wrong type is an error that names the key, the expected value and the nearest known key.
@@ -29,7 +29,7 @@ import msgspec
 from penstock.text import read_text
 
 MAX_PARSES = 100
-"""Of a settings file, to find the line of one key: a supervisor that serves others may ask."""
+"""Most parses of a settings file to find the line of one key: a supervisor that serves others may ask."""
 FLAGS = {
     "host": ("api", "host"),
     "port": ("api", "port"),

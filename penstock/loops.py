@@ -137,9 +137,6 @@ async def wait_any(*events: asyncio.Event, timeout_s: float | None = None) -> No
             each.cancel()
 
 
-# A thread would not help: one call of a codec holds the interpreter lock until it returns.
-
-
 ROWS_PER_SLICE = 5_000
 """Rows of a result that one slice decodes or joins, in two or three milliseconds. Smaller slices would delay long
 answers by more loop iterations."""
@@ -163,6 +160,8 @@ def at_once(work: Generator[object, None, T]) -> T:
 
 class Turns:
     """Runs at most one slice per loop iteration, whatever the number of long computations. One per process.
+
+    A thread would not help: one call of a codec holds the interpreter lock until it returns.
 
     `async with` it for one slice, or let it `run` all of them.
     """

@@ -1,4 +1,4 @@
-"""Process life: signals, the socket that tells a supervisor the state of a process, and the sockets it listens on."""
+"""Process life: arguments, signals, the socket that tells a supervisor its state, and the sockets it listens on."""
 
 from __future__ import annotations
 

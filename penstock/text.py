@@ -1,6 +1,4 @@
-"""Text that users send or keep in files: UTF-8, which may begin with a byte order mark. Numbers as text:
-times, counts and shares in few characters.
-"""
+"""Text: decodes what users send or keep in files (UTF-8, maybe with a byte order mark), and writes numbers briefly."""
 
 from __future__ import annotations
 

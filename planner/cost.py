@@ -1,4 +1,4 @@
-"""Token cost: the price of a million tokens at the knee of a device's throughput, to compare devices.
+"""Token cost and comparisons: cost at the knee by device, layout by concurrency, what-if changes, a trace's timeline.
 
 SLM-Pareto compares small and large devices by price / (3600 * tokens a second at the knee).
 """
@@ -132,7 +132,7 @@ class GridRow:
 
 
 def layouts(gpus: int, experts: int) -> list[ParallelPlan]:
-    """Those of the paper, for its 8 GPUs TP8 x 1, TP4 x 2 and TP2 x 4; with experts also EP4-TP2 and EP2-TP4 of one
+    """Those of ScaleLLM (for its 8 GPUs TP8 x 1, TP4 x 2 and TP2 x 4); with experts also EP4-TP2 and EP2-TP4 of one
     replica."""
     dense = [ParallelPlan(dp=gpus // tp, tp=tp) for tp in (gpus, gpus // 2, gpus // 4) if tp > 0 and gpus % tp == 0]
     mixed = [ParallelPlan(tp=gpus, ep=ep) for ep in (gpus // 2, gpus // 4) if ep > 1 and experts > 1]

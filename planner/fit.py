@@ -1,4 +1,6 @@
-"""Fitting: coefficients of step times from measured times, by least squares of relative errors, none below zero.
+"""Fitting: coefficients of step times from measured times, and how well the simulator with them predicts these.
+
+The fit is by least squares of relative errors, with no coefficient below zero.
 
 After DistServe: a prefill takes a + b sum(n) + c sum(n^2) seconds, a decode step a + b sum(ctx) + c B, in two regimes
 that meet near a batch of 95. The terms of both are fitted together, for requests share steps.
@@ -183,15 +185,16 @@ MIN_REQUESTS = 40
 MAX_FITTED = 4000
 """Requests to fit: the newest."""
 MIN_ALONE = 5
-"""Prompts that were computed alone, to go by them alone; as few texts tell what a step takes that gives one token."""
+"""Least number of prompts that were computed alone to use only these; also of texts that ran alone, to take the time of
+a step that gives one token from them."""
 ALONE = 0.95
-"""Of its time to have had the worker to itself."""
+"""Share of a text's decode time without other texts from which it counts as alone."""
 SAME_STEP = 0.25
 """Of the mean step of a text: first tokens that come so soon after its own come from the same step."""
 LEAST_SHARED = 0.2
-"""Of the time of a text to tell what steps take that it shares."""
+"""Least share of a text's decode time beside others for that time to be used."""
 MIN_IDLE = 10
-"""Texts that found their worker idle, to go by them alone."""
+"""Least number of texts that found their worker idle to use only these."""
 NO_LIMIT = 1 << 30
 """Tokens of a cache that only its slots limit."""
 
@@ -447,11 +450,11 @@ def _held(text: ServedText, at_s: float) -> float:
 
 
 MAX_TEXTS = 50_000
-"""To divide, and to simulate."""
+"""Most texts that are divided and simulated."""
 MIN_LOAD, MAX_LOADS = 20, 16
 """Requests of a load, and loads, into which records are divided."""
 MAX_ERROR = 0.15
-"""Of any figure: what is farther off is not planned with."""
+"""A fit with a larger error in any figure is not planned with."""
 FIGURES = {"tokens_s": "throughput", "ttft_p50_s": "TTFT p50", "ttft_p90_s": "TTFT p90", "tpot_p50_s": "TPOT p50"}
 """Of a load, by field."""
 
@@ -579,7 +582,7 @@ def measured(load: Sequence[ServedText]) -> LoadFigures:
 
 
 def figures(fit: EngineFit, texts: Sequence[ModelText]) -> LoadFigures:
-    """What the simulator says of one."""
+    """What the simulator says of a load."""
     seconds = max(text.ended_s or math.inf for text in texts) - min(text.arrived_s for text in texts)
     tokens, ttfts = sum(text.generated for text in texts), sorted(map(fit.ttft_s, texts))
     return _figures(tokens, seconds + fit.delay_s, ttfts, tpots_s(texts))

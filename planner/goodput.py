@@ -5,6 +5,8 @@ the requests that keep both may be fewer. A rate holds here if 90 % keep both.
 
 Apart, some replicas compute prompts alone, in order of arrival. The cache of a prompt goes over the link to a replica
 that decodes alone. (As CloudMatrix-Infer counts them: the replicas of both kinds are in the ratio of their work.)
+
+Workloads, by name or from a file of lengths, are here too.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ REQUESTS = 300
 FULL_BATCHES = 3
 """Requests come for at least so many full batches."""
 LONGER = (1, 4, 16)
-"""A rate must also hold in runs so many times as long, until the share no longer falls: a queue that grows slowly is
-short in a short run."""
+"""Lengths, in shortest runs, of the runs in which a rate must hold, until the share stops falling: a queue that grows
+slowly is short in a short run."""
 FALL = 0.005
 """Fall of the share that counts as none."""
 PRECISION = 0.04
@@ -53,7 +55,7 @@ MAX_HALVINGS = 12
 MAX_SIMULATED = 4
 """Deployments of each kind whose goodput is searched for."""
 MAX_DEPLOYMENTS = 8
-"""That are shown."""
+"""Deployments that are shown."""
 LONG_PROMPTS = 4.0
 """A prompt of so many times the answer speaks for prefill apart."""
 

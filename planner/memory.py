@@ -3,7 +3,8 @@
     B = (0.9 M - W - activations) / (kv_token (L + G/2))
 
 It is the formula of SLM-Pareto, whose Table 1 follows from it exactly (as powers of two up to 512). The paper's text
-gives 50 MB for a request of 512 + 256 tokens of OPT-1.3B; by its own formula it is 151 MB.
+gives 50 MB for a request of 512 + 256 tokens of OPT-1.3B; by its own formula it is 151 MB. Replicas on one device, and
+attention or weights kept elsewhere, are here too.
 """
 
 from __future__ import annotations
@@ -132,11 +133,6 @@ def _devices(given: PlanInput) -> str:
     return given.device.name if given.tp == 1 else f"{given.tp} x {given.device.name}"
 
 
-# The numbers are absolute, because a share of the free memory would give most to the replica that starts first. The
-# formulas follow the paper SLM-Pareto. TensorRT-LLM takes a budget as `KvCacheConfig.max_tokens` or
-# `max_gpu_total_bytes`.
-
-
 def copy_bytes(given: PlanInput) -> tuple[int, int]:
     """The weights of a replica on one device, and a token of its cache."""
     return round(given.model.weight_bytes(given.precision.w)), round(given.model.kv_token_bytes(given.precision.kv))
@@ -153,18 +149,17 @@ def replicas_for(given: PlanInput, knee: int) -> int:
 
 
 def kv_tokens_of(given: PlanInput, replicas: int) -> int:
-    """Tokens in the KV cache of each of so many replicas that fit (`replicas_for`): (0.9 M / R - W) / kv_token."""
+    """Tokens in the KV cache of each of so many replicas that fit (`replicas_for`): (0.9 M / R - W) / kv_token. An
+    absolute number, because a share of the free memory would give most to the replica that starts first. TensorRT-LLM
+    takes it as `KvCacheConfig.max_tokens` or `max_gpu_total_bytes`."""
     weights, token = copy_bytes(given)
     return (int(USABLE * int(given.device.memory_bytes) / replicas) - weights) // token
 
 
-# No serving engine that Penstock knows runs attention on devices with cheap memory (Lamina), or streams weights from a
-# disk (TPI-LLM); a plan says whether it would be worth it.
-
-
 @dataclass(frozen=True, slots=True)
 class OffloadedDecode:
-    """A decode step with its attention on `memory_devices` others."""
+    """A decode step with its attention on other devices, with cheap memory (Lamina). No engine that Penstock knows does
+    this, or streams weights from a disk (TPI-LLM); a plan says whether it would be worth it."""
 
     batch: int
     """The most requests that the caches of the memory devices hold."""

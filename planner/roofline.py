@@ -4,7 +4,8 @@ After LLM-Viewer: a part takes max(operations / peak, bytes / bandwidth) seconds
 outputs have 2 ic oc operations a token, and move w ic oc bytes of weights and a (ic + oc) bytes a token. Attention of a
 decode step has 4 B ctx heads hd operations and reads 2 B ctx kv_heads hd bytes of cache; softmax has 5 operations for
 each score, a norm 7 for each element. Two corrections: attention stores B heads hd outputs, not one for each position,
-and a fused kernel reads the cache once for each head of keys, not for each query head.
+and a fused kernel reads the cache once for each head of keys, not for each query head. Distinct experts and saturation
+follow MoE-Lens.
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ from typing import Literal, TypeAlias
 from planner.facts.catalogue import Accelerator
 from planner.facts.model import ModelShape
 from planner.load import PlanInput
-
-# After MoE-Lens (distinct experts, saturation) and layered prefill (reload factor).
-
 
 GROUP_TOKENS = 512
 """Layered prefill: a prompt of up to so many tokens passes all layers in one group."""
@@ -221,9 +219,9 @@ def roofline_advice(given: PlanInput, context: float, step: Roofline, ridge: int
     return said + "."
 
 
-# Sizes are bytes, `bytes_s` is one direction of a link, `hop_s` the latency of one step. TPI-LLM's observation, that
-# latency and not bandwidth decides at the edge, is the cross-over of the two all-reduces: a star is faster from a
-# latency of bytes (n / BW_hub - (n-1) / (n BW)) / (n-2) on.
+# Communication. Sizes are bytes, `bytes_s` is one direction of a link, `hop_s` the latency of one step. TPI-LLM's
+# observation, that latency and not bandwidth decides at the edge, is the cross-over of the two all-reduces: a star is
+# faster from a latency of bytes (n / BW_hub - (n-1) / (n BW)) / (n-2) on.
 
 
 def ring_all_reduce_s(size: float, devices: int, bytes_s: float, hop_s: float) -> float:

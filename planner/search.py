@@ -91,13 +91,11 @@ def plans(model: ModelShape, gpus: int) -> Iterator[ParallelPlan]:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStep:
-    """One step of one replica: its time, and the shares of it in which a GPU's arithmetic and memory are busy."""
+    """One step of one replica: its time, and the operations and bytes of each of its GPUs."""
 
     seconds: float
     flops: float
-    """Of one GPU."""
     bytes: float
-    """Of one GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +214,6 @@ class ReplicaModel:
         return self.plan.pp * self.plan.tp * (device.idle_watts + (device.watts - device.idle_watts) * min(1.0, busy))
 
 
-# The loop that serves requests is APEX's: running texts get a token each, the youngest are evicted when the cache
-# overflows and return before others, and texts are taken first come first served while cache, prefill tokens and batch
-# allow.
-
-
 FAR = 1 << 20
 """Tokens in the cache at the second point of a line."""
 MAX_STEP_TOKENS = 8192
@@ -336,8 +329,10 @@ def requests(lengths: RequestLengths, count: int, rate: float, seed: int = 1) ->
 
 
 def serve(replica: ReplicaModel, texts: Sequence[ModelText], step_tokens: int = MAX_STEP_TOKENS) -> ServedLoad:
-    """Serve the texts with the `dp` replicas of the plan, which take turns. Raises PlanError if the model does not
-    fit."""
+    """Serve the texts with the `dp` replicas of the plan, which take turns. Raises PlanError if the model does not fit.
+
+    The loop is APEX's: running texts get a token each, the youngest are evicted when the cache overflows and return
+    before others, and texts are taken first come first served while cache, prefill tokens and batch allow."""
     device, dp, seconds, meters = replica.given.device, replica.plan.dp, 0.0, []
     for number in range(dp):
         if mine := texts[number::dp]:

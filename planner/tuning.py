@@ -225,7 +225,7 @@ class Recommendation:
     """That so many requests hold at their ends, in whole blocks: GUARANTEED_NO_EVICT keeps as much free. At least one
     whole context of the model, else the server would refuse prompts that it takes today."""
     kv_bytes: float | None = None
-    """The next three are None unless the model's shape and the device are known."""
+    """This and the next two are None unless the model's shape and the device are known."""
     spare_bytes: float | None = None
     """Of one device, with one replica of that batch."""
     replicas: int | None = None

@@ -129,7 +129,7 @@ class Loop:
         on_end = partial(log.info, "Redis is back: scheduling goes on")
         message = "nothing is scheduled until Redis is back: %s"
         self._outage = ExpectedErrors(Unavailable, log.warning, message, once=True, on_end=on_end)
-        """In between the workers stay as they are."""
+        """While it lasts, the workers stay as they are."""
         self._lead: Lead | None = None
         self._states: dict[str, Switch] = {}
         self._cold: dict[str, float] = {}

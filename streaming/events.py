@@ -1,4 +1,4 @@
-"""Transactional outbox of lifecycle events of jobs and batches, for the message broker and the webhooks.
+"""Lifecycle events of jobs and batches in the store: their outboxes, webhook messages, counts of redelivered messages.
 
 The script that changes a job's state appends the event in the same step, if the job's record names a recipient. An
 entry stays until it is acknowledged, so delivery is at least once; an event's id is derived from its subject and type,
@@ -177,8 +177,8 @@ LEASES_HELD = 2
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One lifecycle event, at `at_ms` of Redis time. `type` is job.started, batch.completed...; of a response, whose
-    subject is its job, response. and the state of the job."""
+    """One lifecycle event, at `at_ms` of Redis time. `type` is such as job.started or batch.completed. A response's
+    event has its job as the subject, and a type such as response.completed."""
 
     subject: str
     """Id of the job or batch."""
@@ -294,7 +294,7 @@ RETENTION_S = 86_400
 
 
 class Redeliveries(ClientUser):
-    """Counters in the store. Every method raises Unavailable."""
+    """Counts how often a broker has redelivered a message without an outcome. Every method raises Unavailable."""
 
     async def begin(self, queue: str, message_id: str) -> int:
         """Count a redelivered message; returns how often it was redelivered without an outcome, this time included."""
@@ -343,7 +343,7 @@ class DeliveryAttempt:
 
 @dataclass(frozen=True, slots=True)
 class WebhookMessage:
-    """A message as it stands. Times are Redis milliseconds, 0 for "not yet" or "never"."""
+    """A webhook message as stored. Times are Redis milliseconds, 0 for "not yet" or "never"."""
 
     id: str
     event: str
@@ -364,7 +364,7 @@ class WebhookMessage:
 
 
 class Webhooks(ClientUser):
-    """Messages in the store. Every method raises Unavailable.
+    """Webhook messages in the store. Every method raises Unavailable.
 
     A process takes a message for one attempt under a lease; if the process is lost, the message is due again after the
     lease. Nothing here knows HTTP, secrets or when to give up.

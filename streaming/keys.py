@@ -1,6 +1,7 @@
-"""Keys and channels in Redis: the use, writer and lifetime of every kind, and their names.
+"""Keys and channels in Redis: the use, writers and lifetime of every kind, and their names.
 
-The Lua scripts get theirs from here too.
+The Lua scripts get theirs from here too. Writers: the scripts that create a key or an entry; then those that change or
+remove it, without those that fail a malformed job.
 
 All keys of a partition share its hash tag, so one script may touch them all, on one server and on a cluster alike.
 """
@@ -30,23 +31,24 @@ ROOT = "penstock:"
 
 CATALOGUE = (
     # --- jobs ---------------------------------------------------------------------------------------------------------
-    # The record of one job: state, body, attempt, worker, its name, run, earlier attempts (past), lane, entry, times
-    # (ms, with decimals where they divide its timing), reply addresses, runs, resets (epoch), record, when its answer
-    # was delivered, its idempotency key, whether a request that did not wait was told its id (pinned); for lists its
-    # metadata, and a summary: the record without its rows; the bytes of its request with the span they are counted in
-    # (size); what it costs, its tenant's weight and its patience (order); the texts of a response that were given up
-    # (draft:<epoch>), the queue it was put back to (queue), and the epoch of the partition when it was accepted (born);
-    # the letter of its endpoint, and the conversation whose turn it is. Writers: put; claim, restart, checkpoint,
-    # finish, cancel, reap, salvage, reset, deliver, follow, unfollow. Lifetime: until retention after its end.
+    # The record of one job: state, body, attempt, worker, its name, run, all runs, earlier attempts (past), losses,
+    # alone, lane, entry, queue (it was put back to it), times (ms, with decimals where they divide its timing), reply
+    # addresses, resets (epoch), cancel, abandoned, preview, record, summary (the record without its rows), metadata,
+    # its idempotency key, pinned (a request that did not wait was told its id), size (bytes of its request, and the
+    # span they are counted in), owed (bytes reserved for it), keep (its retention), order (its cost, its tenant's
+    # weight, its patience), draft:<epoch> (texts of a response that were given up), born (the partition's epoch at its
+    # acceptance), events and webhook (who is told), the letter of its endpoint, the conversation whose turn it is.
+    # Writers: put, join; claim, decline, release, restart, checkpoint, finish, cancel, reap, salvage, reset, deliver,
+    # follow, unfollow. Lifetime: until retention after its end.
     Key("job:{}", "hash"),
-    # By model and priority: ids of accepted jobs that have not ended. Writers: put. Lifetime: for ever; an entry until
-    # its job's end.
+    # By model and priority: ids of accepted jobs that have not ended. Writers: put; finish, cancel, claim, release,
+    # decline, reap. Lifetime: for ever; an entry until its job's end.
     Key("lane:{}:{}", "stream"),
     # By model and priority: entries and ids of jobs that were put back, by the Redis time (ms) when they were; claimed
     # before those of the lane. Writers: reap, release; claim, cancel. Lifetime: an entry until its job's claim or end.
     Key("retry:{}:{}", "zset"),
     # By model and priority: tenants with jobs that wait in the lane, by their virtual counter (units of work).
-    # Writers: put, decline; claim, finish, cancel, reap. Lifetime: an entry while its tenant has waiting jobs.
+    # Writers: put, decline; claim, finish, cancel, reap, salvage. Lifetime: an entry while its tenant has waiting jobs.
     Key("tenants:{}:{}", "zset"),
     # By length of the model's name, model, priority and tenant: entries and ids of waiting jobs by their latest start
     # (ms). Writers: put, decline; claim, cancel, reap. Lifetime: an entry while its job waits in the lane.
@@ -55,20 +57,20 @@ CATALOGUE = (
     # decline; claim, cancel, reap. Lifetime: an entry while its job waits in the lane.
     Key("arrivals:{}:{}", "zset"),
     # By model and priority: virtual counters of tenants without waiting jobs, and the virtual time of an empty lane
-    # under the empty name. Writers: claim, cancel, reap, finish. Lifetime: an hour after the last one was noted; an
-    # entry until the virtual time has passed it.
+    # under the empty name. Writers: claim, cancel, reap, finish, salvage. Lifetime: an hour after the last one was
+    # noted; an entry until the virtual time has passed it.
     Key("served:{}:{}", "zset"),
     # By model: the credit of each lower lane toward its floor, in parts of a unit of work. Writers: claim; put,
     # decline. Lifetime: an hour after the last claim that changed it.
     Key("credit:{}", "hash"),
-    # One worker's lease: state (live, dead, left), model, name, number of its last frame, the end it was spared until,
-    # and for whom the places are not that its last claim has left. Writers: register; append. Lifetime: an hour after
-    # its end.
+    # One worker's lease: state (live, dead, left), model, name, number and time (at) of its last frame, the end it was
+    # spared until, and who may not take the places that its last claim left (closed). Writers: register; append, claim,
+    # leave, reap. Lifetime: an hour after its end.
     Key("worker:{}", "hash"),
-    # Live workers by the Redis time (ms) at which their lease lapses. Writers: register, append, beat; reap. Lifetime:
-    # for ever.
+    # Live workers by the Redis time (ms) at which their lease lapses. Writers: register, claim, append, beat; reap,
+    # leave. Lifetime: for ever.
     Key("leases", "zset"),
-    # The jobs a worker holds. Writers: claim; finish, reap. Lifetime: until its worker's end.
+    # The jobs a worker holds. Writers: claim; finish, release, decline, reap. Lifetime: until its worker's end.
     Key("claims:{}", "set"),
     # One entry per engine step of a worker, id <frame number>-0, a field per reply address: the token log. Writers:
     # append. Lifetime: trimmed behind its oldest running job; after its worker's end until the jobs it was lost with
@@ -78,30 +80,30 @@ CATALOGUE = (
     # log; the record names frame 0 for a run whose deltas are here. Writers: release; finish, salvage, restart.
     # Lifetime: until a minute after its job's end.
     Key("parked:{}", "stream"),
-    # By worker: jobs that were lost with it, whose tokens its log has. Writers: reap, release; finish, cancel, claim.
-    # Lifetime: until the last of these jobs has ended, a day at most.
+    # By worker: jobs that were lost with it, whose tokens its log has. Writers: reap, release; finish, cancel, claim,
+    # salvage, restart. Lifetime: until the last of these jobs has ended, a day at most.
     Key("heirs:{}", "set"),
     # By model: workers with room, by the Redis time (ms) they last said so; put wakes the freshest. Writers: claim;
-    # put. Lifetime: an entry for a second or two.
+    # put, release, decline, reap, leave. Lifetime: an entry for a second or two.
     Key("idle:{}", "zset"),
-    # By model: workers that would preempt a batch job for one of lane interactive, as in idle. Writers: claim; put.
-    # Lifetime: ten seconds after its newest entry.
+    # By model: workers that would preempt a batch job for one of lane interactive. Writers: as of idle. Lifetime: ten
+    # seconds after its newest entry.
     Key("yielding:{}", "zset"),
-    # By model: workers without a free place that would hold one more job, as in idle; put wakes them last. Writers:
-    # claim; put. Lifetime: ten seconds after its newest entry.
+    # By model: workers without a free place that would hold one more job; put wakes them last. Writers: as of idle.
+    # Lifetime: ten seconds after its newest entry.
     Key("prefetching:{}", "zset"),
-    # Waiting jobs by the Redis time (ms) after which they expire. Writers: put; claim, reap. Lifetime: an entry until
-    # its job's claim or end.
+    # Waiting jobs by the Redis time (ms) after which they expire. Writers: put, decline, release, reap; claim, cancel.
+    # Lifetime: an entry until its job's claim or end.
     Key("timers", "zset"),
-    # By tenant: job ids by acceptance time (ms). Writers: put; list. Lifetime: twice the retention after its newest
-    # entry; so is each entry.
+    # By tenant: job ids by acceptance time (ms). Writers: put. Lifetime: twice the retention after its newest entry;
+    # so is each entry.
     Key("jobs:{}", "zset"),
-    # By tenant: bytes of the requests (and, after an r, results) of its jobs, by the second by which they are gone.
-    # Writers: put, finish, cancel, claim, reap. Lifetime: until the retention time after its newest entry; so is each
-    # field.
+    # By tenant: bytes of the requests of its jobs and conversations (and, after an r, of results), by the second by
+    # which they are gone. Writers: put, finish, cancel, claim, reap, salvage, put_conversation, amend_conversation,
+    # drop_conversation. Lifetime: until the retention time after its newest entry; so is each field.
     Key("kept:{}", "hash"),
-    # By digest of tenant and idempotency key: job id and digest of the body. Writers: put; finish, cancel, reap.
-    # Lifetime: as its job: while that waits or runs, then until retention after its end.
+    # By digest of tenant and idempotency key: job id and digest of the body. Writers: put; finish, cancel, claim,
+    # reap. Lifetime: as its job: while that waits or runs, then until retention after its end.
     Key("idem:{}", "string"),
     # By model and priority: bytes that unfinished jobs may still write, so that admission leaves room for them.
     # Writers: put; finish, cancel, claim, reap, release. Lifetime: a field while a job of its lane is unfinished.
@@ -109,19 +111,19 @@ CATALOGUE = (
     # By model and priority: as in retry, jobs that lost all but their last worker; each is run alone. Writers: reap,
     # release, decline; claim, cancel. Lifetime: an entry until its job's claim or end.
     Key("suspects:{}:{}", "zset"),
-    # By model: the worker that runs suspects now, one at a time and nothing beside them. Writers: claim. Lifetime: a
-    # few leases.
+    # By model: the worker that runs suspects now, one at a time and nothing beside them. Writers: claim; beat,
+    # decline, leave, reap. Lifetime: a few leases.
     Key("alone:{}", "string"),
-    # Grows with every sweep: who sees it smaller than before knows that the store has lost data. Writers: reap.
-    # Lifetime: for ever.
+    # Grows with every sweep: who sees it smaller than before knows that the store has lost data. Writers: reap,
+    # rewound. Lifetime: for ever.
     Key("tick", "string"),
     # Redis time (ms) of the last sweep: after a long gap leases are judged by when they could be renewed. Writers:
     # reap. Lifetime: for ever.
     Key("swept", "string"),
     # Grows when the store was found to have lost data; part of every event id. Writers: rewound. Lifetime: for ever.
     Key("epoch", "string"),
-    # Written before each WAIT for a replica, which counts only what its own connection wrote. Writers: RedisClient, at
-    # D3. Lifetime: for ever.
+    # Written before each WAIT for a replica, which counts only what its own connection wrote. Writers: mark, at D3.
+    # Lifetime: for ever.
     Key("mark", "string"),
     # Jobs that a script ended after a worker had begun them, whose tokens are only in logs, by the Redis time (ms)
     # from which on a sweeping process may store them. Writers: reap, release, cancel, claim, decline; salvage.
@@ -131,8 +133,8 @@ CATALOGUE = (
     # Writers: reap, release, cancel, claim, decline; reap. Lifetime: a day after the last one; an entry until a
     # sweeping process takes it, seconds; the newest ten thousand.
     Key("script_ends", "list"),
-    # Dead letters: entries nobody could read and jobs given up, with the reason. Writers: claim, reap. Lifetime: for
-    # ever.
+    # Dead letters: entries nobody could read and jobs given up, with the reason. Writers: claim, finish, reap,
+    # collect. Lifetime: for ever.
     Key("dead", "stream"),
     # --- conversations ------------------------------------------------------------------------------------------------
     # One conversation: tenant, when it was created, metadata, its items by number (i1, i2...), their last number, the
@@ -142,8 +144,9 @@ CATALOGUE = (
     # most.
     Key("conversation:{}", "hash"),
     # --- files and batches --------------------------------------------------------------------------------------------
-    # One batch of lines: what was asked, status, progress, due notices (turn, heard), its lease (epoch, lease).
-    # Writers: put_batch; steer, due, hold, save, reserve. Lifetime: until retention after its end.
+    # One batch of lines: what was asked, its input file, recipients of its events, status, times, progress, due notices
+    # (turn, heard), its lease (epoch, lease). Writers: put_batch; steer, due, hold, save, forget. Lifetime: until
+    # retention after its end.
     Key("batch:{}", "hash"),
     # By tenant: batch ids by creation time (ms). Writers: put_batch; forget. Lifetime: an entry until its batch is
     # forgotten.
@@ -175,8 +178,8 @@ CATALOGUE = (
     Key("expiring", "zset"),
     # --- events -------------------------------------------------------------------------------------------------------
     # By whom it is for (broker, webhooks): what happened to which job or batch, read through the group. Writers: put,
-    # claim, finish, cancel, reap, release, save; dispatch, posted. Lifetime: a week after its newest entry; an entry
-    # until it is passed on, a week at most.
+    # claim, finish, cancel, reap, release, save; dispatch, posted, collect. Lifetime: a week after its newest entry; an
+    # entry until it is passed on, a week at most.
     Key("outbox:{}", "stream"),
     # One webhook message for one endpoint: the event, state, attempts, the last answer. Writers: dispatch; outgoing,
     # settle, redeliver. Lifetime: until retention after its end; 31 days after its last attempt at most.
@@ -184,11 +187,11 @@ CATALOGUE = (
     # By endpoint: messages by the Redis time (ms) of their next attempt. Writers: dispatch, outgoing, settle,
     # redeliver. Lifetime: 31 days after its newest entry; an entry until its message's end.
     Key("hook_due:{}", "zset"),
-    # Webhook messages by the time (ms) of their event. Writers: dispatch; list. Lifetime: twice the retention after
-    # its newest entry; so is each entry.
+    # Webhook messages by the time (ms) of their event. Writers: dispatch. Lifetime: twice the retention after its
+    # newest entry; so is each entry.
     Key("hooks", "zset"),
     # By digest of a queue and a message id: how often the message was taken up again without an outcome. Writers:
-    # whoever takes jobs from a broker. Lifetime: until the message has an outcome; a day at most.
+    # offline processes that take jobs from a broker. Lifetime: until the message has an outcome; a day at most.
     Key("redelivery:{}", "string"),
 )
 """Keys of a partition. Each name becomes a function of the Lua scripts: job_key(id), lane_key(model, priority)..."""
@@ -203,10 +206,10 @@ FLEET = (
     # By role and life: what a process says of itself; a life is a random id that no other process has, and no other
     # start of the same process. Writers: report. Lifetime: 10 s.
     Key("proc:{}", "string"),
-    # Model cards by model name. Writers: a worker that has loaded. Lifetime: for ever.
+    # Model cards by model name. Writers: card, by a worker that has loaded. Lifetime: for ever.
     Key("card", "hash"),
     # By model: the newest output lengths of its answers by lane and tenant (lengths), and the version of that message.
-    # Writers: a worker, every few seconds while answers end. Lifetime: a week after its newest write.
+    # Writers: lengths, every few seconds while answers end. Lifetime: a week after its newest write.
     Key("lengths:{}", "hash"),
     # The scheduler that acts, by the name it leads under. Writers: lead. Lifetime: a few seconds.
     Key("leader", "string"),
@@ -225,7 +228,7 @@ FLEET = (
     # By model: a human's decision. Writers: override. Lifetime: until it is ended or its time is over.
     Key("override:{}", "string"),
     # By digest: a session of the console, or a link that opens one once: whose it is, and a seal by the key. Writers:
-    # console. Lifetime: a minute for a link, twelve hours for a session.
+    # console. Lifetime: an hour for a link, twelve hours for a session.
     Key("console:{}", "string"),
 )
 """Keys of the one slot all processes share: functions of the Lua scripts that run there."""

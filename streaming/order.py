@@ -10,11 +10,11 @@ holds both equal. The rule, in this order:
    of credit, so both take turns.
 2. Requeued jobs of the lane, oldest first: a worker had begun them.
 3. Tenant: the one with the smallest virtual counter, by name if equal. A claim adds the units of the job's prompt,
-   divided by the tenant's weight; the end adds those of what the job generated, and what the prompt was longer than
-   estimated, or shorter, but never less than nothing: so counters never go down. A tenant
-   that returns from idle starts at the lane's virtual time at least, so that it cannot save up turns (VTC, Sheng et
-   al. 2024). A worker keeps its last slots from tenants that hold more than their share of it: there, their jobs are
-   passed over. While they wait, a lower lane gets such a slot only when its credit pays for it.
+   divided by the tenant's weight. The end adds those of what the job generated, corrected by how far the estimate of
+   the prompt was wrong, but nothing below zero, so counters never go down. A tenant that returns from idle starts at
+   the lane's virtual time at least, so that it cannot save up turns (VTC, Sheng et al. 2024). A worker keeps its last
+   slots from tenants that hold more than their share of it: there, their jobs are passed over. While they wait, a lower
+   lane gets such a slot only when its credit pays for it.
 4. Urgency: the earliest latest start. A job without a deadline has the patience of its lane.
 5. Arrival.
 """

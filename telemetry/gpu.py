@@ -1,4 +1,4 @@
-"""GPU readings: power and use by NVML or a DCGM exporter, sampled into records."""
+"""GPU readings, by NVML or a DCGM exporter, and the sampler that writes a process's use of its machine as records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from telemetry.records.writer import RecordSink
 
 
 class GpuReading(NamedTuple):
-    """Of one GPU. None: the source does not tell, which is never 0."""
+    """Reading of one GPU. None: the source does not tell, which is never 0."""
 
     joules: float | None = None
     """Used since its driver was loaded."""
@@ -148,7 +148,7 @@ class _Memory(ctypes.Structure):
 
 
 class GpuReadings:
-    """Reads them. Made once per process, where starting may take a second.
+    """GPU readings by NVML. Made once per process, where starting may take a second.
 
     NVML is the driver's library, so nothing needs to be installed. A machine without it, and a GPU that does not tell,
     give nothing: never 0.
@@ -223,7 +223,7 @@ Facts = Mapping[str, Any]
 
 
 class Sampler:
-    """One per process. `facts` is called in the event loop."""
+    """Sampler of one process: CPU time, memory, event-loop lag, GPUs. `facts` is called in the event loop."""
 
     def __init__(
         self,

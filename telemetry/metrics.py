@@ -161,7 +161,7 @@ class Metrics(RequestMetrics, JobMetrics, WorkerMetrics, OfflineMetrics, RecordM
         self.errors.labels(code).inc()
 
     def flush(self) -> None:
-        """Pass on what was counted since. Call once a second or so where a folder is shared (6 us a series)."""
+        """Pass on what was counted since the last flush: about once a second if a folder is shared (6 us a series)."""
         for each in self._buffered:
             each.flush()
 
@@ -199,7 +199,7 @@ class Metrics(RequestMetrics, JobMetrics, WorkerMetrics, OfflineMetrics, RecordM
         return int(server.server_port)
 
     def close(self) -> None:
-        """Fold what is left, take this process's live gauges out of the folder, stop serving."""
+        """Flush what is left, take this process's live gauges out of the folder, stop serving."""
         self.flush()
         if self._dir is not None:
             drop_live_gauges(self._dir, os.getpid())

@@ -14,7 +14,8 @@ from telemetry.tracing import MissingExporterError, SpanSender, Tracing
 
 
 class Telemetry:
-    """Made once per process. What it opens is closed when the process ends. Raises StartError, then and later."""
+    """Logs, metrics, traces and records of one process, which closes what they open when it ends. Raises StartError,
+    then and later."""
 
     def __init__(self, launch: Launch, role: str) -> None:
         self._launch, self._role = launch, role

@@ -375,8 +375,7 @@ class SpanSender:
         )
 
 
-# OpenTelemetry's GenAI conventions are still in development: names may change with a later version of them, and then
-# change here.
+# Names of attributes. OpenTelemetry's GenAI conventions are still in development: a later version may change them.
 
 
 OPERATION = "gen_ai.operation.name"
@@ -411,7 +410,7 @@ ERROR_TYPE = "error.type"
 
 JOB_ID = "penstock.job.id"
 JOB_STATE = "penstock.job.state"
-"""The state in which an attempt left its job; or what became of the attempt: lost, handed_back, preempted."""
+"""The state in which an attempt left its job; or what became of the attempt: lost, handed_back, returned, preempted."""
 ATTEMPT = "penstock.job.attempt"
 PRIORITY = "penstock.job.priority"
 TENANT = "penstock.tenant"
@@ -427,7 +426,7 @@ TRY = "penstock.webhook.attempt"
 
 
 # The GenAI conventions know `chat` (which a request of the Responses API is too), `text_completion` and `embeddings`.
-# They have no name for the other tasks, and allow one of one's own.
+# The conventions have no name for the other tasks, and allow own ones.
 
 
 CHAT, TEXT_COMPLETION = "chat", "text_completion"

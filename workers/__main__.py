@@ -245,8 +245,8 @@ class WorkerProcess:
         return await self._linger() if self._cordoned else 0
 
     async def _linger(self) -> int:
-        """Finished after a cordon: be seen as that, so that it is this process that is taken away. If nobody does, end
-        as one that is to be started afresh."""
+        """Report this worker as drained after a cordon, so that it is removed first. If nobody removes it, end with the
+        code that asks for a fresh process."""
         self._state = "drained"
         self._changed.set()
         if await wait(self._signalled, LINGER_TIMEOUT_S):

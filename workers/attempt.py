@@ -153,7 +153,7 @@ ENGINE_PRIORITY = {Priority.INTERACTIVE: 0.8, Priority.STANDARD: NEUTRAL_PRIORIT
 
 
 class Attempt:
-    """One run of a job on this worker. It continues after `history`, the deltas that earlier runs logged."""
+    """The worker's object for one run of a job (`codec.Run`), which continues after `history`: earlier deltas."""
 
     __slots__ = (
         *("claim", "number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check", "first_ms"),

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias, get_args
 import msgspec
 
 SMOOTHING = 50
-"""Values over which it is smoothed."""
+"""Values over which `Smoothed` takes the mean."""
 
 
 class Smoothed:
@@ -193,7 +193,7 @@ def worlds(texts: int) -> int:
 
 
 def future_peak(texts: Iterable[Holding]) -> int:
-    """The peak in tokens; 0 without texts."""
+    """The most tokens of KV cache that these texts will hold at one time; 0 without texts."""
     peak = held = 0
     for number, (remaining, tokens) in enumerate(sorted(texts, reverse=True), 1):
         held += tokens
@@ -210,7 +210,8 @@ MAX_EVICTED = 0.02
 
 
 class Reserve:
-    """The reserve of one engine. It rises at once when predictions were too low, and falls after each quiet window."""
+    """The share of KV cache that an engine keeps free. It rises at once when predictions were too low, and falls after
+    each quiet window."""
 
     def __init__(self) -> None:
         self.share = MIN_RESERVE
@@ -250,7 +251,8 @@ MAX_COVARIANCE = 1e6
 class RecursiveFit:
     """Linear fit with forgetting, updated by one observation at a time; robust to outliers, in constant memory.
 
-    `sum(coefficient * feature)`. Features should be about 1, so that all coefficients are learned equally fast.
+    It predicts `sum(coefficient * feature)`. Features should be about 1, so that all coefficients are learned equally
+    fast.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,7 +1,7 @@
 """Gatekeeper: applies the gate (workers/gate.py) to one worker's engine, and learns from what the engine does.
 
 It follows the texts that the engine runs, says which may begin and how many jobs may be claimed, and notes how long
-answers become and how long steps take.
+answers become and how long steps take. `LengthKeeper` shares those lengths between workers.
 """
 
 from __future__ import annotations
@@ -258,8 +258,8 @@ WRITE_INTERVAL_S = 5.0
 
 
 class LengthKeeper:
-    """Keeps the history of one worker. Workers of the same model see the same kind of load, so the last one that writes
-    wins, and each has begun with what was stored."""
+    """Keeps output lengths in the store. Workers of the same model see the same kind of load, so the last one that
+    writes wins, and each has begun with what was stored."""
 
     def __init__(self, store: LengthStore, model: str, gate: Gatekeeper) -> None:
         self._store, self._model, self._gate = store, model, gate
@@ -295,10 +295,6 @@ class LengthKeeper:
             self._written = written
 
 
-# msgpack holds integers of 64 bits and text of valid Unicode, the store's scripts count in doubles. Output beyond that
-# would otherwise stay in the worker's writer, and no later job of the partition would ever end.
-
-
 MAX_TOTAL = 2**53 - 1
 """The largest token count of a job: the store's scripts count exactly up to it."""
 
@@ -321,7 +317,8 @@ def unusable_piece(
 
 
 def end_job(attempt: Attempt, worker: str, clock: Clock, writer: Writer) -> Terminal:
-    """Write the end of a job that is over: failed, without counts and times, if those cannot be stored."""
+    """Write the end of a job that is over: failed, without counts and times, if those cannot be stored. Else they would
+    stay in the worker's writer, and no later job of the partition would ever end."""
     try:
         end = attempt.terminal(worker, attempt.stamps.generated(clock, attempt.partition))
         if max(end.usage.prompt, end.usage.completion, end.usage.cached) > MAX_TOTAL:

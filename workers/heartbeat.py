@@ -64,7 +64,7 @@ def peers_of(me: Process, others: list[Process]) -> int:
 
 
 async def keep_counting(fleet: Fleet, me: Process, share: Callable[[int], None]) -> NoReturn:
-    """Call `share` with the number every few seconds; while the store does not answer, the last one stays."""
+    """Call `share` with the number of peers every few seconds; while the store does not answer, the last one stays."""
 
     async def count() -> None:
         share(peers_of(me, await fleet.processes("worker")))

@@ -81,7 +81,7 @@ class WorkCounters:
 
 
 class Recorder:
-    """One per worker process."""
+    """Writes what happened to attempts as metrics, spans and records. One per worker process."""
 
     def __init__(
         self,
@@ -326,7 +326,8 @@ class CallTracer(Protocol):
 
 
 class AttemptTraces:
-    """One per worker process. Jobs whose trace is not sampled cost one look at their context.
+    """Writes the spans of attempts; one per worker process. Jobs whose trace is not sampled cost one look at their
+    context.
 
     An attempt has up to four spans: `queue`, from the acceptance (or from the end of the attempt before) to the claim;
     the attempt itself, from the claim until the store has its end, named as the GenAI conventions ask; in it `engine`,

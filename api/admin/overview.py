@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 
-# Jobs and latencies are of this machine alone. Workers count and report tokens per second themselves, so that those of
-# other machines count too.
-
-
 FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"  # noqa: S105 - the name of a metric
 PER_TOKEN = "gen_ai_server_time_per_output_token_seconds"  # noqa: S105
 JOBS, LAPSED = "penstock_jobs", "penstock_lapsed_workers"
@@ -62,7 +58,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What came of the newest readings, as the answer has it. Percentiles in ms; None: no answer in that window."""
+    """What came of the newest readings, as the answer has it: of this machine alone, so without tokens a second, which
+    the workers of all machines report. Percentiles in ms; None: no answer in that window."""
 
     window_s: float | None = None
     """Of the latencies: the last minute, or the time since the newest reading before it. None: since the processes

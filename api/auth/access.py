@@ -73,7 +73,7 @@ class AccessTable:
         """Return the path, with this method, that a path without a route probably means: without repeated or other
         words at its front, with /v1, in lower case, or with a word that is spelt like it; "" if there is none."""
         if len(path) > MAX_MEANT or self.methods(re.sub("(?<=/)(?=/[^/])", "-", path)):
-            return ""  # in which an id was left out, and not a slash written twice
+            return ""  # too long, or an id was left out: no slash was written twice
         words: list[str] = []
         for word in path.strip().split("/"):
             if word == "..":

@@ -1,7 +1,7 @@
-"""Host names: which ones mean this machine, and refusal of requests whose Host header names another server.
+"""Hosts and origins: which host names mean this machine, and refusal of other servers' names and other sites' pages.
 
-The refusal protects against DNS rebinding: a web page whose domain resolves to 127.0.0.1 has the same origin as this
-server for a browser, and only the Host header shows the difference.
+Refusal by the Host header protects against DNS rebinding: for a browser, a web page whose domain resolves to 127.0.0.1
+has the same origin as this server, and only the header shows the difference.
 """
 
 from __future__ import annotations
@@ -86,9 +86,6 @@ def is_loopback_name(name: str) -> bool:
     return is_loopback(name)
 
 
-# Browsers set `Origin` and `Sec-Fetch-Site`, and no page can change them. Other programs send neither and always pass.
-
-
 ANY_ORIGIN = "*"
 CORS_PATH_PREFIX = "/v1/"
 """CORS applies only to the routes of callers, never to /admin."""
@@ -108,7 +105,8 @@ PREFLIGHT_MAX_AGE_S = 600
 
 
 class Origins:
-    """The origin policy of one server. With keys it refuses no origin: a foreign page has no key to send."""
+    """The origin policy of one server. With keys it refuses no origin: a foreign page has no key to send. Browsers set
+    `Origin` and `Sec-Fetch-Site`, and no page can change them; other programs send neither and always pass."""
 
     def __init__(self, allowed: Iterable[str], *, keyless: bool) -> None:
         self._allowed = frozenset(origin.encode() for origin in allowed)

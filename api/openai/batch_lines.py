@@ -1,4 +1,4 @@
-"""Batch line codec: parses an input line into a job, and streams the ended jobs as output lines in input order.
+"""Batch formats: the request that creates a batch, input lines as jobs, and ended jobs as output lines in input order.
 
 Every input line is in exactly one of a batch's two output files, answers and errors. The functions that read files
 block: call them from a thread.

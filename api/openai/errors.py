@@ -1,6 +1,6 @@
 """Error answers: HTTP status, code and message of each refusal, and whether client libraries should retry.
 
-The errors of connections, of access and of accepted jobs are in connection_errors, access_errors and job_errors.
+The errors of connections are in api/stream/connection_guard.py, those of access in api/auth/access_errors.py.
 
 OpenAI's libraries choose the exception class by the HTTP status alone, and retry 408, 409, 429 and 5xx automatically.
 So an answer has `x-should-retry: false` if a retry cannot help.
@@ -322,8 +322,8 @@ def queue_full(waiting: int, own: int, retry_s: float, eta_ms: int | None = None
 
 
 def deadline_unreachable(field: str, limit_ms: int, lane: Priority, wait: Wait) -> ApiError:
-    """The request would not start in the time that it allows, so it is not queued. A retry is asked for when, without
-    new work, it would."""
+    """The request would not start in the time that it allows, so it is not queued. Retry-After: the time until it would
+    start within its limit if no new work came."""
     retry = retry_after((wait.eta_ms - limit_ms) / 1000)
     higher = "" if lane is Priority.INTERACTIVE else " choose a higher lane,"
     least = "" if wait.low_ms is None else f" (nine of ten wait at least {wait.low_ms:,} ms)"

@@ -152,11 +152,11 @@ def non_finite(value: Any, path: str = "") -> str:
 
 LONG_LIST = 64
 _OF_NOTE = frozenset({dict, list, float})
-"""Types of what is no text, whole number, truth value or null."""
+"""Types of values that are, or may hold, a number that is not finite."""
 
 
 def _all_finite(value: Any) -> bool:
-    """Every body is asked, and nearly all are: so without the paths."""
+    """Whether `value` holds no NaN or Infinity. Builds no paths, because nearly every body passes."""
     holders: list[Any] = [[value]]
     for each in holders:  # it grows meanwhile
         if len(each) > LONG_LIST and type(each) is list and _OF_NOTE.isdisjoint(map(type, each)):

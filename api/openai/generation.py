@@ -1,4 +1,4 @@
-"""Generation request: the fields that chats, completions and responses share, beside those of every queued request."""
+"""Generation request: the fields that chats, completions and responses share, and what becomes of unknown fields."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ OURS = frozenset(
 
 
 OF_GATEWAYS = ("aws_", "azure_", "vertex_", "litellm_")
-"""How fields begin with which a gateway is told where to send a request, and as whom."""
+"""Prefixes of fields that tell a gateway where to send a request, and as whom."""
 
 
 UNKNOWN = ModelCard(
@@ -311,8 +311,8 @@ worker leaves out what its engine does not take."""
 def passes(name: str, card: ModelCard | None) -> bool:
     """Whether a field of a request is passed on. `card`: of the model; None: not known.
 
-    An engine without the capability `passes_fields` gets nothing that nobody here reads, nor does a model whose card is
-    not known yet: X-Ignored-Fields then names the fields.
+    An engine without the capability `passes_fields`, or a model whose card is not known yet, gets no field that
+    Penstock does not read: X-Ignored-Fields then names the fields.
     """
     if card is None or not card.capabilities.passes_fields or not PASSABLE.fullmatch(name):
         return False

@@ -1,4 +1,4 @@
-"""JSON body of a request: a JSON object, parsed within bounds of weight and depth."""
+"""JSON body of a request: parses it within bounds of weight and depth, validates it, and words the first error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of a chat: validates one turn of a conversation, and turns it into the form that engines take."""
+"""Messages of a chat: validates messages, tools and tool calls, and turns them into the form that engines take."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OTHER_PARTS = {
     "video_url": _VIDEOS,
     "video": _VIDEOS,
 }
-"""Kinds of other APIs, and of this one's newer models, with the begin of the remedy."""
+"""Kinds of other APIs, and of this one's newer models, with the beginning of the remedy."""
 
 
 def refuse_others(kind: Any, text_kind: str) -> Any:

@@ -1,4 +1,4 @@
-"""Result: the answer of a completed job, in the form of the endpoint that the job came through."""
+"""Result: the answer and the input of a job, in the form of the endpoint that the job came through."""
 
 from __future__ import annotations
 

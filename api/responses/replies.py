@@ -257,7 +257,7 @@ async def forget(services: Services, admitted: Admitted) -> None:
     """Let the job of a response that has ended and is not stored expire soon."""
     form = admitted.job.response
     if form is not None and not form.store:
-        # Otherwise it expires with the retention of jobs, and is not shown until then.
+        # If this fails, it expires with the retention of jobs, and is not shown until then.
         with contextlib.suppress(Unavailable, ApiError):
             if form.conversation:
                 await add_turn(services, admitted.job.tenant, form.conversation)

@@ -105,7 +105,7 @@ FRAMING_FIELDS = frozenset((b"content-length", b"transfer-encoding", b"expect"))
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with these limits, as `scope["state"]["connection"]` of each request.
+    """uvicorn's HTTP protocol with limits, as `scope["state"]["connection"]` of each request.
 
     A connection is before the first byte of a request, in its head, or in its body. While the client has to send
     something, the connection is in one of the guard's deadline queues. While a complete request is being answered, it

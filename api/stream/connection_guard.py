@@ -1,8 +1,8 @@
 """Connection guard: limits the connections of one API process, in total and per client, and enforces their timeouts.
 
 A connection beyond a limit is refused only once its request line is known, because health probes are always answered.
-The guard keeps at most MAX_SURPLUS such connections; a new one evicts the oldest. The draining server is uvicorn's,
-which stops without resetting connections whose request is on its way.
+The guard keeps at most MAX_SURPLUS such connections; a new one evicts the oldest. DrainingServer stops uvicorn
+without resetting connections whose request is on its way.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ CLIENT_BITS = 64
 
 
 class ConnectionGuard:
-    """One per process. Its owner must run `keep_sweeping`.
+    """The limits and timeouts of one process's connections. Its owner must run `keep_sweeping`.
 
     Args:
         settings: the limits and timeouts.
@@ -261,8 +261,8 @@ def allowed_by(limit: int, wanted: int) -> int:
 
 
 TICK_INTERVAL_S = 1.0
-"""The date in the heads of answers is renewed then. The library ticks ten times as often; each tick wakes a process
-whose caches are cold, which was 3.5 % of the CPU per token at 16 streams (`bench gateway --base`, 2026-11-26)."""
+"""Interval at which the date in the heads of answers is renewed. uvicorn ticks ten times as often; each tick wakes a
+process whose caches are cold: 3.5 % of the CPU per token at 16 streams (`bench gateway --base`, 2026-11-26)."""
 RENEW = 0
 """The library's count of a tick that renews the date."""
 

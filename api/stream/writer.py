@@ -233,7 +233,7 @@ class TokenFlow:
 
 
 class NumberedFlow(TokenFlow):
-    """The same for a response, whose events are numbered and whose text its last events repeat."""
+    """TokenFlow of a response, whose events are numbered and whose text its last events repeat."""
 
     __slots__ = ("_sequence",)
 

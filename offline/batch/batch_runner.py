@@ -1,4 +1,4 @@
-"""Batch runner: works one turn on one batch for each Celery message, and removes expired files and batches."""
+"""Batch runner: sends Celery messages for due batches, works a turn for each message, removes what has expired."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_EXPIRED = 100
 
 
 class BatchRunner:
-    """One per process. Setting `stop` ends its turns early and cleanly; `quarantine_s`: retention of the quarantine."""
+    """Works turns, one per process. `stop` ends them early and cleanly. `quarantine_s`: retention of the quarantine."""
 
     def __init__(self, tools: OfflineTools, quarantine_s: float) -> None:
         self._tools, self._quarantine_s = tools, quarantine_s
@@ -140,9 +140,9 @@ MAX_BATCHES = 100
 
 
 class DueNotifier:
-    """Any number of processes may run one: each due notice goes to one of them.
+    """Sends one Celery message for each batch that is due, and repeats it when no process took the batch.
 
-    It sends one Celery message for each batch that is due, and repeats it when no worker took the batch.
+    Any number of processes may run one: each due notice goes to one of them.
     """
 
     def __init__(self, batches: Batches, app: Celery, metrics: Metrics) -> None:

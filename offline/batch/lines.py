@@ -1,9 +1,7 @@
-"""Batch lines: keeps a bounded number of a batch's lines in the queue and writes each answer to the ledger.
+"""Batch lines: checks the input, keeps a bounded number of lines in the queue, and writes each answer to the ledger.
 
 The id of a line's job follows from batch, line and attempt: enqueuing a line twice is harmless, and the next turn, in
 any process, finds the same jobs.
-
-The validation of the input blocks (call it from a thread), holds one line at a time in memory, and uses no Redis.
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ class ValidatedInput:
 def validate_input(
     source: Path, terms: Terms, segment: Segment, should_continue: Callable[[], bool] = lambda: True
 ) -> ValidatedInput:
-    """Read and check the whole input.
+    """Read and check the whole input, one line at a time, without Redis. It blocks: call it from a thread.
 
     Args:
         segment: gets an error answer for each well-formed line whose request is refused.
@@ -388,7 +386,7 @@ class Lines:
 
     def _begin_traces(self, jobs: list[Job]) -> list[Span]:
         """Give each job a trace of its own, which links to the request that created the batch, if traces are recorded.
-        Those spans are sent that have ended: of jobs that the queue accepts."""
+        Only spans of jobs that the queue accepts end and are sent."""
         tracing, batch = self._tools.tracing, self._lease.batch
         if not tracing.recording:
             return [NO_TRACING.span("batch line")] * len(jobs)

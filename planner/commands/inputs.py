@@ -1,4 +1,4 @@
-"""Options of plans: what `penstock plan` takes, each group read into what the arithmetic takes."""
+"""Options of plans: what `penstock plan` takes, each group read into what the arithmetic takes; measures this CPU."""
 
 from __future__ import annotations
 
@@ -253,18 +253,18 @@ def search_options(batch: int = MAX_BATCH) -> Sequence[OptionGroup]:
 
 
 COPY_BYTES = 1 << 27
-"""More than any cache holds."""
+"""Bytes of the copy that measures the memory's bandwidth: more than any cache holds."""
 SIDE = 1024
 """Rows of the matrices that are multiplied."""
 REPEATS = 5
 LINK_BYTES_S = 1e9
 """To another machine, over 10 Gbit/s: assumed."""
 HOP_S = 50e-6
-"""The same: assumed."""
+"""Latency to it: assumed."""
 
 
 def measured_cpu() -> Accelerator:
-    """Measure. Raises PlanError if numpy is not installed, without which nothing here computes fast enough."""
+    """Measure this CPU. Raises PlanError if numpy is not installed, without which nothing here computes fast enough."""
     try:
         import numpy as np  # noqa: PLC0415 - optional
     except ImportError:

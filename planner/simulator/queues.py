@@ -1,4 +1,4 @@
-"""Queues of the simulator: who goes next by the order of the product, by arrival, or by lane and arrival. Pure."""
+"""Simulation in virtual time: queues in the product's order or others, workers that take from them, a run. Pure."""
 
 from __future__ import annotations
 
@@ -189,10 +189,6 @@ class PenstockQueue:
 TextQueue: TypeAlias = SortedQueue | PenstockQueue
 
 
-# Decisions are made by the code of the product: the gate, the latency predictor of co-location, and the choice of
-# victims.
-
-
 NOT_BATCH = tuple(lane for lane in LANES if lane is not Priority.BATCH)
 
 
@@ -236,7 +232,8 @@ class ModelWorker:
 
 
 class PenstockWorker(ModelWorker):
-    """Claims, holds back, begins and preempts as a worker of the product does."""
+    """Claims, holds back, begins and preempts by the code of the product: the gate, the latency predictor of
+    co-location, and the choice of victims."""
 
     rule: PastFuture
 
@@ -326,7 +323,7 @@ OnStep = Callable[[float, ModelWorker, ModelStep], None]
 
 
 class Simulation:
-    """One run. `workers` take from `queue`.
+    """One run of workers that take from a queue.
 
     Every decision is made by the code of the product or by a rule that stands beside it. The records are the texts
     themselves. The same texts give the same records.

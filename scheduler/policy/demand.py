@@ -1,4 +1,4 @@
-"""Demand estimator: smoothed estimates of a model's arrivals, job sizes and pace, updated from each snapshot.
+"""Demand estimator: a model's arrivals, job sizes, pace, bursts and cold starts, and how many workers clear its queue.
 
 A job's size is its tokens, prompt and answer together. A slot's pace is completed tokens per second that jobs held it,
 so a job of mean size takes size / pace seconds in a slot (Little's law).
@@ -52,7 +52,7 @@ def highest(peaks: Peaks) -> float:
 
 @dataclass(frozen=True, slots=True)
 class BurstConfig:
-    """Parameters of the estimator.
+    """Parameters of the burst estimator.
 
     A worker ordered now is ready one cold start later. Jobs that may not wait so long are begun in time only if the
     pool already has room for all that arrive until then: the last peak of concurrent jobs times the growth on top of
@@ -71,7 +71,7 @@ class BurstConfig:
 
 @dataclass(frozen=True, slots=True)
 class Rush:
-    """State of the estimator. Times in seconds of the caller's clock."""
+    """State of the burst estimator. Times in seconds of the caller's clock."""
 
     peaks: Peaks = ()
     """Recent peaks of concurrent jobs."""
@@ -148,9 +148,9 @@ KEEP_COLD_STARTS = 5.0
 MAX_REMEMBERED = 256
 """Workers whose counters are remembered."""
 NEWEST_WEIGHT = 0.3
-"""Weight of the newest start in the moving average."""
+"""Weight of the newest cold start in the moving average."""
 ORDER_TIMEOUT_S = 3600.0
-"""An order older than this is dropped."""
+"""An order of a worker that is older than this is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,12 +406,6 @@ def _learned(snapshot: Snapshot, known: int | None) -> int | None:
     return None if known is None else max(known, seen)
 
 
-# The work ahead of a job is what waits in its lane and in higher ones, in tokens; while it waits, new jobs of higher
-# lanes overtake it. With n workers of c slots, each slot computing p tokens a second,
-#
-#     time to clear = work not taken by free slots / (n c p - tokens a second arriving in higher lanes)
-
-
 MIN_TARGET_SHARE = 0.1
 """Minimum share of its target that a late lane still gets, so that it asks for at most ten times the workers."""
 RESERVED_FROM = "batch"
@@ -420,7 +414,7 @@ RESERVED_FROM = "batch"
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """The work to be done before a job is begun, and the time limit for it."""
+    """The work that waits before a job, in its lane and in higher ones, and the time limit for it."""
 
     lane: str
     jobs: int
@@ -435,7 +429,9 @@ class Ahead:
 def clear_s(ahead: Ahead, workers: int, demand: Demand, running: int) -> float:
     """Seconds until `workers` ready workers have begun the last of these jobs; infinite: never.
 
-    While the pace is unknown, jobs begin at once in free slots, or never.
+    With n workers of c slots, each slot computing p tokens a second, it is the work not taken by free slots divided by
+    n c p less the tokens a second that arrive in higher lanes. While the pace is unknown, jobs begin at once in free
+    slots, or never.
     """
     slots = workers * demand.capacity
     free = max(0, slots - running)

@@ -1,4 +1,4 @@
-"""Snapshot of one model's lanes and workers at one moment: the only input of a scaling decision besides its state.
+"""Snapshot of one model's lanes and workers at one moment, its pool shapes, and the limits of its scaling.
 
 Counters (`added`, `served`, `steps`...) only grow; the policy derives rates from two snapshots.
 """
@@ -80,17 +80,12 @@ class Snapshot:
         return sum(worker.state == "starting" for worker in self.workers)
 
 
-# Few replicas over many GPUs each serve few concurrent jobs best, many small replicas serve many. After ScaleLLM's
-# router, whose threshold is 64 jobs although its own measurements cross at 16 and at 128: here the threshold is
-# computed from measurements of the very pools.
-
-
 LOAD_WINDOW_S = 2.0
 """Time constant of the smoothed number of concurrent jobs."""
 RETURN_SHARE = 0.8
 """Hysteresis: jobs return to the smaller shape below this share of its threshold."""
 MIN_DWELL_S = 5.0
-"""Between two switches."""
+"""Seconds between two switches of the shape."""
 
 Curve: TypeAlias = Sequence[tuple[float, float]]
 """Measured (concurrent jobs, throughput), by rising jobs; the unit of throughput must be the same for all shapes."""
@@ -98,7 +93,8 @@ Curve: TypeAlias = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One pool of a model. Shapes are ordered by the load that they serve best."""
+    """One pool of a model. Shapes are ordered by the load that they serve best: few replicas over many GPUs each serve
+    few concurrent jobs best, many small replicas serve many."""
 
     name: str
     upto: float = math.inf
@@ -121,7 +117,7 @@ def threshold(few: Curve, many: Curve) -> float:
     """The number of jobs from which on `many` is never slower than `few`; infinite if it is at the end of the sweep.
 
     c* = min{c : many(c') >= few(c') for all measured c' >= c}, with straight lines between measured points; 1 if `many`
-    is never behind. Raises ValueError if the sweeps have no point.
+    is never behind. After ScaleLLM's router, whose threshold is fixed. Raises ValueError if the sweeps have no point.
     """
     if not few or not many:
         raise ValueError("a sweep has no point")

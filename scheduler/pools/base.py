@@ -1,4 +1,4 @@
-"""Worker pools: what executes the scheduler's plans, with the local pool and the dry run.
+"""Worker pools: what executes the scheduler's plans, the dry run, and the steps of a scale-down.
 
 In the local pool each machine's supervisor reads the published plan, and starts and stops workers. A dry run only logs
 what it would do. `kubernetes.py` has the pool of pods.

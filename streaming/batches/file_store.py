@@ -2,7 +2,8 @@
 
 File names are ids of Penstock, never a client's text. A file appears atomically, complete and fsynced, or not at all. A
 batch has a folder of its own for its work, with a hard link to its input, so that deleting the file does not affect it.
-This module knows no Redis: file records are in `store.py`. All of it blocks: call it from a thread.
+This module knows no Redis: file records are in `store.py`. All of it blocks: call it from a thread. The settings
+[files] and [batch] are here too.
 """
 
 from __future__ import annotations

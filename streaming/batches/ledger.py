@@ -28,8 +28,8 @@ ROW = struct.Struct("<IBBHQIIII")
 REASONING = struct.Struct("<I")
 CHECK_BYTES = 4
 ROW_BYTES = ROW.size + CHECK_BYTES
-"""Of a row without tokens of reasoning. One with them says so in its second byte of flags, and has their number behind
-its other counts; rows of earlier versions have none."""
+"""Bytes of a row without tokens of reasoning. One with them says so in its second byte of flags, and has their number
+behind its other counts; rows of earlier versions have none."""
 PLAN = "plan"
 NO_TOKENS = Usage()
 

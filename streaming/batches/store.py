@@ -1,4 +1,4 @@
-"""Batch records in the store: request, lease, progress, and the owner's cancel, pause and resume commands.
+"""Records of batches and files in the store: requests, leases, progress, and the owner's cancel, pause and resume.
 
 One offline process at a time runs a batch, for one turn, under a lease. The batch's epoch is the fencing token: it
 grows with every turn, and the store refuses the next write of a process with an older one. A file's record has its
@@ -337,7 +337,7 @@ class Batches:
             raise UnknownBatch(batch_id)
         return BatchState(answer.decode())
 
-    # --- the worker's side -------------------------------------------------------------------------------------------
+    # --- the offline process's side ----------------------------------------------------------------------------------
 
     async def due(self, limit: int) -> list[DueNotice]:
         """List due batches, each with a new notice."""
@@ -435,7 +435,7 @@ class Batches:
         records = await self._records(ids)
         return {each: record.state if record else None for each, record in zip(ids, records, strict=True)}
 
-    # --- below -------------------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------------
 
     async def _records(self, ids: Sequence[str]) -> list[BatchRecord | None]:
         places = [(self._partition(batch_id), batch_id) for batch_id in ids]

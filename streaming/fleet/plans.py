@@ -1,4 +1,4 @@
-"""Scaling plans: the leading scheduler publishes how many workers each model should have; the pools carry that out.
+"""Scaling plans, overrides and the election of the leading scheduler, which publishes plans that the pools carry out.
 
 Both sides are fenced by the leader's epoch. The store takes plans only from the current leader, and a pool records each
 action under its plan's epoch before it acts: if another leader was elected since, the store refuses and the pool does

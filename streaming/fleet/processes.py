@@ -1,4 +1,4 @@
-"""Registry of running processes, each of which reports itself every two seconds, and of model cards.
+"""Registry of running processes, which report every two seconds; also model cards, output lengths and console logins.
 
 No guarantee depends on it: operators, the scheduler and the supervisor read it.
 """
@@ -115,13 +115,13 @@ async def _report(fleet: Fleet, describe: Callable[[], Process], changed: asynci
 
 
 MAX_VERSION_DIGITS = 9
-"""Of a version; streaming/lua/fleet.lua uses the same number."""
+"""Digits of a version of output lengths; streaming/lua/fleet.lua uses the same number."""
 KEPT_S = 7 * 24 * 3600
 """Seconds for which a history outlives its last write."""
 
 
 class LengthStore(ClientUser):
-    """Every method raises Unavailable."""
+    """Output lengths of models, which their workers share. Every method raises Unavailable."""
 
     async def read(self, model: str) -> tuple[int, bytes] | None:
         """Version and message of a model's history; None if there is none."""

@@ -74,8 +74,8 @@ milliseconds."""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One attempt of one worker at a job, and the author of its deltas. No two runs are equal: a worker gets a random
-    id at each start, and never uses a number twice."""
+    """One run of a job, from its claim by a worker until that worker ends, loses or puts back the job. Deltas name it
+    as their author. No two are equal: a worker gets a random id at each start, and never uses a number twice."""
 
     worker: str
     number: int

@@ -1,4 +1,4 @@
-"""Job: one accepted request, as the queue stores it."""
+"""Job: one accepted request, as the queue stores it, and the check that an engine supports it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from telemetry.tracing import operation_name
 
 
 class ResponseForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Part of a job's body; the rules for changing a message hold for its fields.
+    """What the Responses API shows of a request: a part of a job's body, so the rules for changing messages hold.
 
     Every process renders the same response object and the same events from it, from the log and from the terminal
     record.

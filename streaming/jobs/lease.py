@@ -48,7 +48,8 @@ LOG_KEEP_S = 86_400
 """The longest time for which a dead worker's log is kept; it expires sooner when the last of its jobs has ended."""
 
 HANDED_BACK, PREEMPTED, RETURNED = "handed_back", "preempted", "returned"
-"""Outcomes of an attempt whose job is put back: its worker drains, or needs its place for a job of a higher lane."""
+"""Outcomes of an attempt whose job is put back: its worker drains, needs its place for a job of a higher lane,
+or cannot reach its server."""
 
 MAX_RENEWALS = 20
 """Renewals by steps in the length of a lease: each costs the server a tenth of a step."""

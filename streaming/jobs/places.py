@@ -1,13 +1,19 @@
-"""Queue places: how many jobs are expected to start before a waiting one, and why, in words for its owner.
+"""Places of waiting jobs in words for their owners, the backlog of the lanes, and what a job costs.
 
-The place follows the order of the queue (`streaming/order.py`) as if no other job came and none ended. It counts the
-jobs of higher lanes, the requeued jobs of its lane, the earlier ones of its tenant, and an estimate of those of other
-tenants: tenants take turns, so before the n-th job of a tenant each other one gets n turns; one that got less gets one
-more; and all of them have no more turns than jobs. This is exact while one tenant has jobs in the lane, and for two
-whose jobs cost the same and who have the same weight. The floor and the age boost of lower lanes are left out.
+A place says how many jobs are expected to start before a waiting one. It follows the order of the queue
+(`streaming/order.py`) as if no other job came and none ended. It counts the jobs of higher lanes, the requeued jobs of
+its lane, the earlier ones of its tenant, and an estimate of those of other tenants: tenants take turns, so before the
+n-th job of a tenant each other one gets n turns; one that got less gets one more; and all of them have no more turns
+than jobs. This is exact while one tenant has jobs in the lane, and for two whose jobs cost the same and who have the
+same weight. The floor and the age boost of lower lanes are left out.
 
 The backlog counts the waiting and running jobs of each lane, with the oldest job's age and the nearest deadlines, and
 says how long the next job of each tenant has waited.
+
+The cost of a job counts tokens for each choice. The store's memory reservation (`streaming/store/monitor.py`), the
+token quotas of batches and a worker's share of its KV cache use the same limit of an answer, so that no form of a
+request (prompt lists, n, no max_tokens) is cheaper in one of them. Quotas also count prompts, once for each choice: an
+engine computes the prompt of every choice unless its prefix cache has it.
 """
 
 from __future__ import annotations
@@ -124,12 +130,6 @@ def _due(now: int, lane: bytes, created: bytes, at: bytes) -> WaitingDeadline | 
         return WaitingDeadline(model, priority, max(0, int(float(at)) - now), now - int(float(created)))
     except (ValueError, OverflowError, LookupError, TypeError):
         return None
-
-
-# One unit of work is one token of one choice. The store's memory reservation (`streaming/store/monitor.py`) and the
-# token quotas of batches use it, and a worker's share of its KV cache uses the same limit of an answer, so that no
-# form of a request (prompt lists, n, no max_tokens) is cheaper in one of them. Quotas also count prompts, once for
-# each choice: an engine computes the prompt of every choice unless its prefix cache has it.
 
 
 UNKNOWN_OUTPUT = 4096

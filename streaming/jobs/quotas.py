@@ -1,10 +1,10 @@
 """Storage quotas: reads what one tenant keeps in the store, and how much of its limits is left in one partition.
 
-The scripts that put, end and delete jobs and files maintain the counts. A script sees only its own partition, so this
-class subtracts the usage of the other partitions from the limit. It reads that at most once a second, so with several
-partitions a tenant may exceed its limit by what it adds within that second; with one partition the limit is exact.
-While a partition is unavailable its last known usage counts (zero if there is none), so that its loss refuses no job
-elsewhere.
+The scripts that put, end and delete jobs and files maintain the counts. A script sees only its own partition, so
+`Quotas` subtracts the usage of the other partitions from the limit. It reads that at most once a second, so with
+several partitions a tenant may exceed its limit by what it adds within that second; with one partition the limit is
+exact. While a partition is unavailable its last known usage counts (zero if there is none), so that its loss refuses no
+job elsewhere.
 """
 
 from __future__ import annotations

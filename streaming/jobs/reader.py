@@ -1,4 +1,4 @@
-"""Job reader: reads the records of jobs, and their tokens from the workers' logs.
+"""Job reader: reads the records of jobs, pages of job lists, and tokens from the workers' logs.
 
 It writes only in two cases: if a record is unreadable, it fails the job, so that no client waits for it; and it stores
 the logged tokens of a job that a script ended (`streaming/jobs/records.py`).
@@ -50,12 +50,12 @@ class JobReader:
         """Running reads of ended jobs, which concurrent callers share."""
 
     async def record(self, job_id: str, *, rows: bool = True) -> JobRecord:
-        """Without `rows` those of a long result are passed over. Raises UnknownJob, Unavailable."""
+        """Read a job's record. Without `rows`, those of a long result are skipped. Raises UnknownJob, Unavailable."""
         return await self._known(_record_call(job_id), rows=rows)
 
     async def outline(self, job_id: str, tenant: str = "") -> JobRecord:
-        """The same, but that a long result is not fetched at all: its end then has neither rows nor `generated`. With
-        `tenant`: one of another's is not fetched either. Raises UnknownJob (also of another tenant's), Unavailable."""
+        """Read a job's record without a long result: its end then has neither rows nor `generated`. With `tenant`, a
+        job of another tenant is unknown. Raises UnknownJob, Unavailable."""
         return await self._known(_record_call(job_id, results=False, tenant=tenant))
 
     async def _known(self, call: Call, *, rows: bool = True) -> JobRecord:

@@ -1,6 +1,7 @@
 """Reaper: fences workers whose lease has lapsed, requeues their jobs, and expires jobs that waited too long.
 
-Any process but an offline one may sweep at any time: each sweep is one atomic script per partition.
+Any process but an offline one may sweep at any time: each sweep is one atomic script per partition. The sweeping
+process also writes the spans of lost attempts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 MAX_WORKERS = 4
 MAX_JOBS = 256
-"""Per sweep, because a script blocks the server."""
+"""Jobs that expire per sweep, because a script blocks the server."""
 MAX_SALVAGED = 64
 """Jobs whose tokens one process stores at a time, with one pass over each log."""
 MAX_SCRIPT_ENDS = 256
@@ -210,11 +211,6 @@ def _log_lapse(lapse: Lapse) -> None:
 
 # --- spans of attempts that no worker ends ----------------------------------------------------------------------------
 
-# The span of an attempt has an id that follows from the job and from the time of its claim. So the next attempt, at
-# another worker, links to it; and when a worker was killed before it could send that span, the process that sees the
-# end of the job writes it from the job's record.
-
-
 LOST = "lost"
 NS_PER_MS = 1_000_000
 
@@ -225,7 +221,8 @@ def span_name(job: Job) -> str:
 
 
 def attempt_id(job: Job, claimed_ms: int) -> str:
-    """The id of the span of the attempt that was claimed then (Redis time)."""
+    """The id of the span of the attempt that was claimed then (Redis time). Any process can compute it: the next
+    attempt links to that span, and the process that sees the end of the job writes it for a worker that was killed."""
     return derived_id(job.trace, job.id, claimed_ms)
 
 
@@ -259,7 +256,7 @@ def link_before(job: Job, attempts: Sequence[PastAttempt]) -> list[dict[str, str
 
 
 def write_lost(tracing: Tracing, job: Job, earlier: Sequence[PastAttempt], number: int) -> None:
-    """Write the spans of attempts whose workers were lost with them, and so could not.
+    """Write the spans of lost attempts: their workers ended before they could.
 
     Args:
         earlier: the attempts before the last, oldest first.

@@ -1,4 +1,4 @@
-"""Job records: what the store keeps of each job, and the parser of it.
+"""Job records: parses what the store keeps of a job, notes deliveries, and builds the ends of jobs that scripts ended.
 
 While a job runs, its tokens are in the logs of the workers that ran it (one entry per engine step, with all jobs of
 that worker). The record names each run and its first frame. When the job has ended, the record holds all tokens.
@@ -43,7 +43,7 @@ from telemetry.latency import Stamps
 from telemetry.records.schema import RequestRecord
 
 MAX_ATTEMPTS = 20
-"""The newest attempts, which are kept."""
+"""The newest attempts, which a record keeps."""
 
 _ENTRY = re.compile(
     r"([^:;]*):([^:;]+):([0-9]{1,15}):([0-9.]{1,24}):([0-9]{1,15}):([a-z_]+)(?::([0-9]{1,15}))?(?::[^;]*)?;"
@@ -54,8 +54,8 @@ it."""
 
 
 def attempt_log(fields: Mapping[str, bytes], last: Run | None, terminal: Terminal | None) -> dict[Run, PastAttempt]:
-    """Build the log, oldest attempt first. The scripts note attempts that did not end the job; the last one's end is
-    that of the job.
+    """Build the log of a job's attempts, oldest first. The scripts note attempts that did not end the job; the last
+    one's end is that of the job.
 
     Args:
         last: The run of the last attempt; None before the first.
@@ -137,8 +137,8 @@ _DELIVERED = msgspec.msgpack.Decoder(Delivered)
 class Deliveries:
     """Delivery times of one API process that are not written yet.
 
-    Only `GET /v1/jobs/{id}/timing` shows them. If one is lost, with its process or while the store is unavailable, it
-    is missing there; nothing else uses it.
+    Only `GET /v1/jobs/{id}/timing` and `GET /admin/jobs/{id}` show them. If one is lost, with its process or while the
+    store is unavailable, it is missing there; nothing else uses it.
     """
 
     def __init__(self, client: RedisClient) -> None:
@@ -258,7 +258,7 @@ class JobRecord:
 
     @property
     def attempts(self) -> tuple[PastAttempt, ...]:
-        """The same, after the attempts at the job of which this one is a replay; the newest twenty of both."""
+        """The attempts at this job, after those at the job of which it is a replay; the newest twenty of both."""
         return (*self.job.past, *self.attempts_by_run.values())[-MAX_ATTEMPTS:]
 
     def attempt_before(self, run: Run) -> PastAttempt | None:
@@ -580,7 +580,7 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
 
 
 def request_record(record: JobRecord, by: str) -> RequestRecord:
-    """The record of a job that has ended. `by`: the process that swept.
+    """The telemetry record of a job that a script ended. `by`: the process that swept.
 
     A sweep does not read bodies, so the time at which the API process received the request is not known.
     """

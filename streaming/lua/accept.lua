@@ -6,8 +6,8 @@
 -- ARGV: `Put` of streaming/jobs/queue.py, as MessagePack; the job's body; its metadata | ''
 -- Returns: {'queued', accepted at, its place ({}: not read), epoch} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting, its tenant's} | {'busy'} |
---          {'crowded'}
---          (the reserved bytes would not fit into the store's memory) | {'quota', which of the three, the usage of it} |
+--          {'crowded'} (the reserved bytes would not fit into the store's memory) |
+--          {'quota', 'jobs' | 'requests' | 'results', the usage of it} |
 --          {'changed'} (the conversation has another version, a turn, or is gone).
 --          The epoch is for a request that does not wait, 0 for others. The place: {jobs before it of higher lanes,
 --          requeued ones, of its tenant, of other tenants, units of work that its tenant got more than the one that got

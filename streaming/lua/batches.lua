@@ -16,7 +16,7 @@ return now
 
 #!lua name=put_batch roles=api promise
 -- Accepts a batch. ARGV: id, tenant, what was asked, its digest, window in ms | '', recipients of its events | '', the
--- tenant's quota of file bytes, to which the batch will add | '', its input file, the bytes of that
+-- tenant's quota of file bytes, to which the batch will add | '', its input file, that file's bytes
 -- Returns: 'reused' (something else was asked before under this id, or by another tenant) |
 --          {'quota', 'files', bytes the tenant keeps} | the fields of the batch's
 --          record, new or not: asked, status, paused, created, expires, cancelling, progress, tenant

@@ -1,4 +1,5 @@
--- Scripts of the fleet's hash slot: the store's identity, processes, plans of the leader, the console's sessions.
+-- Scripts of the fleet's hash slot: store identity, processes, leader, plans, overrides, model cards, output lengths and
+-- the console's sessions.
 
 #!lua name=identify flags=allow-oom roles=any
 -- Reads the store's identity, or writes it if there is none. Processes that start at once get the same answer.

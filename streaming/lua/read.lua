@@ -4,7 +4,7 @@
 -- Reads a job's record.
 -- ARGV: id, '1' to leave its body out | '', the bytes of a result from which on it is left out where there is a summary
 --       of it | '', the tenant whose job it must be | ''
--- Returns: {its fields and their values, the partition's epoch | nil}; {'malformed', ...} if it is not a hash;
+-- Returns: {its fields and their values, the partition's epoch | nil}; {'malformed', epoch} if it is not a hash;
 --          no fields if it is not kept, or another tenant's
 local job, bodiless, long, tenant = job_key(ARGV[1]), ARGV[2] == '1', tonumber(ARGV[3] or ''), ARGV[4] or ''
 local epoch = redis.call('GET', epoch_key())
@@ -92,7 +92,7 @@ return {kept.jobs, kept.requests, kept.results, redis.call('ZCARD', files_key(te
   waiting, running}
 
 #!lua name=stand flags=no-writes roles=api
--- Reads a job's state and place in its lane, without its body. ARGV: id
+-- Reads a job's state and the queue that it was put back to, without its body. ARGV: id
 -- Returns: {state | false, the queue that it was put back to | false, the partition's epoch | false}
 local s = redis.call('HMGET', job_key(ARGV[1]), 'state', 'queue')
 return {s[1], s[2], redis.call('GET', epoch_key())}

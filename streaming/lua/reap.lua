@@ -15,7 +15,7 @@ local lease, ended = tonumber(ARGV[5]), ARGV[6]
 local now = now_ms()
 local requeued, expired, given_up, spared = 0, 0, 0, 0
 
-local lost = {} -- of the worker that lapses now: ids of its jobs by what becomes of them
+local lost = {} -- ids of jobs by what becomes of them: those of the worker that lapses now, so replaced for each worker
 local function give_up(id, reason)
   local lane = redis.call('HGET', job_key(id), 'lane') or ''
   end_job(id, 'failed', reason, now)
@@ -31,6 +31,7 @@ local function recover_job(id, worker)
     requeued = requeued + 1
     return
   end
+  -- The record's run is passed as the worker's own too: the worker is gone, so its job is lost whichever run it was.
   if not holds_job(id, worker, s[5], s[1], s[2], s[5]) then return end
   if s[6] and not integer_text(s[6]) then error('invalid losses', 0) end
   local losses = (s[6] or 0) + 1
@@ -106,10 +107,8 @@ for _, id in ipairs(redis.call('ZRANGE', timers_key(), '-inf', now, 'BYSCORE', '
   run_or_fail(id, nil, expire)
 end
 
--- Mend what scripts have left that the server stopped between two writes, and hands in the store: an entry without an
--- unfinished job, and a job that waits nowhere. A foreign entry becomes a dead letter. Looks at the oldest entries of each
--- lane: what is left becomes one of them.
-local MAX_MENDED = 10
+-- Mend an entry of a lane after a script that was interrupted between two writes, or a manual change in the store: delete
+-- an entry without an unfinished job, and put back a job that waits nowhere. A foreign entry becomes a dead letter.
 local function mend(fields, lane, entry, model, priority)
   local id = fields[2]
   if fields[1] ~= 'job' or fields[3] then
@@ -129,7 +128,9 @@ local function mend(fields, lane, entry, model, priority)
   end
 end
 
--- Delete the sum of reserved bytes of each empty lane: jobs that were lost, or deleted by hand, released nothing.
+-- Mend the oldest entries of each lane, which every leftover becomes in time. Delete the sum of reserved bytes of an empty
+-- lane: jobs that were lost, or deleted by hand, released nothing.
+local MAX_MENDED = 10
 flush_writes()
 local owed = redis.call('HGETALL', owed_key())
 for i = 1, #owed, 2 do

@@ -1,4 +1,4 @@
-"""Shared connection: one pipelined connection to one Redis server, used by all tasks of a process.
+"""Connections to a Redis server: a pipelined one that all tasks of a process share, and subscriptions.
 
 Commands are sent, and answered, in the order of their calls. redis-py opens the connection (address, TLS, password,
 which server is the primary), then this module takes over its transport: a call through redis-py's pool costs five to
@@ -225,7 +225,8 @@ PING_INTERVAL_S = 10.0
 
 
 class Subscription(TakenOver):
-    """Buffers messages until the caller takes them one by one with `message`, or passes them to a callback (`pour`).
+    """Subscription to one channel: buffers messages until the caller takes them one by one with `message`, or passes
+    them to a callback (`pour`).
 
     redis-py opens the connection; this protocol then takes over its transport, because redis-py wakes a task for each
     message, which raises the cost of a token measurably. The protocol sends PING at intervals, since a subscriber that

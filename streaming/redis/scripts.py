@@ -5,8 +5,8 @@ carry a digest of the text: processes of several versions use one store, each wi
 
 Each script is atomic within one partition and documented at its head, whose first line is
 `#!lua name=NAME flags=FLAG roles=ROLE,ROLE promise`. `roles` are those that run it (streaming/store/acl.py): `any` is
-all of them, `pools` the command `penstock up`. `promise`: its answer is one, so at D3 it waits until a replica has the
-writes. Those of fleet.lua run in the fleet's hash slot, which all processes share.
+all of them; `pools` only `penstock up`, whose user may run every script. `promise`: its answer is one, so at D3 it
+waits until a replica has the writes. Those of fleet.lua run in the fleet's hash slot, which all processes share.
 
 Scripts with the flag `allow-oom` also run while the store is full: they finish accepted work, free memory
 or renew a worker's lease. Scripts that bring new work (put, put_file, put_batch, put_conversation, amend_conversation,

@@ -171,18 +171,17 @@ def _too_much(memory: ServerMemory, owed: int) -> str:
     return f"{_said_of(memory)}; {asks}"
 
 
-# Each level: what a lost Redis process, a power cut, and a lost host cost; what it needs.
+MIN_REDIS_VERSION = (7, 0)
+
+# Durability levels: what a lost Redis process, a power cut, and a lost host cost; what each level needs.
 # D0: all is lost; all is lost; all is lost; nothing.
 # D1: nothing is lost; the last second; down until it is back; append-only file, fsync everysec.
 # D2: nothing is lost; nothing; down until it is back; append-only file, fsync always.
 # D3: nothing is lost; nothing, for one host; nothing that was answered; as D1, and a replica.
 #
-# At D3 `RedisClient.calls` answers put, cancel and finish only once a replica has the write, and raises Unavailable if
-# none has it in time. The job may still run: the same idempotency key finds it. A worker repeats a finish until a
+# At D3 `RedisClient.calls` answers scripts marked `promise` only once a replica has the write, and raises Unavailable
+# if none has it in time. The job may still run: the same idempotency key finds it. A worker repeats a finish until a
 # replica has it or another worker has the job.
-
-
-MIN_REDIS_VERSION = (7, 0)
 FSYNC: dict[Durability, tuple[str, ...]] = {
     "D1": ("everysec", "always"),
     "D2": ("always",),

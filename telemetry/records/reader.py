@@ -1,4 +1,4 @@
-"""Record reader: reads a folder's records of a time window, whatever state a crash has left its files in.
+"""Record files: names them, trims them, and reads a time window of them, whatever state a crash has left them in.
 
 A request of a report is its record, joined to its delivery, and the latencies that follow from both.
 """

@@ -1,4 +1,4 @@
-"""Energy and utilisation of GPUs in a window, from the NVML readings in the samples of workers; None without any.
+"""Energy and utilisation of GPUs in a window, from the GPU readings in the samples of workers; None without any.
 
 Every worker samples all GPUs of its machine, so each GPU's readings are merged and counted once. A time between two
 readings is idle if no worker of that machine made a step or ran a text in it. What was not idle belongs to the tenants,

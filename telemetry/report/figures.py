@@ -182,8 +182,7 @@ def hour_of(request: ReportedRequest) -> str:
 
 
 def group_shares(figures: GroupFigures) -> dict[str, float]:
-    """The share of each group of parts (gateway, queue, engine) in the time of the completed requests; empty if there
-    was none."""
+    """The share of each group of parts (GROUPS) in the time of the completed requests; empty if there was none."""
     total = sum(figures.parts.values())
     shares: Counter[str] = Counter()
     for part, spent in figures.parts.items():

@@ -2,7 +2,8 @@
 
 The package of a built-in engine, `workers.engines.<name>`, has two modules that the registry finds by name: `settings`,
 whose SECTION is the struct of its section in penstock.toml, and `engine`, with `build(model, settings, data_dir)`. Any
-other name is a plug-in's.
+other name is a plug-in's: a Python class with the methods of penstock.engine.Engine, called with the model's name and
+its options. Only settings name one, never a request. docs/engines.md is its manual.
 """
 
 from __future__ import annotations
@@ -23,10 +24,6 @@ from penstock.config import build as validated
 from penstock.engine import Engine, EngineDead
 from streaming.fleet.settings import ModelSettings
 from workers.engines.checked_engine import CheckedEngine
-
-# A plug-in is any Python class with the methods of penstock.engine.Engine, called with the model's name and its
-# options. Only settings name one, never a request. docs/engines.md is its manual.
-
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Text of an answer: stops, begun words, and tokens that are no text."""
+"""Text of answers and prompts: stop strings, begun marks, control tokens, common beginnings."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ export function models(page) {
   });
 }
 
-/** Anybody may have written the address: one whose escapes are none names itself. */
+/** Decodes a part of the address, which anybody may have written: text with malformed escapes stays as it is. */
 function decoded(text) {
   try { return decodeURIComponent(text); } catch { return text; }
 }

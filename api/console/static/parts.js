@@ -168,7 +168,7 @@ export function copyButton(text, label = "Copy") {
   }, label);
 }
 
-/** The same by code: [name, text] each. */
+/** Closed box "Do this from code": snippets of [name, text], each with a button to copy it. */
 export function fromCode(...snippets) {
   return h("details", { class: "code" }, h("summary", {}, "Do this from code"),
     snippets.map(([name, text]) => h("div", { class: "snippet" },

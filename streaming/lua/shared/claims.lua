@@ -1,7 +1,5 @@
 -- Claims: whether a worker may still write, which waiting jobs it gets, and how they become its own.
 
--- Fences: whether a worker may still write, and write for this job.
-
 -- Fencing check: whether the worker still has its lease. Cached: no call of a round changes it.
 local function is_live(worker)
   local live = cache('live_workers')
@@ -32,14 +30,12 @@ local function holds_job(id, worker, run, state, owner, number)
   return false
 end
 
--- Claims: which waiting jobs a worker gets, and how they become its own.
---
--- The functions share the state `c` of one call of `claim`: its arguments, `now`, `out` (the answer), `begun` (jobs in it),
--- `lanes` (those in which jobs wait), `chosen`, `credits`, `dropped` (entries without a job to claim, such as one that
+-- The functions below share the state `c` of one call of `claim`: its arguments, `now`, `out` (the answer), `begun` (jobs in
+-- it), `lanes` (those in which jobs wait), `chosen`, `credits`, `dropped` (entries without a job to claim, such as one that
 -- expired), and `commit`, which is commit_choices.
 --
 -- A job is among the worker's claims before anything else of it changes. If the server refuses a later write, the worker
--- hands it back, for it does not know it, or the sweep after the worker's end does.
+-- does not know the job, so it hands it back; else the sweep after the worker's end puts it back.
 
 -- Whether a waiting job is where its record says: in the index of its lane, or in a queue of jobs that were put back.
 local function is_waiting_in(c, queue, lane, entry, id)
@@ -171,8 +167,8 @@ local function is_crowded(c)
   return c.crowds > 0 and c.begun + #c.chosen >= c.shared
 end
 
--- For whom the places are not that this claim leaves, as put reads it (find_taker): lane batch, if the others are reserved,
--- and tenants that crowd the worker, if they are kept from them. '' if they are for anyone.
+-- Names the lane and the tenants that may not take the places that this claim leaves; `put` reads it (find_taker). The lane
+-- is batch; the tenants are those that crowd the worker. '' if anyone may.
 local function closed_to(c)
   local lowest, names = c.lanes[#c.lanes], {}
   local batches = lowest and lowest.rank == #PRIORITIES and lowest.claimed or 0

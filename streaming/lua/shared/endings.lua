@@ -40,10 +40,8 @@ end
 
 -- Events of jobs for brokers and webhooks, until they are delivered.
 
--- Append a lifecycle event to the outboxes that the job's record names: b the broker, w webhooks (final events only).
--- The entry carries the webhook that the request names (h, o), because the record may be deleted before it is read.
--- `what` is the event type, such as job.completed. Undelivered events are dropped after a week, so that they do not fill
--- the store of a deployment without an offline process.
+-- Undelivered events are dropped after a week, so that they do not fill the store of a deployment without an offline
+-- process.
 local OUTBOX_RETENTION_S = 7 * 86400
 
 local function append_to_outbox(box, id, tenant, what, ...)
@@ -57,6 +55,9 @@ local function delete_event(box, entry)
   redis.call('XDEL', box, entry)
 end
 
+-- Append a lifecycle event to the outboxes that the job's record names: b the broker, w webhooks (final events only).
+-- The entry carries the webhook that the request names (h, o), because the record may be deleted before it is read.
+-- `what` is the event type, such as job.completed.
 local function emit_event(for_whom, id, tenant, what, final)
   if string.find(for_whom, 'b', 1, true) then append_to_outbox(outbox_key('broker'), id, tenant, what) end
   if not final or not string.find(for_whom, 'w', 1, true) then return end
@@ -75,8 +76,6 @@ local function schedule_webhook(id, endpoint, due)
   redis.call('ZADD', hook_due_key(endpoint), due, id)
   redis.call('EXPIRE', hook_due_key(endpoint), WEBHOOK_RETENTION_S)
 end
-
--- Logs of workers that are gone, and parked logs: kept while an unfinished job has tokens in them.
 
 -- A dead worker's log is kept while an unfinished job has tokens in it: retain_log registers such jobs, release_logs
 -- removes one that has ended. After the last one the log expires within a minute, so that current readers can finish; so

@@ -41,6 +41,8 @@ local function save_file(id, tenant, record, now, expires)
   set_file_cost(tenant, id, record_file_cost(record))
   schedule_deletion(id, tenant, expires)
 end
+
+-- The final states of jobs and batches.
 local FINAL = {failed = true, completed = true, expired = true, cancelled = true}
 
 -- Whether an unfinished batch has this file as its input. Removes batches that have ended or are lost from its readers.
@@ -81,9 +83,8 @@ local function stored_bytes(tenant)
   return math.max(0, redis.call('HGET', sizes_key(tenant), 'total') or 0)
 end
 
--- Places that deleted files, batches and conversation items had in their lists, so that a cursor may name them.
-
--- A tenant's last ones in each partition, for a day.
+-- Places that deleted files, batches and conversation items had in their lists, so that a cursor may name them: a tenant's
+-- last ones in each partition, for a day.
 local MAX_PLACES = 1000
 
 local function keep_place(tenant, name, place)

@@ -1,4 +1,4 @@
--- What a bug or a hand in the store has left: a malformed record fails alone, whatever is wrong with it.
+-- Malformed records, which a bug or a manual change in the store leaves: only the job concerned fails.
 
 -- Delete an idempotency key, if it is one and still points to this job.
 local function free_idempotency_key(key, id)
@@ -54,6 +54,9 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
   return 1
 end
 
+-- Find the job of an idempotency key. The key is free if its job is gone or malformed; a malformed job fails here. `pin`:
+-- the client gets the job's id instead of waiting, so a disconnect of another client must not cancel the job.
+-- Returns: nil | {'joined', id, state, accepted at, attempt, epoch} | {'reused'} (with another body)
 local function find_by_idempotency_key(key, tenant, digest, pin, epoch)
   local known = redis.pcall('GET', key)
   if type(known) ~= 'string' then return nil end

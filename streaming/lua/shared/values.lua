@@ -156,9 +156,7 @@ local function is_idem_key(key)
   return string.sub(key or '', 1, #start) == start
 end
 
--- Find the job of an idempotency key. The key is free if its job is gone or malformed; a malformed job fails here. `pin`:
--- the client gets the job's id instead of waiting, so a disconnect of another client must not cancel the job.
--- Returns: nil | {'joined', id, state, accepted at, attempt, epoch} | {'reused'} (with another body)
+-- The states of a job.
 local STATES = {queued = true, in_progress = true, completed = true, failed = true, cancelled = true, expired = true}
 
 -- What tenants and lanes hold in the store: bytes that are reserved, and bytes that count against a tenant's quotas.

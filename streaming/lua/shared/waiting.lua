@@ -22,9 +22,9 @@ local function notify_worker(worker, message)
   redis.call('PUBLISH', CHANNEL .. 'worker:' .. worker, cmsgpack.pack(message))
 end
 
--- Wake the worker of this model that most recently reported room: for the highest lane also one that would make room by
--- preemption; else one that would prefetch it. Entries older than 2 s may be of dead workers. Returns whether one was found.
 local YIELDING_EXPIRY_S = 10
+
+-- Wake the worker that joined this list last, unless it did 2 s ago or more: it may be dead. Returns whether one was woken.
 local function wake_freshest(key, now)
   local exhausted = cache('exhausted')
   for _ = 1, exhausted[key] and 0 or 4 do
@@ -41,6 +41,8 @@ local function wake_freshest(key, now)
   return false
 end
 
+-- Wake the worker of this model that most recently reported room: for the highest lane also one that would make room by
+-- preemption; else one that would prefetch the job.
 local function wake_worker(model, priority, now)
   return wake_freshest(idle_key(model), now) or priority == PRIORITIES[1] and wake_freshest(yielding_key(model), now)
     or wake_freshest(prefetching_key(model), now)
@@ -154,8 +156,8 @@ local function add_to_line(arrivals, line, member, id, accepted, start)
   buffer_write('members', line, start, member .. ':' .. id)
 end
 
--- Add a job that was claimed. Its age and its patience count from when it was accepted, `created` in its record. A job without
--- a limit of its own goes behind all others of its tenant.
+-- Add a job that was claimed before. Its age and its patience count from when it was accepted, `created` in its record. A job
+-- without a limit of its own goes behind all others of its tenant.
 local function rejoin_line(model, priority, tenant, entry, id, created, order)
   local tenants, line = tenants_key(model, priority), tenant_line(model, priority, tenant)
   local accepted = math.floor(parse_number(created) or tonumber(string.match(entry, '^%d+')))
@@ -225,14 +227,12 @@ local function count_earlier(model, priority)
   return round.earlier.higher, round.earlier.requeued
 end
 
--- Takers: workers that would begin a new job at once.
-
 local MAX_LOOKED = 100
 
--- Find such a worker, of those that said within the last 2 s that they have room, the one that said so last; for the highest
--- lane also one that would preempt a job for it. `waiting`, `own`: jobs that wait in the lane, and the tenant's among them.
--- Jobs that wait take what is free, but a place that a worker keeps from their tenants (closed_to in claims.lua) is for
--- others in this lane. Returns the worker and the list that it is in; nil: none.
+-- Find a worker that would begin a new job at once: of those that said within the last 2 s that they have room, the one that
+-- said so last; for the highest lane also one that would preempt a job for it. `waiting`, `own`: jobs that wait in the lane,
+-- and the tenant's among them. Jobs that wait take what is free, but a place that a worker keeps from their tenants
+-- (closed_to in claims.lua) is for others in this lane. Returns the worker and the list that it is in; nil: none.
 local function find_taker(model, priority, tenant, waiting, own, now)
   if count_earlier(model, priority) > 0 then return nil end
   for _, list in ipairs({idle_key(model), priority == PRIORITIES[1] and yielding_key(model) or nil}) do

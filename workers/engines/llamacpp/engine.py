@@ -129,7 +129,7 @@ class Slots:
 
 
 GATHER_S = 0.0015
-"""How long pieces are collected into one step: its callbacks come on separate threads within about 2 ms."""
+"""How long pieces are collected into one step: the callbacks of a step come on separate threads within about 2 ms."""
 
 STOP_TIMEOUT_S = 5.0
 """How long stop() waits for running requests to end."""

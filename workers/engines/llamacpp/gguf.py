@@ -1,4 +1,4 @@
-"""GGUF parser: reads the metadata and the tensor table of a model file, not its weights.
+"""GGUF files: reads the metadata and the tensor table of a model file, and converts its weights to half precision.
 
 It reads version 3 of the format (and 2, which has the same layout), little-endian, and knows nothing of engines.
 """

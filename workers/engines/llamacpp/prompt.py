@@ -1,7 +1,7 @@
 """Prompt builder for llama.cpp: converts a request's prompt into a list of texts and token ids.
 
-It uses the model file's chat template and vocabulary; llama.cpp itself tokenises. llama.cpp recognises control tokens
-in every text, so those that a message or an earlier attempt's output contains are cut in two
+It uses the model file's chat template and vocabulary; llama.cpp itself tokenises (`Tokenizer`). llama.cpp recognises
+control tokens in every text, so those that a message or an earlier attempt's output contains are cut in two
 (workers/engines/text.py). A raw prompt is passed unchanged, with the control tokens that its caller wrote.
 """
 
@@ -284,7 +284,7 @@ class Prompts:
 
 
 TIMEOUT_S = 10.0
-"""For the whole reply. Counting takes up to 7 s per megabyte (of digits, measured on one core), in a thread of
+"""Seconds for the whole reply. Counting takes up to 7 s per megabyte (of digits, measured on one core), in a thread of
 llama.cpp, which goes on when nobody waits any more."""
 MIN_TOLD_BYTES, MAX_TOLD_BYTES, TOLD_BYTES_PER_TOKEN = 256 << 10, 1 << 20, 8
 """Of a text whose token ids are told: enough for any text that fits into the context, between the first two."""

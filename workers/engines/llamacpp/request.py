@@ -20,10 +20,6 @@ from workers.engines.reasoning import ReasoningMarker
 from workers.engines.schema import mapped, places, plain
 from workers.engines.text import TokenGate, joined
 
-# A forced call is held to a JSON schema of our own: the arguments of the one function, or an object with the name and
-# the arguments of one of several. A model that may choose marks its calls with tags, if its template teaches it to.
-
-
 UNUSABLE_SCHEMA = (
     "llama.cpp cannot hold its output to this JSON schema: each `type` and `pattern` must be valid, some value must "
     "follow it, and one object may have some 100 optional properties. Correct or simplify it."
@@ -45,7 +41,7 @@ class CallWriter(Protocol):
 
 
 def writer_of(tools: Tools | None) -> CallWriter | None:
-    """The writer of an answer; None: it has no calls."""
+    """The writer of an answer; None: it has no calls. A model that may choose marks its calls with tags."""
     if tools is None:
         return None
     if not tools.forced:
@@ -55,7 +51,8 @@ def writer_of(tools: Tools | None) -> CallWriter | None:
 
 
 def forced_schema(tools: Tools) -> dict[str, Any] | None:
-    """The plain schema of the text of a forced call; None: the model may choose. Raises UnusableSchemaError."""
+    """The plain schema of the text of a forced call: the arguments of the one function, or an object with the name and
+    the arguments of one of several. None: the model may choose. Raises UnusableSchemaError."""
     if not tools.forced:
         return None
     if len(tools.callable) == 1:

@@ -33,8 +33,8 @@ class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch: Positive = 128
     """Prompt tokens per prefill batch. Between batches other requests get their token, and a cancel takes effect."""
     temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """This and the next four are defaults for requests; requests cannot set the last three. 0: always the likeliest
-    token, with which the default model answers best (docs/models.md) and an interrupted text is resumed exactly."""
+    """This and the next four are defaults for requests. 0: always the likeliest token, with which the default model
+    answers best (docs/models.md) and an interrupted text is resumed exactly."""
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     """Of a request that names none."""
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 40

@@ -105,7 +105,7 @@ def _read_connection(client: httpx2.Client, url: str, part: Path, size: int, on_
 
 
 def _received(part: Path, size: int) -> int:
-    """OnBytes received so far. A file that is too long is not from this download and is deleted."""
+    """Bytes received so far. A file that is too long is not from this download and is deleted."""
     held = part.stat().st_size if part.exists() else 0
     if held > size:
         part.unlink()

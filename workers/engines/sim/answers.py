@@ -1,4 +1,4 @@
-"""Calls of the simulated engine: chooses functions and invents arguments, both as a function of the prompt alone.
+"""Answers of the simulated engine: texts, token counts, results of tasks, and calls, as functions of the prompt alone.
 
 It calls a function whenever it may, except after the result of a call: so an agent's loop ends.
 """

@@ -73,7 +73,7 @@ class PrefixCache:
 
 @dataclass(slots=True, eq=False)
 class SimSequence:
-    """`done` counts the tokens of earlier attempts too."""
+    """One request in the engine. `done` counts the tokens of earlier attempts too."""
 
     id: str
     crc: int

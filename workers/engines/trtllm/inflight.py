@@ -1,4 +1,4 @@
-"""In-flight requests of TensorRT-LLM: follows each to its final response and delivers each engine step in one call.
+"""In-flight requests and statistics of TensorRT-LLM: follows each request to its end, delivers a step in one call.
 
 It distinguishes errors of one request from failures of the engine. It does not know how requests are built or admitted.
 """

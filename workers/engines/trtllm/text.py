@@ -1,4 +1,4 @@
-"""Tokenizer adapter: renders prompts to token ids, and turns generated ids back into text up to a stop string.
+"""Tokenizer adapter of TensorRT-LLM: prompts to token ids, ids to text up to a stop string; limits and sampling.
 
 It works with any tokenizer that has encode, decode and apply_chat_template, and does not know the engine.
 """

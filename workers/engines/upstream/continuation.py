@@ -1,4 +1,4 @@
-"""Continuation: how an answer that broke off is asked for again, in the way that this server can."""
+"""Continuation: how an answer that broke off is asked for again, in a way that the server supports."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ MAX_KNOWN = 4096
 
 @dataclass(slots=True)
 class BreakCounts:
-    """Of one text.
+    """How often servers failed during one text.
 
     A request that breaks servers would otherwise begin anew after each return, for ever.
     """
@@ -388,11 +388,6 @@ class BrokenTexts:
         return counts
 
 
-# A server gives a generation that goes on without its reader again from its beginning, and what was logged of it is
-# swallowed. So nothing of the server's needs to be logged: the name is made from the request. llama-server keeps the
-# bytes of a reply under the name of its X-Conversation-Id; a Penstock gives the job of an idempotency key.
-
-
 BY_NAME = "DELETE"
 """Method of a call that stops whatever generation has a name."""
 JOB_HEADER = "x-job-id"
@@ -401,7 +396,11 @@ JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 def kept_under(facts: ServerFacts, request: Request, rung: Rung, tried: Collection[Rung] = ()) -> dict[str, str]:
     """The header that names a generation, "" to "": only of replies from the beginning, since others lack a part.
-    `tried`: as in the ladder; the key of a job that is given up leads to that job for as long as it is kept."""
+    `tried`: as in `choose`; the key of a job that is given up leads to that job for as long as it is kept.
+
+    The name is made from the request, so nothing of the server's needs to be logged. llama-server keeps the bytes of a
+    reply under it; a Penstock gives the job of an idempotency key. Both give the generation again from its beginning.
+    """
     if not request.text_id or rung not in FROM_BEGINNING:
         return {}
     if facts.reattach == "stream":
@@ -455,7 +454,7 @@ MAX_REFUSALS = 1024
 
 
 class RefusedRungs:
-    """By prompt and text so far. It forgets the oldest."""
+    """Rungs that a server refused, by prompt and text so far. It forgets the oldest."""
 
     def __init__(self) -> None:
         self._known: dict[int, frozenset[Rung]] = {}
@@ -483,7 +482,7 @@ LATER = {Rung.REPLAY: "replay at temperature 0 or with a seed", Rung.RESTART: "b
 
 
 def summary(facts: ServerFacts) -> str:
-    """One line."""
+    """What a server can do, in one line."""
     name = f"{facts.kind} {facts.version}".strip()
     context = counted(facts.context, "token") if facts.context else f"{DEFAULT_CONTEXT} tokens of context are assumed"
     parts = [f"{name}: {facts.model}", context]

@@ -1,4 +1,4 @@
-"""Exchange with a server: sends a request by the ladder's best rung, and reads the reply to its end."""
+"""Exchange with a server: chooses its pool, sends a request by the best rung, and reads the reply to its end."""
 
 from __future__ import annotations
 
@@ -492,7 +492,7 @@ class Turn:
 
 
 class DetachedGenerations:
-    """Of all requests of an engine."""
+    """Generations that may go on at servers without a connection, of all requests of an engine."""
 
     def __init__(self) -> None:
         self._calls: set[asyncio.Future[None]] = set()

@@ -527,7 +527,7 @@ FINISH_GRACE_S = 2.0
 
 
 class StreamReader:
-    """Sink of one reply (connection.Sink)."""
+    """Sink of one reply (http.Sink)."""
 
     def __init__(
         self, generation: UpstreamGeneration, connection: UpstreamConnection, emit: Callable[[Piece], None]

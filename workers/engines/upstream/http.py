@@ -150,7 +150,7 @@ class LineTooLongError(Exception):
 
 
 class EventSplitter:
-    """One stream's splitter.
+    """Splits one stream into its server-sent events.
 
     Lines end with LF, CRLF or CR, by WHATWG's rules; a byte order mark, comments, other fields and events without data
     are dropped. Two rules are looser, because servers break them: the end of a stream ends its last event, and a
@@ -219,10 +219,6 @@ class EventSplitter:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
-# Bodies are pushed into a sink as they are read, in the protocol's own callback: a streamed chunk wakes no task, and
-# what one read brings is handled at once. The parser is httptools, which the API's server needs anyway.
-
-
 MAX_HEAD_BYTES = 64 << 10
 MAX_REPLY_BYTES = 8 << 20
 """Of a reply that is read as a whole."""
@@ -245,7 +241,11 @@ class Sink(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection. It ends with its request unless the server keeps it open."""
+    """One connection. It ends with its request unless the server keeps it open.
+
+    It pushes bodies into a sink as they are read, in its own callback, so a streamed chunk wakes no task. The parser is
+    httptools, which the API's server needs anyway.
+    """
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None

@@ -30,7 +30,7 @@ PROBE_INTERVAL_S = 1.0
 
 
 class Breaker:
-    """`now` in monotonic seconds throughout.
+    """Circuit breaker of one server; `now` in monotonic seconds throughout.
 
     It opens at once when no connection can be opened, and otherwise after failures of MAX_FAILURES requests in a row.
     While the server does not answer probes, one is due about every second: each costs it one connection, and its return
@@ -127,7 +127,7 @@ class Breaker:
 
 
 START = 16
-"""Of a server that does not say how many requests it runs."""
+"""Places at first of a server that does not say how many requests it runs."""
 START_FACTOR = 2.0
 BUSY_FACTOR, WAITING_FACTOR = 0.5, 0.9
 MAX_KV = 0.8
@@ -204,10 +204,6 @@ class InFlightBudget:
         self._clean, self._starting = 0, False
         if now - self._cut_at >= CUT_INTERVAL_S:
             self._limit, self._cut_at = max(1.0, min(self._limit, self._most) * factor), now
-
-
-# Each API key has a bucket of requests and one of tokens, filled at the limit per minute and corrected by each reply. A
-# request reserves its prompt and its longest answer, and gives back what it did not use.
 
 
 WINDOW_S = 60.0
@@ -302,7 +298,11 @@ class Bucket:
 
 
 class UpstreamKey:
-    """One API key. `secret` is shown by nothing: neither repr nor log."""
+    """One API key. `secret` is shown by nothing: neither repr nor log.
+
+    It has a bucket of requests and one of tokens, filled at the limit per minute and corrected by each reply. A request
+    reserves its prompt and its longest answer, and gives back what it did not use.
+    """
 
     def __init__(self, name: str, secret: str) -> None:
         """`name`: of its variable."""

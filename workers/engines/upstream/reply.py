@@ -291,11 +291,6 @@ def _of_mapping(top: Any, most: int) -> tuple[tuple[str, float], ...]:
     return tuple(best[:most])
 
 
-# An answer is complete only by a finish reason that does not say that the server was interrupted; a word that nobody
-# knows completes it too, because the next reply would end with the same word. `[DONE]` proves nothing, because vLLM
-# and SGLang send it after errors too, and its absence after a finish reason is harmless.
-
-
 LENGTH = frozenset({"length", "max_tokens", "max_length", "max_output_tokens", "model_length", "token_limit",
                     "model_context_window_exceeded", "context_length_exceeded"})  # fmt: skip
 FILTERED = frozenset({"content_filter", "content_filtered", "safety", "refusal", "recitation", "blocklist", "spii",
@@ -381,7 +376,12 @@ class ReplyOutcome:
 
 
 def by_finish(reason: str) -> ReplyOutcome | None:
-    """A stream that gave this finish reason; None if the reason says nothing."""
+    """A stream that gave this finish reason; None if the reason says nothing.
+
+    An answer is complete only by a finish reason that does not say that the server was interrupted. An unknown word
+    completes it too, because the next reply would end with the same word. `[DONE]` proves nothing: vLLM and SGLang send
+    it after errors too.
+    """
     word = reason.lower()
     if not word or word in NO_REASON:
         return None

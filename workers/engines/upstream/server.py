@@ -1,4 +1,8 @@
-"""Servers of a model: what kind they are, what a probe finds, and the model card that follows from it."""
+"""Servers of a model: what kind they are, what a probe finds, and the model card that follows from it.
+
+Sources: the servers' code and documents, as of vLLM 0.32, SGLang 0.5.23, llama.cpp b11434, TensorRT-LLM 1.3,
+text-generation-inference 3 and the hosted APIs in November 2026.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,6 @@ from workers.engines.upstream.http import (
     error_of,
 )
 from workers.engines.upstream.settings import UpstreamSettings
-
-# Sources: the servers' sources and documents, as of vLLM 0.32, SGLang 0.5.23, llama.cpp b11434, TensorRT-LLM 1.3,
-# text-generation-inference 3 and the hosted APIs in November 2026.
-
 
 ChatIds = Literal["", "template", "tokenize"]
 Prefill = Literal["", "continue_final_message", "prefix", "trailing"]
