@@ -79,17 +79,12 @@ def test_one_body_that_stopped_all_streams_is_refused(house: House) -> None:
 
 
 @pytest.mark.parametrize("what", HEAVY)
-async def test_a_body_of_too_many_values_is_refused(what: str) -> None:
-    for refuses in (weighed(HEAVY[what]), asyncio.to_thread(check_weight, HEAVY[what])):
-        with pytest.raises(ApiError) as refused:
-            await refuses
-        assert (refused.value.status, refused.value.code) == (400, "body_too_complex")
-
-
-@pytest.mark.parametrize("what", HEAVY)
-def test_nothing_is_parsed_that_was_not_weighed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_parsed_that_was_not_weighed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads a body, a line or a message need not think of it; what was weighed is not weighed again."""
-    for read in (lambda body: parse("job", body), lambda body: parse("chat", body), read_object):
+    with pytest.raises(ApiError) as refused:
+        await weighed(HEAVY[what])
+    assert (refused.value.status, refused.value.code) == (400, "body_too_complex")
+    for read in (check_weight, lambda body: parse("job", body), lambda body: parse("chat", body), read_object):
         with pytest.raises(ApiError) as refused:
             read(HEAVY[what])
         assert refused.value.code == "body_too_complex"
@@ -219,37 +214,12 @@ def test_ten_thousand_mistakes_are_a_few_errors(model: type[StrictBody]) -> None
     assert refused > 100 or model is BatchRequest
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        ({"metadata": {str(number): 1 for number in range(17)}}, "metadata", "may have at most 16 entries"),
-        ({"queue": {"deadline_ms": 5, "b": 1, "a": 2}}, "queue.b", "is no known field"),
-        ({"queue": {"b": 1, "deadline_ms": 0}}, "queue.deadline_ms", "at least 1"),
-        ({"response_format": {"type": "text", "b": 1, "a": 1}}, "response_format.b", "use type 'json_schema'"),
-        ({"stop": ["a", 1, 2]}, "stop[1]", "must be a string"),
-        ({"messages": [{"role": "user", "content": [1, 2]}]}, "messages[0].content[0]", "must be an object"),
-    ],
-)
-def test_the_first_mistake_is_named(fields: dict[str, Any], param: str, words: str) -> None:
-    """With what to do about it, whatever else is wrong."""
-    with pytest.raises(ApiError) as refused:
-        parse("chat", body_of(**fields))
-    assert refused.value.param == param and words in refused.value.message
-
-
 async def test_a_heavy_message_of_a_broker_is_rejected(wire: RedisClient) -> None:
     """It says why, and the next one is taken."""
     intake = await intake_of(wire)
     with pytest.raises(Rejected, match="too many values"):
         await intake.accept(HEAVY["lists"], "heavy")
     assert await intake.accept(body_of(), "light")
-
-
-def test_deep_json_is_refused(house: House) -> None:
-    """10,000 levels, of lists and of objects."""
-    for body in (b"[" * 10_000 + b"]" * 10_000, b'{"a":' * 10_000 + b"1" + b"}" * 10_000):
-        assert house.post("/v1/chat/completions", body)[0] == 400
-        assert house.post("/v1/chat/completions", b'{"model":"sim","messages":' + body + b"}")[0] == 400
 
 
 def test_of_a_key_that_comes_twice_the_last_one_counts(house: House) -> None:
@@ -298,12 +268,9 @@ def lone_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 ABORTED = {
     "/v1/chat/completions": "application/json",
-    "/v1/completions": "application/json",
-    "/v1/jobs": "application/json",
     "/v1/batches": "application/json",
     "/v1/files": "multipart/form-data; boundary=cut",
     "/v1/jobs/job_0/cancel": "application/json",
-    "/v1/batches/batch_0/pause": "application/json",
 }
 FORM = (
     b'--cut\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
@@ -360,8 +327,7 @@ def test_no_address_is_redirected(house: House, path: str) -> None:
 
 MEANT = {
     "/v1//chat/completions": "POST /v1/chat/completions", "/v1/v1/models": "GET /v1/models",
-    "//v1/models": "GET /v1/models", "/chat/completions": "POST /v1/chat/completions", "/models": "GET /v1/models",
-    "/v1/models/": "GET /v1/models", "/v1/chat/completions/": "POST /v1/chat/completions",
+    "/chat/completions": "POST /v1/chat/completions", "/v1/models/": "GET /v1/models",
     "/V1/Chat/Completions": "POST /v1/chat/completions", "/openai/v1/responses": "POST /v1/responses",
     "/api/v1/jobs/job_1/events": "GET /v1/jobs/job_1/events", "/v1/./models": "GET /v1/models",
     "/v1/x/../models": "GET /v1/models", "/v1%2F%2Fmodels": "GET /v1/models", "/v1//jobs/job_1": "GET /v1/jobs/job_1",

@@ -249,32 +249,6 @@ async def test_a_reader_of_events_that_takes_nothing_has_as_long_as_any_other(mo
     assert (await events_endpoint.events(Request(scope))).send_timeout == 7.0
 
 
-async def test_a_running_job_is_taken_up_behind_any_id(door: House, door_wire: RedisClient) -> None:
-    """Each reader gets what it has not seen, no `started` a second time, and then what is still to come."""
-    job_id = await put(door)
-    first = await Hand.claiming(door_wire)
-    await first.write("abc")
-    await lapse(door_wire, first.lease)
-    second = await Hand.claiming(door_wire)
-    await second.write("d")
-    live = Listener(door, job_id)
-    await live.until("delta", 4)
-    ids = [event.id for event in live.events]
-    readers = [Resumed(door, job_id, event_id) for event_id in ids]
-    await second.write("e")
-    await second.finish()
-    ids = [event.id for event in await live.ended()]
-    for place, reader in enumerate(readers, 1):
-        assert [event.id for event in await reader.ended()] == ids[place:]
-
-
-class Resumed(Listener):
-    """A reader that comes back with a cursor."""
-
-    def __init__(self, house: House, job_id: str, after: str) -> None:
-        super().__init__(house, job_id, f"?after={after}")
-
-
 async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, door_wire: RedisClient) -> None:
     """Another worker has begun anew what was shown: a new epoch, from the start, and never a splice."""
     before = await resets(door)
@@ -359,7 +333,7 @@ async def test_a_made_up_id_gets_a_reset_and_makes_no_other_reader_begin_anew(
 ) -> None:
     job_id, live, worker = await begun(door, door_wire, "ab")
     epoch, _, run = live.events[-1].id.split(":")
-    other = Resumed(door, job_id, forged.format(epoch=epoch, run=run))
+    other = Listener(door, job_id, "?after=" + forged.format(epoch=epoch, run=run))
     await other.until("delta", 2)
     assert (await JobReader(door_wire).record(job_id)).resets == 0
     await worker.write("c")
@@ -371,41 +345,29 @@ async def test_a_made_up_id_gets_a_reset_and_makes_no_other_reader_begin_anew(
 
 
 async def test_a_job_ended_by_a_script_ends_behind_all_its_deltas(door: House, door_wire: RedisClient) -> None:
-    """Cancelled while it waited for its next worker: the end is no earlier than what was shown, and has one id."""
-    job_id, live, first = await begun(door, door_wire, "abc")
+    """Cancelled while it waited for its next worker, with deltas that its first reader never heard of. There from the
+    beginning, fresh, resumed or later, each reader gets all that the log has, and then the end, which has one id."""
+    job_id, live, first = await begun(door, door_wire, "ab")
+    await first.write("c", shown=False)
     await lapse(door_wire, first.lease)
+    fresh = Listener(door, job_id)
+    await fresh.until("delta", 3)
+    resumed = [Listener(door, job_id, f"?after={event.id}") for event in fresh.events]
+    await resumed[0].until("delta", 3)
+    await resumed[1].until("delta", 3)
     assert (await asyncio.to_thread(door.post, f"/v1/jobs/{job_id}/cancel", None))[0] == 200
     whole = await live.ended()
     assert [event.name for event in whole] == ["queued", "started", "delta", "delta", "delta", "cancelled"]
     ids = [event.id for event in whole]
-    assert [event.id for event in await read(door, job_id)] == ids
+    assert text_of(whole) == "abc"
+    assert [event.id for event in await fresh.ended()] == [event.id for event in await read(door, job_id)] == ids
+    for place, reader in enumerate(resumed, 1):
+        assert [event.id for event in await reader.ended()] == ids[place:]
     for place, event in enumerate(whole, 1):
         assert [each.id for each in await read(door, job_id, event.id)] == ids[place:]
     await door_wire.redis.delete(partition_key(0, "log", first.lease.id))
     left = await read(door, job_id, ids[3])
     assert [event.id for event in left] == ids[4:], "its tokens are in its record by now"
-
-
-async def test_a_reader_that_comes_while_a_job_waits_again_misses_nothing_of_its_log(
-    door: House, door_wire: RedisClient
-) -> None:
-    """It is cancelled before a worker takes it up again: fresh, resumed, live or later, the events are the same."""
-    job_id = await put(door)
-    first = await Hand.claiming(door_wire)
-    await first.write("abc")
-    await lapse(door_wire, first.lease)
-    fresh = Listener(door, job_id)
-    await fresh.until("delta", 3)
-    ids = [event.id for event in fresh.events]
-    resumed = [Resumed(door, job_id, event_id) for event_id in ids]
-    await resumed[0].until("delta", 3)
-    await resumed[1].until("delta", 3)
-    assert (await asyncio.to_thread(door.post, f"/v1/jobs/{job_id}/cancel", None))[0] == 200
-    whole = await fresh.ended()
-    assert [event.name for event in whole] == ["queued", "started", "delta", "delta", "delta", "cancelled"]
-    assert [event.id for event in await read(door, job_id)] == [event.id for event in whole]
-    for place, reader in enumerate(resumed, 1):
-        assert [event.id for event in await reader.ended()] == [event.id for event in whole[place:]]
 
 
 async def test_a_cut_job_whose_log_has_a_hole_ends_before_it(door: House, door_wire: RedisClient) -> None:
@@ -431,19 +393,6 @@ async def test_the_end_of_another_epoch_is_not_told_as_the_end(door: House, door
     reset = names.index("stream.reset")
     assert text_of(whole[reset:]) == "ab" and names[-1] == "completed"
     assert [event.id for event in await read(door, job_id)] == [event.id for event in whole[reset + 1 :]]
-
-
-async def test_the_end_of_a_cut_job_comes_behind_deltas_that_only_its_log_has(
-    door: House, door_wire: RedisClient
-) -> None:
-    """Its reader heard of the end, and never of the frames before it."""
-    job_id, live, first = await begun(door, door_wire, "a")
-    await first.write("bc", shown=False)
-    await lapse(door_wire, first.lease)
-    assert (await asyncio.to_thread(door.post, f"/v1/jobs/{job_id}/cancel", None))[0] == 200
-    whole = await live.ended()
-    assert text_of(whole) == "abc" and whole[-1].name == "cancelled"
-    assert [event.id for event in await read(door, job_id)] == [event.id for event in whole]
 
 
 @pytest.mark.parametrize(("count", "size", "ends"), [(300, 8_000, {"completed"}), (10_000, 1, {"completed", "error"})])
@@ -559,47 +508,37 @@ async def test_the_reader_of_a_newer_workers_job_is_told_once(door: House, door_
     assert (await JobReader(door_wire).record(job_id)).resets == 0
 
 
-async def test_a_job_lost_while_it_waits_ends_its_reader(door: House, door_wire: RedisClient) -> None:
-    job_id = await put(door)
-    live = Listener(door, job_id)
-    await live.until("queued")
-    await door_wire.redis.delete(partition_key(0, "job", job_id))
-    whole = await live.ended()
-    assert [event.name for event in whole] == ["queued", "failed"]
-    assert whole[-1].data["error"]["code"] == "job_lost"
-
-
-@pytest.mark.parametrize("written", ["", "a"])
+@pytest.mark.parametrize("told", [["queued"], ["queued", "started"], ["queued", "started", "delta"]])
 async def test_the_end_of_a_lost_job_comes_behind_all_that_was_told(
-    door: House, door_wire: RedisClient, written: str
+    door: House, door_wire: RedisClient, told: list[str]
 ) -> None:
-    """The reader came while the job waited; it was begun, and then the store had it no more."""
+    """The reader came while the job waited; it may have been begun, and then the store had it no more."""
     job_id = await put(door)
     live = Listener(door, job_id)
-    await live.until("queued")
-    worker = await Hand.claiming(door_wire)
-    await live.until("started")
-    if written:
-        await worker.write(written)
-        await live.until("delta")
+    if "started" in told:
+        await live.until("queued")
+        worker = await Hand.claiming(door_wire)
+        if "delta" in told:
+            await live.until("started")
+            await worker.write("a")
+    await live.until(told[-1])
     await door_wire.redis.delete(partition_key(0, "job", job_id))
     whole = await live.ended()
-    assert [event.name for event in whole] == ["queued", "started", *["delta"] * len(written), "failed"]
+    assert [event.name for event in whole] == [*told, "failed"]
+    assert whole[-1].data["error"]["code"] == "job_lost"
     numbers = [int(event.id.split(":")[1]) for event in whole]
     assert numbers == sorted(set(numbers))
 
 
 async def test_readers_wait_while_the_store_is_away(door: House, door_wire: RedisClient) -> None:
-    """The server stands still for longer than any command may take: the readers of a waiting and of a running job lose
+    """The server stands still for longer than any command may take: the readers of a running and of a waiting job lose
     nothing, nobody is told an error, and the log has no traceback."""
     running, waiting = await put(door), await put(door)
     hand = await Hand.claiming(door_wire)
     await hand.write("ab")
-    readers = [Listener(door, job_id) for job_id in (running, waiting) for _ in range(3)]
-    for reader in readers[:3]:
-        await reader.until("delta", 2)
-    for reader in readers[3:]:
-        await reader.until("queued")
+    reader, other = Listener(door, running), Listener(door, waiting)
+    await reader.until("delta", 2)
+    await other.until("queued")
     pid = int((await door_wire.redis.info("server"))["process_id"])
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -613,10 +552,9 @@ async def test_readers_wait_while_the_store_is_away(door: House, door_wire: Redi
     second = await Hand.claiming(door_wire)
     await second.write("d")
     await second.finish()
-    for reader in readers:
-        names = [event.name for event in await reader.ended()]
-        deltas = ["delta"] * (3 if reader in readers[:3] else 1)
-        assert names == ["queued", "started", *deltas, "completed"]
+    for each, deltas in ((reader, 3), (other, 1)):
+        names = [event.name for event in await each.ended()]
+        assert names == ["queued", "started", *["delta"] * deltas, "completed"]
     assert b'code="internal_error"' not in (await asyncio.to_thread(door.get, "/metrics"))[1]
     assert "Traceback" not in door.log("api")
 

@@ -69,10 +69,13 @@ def begun_and_left(house: House, asked: dict[str, Any], key: str) -> str:
 
 
 def test_a_request_that_lost_its_connection_is_computed_when_it_comes_again(house: House) -> None:
-    """Its job was cancelled for that: the next try with the same key is not told so, it gets an answer."""
+    """Its job was cancelled for that, at once, as it had asked for: only who says nothing about leaving is waited for.
+    The next try with the same key is not told so, it gets an answer."""
     asked = body("lost", max_tokens=LONG, stream=True, queue={"on_disconnect": "cancel"})
     first = begun_and_left(house, asked, "lost")
+    left = time.monotonic()
     eventually(lambda: job(house, first)["status"] == "cancelled")
+    assert time.monotonic() - left < KEYED_GRACE_S
     connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=60)
     headers = {"Content-Type": "application/json", **keyed("lost")}
     connection.request("POST", "/v1/chat/completions", json.dumps(asked), headers)
@@ -80,15 +83,6 @@ def test_a_request_that_lost_its_connection_is_computed_when_it_comes_again(hous
     assert response.status == 200 and response.headers["x-job-id"] != first
     assert any(b'"content"' in response.readline() for _ in range(20))
     connection.close()
-
-
-def test_a_key_lends_no_grace_to_who_asked_to_be_cancelled(house: House) -> None:
-    """The slot is free at once: only who said nothing about leaving is waited for."""
-    asked = body("at once", max_tokens=LONG, stream=True, queue={"on_disconnect": "cancel"})
-    first = begun_and_left(house, asked, "at once")
-    left = time.monotonic()
-    eventually(lambda: job(house, first)["status"] == "cancelled")
-    assert time.monotonic() - left < KEYED_GRACE_S
 
 
 def test_a_job_cancelled_by_its_owner_keeps_its_key(house: House) -> None:

@@ -3,9 +3,7 @@ is said of a job that is not there."""
 
 from __future__ import annotations
 
-import http.client
 import json
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +25,6 @@ pytestmark = pytest.mark.slow
 
 BODY = 400_000
 JOBS = 12
-MANY, PAGE = 10_000, 100
 
 
 def put(house: House, text: str, **more: Any) -> str:
@@ -86,62 +83,6 @@ def test_a_list_reads_summaries(empty_house: House, store: Redis) -> None:
         assert row == shown | {"result": None, "attempt_log": None, "preview": "hello"}
 
 
-def test_a_status_that_no_job_has_is_looked_for_in_bounds(empty_house: House, store: Redis) -> None:
-    """A page may be short or empty: it says that there are more, and where to go on; every job is found in the end."""
-    house = empty_house
-    house.start_api()
-    waiting = [put(house, "hello", max_tokens=1) for _ in range(3)]
-    pipeline = store.pipeline()
-    now = int(store.time()[0]) * 1000
-    for number in range(2_500):
-        job = f"job_00{number:030x}"
-        pipeline.hset(
-            f"penstock:{{0}}:job:{job}",
-            mapping={"state": "cancelled", "body": "", "lane": "penstock:{0}:lane:sim:batch", "created": now + 10_000},
-        )
-        pipeline.zadd("penstock:{0}:jobs:local", {job: now + 10_000 + number // 7})
-    pipeline.execute()
-    assert len(jobs(house, "limit=1&status=cancelled")["data"]) == 1
-    pages, cursor, found = 0, "", []
-    while True:
-        page = jobs(house, f"status=queued&limit=100{cursor}")
-        pages, found = pages + 1, found + [each["id"] for each in page["data"]]
-        if not page["has_more"]:
-            break
-        cursor = f"&cursor={page['next_cursor']}"
-        assert pages < 50
-    assert sorted(found) == sorted(waiting) and pages == 3
-    assert page["next_cursor"] is None
-
-
-def test_ten_thousand_jobs_are_listed_page_by_page(empty_house: House, store: Redis) -> None:
-    """Each job once, the newest first; the last page costs the store what the first does, and no body is read."""
-    house = empty_house
-    house.start_api()
-    body, now = b"x" * 2_000, int(store.time()[0]) * 1000
-    ids = [f"job_00{number:030x}" for number in range(MANY)]
-    pipeline = store.pipeline()
-    for number, job in enumerate(ids):
-        row = {"state": "cancelled", "body": body, "lane": "penstock:{0}:lane:sim:batch", "created": now + number}
-        pipeline.hset(f"penstock:{{0}}:job:{job}", mapping=row)
-        pipeline.zadd("penstock:{0}:jobs:local", {job: now + number})
-    pipeline.execute()
-    found, cursor, reads, sent = list[str](), "", list[int](), sent_by(store)
-    while cursor is not None:
-        before = _calls(store, "hmget")
-        page = jobs(house, f"limit={PAGE}&cursor={cursor}" if cursor else f"limit={PAGE}")
-        found += [each["id"] for each in page["data"]]
-        reads.append(_calls(store, "hmget") - before)
-        cursor = page["next_cursor"]
-    assert found == ids[::-1] and len(reads) <= MANY // PAGE + 1
-    assert reads[0] >= PAGE and max(reads) <= PAGE + 10, (max(reads), reads[:3])
-    assert sent_by(store) - sent < MANY * len(body) / 4
-
-
-def _calls(store: Redis, command: str) -> int:
-    return int(store.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
-
-
 def test_a_running_jobs_log_is_not_read_to_show_it(empty_house: House, store: Redis) -> None:
     """A look at a job among many costs the same however long it has run; the id of its last event is not known."""
     house = empty_house
@@ -158,37 +99,6 @@ def test_a_running_jobs_log_is_not_read_to_show_it(empty_house: House, store: Re
     finally:
         for job in running:
             house.post(f"/v1/jobs/{job}/cancel", b"")
-
-
-def test_readers_who_wait_share_one_look_at_their_lane(empty_house: House, store: Redis) -> None:
-    """However many there are and however long their prompts: a lane is read twice a second, a body once a reader."""
-    house = empty_house
-    house.start_api()
-    waiting = [put(house, "hello", max_tokens=1) for _ in range(20)]
-    for job in waiting:
-        enlarge(store, job)
-    before, began = store.info("all"), time.monotonic()
-    readers = []
-    for job in waiting:
-        connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=30)
-        connection.request("GET", f"/v1/jobs/{job}/events")
-        readers.append(connection)
-    heard = [reader.getresponse() for reader in readers]
-    first = [[answer.readline() for _ in range(3)] for answer in heard]
-    assert [json.loads(lines[2].removeprefix(b"data: "))["position"] for lines in first] == list(range(20))
-    time.sleep(2)
-    after, seconds = store.info("all"), time.monotonic() - began
-    looks = after["cmdstat_zrank"]["calls"] - before.get("cmdstat_zrank", {"calls": 0})["calls"]
-    assert looks <= 2 * (2 * seconds + 2), f"{looks} looks in {seconds:.1f} s"
-    assert after["total_net_output_bytes"] - before["total_net_output_bytes"] < 2 * len(waiting) * BODY
-    house.post(f"/v1/jobs/{waiting[0]}/cancel", b"")
-    for number, answer in enumerate(heard[1:]):
-        lines = iter(answer.readline, b"")
-        found = next(line for line in lines if b'"position"' in line)
-        assert json.loads(found.removeprefix(b"data: "))["position"] == number
-    for answer, reader in zip(heard, readers, strict=True):
-        answer.close()
-        reader.close()
 
 
 @pytest.mark.parametrize(

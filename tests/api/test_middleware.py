@@ -41,6 +41,10 @@ class Exchange:
         raise AssertionError("nobody asks for the body")
 
 
+def observed_services() -> Services:
+    return cast(Services, SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock(), settings=ApiSettings()))
+
+
 async def answered(exchange: Exchange) -> dict[str, Any]:
     """The state as the application found it."""
     found: dict[str, Any] = {}
@@ -50,8 +54,7 @@ async def answered(exchange: Exchange) -> dict[str, Any]:
         del found["server_send"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    services = cast(Services, SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock(), settings=ApiSettings()))
-    await Observed(app, services)(exchange.scope, exchange.receive, exchange.send)
+    await Observed(app, observed_services())(exchange.scope, exchange.receive, exchange.send)
     return found
 
 
@@ -101,17 +104,14 @@ async def test_a_request_is_told_by_its_route_and_status(path: str, route: str, 
 @pytest.mark.parametrize("started", [False, True])
 async def test_a_request_that_a_drain_cuts_off_is_told_so(started: bool) -> None:
     """With a complete answer, unless one has begun: that connection is closed."""
-    services, exchange = (
-        SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock(), settings=ApiSettings()),
-        Exchange([]),
-    )
+    services, exchange = observed_services(), Exchange([])
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
         if started:
             await send({"type": "http.response.start", "status": 200, "headers": []})
         raise asyncio.CancelledError
 
-    asked = Observed(app, cast(Services, services))(exchange.scope, exchange.receive, exchange.send)
+    asked = Observed(app, services)(exchange.scope, exchange.receive, exchange.send)
     if started:
         with pytest.raises(asyncio.CancelledError):
             await asked
@@ -138,11 +138,8 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector() -> None:
 async def test_a_bug_is_answered_with_the_id_that_its_line_in_the_log_has(caplog: pytest.LogCaptureFixture) -> None:
     """The exception itself is for the log alone."""
     services = SimpleNamespace(metrics=Mock())
-    scope = {
-        "type": "http",
-        "state": {"request_id": "r-7"},
-        "app": SimpleNamespace(state=SimpleNamespace(services=services)),
-    }
+    app = SimpleNamespace(state=SimpleNamespace(services=services))
+    scope = {"type": "http", "state": {"request_id": "r-7"}, "app": app}
     response = await _bug(Request(scope), RuntimeError("secret"))
     assert response.status_code == 500 and b"r-7" in response.body and b"secret" not in response.body
     (record,) = [each for each in caplog.records if each.message == "request failed"]
@@ -175,7 +172,7 @@ async def test_a_request_leaves_one_line_without_what_its_client_wrote(caplog: p
     """The route of the table instead of the path; of a path without one, the words that routes have. No
     probe is logged, and a client's own id is searched for secrets."""
     given = [(b"x-request-id", b"sk-ant-api03-" + b"a" * 40), (b"authorization", b"Bearer sk-secret")]
-    services = cast(Services, SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock(), settings=ApiSettings()))
+    services = observed_services()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith("/v1/jobs/"):

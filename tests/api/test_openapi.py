@@ -12,25 +12,18 @@ import jsonschema_rs
 import pytest
 from house import House
 from openapi_document import DOCUMENT, SCHEMAS, conforms, lookup
-from rendered import completion, facts_of
 from starlette.datastructures import QueryParams
 
 from api import batches, files
 from api.admin import dead_letters as admin
 from api.admin import webhooks
-from api.openai.errors import ApiError, Wait
-from api.openai.rendering import Waiting, job_object
+from api.openai.errors import ApiError
 from api.openapi import ERRORS, HEADERS
 from api.query import PARAMS, value_of
 from api.routes import ROUTES
-from penstock.engine import Failure
 from streaming.batches.store import Batch, BatchProgress, BatchRecord, BatchState, LineFault, StoredFile
 from streaming.events import WebhookMessage
-from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.dead_letters import DeadLetter
-from streaming.jobs.job import JobState
-from streaming.jobs.places import QueuePlace
-from streaming.jobs.records import JobRecord
 from streaming.order import Priority
 
 
@@ -122,33 +115,6 @@ def test_errors_and_headers_are_described() -> None:
         assert answer["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}
     assert {"Retry-After", "retry-after-ms"} <= DOCUMENT["components"]["responses"]["Error429"]["headers"].keys()
     assert DOCUMENT["components"]["headers"].keys() == HEADERS.keys()
-
-
-def test_the_request_schemas_are_the_models_own() -> None:
-    """Limits in the document come from the models, so they cannot drift apart."""
-    assert SCHEMAS["ChatRequest"]["properties"]["messages"]["maxItems"] == 1024
-    assert SCHEMAS["ChatRequest"]["required"] == ["model", "messages"]
-    assert SCHEMAS["QueueOptions"]["additionalProperties"] is False
-    assert SCHEMAS["CompletionJobRequest"]["properties"]["endpoint"]["const"] == "/v1/completions"
-    assert SCHEMAS["ChatRequest"]["properties"]["seed"]["description"] == "Repeats the sampling."
-
-
-@pytest.mark.parametrize("chat", [True, False])
-def test_what_is_rendered_is_what_is_described(chat: bool) -> None:
-    """Answers and job objects in every state match their schemas, key by key."""
-    facts = facts_of(chat=chat, priority=Priority.BATCH, metadata={"a": "b"})
-    done = Terminal("j1", JobState.COMPLETED, 1, ("stop",), rows=(Delta(1, 1, 0, "hi", (1,), 1, "stop"),))
-    failed = Terminal("j1", JobState.FAILED, 0, failure=Failure("poison", "Gave up.", 500))
-    assert conforms(completion(facts, done, done.rows), SCHEMAS["ChatCompletion" if chat else "Completion"])
-    queued = JobRecord(job=facts.job, state=JobState.QUEUED, created_ms=1_700_000_000_123, keep_s=60, terminal=None)
-    over = {"started_ms": 1, "first_ms": 2, "done_ms": 3, "attempt": 1}
-    for shown in (
-        job_object(queued, Waiting(QueuePlace(own=3), Wait(1200))),
-        job_object(replace(queued, state=JobState.COMPLETED, terminal=done, **over)),
-        job_object(replace(queued, state=JobState.FAILED, started_ms=1, terminal=failed)),
-    ):
-        assert conforms(shown, SCHEMAS["Job"])
-    assert not conforms(job_object(queued) | {"extra": 1}, SCHEMAS["Job"])
 
 
 def subschemas(schema: Any) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,6 @@ from api_in_process import LocalApi, api_in_process, key_of
 from batching import batch_record
 
 from api.openai.batch_lines import envelope, job_of, request_of
-from offline.batch.lines import BatchStanding, lane_of
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
@@ -67,14 +66,6 @@ async def test_no_field_lifts_a_batch(api: LocalApi) -> None:
 
 
 BATCH = batch_record(tenant="low")
-
-
-def test_a_late_batch_gets_no_lane_above_its_key() -> None:
-    """Being late brings its lines to the standard lane, but no further than the key may go."""
-    late = BatchStanding(lines_left=1_000, per_second=1.0, left_s=1.0, window_s=900.0)
-    assert (
-        lane_of(late, Priority.BATCH)[0] is Priority.BATCH and lane_of(late, Priority.STANDARD)[0] is Priority.STANDARD
-    )
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids="+".join)

@@ -1,18 +1,12 @@
-"""Fields that only a model's server reads, where they could get lost: with a worker, in a batch, between versions."""
+"""Fields that only a model's server reads are not lost with a worker."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from api_in_process import LocalApi, api_in_process
-from batching import begin, client, content, ended
 from fake_upstream import MODEL, FakeUpstream, serving
-from house import House, eventually, redis_process
 from sim_worker import recorder, until
 from upstream_bench import FAST
 from upstream_worker import StartUpstream, start_upstream
@@ -79,40 +73,3 @@ async def test_a_worker_that_takes_over_sends_them_again(
 
 async def _begun(running: Any) -> bool:
     return any(attempt.seq > 3 for attempt in running.worker._attempts.values())
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[str]:
-    with redis_process(tmp_path, None, "--appendonly", "yes") as url:
-        yield url
-
-
-async def test_lines_of_a_batch_have_them(tmp_path: Path, store: str) -> None:
-    """And lines that differ in nothing else are no duplicates, also if no worker has loaded the model yet."""
-    upstream = FakeUpstream("vllm")
-    async with serving(upstream):
-        text = f'[models.sim]\nengine = "upstream"\noptions.urls = ["{upstream.url}"]\noptions.name = "{MODEL}"\n'
-        (tmp_path / "penstock.toml").write_text(text, encoding="utf-8")
-        house = House(store, tmp_path)
-        try:
-            await asyncio.to_thread(_batch, house)
-        finally:
-            await asyncio.to_thread(house.close)
-    assert sorted((each.body["top_a"], each.body["messages"][0]["x"]) for each in upstream.sent) == [(1, 7), (2, 7)]
-
-
-def _batch(house: House) -> None:
-    house.start("offline")
-    house.start_api()
-    turn = {"role": "user", "content": "hi", "x": 7}
-    lines = [
-        {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions",
-         "body": {"model": "sim", "messages": [turn], "max_tokens": 3, "temperature": 0, "top_a": number}}
-        for number in (1, 2)
-    ]  # fmt: skip
-    openai = client(house)
-    batch = begin(openai, lines)
-    eventually(lambda: openai.batches.retrieve(batch.id).status == "in_progress")
-    house.start("workers")
-    done = ended(openai, batch)
-    assert done.status == "completed" and len(content(openai, done.output_file_id)) == 2, json.loads(done.to_json())

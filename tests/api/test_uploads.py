@@ -110,15 +110,8 @@ async def test_a_name_that_is_no_text_is_a_name_all_the_same(file_store: FileSto
 async def test_a_part_without_a_name_is_no_other_part(file_store: FileStore) -> None:
     """Whatever stood before it."""
     unnamed = b"--cut\r\nContent-Type: text/plain\r\n\r\nresponses\r\n"
-    upload = await take(
-        file_store,
-        [
-            form().replace(
-                b'--cut\r\nContent-Disposition: form-data; name="file"',
-                unnamed + b'--cut\r\nContent-Disposition: form-data; name="file"',
-            )
-        ],
-    )
+    file = b'--cut\r\nContent-Disposition: form-data; name="file"'
+    upload = await take(file_store, [form().replace(file, unnamed + file)])
     assert upload.fields["purpose"] == "batch"
     upload.incoming.discard()
 

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from api.admission import WaitLimit, exceeds, limit_of
 from api.openai.errors import Wait
-from api.waits import MIN_ERRORS, EstimateSource, Prediction
 from streaming.jobs.job import Job, Text
 from streaming.jobs.lease import Lease
 from streaming.order import Priority
@@ -94,26 +93,12 @@ async def test_the_tighter_limit_is_named(busy: LocalApi) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (429, field)
 
 
-async def test_a_long_wait_asks_for_no_longer_pause_than_libraries_accept(busy: LocalApi) -> None:
-    await busy.plan(Priority.STANDARD, wait_s=3_600.0, waiting=WAITING)
-    answer = await busy.post("/v1/jobs", limited(CHAT, max_queue_ms=1))
-    assert answer.headers["retry-after"] == "120" and answer.json()["error"]["eta_ms"] == 3_600_000
-
-
 async def test_a_request_without_a_limit_is_never_refused_for_its_wait(busy: LocalApi) -> None:
     for body in (CHAT, limited(CHAT)):
         answer = await busy.post("/v1/jobs", body)
         assert answer.status_code == 202
         assert answer.json()["eta_low_ms"] < answer.json()["eta_ms"] < answer.json()["eta_high_ms"]
     assert (await busy.post("/v1/jobs", limited(CHAT, max_queue_ms=60_000))).status_code == 202
-
-
-async def test_a_limit_inside_the_band_is_accepted(busy: LocalApi) -> None:
-    """One that some jobs with this estimate have met: the estimate itself refuses nothing."""
-    low_ms = busy.services.waits.wait(LIMITED)
-    assert low_ms is not None and low_ms.low_ms is not None and low_ms.low_ms < 29_000
-    assert (await busy.post("/v1/jobs", limited(CHAT, max_queue_ms=29_000))).status_code == 202
-    assert (await busy.post("/v1/jobs", limited(CHAT, max_queue_ms=low_ms.low_ms - 1))).status_code == 429
 
 
 async def test_no_guess_refuses(busy: LocalApi) -> None:
@@ -127,17 +112,6 @@ async def test_no_guess_refuses(busy: LocalApi) -> None:
         assert (await busy.post("/v1/jobs", asked)).status_code == 202
     busy.services.waits.plans.learn({}, 0)
     assert (await busy.post("/v1/jobs", asked)).status_code == 202
-
-
-async def test_few_measured_waits_refuse_nothing(redis_url: str, wire: RedisClient) -> None:
-    """Those of jobs without a limit do not count: the order of the queue may prefer a job that has one."""
-    async with api_in_process(RedisClient.open(wire.settings)) as api:
-        await fill(api, {})
-        api.calibrate(Priority.STANDARD, 0.2, limited=False)
-        await api.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
-        answer = await api.post("/v1/jobs", limited(CHAT, max_queue_ms=1))
-        assert answer.status_code == 202 and answer.json()["eta_low_ms"] is None
-        assert answer.json()["eta_ms"] == 0, "it goes before the tenant's jobs that may wait longer"
 
 
 async def test_hopeless_waits_are_refused_without_measured_ones(redis_url: str, wire: RedisClient) -> None:
@@ -154,19 +128,6 @@ async def test_hopeless_waits_are_refused_without_measured_ones(redis_url: str, 
         assert (await api.post("/v1/jobs", limited(CHAT, max_queue_ms=3_500))).status_code == 202
         await api.plan(Priority.STANDARD, want=2, **standing)
         assert (await api.post("/v1/jobs", limited(CHAT, max_queue_ms=1_000))).status_code == 202
-
-
-async def test_jobs_that_expired_are_measured_waits(redis_url: str, wire: RedisClient) -> None:
-    """Where the plan alone refuses nothing: jobs that would wait five times their limit, all of which expired."""
-    async with api_in_process(RedisClient.open(wire.settings)) as api:
-        await fill(api, FIRST)
-        await api.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
-        assert (await api.post("/v1/jobs", limited(CHAT, max_queue_ms=6_000))).status_code == 202
-        source = EstimateSource("sim", Priority.STANDARD, "plan", limited=True)
-        for _ in range(MIN_ERRORS):
-            api.services.waits.errors.learn(Prediction(source, 30.0), Wait(30_000), 6.2, bound=True)
-        assert (await api.post("/v1/jobs", limited(CHAT, max_queue_ms=6_000))).status_code == 429
-        assert (await api.post("/v1/jobs", limited(CHAT, max_queue_ms=9_000))).status_code == 202, "nobody tried that"
 
 
 async def test_a_short_wait_beyond_a_shorter_limit_is_refused_without_measured_ones(wire: RedisClient) -> None:
@@ -195,20 +156,6 @@ async def test_a_short_wait_beyond_a_shorter_limit_is_refused_without_measured_o
         await lease.register()
         await lease.claim(0, 1)
         assert (await api.post("/v1/jobs", asked)).status_code == 202
-
-
-async def test_what_would_start_at_once_is_accepted_whatever_was_measured(busy: LocalApi, wire: RedisClient) -> None:
-    """Half a minute by the plan, and as long for all jobs lately; now the lane is empty, and a place is free."""
-    asked = limited(CHAT, max_queue_ms=8_500)
-    await busy.plan(Priority.STANDARD, wait_s=30.0, each_s=0.0, waiting=WAITING)
-    assert (await busy.post("/v1/jobs", asked)).status_code == 429
-    for row in (await busy.client.get("/v1/jobs")).json()["data"]:
-        await busy.post(f"/v1/jobs/{row['id']}/cancel", {})
-    assert (await busy.post("/v1/jobs", asked)).status_code == 429, "no place is free"
-    lease = Lease(wire, "sim")
-    await lease.register()
-    await lease.claim(0, 1)
-    assert (await busy.post("/v1/jobs", asked)).status_code == 202
 
 
 async def test_a_limit_that_brings_a_job_forward_is_accepted(redis_url: str, wire: RedisClient) -> None:
@@ -256,14 +203,6 @@ async def test_every_shape_that_must_not_queue_is_refused_with_the_wait(busy: Lo
         found = (answer.status_code, error["code"], answer.headers["retry-after"])
         assert found == (503, "no_capacity", "31"), shape
         assert error["eta_ms"] == 30_400 and await queued(busy) == WAITING, shape
-
-
-async def test_a_repeated_request_that_must_not_queue_joins_its_job(busy: LocalApi) -> None:
-    first = await busy.post("/v1/jobs", CHAT, Idempotency_Key="k")
-    assert first.status_code == 202
-    asked = CHAT | {"queue": {"do_not_queue": True}}
-    assert (await busy.post("/v1/jobs", asked, Idempotency_Key="k")).status_code == 422, "another body"
-    assert (await busy.post("/v1/jobs", CHAT, Idempotency_Key="k")).json()["id"] == first.json()["id"]
 
 
 # --- pure ------------------------------------------------------------------------------------------------------------

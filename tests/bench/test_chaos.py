@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.chaos.__main__ import main
-from bench.chaos.report import as_document, failed_in, merged, small, what_failed
+from bench.chaos.report import failed_in, merged, small, what_failed
 from bench.chaos.rows import ROWS
 from bench.chaos.stage import FaultRow, FaultTestbed, play_row
 from bench.report import as_json
@@ -19,27 +19,18 @@ pytestmark = pytest.mark.slow
 KNOWN = {row.id: row for row in ROWS}
 
 
-@pytest.mark.parametrize(("row_id", "trials"), [("F01", 1), ("F04", 1), ("F10b", 2), ("F38", 2)])
-async def test_nothing_is_lost_or_doubled_by_a_kill(row_id: str, trials: int, tmp_path: Path) -> None:
-    """A worker dies; the store dies while jobs run and wait; an API process and a worker die at once; upstream servers
-    die. Every client gets every token once, and one end."""
-    outcome = await play_row(replace(KNOWN[row_id], trials=trials), tmp_path)
+@pytest.mark.parametrize("row_id", ["F04", "F10b", "F38"])
+async def test_nothing_is_lost_or_doubled_by_a_kill(row_id: str, tmp_path: Path) -> None:
+    """The store dies while jobs run and wait; an API process and a worker die at once; upstream servers die. Every
+    client gets every token once, and one end."""
+    outcome = await play_row(replace(KNOWN[row_id], trials=1), tmp_path)
     assert outcome.passed, what_failed(outcome)
-    assert outcome.trials == trials and outcome.stalls
-    assert str(tmp_path).encode() not in as_json(as_document([outcome], outcome.seconds))
+    assert outcome.trials == 1 and outcome.stalls
 
 
 def run(date: str = "d", **passed: bool) -> dict[str, Any]:
     faults = [
-        {
-            "id": row,
-            "date": date,
-            "injected": "x",
-            "passed": ok,
-            "wrong": [] if ok else ["slow"],
-            "trials": 1,
-            "lost": 0,
-        }
+        {"id": row, "date": date, "passed": ok, "wrong": [] if ok else ["slow"], "trials": 1}
         for row, ok in passed.items()
     ]
     return {"date": date, "passed": all(passed.values()), "faults": faults}
@@ -54,32 +45,11 @@ def test_no_repetition_hides_a_failure() -> None:
     row = both["faults"][1]
     assert (row["date"], row["wrong"]) == ("f", [])
     assert [(play["passed"], play["wrong"], play["date"]) for play in row["before"]] == [
-        (False, ["slow"], "d"),
-        (False, ["slow"], "e"),
-    ]
+        (False, ["slow"], "d"), (False, ["slow"], "e"),
+    ]  # fmt: skip
     later = merged(both, run("g", F01=True, F06=True), whole=True)
     assert later["date"] == "g" and len(later["faults"][1]["before"]) == 2
-
-
-def test_the_file_keeps_what_says_something() -> None:
-    row, failed = small(merged(run(F01=True, F06=False), run(F06=True)))["faults"]
-    assert row == {"id": "F01", "date": "d", "passed": True, "trials": 1}
-    assert failed["before"][0]["passed"] is False and failed["before"][0]["wrong"] == ["slow"]
-
-
-async def test_a_written_row_names_its_machine(tmp_path: Path) -> None:
-    async def play(stage: FaultTestbed) -> None:
-        stage.fault("nothing")
-
-    outcome = await play_row(FaultRow("F00", "none", "nothing", 1, play, 10), tmp_path)
-    found = as_document([outcome], 1.0, 4)
-    assert found["busy"] == 4
-    assert all(found["faults"][0][name] == found[name] for name in ("cores", "python", "busy", "date", "commit"))
-
-
-def test_more_and_fewer_trials_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--long", "--short", "--list"]) == 2
-    assert "--long and --short" in capsys.readouterr().out
+    assert [len(fault.get("before", ())) for fault in small(later)["faults"]] == [0, 2], "the file keeps them too"
 
 
 def test_again_plays_nothing_where_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,20 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.chaos.asks import ANY, REFUSALS, Budget
+from bench.chaos.asks import ANY, REFUSALS
 from bench.chaos.checker import check
 from bench.chaos.rows import ROWS
+from bench.chaos.stage import FaultRow
 from bench.report import RESULTS
 
 SEEN: dict[str, tuple[float, float]] = {
-    "F04": (17.5, 13.5),
-    "F05": (3.4, 3.9),
-    "F06": (14.4, 14.8),
-    "F07": (0.8, 0.3),
-    "F07b": (2.8, 0),
-    "F23": (14.4, 14.8),
-    "F18": (0, 7),
-}
+    "F04": (17.5, 13.5), "F05": (3.4, 3.9), "F06": (14.4, 14.8), "F07": (0.8, 0.3), "F07b": (2.8, 0),
+    "F23": (14.4, 14.8), "F18": (0, 7),
+}  # fmt: skip
 """Of answers in a trial, refused and broken off, at the most, on machines that were busier than those of the published
 runs, or in runs whose place a later one took."""
 
@@ -43,7 +39,7 @@ def _seen(row: str, *, passed: bool = False) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
-def test_a_budget_is_near_what_was_seen(row: Any) -> None:
+def test_a_budget_is_near_what_was_seen(row: FaultRow) -> None:
     """A row that answers ten times worse must fail; few answers of a kind may be twice as many by chance."""
     (refused, broken), (refused_rightly, broken_rightly) = _seen(row.id), _seen(row.id, passed=True)
     budget = row.budget
@@ -55,9 +51,9 @@ def test_a_budget_is_near_what_was_seen(row: Any) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
-def test_a_budget_names_the_refusals_that_its_fault_explains(row: Any) -> None:
+def test_a_budget_names_the_refusals_that_its_fault_explains(row: FaultRow) -> None:
     """Any other refusal is a violation."""
-    budget: Budget = row.budget
+    budget = row.budget
     assert (budget.codes is None) is (budget.refused == 0)
     assert len(budget.codes or ()) <= 1 and set(budget.codes or ()) <= {code for _, code in REFUSALS}
     explained = {other.code for other in budget.others} | set(budget.codes or ())
@@ -65,26 +61,3 @@ def test_a_budget_names_the_refusals_that_its_fault_explains(row: Any) -> None:
         answer = {"t": 0.1, "event": "answered", "what": "", "status": status, "code": code, "retry_after": "1"}
         found = [violation.kind for violation in check([answer], budget=budget)]
         assert set(found) == (set() if code in explained else {"refused"}), code
-
-
-@pytest.mark.parametrize(("row", "refused", "broken"), [("F06", 2400, 0), ("F23", 0, 1200), ("F13", 50, 0)])
-def test_a_real_breakage_does_not_fit_into_a_budget(row: str, refused: int, broken: int) -> None:
-    """As many as the budgets once allowed."""
-    found = next(each for each in ROWS if each.id == row)
-    (code,) = found.budget.codes or ("store_unavailable",)
-    status = next(status for status, name in REFUSALS if name == code)
-    answers = [{"t": 1, "event": "answered", "what": "", "status": status, "code": code, "retry_after": "1"}] * refused
-    cuts = [{"t": 1, "event": "cut", "req": 1, "why": ""}] * broken
-    ask = {
-        "t": 0,
-        "event": "ask",
-        "req": 1,
-        "prompt": "p",
-        "tokens": 1,
-        "may": [],
-        "key": "",
-        "reads": False,
-        "tenant": "first",
-    }
-    kinds = {violation.kind for violation in check([ask, *answers, *cuts], budget=found.budget)}
-    assert kinds >= ({"refused"} if refused else {"broken"})

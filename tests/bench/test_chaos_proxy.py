@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -21,11 +21,10 @@ async def an_echo(heard: list[bytes]) -> AsyncIterator[Proxy]:
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while data := await reader.read(100):
-                heard.append(data)
-                writer.write(data)
-        except ConnectionError:
-            pass  # cut off
+            with suppress(ConnectionError):
+                while data := await reader.read(100):
+                    heard.append(data)
+                    writer.write(data)
         finally:
             writer.transport.abort()
 
@@ -59,18 +58,9 @@ async def say(line: Line, word: bytes) -> bytes:
 async def rest_of(line: Line) -> bytes:
     """What still comes before the connection ends."""
     async with asyncio.timeout(30):
-        try:
+        with suppress(ConnectionError):
             return await line[0].read()
-        except ConnectionError:
-            return b""
-
-
-async def test_it_forwards_both_ways_and_closes_with_either_side() -> None:
-    """As if it were not there."""
-    async with an_echo([]) as proxy, a_line(proxy) as line:
-        assert await say(line, b"one") == b"one"
-        proxy.drop()
-        assert await rest_of(line) == b""
+    return b""
 
 
 @pytest.mark.parametrize(
@@ -89,3 +79,5 @@ async def test_a_cut_swallows_its_direction_and_is_not_healed_with_a_hole(way: d
         assert await rest_of(line) == b""
         async with a_line(proxy) as again:
             assert await say(again, b"two") == b"two"
+            proxy.drop()
+            assert await rest_of(again) == b""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,26 +18,28 @@ from fault_testbed import stage
 from bench.chaos.asks import Ask, Budget, ClientView
 from bench.chaos.checker import check
 from bench.chaos.clients import Clients
-from bench.chaos.history import ClientHistory, of_kind
-from bench.chaos.processes import RedisServer
+from bench.chaos.cluster import PenstockCluster
+from bench.chaos.history import ClientHistory, Life, of_kind
 from bench.chaos.readings import CANCEL, LIST, Readings, opened
 from bench.chaos.rows.clients import was_in
-from bench.chaos.rows.failover import count_resets
+from bench.chaos.rows.failover import count_resets, judge_loss
 from bench.chaos.rows.memory import ACCEPTED, FloodResult, judge_flood, judge_full
-from bench.chaos.rows.operations import holds_some
+from bench.chaos.rows.operations import holds_some, is_at_work, readers_of
+from bench.chaos.rows.overload import CAPACITY, Controls, judge_overload
+from bench.chaos.rows.partition import judge_cut, judge_jump
 from bench.chaos.rows.real import DONE, fault_of_stream
 from bench.chaos.rows.requests import has_expired
-from bench.chaos.rows.store import kill_subscriptions
 from bench.chaos.rows.workers import MAX_HEALTH_MS, asking, judge_health
-from bench.chaos.soak import StoreUsage, judge_keys
+from bench.chaos.soak import StoreUsage, judge_keys, judge_kills
 from bench.chaos.stage import FaultTestbed
 
 __all__ = ["stage"]
 
 
 @asynccontextmanager
-async def answering(*answers: bytes) -> AsyncIterator[int]:
-    """A server that gives each connection the next of these answers, and hangs up on those behind the last."""
+async def answering(*answers: bytes | None) -> AsyncIterator[int]:
+    """A server that gives each connection the next of these answers (None: it says nothing and waits), and hangs up on
+    those behind the last."""
     left, open_now = list(answers), set[asyncio.Task[None]]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,7 +48,11 @@ async def answering(*answers: bytes) -> AsyncIterator[int]:
         open_now.add(task)
         with suppress(OSError, EOFError):  # who asked may have gone
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(left.pop(0) if left else b"")
+            said = left.pop(0) if left else b""
+            if said is None:
+                await reader.read()
+            else:
+                writer.write(said)
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
@@ -64,17 +71,24 @@ async def test_a_question_without_an_answer_reaches_the_judge(stage: FaultTestbe
     """A job that nobody reads, and a cancel: the connection breaks, or is never made."""
     async with answering() as port:
         readings = Readings(stage.history, [port])
-        await readings.put_unread(Ask("p", chat=False), port)
+        assert await readings.put_unread(Ask("p", chat=False), port) != ACCEPTED
         assert await readings.cancel("job_1", port) == ""
-    await readings.put_unread(Ask("p", chat=False), port)
+    assert await readings.put_unread(Ask("p", chat=False), port) != ACCEPTED
     assert await readings.cancel("job_1", port) == ""
     assert [event["event"] for event in stage.history.events] == ["unknown"] * 4
     assert [violation.kind for violation in check(stage.history.events, budget=Budget(unanswered=3))] == ["unanswered"]
+    async with answering(http(202)) as port:
+        assert await Readings(stage.history, [port]).put_unread(Ask("p", chat=False), port) == ACCEPTED
+
+
+def whole(status: int, body: bytes) -> bytes:
+    """A whole answer to a request that became a job."""
+    return http(status, body).replace(b"\r\n", b"\r\nX-Job-Id: job_1\r\n", 1)
 
 
 def stream(*blocks: bytes) -> bytes:
-    """A whole answer of server-sent events."""
-    return http(200, b"".join(block + b"\n\n" for block in blocks)).replace(b"\r\n", b"\r\nX-Job-Id: job_1\r\n", 1)
+    """The same, of server-sent events."""
+    return whole(200, b"".join(block + b"\n\n" for block in blocks))
 
 
 SOME = b'data: {"choices": [{"delta": {"content": "a"}}]}'
@@ -129,10 +143,6 @@ async def test_why_a_text_ended_reaches_the_judge(
     assert found & {"wrong_end", "error"} == wrong
 
 
-def whole(status: int, body: bytes) -> bytes:
-    return http(status, body).replace(b"\r\n", b"\r\nX-Job-Id: job_1\r\n", 1)
-
-
 async def test_a_whole_answer_is_read_and_one_that_a_drain_cuts_off_is_read_on(stage: FaultTestbed) -> None:
     """F18: the second is told where its job is, and follows the events."""
     message = b'{"choices": [{"message": {"content": "ab"}, "finish_reason": "length"}], "usage": %b}'
@@ -146,24 +156,15 @@ async def test_a_whole_answer_is_read_and_one_that_a_drain_cuts_off_is_read_on(s
     assert [event["why"] for event in of_kind(stage.history.events, "cut")] == ["draining"]
 
 
-@pytest.mark.parametrize("refusals", [0, 1])
-async def test_a_client_without_an_answer_gives_up_aloud(stage: FaultTestbed, refusals: int) -> None:
+AWAY = http(503).replace(b"\r\n", b"\r\nretry-after-ms: 1\r\n", 1)
+
+
+@pytest.mark.parametrize("answers", [[None], [AWAY, None]], ids=["silent", "refused"])
+async def test_a_client_without_an_answer_gives_up_aloud(stage: FaultTestbed, answers: list[bytes | None]) -> None:
     """A server that says nothing more, also after a refusal; then nobody listens."""
-    silent = asyncio.Event()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal refusals
-        refusals -= 1
-        if refusals >= 0:
-            writer.write(http(503).replace(b"\r\n", b"\r\nretry-after-ms: 1\r\n", 1))
-        else:
-            await silent.wait()
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        clients = Clients(stage.history, [server.sockets[0].getsockname()[1]], patience_s=0.3)
+    async with answering(*answers) as port:
+        clients = Clients(stage.history, [port], patience_s=0.3)
         await clients.run(clients.tell(Ask("p")))
-        silent.set()
     await clients.run(clients.tell(Ask("p")))
     gave_up = of_kind(stage.history.events, "gave_up")
     assert [event["req"] for event in gave_up] == [1, 2]
@@ -262,12 +263,15 @@ def test_an_api_process_that_stands_still_fails_the_row(
 
 
 async def test_a_health_check_without_an_answer_has_waited_for_ever() -> None:
-    """Neither a connection that breaks nor a refusal ends the asking."""
-    async with answering(http(200), b"", http(503)) as port, asking(port) as waits:
-        async with asyncio.timeout(10):
+    """Neither a connection that breaks nor a refusal ends the asking; one that is open when the readers are done
+    counts as well."""
+    async with answering(http(200), b"", http(503), None) as port:
+        async with asking(port) as waits, asyncio.timeout(10):
             while len(waits) < 3:
                 await asyncio.sleep(0.01)
-    assert waits[0] < math.inf and waits[1:3] == [math.inf, math.inf]
+            await asyncio.sleep(0.2)
+        assert waits[0] < math.inf and waits[1:3] == [math.inf, math.inf]
+        assert len(waits) == 4 and 90 <= waits[3] < math.inf
 
 
 @pytest.mark.parametrize(
@@ -293,15 +297,10 @@ def test_a_stream_of_json_shows_the_result_or_says_that_it_cannot(
 @pytest.mark.parametrize(
     ("path", "status", "body", "shown"),
     [
-        ("/v1/jobs/{job}", 404, b"", False),
-        ("/v1/jobs/{job}", 200, b"", True),
+        *[("/v1/jobs/{job}", status, b"", False) for status in (404, 503, 429)],
+        *[("/v1/jobs/{job}", status, b"", True) for status in (200, 410, 403)],
         ("/v1/jobs/{job}/timing", 200, b"", True),
-        ("/v1/jobs/{job}/result", 409, b"", True),
-        ("/v1/jobs/{job}", 410, b"", True),
-        ("/v1/jobs/{job}", 403, b"", True),
-        ("/v1/jobs/{job}/result", 425, b"", True),
-        ("/v1/jobs/{job}", 503, b"", False),
-        ("/v1/jobs/{job}", 429, b"", False),
+        *[("/v1/jobs/{job}/result", status, b"", True) for status in (409, 425)],
         (LIST, 404, b"", True),
         (LIST, 500, b"", False),
         (CANCEL[1], 202, b"", True),
@@ -383,55 +382,6 @@ def test_a_store_that_lost_data_must_have_been_told_of(stage: FaultTestbed) -> N
     assert stage.wrong == [] and stage.figures["readers told to begin anew"] == 1
 
 
-async def test_a_health_check_that_is_still_open_counts() -> None:
-    """A process that hangs when the readers are done is seen."""
-
-    over = asyncio.Event()
-
-    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            await reader.read()
-        writer.close()
-        over.set()
-
-    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
-        async with asking(server.sockets[0].getsockname()[1]) as waits:
-            await asyncio.sleep(0.1)
-            assert waits == []
-        await over.wait()
-    assert len(waits) == 1 and waits[0] >= 90
-
-
-async def test_a_broken_connection_is_no_job_that_was_accepted(stage: FaultTestbed) -> None:
-    """F14 waits for a 202; neither a refusal nor no answer at all is one."""
-    async with answering(http(503), b"", http(202)) as port:
-        readings = Readings(stage.history, [port])
-        found = [await readings.put_unread(Ask("p", chat=False), port) for _ in range(3)]
-        assert [status == ACCEPTED for status in found] == [False, False, True]
-    assert await readings.put_unread(Ask("p", chat=False), port) != ACCEPTED, "nobody listens"
-
-
-async def test_fifty_ends_without_an_end_are_more_than_a_row_allows(stage: FaultTestbed) -> None:
-    async with answering(*[stream(SOME), stream(END)] * 50) as port:
-        clients = Clients(stage.history, [port], patience_s=10.0)
-        for number in range(50):
-            await clients.run(clients.tell(Ask(f"p {number}")))
-    found = check(stage.history.events, budget=Budget(broken=40))
-    assert "broken" in {violation.kind for violation in found}
-
-
-@pytest.mark.parametrize(("answer", "killed"), [(b"0", 0), (b"2", 2)])
-async def test_subscriptions_that_were_cut_are_counted(answer: bytes, killed: int) -> None:
-    """F19 repeats a trial in which there were none."""
-
-    class ClientView:
-        async def command(self, *words: str) -> bytes:
-            assert words == ("CLIENT", "KILL", "TYPE", "pubsub")
-            return answer
-
-    assert await kill_subscriptions(cast(RedisServer, ClientView())) == killed
-
-
 def test_a_worker_that_held_nothing_is_no_trial() -> None:
     """F17 and F18: the bite is a job that one of the processes held when it was told to end."""
     workers: list[Any] = ["one", "two", "three"]
@@ -447,3 +397,137 @@ async def test_a_way_that_opens_a_foreign_job_is_written_down(stage: FaultTestbe
         for way in (CANCEL, CANCEL, ("GET", LIST)):
             await readings.try_as_other("job_1", port, *way)
     assert [event["path"] for event in of_kind(stage.history.events, "crossed")] == [f"POST {CANCEL[1]}", f"GET {LIST}"]
+
+
+def play(stage: FaultTestbed, *, before: int = 1, after: int = 1, attempts: int = 1) -> None:
+    """A reader who was shown so many tokens before the fault and after it, and how often its job was begun."""
+    history = stage.history
+    history.add("ask", req=1, prompt="p", tokens=9, may=["completed"], key="", reads=True, tenant="first")
+    history.add("accepted", req=1, job="job_1", status=200, ms=1)
+    for _ in range(before):
+        history.add("token", req=1, text="a", id="")
+    stage.fault("something")
+    history.add("rollback", since=0.0)
+    for _ in range(after):
+        history.add("token", req=1, text="a", id="")
+    history.add("final", job="job_1", attempts=attempts)
+    for second, event in enumerate(history.events, 1):
+        event["t"] = float(second)
+
+
+def cut(stage: FaultTestbed, swallowed: int) -> None:
+    judge_cut(stage, [1], swallowed)
+
+
+def loss(stage: FaultTestbed, worker_died: bool) -> None:
+    judge_loss(stage, [1], 0.0, worker_died=worker_died)
+
+
+def jump(stage: FaultTestbed, worker_died: bool) -> None:
+    judge_jump(stage, [1], worker_died=worker_died)
+
+
+@pytest.mark.parametrize(
+    ("judge", "seen", "played", "missed"),
+    [
+        (cut, 1, {}, 0),
+        (cut, 0, {}, 1),  # nothing was swallowed
+        (cut, 1, {"before": 0}, 1),  # nobody read
+        (loss, False, {}, 0),
+        (loss, True, {"attempts": 2}, 0),
+        (loss, True, {}, 1),  # the worker held nothing
+        (loss, False, {"before": 0}, 1),
+        (jump, False, {}, 0),
+        (jump, True, {"attempts": 2}, 0),
+        (jump, True, {}, 1),
+    ],
+)
+def test_a_fault_that_met_no_message_no_reader_or_no_job_is_no_trial(
+    stage: FaultTestbed, judge: Callable[[FaultTestbed, Any], None], seen: Any, played: dict[str, int], missed: int
+) -> None:
+    """F07, also where the role is the scheduler; F05 and F05b; F12, which was read across all the same."""
+    play(stage, **played)
+    judge(stage, seen)
+    assert stage.missed == missed
+
+
+async def test_readers_are_those_of_the_process_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F18 and the soak: a reader at the other API process proves nothing, nor does one who has ended."""
+    history = ClientHistory(tmp_path / "history.jsonl")
+    cluster = PenstockCluster(tmp_path, history, "redis://127.0.0.1:1", apis=2, workers=2)
+    first, second = cluster.ports
+
+    async def endless() -> ClientView:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    def reader(req: int, port: int, **how: Any) -> ClientView:
+        view = ClientView(req, Ask("p"), job=f"job_{req}", port=port, **how)
+        cluster._begun.append((view, asyncio.create_task(endless())))
+        return view
+
+    for req, how in enumerate(({"shown": 1}, {"shown": 3, "state": "completed"}, {}), 1):
+        reader(req, first, **how)
+    api, other = cluster.apis
+    assert (cluster.readers_at(first), cluster.readers_at(second)) == ([1], [])
+    assert [readers_of(cluster, child) for child in (api, other, cluster.scheduler)] == [[1], [], [1]]
+
+    async def holders() -> list[Any]:
+        return [cluster.workers[1]]
+
+    monkeypatch.setattr(cluster, "holders", holders)
+    found = [await is_at_work(cluster, child) for child in cluster.children]
+    assert found == [True, False, True, True, False]
+    await cluster.close()
+    history.close()
+
+
+def test_a_kill_that_met_nothing_fails_the_soak(stage: FaultTestbed) -> None:
+    judge_kills(stage, [True, True])
+    assert stage.wrong == [] and stage.figures["kills"] == 2
+    judge_kills(stage, [True, False])
+    assert len(stage.wrong) == 1
+
+
+SPENT_S = 20.0
+
+
+def flood(served: float, *, refusal_ms: float = 5.0, first_token_s: float = 0.1, lowest: float = 0.06) -> list[Life]:
+    """A flood in which this share of the capacity was served."""
+    done, numbers = round(served * CAPACITY * SPENT_S), count()
+    lives = []
+    for number in range(done):
+        lane = "batch" if number < lowest * done else "interactive"
+        life = Life({"t": 0.0, "prompt": f"{lane} {next(numbers)}"}, job=f"job_{number}")
+        if lane == "interactive":
+            life.events = [{"t": first_token_s, "event": "token"}]
+        lives.append(life)
+    refused = Life({"t": 0.0, "prompt": f"batch {next(numbers)}"})
+    refused.events = [{"t": 0.0, "event": "refused", "ms": refusal_ms, "retry_after": "1"}]
+    return [*lives, refused]
+
+
+@pytest.mark.parametrize(
+    ("lives", "bare", "wrong"),
+    [
+        (flood(0.95), Controls(10, 1.0 * CAPACITY), ""),
+        (flood(0.89), Controls(10, 1.0 * CAPACITY), "jobs/s served"),
+        (flood(0.95), Controls(10, 2.0 * CAPACITY), ""),
+        (flood(0.82), Controls(10, 0.9 * CAPACITY), ""),
+        (flood(0.79), Controls(10, 0.9 * CAPACITY), "jobs/s served"),
+        (flood(0.95), Controls(10, 0), "bare queue"),
+        (flood(0.95, refusal_ms=41), Controls(10, CAPACITY), "refusal p99"),
+        (flood(0.95, refusal_ms=41), Controls(11, CAPACITY), ""),
+        (flood(0.95, first_token_s=0.7), Controls(10, CAPACITY), "TTFT p99"),
+        (flood(0.95, lowest=0.04), Controls(10, CAPACITY), "lowest lane"),
+    ],
+)
+def test_a_flood_is_held_against_its_bounds_and_its_controls(
+    stage: FaultTestbed, lives: list[Life], bare: Controls, wrong: str
+) -> None:
+    """A bare queue that the machine holds up lowers what is due; one that serves more than the capacity raises
+    nothing."""
+    judge_overload(stage, flood(0.3), lives, SPENT_S, bare)
+    assert len(stage.wrong) == bool(wrong) and all(wrong in why for why in stage.wrong), stage.wrong

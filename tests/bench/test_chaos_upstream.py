@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ import pytest
 
 from bench.chaos import oracle
 from bench.chaos.http import Cut, Exchange, fetch
+from bench.chaos.processes import until
 from bench.chaos.upstream_server import AT_START, BREAKS, FIRST_ID, STALL, WORDS, UpstreamFault, UpstreamServer
 from bench.ports import free_port
 
@@ -20,16 +21,17 @@ CHAT = {"messages": [{"role": "user", "content": "p"}], "max_tokens": 4}
 
 
 @asynccontextmanager
-async def serving(kind: str = "vllm") -> AsyncIterator[int]:
+async def serving() -> AsyncIterator[int]:
     port = free_port()
-    task = asyncio.create_task(UpstreamServer(kind).serve(port))
-    while True:
-        try:
+    task = asyncio.create_task(UpstreamServer("vllm").serve(port))
+
+    async def answers() -> bool:
+        with suppress(Cut):
             await fetch(port, "GET", "/v1/models")
-        except Cut:
-            await asyncio.sleep(0.01)
-            continue
-        break
+            return True
+        return False
+
+    await until(answers, 10)
     try:
         yield port
     finally:

@@ -23,12 +23,6 @@ Words.
 """
 
 
-def test_marked_parts_are_written_anew_and_the_rest_stays(tmp_path: Path) -> None:
-    page = filled(PAGE, tmp_path)
-    assert "penstock_records_dropped_total" in page and "old" not in page and "Words." in page
-    assert filled(page, tmp_path) == page
-
-
 def test_what_the_readme_says_of_cost_holds_for_the_results() -> None:
     rows = {(row["system"], row["streams"]): row for row in load(ROOT / "bench/results/gateway.json").rows}
     cost = {key: row["cpu_us_per_token"] for key, row in rows.items()}

@@ -1,22 +1,18 @@
-"""The gateway comparison: its arithmetic, its goals, and that nothing is left out or left behind."""
+"""The gateway comparison: its goals, and that nothing is left out."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from house import eventually
 from rich.console import Console
 
 from bench import program
-from bench.environments import CACHE, PINS, Absent, Environment, Say
+from bench.environments import Absent, Say
 from bench.gateway.__main__ import main
 from bench.gateway.figures import Goals, rows
 from bench.gateway.sweep import GatewayOptions, GatewayReadings, notes, play
@@ -35,26 +31,9 @@ def reading(
     cpu_s: float, *, e2e: float = 2000.0, itl: float = 15.1, ttft: float = 30.0, errors: int = 0
 ) -> StreamReading:
     """Of a million tokens."""
-    return StreamReading(
-        requests=100,
-        wrong={"cut off": errors} if errors else {},
-        tokens=1_000_000,
-        seconds=10.0,
-        ttft=Spread(p50=ttft, p99=2 * ttft, most=3 * ttft),
-        itl=Spread(p50=15.0, p99=itl, most=itl + 5),
-        e2e=Spread(mean=e2e),
-        cpu={"api": cpu_s, "redis": 1.0},
-        own_cpu=0.2,
-    )
-
-
-def test_a_row_is_the_median_of_its_rounds_and_the_sum_of_its_processes() -> None:
-    found = rows({("floor", 64): [reading(4), reading(9), reading(5, errors=2)]}, ["floor"])
-    assert [(row["system"], row["streams"], row["rounds"]) for row in found] == [("floor", 64, 3)]
-    row = found[0]
-    assert row["cpu_us_per_token"] == pytest.approx(6) and row["tokens_per_s"] == 100_000
-    assert row["parts"] == "api 5.0, redis 1.0"
-    assert (row["errors"], row["wrong"], row["requests"]) == (2, {"cut off": 2}, 300)
+    cpu, wrong = {"api": cpu_s, "redis": 1.0}, {"cut off": errors} if errors else {}
+    timed: dict[str, Any] = {"ttft": Spread(p50=ttft), "itl": Spread(p99=itl), "e2e": Spread(mean=e2e)}
+    return StreamReading(requests=100, wrong=wrong, tokens=1_000_000, seconds=10.0, cpu=cpu, own_cpu=0.2, **timed)
 
 
 def judged(found: list[dict[str, object]], *asked: str) -> dict[str, tuple[float | None, str]]:
@@ -66,7 +45,7 @@ def test_goals_compare_with_the_others_of_the_same_run() -> None:
     names = ["floor", "penstock", "router", "dynamo"]
     readings = {
         ("floor", 64): [reading(5)],
-        ("penstock", 64): [reading(9, e2e=2020, ttft=35)],
+        ("penstock", 64): [reading(9, e2e=2020, errors=1)],
         ("floor", 256): [reading(5)],
         ("penstock", 256): [reading(9, e2e=2100, itl=15.6)],
         ("router", 256): [reading(14)],
@@ -81,7 +60,7 @@ def test_goals_compare_with_the_others_of_the_same_run() -> None:
     assert worst == pytest.approx(100 * 100 / 2100) and verdict == "missed"
     growth, flat = found["Penstock's share, growth from c=64 to 256, points"]
     assert growth == pytest.approx(100 * 100 / 2100 - 100 * 20 / 2020) and flat == "missed"
-    assert found["Penstock's errors"] == (0, "reached")
+    assert found["Penstock's errors"] == (1, "missed")
 
 
 def test_costs_are_compared_round_by_round() -> None:
@@ -101,12 +80,8 @@ def test_costs_are_compared_round_by_round() -> None:
 
 def test_the_price_of_fsync_always_is_held_against_that_of_every_second() -> None:
     names = ["penstock", "penstock-d2"]
-    readings = {
-        ("penstock", 1): [reading(9)],
-        ("penstock", 16): [reading(9), reading(9)],
-        ("penstock-d2", 1): [reading(19)],
-        ("penstock-d2", 16): [reading(10), reading(11)],
-    }
+    rounds = {"penstock": [reading(9), reading(9)], "penstock-d2": [reading(10), reading(11)]}
+    readings = {(name, level): each for name, each in rounds.items() for level in (1, 16)}
     found = judged(rows(readings, names), *names)
     assert found["c=16: CPU per token with fsync always / every second"] == (pytest.approx(1.15), "missed")
     assert not any(what.startswith("c=1: CPU") for what in found)
@@ -183,18 +158,15 @@ def test_systems_take_turns_and_what_fails_is_told(monkeypatch: pytest.MonkeyPat
         play(ready, options, stage, played)
     assert log == ["+a", "-a", "+b", "-b", "+b", "-b", "+a", "-a"]
     assert [each.streams for each in measured] == [1, 4] * 4
-    assert {at: len(each) for at, each in played.readings.items()} == dict.fromkeys(
-        [("a", 1), ("a", 4), ("b", 1), ("b", 4)], 2
-    )
+    assert {at: len(each) for at, each in played.readings.items()} == {(name, n): 2 for name in "ab" for n in (1, 4)}
     said = notes(systems, played, [])
     assert "c FAILED: cannot be installed: no such package" in said and "broken FAILED: it will not start" in said
 
 
-def test_the_whole_of_it_on_a_small_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every request is answered, the clock is right, and the table names each process that it cost."""
+def test_the_whole_of_it_on_a_small_scale(tmp_path: Path) -> None:
+    """Every request is answered, the clock is right, and the figures name each process that it cost."""
     words = ["--quick", "--upstream", "--systems", "floor,penstock-upstream", *SMALL, "--levels", "2,40"]
     assert main([*words, "--out", str(tmp_path)]) == 0
-    assert "penstock-upstream" in capsys.readouterr().out
     report = load(tmp_path / "gateway-upstream-quick.json")
     assert [(row["system"], row["streams"], row["errors"]) for row in report.rows] == [
         (name, streams, 0) for name in ("floor", "penstock-upstream") for streams in (2, 40)
@@ -204,46 +176,3 @@ def test_the_whole_of_it_on_a_small_scale(tmp_path: Path, capsys: pytest.Capture
     processes = {part.split()[0] for part in report.rows[-1]["parts"].split(", ")}
     assert processes == {"engine", "worker-1", "api-1", "redis", "scheduler-1", "offline-1"}
     assert report.ratios[-1].what.startswith("clock error") and report.ratios[-1].value is not None
-
-
-def test_stopped_in_the_middle_it_leaves_no_process_behind(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "bench.gateway", "--systems", "penstock", "--levels", "1", "--tokens", "5000"]
-    environ = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, cwd=tmp_path) as process:
-        eventually(lambda: len(_inside(tmp_path)) >= 4, seconds=60)
-        process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and b"every process has ended" in said
-    eventually(lambda: not _inside(tmp_path))  # the kernel takes a moment over what was killed
-
-
-def _inside(folder: Path) -> list[str]:
-    """Processes that run in a folder or below."""
-    found = []
-    for link in Path("/proc").glob("[0-9]*/cwd"):
-        try:
-            if link.resolve().is_relative_to(folder):
-                found.append(str(link))
-        except OSError:
-            continue
-    return found
-
-
-def test_an_environment_is_made_once_for_its_pins_and_says_why_it_cannot_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    said: list[str] = []
-    environ = {CACHE: str(tmp_path)}
-    empty = Environment(name="one", packages=())
-    python = empty.prepare(said.append, environ)
-    assert empty.prepare(said.append, environ) == python and len(said) == 1
-    assert subprocess.run([python, "-c", "print(1)"], capture_output=True, check=True).stdout == b"1\n"
-    with pytest.raises(Absent, match="penstock-bench-no-such-package"):
-        Environment(name="two", packages=("penstock-bench-no-such-package==1",)).prepare(said.append, environ)
-    assert not (tmp_path / "two" / PINS).exists()
-
-
-def test_an_unknown_system_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--systems", "floor,nginx"]) == 2
-    assert "no system 'nginx'; there are floor, penstock," in capsys.readouterr().out

@@ -1,30 +1,25 @@
-"""The load generator: what it reads is what was sent, its clock is right, and no failure is counted as an answer."""
+"""The load generator and the closed loop against any server of OpenAI's API: what they read is what was sent, and no
+failure is counted as an answer."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.load import scripted
 from bench.load.__main__ import LoadRun, summed
-from bench.load.plan import LoadPlan, StreamReading, measure
+from bench.load.plan import LoadPlan, StreamReading
 from bench.load.streams import Framing, Heard, StreamedAnswer, hear
+from bench.load.target import TIMEOUT, NotAServer, TargetServer, closed_loop, seen
 from bench.ports import free_port
-from bench.processes import Processes
 from bench.stats import Spread, spread
-
-pytestmark = pytest.mark.slow
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 WORDS = ("amber0", " brook1", " cedar2", " delta3")
@@ -98,42 +93,17 @@ def test_figures_are_of_good_answers_and_failures_are_counted() -> None:
     assert reading.tokens_per_s == 3.5
 
 
-def test_a_wrong_clock_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = StreamReading(
-        requests=1,
-        wrong={},
-        tokens=2,
-        seconds=1.0,
-        ttft=Spread(p50=23.0),
-        itl=Spread(p50=10.0),
-        e2e=Spread(),
-        own_cpu=0,
-    )
-    monkeypatch.setattr(scripted, "measure", lambda _: late)
-    assert scripted.clock_error(cast(Processes, SimpleNamespace(serve=lambda *_: 1))) == 3.0
-
-
-def test_a_closed_loop_against_the_floor(tmp_path: Path) -> None:
-    with Processes(tmp_path) as processes:
-        port = free_port()
-        processes.start(
-            "floor", [sys.executable, "-m", "bench.gateway.floor", str(port), '{"step_ms": 2, "prefill_ms": 3}']
-        )
-        processes.wait_port(port)
-        plan = LoadPlan(port=port, model="bench", streams=3, requests=7, tokens=9, limit_s=30, watch=processes.pids())
-        reading = measure(plan)
-    assert (reading.requests, reading.wrong, reading.tokens, reading.cut_short) == (7, {}, 63, False)
-    assert reading.itl.count == 7 * 8 and reading.ttft.p50 >= 3.0 and reading.e2e.most >= 8 * 2
-    assert 0 < reading.cpu["floor"] < 5 and reading.own_cpu > 0
-
-
-Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+async def measured(port: int, **plan: Any) -> StreamReading:
+    """Of four tokens a request."""
+    return await LoadRun(LoadPlan(port=port, model="m", tokens=4, **plan)).run()
 
 
 @asynccontextmanager
-async def serving(answer: Answering) -> AsyncIterator[int]:
+async def serving(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[int]:
     """A server whose connections have all ended behind the `with`."""
-    port, ended = free_port(), []
+    ended = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         done = asyncio.Event()
@@ -145,7 +115,7 @@ async def serving(answer: Answering) -> AsyncIterator[int]:
             await writer.wait_closed()
         done.set()
 
-    async with await asyncio.start_server(handle, "127.0.0.1", port):
+    async with await asyncio.start_server(handle, "127.0.0.1", port := free_port()):
         yield port
         await asyncio.gather(*ended)
 
@@ -164,8 +134,7 @@ async def test_an_answer_that_is_cut_off_is_an_error_and_the_next_one_connects_a
         writer.write(whole(*WORDS)[:100])
 
     async with serving(every_second_one) as port:
-        plan = LoadPlan(port=port, model="m", streams=1, requests=4, tokens=4, warmup_tokens=4, limit_s=20)
-        reading = await LoadRun(plan).run()
+        reading = await measured(port, streams=1, requests=4, warmup_tokens=4, limit_s=20)
     assert (reading.requests, reading.wrong) == (2, {"cut off (closed)": 2})
 
 
@@ -174,8 +143,7 @@ async def test_silence_is_an_error_when_time_is_up() -> None:
         await reader.read()
 
     async with serving(nothing) as port:
-        plan = LoadPlan(port=port, model="m", streams=2, requests=4, tokens=4, limit_s=0.2)
-        reading = await LoadRun(plan).run()
+        reading = await measured(port, streams=2, requests=4, limit_s=0.2)
     assert reading.requests == 0 and set(reading.wrong) == {"not answered in time"} and reading.cut_short
 
 
@@ -192,6 +160,66 @@ def test_an_answer_with_a_length_ends_with_its_last_byte() -> None:
     assert [framing.ends_with(part) for part in parts] == [False, False, True]
 
 
+END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+def test_the_servers_own_count_of_tokens_is_believed() -> None:
+    """Pieces cut anywhere; one piece of two tokens; a usage chunk behind."""
+    usage = chunk(b'data: {"choices":[],"usage":{"completion_tokens":3}}\n\n')
+    told = HEAD + chunk(event("")) + chunk(event("a b")) + chunk(event(" c"))
+    stream = told + usage + END
+    for cut in range(1, len(stream)):
+        answer = StreamedAnswer(0, 1.0, [(2.0, stream[:cut]), (3.0, stream[cut:])])
+        found = seen(answer)
+        assert (found.tokens, len(found.times), found.fault) == (3, 2, "")
+    assert seen(StreamedAnswer(0, 1.0, [(2.0, told + END)])).tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b'HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\n{"a"', 'status 429: {"a"'),
+        (whole("a", end=b'data: {"error":{"code":"lost"}}\n\n'), 'error in the stream: {"code":"lost"}'),
+        (HEAD + END, "no token"),
+    ],
+)
+def test_what_went_wrong_is_told(data: bytes, fault: str) -> None:
+    assert seen(StreamedAnswer(0, 1.0, [(2.0, data)])).fault == fault
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/v1", "http:///v1"])
+def test_a_base_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(NotAServer, match="base URL"):
+        TargetServer.at(url, "m")
+
+
+def test_requests_carry_the_path_and_the_key() -> None:
+    server = TargetServer.at("https://host/some/v1/", "m", "secret")
+    assert (server.port, server.tls) == (443, True) and "secret" not in repr(server)
+    request = server.chat([{"role": "user", "content": "x"}], 512, temperature=0.5, top_p=0.7)
+    assert request.startswith(b"POST /some/v1/chat/completions HTTP/1.1\r\n") and b"Bearer secret" in request
+    assert b'"temperature":0.5,"top_p":0.7' in request and b'"max_tokens":512' in request
+
+
+async def test_requests_that_do_not_end_in_time_are_given_up_and_the_rest_is_not_asked() -> None:
+    """The server answers its first connection, three times."""
+    connections = itertools.count()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        times = 3 if next(connections) == 0 else 0
+        for number in itertools.count():
+            await reader.readuntil(b'"include_usage":true}}')
+            if number < times:
+                writer.write(whole("a"))
+
+    async with serving(answer) as port:
+        server = TargetServer.at(f"http://127.0.0.1:{port}/v1", "m")
+        requests = [server.chat([{"role": "user", "content": f"{number}"}], 1) for number in range(40)]
+        found = await closed_loop(server, 4, requests, 0.1, lambda: None)
+    assert sum(not each.fault for each in found.answers) == 3
+    assert 39 <= len(found.answers) <= 40 and {each.fault for each in found.answers} == {"", TIMEOUT}
+
+
 async def test_nobody_there_is_an_error() -> None:
-    reading = await LoadRun(LoadPlan(port=free_port(), model="m", streams=1, requests=2, tokens=4, limit_s=5)).run()
+    reading = await measured(free_port(), streams=1, requests=2, limit_s=5)
     assert reading.errors == 2 and all(what.startswith("no connection") for what in reading.wrong)

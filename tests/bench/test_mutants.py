@@ -85,11 +85,3 @@ def test_the_tests_of_a_file_are_those_of_its_folder_then_of_its_room_and_then_o
     others = ("tests/api", "tests/workers", "tests/scheduler", "tests/offline")
     assert folders_of(SOURCE, "streaming/jobs/relay.py") == [("tests/streaming/jobs",), ("tests/streaming",), others]
     assert folders_of(SOURCE, "streaming/lua/claim.lua") == [("tests/streaming",), others]
-
-
-def test_a_mutant_is_named_by_what_it_changes() -> None:
-    before = "def f():\n    return 1\n"
-    mutant = Mutant("api/a.py", "def f():\n    return 2\n")
-    assert mutant.name(before) == "api/a.py:2: return 1 -> return 2"
-    twice = Mutant("api/a.py", "a = 1\nb = 0\na = 2\n")
-    assert twice.name("a = 1\nb = 0\na = 1\n") == "api/a.py:3: a = 1 -> a = 2"

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import uvloop
 
-from bench import report
-from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, check_names, counts
-from bench.report import Report, commit, load
+from bench.program import BenchProgram, Option, ProgramRun, check_names, counts
 
 
 def example(work: Callable[[ProgramRun], int], *errors: type[Exception]) -> BenchProgram:
@@ -75,26 +72,6 @@ def test_sigterm_stops_it_as_ctrl_c_does(
         signal.signal(signal.SIGINT, before[signal.SIGINT])
     assert cleaned == (["processes"] if loop is None else ["tasks", "processes"])
     assert capsys.readouterr().out == "stopped; every process has ended\n"
-
-
-def test_the_commit_is_that_of_the_tree_that_began_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A benchmark takes up to half an hour, and meanwhile its tree may change."""
-
-    def git(*words: str) -> None:
-        who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
-
-    def work(run: ProgramRun) -> int:
-        git("commit", "-q", "--allow-empty", "-m", "meanwhile")
-        found = Report(name="one", title="", command="", columns=(), rows=[])
-        return run.keep(found)
-
-    git("init", "-q")
-    git("commit", "-q", "--allow-empty", "-m", "first")
-    first = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=tmp_path, check=True, capture_output=True)
-    monkeypatch.setattr(report, "commit", lambda: commit(tmp_path))
-    assert BenchProgram("one", "", work).taking(OUT, PLOTS)(["--out", str(tmp_path / "out")]) == 0
-    assert load(tmp_path / "out" / "one.json").commit == first.stdout.decode().strip()
 
 
 def test_a_name_nobody_has_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:

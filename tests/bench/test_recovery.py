@@ -1,4 +1,4 @@
-"""The kills in short form: every reader has every token once, and what was seen becomes figures."""
+"""A kill in short form: every reader has every token once; what was seen becomes goals that are reached or missed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from typing import cast
 import pytest
 
 from bench.processes import Processes
-from bench.recovery import restart
-from bench.recovery.restart import RecoveryRound, of_rounds, one_round
+from bench.recovery.restart import RecoveryRound, of_rounds
 from bench.recovery.shows import QUICK, Reader, TooSlow, _kill, of_api, of_worker, worker_killed
 from penstock.engine import ChatTurn
 from workers.engines.sim.answers import prompt_text, token_text
-
-pytestmark = pytest.mark.slow
 
 
 def a_reader(*came: float, tokens: int = 3) -> Reader:
@@ -45,6 +42,7 @@ def test_a_kill_behind_the_end_of_a_reader_is_not_made() -> None:
         _kill(cast(Processes, None), "api-doomed", [a_reader(0, 1), Reader("hello", 3)])
 
 
+@pytest.mark.slow
 async def test_readers_go_on_with_every_token_once(tmp_path: Path) -> None:
     """Real processes, of which a worker is killed; times are the full form's. On a slow machine answers are longer."""
     for doubled in range(5):
@@ -85,11 +83,3 @@ def test_what_must_not_be_after_a_kill_is_a_goal_that_was_missed(fault: str) -> 
         elif fault == "cut":
             reader.ended = ""
         assert [goal.verdict for goal in of_rounds([seen]).goals].count("missed") == 1
-
-
-async def test_a_round_of_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real processes at default settings: nothing is lost, doubled or taken; times are the full form's."""
-    monkeypatch.setattr(restart, "STOPPED_S", 0.5)
-    seen = of_rounds([await one_round(tmp_path)])
-    assert [goal.value for goal in seen.goals[1:]] == [0, 0, 0, 0, 0]
-    assert all(row["value"] is not None for row in seen.rows)

@@ -16,7 +16,6 @@ import pytest
 from batching import answers_are_right, jsonl, line, said
 from house import House, eventually, serving
 
-from cli.__main__ import main
 from cli.batch import Recipe, _fields, _row, batch_lines, prepare
 from cli.output import Problem
 
@@ -97,19 +96,16 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
     assert prompts(tmp_path, Recipe("m", "{name}!"))["b.txt"] == "b!"
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "template", "words"),
-    [
-        ("in.jsonl", b"{}\nx\n", "t", "line 2 is not JSON"),
-        ("in.jsonl", b"[]\n", "", "line 1 is not an object"),
-        ("in.jsonl", b"\n", "", "nothing to compute"),
-        ("in.csv", b"a,b\n1,2\n", "", "row 1: which column is the text?"),
-        ("in.jsonl", jsonl([{"prompt": "x"}, {"prompt": ""}, {"promt": "x"}]), "", "row 3: which column is the text?"),
-        ("in.csv", b"a,b\n1,2\n", "{c}", "row 1 has no column 'c'"),
-        ("in.csv", b"a,b\n\xff,2\n", "{a}", "byte 5 is 0xff"),
-        ("in.jsonl", jsonl([line(1), line(2) | {"url": "/v1/completions"}]), "", "several endpoints"),
-    ],
-)
+@pytest.mark.parametrize(("name", "data", "template", "words"), [
+    ("in.jsonl", b"{}\nx\n", "t", "line 2 is not JSON"),
+    ("in.jsonl", b"[]\n", "", "line 1 is not an object"),
+    ("in.jsonl", b"\n", "", "nothing to compute"),
+    ("in.csv", b"a,b\n1,2\n", "", "row 1: which column is the text?"),
+    ("in.jsonl", jsonl([{"prompt": "x"}, {"prompt": ""}, {"promt": "x"}]), "", "row 3: which column is the text?"),
+    ("in.csv", b"a,b\n1,2\n", "{c}", "row 1 has no column 'c'"),
+    ("in.csv", b"a,b\n\xff,2\n", "{a}", "byte 5 is 0xff"),
+    ("in.jsonl", jsonl([line(1), line(2) | {"url": "/v1/completions"}]), "", "several endpoints"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, data: bytes, template: str, words: str) -> None:
     """Wrong usage, with the row."""
     (tmp_path / name).write_bytes(data)
@@ -122,62 +118,51 @@ def outputs(path: Path) -> list[dict[str, Any]]:
     return [json.loads(each) for each in path.read_bytes().split(b"\n")[:-1]]
 
 
-def test_run_from_a_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_from_a_table(here: Path, told: Any) -> None:
     """Answers in order under the ids of a column; again, it is there already and nothing is computed."""
     (here / "in.csv").write_text("id,text\n" + "".join(f"k{number},hello {number}\n" for number in range(20)))
     command = ["batch", "run", "in.csv", "-o", "out.jsonl", "--template", "{text}", "--id-column", "id"]
-    assert main([*command, "--max-tokens", "6"]) == 0
-    assert "20 of 20 lines" in capsys.readouterr().out
+    assert "20 of 20 lines" in told(*command, "--max-tokens", "6").out
     found = outputs(here / "out.jsonl")
     assert [each["custom_id"] for each in found] == [f"k{number}" for number in range(20)]
     assert found[7]["response"]["body"]["choices"][0]["message"]["content"] == said("hello 7")
-    assert main([*command, "--max-tokens", "6", "--json"]) == 0
-    captured = capsys.readouterr()
+    captured = told(*command, "--max-tokens", "6", "--json")
     assert json.loads(captured.out)["id"] in captured.err
-    assert main([*command, "--max-tokens", "7"]) == 2
-    assert "belongs to another run" in capsys.readouterr().err
-    assert main([*command, "--max-tokens", "7", "--again"]) == 0
-    assert "completed" in capsys.readouterr().out
+    assert "belongs to another run" in told(*command, "--max-tokens", "7", code=2).err
+    assert "completed" in told(*command, "--max-tokens", "7", "--again").out
 
 
-def test_failed_lines_are_told_and_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_lines_are_told_and_kept(here: Path, told: Any) -> None:
     """Exit 5; the answers, the errors beside them, and the list of them."""
     (here / "in.jsonl").write_bytes(jsonl([line(0), line(1, temperature=5), line(2)]))
-    assert main(["batch", "run", "in.jsonl", "-o", "out.jsonl"]) == 5
-    assert "1 line without an answer in out.errors.jsonl" in capsys.readouterr().err
+    assert "1 line without an answer in out.errors.jsonl" in told("batch run in.jsonl -o out.jsonl", code=5).err
     answers_are_right(outputs(here / "out.jsonl"), [line(0), line(2)])
     (failed,) = outputs(here / "out.errors.jsonl")
     assert failed["custom_id"] == "r-1"
-    assert main(["batch", "ls", "--limit", "1", "--json"]) == 0
-    batch_id = json.loads(capsys.readouterr().out)["id"]
-    assert main(["batch", "errors", batch_id]) == 0
-    assert "2     r-1        invalid_request_error" in capsys.readouterr().out
-    assert main(["batch", "errors", batch_id, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["line"] == 2
-    assert main(["batch", "show", batch_id]) == 0
-    assert "2 completed, 1 failed, 3 in all" in capsys.readouterr().out
+    batch_id = json.loads(told("batch ls --limit 1 --json").out)["id"]
+    assert "2     r-1        invalid_request_error" in told("batch errors", batch_id).out
+    assert json.loads(told("batch errors", batch_id, "--json").out)["line"] == 2
+    assert "2 completed, 1 failed, 3 in all" in told("batch show", batch_id).out
 
 
-def test_a_bad_file_says_which_lines(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_file_says_which_lines(here: Path, told: Any) -> None:
     """Exit 5, nothing computed, the lines on the screen."""
     (here / "in.jsonl").write_bytes(jsonl([line(0), line(0)]))
-    assert main(["batch", "run", "in.jsonl", "-o", "out.jsonl"]) == 5
-    captured = capsys.readouterr()
+    captured = told("batch run in.jsonl -o out.jsonl", code=5)
     assert "failed" in captured.out and "line 2: Line 1 has the same custom_id." in captured.err
     assert not (here / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize("folder", ["none", "file"])
-def test_a_folder_that_cannot_be_used_is_told(here: Path, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_used_is_told(here: Path, folder: str, told: Any) -> None:
     """To delete a file in it would not help."""
     (here / "in.jsonl").write_bytes(jsonl([line(0)]))
     (here / "file").touch()
-    assert main(["batch", "run", "in.jsonl", "-o", f"{folder}/out.jsonl"]) == 1
-    said_by_it = capsys.readouterr().err
+    said_by_it = told("batch run in.jsonl -o", f"{folder}/out.jsonl", code=1).err
     assert f"error: {folder} cannot be used\n" in said_by_it and "next:  choose another -o\n" in said_by_it
 
 
-def test_an_interrupted_run_goes_on(here: Path, house: House, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_run_goes_on(here: Path, house: House, told: Any) -> None:
     """Killed while it watches: paused, shown, resumed, cancelled from elsewhere; the same command fetches the rest."""
     lines = [line(number, max_tokens=60) for number in range(400)]
     (here / "in.jsonl").write_bytes(jsonl(lines))
@@ -195,15 +180,11 @@ def test_an_interrupted_run_goes_on(here: Path, house: House, capsys: pytest.Cap
     assert process.returncode == 130 and "the same command takes it up again" in said_by_it
     batch_id = json.loads(note.read_bytes())["batch"]
     for command, words_of_it in (("pause", "paused"), ("resume", "")):
-        assert main(["batch", command, batch_id]) == 0
-        assert words_of_it in capsys.readouterr().out
-    assert main(words) == 0
-    assert f"going on with {batch_id}" in capsys.readouterr().err
+        assert words_of_it in told("batch", command, batch_id).out
+    assert f"going on with {batch_id}" in told(*words).err
     answers_are_right(outputs(here / "out.jsonl"), lines)
-    assert main(["batch", "output", batch_id]) == 0
-    assert capsys.readouterr().out == (here / "out.jsonl").read_text()
-    assert main(["batch", "cancel", batch_id]) == 1
-    assert "cannot be told to cancel" in capsys.readouterr().err
+    assert told("batch output", batch_id).out == (here / "out.jsonl").read_text()
+    assert "cannot be told to cancel" in told("batch cancel", batch_id, code=1).err
 
 
 def test_a_batch_is_shown_by_one_word_and_its_done_lines() -> None:

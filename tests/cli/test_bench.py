@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
-from cli.__main__ import main
 from cli.bench import PROGRAMS
 
 LISTS = """
@@ -27,17 +27,14 @@ def test_the_list_of_programs_imports_none_of_them() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_program_is_there_and_says_what_it_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_program_is_there_and_says_what_it_takes(name: str, told: Any) -> None:
     assert find_spec(f"bench.{name}") is not None
-    assert main(["bench", name, "--help"]) == 0
-    assert "--out" in capsys.readouterr().out
+    assert "--out" in told("bench", name, "--help").out
 
 
-def test_wrong_arguments_are_the_programs_own_to_refuse(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "jobs", "--nope"]) == 2
-    assert "unrecognized arguments: --nope" in capsys.readouterr().err
+def test_wrong_arguments_are_the_programs_own_to_refuse(told: Any) -> None:
+    assert "unrecognized arguments: --nope" in told("bench jobs --nope", code=2).err
 
 
-def test_a_program_nobody_has_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "nope"]) == 2
-    assert "penstock bench --help" in capsys.readouterr().err
+def test_a_program_nobody_has_is_a_usage_error(told: Any) -> None:
+    assert "penstock bench --help" in told("bench nope", code=2).err

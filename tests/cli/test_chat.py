@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +15,7 @@ from pathlib import Path
 import pytest
 from batching import said
 from house import House, eventually
+from terminals import OnTerminal
 
 from penstock.engine import ChatTurn
 from workers.engines.sim.answers import prompt_text, token_text
@@ -38,55 +36,48 @@ def answer(*turns: tuple[str, str], tokens: int) -> str:
     return "".join(token_text(prompt, index) for index in range(tokens))
 
 
-class Typed:
-    """A conversation typed at a terminal of 80 columns; `seen` is all that it showed, without line ends."""
+class Typed(OnTerminal):
+    """A conversation typed at a terminal of 80 columns, whose words are waited for one after the other."""
 
-    def __init__(self, process: subprocess.Popen[bytes], leader: int) -> None:
-        self.process, self._leader = process, leader
-        self._shown, self._from = "", 0
+    _from = 0
 
-    def until(self, words: str, seconds: float = 30) -> str:
-        """Wait until the terminal shows these words behind what was waited for before. Returns what came till then."""
-        deadline = time.monotonic() + seconds
-        while (found := self._shown.find(words, self._from)) < 0:
-            ready, _, _ = select.select([self._leader], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"{words!r} is not in {self._shown[self._from :]!r}"
-            try:
-                data = os.read(self._leader, 65536)
-            except OSError as error:  # how a terminal says that nobody is there any more
-                raise AssertionError(f"it ended before {words!r}: {self._shown[self._from :]!r}") from error
-            self._shown += data.decode().replace("\r\n", "\n")
-        came, self._from = self._shown[self._from : found], found + len(words)
+    @property
+    def _rest(self) -> str:
+        """What is shown behind the words that were waited for last."""
+        return self.seen.replace("\r\n", "\n")[self._from :]
+
+    def shows(self, words: str) -> str:
+        """Wait until the terminal shows these words behind those before. Returns what came till then."""
+        self.until(lambda _: words in self._rest, 30)
+        came, found, _ = self._rest.partition(words)
+        assert found, f"it ended before {words!r}: {came!r}"
+        self._from += len(came) + len(words)
         return came
-
-    def type(self, keys: str) -> None:
-        os.write(self._leader, keys.encode())
 
     def say(self, line: str, prompt: str = ">>> ") -> str:
         """Type a line and return what is shown up to the next prompt."""
         self.type(f"{line}\r")
-        self.until(f"{line}\n")
-        return self.until(prompt)
+        self.shows(f"{line}\n")
+        return self.shows(prompt)
 
 
 @contextmanager
 def typing(house: House, *words: str) -> Iterator[Typed]:
-    leader, follower = pty.openpty()
-    environ = {**os.environ, **house.environ, "PENSTOCK_URL": house.url, "TERM": "dumb"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", CONTROLLED, *CHAT, *words],
-        stdin=follower, stdout=follower, stderr=follower,
-        env=environ, cwd=house.folder, start_new_session=True,
-    )  # fmt: skip
-    os.close(follower)
-    try:
-        typed = Typed(process, leader)
-        typed.until(">>> ")
+    environ = {**house.environ, "PENSTOCK_URL": house.url, "TERM": "dumb"}
+    with Typed(["-c", CONTROLLED, *CHAT, *words], house.folder, environ=environ) as typed:
+        typed.shows(">>> ")
         yield typed
-    finally:
-        process.kill()
-        process.wait()
-        os.close(leader)
+
+
+@contextmanager
+def piped(house: House, message: str, tokens: str, notes: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A question whose answer goes into a pipe, and what is said beside it into a file."""
+    environ, pipe = {**os.environ, **house.environ, "PENSTOCK_URL": house.url}, subprocess.PIPE
+    command = [*CHAT, message, "--max-tokens", tokens]
+    with notes.open("wb") as stderr, subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=stderr, env=environ
+    ) as process:  # fmt: skip
+        yield process
 
 
 def test_the_commands_of_a_conversation(house: House) -> None:
@@ -114,7 +105,7 @@ def test_the_commands_of_a_conversation(house: House) -> None:
         assert "mine exists already" in typed.say("/save mine") and (house.folder / "mine").read_text() == "keep"
         assert "error: cannot write" in typed.say("/save none/such")
         typed.type("\x03")
-        typed.until("(Ctrl-D or /quit ends)\n>>> ")
+        typed.shows("(Ctrl-D or /quit ends)\n>>> ")
         typed.type("\x04")
         assert typed.process.wait(30) == 0
     turns = [("system", "be long"), ("user", "hello"), ("assistant", plainly), ("user", " /why"), ("assistant", third)]
@@ -123,29 +114,27 @@ def test_the_commands_of_a_conversation(house: House) -> None:
     assert (house.folder / "talk.txt").read_text() == "\n\n".join(f"{role}: {text}" for role, text in turns) + "\n"
 
 
-@pytest.mark.parametrize("word", ["/quit", "/exit", "/bye "])
-def test_a_word_ends_the_conversation(house: House, word: str) -> None:
-    with typing(house) as typed:
-        assert "/quit" in typed.say("/help")
-        typed.type(f"{word}\r")
-        assert typed.process.wait(30) == 0
+def stopped(typed: Typed, beginning: str) -> None:
+    """Ctrl-C once the answer has begun so."""
+    typed.shows(beginning)
+    typed.type("\x03")
+    typed.shows("(stopped)\n>>> ")
 
 
-def test_an_answer_that_was_cut_off_is_marked(house: House) -> None:
-    with typing(house, "--max-tokens", "5") as typed:
-        assert typed.say("hello").endswith(f"\n{CUT}")
+def ended_by(typed: Typed, word: str) -> None:
+    typed.type(f"{word}\r")
+    assert typed.process.wait(30) == 0
 
 
 def test_a_stopped_answer_is_cancelled_and_asked_again(house: House) -> None:
     with typing(house, "--max-tokens", ENDLESS) as typed:
         typed.type("a long one\r")
-        typed.until(answer(("user", "a long one"), tokens=3))
-        typed.type("\x03")
-        typed.until("(stopped)\n>>> ")
+        stopped(typed, answer(("user", "a long one"), tokens=3))
         status, body = house.get("/v1/jobs?limit=1")
         assert status == 200 and json.loads(body)["data"][0]["status"] == "cancelled"
         typed.type("/retry\r")
-        typed.until(answer(("user", "a long one"), tokens=3))
+        stopped(typed, answer(("user", "a long one"), tokens=3))
+        ended_by(typed, "/exit")
 
 
 def unwrapped(shown: str) -> str:
@@ -159,23 +148,21 @@ def test_a_retry_that_is_stopped_keeps_the_answer(house: House) -> None:
         spoken = answer(("user", "a question"), tokens=1500)
         assert spoken in unwrapped(typed.say("a question"))
         typed.type("/retry\r")
-        typed.until(spoken[:20])
-        typed.type("\x03")
-        typed.until("(stopped)\n>>> ")
+        stopped(typed, spoken[:20])
         assert "saved 2 turns" in typed.say("/save retry.json")
         assert spoken in unwrapped(typed.say("/retry")) and "saved 2 turns" in typed.say("/save retry.json")
+        ended_by(typed, "/bye ")
     turns = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": spoken}]
     assert json.loads((house.folder / "retry.json").read_text()) == turns
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize(("number", "answers"), [(signal.SIGTERM, False), (signal.SIGHUP, True)])
 def test_a_conversation_ends_when_it_is_told_to(house: House, number: signal.Signals, answers: bool) -> None:
     """At its prompt, or in an answer, whose job ends too."""
     with typing(house, "--max-tokens", ENDLESS) as typed:
         if answers:
             typed.type("a long one\r")
-            typed.until(answer(("user", "a long one"), tokens=3))
+            typed.shows(answer(("user", "a long one"), tokens=3))
         typed.process.send_signal(number)
         assert typed.process.wait(30) == (130 if answers else -number)
     assert not answers or json.loads(house.get("/v1/jobs?limit=1")[1])["data"][0]["status"] == "cancelled"
@@ -184,6 +171,7 @@ def test_a_conversation_ends_when_it_is_told_to(house: House, number: signal.Sig
 def test_a_refusal_does_not_end_the_conversation(house: House) -> None:
     with typing(house, "--max-tokens", "9000") as typed:
         assert "error:" in typed.say("too much") and "error:" in typed.say("/retry")
+        ended_by(typed, "/quit")
 
 
 def test_an_answer_outlives_the_api_process(empty_house: House, tmp_path: Path) -> None:
@@ -203,17 +191,13 @@ def test_an_answer_outlives_the_api_process(empty_house: House, tmp_path: Path) 
     with typing(house, "--max-tokens", "300") as typed:
         typed.type("in a terminal\r")
         start = answer(("user", "in a terminal"), tokens=5)
-        typed.until(start)
+        typed.shows(start)
         restart()
-        rest = typed.until("(cut at --max-tokens)\n>>> ")
+        rest = typed.shows("(cut at --max-tokens)\n>>> ")
         (line,) = re.findall(r"\n\(.*\)\n", rest)
         assert line == f"\n(the connection to {house.url} broke; trying again)\n"
         assert unwrapped(start + rest.replace(line, "", 1)) == said("in a terminal", 300)
-    environ = {**os.environ, **house.environ, "PENSTOCK_URL": house.url}
-    command = [*CHAT, "in a pipe", "--max-tokens", "300"]
-    with (tmp_path / "stderr").open("w+b") as notes, subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=notes, env=environ
-    ) as process:  # fmt: skip
+    with piped(house, "in a pipe", "300", tmp_path / "stderr") as process:
         assert process.stdout is not None
         first = process.stdout.read(20)
         restart()
@@ -230,11 +214,7 @@ def test_the_loss_of_a_worker_is_said_beside_the_answer(empty_house: House, tmp_
     house.start("scheduler")
     house.start_api()
     house.wait_ready()
-    environ = {**os.environ, **house.environ, "PENSTOCK_URL": house.url}
-    with (tmp_path / "stderr").open("w+b") as notes, subprocess.Popen(
-        [*CHAT, "hello", "--max-tokens", "600"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=notes, env=environ,
-    ) as process:  # fmt: skip
+    with piped(house, "hello", "600", tmp_path / "stderr") as process:
         assert process.stdout is not None
         first = process.stdout.read(20)
         victim.kill()
@@ -244,16 +224,3 @@ def test_the_loss_of_a_worker_is_said_beside_the_answer(empty_house: House, tmp_
         assert process.wait(60) == 0 and text == said("hello", 600) + "\n"
     waits, goes_on, cut = (tmp_path / "stderr").read_text().splitlines()
     assert "waiting" in waits and re.search(r"continued by worker-2 after [\d.]+ m?s", goes_on) and f"{cut}\n" == CUT
-
-
-def test_what_is_piped_follows_the_message(house: House) -> None:
-    environ = {**os.environ, **house.environ, "PENSTOCK_URL": house.url}
-    done = subprocess.run(
-        [*CHAT, "summarize", "--max-tokens", "5"],
-        input="a text\n",
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (done.stdout, done.stderr) == (said("summarize\n\na text\n", 5) + "\n", CUT)

@@ -43,11 +43,21 @@ def said(name: str, event_id: str = "0:1", **data: Any) -> str:
     return f"event: {name}\nid: {event_id}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-def told(text: str, index: int = 0) -> str:
+def token(text: str, index: int = 0) -> str:
     return said("delta", index=index, text=text, tokens=1)
 
 
 COMPLETED = said("completed", **(JOB | {"result": None}))
+
+
+def followed(end: str) -> tuple[int, str]:
+    """The events of a job that ended so; "": they break off before."""
+    events = said("ping") + said("started", worker="w1", attempt=1) + token("the answer")
+    return 200, events + (said(end, **(JOB | {"status": end, "result": None})) if end else "")
+
+
+def listed(*jobs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    return 200, {"object": "list", "data": jobs, "has_more": False, "next_cursor": None}
 
 
 class Door:
@@ -57,7 +67,9 @@ class Door:
         "/v1/models": (200, {"data": [{"id": "sim"}]}),
         "/v1/jobs": (202, WAITING),
         "/v1/jobs/job_x": (200, JOB),
-        STREAM: (200, ": ping\n" + told("the\u2028") + told("answer") + COMPLETED),
+        "/v1/jobs/job_x/cancel": (200, JOB | {"status": "cancelled"}),
+        "/admin/dlq": (200, {"data": []}),
+        STREAM: (200, ": ping\n" + token("the\u2028") + token("answer") + COMPLETED),
     }
 
     def __init__(self) -> None:
@@ -82,6 +94,26 @@ class Door:
 
 
 @pytest.fixture
+def found_by_port(door: Door, monkeypatch: pytest.MonkeyPatch) -> Door:
+    """Named by no variable: it listens on the port of the settings."""
+    monkeypatch.delenv("PENSTOCK_URL")
+    Path("penstock.toml").write_text(f"[api]\nport = {door.server.server_port}\n")
+    return door
+
+
+@pytest.fixture
+def found_by_redis(found_by_port: Door, monkeypatch: pytest.MonkeyPatch) -> Door:
+    """As that of an API process that some Redis lists."""
+    url = found_by_port.url
+    api = Process(role="api", id="api-0", life="l", pid=1, host="h", state="ready", since=1.0, url=url)
+    monkeypatch.setattr("cli.registry.processes", lambda _: [api])
+    return found_by_port
+
+
+REDIS = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
 def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     """Commands find it by PENSTOCK_URL; their stdin is empty, and they give up when it fails them."""
     door = Door()
@@ -94,10 +126,13 @@ def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
         yield door
 
 
-def test_chat_prints_the_answer_alone(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+ASK = ("chat", "a question", "--model", "sim")
+"""Without a model, it is looked up first."""
+
+
+def test_chat_prints_the_answer_alone(door: Door, told: Any) -> None:
     """stdout is the answer alone, with what a terminal would obey shown; the model is the first one served."""
-    assert main(["chat", "a question", "--system", "be brief", "--max-tokens", "9"]) == 0
-    assert capsys.readouterr().out == r"the\u2028answer" + "\n"
+    assert told("chat", "a question", "--system", "be brief", "--max-tokens", "9").out == r"the\u2028answer" + "\n"
     (path, headers, body), (events, *_) = door.requests[-2:]
     assert (path, events) == ("/v1/jobs", STREAM) and len(headers["idempotency-key"]) == 32
     assert body == {
@@ -108,122 +143,99 @@ def test_chat_prints_the_answer_alone(door: Door, capsys: pytest.CaptureFixture[
     }
 
 
-@pytest.mark.parametrize(
-    ("words", "piped", "asked"),
-    [
-        ([], "from a pipe\n", "from a pipe\n"),
-        (["-"], "from a pipe", "from a pipe"),
-        (["summarize:"], "a text\n", "summarize:\n\na text\n"),
-        (["summarize:"], " \n", "summarize:"),
-    ],
-)
+@pytest.mark.parametrize(("words", "piped", "asked"), [
+    ([], "from a pipe\n", "from a pipe\n"), (["-"], "from a pipe", "from a pipe"),
+    (["summarize:"], "a text\n", "summarize:\n\na text\n"), (["summarize:"], " \n", "summarize:"),
+])  # fmt: skip
 def test_chat_appends_what_is_piped(
     door: Door, monkeypatch: pytest.MonkeyPatch, words: list[str], piped: str, asked: str
 ) -> None:
     """Without an argument and a terminal stdin is the prompt; with one, it follows behind it."""
     monkeypatch.setattr("sys.stdin", io.StringIO(piped))
     assert main(["chat", *words, "--model", "other"]) == 0
-    assert door.requests[-2][2]["messages"] == [{"role": "user", "content": asked}]
-    assert door.requests[-2][2]["model"] == "other"
+    body = door.requests[-2][2]
+    assert (body["messages"], body["model"]) == ([{"role": "user", "content": asked}], "other")
 
 
-@pytest.mark.parametrize("words", [["chat"], ["submit", "-"]])
+@pytest.mark.parametrize("words", ["chat --model sim", "submit - --model sim"])
 def test_piped_text_may_have_a_byte_order_mark_and_no_other_encoding(
-    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+    door: Door, monkeypatch: pytest.MonkeyPatch, told: Any, words: str
 ) -> None:
-    def piped(data: bytes) -> int:
+    def piped(data: bytes, code: int) -> str:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), "ascii", errors="surrogateescape"))
-        return main([*words, "--model", "sim"])
+        return str(told(words, code=code).err)
 
-    piped("é".encode("utf-8-sig"))
+    piped("é".encode("utf-8-sig"), 0)
     assert [body["messages"][0]["content"] for _, _, body in door.requests if body and "messages" in body] == ["é"]
-    for data, said in (("é".encode("utf-16"), "UTF-16"), ("aé".encode("latin-1"), "byte 2 is 0xe9")):
-        assert piped(data) == 2 and said in capsys.readouterr().err
+    assert "UTF-16" in piped("é".encode("utf-16"), 2) and "byte 2 is 0xe9" in piped("aé".encode("latin-1"), 2)
 
 
-def test_chat_of_nothing_or_of_no_text_is_wrong_usage(
-    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chat_of_nothing_or_of_no_text_is_wrong_usage(door: Door, monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
     for stdin in (io.StringIO(" "), None, io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8")):
         monkeypatch.setattr("sys.stdin", stdin)
-        assert main(["chat", "--model", "sim"]) == 2
-    assert "stdin is no UTF-8 text" in capsys.readouterr().err and door.requests == []
+        said = told("chat --model sim", code=2).err
+    assert "stdin is no UTF-8 text" in said and door.requests == []
 
 
-@pytest.mark.parametrize(
-    ("answer", "code", "words"),
-    [
-        ((200, told("the") + said("failed", **FAILED)), 5, "cause: three workers died"),
-        ((200, [told("the") + said("stream.reset", epoch=1), COMPLETED]), 1, "next:  penstock jobs result job_x"),
-        ((200, told("the") + said("error", **ERROR)), 1, "error: no"),
-        ((200, told("the")), 3, "next:  the job goes on: penstock jobs result job_x"),
-        ((400, ERROR), 1, "error: no"),
-        ((401, ERROR), 4, "error: no"),
-        ((403, ERROR), 4, "error: no"),
-        ((503, "busy"), 1, "error: the server answered 503"),
-    ],
-)
-def test_chat_that_fails(
-    door: Door, capsys: pytest.CaptureFixture[str], answer: tuple[int, Any], code: int, words: str
-) -> None:
+@pytest.mark.parametrize(("answer", "code", "words"), [
+    ((200, token("the") + said("failed", **FAILED)), 5, "cause: three workers died"),
+    ((200, [token("the") + said("stream.reset", epoch=1), COMPLETED]), 1, "next:  penstock jobs result job_x"),
+    ((200, token("the") + said("error", **ERROR)), 1, "error: no"),
+    ((200, token("the")), 3, "next:  the job goes on: penstock jobs result job_x"),
+    ((400, ERROR), 1, "error: no"),
+    ((401, ERROR), 4, "error: no"),
+    ((403, ERROR), 4, "error: no"),
+    ((503, "busy"), 1, "error: the server answered 503"),
+])  # fmt: skip
+def test_chat_that_fails(door: Door, told: Any, answer: tuple[int, Any], code: int, words: str) -> None:
     """A job that failed, an answer that must not be joined to another, a server that stays away, a refusal."""
     door.answers[STREAM] = answer
-    assert main(["chat", "a question", "--model", "sim"]) == code
-    captured = capsys.readouterr()
+    captured = told(*ASK, code=code)
     assert words in captured.err and captured.out in ("the\n", "the", "")
 
 
-def test_chat_outlives_a_connection_with_one_plain_line(
-    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chat_outlives_a_connection_with_one_plain_line(door: Door, monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
     """It goes on behind the last event, as often as it must."""
     monkeypatch.setattr("cli.client.PATIENCE_S", PATIENCE_S)
-    door.answers[STREAM] = (200, [told("the"), "", told(" answer"), COMPLETED])
-    assert main(["chat", "a question", "--model", "sim"]) == 0
-    captured = capsys.readouterr()
+    door.answers[STREAM] = (200, [token("the"), "", token(" answer"), COMPLETED])
+    captured = told(*ASK)
     assert captured == ("the answer\n", f"(the connection to {door.url} broke; trying again)\n")
     cursors = [headers.get("last-event-id") for path, headers, _ in door.requests if path == STREAM]
     assert cursors == [None, "0:1", "0:1", "0:1"]
 
 
 def test_only_an_instance_that_runs_is_waited_for(
-    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any
 ) -> None:
     """Its API process may be starting again; an address that was typed may be wrong."""
     monkeypatch.setattr("cli.client.PATIENCE_S", 0.3)
     nowhere = f"http://127.0.0.1:{free_port()}"
-    assert main(["chat", "a question", "--model", "sim", "--url", nowhere]) == 3
-    assert "trying again" not in capsys.readouterr().err
+    assert "trying again" not in told(*ASK, "--url", nowhere, code=3).err
     monkeypatch.delenv("PENSTOCK_URL")
     with running_at(nowhere, tmp_path / ".penstock"):
-        assert main(["chat", "a question", "--model", "sim"]) == 3
-    said = capsys.readouterr().err
-    assert said.startswith(
-        f"(the connection to {nowhere} broke; trying again)\nerror: no penstock answers at {nowhere}\n"
-    )
+        said = told(*ASK, code=3).err
+    begin = f"(the connection to {nowhere} broke; trying again)\nerror: no penstock answers at {nowhere}\n"
+    assert said.startswith(begin)
 
 
 @pytest.mark.parametrize(("reason", "mark"), [("length", "(cut at --max-tokens)\n"), ("stop", "")])
-def test_an_answer_is_marked_if_it_was_cut_off(
-    door: Door, capsys: pytest.CaptureFixture[str], reason: str, mark: str
-) -> None:
+def test_an_answer_is_marked_if_it_was_cut_off(door: Door, told: Any, reason: str, mark: str) -> None:
     """On stderr: stdout is the answer alone."""
-    door.answers[STREAM] = (200, told("the answer") + said("completed", **(JOB | {"finish_reasons": [reason]})))
-    assert main(["chat", "a question", "--model", "sim"]) == 0
-    assert capsys.readouterr() == ("the answer\n", mark)
+    door.answers[STREAM] = (200, token("the answer") + said("completed", **(JOB | {"finish_reasons": [reason]})))
+    assert told(*ASK) == ("the answer\n", mark)
 
 
-def test_leaving_a_chat_cancels_its_job(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_a_chat_cancels_its_job(door: Door) -> None:
     """Ctrl-C, a closed terminal, a closed pipe: nobody reads the rest."""
 
     def leave() -> str:
         os.kill(os.getpid(), signals.pop())
-        return told("x")
+        return token("x")
 
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    door.answers |= {STREAM: (200, leave), "/v1/jobs/job_x/cancel": (200, JOB)}
+    door.answers[STREAM] = (200, leave)
     for _ in range(3):
-        assert main(["chat", "a question", "--model", "sim"]) == 130
+        assert main([*ASK]) == 130
         assert door.requests[-1][0] == "/v1/jobs/job_x/cancel"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -236,75 +248,84 @@ def test_leaving_a_chat_before_its_job_has_an_id_cancels_it_too(door: Door) -> N
             os.kill(os.getpid(), signal.SIGINT)
         return WAITING
 
-    door.answers |= {"/v1/jobs": (202, leave), "/v1/jobs/job_x/cancel": (200, JOB)}
-    assert main(["chat", "a question", "--model", "sim"]) == 130
+    door.answers["/v1/jobs"] = (202, leave)
+    assert main([*ASK]) == 130
     (_, first, body), (path, second, again), (cancelled, _, _) = door.requests
     assert (path, cancelled) == ("/v1/jobs", "/v1/jobs/job_x/cancel")
     assert first["idempotency-key"] == second["idempotency-key"] and again == body
 
 
-def test_error_names_the_request(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_the_request(door: Door, told: Any) -> None:
     """The API's code and request id come through with --json."""
     door.answers["/v1/jobs/job_x"] = (404, ERROR)
-    assert main(["jobs", "show", "job_x", "--json"]) == 1
-    captured = capsys.readouterr()
+    captured = told("jobs show job_x --json", code=1)
     assert captured.out == ""
     error = json.loads(captured.err)["error"]
     assert (error["code"], error["message"], error["request_id"]) == ("some_code", "no", "req_1")
 
 
-@pytest.mark.parametrize("command", ["jobs show job_x", "jobs ls", "dlq show 0-1-0", "dlq replay 0-1-0"])
-def test_every_time_of_a_job_has_one_format(command: str, door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command", ["jobs show job_x", "jobs ls", "dlq show 0-1-0", "dlq replay 0-1-0", "submit hi --wait 5"]
+)
+def test_every_time_of_a_job_has_one_format(command: str, door: Door, told: Any) -> None:
     """Those of its attempts, too, of which one runs; people see how long each took."""
     past = {"worker": "w-1", "started_at": 2.0, "ended_at": 2.5, "tokens": 1, "outcome": "worker_lost"}
     job = JOB | {"attempt_log": [past, past | {"ended_at": None}]}
     door.answers |= {
-        "/v1/jobs": (200, {"data": [job], "has_more": False, "next_cursor": None}),
+        "/v1/jobs": (202, WAITING) if "submit" in command else listed(job),
         "/v1/jobs/job_x": (200, job),
         "/admin/dlq/0-1-0": (200, {"id": "0-1-0", "at": 3.0, "job": job}),
         "/admin/dlq/0-1-0/replay": (200, job),
     }
-    assert main([*command.split(), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    attempts = shown.get("job", shown)["attempt_log"]
-    assert shown.get("job", shown)["created_at"] == "1970-01-01T00:00:01Z"
-    assert [each["started_at"] for each in attempts] == ["1970-01-01T00:00:02Z"] * 2
-    assert [each["ended_at"] for each in attempts] == ["1970-01-01T00:00:02Z", None]
+    shown = json.loads(told(f"{command} --json").out)
+    shown = shown.get("job", shown)
+    assert (shown["status"], shown["created_at"]) == ("completed", "1970-01-01T00:00:01Z")
+    times = [(each["started_at"], each["ended_at"]) for each in shown["attempt_log"]]
+    assert times == [("1970-01-01T00:00:02Z", "1970-01-01T00:00:02Z"), ("1970-01-01T00:00:02Z", None)]
     if " show " in command:
-        assert main(command.split()) == 0
-        assert "1970-01-01T00:00:02Z  0.5" in capsys.readouterr().out
+        assert "1970-01-01T00:00:02Z  0.5" in told(command).out
 
 
 @pytest.mark.parametrize("command", ["jobs show job_x", "dlq show 0-1-0"])
-def test_what_became_of_each_attempt_is_said_in_words(
-    command: str, door: Door, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_became_of_each_attempt_is_said_in_words(command: str, door: Door, told: Any) -> None:
     """And where a worker died, which command shows what of."""
-    attempt = {"worker": "w-1", "started_at": 2.0, "ended_at": 2.5, "tokens": 1}
-    log = [attempt | {"outcome": outcome} for outcome in ("handed_back", "preempted", "lost", None)]
-    door.answers["/admin/dlq/0-1-0"] = (200, {"id": "0-1-0", "at": 3.0, "job": JOB | {"attempt_log": log}})
-    door.answers["/v1/jobs/job_x"] = (200, JOB | {"attempt_log": log})
-    assert main(command.split()) == 0
-    shown = capsys.readouterr()
-    words = ["its worker was stopped", "made room for a higher lane", "its worker died", "running"]
-    assert [line for line in words if f"  {line}\n" in shown.out] == words
-    assert "next:  penstock logs --job job_x\n" in shown.err
-    door.answers["/v1/jobs/job_x"] = (200, JOB | {"attempt_log": log[:2]})
-    door.answers["/admin/dlq/0-1-0"] = (200, {"id": "0-1-0", "at": 3.0, "job": JOB | {"attempt_log": log[:2]}})
-    assert main(command.split()) == 0
-    assert "penstock logs" not in capsys.readouterr().err
+
+    def shown(*outcomes: str | None) -> Any:
+        attempt = {"worker": "w-1", "started_at": 2.0, "ended_at": 2.5, "tokens": 1}
+        job = JOB | {"attempt_log": [attempt | {"outcome": outcome} for outcome in outcomes]}
+        door.answers |= {"/admin/dlq/0-1-0": (200, {"id": "0-1-0", "at": 3.0, "job": job})}
+        door.answers |= {"/v1/jobs/job_x": (200, job)}
+        return told(command)
+
+    out, err = shown("handed_back", "preempted", "lost", None)
+    for words in ("its worker was stopped", "made room for a higher lane", "its worker died", "running"):
+        assert f"  {words}\n" in out
+    assert "next:  penstock logs --job job_x\n" in err
+    assert "penstock logs" not in shown("handed_back", "preempted").err
 
 
-def test_a_wrong_model_is_answered_with_what_to_do(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    door.answers["/v1/jobs"] = (404, {"error": {"message": "Models served: sim.", "code": "model_not_found"}})
-    assert main(["submit", "hi", "--model", "nope"]) == 1
-    assert capsys.readouterr().err.endswith("\nnext:  name one of these with --model, or leave the model out\n")
-
-
-def test_not_a_penstock_is_code_3(door: Door) -> None:
-    """Some other server on that port is not taken for one of ours."""
-    door.answers["/v1/jobs/job_x"] = (200, "<html>")
-    assert main(["jobs", "show", "job_x"]) == 3
+@pytest.mark.parametrize(("path", "answer", "command", "code", "words"), [
+    ("/v1/jobs", (404, {"error": {"message": "Models served: sim.", "code": "model_not_found"}}),
+     "submit hi --model nope", 1, "\nnext:  name one of these with --model, or leave the model out\n"),
+    ("/v1/jobs/job_x", (200, "<html>"), "jobs show job_x", 3, "error: "),
+    ("/v1/jobs/job_x", (200, FAILED), "submit hi --wait", 5, "cause: three workers died"),
+    ("/v1/jobs/job_x", (200, FAILED), "jobs result job_x", 5, "cause: three workers died"),
+    ("/v1/jobs/job_x", (401, {"error": {"message": "no", "code": "invalid_api_key"}}), "jobs show job_x", 4,
+     "next:  set PENSTOCK_API_KEY, or put the key in"),
+    (STREAM, followed("completed"), "submit hi --follow", 0, ""),
+    (STREAM, followed("cancelled"), "submit hi --follow", 5, ""),
+    (STREAM, followed(""), "submit hi --follow", 3, ""),
+    (STREAM, followed(""), "submit hi --wait 5s", 2, "Invalid value for '--wait': '5s' is not a valid float"),
+], ids=[
+    "a wrong model", "no penstock", "a failed job that is waited for", "a failed job", "no key", "the end",
+    "a cancelled job", "a broken connection", "a wait that is no number",
+])  # fmt: skip
+def test_how_it_ended_is_the_exit_code(
+    door: Door, told: Any, path: str, answer: tuple[int, Any], command: str, code: int, words: str
+) -> None:
+    """With what to do where something is wrong."""
+    door.answers[path] = answer
+    assert words in told(command, code=code).err
 
 
 def keep_key(home: DataDir, key: str = "from-file") -> None:
@@ -341,99 +362,74 @@ def test_the_key_of_the_folder_goes_to_its_own_instance_alone(door: Door, tmp_pa
 
 @pytest.mark.parametrize("source", ["file", "variable"])
 def test_whoever_has_the_port_is_sent_no_key(
-    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], source: str
+    found_by_port: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any, source: str
 ) -> None:
     """Nothing runs in the data folder, and another process listens where it would: no request, a clear error. Without
     a key the configured port is tried."""
-    monkeypatch.delenv("PENSTOCK_URL")
-    (tmp_path / "penstock.toml").write_text(f"[api]\nport = {door.server.server_port}\n")
-    assert main(["jobs", "show", "job_x"]) == 0
-    assert keys_seen(door) == [None]
+    told("jobs show job_x")
     if source == "file":
         keep_key(DataDir(tmp_path / ".penstock"))
     else:
         monkeypatch.setenv("PENSTOCK_API_KEY", "from-variable")
-    assert main(["jobs", "show", "job_x"]) == 3
-    said = capsys.readouterr().err
+    said = told("jobs show job_x", code=3).err
     assert "nothing is running in" in said and "next:  penstock up, or --url http://HOST:8000" in said
-    assert len(door.requests) == 1
+    assert keys_seen(found_by_port) == [None]
 
 
-@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(("options", "folder"), [("--data-dir 'a b'", "a b"), ("", ".penstock")])
 def test_an_instance_that_is_down_is_not_replaced_by_another(
-    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: bool
+    found_by_port: Door, tmp_path: Path, told: Any, options: str, folder: str
 ) -> None:
     """A prompt for the instance of a folder must not get into the store of whichever one has the configured port."""
-    monkeypatch.delenv("PENSTOCK_URL")
-    (tmp_path / "penstock.toml").write_text(f"[api]\nport = {door.server.server_port}\n")
-    if not given:
-        with running_at(door.url, tmp_path / ".penstock"):
+    if not options:
+        with running_at(found_by_port.url, tmp_path / folder):
             pass
-    folder = ["--data-dir", "a b"] if given else []
-    for words in (["chat", "hello"], ["submit", "hello"], ["jobs", "ls"], ["dlq", "ls"]):
-        assert main([*words, *folder]) == 3
-        said = capsys.readouterr().err
-        assert f"error: nothing is running in {tmp_path / ('a b' if given else '.penstock')}\n" in said
-        assert "next:  penstock up" + (" --data-dir 'a b'," if given else ",") in said
-    assert door.requests == []
+    for words in ("chat hello", "submit hello", "jobs ls", "dlq ls"):
+        said = told(f"{words} {options}", code=3).err
+        assert f"error: nothing is running in {tmp_path / folder}\n" in said
+        assert f"next:  penstock up {options}".rstrip() + "," in said
+    assert found_by_port.requests == []
 
 
 @pytest.mark.parametrize("by_redis", [True, False])
 def test_a_missing_admin_token_names_no_flag_that_nobody_gave(
-    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], by_redis: bool
+    found_by_redis: Door, tmp_path: Path, told: Any, by_redis: bool
 ) -> None:
     """The address came from Redis or from the settings."""
-    monkeypatch.delenv("PENSTOCK_URL")
-    (tmp_path / "penstock.toml").write_text(f"[api]\nport = {door.server.server_port}\n")
-    api = Process(role="api", id="api-0", life="l", pid=1, host="h", state="ready", since=1.0, url=door.url)
-    monkeypatch.setattr("cli.registry.processes", lambda _: [api])
-    door.answers["/admin/dlq"] = (401, {"error": {"message": "no", "code": "admin_token_required"}})
-    assert main(["dlq", "ls", *(["--redis-url", "redis://127.0.0.1:1/0"] if by_redis else [])]) == 4
-    said = capsys.readouterr().err
+    found_by_redis.answers["/admin/dlq"] = (401, {"error": {"message": "no", "code": "admin_token_required"}})
+    said = told(f"dlq ls --redis-url {REDIS}" if by_redis else "dlq ls", code=4).err
     cause = "an admin token is not sent" if by_redis else f"nothing is running in {tmp_path / '.penstock'}\n"
     assert f"cause: {cause}" in said and "next:  use --data-dir FOLDER" in said and "--url" not in said
 
 
-@pytest.mark.parametrize("by", ["variable", "flag"])
+@pytest.mark.parametrize("options", ["", f" --redis-url {REDIS}"], ids=["variable", "flag"])
 def test_an_address_out_of_the_store_is_sent_no_key(
-    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], by: str
+    found_by_redis: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any, options: str
 ) -> None:
     """Whoever may write to it can say that an API is anywhere: no request with a key, nor with an admin token, even
     if the own instance is there. Without a key Redis leads to the API."""
-    monkeypatch.delenv("PENSTOCK_URL")
-    redis = ["--redis-url", "redis://127.0.0.1:1/0"] if by == "flag" else []
-    if by == "variable":
-        monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://127.0.0.1:1/0")
-    evil = Process(role="api", id="api-0", life="l", pid=1, host="h", state="ready", since=1.0, url=door.url)
-    monkeypatch.setattr("cli.registry.processes", lambda _: [evil])
-    door.answers["/admin/dlq"] = (200, {"data": []})
-    assert main(["dlq", "ls", *redis]) == 0
-    with running_at(door.url, tmp_path / ".penstock") as home:
+    if not options:
+        monkeypatch.setenv("PENSTOCK_REDIS_URL", REDIS)
+    told(f"dlq ls{options}")
+    with running_at(found_by_redis.url, tmp_path / ".penstock") as home:
         home.new_admin_token()
-        assert main(["dlq", "ls", "--redis-url", "redis://127.0.0.1:1/0"]) == 0
-    assert keys_seen(door) == [None, None]
+        told(f"dlq ls --redis-url {REDIS}")
     monkeypatch.setenv("PENSTOCK_API_KEY", "root-key")
-    assert main(["dlq", "ls", *redis]) == 3
-    said = capsys.readouterr().err
+    said = told(f"dlq ls{options}", code=3).err
     assert "an API key is not sent to an address out of Redis" in said and "next:  --url http://HOST:8000" in said
-    assert keys_seen(door) == [None, None]
-    assert main(["dlq", "ls", *redis, "--url", door.url]) == 0
-    assert keys_seen(door)[2:] == ["Bearer root-key"]
+    told(f"dlq ls{options} --url", found_by_redis.url)
+    assert keys_seen(found_by_redis) == [None, None, "Bearer root-key"]
 
 
-@pytest.mark.parametrize(
-    ("url", "sent"),
-    [
-        ("http://127.0.0.1:{port}", True), ("http://127.0.0.1:{port}/", True), ("http://127.0.0.1:{other}", False),
-        ("http://localhost:{port}", True), ("https://127.0.0.1:{port}", False), ("http://127.0.0.2:{port}", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("url", "sent"), [
+    ("http://127.0.0.1:{port}", True), ("http://127.0.0.1:{port}/", True), ("http://127.0.0.1:{other}", False),
+    ("http://localhost:{port}", True), ("https://127.0.0.1:{port}", False), ("http://127.0.0.2:{port}", False),
+])  # fmt: skip
 def test_the_admin_token_goes_to_its_own_instance_alone(
     door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, sent: bool
 ) -> None:
     """And with requests to /admin only: another server at a similar address must not learn it."""
     monkeypatch.setenv("PENSTOCK_API_KEY", "a-key")
-    door.answers["/admin/dlq"] = (200, {"data": []})
     port = door.server.server_port
     with running_at(url.format(port=port, other=port + 1), tmp_path / ".penstock") as home:
         token_hash = home.new_admin_token()
@@ -449,7 +445,6 @@ def test_by_another_name_of_this_machine_the_token_goes_to_the_instances_own_add
     door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of localhost or ::1 another program may have the same port."""
-    door.answers["/admin/dlq"] = (200, {"data": []})
     with running_at(door.url, tmp_path / ".penstock") as home:
         home.new_admin_token()
         for name in ("localhost", "[::1]"):
@@ -458,56 +453,39 @@ def test_by_another_name_of_this_machine_the_token_goes_to_the_instances_own_add
     assert [headers["host"] for _, headers, _ in door.requests] == [door.url.removeprefix("http://")] * 2
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "key", "words"),
-    [
-        (401, "invalid_api_key", "", "use an admin key, one with admin = true in [keys]: set PENSTOCK_API_KEY, or put"),
-        (401, "invalid_api_key", "sk-x", "is not in [keys]; check it, or restart the server"),
-        (403, "permission_denied", "sk-x", "use a key with admin = true"),
-        (421, "misdirected_request", "", "use --url http://127.0.0.1:{port} (ssh -L from another machine)"),
-        (401, "admin_token_required", "", "error: /admin of {url} needs its admin token"),
-        (401, "admin_token_required", "old", "set PENSTOCK_API_KEY to the contents of FOLDER/run/admin-token"),
-    ],
-)
+@pytest.mark.parametrize(("status", "code", "key", "words"), [
+    (401, "invalid_api_key", "", "use an admin key, one with admin = true in [keys]: set PENSTOCK_API_KEY, or put"),
+    (401, "invalid_api_key", "sk-x", "is not in [keys]; check it, or restart the server"),
+    (403, "permission_denied", "sk-x", "use a key with admin = true"),
+    (421, "misdirected_request", "", "use --url http://127.0.0.1:{port} (ssh -L from another machine)"),
+    (401, "admin_token_required", "", "error: /admin of {url} needs its admin token"),
+    (401, "admin_token_required", "old", "set PENSTOCK_API_KEY to the contents of FOLDER/run/admin-token"),
+])  # fmt: skip
 def test_each_refusal_has_its_next_step(
-    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    status: int, code: str, key: str, words: str,
-) -> None:  # fmt: skip
+    door: Door, monkeypatch: pytest.MonkeyPatch, told: Any, status: int, code: str, key: str, words: str
+) -> None:
     """A key that is missing, wrong or no admin's, a token, a name: what to do is different for each."""
     if key:
         monkeypatch.setenv("PENSTOCK_API_KEY", key)
     door.answers["/admin/dlq"] = (status, {"error": {"message": "the server's words", "code": code}})
-    assert main(["dlq", "ls"]) == (4 if status < 404 else 1)
-    said = capsys.readouterr().err
+    said = told("dlq ls", code=4 if status < 404 else 1).err
     assert words.format(url=door.url, port=door.server.server_port) in said
     assert ("the server's words" in said) == (code != "admin_token_required")
 
 
-def test_a_key_that_is_no_admins_is_asked_for_elsewhere(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only /admin needs an admin key."""
-    door.answers["/v1/jobs/job_x"] = (401, {"error": {"message": "the server's words", "code": "invalid_api_key"}})
-    assert main(["jobs", "show", "job_x"]) == 4
-    assert "next:  set PENSTOCK_API_KEY, or put the key in" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", [["submit", "a text", "--model", "sim"], ["chat", "a text", "--model", "sim"]])
-def test_fields_that_the_server_ignored_are_told(
-    command: list[str], door: Door, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("command", ["submit hi --model sim", "chat hi --model sim"])
+def test_fields_that_the_server_ignored_are_told(command: str, door: Door, told: Any) -> None:
     """On stderr, of streams too; a server that ignored nothing is no news."""
+    assert "ignored" not in told(command).err
     door.ignored = "seeed, stream_options.include_obfuscation"
-    assert main(command) == 0
-    assert "ignored by the server: seeed, stream_options.include_obfuscation\n" in capsys.readouterr().err
-    door.ignored = ""
-    assert main(command) == 0
-    assert "ignored" not in capsys.readouterr().err
+    assert "ignored by the server: seeed, stream_options.include_obfuscation\n" in told(command).err
 
 
-def test_an_admin_token_that_others_can_read_is_not_used(door: Door, tmp_path: Path) -> None:
+def test_an_admin_token_that_others_can_read_is_not_used(door: Door, tmp_path: Path, told: Any) -> None:
     with running_at(door.url, tmp_path / ".penstock") as home:
         home.new_admin_token()
         home.admin_token.chmod(0o640)
-        assert main(["dlq", "ls"]) == 4
+        told("dlq ls", code=4)
     assert door.requests == []
 
 
@@ -518,11 +496,10 @@ def test_proxies_do_not_catch_this_machine(door: Door, monkeypatch: pytest.Monke
     assert main(["jobs", "show", "job_x"]) == 0
 
 
-def test_submit_prints_the_id(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submit_prints_the_id(door: Door, told: Any) -> None:
     """stdout is the id and nothing else; what was asked for is in the body."""
     options = ["--priority", "batch", "--deadline-ms", "500", "--idempotency-key", "k", "--max-tokens", "3"]
-    assert main(["submit", "a text", *options]) == 0
-    assert capsys.readouterr().out == "job_x\n"
+    assert told("submit", "a text", *options).out == "job_x\n"
     _, headers, body = door.requests[-1]
     assert headers["idempotency-key"] == "k"
     assert body == {
@@ -533,123 +510,79 @@ def test_submit_prints_the_id(door: Door, capsys: pytest.CaptureFixture[str]) ->
     }
 
 
-@pytest.mark.parametrize(
-    ("words", "text", "polled"),
-    [
-        (["a text", "--wait"], "a text", "30"),
-        (["a text", "--wait=20"], "a text", "20"), (["a text", "--wait", "5"], "a text", "5"),
-        (["--wait", "2.5", "a text"], "a text", "2.5"), (["--wait", "--", "5"], "5", "30"),
-        (["5", "--wait"], "5", "30"),
-    ],
-)  # fmt: skip
-def test_submit_and_wait_prints_the_answer(
-    door: Door, words: list[str], text: str, polled: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("words", "text", "polled"), [
+    (["a text", "--wait"], "a text", "30"),
+    (["a text", "--wait=20"], "a text", "20"), (["a text", "--wait", "5"], "a text", "5"),
+    (["--wait", "2.5", "a text"], "a text", "2.5"), (["--wait", "--", "5"], "5", "30"),
+    (["5", "--wait"], "5", "30"),
+])  # fmt: skip
+def test_submit_and_wait_prints_the_answer(door: Door, words: list[str], text: str, polled: str, told: Any) -> None:
     """--wait takes a number of seconds, or none behind the text."""
-    assert main(["submit", *words]) == 0
-    assert capsys.readouterr().out == "the answer\n"
+    assert told("submit", *words).out == "the answer\n"
     assert door.requests[-2][2]["messages"][0]["content"] == text
     assert float(door.requests[-1][0].partition("wait=")[2]) == float(polled)
 
 
-@pytest.mark.parametrize("word", ["abc", "5s"])
-def test_a_wait_that_is_no_number_is_said(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What follows --wait is meant as seconds."""
-    assert main(["submit", "a text", "--wait", word]) == 2
-    assert f"Invalid value for '--wait': '{word}' is not a valid float" in capsys.readouterr().err
-
-
-def test_submit_and_wait_as_json(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    """The job object, its times as RFC 3339."""
-    assert main(["submit", "a text", "--wait", "--json"]) == 0
-    job = json.loads(capsys.readouterr().out)
-    assert job["status"] == "completed"
-    assert job["created_at"] == "1970-01-01T00:00:01Z"
-
-
-def test_wait_that_runs_out_is_code_6(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wait_that_runs_out_is_code_6(door: Door, told: Any) -> None:
     """The id is on stdout, and on stderr how to go on."""
     door.answers["/v1/jobs/job_x"] = (200, WAITING)
-    assert main(["submit", "a text", "--wait", "0.05"]) == 6
-    captured = capsys.readouterr()
+    captured = told("submit", "a text", "--wait", "0.05", code=6)
     assert captured.out == "job_x\n"
     assert "error: the job is still queued" in captured.err and "next:  penstock jobs events job_x" in captured.err
-    assert main(["submit", "a text", "--wait", "0.05", "--json"]) == 6
-    assert json.loads(capsys.readouterr().out)["status"] == "queued"
+    assert json.loads(told("submit", "a text", "--wait", "0.05", "--json", code=6).out)["status"] == "queued"
 
 
-@pytest.mark.parametrize("command", [["submit", "a text", "--wait"], ["jobs", "result", "job_x"]])
-def test_failed_job_is_code_5(door: Door, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The job's own error is the cause."""
-    door.answers["/v1/jobs/job_x"] = (200, FAILED)
-    assert main(command) == 5
-    assert "cause: three workers died" in capsys.readouterr().err
-
-
-def test_events_are_followed_to_the_end(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_are_followed_to_the_end(door: Door, told: Any) -> None:
     """Tokens on stdout, the rest on stderr; with --json one object per event; --after is the cursor."""
-    door.answers["/v1/jobs/job_x/events"] = (200, _events("completed"))
-    assert main(["jobs", "events", "job_x", "--after", "0:1"]) == 0
-    captured = capsys.readouterr()
+    door.answers["/v1/jobs/job_x/events"] = followed("completed")
+    captured = told("jobs events job_x --after 0:1")
     assert captured.out == "the answer\n"
     assert "started on w1" in captured.err
     assert door.requests[-1][1]["last-event-id"] == "0:1"
-    assert main(["jobs", "events", "job_x", "--json"]) == 0
-    names = [json.loads(line)["event"] for line in capsys.readouterr().out.strip().split("\n")]
+    names = [json.loads(line)["event"] for line in told("jobs events job_x --json").out.strip().split("\n")]
     assert names == ["started", "delta", "completed"]
 
 
-def test_choices_of_a_followed_job_stand_one_behind_the_other(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+def test_choices_of_a_followed_job_stand_one_behind_the_other(door: Door, told: Any) -> None:
     """Their tokens come mixed; `jobs result` prints the same."""
-    door.answers[STREAM] = (200, told("a") + told("x", 1) + told("b") + told("z", 2) + told("y", 1) + COMPLETED)
-    assert main(["jobs", "events", "job_x"]) == 0
-    assert capsys.readouterr().out == "ab\n\nxy\n\nz\n"
+    door.answers[STREAM] = (200, token("a") + token("x", 1) + token("b") + token("z", 2) + token("y", 1) + COMPLETED)
+    assert told("jobs events job_x").out == "ab\n\nxy\n\nz\n"
 
 
-def test_a_job_that_begins_again_is_told_so(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_begins_again_is_told_so(door: Door, told: Any) -> None:
     """With --json as an event. Without: nothing was shown yet, so nothing is joined to anything."""
-    parts = [said("started", worker="w", attempt=1) + said("stream.reset", "1:0:-", epoch=1), told("new") + COMPLETED]
+    parts = [said("started", worker="w", attempt=1) + said("stream.reset", "1:0:-", epoch=1), token("new") + COMPLETED]
     for words, shown in ((["--json"], "stream.reset"), ([], "new\n")):
         door.answers[STREAM] = (200, list(parts))
-        assert main(["jobs", "events", "job_x", *words]) == 0
-        assert shown in capsys.readouterr().out
+        assert shown in told("jobs events job_x", *words).out
         assert door.requests[-1][1]["last-event-id"] == "1:0:-"
 
 
-@pytest.mark.parametrize(("end", "code"), [("completed", 0), ("cancelled", 5), ("", 3)])
-def test_end_of_a_followed_job(door: Door, end: str, code: int) -> None:
-    """The exit code tells how it ended; a connection that broke before is a failure."""
-    door.answers["/v1/jobs/job_x/events"] = (200, _events(end))
-    assert main(["submit", "a text", "--follow"]) == code
-
-
-def test_jobs_ls_turns_pages(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_ls_turns_pages(door: Door, told: Any) -> None:
     """--limit over more than a page; the cursor of a page leads to the next."""
     page = {"object": "list", "data": [JOB] * 100, "has_more": True, "next_cursor": "c"}
     door.answers["/v1/jobs"] = (200, page)
-    assert main(["jobs", "ls", "--limit", "150", "--status", "completed", "--json"]) == 0
-    assert len(capsys.readouterr().out.strip().split("\n")) == 150
+    assert len(told("jobs ls --limit 150 --status completed --json").out.strip().split("\n")) == 150
     queries = [path.partition("?")[2] for path, _, _ in door.requests]
     assert queries == ["status=completed&limit=100", "status=completed&cursor=c&limit=50"]
 
 
-def test_jobs_ls_as_a_table(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    """For people: how long it took and how many tokens."""
-    door.answers["/v1/jobs"] = (200, {"object": "list", "data": [JOB], "has_more": False, "next_cursor": None})
-    assert main(["jobs", "ls"]) == 0
-    head, row = capsys.readouterr().out.strip().split("\n")
+def test_jobs_ls_as_a_table(door: Door, told: Any) -> None:
+    """For people: how long it took and how many tokens. An empty list is no error: a word on stderr, and exit 0."""
+    door.answers["/v1/jobs"] = listed()
+    assert told("jobs ls") == ("", "no jobs\n")
+    door.answers["/v1/jobs"] = listed(JOB)
+    head, row = told("jobs ls").out.strip().split("\n")
     assert head.split() == ["ID", "STATUS", "LANE", "MODEL", "CREATED", "AT", "TOOK", "TOKENS"]
     assert row.split() == ["job_x", "completed", "standard", "sim", "1970-01-01T00:00:01Z", "1.0s", "2"]
 
 
-def test_jobs_ls_filters(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_ls_filters(door: Door, told: Any) -> None:
     """Those of a tenant come from /admin; times are sent as Unix seconds."""
     rows = [JOB | {"preview": "Name a river.", "tenant": "a"}, JOB | {"status": "cancelled", "cancelled_by": "reader"}]
-    for path in ("/v1/jobs", "/admin/jobs"):
-        door.answers[path] = (200, {"object": "list", "data": rows, "has_more": False, "next_cursor": None})
+    door.answers |= dict.fromkeys(("/v1/jobs", "/admin/jobs"), listed(*rows))
     wanted = ["--model", "sim", "--lane", "batch", "--since", "1970-01-01T00:01", "--until", "1970-01-01T00:02"]
-    assert main(["jobs", "ls", *wanted]) == 0
-    out = capsys.readouterr().out
+    out = told("jobs ls", *wanted).out
     assert "Name a river." in out and "cancelled (reader)" in out
     assert main(["jobs", "ls", "--tenant", "*"]) == 0
     assert main(["jobs", "ls", "--since", "soon"]) == 2
@@ -659,64 +592,39 @@ def test_jobs_ls_filters(door: Door, capsys: pytest.CaptureFixture[str]) -> None
     ]
 
 
-def test_jobs_show_shows_a_part_of_a_long_request(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_show_shows_a_part_of_a_long_request(door: Door, told: Any) -> None:
     """And with --input, or as JSON, all of it."""
     turns = [{"role": "user", "content": f"turn {number} " + "x" * 5000} for number in range(50)]
     door.answers["/v1/jobs/job_x"] = (200, JOB | {"input": {"model": "sim", "messages": turns, "temperature": 0.5}})
-    assert main(["jobs", "show", "job_x"]) == 0
-    part = capsys.readouterr()
+    part = told("jobs show job_x")
     assert "turn 49 x" in part.out and '"temperature": 0.5' in part.out and len(part.out) < 6000
     assert "jobs show job_x --input" in part.err
-    assert main(["jobs", "show", "job_x", "--input"]) == 0
-    assert capsys.readouterr().out.count("x" * 5000) == 50
-    assert main(["jobs", "show", "job_x", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["input"]["messages"] == turns
+    assert told("jobs show job_x --input").out.count("x" * 5000) == 50
+    assert json.loads(told("jobs show job_x --json").out)["input"]["messages"] == turns
 
 
-def test_jobs_show_tells_request_attempts_and_result_in_their_order(
-    door: Door, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_jobs_show_tells_request_attempts_and_result_in_their_order(door: Door, told: Any) -> None:
     attempt = {"worker": "w1", "started_at": 1.0, "ended_at": 2.0, "tokens": 2, "outcome": "completed"}
     asked = {"model": "sim", "messages": [{"role": "user", "content": "a question"}]}
     door.answers["/v1/jobs/job_x"] = (200, JOB | {"object": "job", "attempt_log": [attempt], "input": asked})
-    assert main(["jobs", "show", "job_x"]) == 0
-    shown = capsys.readouterr().out
+    shown = told("jobs show job_x").out
     places = [shown.index(words) for words in ("completed", "a question", "WORKER", "the answer")]
     assert places == sorted(places) and "object" not in shown
 
 
-@pytest.mark.parametrize(
-    ("state", "code", "out"),
-    [("completed", 1, ""), ("failed", 1, ""), ("expired", 1, ""), ("cancelled", 0, "job_x was cancelled before\n")],
-)
-def test_a_cancel_that_comes_too_late_says_so(
-    door: Door, capsys: pytest.CaptureFixture[str], state: str, code: int, out: str
-) -> None:
+@pytest.mark.parametrize("state", ["completed", "failed", "expired", "cancelled"])
+def test_a_cancel_that_comes_too_late_says_so(door: Door, told: Any, state: str) -> None:
+    """What was to be cancelled and was before is no failure."""
     door.answers["/v1/jobs/job_x/cancel"] = (200, JOB | {"status": state, "already_ended": True})
-    assert main(["jobs", "cancel", "job_x"]) == code
-    printed = capsys.readouterr()
-    assert printed.out == out and (not code or f"already ended as {state}" in printed.err)
+    out, err = told("jobs cancel job_x", code=int(state != "cancelled"))
+    if state == "cancelled":
+        assert out == "job_x was cancelled before\n"
+    else:
+        assert not out and f"already ended as {state}" in err
 
 
-def test_empty_list_is_no_error(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing on stdout, a word on stderr, exit 0."""
-    door.answers["/v1/jobs"] = (200, {"object": "list", "data": [], "has_more": False, "next_cursor": None})
-    assert main(["jobs", "ls"]) == 0
-    assert capsys.readouterr() == ("", "no jobs\n")
-
-
-def test_jobs_show_result_cancel(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_show_result_cancel(door: Door, told: Any) -> None:
     """One job for people: its fields, its answer, its end."""
-    door.answers["/v1/jobs/job_x/cancel"] = (200, JOB | {"status": "cancelled"})
-    assert main(["jobs", "show", "job_x"]) == 0
-    assert "first token at" not in capsys.readouterr().out
-    assert main(["jobs", "result", "job_x"]) == 0
-    assert capsys.readouterr().out == "the answer\n"
-    assert main(["jobs", "cancel", "job_x"]) == 0
-    assert capsys.readouterr().out == "job_x cancelled\n"
-
-
-def _events(end: str) -> str:
-    events = said("ping") + said("started", worker="w1", attempt=1)
-    events += said("delta", index=0, text="the answer", tokens=2)
-    return events + (said(end, **(JOB | {"status": end, "result": None})) if end else "")
+    assert "first token at" not in told("jobs show job_x").out
+    assert told("jobs result job_x").out == "the answer\n"
+    assert told("jobs cancel job_x").out == "job_x cancelled\n"

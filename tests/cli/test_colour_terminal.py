@@ -168,8 +168,11 @@ def check(shown: str, line: str, width: int = COLUMNS) -> None:
 
 @pytest.mark.parametrize("lines", [LOCAL, SERVED], ids=["local", "served"])
 def test_what_a_command_prints_is_styled_safe_and_fits(place: Place, lines: list[str]) -> None:
-    for line, shown in place.shown(lines).items():
+    found = place.shown(lines)
+    for line, shown in found.items():
         check(shown, line)
+    if lines is SERVED:
+        assert STYLE.search(found["ps"]) and STYLE.search(found["report --compare slow slow"])
 
 
 @pytest.mark.parametrize("line", LIVE)
@@ -186,11 +189,3 @@ def test_a_plain_narrow_terminal_gets_no_escape_sequence(place: Place, environ: 
         assert shown.strip() and "\x1b" not in shown, line
         if not line.startswith("report"):  # its tables of figures need more columns
             check(shown, line, 50)
-
-
-@pytest.mark.parametrize("line", ["report --compare slow slow", "ps"])
-def test_styles_reach_a_terminal_and_a_pipe_only_if_asked(place: Place, line: str) -> None:
-    assert STYLE.search(place.shown([line])[line])
-    assert "\x1b" not in place.instance.run(*line.split(), "--data-dir", "data").stdout
-    forced = place.instance.run(*line.split(), "--data-dir", "data", "--color", "always").stdout
-    assert STYLE.search(forced) and not STYLE_AS_TEXT.search(forced)

@@ -7,14 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli.__main__ import main
 from cli.app import LazyGroup, app
 from penstock import __version__
-
-JSON_COMMANDS = [["ps"], ["jobs", "ls"], ["jobs", "show", "x"], ["submit", "hi"]]
 
 
 @pytest.fixture(autouse=True)
@@ -24,161 +23,106 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_PORT", "1")
 
 
-def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """As --help does; a group without a command is wrong usage."""
-    assert main([]) == 0
-    said = capsys.readouterr()
+def test_no_command_shows_the_help(told: Any) -> None:
+    """As --help does. The version is an option too, as SECURITY.md asks for it."""
+    said = told()
     assert "Usage: penstock " in said.out and not said.err
-    assert main(["jobs"]) == 2
-    assert "penstock jobs --help" in capsys.readouterr().err
+    assert told("--version").out == f"penstock, version {__version__}\n"
 
 
-def test_misspelt_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 2, with the nearest name."""
-    assert main(["doctr"]) == 2
-    assert "Did you mean 'doctor'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", JSON_COMMANDS)
-def test_nothing_running_is_code_3(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """With --json stdout is empty and stderr holds the error object."""
-    assert main([*command, "--json"]) == 3
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert json.loads(captured.err)["error"]["next"].startswith("penstock up")
-
-
-def test_down_without_instance_is_code_3(capsys: pytest.CaptureFixture[str]) -> None:
-    """There is nothing to stop."""
-    assert main(["down"]) == 3
-    assert "nothing is running" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "expected"),
-    [("PENSTOCK_PROT", "1", "PENSTOCK_PORT"), ("PENSTOCK_WORKERS", "many", "a whole number")],
-)
-def test_bad_variable_names_key_and_remedy(
-    variable: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("command", "variables", "code", "says"), [
+    ("jobs", {}, 2, "penstock jobs --help"),
+    ("doctr", {}, 2, "Did you mean 'doctor'"),
+    ("down", {}, 3, "nothing is running"),
+    ("ps --redis-url redis://127.0.0.1:1/0", {}, 3, "Redis"),
+    ("up --engine sim --host 0.0.0.0", {}, 2, "no API key is configured"),
+    ("up --engine sim --port 0 --redis-url redis://127.0.0.1:port", {}, 2, "error: redis"),
+    ("up --engine sim", {"PENSTOCK_PROT": "1"}, 2, "PENSTOCK_PORT"),
+    ("up --engine sim", {"PENSTOCK_WORKERS": "many"}, 2, "a whole number"),
+])  # fmt: skip
+def test_what_cannot_be_done_says_why(
+    command: str, variables: dict[str, str], code: int, says: str, monkeypatch: pytest.MonkeyPatch, told: Any
 ) -> None:
-    """A setting nobody knows, or of the wrong kind, is wrong usage."""
-    monkeypatch.setenv(variable, value)
-    assert main(["up", "--engine", "sim"]) == 2
-    error = capsys.readouterr().err
-    assert expected in error
-    assert "error:" in error
-
-
-def test_redis_url_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    """An address no Redis can have is a wrong setting; nothing is left of the start."""
-    assert main(["up", "--engine", "sim", "--port", "0", "--redis-url", "redis://127.0.0.1:port"]) == 2
-    assert "error: redis" in capsys.readouterr().err
+    """Wrong usage, a setting that is wrong, or nobody to reach; nothing is left of a start."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    error = told(command, code=code).err
+    assert "error:" in error and says in error
     assert not Path(".penstock", "run").exists()
 
 
-def test_bad_settings_file_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["ps", "jobs ls", "jobs show x", "submit hi"])
+def test_nothing_running_is_code_3(command: str, told: Any) -> None:
+    """With --json stdout is empty and stderr holds the error object."""
+    captured = told(f"{command} --json", code=3)
+    assert captured.out == "" and json.loads(captured.err)["error"]["next"].startswith("penstock up")
+
+
+def test_bad_settings_file_is_wrong_usage(told: Any) -> None:
     """A key of penstock.toml that nobody knows stops every command that reads it."""
-    (tmp_path / "penstock.toml").write_text('[up]\nengin = "sim"\n')
-    assert main(["ps"]) == 2
+    Path("penstock.toml").write_text('[up]\nengin = "sim"\n')
     said = "up.engin: no such setting\ncause: set in penstock.toml, line 2\nnext:  did you mean 'engine'?"
-    assert said in capsys.readouterr().err
+    assert said in told("ps", code=2).err
 
 
-@pytest.mark.parametrize(
-    ("settings", "environ", "cause"),
-    [
-        ('options.path = "gone.gguf"', {}, "set in penstock.toml, line 4"),
-        ("", {"PENSTOCK_LLAMACPP_PATH": "gone.gguf"}, "set by the variable PENSTOCK_LLAMACPP_PATH"),
-        ('shapes.a = {upto = 1}\nshapes.b.options.path = "gone.gguf"', {}, "set in penstock.toml, line 5"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "environ", "cause"), [
+    ('options.path = "gone.gguf"', {}, "set in penstock.toml, line 4"),
+    ("", {"PENSTOCK_LLAMACPP_PATH": "gone.gguf"}, "set by the variable PENSTOCK_LLAMACPP_PATH"),
+    ('shapes.a = {upto = 1}\nshapes.b.options.path = "gone.gguf"', {}, "set in penstock.toml, line 5"),
+])  # fmt: skip
 def test_missing_model_file_is_found_before_the_start(
-    settings: str,
-    environ: dict[str, str],
-    cause: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    settings: str, environ: dict[str, str], cause: str, monkeypatch: pytest.MonkeyPatch, told: Any
 ) -> None:
-    """No worker is started three times for it, and nothing else is."""
-    (tmp_path / "penstock.toml").write_text(f'[models.m]\nengine = "llamacpp"\nmin_workers = 1\n{settings}\n')
-    for name, value in environ.items():
+    """No worker is started three times for it, and nothing else is. Without workers no file is needed."""
+    Path("penstock.toml").write_text(f'[models.m]\nengine = "llamacpp"\nmin_workers = 1\n{settings}\n')
+    for name, value in ({"PENSTOCK_PORT": "0"} | environ).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PENSTOCK_PORT", "0")
-    assert main(["up"]) == 2
-    error = capsys.readouterr().err
-    assert f"path: there is no {tmp_path / 'gone.gguf'}\ncause: {cause}\n" in error
+    assert f"path: there is no {Path('gone.gguf').absolute()}\ncause: {cause}\n" in told("up", code=2).err
     assert not Path(".penstock").exists()
-    assert main(["up", "--workers", "0", "--host", "nowhere.invalid"]) != 0  # no worker: no file is needed
-    assert "there is no" not in capsys.readouterr().err
+    assert "there is no" not in told("up --workers 0 --host nowhere.invalid", code=None).err
 
 
 @pytest.mark.parametrize("content", [b"<html>", b"GGU", b"", None])
 def test_damaged_model_file_is_found_before_the_start(
-    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any
 ) -> None:
     """By its first bytes; a folder is none, either."""
     path = tmp_path / "m.gguf"
     path.mkdir() if content is None else path.write_bytes(content)
     (tmp_path / "penstock.toml").write_text('[models.m]\nengine = "llamacpp"\noptions.path = "m.gguf"\n')
     monkeypatch.setenv("PENSTOCK_PORT", "0")
-    assert main(["up"]) == 2
-    error = capsys.readouterr().err
+    error = told("up", code=2).err
     assert f"models.m.options.path: {path} is not a GGUF file\ncause: set in penstock.toml, line 3\n" in error
     assert not Path(".penstock").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "step"),
-    [
-        ("[api", "next:  write the file as UTF-8 TOML"),
-        (None, "next:  correct the path"),
-        ('[models.m]\nengine = "sim"\nmin_workers = 2\nmax_workers = 1\n', ""),
-        ("[api]\nport = 'x'\n", "next:  penstock help environment"),
-    ],
-)
+@pytest.mark.parametrize(("text", "step"), [
+    ("[api", "next:  write the file as UTF-8 TOML"),
+    (None, "next:  correct the path"),
+    ('[models.m]\nengine = "sim"\nmin_workers = 2\nmax_workers = 1\n', ""),
+    ("[api]\nport = 'x'\n", "next:  penstock help environment"),
+])  # fmt: skip
 def test_the_page_of_variables_is_named_where_it_helps(
-    text: str | None, step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    text: str | None, step: str, tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of `up` and of the doctor, with the file that --config names."""
     monkeypatch.delenv("PENSTOCK_PORT")
     path = tmp_path / "my.toml"
     if text is not None:
         path.write_text(text)
-    assert main(["up", "--config", str(path)]) == 2
-    error = capsys.readouterr().err
+    error = told("up --config", str(path), code=2).err
     assert step in error and ("next:" in error) == bool(step)
-    assert main(["doctor", "--config", str(path), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)["checks"][0]
+    found = json.loads(told("doctor --config", str(path), "--json", code=1).out)["checks"][0]
     assert found["status"] == "fail" and found["hint"].startswith(step.removeprefix("next:  "))
 
 
-def test_exposed_host_without_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Any address but loopback needs an API key."""
-    assert main(["up", "--engine", "sim", "--host", "0.0.0.0"]) == 2  # noqa: S104
-    assert "no API key is configured" in capsys.readouterr().err
-
-
-def test_unreachable_redis_is_code_3(capsys: pytest.CaptureFixture[str]) -> None:
-    """`ps --redis-url` says what it could not reach."""
-    assert main(["ps", "--redis-url", "redis://127.0.0.1:1/0"]) == 3
-    assert "Redis" in capsys.readouterr().err
-
-
-def test_exposed_key_file_is_code_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exposed_key_file_is_code_4(tmp_path: Path, told: Any) -> None:
     """A key others can read is not used."""
     folder = tmp_path / ".penstock"
     folder.mkdir()
     (folder / "api-key").write_text("secret")
     (folder / "api-key").chmod(0o644)
-    assert main(["submit", "hi"]) == 4
-    assert "chmod 600" in capsys.readouterr().err
-
-
-def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """As SECURITY.md asks for it, and as most commands have it."""
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"penstock, version {__version__}\n"
+    assert "chmod 600" in told("submit hi", code=4).err
 
 
 def test_interrupt_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,25 +135,21 @@ def test_interrupt_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["version"]) == 130
 
 
-def test_unexpected_error_is_one_block(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_error_is_one_block(monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
     """No traceback unless --debug asks for it."""
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("boom")
 
     monkeypatch.setattr(app, "main", broken)
-    assert main(["version"]) == 1
-    assert "Traceback" not in capsys.readouterr().err
-    assert main(["version", "--debug"]) == 1
-    assert "Traceback" in capsys.readouterr().err
+    assert "Traceback" not in told("version", code=1).err
+    assert "Traceback" in told("version --debug", code=1).err
 
 
-def test_help_pages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_pages(told: Any) -> None:
     """Exit codes and environment have pages of their own, and every command has help."""
-    assert main(["help", "exit-codes"]) == 0
-    assert "130  interrupted" in capsys.readouterr().out
-    assert main(["help", "environment"]) == 0
-    page = capsys.readouterr().out
+    assert "130  interrupted" in told("help exit-codes").out
+    page = told("help environment").out
     for name, meaning in (
         ("API_HOSTS", "texts, with commas between [none]"), ("DATA_DIR", "a path [.penstock]"),
         ("SIM_FAULTS", "true or false [false]"), ("FILES_DIR", "a path [files in the data folder]"),
@@ -223,14 +163,12 @@ def test_help_pages(capsys: pytest.CaptureFixture[str]) -> None:
     settings = page[: page.index("  PENSTOCK_API_KEY ")].count("\n  PENSTOCK_")
     assert len(meanings) == settings > 100, "each setting has a meaning below it"
     for command in LazyGroup.COMMANDS:
-        assert main(["help", command]) == 0
-        assert "Usage: penstock" in capsys.readouterr().out
+        assert "Usage: penstock" in told("help", command).out
 
 
-def test_flags_of_up_are_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_up_are_the_contract(told: Any) -> None:
     """Other tools call these; none may go."""
-    assert main(["up", "--help"]) == 0
-    page = capsys.readouterr().out
+    page = told("up --help").out
     for flag in (
         "--host", "--port", "--data-dir", "--redis-url", "--engine", "--model", "--workers", "--api-processes",
         "--upstream", "--sim-step-ms", "--sim-prefill-ms", "--sim-slots", "--sim-kv-tokens", "--config", "--detach",

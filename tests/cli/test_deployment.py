@@ -1,17 +1,22 @@
-"""What `up` is to run: models, settings and command lines, out of file, variables and flags."""
+"""What `up` is to run: models, settings and command lines, out of file, variables, flags and an upstream server."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from http_serving import QuietHandler, serving_http
 
 from api.settings import ApiSettings
-from cli.deployment import Deployment, load_deployment
+from cli import deployment as engines
+from cli.deployment import Deployment, load_deployment, own_name, with_upstream
 from cli.instance import DataDir
 from cli.options import own_command
+from cli.output import UNREACHABLE, USAGE, Problem
 from cli.registry import place
 from cli.up import outside_url
 from penstock.config import FLAGS, Config, ConfigError
@@ -28,6 +33,13 @@ options.path = "small.gguf"
 """
 
 
+UNWORKED = "[models.m]\nengine = 'sim'\nmin_workers = 0\nmax_workers = 0\n"
+SHAPED = (
+    "[models.m]\nengine = 'sim'\nmin_workers = 0\nmax_workers = 3\n"
+    "[models.m.shapes.wide]\n{}\n[models.m.shapes.thin]\n{}\n"
+)
+
+
 def loaded(folder: Path, toml: str = "", environ: dict[str, str] | None = None, **flags: Any) -> Deployment:
     if toml:
         (folder / "penstock.toml").write_text(toml)
@@ -35,35 +47,40 @@ def loaded(folder: Path, toml: str = "", environ: dict[str, str] | None = None, 
 
 
 def test_defaults(tmp_path: Path) -> None:
-    """Without a word: the embedded engine, its default model, an embedded Redis."""
+    """Without a word: the embedded engine, its default model, an embedded Redis. Weights are fetched only for a model
+    that runs on them: not for one with a path of its own, nor where no worker is wanted."""
     deployment = loaded(tmp_path)
-    assert deployment.model_names == ("smollm2-135m-instruct",)
-    assert deployment.engines == "llamacpp"
-    assert deployment.redis_url is None
-    assert deployment.needs_weights
+    assert (deployment.model_names, deployment.engines) == (("smollm2-135m-instruct",), "llamacpp")
+    assert deployment.redis_url is None and deployment.needs_weights
+    assert not loaded(tmp_path, workers=0).needs_weights
+    assert not loaded(tmp_path, TWO_MODELS).needs_weights
 
 
-@pytest.mark.parametrize(
-    ("flags", "environ", "name"),
-    [
-        ({"engine": "sim"}, {}, "sim"),
-        ({"engine": "sim", "model": "toy"}, {}, "toy"),
-        ({"engine": "trtllm"}, {"PENSTOCK_TRTLLM_MODEL": "/models/llama-8b/"}, "llama-8b"),
-    ],
-)
+@pytest.mark.parametrize(("toml", "flags", "says"), [
+    ("", {"engine": "trtllm"}, r"trtllm\.model"),
+    ("", {"engine": "sim", "model": "a b"}, "a model name has"),
+    (TWO_MODELS, {"model": "smal"}, "did you mean 'small'"),
+    (UNWORKED, {}, r"models\.m\.max_workers"),
+    (SHAPED.format("curve = [[1, 9], [8, 9]]", "curve = [[1, 5], [8, 5]]"), {},
+     r"models\.m\.shapes\.thin: by the curves"),
+], ids=["no checkpoint", "a name", "no such model", "never a worker", "curves"])  # fmt: skip
+def test_what_cannot_run_is_refused_before_anything_is_started(
+    tmp_path: Path, toml: str, flags: dict[str, str], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        loaded(tmp_path, toml, **flags)
+
+
+@pytest.mark.parametrize(("flags", "environ", "name"), [
+    ({"engine": "sim"}, {}, "sim"), ({"engine": "sim", "model": "toy"}, {}, "toy"),
+    ({"engine": "trtllm"}, {"PENSTOCK_TRTLLM_MODEL": "/models/llama-8b/"}, "llama-8b"),
+])  # fmt: skip
 def test_model_name_follows_the_engine(
     tmp_path: Path, flags: dict[str, str], environ: dict[str, str], name: str
 ) -> None:
     """The one model that is served without a [models] table."""
     deployment = loaded(tmp_path, environ=environ, **flags)
-    assert deployment.model_names == (name,)
-    assert not deployment.needs_weights
-
-
-def test_trtllm_without_checkpoint_is_refused(tmp_path: Path) -> None:
-    """There is nothing to serve, and the error names the key."""
-    with pytest.raises(ConfigError, match=r"trtllm\.model"):
-        loaded(tmp_path, engine="trtllm")
+    assert deployment.model_names == (name,) and not deployment.needs_weights
 
 
 def test_flags_outrank_variables_outrank_the_file(tmp_path: Path) -> None:
@@ -75,53 +92,25 @@ def test_flags_outrank_variables_outrank_the_file(tmp_path: Path) -> None:
 
 
 def test_workers_flag_sets_every_model(tmp_path: Path) -> None:
-    """The same number as least and most, whatever the models say; their options stay."""
+    """The same number as least and most, whatever the models say, also none; their options stay."""
     deployment = loaded(tmp_path, TWO_MODELS, workers=2)
     assert [(m.min_workers, m.most_workers) for m in deployment.models.values()] == [(2, 2), (2, 2)]
     assert deployment.models["small"].options == {"path": "small.gguf"}
+    assert [loaded(tmp_path, UNWORKED, workers=number).models["m"].most_workers for number in (0, 2)] == [0, 2]
 
 
 def test_every_shape_has_its_worker_program(tmp_path: Path) -> None:
-    """Named in its command line; with --workers each shape has that number; curves that make no sense are refused
-    before anything is started."""
-    model = "[models.m]\nengine = 'sim'\nmin_workers = 0\nmax_workers = 3\n"
-    toml = model + "[models.m.shapes.wide]\n{}\n[models.m.shapes.thin]\n{}\n"
-    deployment = loaded(tmp_path, toml.format("upto = 4", ""))
+    """Named in its command line; with --workers each shape has that number."""
+    deployment = loaded(tmp_path, SHAPED.format("upto = 4", ""))
     program = deployment.worker_program(DataDir(tmp_path), "worker-1", "m", "thin")
     assert program.shape == "thin" and program.argv[-4:] == ("--model", "m", "--shape", "thin")
     for workers in (2, 0):
         pools = loaded(tmp_path, workers=workers).models["m"].pools
         assert [(each.min_workers, each.most_workers) for each in pools.values()] == [(workers, workers)] * 2
-    with pytest.raises(ConfigError, match=r"models\.m\.shapes\.thin: by the curves"):
-        loaded(tmp_path, toml.format("curve = [[1, 9], [8, 9]]", "curve = [[1, 5], [8, 5]]"))
-
-
-def test_no_workers_are_a_flag_and_no_setting_of_a_model(tmp_path: Path) -> None:
-    """--workers 0 says what it means; a model that may never have one is a mistake, unless the flag replaces it."""
-    toml = "[models.m]\nengine = 'sim'\nmin_workers = 0\nmax_workers = 0\n"
-    with pytest.raises(ConfigError, match=r"models\.m\.max_workers"):
-        loaded(tmp_path, toml)
-    assert [loaded(tmp_path, toml, workers=number).models["m"].most_workers for number in (0, 2)] == [0, 2]
 
 
 def test_model_flag_chooses_the_default_among_several(tmp_path: Path) -> None:
-    """It comes first; one that is not configured is refused with the nearest name."""
     assert loaded(tmp_path, TWO_MODELS, model="small").model_names == ("small", "fast")
-    with pytest.raises(ConfigError, match="did you mean 'small'"):
-        loaded(tmp_path, TWO_MODELS, model="smal")
-
-
-def test_weights_are_fetched_only_for_a_model_that_runs_on_them(tmp_path: Path) -> None:
-    """Not for a model with a path of its own, nor where no worker is wanted."""
-    assert not loaded(tmp_path, TWO_MODELS).needs_weights
-    (tmp_path / "penstock.toml").unlink()
-    assert not loaded(tmp_path, workers=0).needs_weights
-
-
-def test_bad_model_name_is_refused(tmp_path: Path) -> None:
-    """Names stand in keys and URLs."""
-    with pytest.raises(ConfigError, match="a model name has"):
-        loaded(tmp_path, engine="sim", model="a b")
 
 
 def test_children_read_what_was_merged(tmp_path: Path) -> None:
@@ -143,17 +132,13 @@ def test_children_read_what_was_merged(tmp_path: Path) -> None:
 def test_command_lines_of_the_roles(tmp_path: Path) -> None:
     """Each role is a module of its own, safe from folders of the same name, under its name in `ps`."""
     deployment, home = loaded(tmp_path, engine="sim"), DataDir(tmp_path)
-    api = deployment.api_program(home, 1, [7, 8])
-    worker = deployment.worker_program(home, "worker-2", "sim")
-    scheduler = deployment.scheduler_program(home)
-    start = (sys.executable, "-P", "-m")
-    settings = ("--settings", str(home.settings))
-    assert api.argv == (*start, "api", *settings, "--id", "api-1", "--listen-fd", "7", "--listen-fd", "8")
-    assert worker.argv == (*start, "workers", *settings, "--id", "worker-2", "--model", "sim")
-    assert scheduler.argv == (*start, "scheduler", *settings, "--id", "scheduler-1")
-    assert deployment.offline_program(home, 2).argv == (*start, "offline", *settings, "--id", "offline-2")
-    assert api.fds == (7, 8)
-    assert worker.grace_s > deployment.worker.drain_s
+    api, worker = deployment.api_program(home, 1, [7, 8]), deployment.worker_program(home, "worker-2", "sim")
+    begin, settings = (sys.executable, "-P", "-m"), ("--settings", str(home.settings))
+    assert api.argv == (*begin, "api", *settings, "--id", "api-1", "--listen-fd", "7", "--listen-fd", "8")
+    assert worker.argv == (*begin, "workers", *settings, "--id", "worker-2", "--model", "sim")
+    assert deployment.scheduler_program(home).argv == (*begin, "scheduler", *settings, "--id", "scheduler-1")
+    assert deployment.offline_program(home, 2).argv == (*begin, "offline", *settings, "--id", "offline-2")
+    assert api.fds == (7, 8) and worker.grace_s > deployment.worker.drain_s
 
 
 def test_the_command_is_named_as_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,3 +180,89 @@ def test_the_place_of_a_store_shows_no_password() -> None:
     assert place("rediss://user:pw@db.example:6380/1") == "db.example:6380"
     assert place("redis+cluster://:pw@a:1,b:2") == "a:1,b:2"
     assert place("unix:///run/redis.sock") == "/run/redis.sock"
+
+
+class Models(QuietHandler):
+    """The list of models of a server that takes one key."""
+
+    names: tuple[str, ...] = ()
+    key = ""
+    loading = 0
+    """How often it says that it loads its model."""
+
+    def do_GET(self) -> None:  # noqa: N802
+        if Models.loading:
+            Models.loading -= 1
+            self.send(503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}})
+            return
+        known = not self.key or self.headers.get("Authorization") == f"Bearer {self.key}"
+        names = {"data": [{"id": name} for name in self.names]}
+        self.send(200 if known else 401, names if known else {"error": "no"})
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """Its address; tests set what `Models` has."""
+    with serving_http(ThreadingHTTPServer(("127.0.0.1", 0), Models)) as found:
+        yield f"http://127.0.0.1:{found.server_port}/v1"
+
+
+def of(url: str, **flags: Any) -> dict[str, Any]:
+    return {"upstream": url, "engine": None, "model": None, **flags}
+
+
+def test_the_only_model_is_served(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the server's name for it, and by ours if one is given; then nobody asks the server."""
+    monkeypatch.setattr(Models, "names", ("meta-llama/Llama-3.1-8B",))
+    served = with_upstream(of(server), {})
+    assert (served["engine"], served["model"]) == ("upstream", "meta-llama/Llama-3.1-8B")
+    assert with_upstream(of("http://127.0.0.1:1/v1", model="mine"), {})["model"] == "mine"
+    assert with_upstream(of("http://127.0.0.1:1/v1"), {"PENSTOCK_MODEL": "mine"})["model"] == "mine"
+
+
+def test_a_server_that_loads_its_model_is_waited_for(
+    server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no longer than allowed."""
+    monkeypatch.setattr(Models, "names", ("m",))
+    monkeypatch.setattr(Models, "loading", 2)
+    monkeypatch.setattr(engines, "RETRY_DELAY_S", 0.0)
+    assert with_upstream(of(server), {})["model"] == "m" and Models.loading == 0
+    assert "HTTP 503: Loading model" in capsys.readouterr().err
+    monkeypatch.setattr(Models, "loading", 9)
+    monkeypatch.setattr(engines, "START_TIMEOUT_S", 0.0)
+    with pytest.raises(Problem, match="Loading model") as told:
+        with_upstream(of(server), {})
+    assert told.value.exit_code == UNREACHABLE
+
+
+def test_several_models_need_a_choice(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Models, "names", ("a", "b"))
+    with pytest.raises(Problem, match="has 2 models: a, b") as told:
+        with_upstream(of(server), {})
+    assert told.value.exit_code == USAGE and "--model" in told.value.next_step
+
+
+def test_a_key_comes_from_a_variable(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the error says where its name belongs."""
+    monkeypatch.setattr(Models, "names", ("a",))
+    monkeypatch.setattr(Models, "key", "sk-1")
+    with pytest.raises(Problem, match="needs an API key") as told:
+        with_upstream(of(server), {})
+    assert "PENSTOCK_UPSTREAM_KEY_ENV" in told.value.next_step
+    monkeypatch.setenv("THE_KEY", "sk-1")
+    assert with_upstream(of(server), {"PENSTOCK_UPSTREAM_KEY_ENV": "THE_KEY"})["model"] == "a"
+
+
+def test_a_server_that_is_away_is_named() -> None:
+    with pytest.raises(Problem, match=r"http://127\.0\.0\.1:1/v1 cannot be used") as told:
+        with_upstream(of("http://127.0.0.1:1/v1"), {})
+    assert told.value.exit_code == UNREACHABLE
+
+
+@pytest.mark.parametrize(("name", "ours"), [
+    ("/models/SmolLM2-135M-Instruct.F16.gguf", "SmolLM2-135M-Instruct.F16"), ("llama3.1:8b", "llama3.1:8b"),
+    ("org/model", "org/model"), ("a model", "a-model"), ("/", "upstream"), ("", "upstream"), ("x" * 500, "x" * 128),
+])  # fmt: skip
+def test_a_name_of_a_server_becomes_one_of_ours(name: str, ours: str) -> None:
+    assert own_name(name) == ours

@@ -13,12 +13,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from house import eventually
 from kombu import Connection
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
 from cli.embedded import Embedded, end_orphan, find_server, is_private, machine_memory
@@ -178,27 +176,6 @@ async def test_data_address_and_password_outlive_a_kill_and_a_restart(supervisor
         assert client.get("kept") == b"yes"
 
 
-def test_it_dies_with_its_parent(tmp_path: Path) -> None:
-    """SIGKILL of whoever started it ends the server, which has no lifeline, as well."""
-    code = f"""
-import subprocess, sys, time
-from pathlib import Path
-from cli.embedded import Embedded, find_server
-embedded = Embedded.prepare(find_server(), Path({str(tmp_path)!r}), {MEMORY})
-subprocess.Popen(embedded.argv, cwd={str(tmp_path)!r}, stdout=subprocess.DEVNULL)
-print(embedded.url, flush=True)
-time.sleep(600)
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        url = parent.stdout.readline().strip()
-        with Redis.from_url(url) as client:
-            eventually(client.ping, RedisConnectionError)
-        parent.kill()
-    with Redis.from_url(url) as client:
-        eventually(lambda: refused(client))
-
-
 async def test_orphan_is_ended_before_another_start(supervisor: Supervisor, tmp_path: Path) -> None:
     """A server that still runs in the folder is shut down, for two must not write the same file."""
     embedded = prepared(tmp_path)
@@ -237,12 +214,3 @@ async def test_stubborn_orphan_is_a_problem(tmp_path: Path, monkeypatch: pytest.
         for other in others:
             other.kill()
             other.communicate()
-
-
-def refused(client: Redis) -> bool:
-    """Whether nobody listens there."""
-    try:
-        client.ping()
-    except RedisConnectionError:
-        return True
-    return False

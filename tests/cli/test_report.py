@@ -133,9 +133,8 @@ def test_what_is_no_time_is_refused_with_the_way_to_write_one() -> None:
 
 
 def test_numbers_are_short() -> None:
-    assert [duration(ms) for ms in (0.42, 17.34, 999.4, 2500.0, 204_000.0, 7_560_000.0, None)] == [
-        "0.42 ms", "17.3 ms", "999 ms", "2.50 s", "3.40 min", "2.10 h", "–",
-    ]  # fmt: skip
+    times = {0.42: "0.42 ms", 17.34: "17.3 ms", 999.4: "999 ms", 2500.0: "2.50 s", 204e3: "3.40 min", 756e4: "2.10 h"}
+    assert {ms: duration(ms) for ms in times} == times and duration(None) == "–"
     assert [three(each) for each in (0.1234, 12.34, 123.4, 12_345.0)] == ["0.12", "12.3", "123", "12,345"]
 
 

@@ -1,22 +1,46 @@
-"""Messages of `penstock up` about processes that keep ending."""
+"""What `penstock up` says of processes that end and of their jobs, and how long its start waits for the store."""
 
 from __future__ import annotations
 
+import asyncio
 import io
+import re
+import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+from cli_instance import a_state
+from hand import Hand, lapse
 from msgspec.structs import replace
 
+from cli import up as machine
+from cli.deployment import load_deployment
+from cli.instance import DataDir
 from cli.output import ProgressLine
 from cli.supervisor import Child, Program, counts_after
-from cli.up import Screen
+from cli.up import Machine, Screen, fates_of, in_words, ready_block
+from streaming.errors import Loading, Unavailable
+from streaming.ids import new_job_id
+from streaming.jobs.job import Job, Text
+from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
+from streaming.order import Priority
+from streaming.redis.client import RedisClient
+from streaming.redis.settings import RedisSettings
+from streaming.store.identity import enter_store
 
 
-def test_a_death_is_reported_once_it_is_known_what_the_worker_ran(tmp_path: Path) -> None:
+def watched(role: str = "worker") -> tuple[Child, io.StringIO, Screen]:
+    """A process, what the screen says of it, and the screen."""
+    program = Program(role=role, id=f"{role}-1", argv=(), log=Path(f"{role}-1.log"), env={})
+    stream = io.StringIO()
+    return Child(program, lambda _child: None), stream, Screen(ProgressLine(stream, {}))
+
+
+def test_a_death_is_reported_once_it_is_known_what_the_worker_ran() -> None:
     """Jobs that were given up with it each time, a crash loop once; neither while that is unknown."""
-    program = Program(role="worker", id="worker-1", argv=(), log=tmp_path / "worker-1.log", env={})
-    child, stream = Child(program, lambda _child: None), io.StringIO()
-    screen = Screen(ProgressLine(stream, {}))
+    child, stream, screen = watched()
 
     def says(given_up: list[str], failures: int) -> list[str]:
         before, cause = len(stream.getvalue()), "killed by SIGKILL"
@@ -37,12 +61,10 @@ def test_a_death_is_reported_once_it_is_known_what_the_worker_ran(tmp_path: Path
     assert says([], 6)[0] == "error: worker-1 ended 6 times, each soon after its start"
 
 
-def test_each_kind_of_crash_loop_is_reported_once_with_its_own_cause(tmp_path: Path) -> None:
+def test_each_kind_of_crash_loop_is_reported_once_with_its_own_cause() -> None:
     """A worker that was killed, and whose engine then does not start: the report must not stay with the kills. The
     figures in a cause, such as an address, make no other kind."""
-    program = Program(role="worker", id="worker-1", argv=(), log=tmp_path / "worker-1.log", env={})
-    child, stream = Child(program, lambda _child: None), io.StringIO()
-    screen = Screen(ProgressLine(stream, {}))
+    child, stream, screen = watched()
 
     def says(cause: str, *, was_ready: bool = False) -> list[str]:
         before = len(stream.getvalue())
@@ -60,10 +82,9 @@ def test_each_kind_of_crash_loop_is_reported_once_with_its_own_cause(tmp_path: P
     assert says("no weights") == ["error: worker-1 did not start 5 times in a row", "cause: no weights"]
 
 
-def test_who_comes_back_is_told_with_the_time_that_it_took(tmp_path: Path) -> None:
+def test_who_comes_back_is_told_with_the_time_that_it_took() -> None:
     """Once for each loss that was told, and never at the first start."""
-    program = Program(role="api", id="api-1", argv=(), log=tmp_path / "api-1.log", env={})
-    child, screen = Child(program, lambda _child: None), Screen(ProgressLine(io.StringIO(), {}))
+    child, _, screen = watched("api")
 
     def recovered(state: str, **changes: object) -> str:
         child.status = replace(child.status, state=state, **changes)
@@ -78,13 +99,106 @@ def test_who_comes_back_is_told_with_the_time_that_it_took(tmp_path: Path) -> No
         assert recovered("ready", pid=2) == ""
 
 
-def test_what_is_waited_for_is_told_when_it_goes_and_when_it_is_back(tmp_path: Path) -> None:
+def test_what_is_waited_for_is_told_when_it_goes_and_when_it_is_back() -> None:
     """A worker's server; each once."""
-    program = Program(role="worker", id="worker-1", argv=(), log=tmp_path / "worker-1.log", env={})
-    child, stream = Child(program, lambda _child: None), io.StringIO()
-    screen = Screen(ProgressLine(stream, {}))
+    child, stream, screen = watched()
     for away in ("", "http://a refuses", "http://a refuses", "", ""):
         child.status = replace(child.status, state="ready", away=away)
         assert screen.noticed(child, starting=False) == ""
     gone, back = stream.getvalue().splitlines()
     assert "worker-1 is away (http://a refuses)" in gone and "worker-1 is back after 0." in back
+
+
+def test_a_narrow_terminal_gets_whole_what_is_to_be_copied() -> None:
+    """The link to the console is one line, which the terminal continues; the request to try is as many as it has
+    arguments."""
+    link = f"http://127.0.0.1:1/console#link={'x' * 22}"
+    state = a_state(DataDir(Path("data")), ready_s=1.0)
+    lines = ready_block(state, link.partition(":1")[2], keyed=True, width=40)
+    assert link in lines and "  Console" in lines
+    shown = "\n".join(lines)
+    assert re.search(r"^curl -N http\S+ \\\n  -H '.*' \\\n  -H .* \\\n  -d '\{[^']*\}'$", shown, re.MULTILINE)
+
+
+async def test_what_became_of_the_jobs_of_a_lost_worker(wire: RedisClient) -> None:
+    """One went on where it was, one began again, one still waits, one was cancelled."""
+    jobs, hands = [new_job_id(0) for _ in range(4)], list[Hand]()
+    for job_id in jobs:
+        await Queue(wire).put(Job(id=job_id, model="sim", tenant="t", priority=Priority.BATCH, prompt=Text(("x",))))
+        hands.append(await Hand.claiming(wire, "worker-1@here"))
+        await hands[-1].write("abc")
+    for hand in hands:
+        await lapse(wire, hand.lease)
+    await Queue(wire).cancel(jobs[3])
+    continuing, beginning = await Hand.claiming(wire, "worker-1@there"), await Hand.claiming(wire, "worker-1@here")
+    await beginning.lease.restart(jobs[1], beginning.claim.number)
+    assert (continuing.claim.job.id, beginning.claim.job.id) == (jobs[0], jobs[1])
+    fates = fates_of(await JobReader(wire).records(jobs, bodies=False), "worker-1@here")
+    assert fates == {"continued": 1, "begun again": 1, "waiting": 1, "cancelled": 1}
+    assert in_words(fates) == "1 job continued, 1 begun again, 1 waiting, 1 cancelled" and in_words({}) == ""
+
+
+LOADING = b"-LOADING Redis is loading the dataset in memory\r\n"
+
+
+@pytest.fixture
+async def loading_url() -> AsyncIterator[str]:
+    """A server that answers every command by saying that it reads its data."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while sent := await reader.read(65536):
+            writer.write(LOADING * len(re.findall(rb"\*\d+\r\n", sent)))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+
+
+@pytest.fixture
+def starting(tmp_path: Path) -> Machine:
+    """A machine whose store is not entered."""
+    home = DataDir(tmp_path / "data")
+    home.make_private()
+    home.prepare()
+    deployment = load_deployment({("up", "engine"): "sim"}, {}, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return Machine(deployment, home, [listener], Screen(ProgressLine(io.StringIO(), {}, quiet=True)))
+
+
+async def test_redis_that_reads_its_data_says_so(loading_url: str) -> None:
+    client = RedisClient.open(RedisSettings(url=loading_url))
+    try:
+        with pytest.raises(Loading):
+            await enter_store(client)
+    finally:
+        await client.close()
+
+
+async def test_a_redis_that_reads_its_data_is_waited_for(
+    starting: Machine, wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no time left for one that does not answer."""
+    answers = [Loading("it reads its data")] * 3
+
+    async def enter(client: RedisClient) -> None:
+        if answers:
+            raise answers.pop()
+
+    monkeypatch.setattr(machine, "enter_store", enter)
+    monkeypatch.setattr(machine, "ANSWER_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(machine, "ANSWER_RETRY_DELAY_S", 0.0)
+    await starting._enter(wire, "redis://user:secret@there:1/0")
+    assert answers == []
+
+
+async def test_ctrl_c_ends_the_wait_for_redis(
+    starting: Machine, wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def enter(client: RedisClient) -> None:
+        starting._interrupt()
+        raise Unavailable("it does not answer")
+
+    monkeypatch.setattr(machine, "enter_store", enter)
+    monkeypatch.setattr(machine, "ANSWER_RETRY_DELAY_S", 0.0)
+    async with asyncio.timeout(60):
+        await starting._enter(wire, "redis://there:1/0")

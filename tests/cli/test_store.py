@@ -1,27 +1,29 @@
-"""`penstock store`: what it shows, what it refuses, what it deletes and what it leaves; and `penstock ps` of machines
-whose processes have the same names."""
+"""`penstock store` and `penstock probe` where processes run: what a store holds, and what a HEALTHCHECK hears."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from house import House, eventually
+from cli_instance import running_at
+from house import House, eventually, free_port
 from redis import Redis
 
 from cli.__main__ import main
 from penstock.config import ConfigError
 from streaming.batches.file_store import FileStore
 from streaming.errors import Unavailable
+from streaming.fleet.processes import HEARTBEAT_TIMEOUT_S
 from streaming.keys import fleet_key, partition_key
 from streaming.redis.client import RedisClient
 from streaming.store.identity import FORMAT, count_contents, enter_store, reset_store
 
 pytestmark = pytest.mark.slow
-
-BODY = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 
 
 @pytest.fixture
@@ -29,6 +31,7 @@ def asked(empty_house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Commands given where this house's settings hold."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_REDIS_URL", empty_house.redis_url)
+    monkeypatch.setenv("PENSTOCK_API_PORT", str(empty_house.port))
     return empty_house
 
 
@@ -52,32 +55,21 @@ def earlier_version(redis: Redis) -> None:
     redis.set("user:1", "x")
 
 
-def test_a_store_of_an_earlier_version_is_reset(asked: House, redis: Redis, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_of_an_earlier_version_is_reset(asked: House, redis: Redis, told: Any) -> None:
     """A role refuses it and names the command. That counts, with --yes deletes Penstock's keys, and the role runs."""
     earlier_version(redis)
     scheduler = asked.start("scheduler")
     assert scheduler.wait(60) == 2 and "penstock store reset --yes" in asked.log("scheduler")
-    assert main(["store", "reset", "--json"]) == 2
-    captured = capsys.readouterr()
+    captured = told("store reset --json", code=2)
     assert json.loads(captured.err)["error"]["next"] == "penstock store reset --yes"
     counts = json.loads(captured.out)
     expected = {"keys": 9, "jobs": 2, "unfinished": 2, "running": 1, "batches": 1, "batches_unfinished": 1, "files": 1}
     assert {name: counts[name] for name in expected} == expected
     assert redis.dbsize() == 10
-    assert main(["store", "reset", "--yes"]) == 0
-    assert "jobs that wait or run" in capsys.readouterr().out
+    assert "jobs that wait or run" in told("store reset --yes").out
     assert redis.keys("*") == ["user:1"]
     asked.start("scheduler", "--id", "fresh")
     eventually(lambda: redis.hget(fleet_key("store"), "format") == str(FORMAT))
-
-
-def test_a_reset_that_was_interrupted_leaves_no_store_to_start_on(asked: House, redis: Redis) -> None:
-    """Its identity names no format until all the rest is gone."""
-    earlier_version(redis)
-    redis.hset(fleet_key("store"), mapping={"format": 0, "partitions": 0, "deployment": ""})
-    redis.delete(partition_key(0, "tick"))
-    scheduler = asked.start("scheduler")
-    assert scheduler.wait(60) == 2 and "penstock store reset --yes" in asked.log("scheduler")
 
 
 async def test_a_reset_that_is_cut_off_at_its_first_key_leaves_a_store_nobody_starts_on(
@@ -121,75 +113,108 @@ async def test_each_kind_of_content_is_counted_for_what_it_is(wire: RedisClient)
     }  # fmt: skip
 
 
-def test_a_store_in_use_is_not_reset(asked: House, redis: Redis, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_in_use_is_not_reset(asked: House, redis: Redis, told: Any) -> None:
     asked.start_api()
     eventually(lambda: redis.zcard(fleet_key("procs")))
     before = redis.dbsize()
-    assert main(["store", "reset", "--yes"]) == 1
-    assert "1 process uses this store" in capsys.readouterr().err and redis.dbsize() >= before
+    assert "1 process uses this store" in told("store reset --yes", code=1).err and redis.dbsize() >= before
 
 
-def test_show_and_adopt(asked: House, redis: Redis, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder of another deployment is adopted, which a person must confirm; doctor says so before."""
+def test_show_and_adopt(asked: House, redis: Redis, told: Any) -> None:
+    """A folder of another deployment is adopted, which a person must confirm; doctor says so before. Without that,
+    nothing is written to a store that has no identity yet, which may be the wrong one."""
     folder = asked.folder / ".penstock" / "files"
     FileStore(folder).adopt("dep_other")
-    redis.hset(fleet_key("store"), mapping={"format": FORMAT, "partitions": 1, "deployment": "dep_ours"})
-    main(["doctor"])
-    assert "penstock store adopt --yes" in capsys.readouterr().out
-    assert main(["store", "show", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["deployment"], shown["files_deployment"], shown["format"]) == ("dep_ours", "dep_other", FORMAT)
-    assert main(["store", "adopt"]) == 2 and FileStore(folder).owner == "dep_other"
-    assert main(["store", "adopt", "--yes"]) == 0 and FileStore(folder).owner == "dep_ours"
-    capsys.readouterr()
-    main(["doctor"])
-    assert "adopt" not in capsys.readouterr().out
-
-
-def test_adopt_without_yes_writes_nothing(
-    asked: House, redis: Redis, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Neither to the folder nor to a store that has no identity yet, which may be the wrong one."""
-    folder = asked.folder / ".penstock" / "files"
-    FileStore(folder).adopt("dep_other")
-    assert main(["store", "adopt"]) == 2
-    assert "nothing was changed" in capsys.readouterr().err
+    assert "nothing was changed" in told("store adopt", code=2).err
     assert redis.keys("*") == [] and FileStore(folder).owner == "dep_other"
+    redis.hset(fleet_key("store"), mapping={"format": FORMAT, "partitions": 1, "deployment": "dep_ours"})
+    assert "penstock store adopt --yes" in told("doctor", code=None).out
+    shown = json.loads(told("store show --json").out)
+    assert (shown["deployment"], shown["files_deployment"], shown["format"]) == ("dep_ours", "dep_other", FORMAT)
+    told("store adopt", code=2)
+    assert FileStore(folder).owner == "dep_other"
+    told("store adopt --yes")
+    assert FileStore(folder).owner == "dep_ours"
+    assert "adopt" not in told("doctor", code=None).out
 
 
 def test_the_embedded_store_is_reset_while_nothing_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any
 ) -> None:
     """Its server runs for as long as the command does. Without a store there is nothing to do."""
     monkeypatch.chdir(tmp_path)
-    assert main(["store", "show"]) == 1
+    told("store show", code=1)
     (tmp_path / ".penstock" / "redis").mkdir(parents=True)
-    capsys.readouterr()
-    assert main(["store", "reset", "--yes", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["keys"] == 0
+    assert json.loads(told("store reset --yes --json").out)["keys"] == 0
 
 
-def test_two_machines_with_the_documented_commands(
-    asked: House, redis: Redis, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`python -m workers`, twice, with the name that both have by default: both are listed, counted and leave alone."""
+LOADING = {"PENSTOCK_SIM_LOAD_MS": "600000"}
+
+
+def probe(*words: str) -> int:
+    return main(["probe", *words])
+
+
+def test_a_worker_is_ready_when_its_engine_is(asked: House) -> None:
+    """While it loads it lives and is not ready; of another name there is none. One that hangs is gone: stopped in its
+    tracks it says nothing more, and what it said is kept for ten seconds; here for less."""
+    asked.start("workers", "--id", "slow", **LOADING)
+    quick = asked.start("workers", "--id", "quick")
+    eventually(lambda: probe("worker", "--id", "quick") == 0)
+    eventually(lambda: probe("worker", "--id", "slow", "--alive") == 0)
+    assert probe("worker", "--id", "slow") == 1
+    assert probe("worker", "--id", "other", "--alive") == 1
+    assert probe("scheduler", "--id", "quick", "--alive") == 1, "the role counts too"
+    os.kill(quick.pid, signal.SIGSTOP)
+    try:
+        with Redis.from_url(asked.redis_url) as redis:
+            for key in redis.keys(fleet_key("proc", "worker:*")):
+                assert 0 < redis.pttl(key) <= 1000 * HEARTBEAT_TIMEOUT_S
+                redis.pexpire(key, 100)
+        eventually(lambda: probe("worker", "--id", "quick", "--alive") == 1)
+    finally:
+        os.kill(quick.pid, signal.SIGCONT)
+
+
+def test_other_roles_are_asked_for_like_a_worker(asked: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ready once it takes work, and no more when it has ended. Without a name it is this machine's, as the images name
+    their processes."""
+    offline = asked.start("offline", "--id", "o")
+    asked.start("scheduler", "--id", "pod-7")
+    eventually(lambda: probe("offline", "--id", "o") == 0)
+    assert probe("worker", "--id", "o") == 1
+    monkeypatch.setattr("socket.gethostname", lambda: "pod-7")
+    eventually(lambda: probe("scheduler") == 0)
+    offline.terminate()
+    assert offline.wait(30) == 0 and probe("offline", "--id", "o", "--alive") == 1
+
+
+def test_a_silent_redis_kills_nobody(asked: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can say whether the worker lives, so it is left alone; ready it is not."""
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
+    assert probe("worker", "--id", "w", "--alive") == 0
+    assert probe("worker", "--id", "w") == 3
+
+
+def test_an_api_process_is_asked_at_its_door(asked: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alive as soon as it answers, ready with the first worker; 0.0.0.0 is called at home."""
+    assert probe("api", "--alive") == 3
     asked.start_api()
-    first, _ = asked.start("workers"), asked.start("workers")
+    monkeypatch.setenv("PENSTOCK_API_HOST", "0.0.0.0")  # noqa: S104
+    assert probe("api", "--alive") == 0
+    assert probe("api") == 1
+    asked.start("workers", "--id", "w")
+    eventually(lambda: probe("api") == 0)
+    a_running_instance_says_where_its_processes_are(asked, tmp_path / "data", monkeypatch)
 
-    def workers() -> list[dict[str, object]]:
-        capsys.readouterr()
-        assert main(["ps", "--json"]) == 0
-        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        return [row for row in rows if (row["role"], row["state"]) == ("worker", "ready")]
 
-    def ready() -> int:
-        status, body = asked.get("/admin/pools/sim")
-        assert status == 200
-        return int(json.loads(body)["ready"])
-
-    eventually(lambda: len(workers()) == 2)
-    assert {row["id"] for row in workers()} == {"worker-1"} and len({row["pid"] for row in workers()}) == 2
-    assert ready() == 2
-    first.terminate()
-    assert first.wait(60) == 0
-    assert ready() == 1 and len(workers()) == 1
+def a_running_instance_says_where_its_processes_are(
+    asked: House, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its port and its Redis are of its own choice; the settings name others. In another folder nothing runs."""
+    monkeypatch.setenv("PENSTOCK_API_PORT", str(free_port()))
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
+    with running_at(f"http://127.0.0.1:{asked.port}", folder, redis_url=asked.redis_url):
+        eventually(lambda: probe("api", "--data-dir", str(folder)) == 0)
+        eventually(lambda: probe("worker", "--id", "w", "--data-dir", str(folder)) == 0)
+        assert probe("api", "--data-dir", str(folder.parent / "other")) == 3

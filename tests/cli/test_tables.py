@@ -1,15 +1,33 @@
-"""Tables: short ids, times and coloured states on a terminal, and all of them whole in a pipe."""
+"""Tables, progress and answers: as a terminal shows them, and whole in a pipe."""
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from terminals import Terminal
 
-from cli import jobs
-from cli.output import ago, print_rows, print_table, shortener, size, table_lines
+from cli import jobs, output
+from cli.output import (
+    ProgressLine,
+    StreamWrapper,
+    ago,
+    cells,
+    print_rows,
+    print_table,
+    remaining_s,
+    short,
+    shortener,
+    size,
+)
+from telemetry.records.reader import Skipped, create, read_records
 
 ESC = "\x1b"
 IDS = [f"job_00{digit * 30}" for digit in "0123456789abcdef"]
@@ -28,28 +46,12 @@ def test_ids_are_as_short_as_tells_them_apart() -> None:
     assert shortener([])(f"see {IDS[0]}") == f"see {IDS[0]}"
 
 
-def test_times_and_sizes() -> None:
+def test_times_and_sizes_are_short() -> None:
     """One unit; the future says so; a clock that is a little ahead is now."""
-    assert [ago(seconds) for seconds in (-0.4, 0, 59, 61, 7200, 90_000)] == [
-        "0s ago", "0s ago", "59s ago", "1m ago", "2h ago", "1d ago",
-    ]  # fmt: skip
-    assert ago(-300) == "in 5m"
-    assert [size(count) for count in (0, 999, 1500, 9_960, 999_499, 999_600, 268_435_456)] == [
-        "0", "999", "1.5k", "10k", "999k", "1.0M", "268M",
-    ]  # fmt: skip
-
-
-def test_figures_without_room_share_lines_below_their_row() -> None:
-    """As many as a line has room for; before texts, of which each begins its own."""
-    header = ("ID", "MODEL", "TOOK", "TOKENS", "REASON")
-    rows = [("a" * 30, "model-" * 4, "2.1s", "128", "x " * 14 + "x"), ("b", "m", "-", "-", "-")]
-    assert table_lines(header, rows, width=40, colour=False, now=0.0) == [
-        f"{'ID':<30}  MODEL",
-        f"{'a' * 30}  mode…",
-        "  took: 2.1s  tokens: 128",
-        "  reason: " + "x " * 14 + "x",
-        f"{'b':<30}  m",
-    ]
+    times = {-300: "in 5m", -0.4: "0s ago", 59: "59s ago", 61: "1m ago", 7200: "2h ago", 90_000: "1d ago"}
+    assert {seconds: ago(seconds) for seconds in times} == times
+    sizes = {0: "0", 999: "999", 1500: "1.5k", 9_960: "10k", 999_499: "999k", 999_600: "1.0M", 268_435_456: "268M"}
+    assert {count: size(count) for count in sizes} == sizes
 
 
 @pytest.mark.parametrize(
@@ -90,3 +92,94 @@ def test_a_pipe_gets_whole_ids_and_times(
         print_rows([JOB | {"status": "failed"}], jobs.COLUMNS)
         shown = capsys.readouterr().out
         assert f"{ESC}[31mfailed{ESC}[0m" in shown and re.sub(f"{ESC}\\[[0-9]+m", "", shown) == plain
+
+
+@pytest.mark.parametrize(("spent_s", "first", "share", "rest"), [
+    (10.0, 0.0, 0.25, 30.0),
+    (10.0, 0.5, 0.75, 10.0),  # what was there before it began took no time
+    (1.0, 0.0, 0.5, None),  # too early to say
+    (10.0, 0.25, 0.25, None),  # nothing has moved
+    (10.0, 0.0, 1.0, None),
+    (10.0, 0.0, 0.0, None),
+])  # fmt: skip
+def test_the_rest_follows_from_the_pace(spent_s: float, first: float, share: float, rest: float | None) -> None:
+    assert remaining_s(spent_s, first, share) == rest
+
+
+def test_times_are_short() -> None:
+    assert [short(each) for each in (0.2, 59.6, 99, 150, 7260)] == ["1 s", "60 s", "99 s", "2 min", "2 h 1 min"]
+
+
+def test_a_terminal_shows_how_long_a_phase_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that it has taken, and that which is left; a new phase begins anew."""
+    clock = [100.0]
+    monkeypatch.setattr(output.time, "monotonic", lambda: clock[0])
+    line = ProgressLine(Terminal(), {})
+    line.amount("fetching", 10_000_000, 100_000_000)
+    assert line._line().endswith("0.0 s")
+    clock[0] = 104.0
+    line.amount("fetching", 50_000_000, 100_000_000)
+    assert line._line().endswith("50.0/100.0 MB  4.0 s, about 5 s left")
+    line.phase("checking")
+    assert line._line() == "checking  0.0 s"
+
+
+def test_reading_records_says_how_much_is_read(tmp_path: Path) -> None:
+    """In bytes, to the end, whatever the window leaves out."""
+    for number, length in enumerate((100, 300)):
+        path, descriptor = create(tmp_path, 1_800_000_000.0 + number, "worker", number)
+        path.write_bytes(b"x" * length)
+        os.close(descriptor)
+    told: list[tuple[int, int]] = []
+    assert list(read_records(tmp_path, 0.0, 1e11, Skipped(), lambda *both: told.append(both))) == []
+    assert told == [(0, 400), (100, 400), (400, 400)]
+    line = ProgressLine(io.StringIO(), {}, quiet=True)
+    list(read_records(tmp_path, 0.0, 1e11, Skipped(), partial(line.amount, "reading records")))
+
+
+def shown(pieces: list[str], width: int) -> str:
+    written = list[str]()
+    wrapper = StreamWrapper(written.append, lambda: width)
+    for piece in pieces:
+        wrapper.feed(piece)
+    wrapper.flush()
+    return "".join(written)
+
+
+WORDS = st.text("abc", min_size=1, max_size=9)
+
+
+@given(st.lists(st.tuples(WORDS, st.sampled_from([" ", "  ", "\n", "\n\n"])), max_size=30), st.integers(1, 7))
+def test_lines_fit_and_end_between_words(text: list[tuple[str, str]], size: int) -> None:
+    """Breaks of the text stay; each other one stands in place of its blanks."""
+    whole = "".join(map("".join, text))
+    found = shown([whole[at : at + size] for at in range(0, len(whole), size)], 10)
+    assert all(len(line.rstrip(" ")) <= 10 for line in found.split("\n"))
+    assert found.split() == whole.split()
+    assert shown([whole], 10) == found
+    assert shown([whole], 10_000) == whole
+
+
+@pytest.mark.parametrize(("text", "lines"), [
+    ("one two three", ["one two", "three"]),
+    ("http://a.example/b/cdef g", ["http://a.example/b/cdef", "g"]),
+    ("go to http://a.example/b", ["go to", "http://a.example/b"]),
+    ("    indented code", ["    indented", "code"]),
+    ("\u6d41\u6c34\u6d41\u6c34\u6d41\u6c34", ["\u6d41\u6c34\u6d41\u6c34\u6d41", "\u6c34"]),
+    ("a\u6d41\u6c34\u6d41\u6c34\u6d41", ["a\u6d41\u6c34\u6d41\u6c34", "\u6d41"]),
+])  # fmt: skip
+def test_where_lines_end(text: str, lines: list[str]) -> None:
+    """A word without room stays whole, for what is copied; wide characters may stand at the end of a line."""
+    assert shown(list(text), 12 if " " in text else 10) == "\n".join(lines)
+    assert cells(lines[0]) <= 12 or "http" in lines[0]
+
+
+def test_a_word_is_shown_once_its_end_is_there() -> None:
+    written = list[str]()
+    wrapper = StreamWrapper(written.append, lambda: 10)
+    wrapper.feed("one tw")
+    assert "".join(written) == "one"
+    wrapper.feed("o three")
+    assert "".join(written) == "one two"
+    wrapper.flush()
+    assert "".join(written) == "one two\nthree"

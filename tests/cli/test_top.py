@@ -16,42 +16,27 @@ from http_serving import QuietHandler, serving_http
 from rich.console import Console
 from terminals import OnTerminal
 
-from cli.__main__ import main
 from cli.top import frame
 
 PROBLEM = {
-    "severity": "warning",
-    "title": "chats of sim wait",
-    "cause": "every slot is taken",
-    "next_step": "penstock scale set sim 3",
-    "page": "",
-    "delays": True,
+    "severity": "warning", "title": "chats of sim wait", "cause": "every slot is taken",
+    "next_step": "penstock scale set sim 3", "page": "", "delays": True,
+}  # fmt: skip
+LANES = {
+    "interactive": {"waiting": 3, "running": 2, "oldest_s": 12.5, "wait_s": 1.0},
+    "batch": {"waiting": 0, "running": 0, "oldest_s": 0.0, "wait_s": 0.0},
 }
 OVERVIEW: dict[str, Any] = {
     "at": 1_795_693_125.3,
     "verdict": {"flow": "behind", "title": "Falling behind: chats of sim wait.", "problems": [PROBLEM]},
     "rates": {
-        "window_s": 2.0,
-        "first_token_ms": {"p50": 92.0, "p95": 310.0},
-        "per_token_ms": None,
-        "tokens_per_s": 3120.5,
-        "jobs_per_s": 12.25,
-        "failed": 2,
-        "open_streams": 7,
+        "window_s": 2.0, "first_token_ms": {"p50": 92.0, "p95": 310.0}, "per_token_ms": None, "tokens_per_s": 3120.5,
+        "jobs_per_s": 12.25, "failed": 2, "open_streams": 7,
     },
-    "pools": [
-        {
-            "model": "sim",
-            "ready": 1,
-            "want": 2,
-            "reason": "4 running",
-            "lanes": {
-                "interactive": {"waiting": 3, "running": 2, "oldest_s": 12.5, "wait_s": 1.0},
-                "batch": {"waiting": 0, "running": 0, "oldest_s": 0.0, "wait_s": 0.0},
-            },
-            "workers": [{"id": "worker-1", "step_ms": 15.5}],
-        }
-    ],
+    "pools": [{
+        "model": "sim", "ready": 1, "want": 2, "reason": "4 running", "lanes": LANES,
+        "workers": [{"id": "worker-1", "step_ms": 15.5}],
+    }],
     "processes": [
         {
             "role": "worker", "id": "worker-1", "host": "box\u001b[2J", "state": "ready", "since": 1_795_693_005.3,
@@ -74,28 +59,21 @@ def shown(overview: dict[str, Any], width: int = 100, **options: Any) -> str:
 
 
 def test_a_screen_says_what_is_wrong_and_what_waits() -> None:
-    """The verdict first, then each problem with its cause and next step; lanes, rates and processes below."""
+    """The verdict first, then each problem with its cause and next step; lanes, rates and processes below. What is not
+    known is not 0, and a worker whose server is away is not ready."""
     text = shown(OVERVIEW)
     lines = [line.rstrip() for line in text.splitlines()]
     assert lines[0] == "Falling behind: chats of sim wait."
     assert "warning: chats of sim wait" in lines and "  next:  penstock scale set sim 3" in lines
-    assert any(line.split() == ["sim", "interactive", "3", "12.5", "s", "2", "1", "of", "2"] for line in lines)
-    assert any(line.split() == ["batch", "0", "–", "0"] for line in lines), "no job waits, so none is oldest"
+    words = [line.split() for line in lines]
+    assert ["sim", "interactive", "3", "12.5", "s", "2", "1", "of", "2"] in words
+    assert ["batch", "0", "–", "0"] in words, "no job waits, so none is oldest"
+    assert [each[2:4] for each in words if each[:2] == ["between", "tokens"]] == [["–", "–"]], "no token came"
     assert any(line.startswith("first token") and "92.0 ms" in line and "3,120" in line for line in lines)
     assert any(line.startswith("worker-1") and "3/4" in line and "25%" in line and "15.5 ms" in line for line in lines)
-    assert "failed in 2 s" in text and "\u001b" not in text
-
-
-def test_a_worker_whose_server_is_away_is_not_ready() -> None:
+    assert "failed in 2 s" in text and "\u001b" not in text and "server away" not in text
     worker, api = OVERVIEW["processes"]
-    text = shown(OVERVIEW | {"processes": [worker | {"away": ["http://x (gone)"]}, api]})
-    assert "server away" in text
-
-
-def test_what_is_not_known_is_not_0() -> None:
-    """No token came, so there is no time between tokens."""
-    (line,) = [line for line in shown(OVERVIEW).splitlines() if line.startswith("between tokens")]
-    assert line.split()[2:4] == ["–", "–"]
+    assert "server away" in shown(OVERVIEW | {"processes": [worker | {"away": ["http://x (gone)"]}, api]})
 
 
 def test_an_old_screen_gives_no_advice() -> None:
@@ -124,18 +102,15 @@ def url() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
 
 
-def test_one_screen_goes_into_a_pipe(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_screen_goes_into_a_pipe(url: str, told: Any) -> None:
     """As text, or as the API's own object."""
-    assert main(["top", "--once", "--url", url]) == 0
-    text = capsys.readouterr().out
+    text = told("top --once --url", url).out
     assert text.startswith("Falling behind") and "q leaves" not in text and "\u001b" not in text
-    assert main(["top", "--once", "--json", "--url", url]) == 0
-    assert json.loads(capsys.readouterr().out) == OVERVIEW
+    assert json.loads(told("top --once --json --url", url).out) == OVERVIEW
 
 
-def test_without_a_terminal_it_names_what_works(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "--url", url]) == 2
-    out, err = capsys.readouterr()
+def test_without_a_terminal_it_names_what_works(url: str, told: Any) -> None:
+    out, err = told("top --url", url, code=2)
     assert not out and "penstock ps --json" in err
 
 

@@ -18,7 +18,6 @@ import pytest
 from house import eventually
 
 from bench.load.target import TimedAnswer
-from cli.__main__ import main
 from cli.tune import MeasuredSweep
 from planner.commands.searches import goodput_words, kept
 from planner.load import LatencySlo
@@ -133,18 +132,17 @@ def server() -> Iterator[CurveServer]:
         yield found
 
 
-def tuned(capsys: pytest.CaptureFixture[str], server: CurveServer, *words: str) -> dict[str, Any]:
+def tuned(told: Any, server: CurveServer, *words: str) -> dict[str, Any]:
     line = ["tune", "frontier", "--url", server.url, "--in", "32", "--out", "4", "--repeats", "1", *words, "--json"]
-    assert main(line) == 0
-    said = capsys.readouterr()
+    said = told(*line)
     assert "measuring m with 1, 2, 4" in said.err and "a pass" in said.err
     found: dict[str, Any] = json.loads(said.out)
     return found
 
 
-def test_a_frontier_of_a_known_curve(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+def test_a_frontier_of_a_known_curve(told: Any, server: CurveServer) -> None:
     """Throughput rises with concurrency, every request differs, and lengths are those that were asked for."""
-    found = tuned(capsys, server, "--requests", "32", "--max", "16")
+    found = tuned(told, server, "--requests", "32", "--max", "16")
     points = {point["concurrency"]: point for point in found["points"]}
     assert set(points) == {1, 2, 4, 8, 16} and all(point["failed"] == 0 for point in points.values())
     assert points[16]["tokens_s"] > 3 * points[1]["tokens_s"]
@@ -159,14 +157,13 @@ def test_a_frontier_of_a_known_curve(capsys: pytest.CaptureFixture[str], server:
 
 
 def test_a_mix_of_ones_own_is_asked(
-    capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: Any, server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every level gets short and long requests alike, and the energy of a machine without GPUs is unknown."""
     monkeypatch.chdir(tmp_path)
     Path("mix.csv").write_text("prompt,answer\n20,2\n40,6\n")
     line = ["tune", "frontier", "--url", server.url, "--repeats", "1", "--requests", "8", "--max", "4", "--json"]
-    assert main([*line, "--workload", "mix.csv"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(told(*line, "--workload", "mix.csv").out)
     assert (found["workload"], found["in"], found["out"], found["energy_source"]) == ("mix.csv", 30, 4, None)
     assert all(point["joules_per_token"] is None for point in found["points"])
     asked = [body["max_tokens"] for body in server.bodies[-24:]]
@@ -183,12 +180,10 @@ def test_a_protocol_has_as_many_requests_at_every_concurrency() -> None:
 
 
 @pytest.mark.parametrize("change", [{"refuses": "ignore_eos"}, {"closes": True}])
-def test_a_server_of_another_kind_fails_no_request(
-    change: dict[str, Any], capsys: pytest.CaptureFixture[str], server: CurveServer
-) -> None:
+def test_a_server_of_another_kind_fails_no_request(change: dict[str, Any], told: Any, server: CurveServer) -> None:
     """One that refuses a field is asked without it; one that closes after each answer loses none."""
     vars(server).update(change)
-    found = tuned(capsys, server, "--requests", "8", "--max", "4")
+    found = tuned(told, server, "--requests", "8", "--max", "4")
     assert all(point["failed"] == 0 for point in found["points"])
 
 
@@ -200,92 +195,61 @@ def yields(monkeypatch: pytest.MonkeyPatch, *rates: float) -> None:
 
 @pytest.mark.parametrize(("owner", "shown"), [("penstock", True), ("llamacpp", False)])
 def test_a_penstock_gets_the_lines_of_its_settings(
-    capsys: pytest.CaptureFixture[str], server: CurveServer, monkeypatch: pytest.MonkeyPatch, owner: str, shown: bool
+    told: Any, server: CurveServer, monkeypatch: pytest.MonkeyPatch, owner: str, shown: bool
 ) -> None:
-    """Its cache holds one whole context of the model at least."""
+    """Its cache holds one whole context of the model at least. All get the table and the advice."""
     server.owner, server.context = owner, 8192
     yields(monkeypatch, 100, 180, 182, 183)
-    line = ["tune", "frontier", "--url", server.url, "--in", "32", "--out", "4", "--repeats", "1", "--requests", "16"]
-    assert main([*line, "--max", "8"]) == 0
-    page = capsys.readouterr().out
+    words = "--in 32 --out 4 --repeats 1 --requests 16 --max 8 --card opt-125m --gpu a100-40gb"
+    page = told(f"tune frontier --url {server.url} {words}").out
+    assert "requests at once" in page and "Set a batch of 2" in page and "% sure" in page
     assert ("Put this into penstock.toml" in page) == shown
     assert ("# engine sim: options.slots = 2, options.kv_tokens = 8192" in page) == shown
 
 
 def test_a_batch_whose_throughput_still_rises_is_not_advised(
-    capsys: pytest.CaptureFixture[str], server: CurveServer, monkeypatch: pytest.MonkeyPatch
+    told: Any, server: CurveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     yields(monkeypatch, 100, 200, 400)
-    found = tuned(capsys, server, "--requests", "16", "--max", "4", "--repeats", "2")
+    found = tuned(told, server, "--requests", "16", "--max", "4", "--repeats", "2")
     assert found["knee"]["is_beyond"] and found["knee"]["confidence"] is None
     assert found["recommended"]["max_batch_size"] is None and "still rises at 4" in found["advice"]
 
 
-def test_a_frontier_as_a_table(
-    capsys: pytest.CaptureFixture[str], server: CurveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    yields(monkeypatch, 100, 180, 182, 183)
-    words = [
-        "--requests",
-        "16",
-        "--max",
-        "8",
-        "--in",
-        "32",
-        "--out",
-        "2",
-        "--repeats",
-        "1",
-        "--card",
-        "opt-125m",
-        "--gpu",
-        "a100-40gb",
-    ]
-    assert main(["tune", "frontier", "--url", server.url, *words]) == 0
-    page = capsys.readouterr().out
-    assert "requests at once" in page and "Set a batch of 2" in page and "% sure" in page
-
-
-def test_the_budget_ends_the_repeats(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
-    words = ["--in", "32", "--out", "4", "--requests", "8", "--budget", "4s", "--json"]
+def test_the_budget_ends_the_repeats(told: Any, server: CurveServer) -> None:
     server.t_mem = 0.04
-    assert main(["tune", "frontier", "--url", server.url, *words]) == 0
-    assert min(point["repeats"] for point in json.loads(capsys.readouterr().out)["points"]) < 5
+    words = "--in 32 --out 4 --requests 8 --budget 4s --json"
+    points = json.loads(told(f"tune frontier --url {server.url} {words}").out)["points"]
+    assert min(point["repeats"] for point in points) < 5
 
 
-def test_requests_that_fail_end_it(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+def test_requests_that_fail_end_it(told: Any, server: CurveServer) -> None:
     server.refuses = "all"
-    assert main(["tune", "frontier", "--url", server.url]) == 1
-    said = capsys.readouterr().err
+    said = told("tune frontier --url", server.url, code=1).err
     assert "1 of 1 requests failed" in said and "status 400" in said
 
 
-def test_what_was_measured_before_a_failure_counts(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+def test_what_was_measured_before_a_failure_counts(told: Any, server: CurveServer) -> None:
     """Six requests probe it, then 1 and 2 clients ask 8 and 16 times; with 4 it breaks down."""
     server.most = 6 + 8 + 16
-    found = tuned(capsys, server, "--requests", "32", "--max", "8")
+    found = tuned(told, server, "--requests", "32", "--max", "8")
     assert [point["concurrency"] for point in found["points"]] == [1, 2] and found["left_out"] == [4, 8]
     assert "4, 8 at once were not measured: too many requests failed" in found["advice"]
 
 
-def test_a_server_that_dies_or_hangs_ends_it_within_the_budget(
-    capsys: pytest.CaptureFixture[str], server: CurveServer
-) -> None:
+def test_a_server_that_dies_or_hangs_ends_it_within_the_budget(told: Any, server: CurveServer) -> None:
     """What it answered before counts, if that is two concurrencies."""
     server.dies_after, server.hangs = 6 + 8 + 16, True
     began = time.monotonic()
-    found = tuned(capsys, server, "--requests", "16", "--max", "8", "--budget", "8s")
+    found = tuned(told, server, "--requests", "16", "--max", "8", "--budget", "8s")
     assert [point["concurrency"] for point in found["points"]] == [1, 2] and time.monotonic() - began < 60
     assert found["left_out"] == [4, 8] and "4, 8 at once were not measured: the budget ended" in found["advice"]
 
 
-@pytest.mark.parametrize(
-    ("words", "answered", "shows"),
-    [
-        (["frontier", "--requests", "16", "--max", "8", "--repeats", "1"], 6 + 8 + 16, "it was interrupted"),
-        (["goodput", "--requests", "20"], 1 + 1 + 32 + 20, "The search was interrupted"),
-    ],
-)
+@pytest.mark.parametrize(("words", "answered", "shows"), [
+    (["frontier", "--requests", "16", "--max", "8", "--repeats", "1"], 6 + 8 + 16, "it was interrupted"),
+    (["goodput", "--requests", "20"], 1 + 1 + 32 + 20, "The search was interrupted"),
+])  # fmt: skip
 def test_ctrl_c_shows_what_was_measured(server: CurveServer, words: list[str], answered: int, shows: str) -> None:
     """And what it did from the first second on: each phase is a line in a pipe."""
     out, err = interrupted(server, answered, *words, "--json")
@@ -314,66 +278,52 @@ def test_ctrl_c_before_two_levels_were_measured_says_how_far_it_came(server: Cur
     assert re.search(r"  1 at once: 3 of 8 requests, [0-9.]+ requests/s", err), err
 
 
-def test_a_budget_without_a_unit_or_for_no_pass_is_refused(
-    capsys: pytest.CaptureFixture[str], server: CurveServer
-) -> None:
-    line = ["tune", "frontier", "--url", server.url, "--in", "32", "--out", "4", "--budget"]
-    assert main([*line, "2"]) == 2 and not server.bodies
-    assert "write 90s, 10m" in capsys.readouterr().err
+def test_a_budget_without_a_unit_or_for_no_pass_is_refused(told: Any, server: CurveServer) -> None:
+    line = f"tune frontier --url {server.url} --in 32 --out 4 --budget"
+    assert "write 90s, 10m" in told(line, "2", code=2).err and not server.bodies
     server.t_mem = 0.15
-    assert main([*line, "3s"]) == 2
-    assert "of the budget are left after the probes" in capsys.readouterr().err
+    assert "of the budget are left after the probes" in told(line, "3s", code=2).err
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999/v1", "http://[::1/v1", "http:///v1", ""])
-def test_an_url_that_is_none(capsys: pytest.CaptureFixture[str], url: str) -> None:
-    assert main(["tune", "frontier", "--url", url]) == 2
-    assert "is no base URL" in capsys.readouterr().err
+def test_an_url_that_is_none(told: Any, url: str) -> None:
+    assert "is no base URL" in told("tune frontier --url", url, code=2).err
 
 
-@pytest.mark.parametrize("command", ["frontier", "goodput"])
+@pytest.mark.parametrize(("command", "limit"), [("frontier", "--max 2"), ("goodput", "--ttft-ms 9000")])
 def test_without_an_url_it_asks_where_other_commands_do(
-    capsys: pytest.CaptureFixture[str], server: CurveServer, monkeypatch: pytest.MonkeyPatch, command: str
+    told: Any, server: CurveServer, monkeypatch: pytest.MonkeyPatch, command: str, limit: str
 ) -> None:
+    """A goodput of so few requests, which would all run at once before one ends, tells of no high rate."""
     monkeypatch.setenv("PENSTOCK_URL", server.url.removesuffix("/v1"))
-    words = ["--requests", "12", "--in", "16", "--out", "4", "--json"]
-    assert main(["tune", command, *words, *(["--max", "2"] if command == "frontier" else ["--ttft-ms", "9000"])]) == 0
-    assert json.loads(capsys.readouterr().out)["url"] == server.url
+    found = json.loads(told(f"tune {command} {limit} --requests 12 --in 16 --out 4 --json").out)
+    assert found["url"] == server.url
+    if command == "goodput":
+        assert not found["is_bisected"] and "more --requests" in found["advice"]
 
 
-def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "frontier", "--url", "http://127.0.0.1:9/v1"]) == 3
-    assert main(["tune", "frontier", "--url", "127.0.0.1:9"]) == 2
-    assert main(["tune", "frontier", "--url", "http://127.0.0.1:9/v1", "--requests", "1"]) == 2
-    assert "whole numbers from 2" in capsys.readouterr().err
+def test_a_server_that_is_not_there(told: Any) -> None:
+    told("tune frontier --url http://127.0.0.1:9/v1", code=3)
+    told("tune frontier --url 127.0.0.1:9", code=2)
+    assert "whole numbers from 2" in told("tune frontier --url http://127.0.0.1:9/v1 --requests 1", code=2).err
 
 
-def test_the_rate_that_is_served_in_time(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+def test_the_rate_that_is_served_in_time(told: Any, server: CurveServer) -> None:
     """Steps of 10 ms and 2 ms for each request at once: 60 ms a token allow at most 25 at once."""
     words = ["--requests", "40", "--in", "16", "--out", "4", "--ttft-ms", "300", "--tpot-ms", "60"]
-    assert main(["tune", "goodput", "--url", server.url, *words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(told("tune goodput --url", server.url, *words, "--json").out)
     kept_rates = [each["requests_s"] for each in found["rates"] if each["kept_both"] >= 0.9]
     assert found["is_bisected"] and found["requests_s"] == max(kept_rates) > 1
     assert any(each["kept_both"] < 0.9 for each in found["rates"])
     assert "keep 300 ms to the first token and 60 ms for each further one for 90 % of them" in found["advice"]
-    assert main(["tune", "goodput", "--url", server.url, "--requests", "2"]) == 2
+    told("tune goodput --requests 2 --url", server.url, code=2)
 
 
-def test_a_server_that_dies_tells_no_rate(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+def test_a_server_that_dies_tells_no_rate(told: Any, server: CurveServer) -> None:
     """Its failed requests are not those of a rate that is too high."""
     server.dies_after = 60
     words = ["--requests", "20", "--in", "16", "--out", "4", "--ttft-ms", "300", "--tpot-ms", "60"]
-    assert main(["tune", "goodput", "--url", server.url, *words]) == 1
-    assert "1 of 1 requests failed" in capsys.readouterr().err
-
-
-def test_few_requests_tell_of_no_high_rate(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
-    """All of them would run at once before one ends."""
-    words = ["--requests", "20", "--in", "16", "--out", "4", "--ttft-ms", "9000", "--tpot-ms", "9000", "--json"]
-    assert main(["tune", "goodput", "--url", server.url, *words]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert not found["is_bisected"] and found["requests_s"] < 20 / 0.04 and "more --requests" in found["advice"]
+    assert "1 of 1 requests failed" in told("tune goodput --url", server.url, *words, code=1).err
 
 
 def answer(first_s: float, *gaps_s: float) -> TimedAnswer:

@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
@@ -126,9 +125,10 @@ def test_the_settings_made_stay_out_of_the_repository() -> None:
         for folder in DOCKER.rglob("penstock.example.toml")
         for name in ("penstock.toml", "secrets/api.env", "secrets/users.acl", "images-by-digest/kustomization.yaml")
     ]
-    for path in [*made, Path("docker/compose/.env")]:
-        asked = subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT, check=False)
-        assert asked.returncode in (0, 128), f"{path} would be committed"  # 128: an exported tree without git
+    paths = "\n".join(map(str, [*made, "docker/compose/.env"]))
+    command = ["git", "check-ignore", "--stdin", "--verbose", "--non-matching"]
+    asked = subprocess.run(command, cwd=ROOT, input=paths, capture_output=True, text=True, check=False)
+    assert not [line for line in asked.stdout.splitlines() if line.startswith("::")], "these would be committed"
 
 
 # --- containers ------------------------------------------------------------------------------------------------------
@@ -328,22 +328,16 @@ async def test_redis_keeps_what_is_promised(tmp_path: Path) -> None:
     assert program == "redis-server"
     at = options.index("--aclfile")
     with redis_process(tmp_path, None, *options[:at], *options[at + 2 :]) as url:
-        wire = RedisClient.open(RedisSettings(url=url))
-        try:
-            assert await check_level(wire) == []
-        finally:
-            await wire.close()
+        assert await shortfalls(url) == []
 
 
-async def test_a_role_may_not_read_the_servers_settings(made: tuple[Path, str], tmp_path: Path) -> None:
-    """Passwords are among them. All it lacks is the fsync, which it then says it cannot check."""
-    with guarded_redis(made[0].parent, tmp_path) as urls:
-        wire = RedisClient.open(RedisSettings(url=urls["api"]))
-        try:
-            (warning,) = await check_level(wire)
-        finally:
-            await wire.close()
-    assert "appendfsync is unknown" in warning
+async def shortfalls(url: str) -> list[str]:
+    """What this server lacks for the level of the roles."""
+    wire = RedisClient.open(RedisSettings(url=url))
+    try:
+        return await check_level(wire)
+    finally:
+        await wire.close()
 
 
 @contextmanager
@@ -351,8 +345,7 @@ def guarded_redis(folder: Path, data: Path) -> Iterator[dict[str, str]]:
     """Redis as compose starts it, with the users made in `folder`; its address by role, with each role's own login. It
     is healthy by compose's own test, whose words a Python client says here."""
     program, *options = SERVICES["redis"]["command"]
-    users = options.index("--aclfile") + 1
-    options[users] = str(folder / "secrets" / "users.acl")
+    options[options.index("--aclfile") + 1] = str(folder / "secrets" / "users.acl")
     words = SERVICES["redis"]["healthcheck"]["test"][1].split()
     login = {"username": words[words.index("--user") + 1], "password": words[words.index("--pass") + 1]}
     (data / program).mkdir()
@@ -360,19 +353,32 @@ def guarded_redis(folder: Path, data: Path) -> Iterator[dict[str, str]]:
         yield {role: each.replace("redis:6379/0", url.partition("//")[2]) for role, each in logins(folder).items()}
 
 
+async def test_a_role_may_not_read_the_servers_settings(made: tuple[Path, str], tmp_path: Path) -> None:
+    """Passwords are among them. All it lacks is the fsync, which it then says it cannot check."""
+    with guarded_redis(made[0].parent, tmp_path) as urls:
+        (warning,) = await shortfalls(urls["api"])
+    assert "appendfsync is unknown" in warning
+
+
 class Container:
     """A role started by its image's entrypoint with compose's arguments, variables and settings; only addresses and the
-    engine differ, for here is no other network and no weights."""
+    engine differ, for here is no other network and no weights, and a folder stands for the volume."""
 
-    def __init__(self, service: str, folder: Path, differs: dict[str, str]) -> None:
-        *_, shell, flag, line, zero = IMAGES[image_of(service)][1].command("ENTRYPOINT")
+    def __init__(self, service: str, settings: Path, redis_url: str, port: int) -> None:
+        self.folder, self.test = settings.parent, SERVICES[service]["healthcheck"]["test"]
+        differs = {"PENSTOCK_REDIS_URL": redis_url, "PENSTOCK_TELEMETRY_METRICS_HOST": "127.0.0.1"}
+        differs["PENSTOCK_TELEMETRY_METRICS_PORT"] = str(free_port())
+        if service == "api":
+            differs |= {"PENSTOCK_API_HOST": "127.0.0.1", "PENSTOCK_API_PORT": str(port)}
+        if "PENSTOCK_FILES_DIR" in environ_of(service):
+            differs["PENSTOCK_FILES_DIR"] = str(self.folder / "files")
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         ours = {"PATH": path, "PYTHONPATH": str(ROOT), "HOSTNAME": os.uname().nodename}  # this tree, wherever it lies
         self.environ = {**environ_of(service), **differs, **ours}
         self.environ.pop("PENSTOCK_TELEMETRY_OTLP_ENDPOINT")
-        self.folder, self.test = folder, SERVICES[service]["healthcheck"]["test"]
+        *_, shell, flag, line, zero = IMAGES[image_of(service)][1].command("ENTRYPOINT")
         words = [shell, flag, line, zero, *SERVICES[service].get("command", ())]
-        self.process = subprocess.Popen(words, cwd=folder, env=self.environ)
+        self.process = subprocess.Popen(words, cwd=self.folder, env=self.environ)
 
     def healthy(self) -> bool:
         """As compose asks."""
@@ -381,64 +387,23 @@ class Container:
         return subprocess.run(words, cwd=self.folder, env=self.environ, check=False).returncode == 0
 
 
-@pytest.fixture
-def containers(made: tuple[Path, str], tmp_path: Path) -> Iterator[dict[str, Container]]:
-    """All roles on a Redis of their own; a folder stands for the volume."""
-    settings, _ = made
+def test_the_roles_run_as_the_file_says(made: tuple[Path, str], tmp_path: Path) -> None:
+    """Each becomes healthy by its own check and ends well when stopped; together they answer a batch to the key."""
+    settings, key = made
     settings.write_text(settings.read_text().replace('"llamacpp"', '"sim"'))
-    data = tmp_path
+    port, lines = free_port(), [line(number, model="smollm2-135m-instruct") for number in range(2)]
     with ExitStack() as stack:
-        urls = stack.enter_context(guarded_redis(settings.parent, data))
-        roles: dict[str, Container] = {}
+        urls, roles = stack.enter_context(guarded_redis(settings.parent, tmp_path)), list[Container]()
         for service in ROLES:
-            differs = {"PENSTOCK_REDIS_URL": urls[service]}
-            if "PENSTOCK_FILES_DIR" in environ_of(service):
-                differs["PENSTOCK_FILES_DIR"] = str(data / "files")
-            if service == "api":
-                differs |= {"PENSTOCK_API_HOST": "127.0.0.1", "PENSTOCK_API_PORT": str(free_port())}
-            differs |= {"PENSTOCK_TELEMETRY_METRICS_HOST": "127.0.0.1"}
-            differs |= {"PENSTOCK_TELEMETRY_METRICS_PORT": str(free_port())}
-            roles[service] = Container(service, settings.parent, differs)
-            stack.callback(roles[service].process.kill)
-        yield roles
-
-
-def answer_a_batch(api: Container, key: str) -> None:
-    """Two lines, uploaded, computed and read."""
-    port = api.environ["PENSTOCK_API_PORT"]
-    lines = [line(number, model="smollm2-135m-instruct") for number in range(2)]
-    with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0) as openai:
-        done = ended(openai, begin(openai, lines))
-        assert done.status == "completed"
-        answers_are_right(content(openai, done.output_file_id), lines)
-
-
-def shown_by(container: Container) -> str:
-    """Its own metrics page."""
-    address = f"http://127.0.0.1:{container.environ['PENSTOCK_TELEMETRY_METRICS_PORT']}/metrics"
-    with urllib.request.urlopen(address, timeout=10) as page:
-        return str(page.read().decode())
-
-
-def test_the_roles_run_as_the_file_says(containers: dict[str, Container], made: tuple[Path, str]) -> None:
-    """Each becomes healthy by its own check, is known by its container's name, and ends well when stopped; together
-    they answer a batch, and show that they did."""
-    with Redis.from_url(containers["api"].environ["PENSTOCK_REDIS_URL"]) as redis:
-        eventually(lambda: redis.zcard(fleet_key("procs")) == len(ROLES))  # asking takes a process each time
-    for container in containers.values():
-        eventually(container.healthy)
-    answer_a_batch(containers["api"], made[1])
-    assert "penstock_batch_lines_total 2.0" in shown_by(containers["offline"])
-    assert 'penstock_lane_waiting{model="smollm2-135m-instruct",priority="batch"}' in shown_by(containers["api"])
-    listed = subprocess.run(
-        [sys.executable, "-m", "cli", "ps"],
-        env={**os.environ, "PENSTOCK_REDIS_URL": containers["api"].environ["PENSTOCK_REDIS_URL"]},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    names = [line.split()[:2] for line in listed.stdout.splitlines()[1:]]
-    assert sorted(names) == sorted([role, os.uname().nodename] for role in ROLES)
-    for container in containers.values():
-        container.process.terminate()
-    assert {service: container.process.wait(30) for service, container in containers.items()} == dict.fromkeys(ROLES, 0)
+            roles.append(Container(service, settings, urls[service], port))
+            stack.callback(roles[-1].process.kill)
+        with Redis.from_url(urls["api"]) as redis:
+            eventually(lambda: redis.zcard(fleet_key("procs")) == len(ROLES))  # asking takes a process each time
+        for each in roles:
+            eventually(each.healthy)
+        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0) as openai:
+            done = ended(openai, begin(openai, lines))
+            answers_are_right(content(openai, done.output_file_id), lines)
+        for each in roles:
+            each.process.terminate()
+        assert [each.process.wait(30) for each in roles] == [0] * len(roles)

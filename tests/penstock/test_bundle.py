@@ -26,15 +26,3 @@ def test_the_packages_come_first_in_pythonpath_and_once() -> None:
     assert bundle.python_path({}) == ROOT
     assert bundle.python_path({"PYTHONPATH": ""}) == ROOT
     assert bundle.python_path({"PYTHONPATH": others}) == os.pathsep.join([ROOT, "/one", "/two"])
-
-
-def test_in_an_installation_the_bundle_is_put_first_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Path("/env/penstock/_bundle")
-    monkeypatch.setattr(bundle, "BUNDLE", folder)
-    monkeypatch.setattr(bundle, "PACKAGES_DIR", folder)
-    monkeypatch.setattr(sys, "path", ["", "/other"])
-    monkeypatch.setenv("PYTHONPATH", "/mine")
-    for _ in range(2):
-        bundle.add_to_path()
-        assert sys.path == [str(folder), "", "/other"]
-        assert os.environ["PYTHONPATH"] == os.pathsep.join([str(folder), "/mine"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import signal
@@ -22,7 +21,6 @@ from penstock.process import (
     Launch,
     StartError,
     argument_parser,
-    collect_rarely,
     needed_to_start,
     on_stop_signal,
     run_process,
@@ -150,17 +148,6 @@ async def test_signals_stop_it() -> None:
         await asyncio.wait_for(stopped.wait(), 10)
         stopped.clear()
         asyncio.get_running_loop().remove_signal_handler(number)
-
-
-def test_garbage_is_collected_rarely() -> None:
-    """What is there already stays out of collections."""
-    before = gc.get_threshold()
-    try:
-        collect_rarely()
-        assert gc.get_threshold()[0] > before[0] and gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*before)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no uvloop there")

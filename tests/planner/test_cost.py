@@ -1,32 +1,37 @@
-"""Cost: SLM-Pareto's arithmetic, and advice that names the cheapest."""
+"""Cost: SLM-Pareto's arithmetic, what each change does to the GPUs of a load, and a trace over time."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
-from planner.cost import DeviceCost, cost_advice, cost_of, cost_points, knee_of, per_million
-from planner.facts.catalogue import device, model
+from planner import cost
+from planner.facts.catalogue import PlanError, device, model
 from planner.knee import FrontierPoint, pareto
-from planner.load import PlanInput
+from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
+from planner.search import ParallelPlan, ReplicaModel, attainment
+from planner.simulator.trace import TraceRow
 
 
-def found(gpu: str, price: float | None, tp: int = 1) -> DeviceCost:
-    return cost_of(PlanInput(model("llama-3.1-8b"), device(gpu), tp=tp, efficiency=0.7), price)
+def found(gpu: str, price: float | None, tp: int = 1) -> cost.DeviceCost:
+    return cost.cost_of(PlanInput(model("llama-3.1-8b"), device(gpu), tp=tp, efficiency=0.7), price)
 
 
 def test_a_million_tokens() -> None:
     """price / (3600 * tokens a second), times a million."""
-    assert per_million(3.60, 1000) == pytest.approx(1.0)
-    assert per_million(2.0, 500) == 2 * per_million(1.0, 500) == 2 * per_million(2.0, 1000)
+    assert cost.per_million(3.60, 1000) == pytest.approx(1.0)
+    assert cost.per_million(2.0, 500) == 2 * cost.per_million(1.0, 500) == 2 * cost.per_million(2.0, 1000)
 
 
 def test_the_knee_or_the_memory_ends_the_batch() -> None:
     points = [FrontierPoint(batch, rate, 0, 0) for batch, rate in ((1, 10), (2, 19), (4, 20), (8, 20.1))]
-    assert knee_of(points) == (points[1], "knee")
-    assert knee_of(points[:2]) == (points[1], "memory")
+    assert cost.knee_of(points) == (points[1], "knee")
+    assert cost.knee_of(points[:2]) == (points[1], "memory")
     part = FrontierPoint(3, 20.2, 0, 0)  # 6.3 % more for 1.5 x the batch are 11 % for a doubling
-    assert knee_of([*points[:2], part]) == (part, "memory")
-    assert knee_of([*points[:2], FrontierPoint(3, 20.0, 0, 0)]) == (points[1], "knee")
+    assert cost.knee_of([*points[:2], part]) == (part, "memory")
+    assert cost.knee_of([*points[:2], FrontierPoint(3, 20.0, 0, 0)]) == (points[1], "knee")
 
 
 def test_the_price_is_that_of_all_devices() -> None:
@@ -35,33 +40,106 @@ def test_the_price_is_that_of_all_devices() -> None:
 
 
 def test_the_advice_names_the_cheapest() -> None:
-    said = cost_advice([found("l4", 0.8), found("h200", 3.8)])
+    said = cost.cost_advice([found("l4", 0.8), found("h200", 3.8)])
     assert said.startswith("h200 is the cheapest") and "x on l4" in said
-    assert cost_advice([found("l4", 0.8), found("h200", 80.0)]).startswith("l4 is the cheapest")
+    assert cost.cost_advice([found("l4", 0.8), found("h200", 80.0)]).startswith("l4 is the cheapest")
 
 
 def test_without_prices_it_says_what_one_may_cost() -> None:
     l4, h200 = found("l4", None), found("h200", None)
     ratio = h200.point.tokens_s / l4.point.tokens_s
-    assert f"h200 may cost up to {ratio:.1f} x" in cost_advice([l4, h200])
-    assert "--price l4=PRICE" in cost_advice([l4])
+    assert f"h200 may cost up to {ratio:.1f} x" in cost.cost_advice([l4, h200])
+    assert "--price l4=PRICE" in cost.cost_advice([l4])
 
 
 def test_the_pareto_of_cost_and_latency() -> None:
     """No kept point is beaten in both, and every other one is, or is equalled."""
-    points = cost_points([found("l4", 0.8), found("h200", 3.8)])
-    assert {each.gpu for each in points} == {"l4", "h200"} and not cost_points([found("l4", None)])
+    points = cost.cost_points([found("l4", 0.8), found("h200", 3.8)])
+    assert {each.gpu for each in points} == {"l4", "h200"} and not cost.cost_points([found("l4", None)])
     kept = pareto(points, lambda each: each.price_per_million_tokens, lambda each: each.latency_s)
     assert [each.latency_s for each in kept] == sorted(each.latency_s for each in kept)
+    prices = {each.latency_s: each.price_per_million_tokens for each in kept}
     for each in points:
-        beaten = any(
-            one.latency_s <= each.latency_s and one.price_per_million_tokens <= each.price_per_million_tokens
-            for one in kept
-        )
-        assert beaten and (each in kept) == (
-            not any(
-                one.latency_s < each.latency_s and one.price_per_million_tokens <= each.price_per_million_tokens
-                for one in points
-            )
-        )
+        least = min(price for latency_s, price in prices.items() if latency_s <= each.latency_s)
+        assert least <= each.price_per_million_tokens and (each not in kept or least == each.price_per_million_tokens)
     assert pareto([(1, 2), (1, 1), (2, 1), (3, 0)], lambda each: each[1], lambda each: each[0]) == [(1, 1), (3, 0)]
+
+
+LOAD = PlanInput(model("llama-3.1-8b"), device("l4"), rate=8.0, efficiency=0.7)
+
+
+def test_twice_the_load_takes_twice_the_gpus() -> None:
+    cases = {case.name: case for case in cost.what_if(LOAD, [device("h200")])}
+    now, doubled = cases["as it is"], cases["twice the load"]
+    assert now.gpus and doubled.gpus and now.gpus <= doubled.gpus <= 2 * now.gpus
+    assert now.point and now.gpus * now.point.requests_s >= 8.0 > (now.gpus - 1) * now.point.requests_s
+    assert (cases["answers twice as long"].gpus or 0) > now.gpus
+    assert (cases["weights of 4 bits"].gpus or 99) <= now.gpus and cases["on h200"].gpus == 1
+
+
+def test_a_replica_of_two_gpus_counts_twice() -> None:
+    """Each replica has two: as many replicas as the rate needs, and twice as many GPUs."""
+    two = cost.what_if(replace(LOAD, tp=2, rate=20.0), [])[0]
+    assert two.point is not None
+    assert two.gpus == 2 * math.ceil(20.0 / two.point.requests_s) > 2
+
+
+def test_a_change_that_does_not_fit_says_why() -> None:
+    case = cost.what_if(replace(LOAD, model=model("opt-13b"), device=device("h200")), [device("l4")])[-1]
+    assert case.name == "on l4" and case.point is None and case.gpus is None and "does not fit" in case.why
+
+
+def test_no_change_that_changes_nothing() -> None:
+    narrow = replace(LOAD, precision=Precision(4, 8, 8))
+    assert cost.bits_apart(narrow.precision) == "4/8/8"
+    assert [case.name for case in cost.what_if(narrow, [])] == ["as it is", "twice the load", "answers twice as long"]
+    edge = replace(narrow, model=model("opt-125m"), lengths=RequestLengths(1800, 248))
+    assert "answers twice as long" not in [case.name for case in cost.what_if(edge, [])]
+
+
+def test_the_advice_names_what_helps() -> None:
+    said = cost.what_if_advice(cost.what_if(LOAD, []))
+    assert "twice the load" in said and "would help most" in said
+
+
+OPT = ReplicaModel(PlanInput(model("opt-13b"), device("a100-80gb")), ParallelPlan())
+SLO = LatencySlo(1.0, 0.06)
+BURST = [TraceRow(second, 400, 100) for second in range(60)] + [TraceRow(30.0, 400, 100)] * 80
+"""One request a second for a minute, and eighty more after half of it."""
+
+
+def test_a_burst_is_seen_where_it_comes() -> None:
+    texts = cost.texts_of(sorted(BURST, key=lambda row: row.at), OPT.given.model)
+    found = cost.simulated(OPT, texts)
+    rows = cost.timeline(texts, SLO, 12)
+    assert sum(row.requests for row in rows) == 140 and sum(row.tokens for row in rows) == 14_000
+    assert found.seconds > 60 and len(rows) == 12
+    worst = min(rows, key=lambda row: row.kept)
+    assert 25 <= worst.begin_s <= 31 and rows[0].kept == 1.0
+    assert sum(row.kept * row.requests for row in rows) / 140 == pytest.approx(attainment(texts, SLO).both)
+    said = cost.timeline_advice(rows, attainment(texts, SLO).both, SLO)
+    assert f"from second {worst.begin_s:,.0f} on" in said and "more replicas" in said
+
+
+def test_more_replicas_keep_more() -> None:
+    shares = []
+    for dp in (1, 4):
+        texts = cost.texts_of(sorted(BURST, key=lambda row: row.at), OPT.given.model)
+        cost.simulated(replace(OPT, plan=ParallelPlan(dp=dp)), texts)
+        shares.append(attainment(texts, SLO).both)
+    assert shares[1] > shares[0]
+
+
+def test_requests_are_cut_to_the_context() -> None:
+    (text,) = cost.texts_of([TraceRow(0.0, 5000, 100)], OPT.given.model)
+    assert (text.prompt, text.output) == (1948, 100)
+    (text,) = cost.texts_of([TraceRow(0.0, 10, 9999)], OPT.given.model)
+    assert (text.prompt, text.output) == (1, 2047)
+
+
+def test_what_cannot_be_served_is_refused() -> None:
+    with pytest.raises(PlanError, match="no request with an answer"):
+        cost.texts_of([], OPT.given.model)
+    tight = ReplicaModel(PlanInput(model("llama-3.1-8b"), device("l4")), ParallelPlan())
+    with pytest.raises(PlanError, match="the longest request has 100100 tokens"):
+        cost.simulated(tight, cost.texts_of([TraceRow(0.0, 100_000, 100)], tight.given.model))

@@ -7,22 +7,8 @@ from statistics import fmean
 
 import pytest
 
+from planner import goodput as serving
 from planner.facts.catalogue import PlanError, device, model
-from planner.goodput import (
-    GoodputRow,
-    ServingSetup,
-    best_goodput,
-    full_rate,
-    goodput,
-    goodput_advice,
-    highest_rate,
-    holds_for_long,
-    prefill_share,
-    served,
-    slo_of,
-    transfer_s,
-    work_note,
-)
 from planner.load import LatencySlo, PlanInput, RequestLengths
 from planner.search import ParallelPlan, ReplicaModel, attainment
 
@@ -38,7 +24,7 @@ def test_prefill_apart_is_an_m_d_1_queue(load: float) -> None:
     """Mean time to the first token: D + rho D / (2 (1 - rho)), within 5 %."""
     d = ReplicaModel(TWO, ONE).step_s(1, 512, 512)
     given = replace(TWO, lengths=RequestLengths(512, 1))  # what follows the first token is none of its queue
-    texts = served(given, ServingSetup(ONE, ONE), load / d, 10_000)
+    texts = serving.served(given, serving.ServingSetup(ONE, ONE), load / d, 10_000)
     wanted = d + load * d / (2 * (1 - load))
     assert fmean((text.first_s or 0) - text.arrived_s for text in texts) == pytest.approx(wanted, rel=0.05)
 
@@ -51,43 +37,45 @@ def test_bisection_finds_the_rate(rate: float) -> None:
         asked.append(each)
         return each <= rate
 
-    found = highest_rate(holds, 1.0)
-    assert rate / 1.05 <= found <= rate and len(asked) < 25
+    assert rate / 1.05 <= serving.highest_rate(holds, 1.0) <= rate and len(asked) < 25
 
 
 def test_no_rate_holds_or_every_rate() -> None:
-    assert highest_rate(lambda _: False, 1.0) == 0
-    assert highest_rate(lambda _: True, 1.0) == 4096
+    assert serving.highest_rate(lambda _: False, 1.0) == 0
+    assert serving.highest_rate(lambda _: True, 1.0) == 4096
 
 
 def test_stricter_objectives_never_serve_more() -> None:
-    rates = [goodput(replace(TWO, slo=LatencySlo(ttft, 0.05)), ServingSetup(ONE)) for ttft in (0.1, 0.2, 0.5, 2.0)]
+    rates = [
+        serving.goodput(replace(TWO, slo=LatencySlo(ttft, 0.05)), serving.ServingSetup(ONE))
+        for ttft in (0.1, 0.2, 0.5, 2.0)
+    ]
     assert rates == sorted(rates) and rates[0] < rates[-1]
-    assert rates[-1] <= 1.1 * full_rate(TWO, ServingSetup(ONE))
+    assert rates[-1] <= 1.1 * serving.full_rate(TWO, serving.ServingSetup(ONE))
 
 
 def test_objectives_judged_one_by_one_promise_more() -> None:
     """DistServe's search accepts a rate where each is kept by six of ten, and both by fewer."""
     tight = replace(TWO, slo=LatencySlo(0.12, 0.04, 0.6))
-    both, apart = (goodput(tight, ServingSetup(ONE), jointly=jointly) for jointly in (True, False))
+    both, apart = (serving.goodput(tight, serving.ServingSetup(ONE), jointly=jointly) for jointly in (True, False))
     assert 0 < 1.1 * both < apart
-    found = attainment(served(tight, ServingSetup(ONE), apart), tight.slo)
+    found = attainment(serving.served(tight, serving.ServingSetup(ONE), apart), tight.slo)
     assert found.both < 0.6 <= min(found.ttft, found.tpot)
 
 
 def test_prefill_apart_keeps_tokens_even_and_pays_the_transfer() -> None:
     """Its decode steps have no prefill in them; its first token is that of the queue of prompts."""
-    beside, apart = ServingSetup(ParallelPlan(dp=2)), ServingSetup(ONE, ONE)
-    slow = [served(TWO, each, 6.0) for each in (beside, apart)]
+    beside, apart = serving.ServingSetup(ParallelPlan(dp=2)), serving.ServingSetup(ONE, ONE)
+    slow = [serving.served(TWO, each, 6.0) for each in (beside, apart)]
     worst = [max(((t.ended_s or 0) - (t.first_s or 0)) / (OUT - 1) for t in texts) for texts in slow]
     assert worst[1] < worst[0]
     assert all(text.generated == OUT and (text.ended_s or 0) > (text.first_s or 0) for text in slow[1])
-    assert transfer_s(ReplicaModel(TWO, ONE), 512) == pytest.approx(512 * 819_200 / 300e9)
+    assert serving.transfer_s(ReplicaModel(TWO, ONE), 512) == pytest.approx(512 * 819_200 / 300e9)
 
 
 def test_answers_of_one_token_need_no_decode() -> None:
     given = replace(TWO, lengths=RequestLengths(512, 1))
-    assert all(text.ended_s == text.first_s for text in served(given, ServingSetup(ONE, ONE), 1.0, 20))
+    assert all(text.ended_s == text.first_s for text in serving.served(given, serving.ServingSetup(ONE, ONE), 1.0, 20))
 
 
 def test_replicas_of_both_kinds_are_in_the_ratio_of_their_work() -> None:
@@ -95,53 +83,53 @@ def test_replicas_of_both_kinds_are_in_the_ratio_of_their_work() -> None:
     one = ReplicaModel(TWO, ONE)
     batch = min(256, one.kv_tokens // (512 + OUT))
     decode_s = OUT * one.step_s(batch, round(batch * (512 + OUT / 2)), 0) / batch
-    share = prefill_share(one, one)
+    share = serving.prefill_share(one, one)
     assert share == pytest.approx(one.step_s(1, 512, 512) / decode_s)
-    assert f"prefill takes {share:.2f} replicas" in work_note(TWO, ServingSetup(ParallelPlan(dp=2)))
+    assert f"prefill takes {share:.2f} replicas" in serving.work_note(TWO, serving.ServingSetup(ParallelPlan(dp=2)))
 
 
 def test_the_best_deployment_and_its_reason() -> None:
-    rows = best_goodput(replace(TWO, max_batch=16))
+    rows = serving.best_goodput(replace(TWO, max_batch=16))
     assert [row.rate for row in rows] == sorted((row.rate for row in rows), reverse=True)
     assert rows[0].separate_rate is not None and rows[0].separate_rate >= 0.95 * rows[0].rate
-    said = goodput_advice(TWO, rows)
+    said = serving.goodput_advice(TWO, rows)
     assert said.startswith(f"Take {rows[0].deployment.name}") and "Prefill apart" in said
-    apart = GoodputRow(ServingSetup(ONE, ONE), 10.0, 12.0)
-    said = goodput_advice(TWO, [apart, GoodputRow(ServingSetup(ParallelPlan(dp=2)), 5.0, None)])
+    apart = serving.GoodputRow(serving.ServingSetup(ONE, ONE), 10.0, 12.0)
+    said = serving.goodput_advice(TWO, [apart, serving.GoodputRow(serving.ServingSetup(ParallelPlan(dp=2)), 5.0, None)])
     assert "12 would seem to hold" in said and "2.00 x what prefill beside decode does" in said
-    assert "at no rate" in goodput_advice(TWO, [apart])
+    assert "at no rate" in serving.goodput_advice(TWO, [apart])
 
 
 def test_a_queue_that_grows_slowly_does_not_hold() -> None:
     """The share of a short run says nothing while it still falls in a longer one."""
-    assert not holds_for_long({1: 1.0, 4: 0.8, 16: 0.3}.__getitem__, 0.9)
-    assert not holds_for_long({1: 0.99, 4: 0.95, 16: 0.5}.__getitem__, 0.9)
-    assert holds_for_long({1: 0.99, 4: 0.99}.__getitem__, 0.9)
-    assert holds_for_long({1: 0.99, 4: 0.97, 16: 0.96}.__getitem__, 0.9)
-    assert not holds_for_long({1: 0.5}.__getitem__, 0.9)
+    assert not serving.holds_for_long({1: 1.0, 4: 0.8, 16: 0.3}.__getitem__, 0.9)
+    assert not serving.holds_for_long({1: 0.99, 4: 0.95, 16: 0.5}.__getitem__, 0.9)
+    assert serving.holds_for_long({1: 0.99, 4: 0.99}.__getitem__, 0.9)
+    assert serving.holds_for_long({1: 0.99, 4: 0.97, 16: 0.96}.__getitem__, 0.9)
+    assert not serving.holds_for_long({1: 0.5}.__getitem__, 0.9)
 
 
 def test_a_simulation_at_the_goodput_keeps_the_share() -> None:
     """Of as many requests as a user might ask: a rate that holds for a minute alone is no goodput."""
-    slo = slo_of(500, 60, 0.9)
+    slo = serving.slo_of(500, 60, 0.9)
     given = PlanInput(model("llama-3.1-8b"), device("h200"), RequestLengths(1024, 256), efficiency=0.7, slo=slo)
-    rate = goodput(given, ServingSetup(ONE))
+    rate = serving.goodput(given, serving.ServingSetup(ONE))
     assert 20 < rate < 28
     for count in (300, 3000):
-        assert attainment(served(given, ServingSetup(ONE), rate, count), slo).both >= slo.share
+        assert attainment(serving.served(given, serving.ServingSetup(ONE), rate, count), slo).both >= slo.share
 
 
 def test_objectives_that_no_request_keeps_are_named_with_what_is_least() -> None:
     with pytest.raises(PlanError, match=r"keeps 1 ms to its first token \(--ttft-ms\): the quickest") as first:
-        best_goodput(replace(TWO, slo=slo_of(1, 100, 0.9)))
+        serving.best_goodput(replace(TWO, slo=serving.slo_of(1, 100, 0.9)))
     assert "--tpot-ms" not in str(first.value)
     with pytest.raises(PlanError, match=r"keeps 1 ms a token \(--tpot-ms\): a token takes at least") as token:
-        best_goodput(replace(TWO, slo=slo_of(9000, 1, 0.9)))
+        serving.best_goodput(replace(TWO, slo=serving.slo_of(9000, 1, 0.9)))
     assert "--ttft-ms" not in str(token.value)
     with pytest.raises(PlanError, match="does not fit"):
-        best_goodput(replace(TWO, model=model("llama-3.1-70b"), gpus=1))
+        serving.best_goodput(replace(TWO, model=model("llama-3.1-70b"), gpus=1))
 
 
 def test_a_batch_of_one_serves_less() -> None:
     narrow = replace(TWO, max_batch=1)
-    assert goodput(narrow, ServingSetup(ONE)) < goodput(TWO, ServingSetup(ONE))
+    assert serving.goodput(narrow, serving.ServingSetup(ONE)) < serving.goodput(TWO, serving.ServingSetup(ONE))

@@ -1,13 +1,19 @@
-"""Knee finder: the analytic knee of every curve, exact and with noise; dominated points go."""
+"""Knee finder: the analytic knee of every curve, exact and with noise; the frontier without dominated points."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from planner.knee import GAIN, Knee, fitted, knee
+from planner.facts.catalogue import device, model
+from planner.knee import GAIN, FrontierPoint, Knee, batches, doublings, fitted, knee, modelled, pareto
+from planner.load import PlanInput
+from planner.memory import memory_plan
+from planner.roofline import decode, prefill
 
 BATCHES = tuple(2**power for power in range(11))
 NOISE = 0.03
@@ -30,12 +36,6 @@ def measured(random: Random, t_mem: float, t_comp: float, repeats: int, noise: f
     return {
         batch: [batch / (t_mem + t_comp * batch) * random.gauss(1, noise) for _ in range(repeats)] for batch in BATCHES
     }
-
-
-def test_the_analytic_knee_is_where_doubling_gains_the_share() -> None:
-    batch = analytic_knee(2.0, 0.01)
-    gain = (2 * batch / (2.0 + 0.01 * 2 * batch)) / (batch / (2.0 + 0.01 * batch)) - 1
-    assert gain == pytest.approx(GAIN)
 
 
 @pytest.mark.slow
@@ -118,3 +118,49 @@ def test_single_doublings_may_have_another_knee_than_the_curve() -> None:
     found = knee({2**power: [rate] for power, rate in enumerate(rates)}, Random(1))
     assert (found.batch, found.ruled, found.is_beyond) == (256, 128, False)
     assert found.reason.endswith("by a curve through all batches; by single doublings, the knee is 128")
+
+
+def test_points_that_another_beats_are_dropped() -> None:
+    """Less latency and at least as many tokens."""
+    points = [
+        FrontierPoint(b, t, t / 10, s) for b, t, s in ((1, 10, 1), (2, 19, 1.1), (4, 18, 2), (8, 30, 3), (16, 30, 4))
+    ]
+
+    def kept(among: Iterable[FrontierPoint]) -> list[int]:
+        return [each.batch for each in pareto(among, lambda each: -each.tokens_s, lambda each: each.latency_s)]
+
+    assert kept(points) == kept(reversed(points)) == [1, 2, 8]
+
+
+def test_doubling_batches() -> None:
+    assert list(doublings(20)) == [1, 2, 4, 8, 16] and list(doublings(0)) == []
+
+
+def test_the_largest_batch_that_fits_is_one_of_them() -> None:
+    """Also where it is no power of two: memory ends the growth there, and not at half of it."""
+    assert list(batches(20)) == [1, 2, 4, 8, 16, 20] and list(batches(16)) == [1, 2, 4, 8, 16] and not list(batches(0))
+
+
+def test_the_modelled_frontier_by_hand() -> None:
+    """A request takes the prefills of its batch and its own steps."""
+    given = PlanInput(model("opt-13b"), device("h200"))
+    points = modelled(given)
+    assert points[-1].batch == memory_plan(given).max_batch
+    four = points[2]
+    by_hand = 4 * prefill(given, 1, 512).seconds + 256 * decode(given, 4, 640).seconds
+    assert four.latency_s == pytest.approx(by_hand) and four.tokens_s == pytest.approx(4 * 256 / by_hand)
+    assert four.joules_token == pytest.approx(700 / four.tokens_s)
+    assert [point.tokens_s for point in points] == sorted(point.tokens_s for point in points)
+
+
+def test_two_devices_take_the_power_of_two() -> None:
+    """Joules of a token are those of all devices of a replica."""
+    for point in modelled(PlanInput(model("opt-13b"), device("h200"), tp=2)):
+        assert point.joules_token == pytest.approx(2 * 700 / point.tokens_s)
+
+
+def test_half_the_efficiency_is_half_the_tokens() -> None:
+    given = PlanInput(model("opt-13b"), device("h200"))
+    whole, half = modelled(given), modelled(replace(given, efficiency=0.5))
+    assert [2 * point.tokens_s for point in half] == pytest.approx([point.tokens_s for point in whole])
+    assert replace(half[0], batch=1) == half[0]

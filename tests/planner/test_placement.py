@@ -9,7 +9,6 @@ from msgspec.structs import replace as changed
 
 from planner.facts.catalogue import PlanError, device, model
 from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
-from planner.memory import replicas_for
 from planner.placement import Placement, kept_share, place, place_advice
 from planner.placement import _texts as texts_of
 
@@ -78,14 +77,7 @@ def test_loads_without_a_rate_or_on_other_gpus_are_refused() -> None:
         place([load("opt-1.3b", 1.0, gpus=2), load("opt-125m", 1.0)])
 
 
-def test_three_copies_at_most_share_a_gpu() -> None:
-    """SLM-Pareto: W + knee * kv_token * (L + G/2) + 1 GiB for each."""
-    assert replicas_for(PlanInput(model("opt-125m"), device("a100-40gb")), 128) == 3
-    assert replicas_for(PlanInput(model("opt-125m"), L4), 512) == 1
-
-
 def test_the_advice_says_where_and_what_is_missing() -> None:
-    loads = [load("opt-1.3b", 1.0)]
-    said = place_advice(loads, Placement(((2,), (0,)), 0.5, (0.4, 0.5)))
+    said = place_advice([load("opt-1.3b", 1.0)], Placement(((2,), (0,)), 0.5, (0.4, 0.5)))
     assert "GPU 1: 2 x opt-1.3b" in said and "give more --gpus" in said and "gained 10.0 points" in said
     assert "GPUs that are not needed: 1" in said

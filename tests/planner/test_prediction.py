@@ -1,4 +1,4 @@
-"""Prediction: half of the loads predicts the others, and what is too far is said."""
+"""Step times of a known engine come back from what it served; half of the loads predicts the others."""
 
 from __future__ import annotations
 
@@ -7,37 +7,31 @@ from dataclasses import replace
 import pytest
 from served_texts import DELAY_S, LIMITS, PATH_S, TRUTH, served_texts
 
+from planner import fit as fitting
+from planner.commands.records import limits_of
+from planner.commands.simulations import _coefficients
 from planner.facts.catalogue import PlanError
-from planner.fit import (
-    ComparedLoad,
-    EngineFit,
-    LoadFigures,
-    compared,
-    constant_errors_of,
-    errors_of,
-    figures,
-    fit_advice,
-    loads_of,
-    predicted,
-)
+from planner.simulator.engine import EngineShape
+from telemetry.records.reader import Evidence
+from telemetry.records.schema import SampleRecord
 
 pytestmark = pytest.mark.slow
 
-EXACT = EngineFit(TRUTH, LIMITS, DELAY_S, PATH_S, 0)
+EXACT = fitting.EngineFit(TRUTH, LIMITS, DELAY_S, PATH_S, 0)
 
 
 def test_half_of_the_loads_predicts_the_others() -> None:
     """With noise of up to 5 %."""
-    _, found = compared(loads_of(served_texts(noise=0.05)), LIMITS, 1)
-    errors = errors_of(found)
+    _, found = fitting.compared(fitting.loads_of(served_texts(noise=0.05)), LIMITS, 1)
+    errors = fitting.errors_of(found)
     assert sum(each.held_out for each in found) in (len(found) // 2, (len(found) + 1) // 2) and len(found) >= 4
     assert max(errors.tokens_s, errors.ttft_p50_s, errors.ttft_p90_s, errors.tpot_p50_s) < 0.08
-    assert "may be planned with" in fit_advice(found)
+    assert "may be planned with" in fitting.fit_advice(found)
 
 
 def test_what_is_held_out_is_not_fitted() -> None:
     """Loads that were twice as slow as the fitted ones are predicted wrong, and the advice says so."""
-    loads = loads_of(served_texts())
+    loads = fitting.loads_of(served_texts())
     for load in loads[1::2]:
         load[:] = [
             each._replace(
@@ -47,15 +41,15 @@ def test_what_is_held_out_is_not_fitted() -> None:
             )
             for each in load
         ]
-    fit, found = compared(loads, LIMITS, 1)
-    errors = errors_of(found)
+    fit, found = fitting.compared(loads, LIMITS, 1)
+    errors = fitting.errors_of(found)
     assert fit.requests == sum(map(len, loads[::2]))
-    assert errors.tpot_p50_s == pytest.approx(0.5, abs=0.1) and "too far" in fit_advice(found)
+    assert errors.tpot_p50_s == pytest.approx(0.5, abs=0.1) and "too far" in fitting.fit_advice(found)
 
 
 def test_loads_are_cut_where_nothing_is_in_flight_and_hold_every_text_once() -> None:
     texts = served_texts()
-    loads = loads_of(texts)
+    loads = fitting.loads_of(texts)
     assert sorted(each for load in loads for each in load) == sorted(texts)
     ends = [max(each.last_s for each in load) for load in loads]
     assert all(end <= load[0].arrived_s for end, load in zip(ends, loads[1:], strict=False))
@@ -63,43 +57,43 @@ def test_loads_are_cut_where_nothing_is_in_flight_and_hold_every_text_once() -> 
 
 def test_a_load_without_a_pause_is_cut_into_equal_parts() -> None:
     busy = [each._replace(last_s=1e6) for each in served_texts()]
-    loads = loads_of(busy)
+    loads = fitting.loads_of(busy)
     assert len(loads) == 8 and {len(load) for load in loads} == {50}
     with pytest.raises(PlanError, match="39 requests can be used, and a fit needs 40"):
-        loads_of(busy[:39])
+        fitting.loads_of(busy[:39])
     with pytest.raises(PlanError, match="50,400 requests are more than the 50,000 that are simulated: --since"):
-        loads_of(busy * 126)
+        fitting.loads_of(busy * 126)
 
 
 def test_twice_the_load_waits_longer_and_two_workers_less() -> None:
     texts = served_texts(rates=(2, 3))
-    one, fast, two = (predicted(EXACT, texts, *how) for how in ((1, 1.0), (1, 2.0), (2, 2.0)))
-    p90 = [figures(EXACT, each).ttft_p90_s for each in (one, fast, two)]
+    one, fast, two = (fitting.predicted(EXACT, texts, *how) for how in ((1, 1.0), (1, 2.0), (2, 2.0)))
+    p90 = [fitting.figures(EXACT, each).ttft_p90_s for each in (one, fast, two)]
     assert p90[0] < p90[1] and p90[2] < p90[1]
     assert [text.output for text in one] == [each.answer for each in texts], "in the order of what was served"
 
 
 def test_a_load_without_a_figure_counts_in_no_error() -> None:
-    _, found = compared(loads_of(served_texts()), LIMITS, 1)
+    _, found = fitting.compared(fitting.loads_of(served_texts()), LIMITS, 1)
     empty = replace(found[1], measured=replace(found[1].measured, tpot_p50_s=0.0))
-    assert errors_of([found[0], empty]).tpot_p50_s == 0.0
+    assert fitting.errors_of([found[0], empty]).tpot_p50_s == 0.0
 
 
-def off(**scales: float) -> list[ComparedLoad]:
+def off(**scales: float) -> list[fitting.ComparedLoad]:
     """Six loads, the held-out ones predicted so many times too high; each measures twice the one before it."""
     found = []
     for number in range(6):
-        seen = LoadFigures(*(2.0**number * each for each in (100.0, 0.1, 0.2, 0.01)))
+        seen = fitting.LoadFigures(*(2.0**number * each for each in (100.0, 0.1, 0.2, 0.01)))
         said = replace(seen, **{name: scale * getattr(seen, name) for name, scale in scales.items()})
-        found.append(ComparedLoad(float(number), 20, number % 2 == 1, seen, said))
+        found.append(fitting.ComparedLoad(float(number), 20, number % 2 == 1, seen, said))
     return found
 
 
 @pytest.mark.parametrize("name", ["tokens_s", "ttft_p50_s", "ttft_p90_s", "tpot_p50_s"])
 def test_one_figure_that_is_too_far_is_enough(name: str) -> None:
     """Times of a token that are a third too long, too: a simulator that is right in all else cannot plan with them."""
-    assert "may be planned with" in fit_advice(off(**{name: 1.14}))
-    said = fit_advice(off(**{name: 1.33}))
+    assert "may be planned with" in fitting.fit_advice(off(**{name: 1.14}))
+    said = fitting.fit_advice(off(**{name: 1.33}))
     assert "too far" in said and "33 %" in said
 
 
@@ -107,14 +101,89 @@ def test_the_worst_load_and_a_constant_stand_beside_the_median() -> None:
     """Fitted 100, 400, 1600: their median is 400; of 200, 800 and 3200 it is off by 100 %, 50 % and 87.5 %."""
     found = off(tokens_s=1.1)
     found[5] = replace(found[5], predicted=replace(found[5].predicted, tokens_s=2 * 3200.0))
-    assert errors_of(found).tokens_s == pytest.approx(0.1)
-    assert errors_of(found, max).tokens_s == pytest.approx(1.0)
-    assert constant_errors_of(found).tokens_s == pytest.approx(0.875)
-    assert "whatever the load" not in fit_advice(found)
+    assert fitting.errors_of(found).tokens_s == pytest.approx(0.1)
+    assert fitting.errors_of(found, max).tokens_s == pytest.approx(1.0)
+    assert fitting.constant_errors_of(found).tokens_s == pytest.approx(0.875)
+    assert "whatever the load" not in fitting.fit_advice(found)
 
 
 def test_a_simulator_that_a_constant_beats_is_not_praised_for_it() -> None:
     """All loads yield the same, and it is 10 % off."""
-    flat = LoadFigures(100.0, 0.1, 0.2, 0.01)
-    found = [ComparedLoad(0.0, 20, number % 2 == 1, flat, replace(flat, tokens_s=110.0)) for number in range(4)]
-    assert fit_advice(found).endswith("The median of the fitted loads, whatever the load, is nearer in throughput.")
+    flat = fitting.LoadFigures(100.0, 0.1, 0.2, 0.01)
+    found = [fitting.ComparedLoad(0.0, 20, number % 2 == 1, flat, replace(flat, tokens_s=110.0)) for number in range(4)]
+    assert fitting.fit_advice(found).endswith(
+        "The median of the fitted loads, whatever the load, is nearer in throughput."
+    )
+
+
+def test_a_known_engine_comes_back() -> None:
+    found = fitting.fitted(served_texts(), LIMITS)
+    for texts, held, prefilled in ((1, 200, 0), (8, 6000, 0), (16, 20_000, 0), (4, 2000, 500)):
+        assert found.times.step_s(texts, held, prefilled) == pytest.approx(
+            TRUTH.step_s(texts, held, prefilled), rel=0.04
+        )
+    assert found.delay_s == pytest.approx(DELAY_S, abs=0.004) and found.path_s == pytest.approx(PATH_S, abs=0.001)
+
+
+def test_workers_are_fitted_together_and_do_not_count_beside_each_other() -> None:
+    """The same texts on two workers at the same times tell the same."""
+    texts = served_texts()
+    twice = [each._replace(worker=name) for name in ("a", "b") for each in texts]
+    assert list(fitting.by_worker(twice)) == ["a", "b"]
+    one, both = fitting.fitted(texts, LIMITS), fitting.fitted(twice, LIMITS)
+    assert both.times.step_s(8, 4000, 0) == pytest.approx(one.times.step_s(8, 4000, 0), rel=0.01)
+
+
+def test_requests_all_alike_tell_what_a_step_takes() -> None:
+    """What cannot be told is 0: a text alone of one length tells no share of a text or of the cache."""
+    alike = [
+        each._replace(prompt=100, answer=11, begun_s=n, arrived_s=n, first_s=n + 0.1, last_s=n + 0.3, heard_s=n + 0.1)
+        for n, each in enumerate(served_texts()[:60])
+    ]
+    found = fitting.fitted(alike, LIMITS)
+    assert found.times.step_s(1, 100, 0) == pytest.approx(0.02, rel=0.01)
+
+
+def test_too_little_is_refused() -> None:
+    with pytest.raises(PlanError, match="at least 40 are needed"):
+        fitting.fitted(served_texts()[:10], LIMITS)
+
+
+def test_the_simulator_gets_a_cache_of_any_size_if_only_slots_limit_it() -> None:
+    """Its worker says so with 0 tokens in its samples, as the JSON does."""
+    sample = SampleRecord(at_us=0, role="worker", process="w", pid=1, cpu_s=0.0, slots=3, kv_tokens=0)
+    limits = limits_of(Evidence(samples={("w", 1): [sample]}), served_texts(), step_tokens=512)
+    assert (limits.kv_tokens, limits.slots, limits.prefill_tokens) == (fitting.NO_LIMIT, 3, 512)
+    found = fitting.fitted(served_texts(), limits)
+    assert (found.shape.kv_tokens, found.shape.slots) == (fitting.NO_LIMIT, 3)
+    assert _coefficients(found)["kv_tokens"] == 0
+    assert _coefficients(fitting.fitted(served_texts(), LIMITS))["kv_tokens"] == LIMITS.kv_tokens
+
+
+def beside(begun_s: float, first_s: float, *, by_slot: bool) -> fitting._Equation:
+    """What is known of a prompt of 10 tokens beside two answers of a token a second, of which one ends after 4 s."""
+    texts = [
+        fitting.ServedText("engine", at, at, at, last_s, at, 10, round(last_s - at) + 1)
+        for at, last_s in ((0, 20), (0, 4))
+    ]
+    texts.append(fitting.ServedText("engine", 1, 1, 2, 18, 2, 1, 17))
+    texts.append(fitting.ServedText("engine", begun_s, begun_s, first_s, 19, first_s, 10, 9))
+    (found,) = [
+        each for each in fitting._neighbours(fitting.by_worker(texts)["engine"]) if each.text.begun_s == begun_s
+    ]
+    return fitting._of_prefill(found, EngineShape(fitting.NO_LIMIT, 8, 10, by_slot=by_slot))
+
+
+def test_llama_cpp_has_fewer_tokens_for_prompts_where_others_generate() -> None:
+    """Ten tokens a step, of which two go to others that generate: a prompt of ten takes two steps."""
+    assert beside(7.0, 9.0, by_slot=True).terms[3] == 2
+    assert beside(7.0, 9.0, by_slot=False).terms[3] == 1
+
+
+@pytest.mark.parametrize(("begun_s", "waited", "since_s"), [(4.25, 1.0, 0.25), (7.0, 0.5, 0.0)])
+def test_what_comes_while_a_step_is_under_way_waits_for_it(begun_s: float, waited: float, since_s: float) -> None:
+    """For all of one that has just begun, as the last token of another text says, counted from its begin; else for half
+    of one, in the mean."""
+    found = beside(begun_s, begun_s + 2, by_slot=True)
+    assert found.terms[0] == found.terms[3] + waited
+    assert found.seconds == pytest.approx(2 + since_s)

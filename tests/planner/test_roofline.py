@@ -1,12 +1,12 @@
-"""Roofline: golden numbers, limits and monotony."""
+"""Roofline: golden numbers, limits and monotony; closed forms of experts and of collectives."""
 
 from __future__ import annotations
 
 import pytest
 
+from planner import roofline
 from planner.facts.catalogue import device, model, models
 from planner.load import KvReads, PlanError, PlanInput, Precision
-from planner.roofline import decode, distinct_experts, prefill, ridge_batch, roofline_advice
 
 H100X2 = PlanInput(model("mixtral-8x7b"), device("h100"), tp=2)
 SCALELLM = {4: (9.7, 10.4), 8: (12.7, 12.2), 16: (14.0, 13.4), 32: (14.4, 14.6), 64: (14.9, 16.5)}
@@ -19,10 +19,10 @@ def test_mixtral_on_two_h100(batch: int) -> None:
     golden, observed = SCALELLM[batch]
     mixtral, context = model("mixtral-8x7b"), 500 + 256
     experts = mixtral.layers * mixtral.experts * mixtral.expert_weights
-    read = mixtral.weights - experts + experts * distinct_experts(8, 2, batch) / 8
+    read = mixtral.weights - experts + experts * roofline.distinct_experts(8, 2, batch) / 8
     closed_ms = 1e3 * (2 * read + batch * context * mixtral.kv_token_bytes()) / (2 * 3.35e12)
     assert closed_ms == pytest.approx(golden, abs=0.05)
-    found_ms = 1e3 * decode(H100X2, batch, context).seconds
+    found_ms = 1e3 * roofline.decode(H100X2, batch, context).seconds
     assert found_ms == pytest.approx(closed_ms, rel=0.01)
     assert found_ms == pytest.approx(observed, rel=0.12)
 
@@ -30,7 +30,7 @@ def test_mixtral_on_two_h100(batch: int) -> None:
 def test_a_matrix_by_hand() -> None:
     """Llama-2-7B's matrix o at batch 8 on an A100: 4096 x 4096 weights of two bytes, and 8 rows in and out."""
     given = PlanInput(model("llama-2-7b"), device("a100-40gb"))
-    part = next(part for part in decode(given, 8, 100).parts if part.name == "output")
+    part = next(part for part in roofline.decode(given, 8, 100).parts if part.name == "output")
     assert part.flops == 32 * 2 * 4096 * 4096 * 8
     assert part.bytes == 32 * (2 * 4096 * 4096 + 2 * (4096 + 4096) * 8)
     assert part.seconds == pytest.approx(part.bytes / 1.555e12) and part.bound == "memory"
@@ -39,7 +39,7 @@ def test_a_matrix_by_hand() -> None:
 def test_attention_reads_each_key_once_and_stores_one_row() -> None:
     """Grouped queries share the keys that are read; the output has a row for each request, not for each position."""
     given = PlanInput(model("llama-3.1-8b"), device("h200"))
-    part = next(part for part in decode(given, 4, 1000).parts if part.name == "attention")
+    part = next(part for part in roofline.decode(given, 4, 1000).parts if part.name == "attention")
     assert part.bytes == 32 * (2 * 4 * 1000 * 8 * 128 * 2 + 2 * 2 * 4 * 32 * 128)
     assert part.flops == 32 * 4 * 1000 * 32 * (4 * 128 + 5)
 
@@ -47,12 +47,12 @@ def test_attention_reads_each_key_once_and_stores_one_row() -> None:
 @pytest.mark.parametrize("name", models())
 def test_a_larger_batch_or_context_never_takes_less_and_a_batch_never_yields_less(name: str) -> None:
     given = PlanInput(model(name), device("h200"))
-    steps = [decode(given, batch, 640).seconds for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
+    steps = [roofline.decode(given, batch, 640).seconds for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
     assert steps == sorted(steps)
     yields = [2**power / step for power, step in enumerate(steps)]
     # Few tokens reach few experts: only then a second token may read more than the first did.
     assert yields == sorted(yields)
-    contexts = [decode(given, 8, context).seconds for context in (1, 10, 100, 1000)]
+    contexts = [roofline.decode(given, 8, context).seconds for context in (1, 10, 100, 1000)]
     assert contexts == sorted(contexts)
 
 
@@ -60,7 +60,7 @@ def test_a_larger_batch_or_context_never_takes_less_and_a_batch_never_yields_les
 def test_fewer_bits_never_take_longer(bits: int) -> None:
     shape, h200 = model("llama-3.1-8b"), device("h200")
     one, other = (
-        decode(PlanInput(shape, h200, precision=Precision(each, 16, each)), 16, 640).seconds
+        roofline.decode(PlanInput(shape, h200, precision=Precision(each, 16, each)), 16, 640).seconds
         for each in (bits, bits + 1 if bits < 8 else 16)
     )
     assert one < other
@@ -68,20 +68,32 @@ def test_fewer_bits_never_take_longer(bits: int) -> None:
 
 def test_a_prefill_is_bound_by_arithmetic_and_a_lone_decode_by_memory() -> None:
     given = PlanInput(model("llama-3.1-8b"), device("h200"))
-    assert (prefill(given, 1, 2048).bound, decode(given, 1, 2048).bound) == ("compute", "memory")
+    assert (roofline.prefill(given, 1, 2048).bound, roofline.decode(given, 1, 2048).bound) == ("compute", "memory")
     # A token of decode has the operations of a token of prefill, but for what attention sees.
-    assert prefill(given, 1, 1).flops == pytest.approx(decode(given, 1, 1).flops)
-    assert prefill(given, 1, 2048).flops == pytest.approx(2 * model("llama-3.1-8b").active_weights * 2048, rel=0.2)
+    assert roofline.prefill(given, 1, 1).flops == pytest.approx(roofline.decode(given, 1, 1).flops)
+    assert roofline.prefill(given, 1, 2048).flops == pytest.approx(
+        2 * model("llama-3.1-8b").active_weights * 2048, rel=0.2
+    )
 
 
 def test_the_ridge_of_matrices_is_a_little_above_that_of_the_device() -> None:
     """2 ic oc B / (2 ic oc + 2 (ic + oc) B) = ridge; with 206 FLOP/B the activations add a few percent."""
     given = PlanInput(model("llama-3.1-70b"), device("h200"))
-    assert ridge_batch(given, 640) == pytest.approx(206, rel=0.1)
-    assert decode(given, 1, 640).bound == "memory"
+    assert roofline.ridge_batch(given, 640) == pytest.approx(206, rel=0.1)
+    assert roofline.decode(given, 1, 640).bound == "memory"
     halved = PlanInput(model("llama-3.1-70b"), device("h200"), precision=Precision(8, 16, 16))
-    assert ridge_batch(halved, 640) == pytest.approx(103, rel=0.1)
-    assert (ridge_batch(PlanInput(model("mixtral-8x7b"), device("h200")), 640) or 0) > 3 * 206
+    assert roofline.ridge_batch(halved, 640) == pytest.approx(103, rel=0.1)
+    assert (roofline.ridge_batch(PlanInput(model("mixtral-8x7b"), device("h200")), 640) or 0) > 3 * 206
+
+
+def test_the_advice_names_the_ridge_and_the_cache() -> None:
+    small, big = (PlanInput(model(name), device("h200")) for name in ("opt-125m", "llama-3.1-70b"))
+    said = roofline.roofline_advice(
+        small, 640, roofline.decode(small, 256, 640), roofline.ridge_batch(small, 640), 1000
+    )
+    assert "beyond which a larger batch only adds latency" in said and "--kv-bits" in said
+    said = roofline.roofline_advice(big, 640, roofline.decode(big, 1, 640), 213, 20)
+    assert "more memory means more tokens" in said
 
 
 def test_sparse_reads_cap_what_attention_costs() -> None:
@@ -91,8 +103,12 @@ def test_sparse_reads_cap_what_attention_costs() -> None:
     assert KvReads().tokens(100_000) == 100_000
     shape, h200 = model("llama-3.1-8b"), device("h200")
     capped, whole = (PlanInput(shape, h200, reads=reads) for reads in (KvReads(budget=4096), KvReads()))
-    assert decode(capped, 8, 4096).seconds == decode(whole, 8, 4096).seconds
-    assert decode(capped, 8, 100_000).seconds == decode(capped, 8, 50_000).seconds < decode(whole, 8, 50_000).seconds
+    assert roofline.decode(capped, 8, 4096).seconds == roofline.decode(whole, 8, 4096).seconds
+    assert (
+        roofline.decode(capped, 8, 100_000).seconds
+        == roofline.decode(capped, 8, 50_000).seconds
+        < roofline.decode(whole, 8, 50_000).seconds
+    )
 
 
 @pytest.mark.parametrize("reads", [(-1, 0.0, 1), (0, 1.5, 1), (0, 0.5, 0)])
@@ -101,9 +117,60 @@ def test_cache_reads_out_of_range_are_refused(reads: tuple[int, float, int]) -> 
         KvReads(*reads)
 
 
-def test_the_advice_names_the_ridge_and_the_cache() -> None:
-    small = PlanInput(model("opt-125m"), device("h200"))
-    said = roofline_advice(small, 640, decode(small, 256, 640), ridge_batch(small, 640), 1000)
-    assert "beyond which a larger batch only adds latency" in said and "--kv-bits" in said
-    big = PlanInput(model("llama-3.1-70b"), device("h200"))
-    assert "more memory means more tokens" in roofline_advice(big, 640, decode(big, 1, 640), 213, 20)
+def test_one_token_reaches_its_own_experts_and_many_reach_all() -> None:
+    assert roofline.distinct_experts(8, 2, 1) == pytest.approx(2)
+    assert roofline.distinct_experts(8, 2, 1000) == pytest.approx(8)
+    assert roofline.distinct_experts(1, 1, 5) == 1
+
+
+def test_experts_saturate_later_by_their_share_of_tokens() -> None:
+    """FLOPS * bytes / (2 BW) * E / k: from there the part is bound by arithmetic, before it by memory."""
+    mixtral, h200 = model("mixtral-8x7b"), device("h200")
+    tokens = roofline.saturating_tokens(mixtral, h200)
+    assert tokens == pytest.approx(206.04 * 8 / 2, rel=1e-3)
+    assert roofline.saturating_tokens(mixtral, h200, 8) == tokens / 2
+    bounds = []
+    for share in (0.8, 1.25):
+        parts = roofline.decode(PlanInput(mixtral, h200), round(share * tokens), 1).parts
+        bounds.append(next(part.bound for part in parts if part.name == "experts"))
+    assert bounds == ["memory", "compute"]
+
+
+def test_chunks_read_the_experts_again() -> None:
+    """Layered prefill reads them once, in groups of layers for 512 tokens each."""
+    assert [roofline.reload_factor(8192, chunk) for chunk in (512, 2048, 8192, 10_000)] == [16, 4, 1, 1]
+    assert [roofline.layer_groups(prompt) for prompt in (1, 512, 513, 8192)] == [1, 1, 2, 16]
+
+
+def test_closed_forms() -> None:
+    assert roofline.ring_all_reduce_s(8e6, 4, 1e9, 1e-3) == pytest.approx(2 * 3 / 4 * 8e6 / 1e9 + 6e-3)
+    assert roofline.star_all_reduce_s(8e6, 4, 1e9, 1e-3) == pytest.approx(2 * (1e-3 + 4 * 8e6 / 1e9))
+    assert roofline.all_to_all_s(8e6, 4, 1e9, 1e-3) == pytest.approx(3 / 4 * 8e6 / 1e9 + 1e-3)
+    assert roofline.send_s(8e6, 1e9, 1e-3) == pytest.approx(9e-3)
+    assert (
+        roofline.ring_all_reduce_s(8e6, 1, 1e9, 1)
+        == roofline.star_all_reduce_s(8e6, 1, 1e9, 1)
+        == roofline.all_to_all_s(8e6, 1, 1e9, 1)
+        == 0
+    )
+
+
+@pytest.mark.parametrize("devices", [3, 4, 8])
+def test_ring_and_star_cross_at_the_closed_form(devices: int) -> None:
+    """TPI-LLM: at the edge, latency decides."""
+    hop = 1e6 * (devices / 1e9 - (devices - 1) / (devices * 1e9)) / (devices - 2)
+    assert roofline.ring_all_reduce_s(1e6, devices, 1e9, hop) == pytest.approx(
+        roofline.star_all_reduce_s(1e6, devices, 1e9, hop)
+    )
+    slow, fast = 1.1 * hop, 0.9 * hop
+    assert roofline.all_reduce_s(1e6, devices, 1e9, slow) == roofline.star_all_reduce_s(1e6, devices, 1e9, slow)
+    assert roofline.all_reduce_s(1e6, devices, 1e9, fast) == roofline.ring_all_reduce_s(1e6, devices, 1e9, fast)
+
+
+def test_a_hub_that_is_fast_enough_always_wins() -> None:
+    assert roofline.star_all_reduce_s(1e6, 4, 1e12, 0.0) < roofline.ring_all_reduce_s(1e6, 4, 1e9, 0.0)
+
+
+def test_a_streamed_layer_waits_for_its_disk() -> None:
+    assert roofline.streamed_layer_s(0.010, 100e6, 2e9) == 0.050
+    assert roofline.streamed_layer_s(0.010, 1e6, 2e9) == 0.010

@@ -7,82 +7,71 @@ from random import Random
 
 import pytest
 
+from planner import tuning
 from planner.facts.catalogue import PlanError, device, model
 from planner.load import RequestLengths
-from planner.tuning import (
-    LatencyLine,
-    LevelReading,
-    MeasuredFrontier,
-    SweepLevel,
-    frontier_of,
-    held_out_error,
-    is_flat,
-    is_settled,
-    line_of,
-    recommend,
-    sweep_plan,
-    tuning_advice,
-)
 
-LINE = LatencyLine(1.0, 0.1)
+LINE = tuning.LatencyLine(1.0, 0.1)
 
 
 def test_two_probes_give_the_line() -> None:
-    line = line_of(1.1, 5, 1.5)
+    line = tuning.line_of(1.1, 5, 1.5)
     assert (line.a, line.b) == pytest.approx((1.0, 0.1))
-    assert line_of(1.0, 5, 0.9).b == 0  # noise: more clients are no faster
+    assert tuning.line_of(1.0, 5, 0.9).b == 0  # noise: more clients are no faster
 
 
 def test_a_level_takes_its_rounds_one_after_the_other() -> None:
-    assert LINE.level_s(SweepLevel(10, 40)) == pytest.approx(4 * 2.0)
+    assert LINE.level_s(tuning.SweepLevel(10, 40)) == pytest.approx(4 * 2.0)
 
 
 def test_a_sweep_asks_eight_times_for_each_client_up_to_the_requests() -> None:
-    plan = sweep_plan(LINE, 60, 64, 1e9)
-    assert plan.levels == tuple(SweepLevel(c, n) for c, n in ((1, 8), (2, 16), (4, 32), (8, 60), (16, 60), (32, 60)))
+    plan = tuning.sweep_plan(LINE, 60, 64, 1e9)
+    assert plan.levels == tuple(
+        tuning.SweepLevel(c, n) for c, n in ((1, 8), (2, 16), (4, 32), (8, 60), (16, 60), (32, 60))
+    )
     assert plan.expected_s == pytest.approx(sum(map(LINE.level_s, plan.levels))) and plan.note == ""
 
 
 @pytest.mark.parametrize("budget", [30.0, 60.0, 120.0, 200.0])
 def test_a_sweep_keeps_its_budget(budget: float) -> None:
-    plan = sweep_plan(LINE, 500, 256, budget)
+    plan = tuning.sweep_plan(LINE, 500, 256, budget)
     assert plan.expected_s <= budget and plan.note and len(plan.levels) >= 2
     assert all(level.requests >= min(500, 2 * level.clients) for level in plan.levels)
 
 
 def test_a_budget_that_holds_no_pass_is_refused_with_what_one_needs() -> None:
     """Two requests of 1.1 s by one client, and two rounds of 1.2 s by two, take 4.6 s."""
-    assert [level.clients for level in sweep_plan(LINE, 500, 256, 4.7).levels] == [1, 2]
+    assert [level.clients for level in tuning.sweep_plan(LINE, 500, 256, 4.7).levels] == [1, 2]
     with pytest.raises(PlanError, match="1 and 2 at once needs about 5 s, and 4 s of the budget are left"):
-        sweep_plan(LINE, 500, 256, 4.4)
+        tuning.sweep_plan(LINE, 500, 256, 4.4)
 
 
 def test_what_the_budget_leaves_out_is_named_and_nothing_is_advised() -> None:
     """However sure the knee of the rest seems."""
-    plan = sweep_plan(LINE, 64, 16, 4.7)
+    plan = tuning.sweep_plan(LINE, 64, 16, 4.7)
     assert plan.left_out == (4, 8, 16)
     found = replace(measured(0.0, most=512), left_out=(1024,), cause="the budget ended")
-    wanted = recommend(found, RequestLengths())
+    wanted = tuning.recommend(found, RequestLengths())
     assert found.is_open and wanted.withheld == "1024 at once was not measured: the budget ended"
-    said = tuning_advice(found, wanted)
+    said = tuning.tuning_advice(found, wanted)
     assert "Set a batch" not in said and "1024 at once was not measured" in said and "--budget" in said
 
 
 def test_no_cache_is_smaller_than_a_context() -> None:
     """The server refuses what its cache cannot hold: a short workload must not cut the prompts that it takes."""
     found, short = measured(0.0, most=512), RequestLengths(32, 16)
-    assert recommend(found, short).kv_tokens == found.knee.batch * 64
-    assert recommend(found, short, context=100_001).kv_tokens == 100_032
+    assert tuning.recommend(found, short).kv_tokens == found.knee.batch * 64
+    assert tuning.recommend(found, short, context=100_001).kv_tokens == 100_032
     shape, gpu = model("opt-125m"), device("a100-40gb")
-    assert recommend(found, short, shape, gpu, context=100_001).kv_tokens == 100_032
+    assert tuning.recommend(found, short, shape, gpu, context=100_001).kv_tokens == 100_032
 
 
 def test_flat_is_two_doublings_without_gain() -> None:
-    assert not is_flat({1: 10, 2: 20}) and not is_flat({1: 10, 2: 20, 4: 21})
-    assert is_flat({1: 10, 2: 10.5, 4: 11}) and not is_flat({1: 10, 2: 10.5, 4: 20})
+    assert not tuning.is_flat({1: 10, 2: 20}) and not tuning.is_flat({1: 10, 2: 20, 4: 21})
+    assert tuning.is_flat({1: 10, 2: 10.5, 4: 11}) and not tuning.is_flat({1: 10, 2: 10.5, 4: 20})
 
 
-def measured(noise: float, repeats: int = 3, most: int = 64) -> MeasuredFrontier:
+def measured(noise: float, repeats: int = 3, most: int = 64) -> tuning.MeasuredFrontier:
     """thr(B) = B / (0.02 + 0.001 B) tokens a second, of answers of 100 tokens; the knee is 90, so 128, or the end."""
     random = Random(3)
     rates = {
@@ -90,10 +79,10 @@ def measured(noise: float, repeats: int = 3, most: int = 64) -> MeasuredFrontier
         for p in range(most.bit_length())
     }
     readings = {
-        b: [LevelReading(b, 1, 0, rate, rate / 100, 100 * b / rate, 1.0, []) for rate in each]
+        b: [tuning.LevelReading(b, 1, 0, rate, rate / 100, 100 * b / rate, 1.0, []) for rate in each]
         for b, each in rates.items()
     }
-    return frontier_of(readings, random)
+    return tuning.frontier_of(readings, random)
 
 
 def test_a_frontier_of_measurements() -> None:
@@ -106,36 +95,36 @@ def test_a_frontier_of_measurements() -> None:
 def test_noise_needs_repeats_until_the_knee_is_sure() -> None:
     random = Random(5)
     samples = {2**p: [2**p / (0.02 + 0.001 * 2**p) * random.gauss(1, 0.03) for _ in range(5)] for p in range(10)}
-    assert is_settled(samples, Random(1))
-    assert not is_settled({b: rates[:2] for b, rates in samples.items()}, Random(1))
+    assert tuning.is_settled(samples, Random(1))
+    assert not tuning.is_settled({b: rates[:2] for b, rates in samples.items()}, Random(1))
 
 
 def test_the_knee_speaks_for_batch_cache_and_replicas() -> None:
     found = measured(0.0, most=512)
-    alone = recommend(found, RequestLengths(512, 256))
+    alone = tuning.recommend(found, RequestLengths(512, 256))
     assert (alone.max_batch_size, alone.kv_tokens, alone.replicas) == (128, 128 * 768, None)
-    small = recommend(found, RequestLengths(512, 256), model("opt-125m"), device("a100-40gb"))
+    small = tuning.recommend(found, RequestLengths(512, 256), model("opt-125m"), device("a100-40gb"))
     assert small.replicas == 3 and small.kv_bytes == 128 * 768 * 36_864
     assert small.spare_bytes == pytest.approx(36e9 - 2 * model("opt-125m").weights - small.kv_bytes - (1 << 30))
-    big = recommend(found, RequestLengths(512, 256), model("opt-13b"), device("a100-40gb"))
+    big = tuning.recommend(found, RequestLengths(512, 256), model("opt-13b"), device("a100-40gb"))
     assert big.replicas == 0 and (big.spare_bytes or 0) < 0
-    assert "3 replicas with such a batch fit" in tuning_advice(found, small)
-    assert "Not one replica" in tuning_advice(found, big)
+    assert "3 replicas with such a batch fit" in tuning.tuning_advice(found, small)
+    assert "Not one replica" in tuning.tuning_advice(found, big)
 
 
 def test_the_advice_says_what_more_would_cost() -> None:
-    said = tuning_advice(measured(0.0, most=512), recommend(measured(0.0, most=512), RequestLengths()))
+    said = tuning.tuning_advice(measured(0.0, most=512), tuning.recommend(measured(0.0, most=512), RequestLengths()))
     assert said.startswith("Set a batch of 128: twice 128 would gain 7 %") and "512 at once yield 1.11 x" in said
     beyond = measured(0.0, most=8)
-    said = tuning_advice(beyond, recommend(beyond, RequestLengths()))
+    said = tuning.tuning_advice(beyond, tuning.recommend(beyond, RequestLengths()))
     assert "still rises at 8" in said and "Set a batch" not in said and "--max 16" in said
 
 
 def test_half_of_the_points_predict_the_others() -> None:
     """Exactly on the engine's curve, to the noise with noise, and not at all on another curve."""
-    assert held_out_error({2**p: [2**p / (0.02 + 0.001 * 2**p)] for p in range(6)}) == pytest.approx(0, abs=1e-9)
+    assert tuning.held_out_error({2**p: [2**p / (0.02 + 0.001 * 2**p)] for p in range(6)}) == pytest.approx(0, abs=1e-9)
     noisy = measured(0.03, most=512).error
     assert noisy is not None and noisy < 0.05
-    falls = held_out_error({1: [10.0], 2: [20.0], 4: [39.0], 8: [30.0], 16: [60.0], 32: [10.0]})
+    falls = tuning.held_out_error({1: [10.0], 2: [20.0], 4: [39.0], 8: [30.0], 16: [60.0], 32: [10.0]})
     assert falls is None or falls > 0.2
-    assert held_out_error({1: [1.0], 2: [2.0], 4: [3.0]}) is None
+    assert tuning.held_out_error({1: [1.0], 2: [2.0], 4: [3.0]}) is None

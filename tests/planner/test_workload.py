@@ -23,33 +23,27 @@ def test_the_papers_lengths_and_counts() -> None:
     assert all(each.source for each in workloads().values())
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("mix.csv", "prompt,answer\n100,10\n300,30\n"),
-        ("trace.csv", f"{BURSTGPT}0,GPT-4,100,10,110,API log\n1,GPT-4,5,0,5,API log\n2,GPT-4,300,30,330,API log\n"),
-        (
-            "trace.jsonl",
-            '{"StartTimeOffset":0,"ContextTokens":100,"GeneratedTokens":10}\n'
-            '{"StartTimeOffset":1,"ContextTokens":300,"GeneratedTokens":30}\n',
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "text"), [
+    ("mix.csv", "prompt,answer\n100,10\n300,30\n"),
+    ("trace.csv", f"{BURSTGPT}0,GPT-4,100,10,110,API log\n1,GPT-4,5,0,5,API log\n2,GPT-4,300,30,330,API log\n"),
+    (
+        "trace.jsonl",
+        '{"StartTimeOffset":0,"ContextTokens":100,"GeneratedTokens":10}\n'
+        '{"StartTimeOffset":1,"ContextTokens":300,"GeneratedTokens":30}\n',
+    ),
+])  # fmt: skip
 def test_a_file_of_ones_own(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     assert workload(str(tmp_path / name)).lengths == RequestLengths(200, 20, ((100, 10), (300, 30)))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        ("mix.csv", "prompt,answer\n100,-1\n", "line 2: 100,-1"),
-        ("mix.csv", "prompt,answer\n100,ten\n", "line 2: .*ten.*whole numbers"),
-        ("mix.csv", "prompt,answer\n", "no request with an answer"),
-        ("mix.csv", "a,b\n1,2\n", "no column 'Timestamp'"),
-        ("mix.csv", "\x00\xff", "--workload"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "says"), [
+    ("mix.csv", "prompt,answer\n100,-1\n", "line 2: 100,-1"),
+    ("mix.csv", "prompt,answer\n100,ten\n", "line 2: .*ten.*whole numbers"),
+    ("mix.csv", "prompt,answer\n", "no request with an answer"),
+    ("mix.csv", "a,b\n1,2\n", "no column 'Timestamp'"),
+    ("mix.csv", "\x00\xff", "--workload"),
+])  # fmt: skip
 def test_a_wrong_file(tmp_path: Path, name: str, text: str, says: str) -> None:
     (tmp_path / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(PlanError, match=says):

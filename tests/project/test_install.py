@@ -89,31 +89,26 @@ def installation(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Insta
 
 
 def test_the_sdist_makes_the_same_wheel(built: Path, tmp_path: Path) -> None:
-    """Without the checkout, as package builders do."""
+    """Without the checkout, as package builders do. The examples are in the sdist alone, with the tests that run
+    them."""
     (source,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
     with tarfile.open(source) as archive:
         archive.extractall(tmp_path, filter="data")
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    programs = {f"examples/{path.name}" for path in (ROOT / "examples").iterdir() if path.is_file()}
+    assert "examples/job.py" in programs and programs <= packed and "tests/examples/test_examples.py" in packed
     (folder,) = tmp_path.iterdir()
     _run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path, cwd=folder)
     (again,) = tmp_path.glob("*.whl")
     assert again.name == wheel.name == f"penstock-{penstock.__version__}-py3-none-any.whl"
     assert _contents(again) == _contents(wheel)
+    assert not [name for name in _contents(wheel) if "examples/" in name]
 
 
 def _contents(wheel: Path) -> dict[str, int]:
     """Checksums by file name."""
     with zipfile.ZipFile(wheel) as archive:
         return {entry.filename: entry.CRC for entry in archive.infolist()}
-
-
-def test_the_examples_are_in_the_sdist_alone(built: Path) -> None:
-    """With the tests that run them; the wheel puts nothing of that name anywhere."""
-    (source,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
-    with tarfile.open(source) as archive:
-        packed = {name.partition("/")[2] for name in archive.getnames()}
-    programs = {f"examples/{path.name}" for path in (ROOT / "examples").iterdir() if path.is_file()}
-    assert "examples/job.py" in programs and programs <= packed and "tests/examples/test_examples.py" in packed
-    assert not [name for name in _contents(wheel) if "examples/" in name]
 
 
 def test_an_editable_install_adds_this_folder_alone(tmp_path: Path) -> None:
@@ -131,24 +126,16 @@ def test_nothing_but_penstock_is_put_into_site_packages(installation: Installati
 
 
 def test_the_plain_names_are_left_to_others(installation: Installation) -> None:
-    """What may be imported is imported without them, and needs no bundle on the path."""
+    """Penstock and its client, which is for programs with packages called `api` of their own, are imported without them
+    and need no bundle on the path."""
     found = f"""
 import importlib.util, sys
-import penstock
+import penstock, penstock.client
 names = [name for name in {BUNDLED} if name in sys.modules or importlib.util.find_spec(name)]
 print(penstock.__file__, penstock.__version__, names, [path for path in sys.path if "_bundle" in path])
 """
     said = installation.run("python", "-P", "-c", found)
-    assert said.split(" ", 1) == [
-        str(installation.packages / "penstock" / "__init__.py"),
-        f"{penstock.__version__} [] []\n",
-    ]
-
-
-def test_the_client_is_imported_without_the_bundle(installation: Installation) -> None:
-    """It is for other people's programs, which have packages called `api` or `workers` of their own."""
-    found = f"import sys, penstock.client; print([name for name in {BUNDLED} if name in sys.modules])"
-    assert installation.run("python", "-P", "-c", found) == "[]\n"
+    assert said == f"{installation.packages / 'penstock' / '__init__.py'} {penstock.__version__} [] []\n"
 
 
 MODELS = """

@@ -354,19 +354,6 @@ async def test_an_outage_is_said_once_and_ends_by_itself(hand: Hand, caplog: pyt
     assert said.count("Redis is back") == said.count("nothing is scheduled until Redis is back") == len(said) // 2
 
 
-async def test_it_leaves_cleanly(hand: Hand) -> None:
-    """After stop it is gone from the fleet, and its lead is free at once."""
-    stop = asyncio.Event()
-    running = asyncio.create_task(hand.loop(tick_s=0.01).run(stop))
-    async with asyncio.timeout(20):
-        while [each.state for each in await hand.fleet.processes("scheduler")] != ["ready"]:
-            await asyncio.sleep(0.005)
-    stop.set()
-    await running
-    assert await hand.fleet.processes() == []
-    assert (await hand.leadership.current()).holder == ""
-
-
 # --- several shapes --------------------------------------------------------------------------------------------------
 
 SHAPED = {

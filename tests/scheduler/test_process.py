@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import pytest
 from flow import put_job
-from kube import Kube
 
 from penstock.config import Config, ConfigError
 from penstock.process import Lifeline
-from scheduler.__main__ import Settings, main, run
-from scheduler.pools.base import Pool
+from scheduler.__main__ import Settings, main, open_pool, run
+from scheduler.pools.base import DryRunPool, Pool
+from scheduler.pools.kubernetes import KubernetesPool
 from scheduler.settings import KubernetesSettings
 from streaming.fleet.plans import Lead, Leadership, Noted, Overrides, Plans
 from streaming.fleet.process import Process
@@ -46,13 +46,13 @@ class Schedulers:
         self.plans, self.leadership, self.overrides = Plans(wire), Leadership(wire), Overrides(wire)
         self.processes: list[subprocess.Popen[bytes]] = []
         models = {MODEL: {"engine": "sim", "min_workers": 0, "max_workers": 9}}
-        self.raw = {"redis": {"url": redis_url}, "scheduler": {"tick_s": 0.05, "lead_s": 1.0}, "models": models}
-        Config(self.raw).save(self.settings)
+        raw = {"redis": {"url": redis_url}, "scheduler": {"tick_s": 0.05, "lead_s": 1.0}, "models": models}
+        Config(raw).save(self.settings)
 
-    def start(self, name: str, **more: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "scheduler", "--settings", str(self.settings), "--id", name]
         with (self.folder / f"{name}.log").open("wb") as log:
-            environ = {**os.environ, "PYTHONPATH": str(ROOT), **more}
+            environ = {**os.environ, "PYTHONPATH": str(ROOT)}
             process = subprocess.Popen(command, env=environ, cwd=self.folder, stderr=log)
         self.processes.append(process)
         return process
@@ -149,6 +149,14 @@ def test_limits_come_from_the_models() -> None:
     assert settings.kubernetes == KubernetesSettings(namespace="llm")
 
 
+@pytest.mark.parametrize(("name", "kind"), [("local", Pool), ("dry-run", DryRunPool), ("kubernetes", KubernetesPool)])
+async def test_the_pool_is_the_one_that_the_settings_name(name: str, kind: type[Pool]) -> None:
+    settings = Settings.read(Config({"scheduler": {"pool": name}, "models": {MODEL: {"engine": "sim"}}}))
+    pool = open_pool(settings, this_process("scheduler", "s"))
+    assert type(pool) is kind
+    await pool.close()
+
+
 def test_a_bad_setting_is_an_error_that_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2, the key and the nearest known one on stderr."""
     path = tmp_path / "penstock.toml"
@@ -225,35 +233,6 @@ async def test_a_stopped_leader_does_nothing_when_it_goes_on(schedulers: Schedul
     holders = {noted.epoch: noted.action.by for noted in actions if noted.action.kind == "lead"}
     assert all(noted.action.by == holders[noted.epoch] for noted in done)
     assert all(f"@{socket.gethostname()}/" in holder for holder in holders.values())
-
-
-async def test_a_stopped_leader_changes_no_pods(schedulers: Schedulers, tmp_path: Path) -> None:
-    """The same with pods: what the API server takes comes only from the leader whose epoch it was told last."""
-    Config({**schedulers.raw, "scheduler": schedulers.raw["scheduler"] | {"pool": "kubernetes"}}).save(
-        schedulers.settings
-    )
-    with Kube(tmp_path) as kube:
-        kube.deploy(f"penstock-worker-{MODEL}", 1)
-        for number in (1, 2):
-            schedulers.start(f"scheduler-{number}", KUBECONFIG=str(kube.config_of(f"s{number}")))
-        lead, process = await schedulers.leader()
-        await schedulers.want(2)
-        await schedulers.until(lambda: _has_pods(kube, 2))
-        await schedulers.overrides.put(MODEL, 9, "test")  # something is about to be done
-        process.send_signal(signal.SIGSTOP)
-        try:
-            await schedulers.leader(after=lead.epoch)
-            await schedulers.want(5)
-            await schedulers.until(lambda: _has_pods(kube, 5))
-        finally:
-            process.send_signal(signal.SIGCONT)
-        await schedulers.want(4)
-        await schedulers.until(lambda: _has_pods(kube, 4))
-        assert kube.stale == [] and len(set(kube.writers)) == 2
-
-
-async def _has_pods(kube: Kube, number: int) -> bool:
-    return len(kube.pods) == number
 
 
 async def test_what_the_pool_holds_is_given_back(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,6 @@ from streaming.redis.settings import RedisSettings
 pytestmark = pytest.mark.slow
 
 RETENTION_S, PARTITIONS = 2, 2
-TEXT: Any = {"decode_responses": True}
 DAY, HOUR = 86_400, 3600
 BOUNDED = {
     "tick": "string", "swept": "string", "epoch": "string", "mark": "string",
@@ -52,17 +51,11 @@ def test_nothing_but_what_is_bounded_is_left(tmp_path: Path) -> None:
         redis_process(tmp_path, None, "--appendonly", "yes") as url,
         Redis.from_url(url, decode_responses=True) as store,
     ):
-        house = House(url, tmp_path)
-        house.environ |= {
-            "PENSTOCK_REDIS_RETENTION_S": str(RETENTION_S),
-            "PENSTOCK_REDIS_PARTITIONS": str(PARTITIONS),
-            "PENSTOCK_FILES_RETENTION_S": "60",
-            "PENSTOCK_SIM_STEP_MS": "5",
-        }
-        try:
+        settings = {"REDIS_RETENTION_S": RETENTION_S, "REDIS_PARTITIONS": PARTITIONS, "FILES_RETENTION_S": 60}
+        with House(url, tmp_path) as house:
+            house.environ |= {f"PENSTOCK_{name}": str(value) for name, value in settings.items()}
+            house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
             soak(house)
-        finally:
-            house.close()
         asyncio.run(workers_lapse(url, store))
         expire_kept(store)
         left: list[str] = []
@@ -174,28 +167,8 @@ def bounded(store: Any, key: str) -> bool:
 def test_the_catalogue_says_how_long_each_key_lives() -> None:
     """Each kind is bounded, expires by itself, or is empty when everything has ended."""
     emptied = {
-        "leases",
-        "claims",
-        "idle",
-        "cut",
-        "timers",
-        "owed",
-        "heirs",
-        "lane",
-        "retry",
-        "suspects",
-        "tenants",
-        "line",
-        "arrivals",
-        "batch",
-        "batches",
-        "due",
-        "enqueued",
-        "file",
-        "files",
-        "sizes",
-        "readers",
-        "expiring",
-    }
+        "leases", "claims", "idle", "cut", "timers", "owed", "heirs", "lane", "retry", "suspects", "tenants", "line",
+        "arrivals", "batch", "batches", "due", "enqueued", "file", "files", "sizes", "readers", "expiring",
+    }  # fmt: skip
     assert {key.name for key in CATALOGUE} <= BOUNDED.keys() | EXPIRY_S.keys() | emptied
     assert {key.name for key in FLEET} <= FLEET_BOUNDED | EXPIRY_S.keys() | {"override"}

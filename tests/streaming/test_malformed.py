@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from flow import a_job, a_lease, append, claim_one, delta, deltas_of, lapse, put_job
+from flow import a_job, a_lease, append, claim_one, delta, deltas_of, lapse, numbers_read, put_job, until
 
 from penstock.engine import Capabilities, ModelCard
 from streaming.batches.store import UNREADABLE, Batch, Batches, BatchState, Files, StoredFile
@@ -26,7 +25,6 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.relay import Relay
-from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.keys import channel, fleet_key, partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
@@ -47,15 +45,6 @@ FAULTS = {
 NO_HASH = "(no hash)"
 
 
-@pytest.fixture
-async def relay(wire: RedisClient) -> AsyncIterator[Relay]:
-    relay = Relay(wire)
-    await relay.start()
-    await asyncio.wait_for(relay.connected.wait(), 20)
-    yield relay
-    await relay.stop()
-
-
 async def spoil(wire: RedisClient, job_id: str, fault: str) -> None:
     """Put something into a job's record that cannot be read."""
     key = partition_key(0, "job", job_id)
@@ -66,31 +55,14 @@ async def spoil(wire: RedisClient, job_id: str, fault: str) -> None:
         await wire.redis.hset(key, fault, FAULTS[fault])
 
 
-async def end_of(buffer: ReorderBuffer) -> tuple[list[int], Terminal]:
-    """What a reader gets, to its end."""
-    seen: list[int] = []
-    async with asyncio.timeout(20):
-        while True:
-            rows, terminal = await buffer.take(0.5)
-            seen += [row.seq for row in rows]
-            if terminal is not None:
-                return seen, terminal
-
-
 async def reasons(wire: RedisClient) -> dict[str, str]:
     """Why each job that is a dead letter is one."""
     return {letter.job: letter.reason for letter in await DeadLetters(wire).recent(100)}
 
 
-async def finish(lease: Lease, claim: Claim, rows: int) -> None:
-    end = Terminal(
-        claim.job.id,
-        JobState.COMPLETED,
-        rows,
-        ("stop",),
-        rows=tuple(delta(claim, 1 + n) for n in range(rows)),
-        sections=(Section(1, Run(lease.id, claim.number)),),
-    )
+async def finish(lease: Lease, claim: Claim, count: int) -> None:
+    rows, sections = tuple(delta(claim, 1 + n) for n in range(count)), (Section(1, Run(lease.id, claim.number)),)
+    end = Terminal(claim.job.id, JobState.COMPLETED, count, ("stop",), rows=rows, sections=sections)
     await lease.calls([lease.finish_call(Finish(end, claim.number, False))])
 
 
@@ -108,17 +80,13 @@ async def test_a_record_that_cannot_be_read_fails_its_job_alone(wire: RedisClien
     claim = claims[good.id]
     for seq in (1, 2, 3):  # logged, and published to nobody
         await lease.calls([append(lease, {"-": [delta(claim, seq)]}, *([claim] if seq == 1 else []))])
-    async with asyncio.timeout(20):
-        while buffers[1].seq < 3:
-            await asyncio.sleep(0.01)
-    seen, terminal = await end_of(buffers[0])
-    assert (
-        terminal.state is JobState.FAILED and terminal.failure is not None and terminal.failure.code == "malformed_job"
-    )
-    assert seen == [] and "unreadable" in (await reasons(wire))[bad.id]
+    await until(lambda: buffers[1].seq == 3)
+    assert await numbers_read(buffers[0]) == [] and "unreadable" in (await reasons(wire))[bad.id]
+    terminal = buffers[0].terminal
+    assert terminal is not None and terminal.failure is not None
+    assert (terminal.state, terminal.failure.code) == (JobState.FAILED, "malformed_job")
     await finish(lease, claims[good.id], 3)
-    seen, terminal = await end_of(buffers[1])
-    assert (seen, terminal.state) == ([1, 2, 3], JobState.COMPLETED)
+    assert await numbers_read(buffers[1]) == [1, 2, 3]
     await lease.calls([lease.finish_call(Finish(Terminal(bad.id, JobState.COMPLETED, 0), 1, True))])  # it had ended
     records = await JobReader(wire).records([bad.id, good.id])
     assert [record and record.state for record in records] == [JobState.FAILED, JobState.COMPLETED]
@@ -128,16 +96,13 @@ async def test_a_record_that_cannot_be_read_fails_its_job_alone(wire: RedisClien
 @pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane", "deadline", "keep"])
 async def test_a_record_spoiled_before_its_end_has_one_end(wire: RedisClient, relay: Relay, fault: str) -> None:
     """Nobody has read it since; who waits for the job is told the same end as who asks for it later."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    job = a_job(queue, reply_to=relay.address)
-    buffer = relay.open(job.id)
-    await queue.put(job)
-    (claim,) = [claim for claim in (await lease.claim(0, 1)).jobs if isinstance(claim, Claim)]
+    lease, job = await a_lease(wire), await put_job(Queue(wire), reply_to=relay.address)
+    buffer, claim = relay.open(job.id), await claim_one(lease)
     await spoil(wire, job.id, fault)
     await finish(lease, claim, 0)
-    _, told = await end_of(buffer)
-    record = await JobReader(wire).record(job.id)
-    assert record.terminal is not None and record.terminal.failure is not None
+    await numbers_read(buffer)
+    record, told = await JobReader(wire).record(job.id), buffer.terminal
+    assert told is not None and record.terminal is not None and record.terminal.failure is not None
     assert (told.state, told.failure) == (record.state, record.terminal.failure)
     assert record.terminal.failure.code == "malformed_job"
 
@@ -158,26 +123,10 @@ async def test_a_job_that_cannot_be_read_has_an_end_in_time(wire: RedisClient, f
 
 async def test_a_number_that_is_no_longer_exact_is_none(wire: RedisClient) -> None:
     """Of sixteen digits: what a script adds to it may be lost."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    job = await put_job(queue)
+    job = await put_job(Queue(wire))
     await wire.redis.hset(partition_key(0, "job", job.id), "attempt", "9" * 16)
-    assert (await lease.claim(0, 1)).jobs == []
-    assert "invalid attempt" in (await reasons(wire))[job.id]
-
-
-async def test_a_claimed_job_with_numbers_that_are_none_is_the_workers_to_fail(wire: RedisClient) -> None:
-    """What the server hands on unread the worker finds; it is told which job and which attempt."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    bad, good = a_job(queue), a_job(queue)
-    await queue.put(bad)
-    await lease.claim(0, 1)
-    await wire.redis.hset(partition_key(0, "job", bad.id), "runs", b"\xff:x;")
-    await lease.release(bad.id, 1)
-    await queue.put(good)
-    claimed = {
-        each.id if isinstance(each, UnreadableClaim) else each.job.id: each for each in (await lease.claim(0, 2)).jobs
-    }
-    assert isinstance(claimed[bad.id], UnreadableClaim) and isinstance(claimed[good.id], Claim)
+    assert (await (await a_lease(wire)).claim(0, 1)).jobs == []
+    assert await reasons(wire) == {job.id: "unreadable: invalid attempt"}
 
 
 async def test_a_malformed_job_leaves_nothing_behind(wire: RedisClient) -> None:
@@ -202,22 +151,9 @@ async def test_a_malformed_job_leaves_nothing_behind(wire: RedisClient) -> None:
     assert await wire.redis.keys(partition_key(0, "idem", "*")) == []
 
 
-async def test_a_running_job_whose_place_is_lost_leaves_its_lane(wire: RedisClient) -> None:
-    """Its record does not say any more which entry it has: it is found in its lane."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    await queue.put(job := a_job(queue))
-    assert len((await lease.claim(0, 1)).jobs) == 1
-    lane = (await wire.redis.hget(partition_key(0, "job", job.id), "lane")).decode()  # type: ignore[misc]
-    await wire.redis.hset(partition_key(0, "job", job.id), mapping={"entry": "nowhere", "deadline": "never"})  # type: ignore[misc]
-    await JobReader(wire).record(job.id)
-    assert set(await reasons(wire)) == {job.id}
-    assert await wire.redis.xlen(lane) == 0
-
-
 async def test_a_job_that_is_malformed_as_its_worker_dies_keeps_no_log(wire: RedisClient) -> None:
     """It fails in the sweep itself: nobody reads the dead worker's log for it any more."""
-    queue, lost = Queue(wire), await a_lease(wire)
-    await queue.put(job := a_job(queue))
+    job, lost = await put_job(Queue(wire)), await a_lease(wire)
     claim = await claim_one(lost)
     await lost.calls([append(lost, {"-": [delta(claim, 1)]}, claim)])
     await spoil(wire, job.id, "deadline")
@@ -227,18 +163,9 @@ async def test_a_job_that_is_malformed_as_its_worker_dies_keeps_no_log(wire: Red
     assert 0 < await wire.redis.ttl(partition_key(0, "log", lost.id)) <= 60
 
 
-async def test_people_are_told_what_is_wrong_with_a_job_that_could_not_be_given_out(wire: RedisClient) -> None:
-    queue, job = Queue(wire), a_job(Queue(wire))
-    await queue.put(job)
-    await spoil(wire, job.id, "deadline")
-    assert (await (await a_lease(wire)).claim(0, 1)).jobs == []
-    assert await reasons(wire) == {job.id: "unreadable: invalid deadline"}
-
-
 async def test_a_job_whose_place_has_lost_its_half_is_not_left_waiting(wire: RedisClient) -> None:
     """The half that is there names all entries of that millisecond, the job's own among them: it is no place."""
-    queue, job = Queue(wire), a_job(Queue(wire))
-    await queue.put(job)
+    job = await put_job(Queue(wire))
     ms, _, _ = (await JobReader(wire).record(job.id)).entry.partition("-")
     await wire.redis.hset(partition_key(0, "job", job.id), "entry", ms)  # type: ignore[misc]
     assert (await (await a_lease(wire)).claim(0, 5)).jobs == []
@@ -259,17 +186,15 @@ async def test_a_word_about_a_job_that_cannot_be_read_changes_nothing(
     wire: RedisClient, script: str, args: tuple[str | int, ...]
 ) -> None:
     """The worker is answered so, as about a job that is not its own; people are told what is wrong, and no more."""
-    queue, lease, job = Queue(wire), await a_lease(wire), a_job(Queue(wire))
-    await queue.put(job)
-    (claim,) = (await lease.claim(0, 1)).jobs
+    lease, job = await a_lease(wire), await put_job(Queue(wire))
+    claim = await claim_one(lease)
     await spoil(wire, job.id, "state")
     assert await wire.call(script, 0, lease.id, job.id, claim.number, *args) == 0
     assert await reasons(wire) == {job.id: "unreadable: invalid state"}
 
 
 async def test_the_event_of_a_job_that_cannot_be_read_is_its_tenants(wire: RedisClient) -> None:
-    queue, job = Queue(wire), a_job(Queue(wire), tenant="mine", events="w")
-    await queue.put(job)
+    job = await put_job(Queue(wire), tenant="mine", events="w")
     await spoil(wire, job.id, "attempt")
     await JobReader(wire).record(job.id)
     events = await Outbox(wire, "webhooks").collect("me", 10)
@@ -304,25 +229,10 @@ async def test_a_key_that_holds_something_else_is_free(wire: RedisClient) -> Non
     assert not (await queue.put(a_job(queue), idempotency_key="k", digest="d")).joined
 
 
-async def test_a_job_that_is_kept_for_no_number_of_seconds_ends_all_the_same(wire: RedisClient) -> None:
-    """Cancelled or completed, it is kept for an hour."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    waiting, running = a_job(queue), a_job(queue)
-    await queue.put(running)
-    claim = await claim_one(lease)
-    await queue.put(waiting)
-    for job in (waiting, running):
-        await spoil(wire, job.id, "keep")
-    await queue.cancel(waiting.id)
-    await finish(lease, claim, 0)
-    for job in (waiting, running):
-        assert 0 < await wire.redis.ttl(partition_key(0, "job", job.id)) <= 3600
-
-
 async def test_bytes_reserved_for_what_is_no_lane_are_given_back(wire: RedisClient) -> None:
     """Else they would count for ever: no job is there that could release them."""
-    queue, owed = Queue(wire), partition_key(0, "owed")
-    await queue.put(a_job(queue))
+    owed = partition_key(0, "owed")
+    await put_job(Queue(wire))
     (lane,) = await wire.redis.hkeys(owed)
     await wire.redis.hset(owed, "nonsense", 5)
     await Reaper(wire).sweep()
@@ -332,40 +242,29 @@ async def test_bytes_reserved_for_what_is_no_lane_are_given_back(wire: RedisClie
 @pytest.mark.parametrize("data", [b"\xc1", b"", encode(Wake()), b"\x92\xa1f\x01"])
 async def test_a_frame_that_cannot_be_read_is_left_out(wire: RedisClient, relay: Relay, data: bytes) -> None:
     """In the middle of a log that several readers fill their gaps from."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    job = a_job(queue, reply_to=relay.address)
-    buffer = relay.open(job.id)
-    await queue.put(job)
-    claim = await claim_one(lease)
+    lease, job = await a_lease(wire), await put_job(Queue(wire), reply_to=relay.address)
+    buffer, claim = relay.open(job.id), await claim_one(lease)
     log = partition_key(0, "log", lease.id)
     await lease.calls([append(lease, {"-": [delta(claim, 1)]}, claim)])
     await wire.redis.xadd(log, {"-": data}, id="1-1")
     await wire.redis.publish(relay.address, data)
     await lease.calls([append(lease, {"-": [delta(claim, 2)]})])
-    async with asyncio.timeout(20):
-        while buffer.seq < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: buffer.seq == 2)
     await finish(lease, claim, 2)
-    seen, terminal = await end_of(buffer)
-    assert (seen, terminal.state) == ([1, 2], JobState.COMPLETED)
+    assert await numbers_read(buffer) == [1, 2]
+    assert buffer.terminal is not None and buffer.terminal.state is JobState.COMPLETED
     assert [row.seq for row in await deltas_of(JobReader(wire), await JobReader(wire).record(job.id))] == [1, 2]
 
 
 async def test_a_log_that_is_no_stream_deafens_nobody_else(wire: RedisClient, relay: Relay) -> None:
     """The key of one worker's log holds something else; the readers of another worker's go on."""
-    queue = Queue(wire)
-    first, second = await a_lease(wire), await a_lease(wire)
-    buffers = []
-    for lease in (first, second):
-        job = a_job(queue, reply_to=relay.address)
-        buffers.append(relay.open(job.id))
-        await queue.put(job)
+    leases, buffers = [await a_lease(wire) for _ in range(2)], []
+    for lease in leases:
+        buffers.append(relay.open((await put_job(Queue(wire), reply_to=relay.address)).id))
         claim = await claim_one(lease)
         await lease.calls([append(lease, {"-": [delta(claim, 1)]}, claim)])
-    await wire.redis.set(partition_key(0, "log", first.id), b"x")
-    async with asyncio.timeout(20):
-        while buffers[1].seq < 1:
-            await asyncio.sleep(0.01)
+    await wire.redis.set(partition_key(0, "log", leases[0].id), b"x")
+    await until(lambda: buffers[1].seq == 1)
 
 
 async def test_a_message_that_cannot_be_read_ends_no_subscription(wire: RedisClient) -> None:
@@ -375,9 +274,8 @@ async def test_a_message_that_cannot_be_read_ends_no_subscription(wire: RedisCli
     assert await anext(controls) == Wake()  # it listens
     heard = asyncio.ensure_future(anext(controls))
     name = channel("worker", lease.id)
+    await until(lambda: wire.redis.publish(name, b"\xc1"))
     async with asyncio.timeout(20):
-        while not await wire.redis.publish(name, b"\xc1"):
-            await asyncio.sleep(0.01)
         for data in (b"", msgspec.msgpack.encode(["c2", "later"]), msgspec.msgpack.encode(["q", 1]), encode(Wake())):
             await wire.redis.publish(name, data)
         assert await heard == Wake()
@@ -399,18 +297,16 @@ async def test_the_readers_of_a_newer_worker_are_told_so(wire: RedisClient, rela
     await wire.redis.xadd(partition_key(0, "log", newer.id), {relay.address: frame}, id="1-0")
     await wire.redis.publish(relay.address, frame)
     await ours.calls([append(ours, {"-": [delta(claim, 1)]}, claim)])
-    _, terminal = await end_of(buffers[0])
-    assert terminal.failure is not None and (terminal.failure.code, terminal.failure.status) == ("newer_version", 503)
-    async with asyncio.timeout(20):
-        while buffers[1].seq < 1:
-            await asyncio.sleep(0.01)
+    await numbers_read(buffers[0])
+    assert buffers[0].terminal is not None and (failure := buffers[0].terminal.failure) is not None
+    assert (failure.code, failure.status) == ("newer_version", 503)
+    await until(lambda: buffers[1].seq == 1)
     assert (await JobReader(wire).record(job.id)).state is JobState.RUNNING and await reasons(wire) == {}
 
 
 async def test_a_result_of_a_newer_version_is_not_lost(wire: RedisClient) -> None:
     """The job has completed, and whoever cannot read its record says so; nothing is changed."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    job = await put_job(queue)
+    lease, job = await a_lease(wire), await put_job(Queue(wire))
     await lease.claim(0, 1)
     record = msgspec.msgpack.encode(["t2", job.id, "completed", {"seq": 1}])
     await wire.call("finish", 0, lease.id, job.id, 1, "completed", record, record, "1", "")
@@ -457,13 +353,9 @@ async def test_an_override_that_cannot_be_read_is_a_pause(wire: RedisClient) -> 
 
 async def test_lanes_and_deadlines_are_counted_without_what_cannot_be_read(wire: RedisClient) -> None:
     """What the scheduler looks at once a second."""
-    queue = Queue(wire)
-    jobs = [a_job(queue, deadline_ms=60_000) for _ in range(4)]
-    for job in jobs:
-        await queue.put(job)
-    await spoil(wire, jobs[0].id, "lane")
-    await spoil(wire, jobs[1].id, "created")
-    await spoil(wire, jobs[2].id, NO_HASH)
+    jobs = [await put_job(Queue(wire), deadline_ms=60_000) for _ in range(4)]
+    for job, fault in zip(jobs, ("lane", "created", NO_HASH), strict=False):
+        await spoil(wire, job.id, fault)
     await wire.redis.zadd(partition_key(0, "timers"), {b"\xff": 1})
     await wire.redis.set(partition_key(0, "retry", "m", "standard"), b"no stream")
     backlog = Backlog(wire)
@@ -554,8 +446,7 @@ async def test_an_event_that_cannot_be_read_is_dropped(wire: RedisClient) -> Non
 
 async def test_a_dead_letter_without_a_body_is_not_replayed(wire: RedisClient) -> None:
     """A job with an empty prompt is nothing that anybody asked for."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    job = await put_job(queue)
+    lease, job = await a_lease(wire), await put_job(Queue(wire))
     await wire.redis.hset(partition_key(0, "job", job.id), "body", b"\xc1")
     (broken,) = (await lease.claim(0, 1)).jobs
     assert isinstance(broken, UnreadableClaim)
@@ -569,9 +460,7 @@ async def test_a_dead_letter_without_a_body_is_not_replayed(wire: RedisClient) -
 
 async def test_a_dead_letter_replayed_twice_is_one_job(wire: RedisClient) -> None:
     """By several at the same time; a process lost between the put and the end of its letter is the same case."""
-    queue, letters = Queue(wire), DeadLetters(wire)
-    job = await put_job(queue)
-    lease = await a_lease(wire)
+    letters, job, lease = DeadLetters(wire), await put_job(Queue(wire)), await a_lease(wire)
     await lease.claim(0, 1)
     end = Terminal(job.id, JobState.FAILED, 0)
     await lease.calls([lease.finish_call(Finish(end, 1, True, dead="poison"))])

@@ -81,8 +81,7 @@ def test_of_one_tenant_the_most_urgent_then_the_earliest() -> None:
 
 @pytest.mark.slow
 @given(
-    st.lists(st.integers(1, 5_000), min_size=1, max_size=40),
-    st.lists(st.integers(1, 5_000), min_size=1, max_size=40),
+    st.lists(st.integers(1, 5_000), min_size=1, max_size=40), st.lists(st.integers(1, 5_000), min_size=1, max_size=40)
 )
 def test_a_lower_lane_gets_its_floor_and_no_more(high: list[int], low: list[int]) -> None:
     """In any run in which both lanes wait: never more than a part in 20 of the work, and less by one job at most."""

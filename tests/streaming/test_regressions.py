@@ -17,7 +17,7 @@ from streaming.jobs import quotas
 from streaming.jobs.codec import Run, Section, Terminal, decode_reply
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
-from streaming.jobs.lease import LOG_KEEP_S, SILENT, Finish, HeldJob, Lease, UnreadableClaim, without_rows
+from streaming.jobs.lease import LOG_KEEP_S, SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim, without_rows
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader
@@ -25,10 +25,15 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import QuotaSettings
 from streaming.keys import channel, partition_key
 from streaming.redis.client import RedisClient
-from streaming.redis.settings import RedisSettings
 
 LANE = partition_key(0, "lane", "m", "standard")
 RETRY = partition_key(0, "retry", "m", "standard")
+
+
+async def running(wire: RedisClient, **changes: object) -> tuple[Lease, str, Claim]:
+    """A new worker, and the job that it runs."""
+    lease, job = await a_lease(wire), await put_job(Queue(wire), **changes)
+    return lease, job.id, await claim_one(lease)
 
 
 async def finish(lease: Lease, job_id: str, run: int) -> None:
@@ -42,32 +47,17 @@ async def state_of(wire: RedisClient, job_id: str) -> JobState:
 
 async def test_a_job_is_ended_by_its_holder_and_its_run_only(wire: RedisClient) -> None:
     """Another live worker's finish, or the holder's own of another run, changes nothing."""
-    queue, holder = Queue(wire), await a_lease(wire)
-    other = await a_lease(wire)
-    job_id = (await queue.put(a_job(queue))).id
-    run = (await claim_one(holder)).number
-    for lease, number in ((other, run), (holder, run + 1)):
+    holder, job_id, claim = await running(wire)
+    for lease, number in ((await a_lease(wire), claim.number), (holder, claim.number + 1)):
         await finish(lease, job_id, number)
         assert await state_of(wire, job_id) is JobState.RUNNING
-    await finish(holder, job_id, run)
+    await finish(holder, job_id, claim.number)
     assert await state_of(wire, job_id) is JobState.COMPLETED
-
-
-async def test_a_finish_behind_the_hand_back_leaves_the_job_in_the_queue(wire: RedisClient) -> None:
-    """Refused is refused: the job's new entry is still there for the next worker."""
-    queue, leaving = Queue(wire), await a_lease(wire)
-    job_id = (await queue.put(a_job(queue))).id
-    claim = await claim_one(leaving)
-    await leaving.release(job_id, claim.number)
-    await finish(leaving, job_id, claim.number)
-    assert (await claim_one(await a_lease(wire))).job.id == job_id
 
 
 async def test_a_release_that_arrives_late_leaves_the_next_attempt_alone(wire: RedisClient) -> None:
     """The same worker has claimed the job again: what it sent before, of the attempt before, hands nothing back."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    job_id = (await queue.put(a_job(queue))).id
-    first = await claim_one(lease)
+    lease, job_id, first = await running(wire)
     await lease.release(job_id, first.number)
     second = await claim_one(lease)
     assert (second.job.id, second.attempt) == (job_id, first.attempt + 1)
@@ -91,9 +81,8 @@ async def test_a_put_that_is_repeated_has_the_time_of_the_first(wire: RedisClien
 
 async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: RedisClient) -> None:
     """Its first sending has been claimed, and then has ended: there is no second entry and the record stays."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    job = await put_job(queue)
-    claim = await claim_one(lease)
+    queue, (lease, _, claim) = Queue(wire), await running(wire)
+    job = claim.job
     await queue.put(job)
     assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is JobState.RUNNING
     await finish(lease, job.id, claim.number)
@@ -101,28 +90,12 @@ async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: RedisClient)
     assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is JobState.COMPLETED
 
 
-async def test_a_lost_worker_leaves_no_entry_behind(wire: RedisClient) -> None:
-    """Its job waits to be tried again, and after its end nothing is left of it."""
-    queue, lost = Queue(wire), await a_lease(wire)
-    job_id = (await queue.put(a_job(queue))).id
-    await claim_one(lost)
-    assert (await lapse(wire, lost)).requeued == 1
-    assert (await wire.redis.xlen(LANE), await wire.redis.zcard(RETRY)) == (1, 1)
-    heir = await a_lease(wire)
-    claim = await claim_one(heir)
-    assert (await wire.redis.xlen(LANE), await wire.redis.zcard(RETRY)) == (1, 0)
-    await finish(heir, job_id, claim.number)
-    assert await wire.redis.xlen(LANE) == 0 and await heir.leave() == 0
-
-
 @pytest.mark.parametrize("hours", [-1, 1])
 async def test_a_clients_clock_decides_nothing(wire: RedisClient, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
     """An hour fast or slow here: no lease lapses before its time, and one that has lapsed is found."""
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 3600 * hours)
-    lease, queue = await a_lease(wire), Queue(wire)
-    job_id = (await queue.put(a_job(queue))).id
-    await claim_one(lease)
+    lease, job_id, _ = await running(wire)
     assert await lease.beat(0) == {job_id: HeldJob(1, False)}
     assert not await Reaper(wire).sweep()
     await wire.redis.zadd(partition_key(0, "leases"), {lease.id: await wire.now_ms() - 1})
@@ -131,10 +104,8 @@ async def test_a_clients_clock_decides_nothing(wire: RedisClient, monkeypatch: p
 
 async def test_the_time_the_store_was_away_ends_no_lease(wire: RedisClient) -> None:
     """Who could not renew a lease has it once more, and only once; one that had lapsed before was over anyway."""
-    living, dead, queue, reaper = await a_lease(wire), await a_lease(wire), Queue(wire), Reaper(wire)
+    (living, job_id, _), dead, reaper = await running(wire), await a_lease(wire), Reaper(wire)
     leases = partition_key(0, "leases")
-    job_id = (await queue.put(a_job(queue))).id
-    await claim_one(living)
     await reaper.sweep()
 
     async def away() -> None:
@@ -237,9 +208,7 @@ async def test_a_list_of_jobs_is_as_long_as_its_time(wire: RedisClient) -> None:
 
 async def test_a_clock_that_is_set_back_keeps_no_dead_worker(wire: RedisClient) -> None:
     """A lease that ends ten minutes from now was made by a clock that was ahead: it ends within one lease."""
-    dead, queue, reaper = await a_lease(wire), Queue(wire), Reaper(wire)
-    job_id = (await queue.put(a_job(queue))).id
-    await claim_one(dead)
+    (dead, job_id, _), reaper = await running(wire), Reaper(wire)
     leases = partition_key(0, "leases")
     await wire.redis.zadd(leases, {dead.id: await wire.now_ms() + 600_000})
     await reaper.sweep()
@@ -274,9 +243,7 @@ async def test_a_job_whose_time_is_over_is_not_claimed(wire: RedisClient) -> Non
 
 async def test_a_job_begins_anew_at_the_word_of_its_own_run_only(wire: RedisClient) -> None:
     """From there on nobody reads what earlier runs logged, and its events have another epoch."""
-    queue, reader, lost = Queue(wire), JobReader(wire), await a_lease(wire)
-    job_id = (await queue.put(a_job(queue))).id
-    await claim_one(lost)
+    reader, (lost, job_id, _) = JobReader(wire), await running(wire)
     await lapse(wire, lost)
     holder = await a_lease(wire)
     run = (await claim_one(holder)).number
@@ -291,22 +258,17 @@ async def test_a_job_begins_anew_at_the_word_of_its_own_run_only(wire: RedisClie
 
 
 async def test_a_job_that_was_cancelled_is_not_put_back_for_a_newer_worker(wire: RedisClient) -> None:
-    queue, lease = Queue(wire), await a_lease(wire)
-    job_id = (await queue.put(a_job(queue))).id
-    run = (await claim_one(lease)).number
-    await queue.cancel(job_id)
-    await lease.decline([UnreadableClaim(job_id, run, "", newer=True)])
+    lease, job_id, claim = await running(wire)
+    await Queue(wire).cancel(job_id)
+    await lease.decline([UnreadableClaim(job_id, claim.number, "", newer=True)])
     assert await state_of(wire, job_id) is JobState.CANCELLED and await lease.leave() == 0
 
 
 async def test_a_job_that_is_put_back_for_a_newer_worker_waits_no_longer_than_it_may(wire: RedisClient) -> None:
     """Nobody has begun it: the limit on its waiting holds on."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    job_id = (await queue.put(a_job(queue, max_queue_ms=60_000))).id
-    run = (await claim_one(lease)).number
-    await lease.decline([UnreadableClaim(job_id, run, "", newer=True)])
-    lane = await wire.redis.hget(partition_key(0, "job", job_id), "lane")
-    assert lane == partition_key(0, "lane", "m", "standard").encode()
+    lease, job_id, claim = await running(wire, max_queue_ms=60_000)
+    await lease.decline([UnreadableClaim(job_id, claim.number, "", newer=True)])
+    assert await wire.redis.hget(partition_key(0, "job", job_id), "lane") == LANE.encode()
     await wire.redis.zadd(partition_key(0, "timers"), {job_id: 1}, xx=True)
     assert (await Reaper(wire).sweep()).expired == 1
 
@@ -342,15 +304,13 @@ async def test_a_put_whose_answer_was_lost_is_asked_once_more(wire: RedisClient)
     assert asked == [job.id, job.id] and await wire.redis.xlen(LANE) == 1
 
 
-async def test_what_is_kept_elsewhere_counts_against_a_quota_once(redis_url: str) -> None:
+async def test_what_is_kept_elsewhere_counts_against_a_quota_once(wide: RedisClient) -> None:
     """Of the partition that is asked the script knows better, and would count it twice."""
-    wide = RedisClient.open(RedisSettings(url=redis_url, partitions=2))
     queue = Queue(wide)
     for partition in (0, 0, 0, 1):
         await queue.put(a_job(queue, id=new_job_id(partition)))
     left = [await Quotas(wide).left("t", partition, QuotaSettings(jobs=10)) for partition in (0, 1)]
     assert left == [{"jobs": 10 - 1}, {"jobs": 10 - 3}]
-    await wide.close()
 
 
 async def test_jobs_are_counted_once_where_the_slices_of_a_long_list_meet(
@@ -359,7 +319,7 @@ async def test_jobs_are_counted_once_where_the_slices_of_a_long_list_meet(
     monkeypatch.setattr(quotas, "MAX_LOOKED", 2)
     queue = Queue(wire)
     for _ in range(5):
-        await queue.put(a_job(queue))
+        await put_job(queue)
     usage = await Quotas(wire).usage("t")
     assert (usage.jobs, usage.waiting) == (5, 5)
 
@@ -381,9 +341,8 @@ async def test_workers_lost_at_once_leave_each_its_own_jobs(wire: RedisClient) -
 @pytest.mark.parametrize("with_rows", [False, True])
 async def test_the_end_of_a_job_is_sent_to_those_who_wait_for_it(wire: RedisClient, with_rows: bool) -> None:
     """They need not look for it: with its rows, or without them for readers that have had these."""
-    queue, lease, address = Queue(wire), await a_lease(wire), channel("api", "here")
-    job_id = (await queue.put(a_job(queue, reply_to=address))).id
-    claim = await claim_one(lease)
+    address = channel("api", "here")
+    lease, job_id, claim = await running(wire, reply_to=address)
     run = Section(1, Run(lease.id, claim.number))
     end = Terminal(job_id, JobState.COMPLETED, 1, ("stop",), rows=(delta(claim, 1),), sections=(run,))
     async with wire.subscribe(address) as heard, asyncio.timeout(20):
@@ -404,8 +363,7 @@ async def test_a_second_place_of_a_job_is_dropped_and_the_job_is_claimed_where_i
 async def test_a_run_has_a_number_of_its_own_whatever_fails_beside_it(wire: RedisClient) -> None:
     """A job whose claim fails half-way takes no number away: no two jobs of a worker ever share one."""
     queue, lease = Queue(wire), await a_lease(wire)
-    bad = a_job(queue)
-    await queue.put(bad)
+    bad = await put_job(queue)
     for _ in range(4):
         await queue.put(a_job(queue))
     await wire.redis.hset(partition_key(0, "job", bad.id), "attempt", 1)  # and nothing of when that was
@@ -423,9 +381,7 @@ async def test_a_run_has_a_number_of_its_own_whatever_fails_beside_it(wire: Redi
 @pytest.mark.parametrize("fault", ["gone", "no hash"])
 async def test_a_worker_leaves_though_the_store_has_lost_its_job(wire: RedisClient, fault: str) -> None:
     """What it hands back is nobody's: it holds nothing more."""
-    queue, leaving = Queue(wire), await a_lease(wire)
-    job_id = (await queue.put(a_job(queue))).id
-    claim = await claim_one(leaving)
+    leaving, job_id, claim = await running(wire)
     await wire.redis.delete(partition_key(0, "job", job_id))
     if fault == "no hash":
         await wire.redis.set(partition_key(0, "job", job_id), b"x")

@@ -3,14 +3,13 @@ of it stays behind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from flow import a_job, a_lease, append, delta, until
+from flow import a_job, a_lease, append, delta, put_job, until
 from house import redis_process
 from redis import Redis
 from redis.exceptions import ResponseError
@@ -19,7 +18,7 @@ from streaming.errors import Unavailable
 from streaming.jobs.codec import Run, Section, Terminal
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
-from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
+from streaming.jobs.lease import Claim, Claimed, Finish, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
@@ -27,7 +26,6 @@ from streaming.jobs.records import malformed_keep_s
 from streaming.keys import partition_key, prefix
 from streaming.redis.client import REFUSALS, RedisClient
 from streaming.redis.scripts import load_library
-from streaming.redis.settings import RedisSettings
 from streaming.store.identity import reset_store
 
 pytestmark = pytest.mark.slow
@@ -42,6 +40,10 @@ FIELDS = (
 """Of a job's hash before its end."""
 NOISE = {"words": b"zz;9,x", "bytes": b"\xff\xc1\x00;:,", "digits": b"9" * 30, "infinity": b"1e400", "empty": b""}
 FINAL = {state for state in JobState if state.final}
+
+
+def by_id(claimed: Claimed) -> dict[str, Claim | UnreadableClaim]:
+    return {each.id if isinstance(each, UnreadableClaim) else each.job.id: each for each in claimed.jobs}
 
 
 class Desk:
@@ -70,12 +72,10 @@ class Desk:
 
     async def _claimed(self, lease: Lease) -> None:
         claimed = await lease.claim(0, 50)
-        for each in claimed.jobs:
-            self.claims[each.id if isinstance(each, UnreadableClaim) else each.job.id] = each
+        self.claims |= by_id(claimed)
         while claimed.suspects:
             claimed = await lease.claim(0, 1, alone=True)
-            for each in claimed.jobs:
-                self.claims[each.id if isinstance(each, UnreadableClaim) else each.job.id] = each
+            self.claims |= by_id(claimed)
             if not claimed.jobs:
                 break
             await self.finish(lease)
@@ -117,8 +117,7 @@ class Desk:
     async def all_end(self) -> None:
         """Other workers do what is left. Then no job is unfinished and nothing is held for any."""
         for _ in range(3):
-            heir = Lease(self.wire, "m")
-            await heir.register()
+            heir = await a_lease(self.wire)
             await self._claimed(heir)
             await self.finish(heir)
             await heir.leave()
@@ -129,12 +128,18 @@ class Desk:
         for name, job_id in [*self.spoiled.items(), *(("whole", each) for each in self.whole)]:
             state = (await redis.hget(self.key(job_id), "state") or b"").decode(errors="replace")
             assert state in FINAL, f"the job of which {name} was spoiled is {state!r}"
-            assert await redis.ttl(self.key(job_id)) > 0, f"the job of which {name} was spoiled is kept for ever"
+            longest_s = 3600 if name == "keep" else self.wire.settings.retention_s
+            assert 0 < await redis.ttl(self.key(job_id)) <= longest_s, f"{name} was spoiled"
         for kind in ("lane", "retry", "suspects", "timers", "claims"):
             async for key in redis.scan_iter(match=f"{prefix(0)}{kind}*"):
                 sizes = {b"set": redis.scard, b"zset": redis.zcard, b"stream": redis.xlen}
                 assert await sizes[await redis.type(key)](key) == 0, key
         assert sum(int(each) for each in await redis.hvals(partition_key(0, "owed"))) == 0
+
+    async def cancel(self) -> None:
+        """Every job."""
+        for job_id in [*self.whole, *self.spoiled.values()]:
+            await self.queue.cancel(job_id)
 
     async def states(self, job_ids: Iterable[str]) -> set[str]:
         redis: Any = self.wire.redis
@@ -172,8 +177,7 @@ async def test_a_sweep_takes_all_jobs_of_a_lost_worker(desk: Desk, noise: str, l
     await desk.put(deadline_ms=600_000)
     await desk.claim()
     if cancelled:
-        for job_id in [*desk.whole, *desk.spoiled.values()]:
-            await desk.queue.cancel(job_id)
+        await desk.cancel()
     await desk.spoil(noise)
     await desk.lapse(losses)
     now = "cancelled" if cancelled else "failed" if losses == 2 else "queued"
@@ -188,8 +192,7 @@ async def test_a_drain_hands_all_jobs_back(desk: Desk, noise: str, cancelled: bo
     await desk.put(deadline_ms=600_000)
     await desk.claim()
     if cancelled:
-        for job_id in [*desk.whole, *desk.spoiled.values()]:
-            await desk.queue.cancel(job_id)
+        await desk.cancel()
     await desk.spoil(noise)
     for job_id, claim in desk.claims.items():
         await desk.lease.release(job_id, claim.number)
@@ -208,8 +211,7 @@ async def test_a_running_job_is_cancelled(desk: Desk, noise: str) -> None:
     await desk.put()
     await desk.claim()
     await desk.spoil(noise)
-    for job_id in [*desk.whole, *desk.spoiled.values()]:
-        await desk.queue.cancel(job_id)
+    await desk.cancel()
     held = await desk.lease.beat(0)
     assert all(held[job_id].cancelled for job_id in desk.whole)
     await desk.finish(desk.lease)
@@ -254,11 +256,7 @@ async def test_numbers_beyond_all_bounds_are_none(desk: Desk) -> None:
     await redis.hset(desk.key(desk.spoiled["runs"]), "runs", b"w:" + NOISE["digits"] + b":1;")
     await redis.hset(desk.key(desk.spoiled["created"]), "created", NOISE["digits"])
     await desk.lapse()
-    heir = Lease(desk.wire, "m")
-    await heir.register()
-    claims = {
-        each.id if isinstance(each, UnreadableClaim) else each.job.id: each for each in (await heir.claim(0, 50)).jobs
-    }
+    claims = by_id(await (await a_lease(desk.wire)).claim(0, 50))
     assert desk.spoiled["attempt"] not in claims and isinstance(claims[desk.spoiled["runs"]], UnreadableClaim)
     records = await JobReader(desk.wire).records([desk.spoiled[name] for name in ("attempt", "runs", "created")])
     assert [record and record.state for record in records] == [JobState.FAILED] * 3
@@ -296,8 +294,7 @@ async def test_every_other_call_of_a_worker_bears_it(desk: Desk, noise: str) -> 
     await desk.put()
     await desk.claim()
     await desk.lapse()
-    lease = desk.lease = Lease(desk.wire, "m")
-    await lease.register()
+    lease = desk.lease = await a_lease(desk.wire)
     await desk.claim()
     await desk.spoil(noise)
     await lease.calls([append(lease, {"-": [delta(each.number, 1) for each in desk.claims.values()]})])
@@ -329,63 +326,30 @@ async def test_what_failed_is_shown_to_people(desk: Desk) -> None:
     assert malformed_keep_s(NOISE["digits"]) == malformed_keep_s(NOISE["words"]) == 3600
 
 
-async def test_a_refusal_in_the_middle_of_a_claim_loses_no_job(desk: Desk, redis_url: str) -> None:
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_refusal_in_the_middle_of_a_claim_loses_no_job(
+    desk: Desk, opened: Callable[..., RedisClient], redis_url: str, ends: bool
+) -> None:
     """The server refuses the worker a command that one of five jobs needs. Nothing fails for it, and what was read is
     handed back: by the worker, which lives on, or by the sweep after its end."""
     redis: Any = desk.wire.redis
-    await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "~*", "&*", "+@all", "-xadd")
-    narrow = RedisClient.open(RedisSettings(url=redis_url.replace("//", "//narrow:p@"), lease_ms=1000))
-    try:
-        for ends in (False, True):
-            jobs = [a_job(desk.queue) for _ in range(5)]
-            jobs[2] = msgspec.structs.replace(jobs[2], events="b")
-            for job in jobs:
-                await desk.queue.put(job)
-            lease = await a_lease(narrow)
-            await redis.execute_command("ACL", "SETUSER", "narrow", "-xadd")
-            with pytest.raises((ResponseError, Unavailable)):
-                await lease.claim(0, 5)
-            await redis.execute_command("ACL", "SETUSER", "narrow", "+xadd")
-            if ends:
-                desk.lease = lease
-                await desk.lapse()
-            else:
-                await desk.hand_back_strays(lease)
-            assert await desk.states(job.id for job in jobs) == {"queued"}
-            heir = Lease(desk.wire, "m")
-            await heir.register()
-            claimed = [claim for claim in (await heir.claim(0, 10)).jobs if isinstance(claim, Claim)]
-            assert {claim.job.id for claim in claimed} == {job.id for job in jobs}
-            for claim in claimed:
-                end = Terminal(claim.job.id, JobState.COMPLETED, 0)
-                await heir.calls([heir.finish_call(Finish(end, claim.number, True))])
-        await desk.all_end()
-        assert await DeadLetters(desk.wire).recent(10) == []
-    finally:
-        await narrow.close()
-
-
-async def test_a_refusal_in_the_middle_of_a_sweep_is_made_good_by_the_next(desk: Desk, redis_url: str) -> None:
-    """The lease and the claims of a lost worker go behind its jobs."""
-    redis: Any = desk.wire.redis
-    jobs = [msgspec.structs.replace(a_job(desk.queue), deadline_ms=n and 600_000) for n in (None, 1, None)]
-    for job in jobs:
-        await desk.queue.put(job)
-    await desk.lease.register()
-    await desk.lease.claim(0, 3)
-    await redis.zadd(partition_key(0, "leases"), {desk.lease.id: 1})
-    await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "~*", "&*", "+@all", "-zadd")
-    narrow = RedisClient.open(RedisSettings(url=redis_url.replace("//", "//narrow:p@"), lease_ms=1000))
-    try:
-        with pytest.raises((ResponseError, Unavailable)):
-            await Reaper(narrow).sweep()
-    finally:
-        await narrow.close()
-    assert (await desk.reaper.sweep()).requeued == 3
+    await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "~*", "&*", "+@all")
+    narrow = opened(redis_url.replace("//", "//narrow:p@"), lease_ms=1000)
+    desk.whole = [(await put_job(desk.queue, events="b" if number == 2 else "")).id for number in range(5)]
+    lease = await a_lease(narrow)
+    await redis.execute_command("ACL", "SETUSER", "narrow", "-xadd")
+    with pytest.raises((ResponseError, Unavailable)):
+        await lease.claim(0, 5)
+    await redis.execute_command("ACL", "SETUSER", "narrow", "+xadd")
+    if ends:
+        desk.lease = lease
+        await desk.lapse()
+    else:
+        await desk.hand_back_strays(lease)
+    assert await desk.states(desk.whole) == {"queued"}
+    await desk.all_end()
+    assert await desk.states(desk.whole) == {"completed"}
     assert await DeadLetters(desk.wire).recent(10) == []
-    heir = Lease(desk.wire, "m")
-    await heir.register()
-    assert len((await heir.claim(0, 10)).jobs) == 3
 
 
 def test_scripts_and_processes_know_the_same_refusals() -> None:
@@ -404,16 +368,12 @@ async def _passed(wire: RedisClient) -> bool:
 # --- a full store -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_store_is_reset(tmp_path: Path) -> None:
+async def test_a_full_store_is_reset(opened: Callable[..., RedisClient], tmp_path: Path) -> None:
     """Nothing but deleting makes room in it; while that goes on no process may use it."""
     with redis_process(tmp_path, None, "--appendonly", "yes") as url, Redis.from_url(url) as redis:
         redis.set(partition_key(0, "job", "x"), b"y" * 5_000_000)
         redis.config_set("maxmemory", "4mb")
         with pytest.raises(ResponseError, match="maxmemory"):
             redis.set("more", b"x")
-        wire = RedisClient.open(RedisSettings(url=url))
-        try:
-            assert await reset_store(wire) == 2
-        finally:
-            await wire.close()
+        assert await reset_store(opened(url)) == 2
         assert redis.keys("*") == []

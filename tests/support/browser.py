@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 from typing import Any
+
+from http_serving import QuietHandler
 
 NAME = "evil.example"
 FLAGS = (
@@ -26,47 +27,23 @@ FLAGS = (
 REPORT_S = 60.0
 
 
-def missing() -> str:
-    """Why there can be no browser; "" if there can."""
-    return "" if shutil.which("chromium") else "chromium is not on the PATH (Debian: apt-get install chromium)"
-
-
-class Page:
+class Page(ThreadingHTTPServer):
     """The hostile page's own server. Its page runs `script` with `config` and reports what came of it."""
 
     def __init__(self, script: str) -> None:
+        super().__init__(("127.0.0.1", 0), PageHandler)
         self.reports: Queue[dict[str, Any]] = Queue()
         self.config: dict[str, Any] = {}
-        page = self
+        self._script = script
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer(page.html(script).encode())
+    @property
+    def port(self) -> int:
+        return self.server_port
 
-            def do_POST(self) -> None:
-                page.reports.put(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-                self._answer(b"")
-
-            def _answer(self, data: bytes) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", "text/html; charset=utf-8")
-                self.send_header("Content-Length", str(len(data)))
-                self.send_header("Connection", "close")
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_port
-        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-
-    def html(self, script: str) -> str:
+    def html(self) -> str:
         """The page as it is now."""
         config = f"const config = {json.dumps(self.config)};"
-        return f"<!doctype html><title>hostile</title><body><script>{config}\n{script}</script>"
+        return f"<!doctype html><title>hostile</title><body><script>{config}\n{self._script}</script>"
 
     def report(self) -> dict[str, Any]:
         """What the page says it achieved."""
@@ -75,10 +52,16 @@ class Page:
         except Empty:
             raise AssertionError("the page has reported nothing") from None
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+
+class PageHandler(QuietHandler):
+    server: Page
+
+    def do_GET(self) -> None:  # noqa: N802 - the name http.server looks for
+        self.send(200, self.server.html(), "text/html; charset=utf-8", Connection="close")
+
+    def do_POST(self) -> None:  # noqa: N802 - the name http.server looks for
+        self.server.reports.put(self.read_json())
+        self.send(200, "", "text/html; charset=utf-8", Connection="close")
 
 
 class Rebound:

@@ -1,4 +1,4 @@
-"""Headless browser: drives Debian's chromium over a pipe, for tests of the console and for the pictures of the docs.
+"""Headless browser: drives Debian's chromium over a pipe, for tests of the console.
 
 It speaks the Chrome DevTools Protocol: JSON messages, each ended by a zero byte, on the file descriptors 3 and 4 of the
 browser. The browser resolves no name, so it reaches only this machine.
@@ -6,7 +6,6 @@ browser. The browser resolves no name, so it reaches only this machine.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -47,13 +46,10 @@ class BrowserPage:
         """Send one command of the protocol, and return its result. Raises PageError."""
         return self._ask(method, params, self._session)
 
-    def show(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Set the size of the page and its colour scheme."""
-        self.command(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.command("Emulation.setEmulatedMedia", features=[scheme])
+    def show(self, width: int, height: int) -> None:
+        """Set the size of the page."""
+        size = {"width": width, "height": height}
+        self.command("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=1, mobile=width < 600)
 
     def goto(self, url: str) -> None:
         """Open an address."""
@@ -108,11 +104,6 @@ class BrowserPage:
         root = self.command("DOM.getDocument")["root"]["nodeId"]
         node = self.command("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.command("DOM.setFileInputFiles", nodeId=node, files=[str(file)])
-
-    def screenshot(self, file: Path, *, whole: bool = False) -> None:
-        """Write what the page shows, or the whole page, as PNG."""
-        answer = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(answer["data"]))
 
 
 class Browser:

@@ -55,20 +55,10 @@ def users(text: str) -> str:
 def guarded(folder: Path) -> Iterator[GuardedHouse]:
     """An empty server with these users."""
     (folder / "users.acl").write_text(users(acl_file()))
-    login = {"username": "root", "password": PASSWORD}
+    options = ("--appendonly", "yes", "--maxmemory", "256mb", "--aclfile", str(folder / "users.acl"))
     port = free_port()
     with (
-        redis_process(
-            folder,
-            port,
-            "--appendonly",
-            "yes",
-            "--maxmemory",
-            "256mb",
-            "--aclfile",
-            str(folder / "users.acl"),
-            login=login,
-        ),
+        redis_process(folder, port, *options, login={"username": "root", "password": PASSWORD}),
         GuardedHouse(f"redis://root:{PASSWORD}@127.0.0.1:{port}/0", folder) as house,
     ):
         yield house

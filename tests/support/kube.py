@@ -8,10 +8,12 @@ import json
 import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from http_serving import QuietHandler
 
 NAMESPACE = "llm"
 EPOCH = "penstock/leader-epoch"
@@ -97,25 +99,14 @@ class Kube:
         self._count = itertools.count(1)
         kube = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def handle_one(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(length)) if length else None
                 writer = self.headers.get("Authorization", "").rpartition(" ")[2]
-                code, answer = kube.answer(self.command, self.path, body, writer)
-                data = json.dumps(answer).encode()
-                self.send_response(code)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                self.send(*kube.answer(self.command, self.path, self.read_json(), writer))
 
             do_GET = do_PATCH = do_PUT = do_DELETE = handle_one  # noqa: N815 - the names http.server looks for
-
-            def log_message(self, *_: Any) -> None:
-                pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

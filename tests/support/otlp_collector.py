@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from http_serving import serving_http
+from http_serving import QuietHandler, serving_http
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
@@ -31,10 +31,10 @@ class Collector(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Receive(BaseHTTPRequestHandler):
+class Receive(QuietHandler):
     server: Collector
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - the name http.server looks for
         body = self.rfile.read(int(self.headers["content-length"]))
         self.server.paths.append(self.path)
         self.server.received.append(body)
@@ -47,9 +47,6 @@ class Receive(BaseHTTPRequestHandler):
         self.server.answers.wait()
         self.send_response(200)
         self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
 
 
 @pytest.fixture

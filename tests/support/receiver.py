@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 from house import House
-from http_serving import serving_http
+from http_serving import QuietHandler, serving_http
 from redis import Redis, WatchError
 
 from streaming.ids import partition_of
@@ -43,8 +43,8 @@ def receiving(receiver: Receiver, tls: ssl.SSLContext | None = None) -> Iterator
     """Serve within the block; whose handshake fails is not heard."""
     lock = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+    class Handler(QuietHandler):
+        def do_POST(self) -> None:  # noqa: N802 - the name http.server looks for
             size = int(self.headers["content-length"])
             body = self.rfile.read(size)
             if len(body) < size:
@@ -59,9 +59,6 @@ def receiving(receiver: Receiver, tls: ssl.SSLContext | None = None) -> Iterator
                 self.send_header(name, value)
             self.send_header("content-length", "0")
             self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's own name
-            """Quiet."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -42,14 +42,9 @@ def request(
 
 def delivery(record: RequestRecord, late: float = 1.0) -> DeliveryRecord:
     """Of a streamed request, each token `late` after the engine gave it."""
-    return DeliveryRecord(
-        id=record.id,
-        by="api-1",
-        first_got_us=record.first_us + round(late * 1000),
-        first_sent_us=record.first_us + round(late * 1000),
-        last_got_us=record.last_us + round(late * 1000),
-        last_sent_us=record.last_us + round(late * 1000),
-    )
+    first, last = record.first_us + round(late * 1000), record.last_us + round(late * 1000)
+    sent = {"first_got_us": first, "first_sent_us": first, "last_got_us": last, "last_sent_us": last}
+    return DeliveryRecord(id=record.id, by="api-1", **sent)
 
 
 def sample(role: str, process: str, at: float, cpu_s: float, **more: float) -> SampleRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -62,20 +62,35 @@ async def start(wire: RedisClient, recorder: Recorder) -> AsyncIterator[Start]:
         engine: type[SimEngine] = SimEngine,
         weights: Mapping[str, float] = NO_WEIGHTS,
     ) -> Running:
-        return await begin_with(engine("m", sim), settings or WorkerSettings(drain_s=5), weights)
-
-    async def begin_with(engine: SimEngine, settings: WorkerSettings, weights: Mapping[str, float]) -> Running:
-        pieces: list[Piece] = []
-        running: list[Running] = []
-        card = await engine.start(
-            lambda step: running[0].worker.on_step(step) if running else pieces.extend(step), lambda _: None
-        )
-        worker, stop = Worker(wire, engine, card, settings, recorder, weights=weights), asyncio.Event()
-        running.append(Running(worker, stop, asyncio.create_task(worker.run(stop)), engine))
-        started.append(running[0])
-        return running[0]
+        started.append(await begun(wire, engine("m", sim), settings, recorder, weights))
+        return started[-1]
 
     yield begin
+    await all_ended(started)
+
+
+async def begun(
+    wire: RedisClient,
+    engine: Any,
+    settings: WorkerSettings | None,
+    recorder: Recorder,
+    weights: Mapping[str, float] = NO_WEIGHTS,
+) -> Running:
+    """A worker with this engine, which has no request before the worker is there."""
+    running: list[Running] = []
+
+    def on_step(pieces: list[Piece]) -> None:
+        if running:
+            running[0].worker.on_step(pieces)
+
+    card, stop = await engine.start(on_step, lambda _: None), asyncio.Event()
+    worker = Worker(wire, engine, card, settings or WorkerSettings(drain_s=5), recorder, weights=weights)
+    running.append(Running(worker, stop, asyncio.create_task(worker.run(stop)), engine))
+    return running[0]
+
+
+async def all_ended(started: Sequence[Running]) -> None:
+    """These workers, without a drain."""
     for running in started:
         running.task.cancel()
         await asyncio.gather(running.task, return_exceptions=True)

@@ -24,8 +24,8 @@ LATER_S = 30.0
 class Watchdog:
     """A plugin; `out` is a file descriptor that nobody captures. One thread watches all tests."""
 
-    def __init__(self, out: int, hang_s: float = HANG_S) -> None:
-        self._out, self._hang_s = out, hang_s
+    def __init__(self, out: int) -> None:
+        self._out = out
         self._running: tuple[str, float] | None = None
         """The test, and when it began."""
         threading.Thread(target=self._watch, daemon=True).start()
@@ -41,13 +41,13 @@ class Watchdog:
 
     def _watch(self) -> None:
         while True:
-            faulthandler.dump_traceback_later(self._hang_s + LATER_S, exit=True, file=self._out)
-            time.sleep(self._hang_s / 20)
-            if (running := self._running) is not None and time.monotonic() - running[1] > self._hang_s:
+            faulthandler.dump_traceback_later(HANG_S + LATER_S, exit=True, file=self._out)
+            time.sleep(HANG_S / 20)
+            if (running := self._running) is not None and time.monotonic() - running[1] > HANG_S:
                 self._end(running[0])
 
     def _end(self, test: str) -> None:
-        os.write(self._out, f"{report()}{test} took longer than {self._hang_s:g} s, its fixtures included\n".encode())
+        os.write(self._out, f"{report()}{test} took longer than {HANG_S:g} s, its fixtures included\n".encode())
         os._exit(1)
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import NAME, Page, Rebound, browsing, missing
+from browser import NAME, Page, Rebound, browsing
+from chromium import missing
 from house import House, eventually, free_port
+from http_serving import serving_http
 
 WANTED = "PENSTOCK_TEST_BROWSER"
 
@@ -31,9 +33,8 @@ MIN_TRIES = 60
 
 @pytest.fixture
 def page() -> Iterator[Page]:
-    page = Page(SCRIPT)
-    yield page
-    page.close()
+    with serving_http(Page(SCRIPT)) as page:
+        yield page
 
 
 class Owner:

@@ -1,11 +1,9 @@
-"""A delay shows in exactly the part it was put into: in the timing, the trace, the records' report and the metrics; and
-in the console, if there is a browser."""
+"""A delay shows in exactly the part it was put into: in the timing, the trace, the records' report and the metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,8 +14,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from chromium import BrowserPage, browsing, missing
-from house import House, eventually, redis_process
+from house import House, eventually, unstarted
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from otlp_collector import Collector, collector
 from prometheus_client.parser import text_string_to_metric_families
@@ -62,7 +59,6 @@ class Seen:
     recorder: Recorder
     collector: Collector
     records: Path
-    page: BrowserPage | None
 
     def timing(self, job_id: str) -> dict[str, Any]:
         """Once its delivery is noted, a moment after the answer."""
@@ -112,14 +108,6 @@ class Seen:
                         sums[sample.labels["part"]] += 1000 * sample.value
         return sums
 
-    def shown(self, job_id: str) -> Parts:
-        """What the job's page in the console shows."""
-        assert self.page is not None
-        self.page.goto(f"{self.house.url}/console/jobs/{job_id}")
-        rows = "[...document.querySelectorAll('tr[data-part]')].map(({ dataset }) => [dataset.part, dataset.ms])"
-        found = self.page.wait(f"document.querySelector('tr[data-part=egress_tail]') && {rows}")
-        return {part: float(value) for part, value in found}
-
     def reported(self, since: float, until: float) -> Parts:
         """The parts that the report gives for a window with one request, once both of its records are there."""
 
@@ -143,8 +131,7 @@ def seen(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # the exporter's own: ms between two batches of spans
     records = tmp_path / "records"
     with ExitStack() as closing:
-        house = House(closing.enter_context(redis_process(tmp_path, None, "--appendonly", "yes")), tmp_path)
-        closing.callback(house.close)
+        house = closing.enter_context(unstarted(tmp_path))
         house.environ |= {"PENSTOCK_TELEMETRY_OTLP_ENDPOINT": collector.url, "PENSTOCK_RECORDS_DIR": str(records)}
         house.start_api()
         writer = RecordWriter(RecordSettings(dir=str(records)), "worker")
@@ -154,12 +141,7 @@ def seen(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) 
         closing.callback(tracing.close)
         metrics = Metrics.start("", "worker")
         recorder = Recorder("sim", metrics, tracing, sink=writer, process="worker-1", worker="worker-1")
-        page = None
-        if "PENSTOCK_TEST_BROWSER" in os.environ and not missing():
-            page = closing.enter_context(browsing(tmp_path)).page()
-            page.goto(house.url + json.loads(house.post("/admin/console/links", {})[2])["path"])
-            page.wait("document.querySelector('.verdict')")
-        yield Seen(house, recorder, collector, records, page)
+        yield Seen(house, recorder, collector, records)
 
 
 Samples = dict[str, dict[str, dict[str, list[float]]]]
@@ -173,22 +155,16 @@ async def test_a_delay_shows_in_exactly_one_part(seen: Seen) -> None:
     samples: Samples = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     wire = RedisClient.open(RedisSettings(url=seen.house.redis_url, lease_ms=60_000))
     try:
-        for _ in range(ROUNDS):
-            await _round(seen, wire, samples)
+        for slow in ("", *SLOW_PARTS) * ROUNDS:
+            async with working(wire, seen.recorder, slow, DELAY_S):
+                found = await _sample(seen, slow)
+            for place, parts in found.items():
+                for part, spent_ms in parts.items():
+                    samples[place][slow][part].append(spent_ms)
     finally:
         await wire.close()
     assert {"timing", "trace", "metric", "report"} <= samples.keys()
     assert [each for place, found in samples.items() for each in _misplaced(place, found)] == []
-
-
-async def _round(seen: Seen, wire: RedisClient, samples: Samples) -> None:
-    """One request without a delay, and one with a delay in each part."""
-    for slow in ("", *SLOW_PARTS):
-        async with working(wire, seen.recorder, slow, DELAY_S):
-            found = await _sample(seen, slow)
-        for place, parts in found.items():
-            for part, spent_ms in parts.items():
-                samples[place][slow][part].append(spent_ms)
 
 
 async def _sample(seen: Seen, slow: str) -> dict[str, Parts]:
@@ -198,15 +174,12 @@ async def _sample(seen: Seen, slow: str) -> dict[str, Parts]:
     timing = await asyncio.to_thread(seen.timing, job_id)
     assert abs(timing["sum_ms"] - timing["end_to_end_ms"]) <= 1.0
     after, until = await asyncio.to_thread(seen.counted), time.time()
-    found = {
+    return {
         "timing": {**timing["parts_ms"], "outside": spent * 1000 - timing["end_to_end_ms"]},
         "trace": await asyncio.to_thread(seen.traced, job_id),
         "metric": {part: after[part] - before.get(part, 0.0) for part in after},
         "report": await asyncio.to_thread(seen.reported, since, until),
     }
-    if seen.page is not None:
-        found["console"] = await asyncio.to_thread(seen.shown, job_id)
-    return found
 
 
 def _misplaced(place: str, samples: dict[str, dict[str, list[float]]]) -> list[str]:

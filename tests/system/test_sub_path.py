@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +13,7 @@ from urllib.parse import urljoin
 
 import pytest
 from chromium import browsing, missing
+from cli_instance import said_here
 from house import ADMIN_TOKEN, House, serving
 from http_serving import serving_http
 
@@ -115,20 +114,16 @@ def test_without_the_proxy_nothing_changes(house: House) -> None:
         assert asked(house.url + path)[0] == 404
 
 
-def test_our_clients_may_have_a_path_in_their_address(url: str, house: House) -> None:
+def test_our_clients_may_have_a_path_in_their_address(url: str, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     with PenstockClient(url) as client:
         job = client.submit(CHAT)
         assert "".join(event.text for event in client.stream(job["id"])) and client.wait(job["id"])["result"]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    environ |= {"PENSTOCK_URL": url, "PENSTOCK_API_KEY": ADMIN_TOKEN}
-    for words in (["chat", "hello", "--max-tokens", "2"], ["jobs", "ls", "--json"], ["console", "--no-browser"]):
-        command = [sys.executable, "-m", "penstock", *words]
-        done = subprocess.run(
-            command, env=environ, cwd=house.folder, stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
-        assert done.returncode == 0 and done.stdout, done.stderr
-        if words[0] == "console":
-            assert done.stdout.decode().startswith(f"{url}/console#link=")
+    monkeypatch.chdir(house.folder)
+    monkeypatch.setenv("PENSTOCK_URL", url)
+    monkeypatch.setenv("PENSTOCK_API_KEY", ADMIN_TOKEN)
+    for words, begin in ((["jobs", "ls", "--json"], "{"), (["console", "--no-browser"], f"{url}/console#link=")):
+        said, code, errors = said_here(*words)
+        assert code == 0 and said.startswith(begin), errors
 
 
 @pytest.mark.skipif("PENSTOCK_TEST_BROWSER" not in os.environ or bool(missing()), reason="make test-browser")

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 from batching import client, ended, jsonl
-from house import House, free_port, serving
+from house import House, serving
 from openai import BadRequestError, OpenAI
 from openapi_document import SCHEMAS, conforms
 
@@ -45,14 +45,6 @@ ANSWERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def other_port(house: House) -> int:
-    """Of another API process."""
-    port = free_port()
-    house.start_api(port)
-    return port
-
-
 @pytest.fixture
 def openai(house: House) -> OpenAI:
     return client(house)
@@ -69,7 +61,7 @@ def post(house: House, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
 
 
 def test_vectors_come_in_order_by_the_official_client(openai: OpenAI) -> None:
-    """By default it asks for base64; floats are the same numbers, and one text is a list of one."""
+    """By default it asks for base64; floats are the same numbers, one text is a list of one, token ids are taken."""
     made = openai.embeddings.create(model="sim", input=TEXTS)
     assert [each.index for each in made.data] == [0, 1, 2, 3]
     assert [each.embedding for each in made.data] == [vector(text, SIZE).tolist() for text in TEXTS]
@@ -78,33 +70,27 @@ def test_vectors_come_in_order_by_the_official_client(openai: OpenAI) -> None:
     assert [array("f", each.embedding) for each in floats.data] == [vector(text, SIZE) for text in TEXTS]
     (one,) = openai.embeddings.create(model="sim", input=TEXTS[3]).data
     assert one.embedding == vector(TEXTS[3], SIZE).tolist()
-
-
-@pytest.mark.parametrize(("ids", "texts"), [([1, 2, 3], ["1\n2\n3"]), ([[1, 2, 3], [4]], ["1\n2\n3", "4"])])
-def test_token_ids_are_taken(openai: OpenAI, ids: Any, texts: list[str]) -> None:
-    made = openai.embeddings.create(model="sim", input=ids)
-    assert [each.embedding for each in made.data] == [vector(text, SIZE).tolist() for text in texts]
-    assert made.usage.prompt_tokens == sum(len(text.split()) for text in texts)
+    for ids, texts in (([1, 2, 3], ["1\n2\n3"]), ([[1, 2, 3], [4]], ["1\n2\n3", "4"])):
+        made = openai.embeddings.create(model="sim", input=ids)
+        assert [each.embedding for each in made.data] == [vector(text, SIZE).tolist() for text in texts]
+        assert made.usage.prompt_tokens == sum(len(text.split()) for text in texts)
 
 
 def test_the_length_of_vectors_can_be_chosen(openai: OpenAI) -> None:
+    """And a list of more than one group has them in its order."""
     (made,) = openai.embeddings.create(model="sim", input="x", dimensions=7).data
     assert made.embedding == vector("x", 7).tolist()
     with pytest.raises(BadRequestError, match="at most 4096"):
         openai.embeddings.create(model="sim", input="x", dimensions=5000)
     with pytest.raises(BadRequestError, match="context"):
         openai.embeddings.create(model="sim", input="word " * 9000)
-
-
-def test_many_texts_are_computed_in_groups(openai: OpenAI) -> None:
-    """More than one group; each vector is that of its text."""
     texts = [f"text {number}" for number in range(300)]
     made = openai.embeddings.create(model="sim", input=texts, dimensions=8)
     assert [each.embedding for each in made.data] == [vector(text, 8).tolist() for text in texts]
     assert [each.index for each in made.data] == list(range(300))
 
 
-def test_a_job_has_the_same_answer_from_any_process(house: House, other_port: int, openai: OpenAI) -> None:
+def test_a_job_is_answered_as_its_request_would_be(house: House, openai: OpenAI) -> None:
     """Its input is shown as it was sent; its events hold the vectors; it counts no tokens of output."""
     asked = {"endpoint": "/v1/embeddings", "model": "sim", "input": TEXTS, "encoding_format": "base64"}
     made = openai.post("/jobs", body=asked, cast_to=dict[str, Any])
@@ -113,11 +99,9 @@ def test_a_job_has_the_same_answer_from_any_process(house: House, other_port: in
     assert [each["embedding"] for each in job["result"]["data"]] == expected
     assert asked.items() <= job["input"].items()
     assert job["usage"]["completion_tokens"] == 0 and job["usage"]["prompt_tokens"] > 0
-    for port in (house.port, other_port):
-        assert json.loads(house.get(f"/v1/jobs/{made['id']}/result", port)[1]) == job["result"]
-        _, _, events = house.request("GET", f"/v1/jobs/{made['id']}/events", port=port)
-        assert events.count(b"event: delta") == 1 and ",".join(expected).encode() in events
-        assert b'"tokens":0' in events
+    assert json.loads(house.get(f"/v1/jobs/{made['id']}/result")[1]) == job["result"]
+    events = house.get(f"/v1/jobs/{made['id']}/events")[1]
+    assert events.count(b"event: delta") == 1 and ",".join(expected).encode() in events and b'"tokens":0' in events
 
 
 @pytest.mark.parametrize(
@@ -139,10 +123,9 @@ def test_a_job_names_the_endpoint_of_its_request(house: House, path: str, fields
     assert {each["endpoint"] for each in (made, shown, listed, shown["input"])} == {path}
 
 
-def test_a_repeated_request_with_its_key_gets_the_same_answer(house: House, other_port: int) -> None:
-    """At another API process, and long after."""
+def test_a_repeated_request_with_its_key_gets_the_same_answer(house: House) -> None:
     body, key = {"model": "sim", "input": TEXTS}, {"Idempotency-Key": "vectors"}
-    answers = [house.request("POST", "/v1/embeddings", body, key, port) for port in (house.port, other_port)]
+    answers = [house.post("/v1/embeddings", body, key) for _ in range(2)]
     assert len({headers["x-job-id"] for _, headers, _ in answers}) == 1
     assert len({answer for _, _, answer in answers}) == 1
     status, headers, _ = house.post("/v1/embeddings", body, headers={"Prefer": "respond-async"})
@@ -218,14 +201,6 @@ def test_documents_are_ranked(house: House) -> None:
     assert sorted(each["index"] for each in all_of_them["results"]) == list(range(150))
 
 
-def test_a_ranking_can_be_a_job(house: House) -> None:
-    asked = {"endpoint": "/v1/rerank", "query": "river", "documents": TEXTS, "top_n": 1, "return_documents": True}
-    made = post(house, "/v1/jobs", **asked)[1]
-    job = json.loads(house.get(f"/v1/jobs/{made['id']}?wait=30&include=input")[1])
-    assert job["result"]["results"][0]["document"]["text"] == "a river"
-    assert asked.items() <= job["input"].items()
-
-
 # --- token ids -------------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +217,3 @@ def test_a_prompt_is_tokenized_as_an_answer_counts_it(house: House, openai: Open
     assert status == 200 and all(str(each) in back["prompt"] for each in found["tokens"])
     job = json.loads(house.get("/v1/jobs?limit=1")[1])["data"][0]
     assert job["usage"]["total_tokens"] == 0 and job["status"] == "completed"
-
-
-def test_an_unknown_model_has_no_tokens(house: House) -> None:
-    assert post(house, "/tokenize", model="none", prompt="a")[0] == 404

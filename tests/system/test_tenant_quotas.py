@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import flow
 import pytest
 from batching import client, content, ended, jsonl, line
-from flow import append, delta
 from house import House, key_rows, redis_process, unstarted
-from openai import OpenAI, RateLimitError
+from openai import RateLimitError
 from redis import Redis
 
 from cli.__main__ import main
@@ -26,13 +25,11 @@ from streaming.ids import partition_of
 from streaming.jobs import quotas as quotas_module
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Chat, Job, JobState
-from streaming.jobs.lease import Claim, Finish, Lease
+from streaming.jobs.lease import Finish
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas, TenantUsage
-from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import QuotaSettings
 from streaming.keys import partition_key
-from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
@@ -52,19 +49,17 @@ async def wire(redis_url: str) -> AsyncIterator[RedisClient]:
 
 
 def a_job(queue: Queue, tenant: str = TENANT, text: str = "hello", **changes: Any) -> Job:
-    fields = {"id": queue.new_id(tenant), "model": "m", "tenant": tenant, "priority": Priority.STANDARD}
-    return Job(**{**fields, "prompt": Chat((ChatTurn("user", text),)), **changes})
+    fields = {"id": queue.new_id(tenant), "tenant": tenant, "prompt": Chat((ChatTurn("user", text),))}
+    return flow.a_job(queue, **fields | changes)
 
 
 async def run(wire: RedisClient, count: int = 1) -> None:
     """Work off so many jobs."""
-    lease = Lease(wire, "m")
-    await lease.register()
+    lease = await flow.a_lease(wire)
     for _ in range(count):
-        (claim,) = (await lease.claim(0, 1)).jobs
-        assert isinstance(claim, Claim)
-        rows = (delta(claim, 1, "answer"),)
-        await lease.calls([append(lease, {"-": rows}, claim, oldest=claim.first_frame)])
+        claim = await flow.claim_one(lease)
+        rows = (flow.delta(claim, 1, "answer"),)
+        await lease.calls([flow.append(lease, {"-": rows}, claim, oldest=claim.first_frame)])
         terminal = Terminal(claim.job.id, JobState.COMPLETED, 1, ("stop",), rows=rows)
         await lease.calls([lease.finish_call(Finish(terminal, claim.number, True))])
     await lease.leave()
@@ -156,11 +151,9 @@ async def test_no_loss_makes_a_count_drift(wire: RedisClient) -> None:
     await queue.put(jobs[0])
     await queue.put(a_job(queue, text="too late", max_queue_ms=1))
     for _ in range(3):  # three lost workers: the job is given up
-        lease = Lease(wire, "m")
-        await lease.register()
+        lease = await flow.a_lease(wire)
         await lease.claim(0, 1)
-        await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
-        await Reaper(wire).sweep()
+        await flow.lapse(wire, lease)
     await queue.cancel(jobs[3].id)
     await queue.cancel(jobs[3].id)
     await wire.call("fail_malformed", 0, jobs[4].id, "a test")
@@ -186,25 +179,6 @@ async def test_bytes_are_counted_until_the_record_is_gone_and_no_longer(wire: Re
     assert usage.job_bytes < 7_000 and usage.result_bytes == 0
     await run(wire)
     assert all(int(name.lstrip(b"r")) > now_s for name in await wire.redis.hkeys(key))  # type: ignore[misc]
-
-
-async def test_a_request_moves_to_the_span_of_its_end(wire: RedisClient) -> None:
-    """A job that took long is kept longer than its acceptance said: its request counts until then, once."""
-    queue, quotas = Queue(wire), Quotas(wire)
-    job = a_job(queue)
-    await queue.put(job)
-    key, record = partition_key(0, "kept", TENANT), partition_key(0, "job", job.id)
-    (span,) = await wire.redis.hkeys(key)  # type: ignore[misc]
-    size = int(await wire.redis.hget(key, span))  # type: ignore[misc,arg-type]
-    earlier = int(span) - 10  # as if it had been accepted ten seconds before
-    await wire.redis.hdel(key, span)  # type: ignore[misc]
-    await wire.redis.hset(key, str(earlier), size)  # type: ignore[misc]
-    await wire.redis.hset(record, "size", f"{size}:{earlier}")  # type: ignore[misc]
-    await run(wire)
-    left = {name.decode(): int(value) for name, value in (await wire.redis.hgetall(key)).items()}  # type: ignore[misc]
-    assert str(earlier) not in left
-    assert [value for name, value in left.items() if not name.startswith("r")] == [size]
-    assert (await quotas.usage(TENANT)).job_bytes == size
 
 
 async def test_lines_of_batches_are_not_jobs_of_a_tenant(wire: RedisClient) -> None:
@@ -257,12 +231,11 @@ async def test_what_other_partitions_hold_is_as_it_was_a_second_ago(
 async def test_how_jobs_stand_is_counted_in_all_slices(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few are looked at in one call."""
     monkeypatch.setattr(quotas_module, "MAX_LOOKED", 2)
-    queue, lease = Queue(wire), Lease(wire, "m")
+    queue, lease = Queue(wire), await flow.a_lease(wire)
     for _ in range(3):
         await queue.put(a_job(queue))
-    await lease.register()
     for _ in range(3):
-        assert len((await lease.claim(0, 1)).jobs) == 1
+        await flow.claim_one(lease)
     for _ in range(4):
         await queue.put(a_job(queue))
     usage = await Quotas(wire).usage(TENANT)
@@ -318,7 +291,7 @@ def a_file(files: Files, size: int, tenant: str = TENANT) -> StoredFile:
 
 
 async def test_files_are_bounded_by_their_bytes(wire: RedisClient) -> None:
-    """Exactly, each tenant's by itself; one that is deleted makes room; one put again is counted once."""
+    """Exactly, each tenant's by itself; one that is deleted makes room, once; one put again is counted once."""
     files, quotas = Files(wire), Quotas(wire)
     first = a_file(files, 6000)
     await files.put(first, 11_000)
@@ -329,7 +302,8 @@ async def test_files_are_bounded_by_their_bytes(wire: RedisClient) -> None:
     await files.put(a_file(files, 5000), 11_000)
     await files.put(a_file(files, 11_000, "other"), 11_000)
     assert await quotas.file_bytes(TENANT) == 11_000
-    await files.forget(first.id, TENANT)
+    for _ in range(2):
+        await files.forget(first.id, TENANT)
     assert (await quotas.usage(TENANT)).files == 1 and await quotas.file_bytes(TENANT) == 5000
 
 
@@ -364,10 +338,9 @@ def headers(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {name}"}
 
 
-def chat(house: House, name: str) -> tuple[int, dict[str, str], dict[str, Any]]:
+def chat(house: House, name: str) -> tuple[int, dict[str, str], bytes]:
     asked = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-    status, given, body = house.post("/v1/chat/completions", asked, headers(name))
-    return status, given, json.loads(body)
+    return house.post("/v1/chat/completions", asked, headers(name))
 
 
 def test_a_tenant_over_its_quota_is_told_what_and_what_to_do(emptied: House) -> None:
@@ -375,7 +348,7 @@ def test_a_tenant_over_its_quota_is_told_what_and_what_to_do(emptied: House) -> 
     assert [chat(emptied, "ann")[0] for _ in range(2)] == [200, 200]
     status, given, body = chat(emptied, "ann")
     assert (status, given["x-should-retry"]) == (429, "false")
-    error = body["error"]
+    error = json.loads(body)["error"]
     assert (error["code"], error["param"], error["type"]) == ("quota_exceeded", "jobs", "rate_limit_error")
     assert "2 jobs and may keep 2" in error["message"] and "[quotas]" in error["message"]
     assert chat(emptied, "bob")[0] == 200
@@ -387,14 +360,14 @@ def test_files_and_batches_are_bounded(emptied: House) -> None:
     ann = client(emptied, "ann")
     lines = [line(number) for number in range(4)]
     file = ann.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
-    keyed = {"Idempotency-Key": "once"}
 
-    def begin() -> Any:
+    def begin(key: str = "") -> Any:
+        headers = {"Idempotency-Key": key} if key else {}
         return ann.batches.create(
-            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", extra_headers=keyed
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", extra_headers=headers
         )
 
-    batch = begin()
+    batch = begin("once")
     on_disk = {path.name for path in (emptied.folder / ".penstock/files/files").iterdir()}
     with pytest.raises(RateLimitError) as refused:
         ann.files.create(file=("more.jsonl", jsonl([line(number) for number in range(20)])), purpose="batch")
@@ -407,19 +380,13 @@ def test_files_and_batches_are_bounded(emptied: House) -> None:
     assert left == on_disk | {output.id}
     assert not list((emptied.folder / ".penstock/files/incoming").iterdir())
     assert max(file.bytes, LEAST_FILE) + max(output.bytes, LEAST_FILE) > 8000, "the output fills the quota"
-    assert begin().id == batch.id
+    assert begin("once").id == batch.id
     with pytest.raises(RateLimitError) as refused:
-        ann.batches.create(
-            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", extra_headers={}
-        )
+        begin()
     assert refused.value.code == "quota_exceeded" and "DELETE /v1/files" in refused.value.message
     assert {path.name for path in (emptied.folder / ".penstock/files/batches").iterdir()} <= {batch.id}
     ann.files.delete(output.id)
-    assert ended(ann, begin_new(ann, file.id)).status == "completed"
-
-
-def begin_new(openai: OpenAI, file_id: str) -> Any:
-    return openai.batches.create(input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h")
+    assert ended(ann, begin()).status == "completed"
 
 
 def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
@@ -451,28 +418,3 @@ def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureF
     assert row[:2] == ["ann", "1/2"] and row[-1] == "0/8000"
     assert main(["tenants", "bob", "--json", "--url", emptied.url]) == 0
     assert json.loads(capsys.readouterr().out) == bob
-
-
-def test_counts_follow_a_store_that_went_back(tmp_path: Path) -> None:
-    """Restored to an earlier moment, the store counts what it holds then."""
-
-    async def keep(url: str, count: int) -> TenantUsage:
-        wire = RedisClient.open(RedisSettings(url=url))
-        queue = Queue(wire)
-        for _ in range(count):
-            await queue.put(a_job(queue))
-        usage = await Quotas(wire).usage(TENANT)
-        await wire.close()
-        return usage
-
-    with redis_process(tmp_path) as url:
-        before = asyncio.run(keep(url, 5))
-        with Redis.from_url(url) as store:
-            store.save()
-        shutil.copy(tmp_path / "dump.rdb", tmp_path / "kept.rdb")
-        assert asyncio.run(keep(url, 5)).jobs == 10
-    shutil.copy(tmp_path / "kept.rdb", tmp_path / "dump.rdb")
-    with redis_process(tmp_path) as url:
-        assert asyncio.run(keep(url, 0)) == before
-        after = asyncio.run(keep(url, 1))
-    assert after.jobs == 6 and after.job_bytes * 5 == before.job_bytes * 6

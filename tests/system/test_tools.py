@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from batching import begin, client, ended, line
-from house import House, eventually, free_port, serving
+from house import House, serving
 from openai import BadRequestError, LengthFinishReasonError, OpenAI
 from pydantic import BaseModel
 
@@ -38,7 +38,13 @@ def tool(name: str, parameters: dict[str, Any] | None = None, **more: Any) -> An
     return {"type": "function", "function": function | more}
 
 
+def flat(name: str) -> Any:
+    """As the Responses API has it."""
+    return {"type": "function", "name": name, "parameters": WEATHER, "strict": False}
+
+
 BOTH = [tool("get_weather"), tool("get_time")]
+FLAT = [flat("get_weather"), flat("get_time")]
 
 
 def chat(text: str, **more: Any) -> dict[str, Any]:
@@ -87,34 +93,29 @@ def openai(house: House) -> OpenAI:
     return client(house)
 
 
-def test_a_whole_answer_holds_the_call(openai: OpenAI) -> None:
-    """Of the first function; its arguments follow the schema, and the text is null."""
-    answer = openai.chat.completions.create(**chat("what is it like?"))
-    (choice,) = answer.choices
-    assert choice.finish_reason == "tool_calls" and choice.message.content is None
-    (call,) = calls_of(choice.message).values()
-    assert call["name"] == "get_weather" and call["id"].startswith("call_")
-    assert set(json.loads(call["arguments"])) == {"city", "days"}
-    assert answer.usage is not None and answer.usage.completion_tokens > 2
-
-
-def test_a_stream_gives_the_same_with_ids_once(openai: OpenAI) -> None:
-    """Two calls at once, n = 2: index always, id, type and name once; the stored answer is the same, ids included."""
+def test_a_whole_answer_a_stream_and_the_stored_answer_hold_the_same_calls(openai: OpenAI) -> None:
+    """Two calls at once, n = 2: arguments follow the schema, the text is null; in the stream, an index always, id, type
+    and name once; of the stream and its stored answer the ids are equal too."""
     asked = chat("get_weather and get_time, please", n=2)
+    whole = openai.chat.completions.create(**asked)
+    assert whole.usage is not None and whole.usage.completion_tokens > 2
     with openai.chat.completions.with_raw_response.create(**asked, stream=True).parse() as stream:
         chunks = list(stream)
     found = Gathered(chunks)
     assert found.finishes == {0: "tool_calls", 1: "tool_calls"} and found.tools > 8
-    for index in (0, 1):
-        assert [call["name"] for call in found.calls[index].values()] == ["get_weather", "get_time"]
-        for call in found.calls[index].values():
-            assert set(json.loads(call["arguments"])) == {"city", "days"}
-    ids = [call["id"] for calls in found.calls.values() for call in calls.values()]
-    assert len(set(ids)) == 4
+    for index, choice in enumerate(whole.choices):
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        for calls in (found.calls[index].values(), calls_of(choice.message).values()):
+            assert [call["name"] for call in calls] == ["get_weather", "get_time"]
+            assert all(set(json.loads(call["arguments"])) == {"city", "days"} for call in calls)
+            assert all(call["id"].startswith("call_") for call in calls)
+    streamed = [call for calls in found.calls.values() for call in calls.values()]
+    assert len({call["id"] for call in streamed}) == 4
     job = openai.get(f"/jobs/{chunks[0].id.removeprefix('chatcmpl-')}", cast_to=dict[str, Any])
-    stored = [each["message"]["tool_calls"] for each in job["result"]["choices"]]
-    assert [call["id"] for calls in stored for call in calls] == ids
-    assert [call["function"]["arguments"] for call in stored[1]] == [c["arguments"] for c in found.calls[1].values()]
+    stored = [call for each in job["result"]["choices"] for call in each["message"]["tool_calls"]]
+    assert [(call["id"], call["function"]["arguments"]) for call in stored] == [
+        (call["id"], call["arguments"]) for call in streamed
+    ]
 
 
 def test_the_choice_is_kept(openai: OpenAI) -> None:
@@ -129,21 +130,6 @@ def test_the_choice_is_kept(openai: OpenAI) -> None:
         **chat("get_weather get_time", tool_choice="required", parallel_tool_calls=False)
     )
     assert [call["name"] for call in calls_of(single.choices[0].message).values()] == ["get_weather"]
-
-
-def test_a_forced_call_may_stand_beside_a_response_format(openai: OpenAI) -> None:
-    """As agents send both: the answer has no text that the schema would hold."""
-    for schema in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}):
-        answer = openai.chat.completions.create(
-            **chat("get_time", tool_choice="required", response_format=schema)
-        ).choices[0]
-        assert answer.finish_reason == "tool_calls" and calls_of(answer.message)
-    response = openai.responses.create(
-        model="sim", input="get_time", tools=FLAT, tool_choice="required", text={"format": {"type": "json_object"}}
-    )
-    assert [each.type for each in response.output] == ["function_call"]
-    assert response.text is not None and response.text.format is not None
-    assert response.text.format.type == "json_object"
 
 
 def test_results_of_calls_go_back(openai: OpenAI) -> None:
@@ -188,21 +174,35 @@ def test_a_limit_cuts_the_arguments_visibly(openai: OpenAI) -> None:
     assert cut.choices[0].finish_reason == "length"
 
 
+OTHER = {"type": "function", "function": {"name": "other"}}
+HOSTED = {"type": "web_search"}
+
+
 @pytest.mark.parametrize(
-    ("fields", "param", "words"),
+    ("kind", "fields", "param", "words"),
     [
-        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "not in tools"),
-        ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"tools": [{"type": "custom"}], "tool_choice": {"type": "custom"}}, "tool_choice.type", "must be 'function'"),
-        ({"tools": [tool("a"), tool("a")]}, "tools", "different names"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "force its call"),
+        ("chat", {"tool_choice": OTHER}, "tool_choice", "not in tools"),
+        ("chat", {"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
+        ("chat", {"tools": [{"type": "custom"}], "tool_choice": {"type": "custom"}}, "tool_choice.type", "must be"),
+        ("chat", {"tools": [tool("a"), tool("a")]}, "tools", "different names"),
+        ("chat", {"response_format": {"type": "json_object"}}, "response_format", "force its call"),
+        (
+            "response",
+            {"tools": [HOSTED], "tool_choice": HOSTED},
+            "tool_choice.type",
+            "must be",
+        ),
+        ("response", {"tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "not in tools"),
+        ("response", {"text": {"format": {"type": "json_object"}}}, "text.format", "force its call"),
     ],
 )
 def test_what_cannot_be_is_refused_with_field_and_remedy(
-    openai: OpenAI, fields: dict[str, Any], param: str, words: str
+    openai: OpenAI, kind: str, fields: dict[str, Any], param: str, words: str
 ) -> None:
+    asked: Any = chat("x") if kind == "chat" else {"model": "sim", "input": "x", "tools": FLAT}
+    create: Any = openai.chat.completions.create if kind == "chat" else openai.responses.create
     with pytest.raises(BadRequestError, match=words) as caught:
-        openai.chat.completions.create(**chat("x") | fields)
+        create(**asked | fields)
     assert caught.value.param == param
 
 
@@ -223,18 +223,15 @@ def test_jobs_and_batches_take_tools(openai: OpenAI) -> None:
     assert "tool_calls" not in by_id["r-2"]["message"]
 
 
-def test_events_go_on_after_each_one_at_another_process(openai: OpenAI, house: House) -> None:
+def test_events_go_on_after_each_one(openai: OpenAI, house: House) -> None:
     """Whatever event was the last, the rest is the same: parts of calls do not depend on where a reader began."""
     made = openai.post("/jobs", body=chat("get_weather get_time"), cast_to=dict[str, Any])
-    other = free_port()
-    process = house.start_api(other)
     whole = house.events(made["id"])
     parts = [part for _, name, data in whole if name == "delta" for part in data.get("tool_calls", ())]
     assert [part["function"]["name"] for part in parts if "id" in part] == ["get_weather", "get_time"]
     assert whole[-1][2]["finish_reasons"] == ["tool_calls"]
     for place, (event, _, _) in enumerate(whole[:-1]):
-        assert house.events(made["id"], event, other) == whole[place + 1 :]
-    process.kill()
+        assert house.events(made["id"], event) == whole[place + 1 :]
 
 
 def test_a_worker_killed_in_a_call_is_not_seen(tmp_path: Path) -> None:
@@ -256,23 +253,12 @@ def test_a_worker_killed_in_a_call_is_not_seen(tmp_path: Path) -> None:
         assert call["arguments"] == known["arguments"] and len(json.loads(call["arguments"])["notes"]) == 8
         job = openai.get(f"/jobs/{chunks[0].id.removeprefix('chatcmpl-')}", cast_to=dict[str, Any])
         assert job["attempts"] == 2
-        (stored,) = job["result"]["choices"][0]["message"]["tool_calls"]
-        assert stored == {
-            "id": call["id"],
-            "type": "function",
-            "function": {"name": "take_notes", "arguments": call["arguments"]},
-        }
-        eventually(lambda: victim.poll() is not None)
+        function = {"name": "take_notes", "arguments": call["arguments"]}
+        stored = {"id": call["id"], "type": "function", "function": function}
+        assert job["result"]["choices"][0]["message"]["tool_calls"] == [stored]
 
 
 # --- the Responses API -----------------------------------------------------------------------------------------------
-
-
-def flat(name: str, parameters: dict[str, Any] | None = None) -> Any:
-    return {"type": "function", "name": name, "parameters": parameters or WEATHER, "strict": False}
-
-
-FLAT = [flat("get_weather"), flat("get_time")]
 
 
 def test_a_response_has_an_item_for_each_call(openai: OpenAI) -> None:
@@ -294,77 +280,15 @@ def test_a_response_has_an_item_for_each_call(openai: OpenAI) -> None:
 
 
 def test_a_response_is_continued_with_the_output_of_its_call(openai: OpenAI) -> None:
-    """By its id, and by its items; the input of the next one shows call and output."""
-    asked = {"model": "sim", "tools": FLAT, "max_output_tokens": 40}
-    first = openai.responses.create(input="get_time", **asked)  # type: ignore[call-overload]
+    """The call is in the input by the response's id, as it is, or by its own id."""
+    asked: Any = {"model": "sim", "tools": FLAT, "max_output_tokens": 40}
+    first = openai.responses.create(input="get_time", **asked)
     (call,) = first.output
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "noon"}
-    second = openai.responses.create(previous_response_id=first.id, input=[output], **asked)  # type: ignore[call-overload]
+    second = openai.responses.create(previous_response_id=first.id, input=[output], **asked)
     assert second.output[0].type == "message" and second.output_text
     for item in (call.model_dump(exclude_none=True), {"type": "item_reference", "id": call.id}):
-        history = [{"role": "user", "content": "get_time"}, item, output]
-        third = openai.responses.create(input=history, **asked)  # type: ignore[call-overload]
+        third = openai.responses.create(input=[{"role": "user", "content": "get_time"}, item, output], **asked)
         assert third.output_text == second.output_text
         shown = list(openai.responses.input_items.list(third.id, order="asc"))
         assert [each.type for each in shown] == ["message", "function_call", "function_call_output"]
-    count = openai.responses.input_tokens.count(model="sim", input="get_time", tools=FLAT)
-    assert first.usage is not None and count.input_tokens == first.usage.input_tokens
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        (
-            {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
-            "tool_choice.type",
-            "must be 'function'",
-        ),
-        ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "not in tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", "force its call"),
-    ],
-)
-def test_a_response_refuses_what_cannot_be(openai: OpenAI, fields: dict[str, Any], param: str, words: str) -> None:
-    with pytest.raises(BadRequestError, match=words) as caught:
-        openai.responses.create(**({"model": "sim", "input": "x", "tools": FLAT} | fields))
-    assert caught.value.param == param
-
-
-def frames_of(house: House, port: int, response: str, after: int) -> bytes:
-    status, _, body = house.request("GET", f"/v1/responses/{response}?stream=true&starting_after={after}", port=port)
-    assert status == 200
-    return body
-
-
-def test_a_response_s_events_go_on_after_each_one_at_another_process(openai: OpenAI, house: House) -> None:
-    """Byte for byte."""
-    made = openai.responses.create(model="sim", input="get_weather get_time", tools=FLAT, background=True)
-    other = free_port()
-    process = house.start_api(other)
-    eventually(lambda: openai.responses.retrieve(made.id).status == "completed")
-    _, _, whole = house.request("GET", f"/v1/responses/{made.id}?stream=true")
-    frames = [frame + b"\n\n" for frame in whole.split(b"\n\n")[:-1] if not frame.startswith(b":")]
-    for number in range(len(frames) - 2):  # the last two are the end and [DONE]
-        assert frames_of(house, other, made.id, number) == b"".join(frames[number + 1 :])
-    process.kill()
-
-
-def test_a_response_whose_worker_dies_in_a_call_goes_on(tmp_path: Path) -> None:
-    """kill -9 in the middle of the arguments: no number is missing, and the item stays the same."""
-    asked: Any = {"model": "sim", "input": "take notes", "tools": [flat("take_notes", LONG)]}
-    with serving(tmp_path, "workers", PENSTOCK_SIM_STEP_MS="8") as house:
-        openai = client(house)
-        (expected,) = openai.responses.create(**asked).output
-        victim, events = house._processes[0], []
-        for event in openai.responses.create(**asked, stream=True):
-            events.append(event)
-            if len(events) == 30:
-                house.start("workers")
-                os.kill(victim.pid, signal.SIGKILL)
-        assert [event.sequence_number for event in events] == list(range(len(events)))
-        (item,) = events[-1].response.output
-        assert item.arguments == expected.arguments
-        deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
-        assert "".join(deltas) == item.arguments
-        assert (
-            openai.get(f"/jobs/{events[0].response.id.removeprefix('resp_')}", cast_to=dict[str, Any])["attempts"] == 2
-        )

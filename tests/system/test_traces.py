@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from house import House, eventually, redis_process, unstarted
+from batching import begin, client, line
+from house import House, eventually, unstarted
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from otlp_collector import Collector, attributes_of, collector
+from prometheus_client.parser import text_string_to_metric_families
 from receiver import Receiver, receiving
-from redis import Redis
 
-from bench.ports import free_port
+from streaming.jobs.job import Endpoint
+from telemetry.catalogue import LABELS
 
 __all__ = ["collector"]  # a fixture
 
@@ -122,87 +120,18 @@ def test_a_killed_worker_and_its_heir_are_linked_in_one_trace(house: House, coll
     assert SECRET.encode() not in b"".join(collector.received)
 
 
-def test_a_trace_goes_on_when_its_api_process_is_killed(house: House, collector: Collector) -> None:
-    """The job ends at its worker, and a reader at another API process sees its end. Only the span of the request is
-    gone with its process."""
-    house.environ["PENSTOCK_REDIS_PARTITIONS"] = "2"
-    first, other = house.start_api(), free_port()
-    house.start_api(other)
+def test_spans_have_the_names_of_the_conventions(house: House, collector: Collector) -> None:
+    """Of GenAI, where they exist; the span of the request names the tenant of its key, whatever its client sends. A job
+    that expires in the queue has its last span from the process that records its end."""
+    house.start_api()
+    status, _, answer = house.post("/v1/jobs", chat(5, queue={"max_queue_ms": 50}))
+    assert status == 202
+    trace = trace_of(collector, json.loads(answer)["id"])
+    eventually(lambda: named(of_trace(collector, trace), "ended"))
+    (end,) = named(of_trace(collector, trace), "ended")
+    assert attributes_of(end)["penstock.job.state"] == "expired" and end.status.code == Status.STATUS_CODE_ERROR
     house.start("workers")
     house.wait_ready()
-    connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=60)
-    body = chat(300, stream=True, queue={"on_disconnect": "continue"})
-    answer = begun(connection, body, 20)
-    job_id = answer.headers["x-job-id"]
-    first.kill()
-    connection.close()
-
-    def status() -> str:
-        return str(json.loads(house.get(f"/v1/jobs/{job_id}", other)[1])["status"])
-
-    eventually(lambda: status() == "completed")
-    eventually(lambda: {"enqueue", "queue", "chat sim", "engine", "finish"} <= _names(collector))
-    spans = of_trace(collector, TRACE)
-    (attempt,) = named(spans, "chat sim")
-    assert attributes_of(attempt)["gen_ai.usage.output_tokens"] == 300
-    assert {span.parent_span_id for span in spans if span.name in ("queue", "chat sim", "enqueue")} == {
-        attempt.parent_span_id
-    }
-    assert not named(spans, "POST /v1/chat/completions"), "it was killed"
-
-
-def test_a_trace_outlives_the_store(tmp_path: Path, collector: Collector) -> None:
-    """kill -9 of the store in mid-stream, and a start with the file that it kept: the request ends in the same trace,
-    whose attempts are linked, and none stays open."""
-    port = free_port()
-    with House(f"redis://127.0.0.1:{port}/0", tmp_path) as house:
-        house.environ |= {
-            "PENSTOCK_TELEMETRY_OTLP_ENDPOINT": collector.url,
-            "OTEL_BSP_SCHEDULE_DELAY": "100",
-            "PENSTOCK_SIM_STEP_MS": "10",
-        }
-        with ExitStack() as store:
-            store.enter_context(redis_process(tmp_path, port, "--appendonly", "yes", "--appendfsync", "always"))
-            house.start_all("workers")
-            connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=60)
-            answer = begun(connection, chat(300, stream=True), 20)
-            job_id = answer.headers["x-job-id"]
-            os.kill(int(_info(port)["process_id"]), signal.SIGKILL)
-        with redis_process(tmp_path, port, "--appendonly", "yes", "--appendfsync", "always"):
-            house.start("workers", "--id", "later")  # the first one may have given up with its lease
-            eventually(lambda: _completed(house, job_id), OSError, seconds=60)
-            eventually(lambda: _states(collector).count("completed") == 1, seconds=60)
-            connection.close()
-            spans = of_trace(collector, TRACE)
-            attempts = named(spans, "chat sim")
-            assert {span.trace_id.hex() for span in spans} == {TRACE}
-            assert [len(span.links) for span in attempts] == [0] + [1] * (len(attempts) - 1)
-            for before, after in pairwise(attempts):
-                assert after.links[0].span_id == before.span_id
-            assert set(_states(collector)[:-1]) <= {"lost", "handed_back"}
-
-
-def _names(collector: Collector) -> set[str]:
-    return {span.name for span in of_trace(collector, TRACE)}
-
-
-def _states(collector: Collector) -> list[str]:
-    return [attributes_of(span)["penstock.job.state"] for span in named(of_trace(collector, TRACE), "chat sim")]
-
-
-def _completed(house: House, job_id: str) -> bool:
-    status, body = house.get(f"/v1/jobs/{job_id}")
-    return status == 200 and json.loads(body)["status"] == "completed"
-
-
-def _info(port: int) -> dict[str, Any]:
-    with Redis(port=port) as client:
-        return dict(client.info("server"))  # type: ignore[arg-type]
-
-
-def test_an_attempt_has_the_names_of_the_conventions(house: House, collector: Collector) -> None:
-    """Of GenAI, where they exist; the span of the request names the tenant of its key, whatever its client sends."""
-    house.start_all("workers")
     body = chat(5, temperature=0.5, n=2, metadata={"tenant": "another"})
     _, headers, _ = house.post("/v1/chat/completions", body, {"tracestate": "tenant=another"})
     trace = trace_of(collector, headers["x-job-id"])
@@ -234,15 +163,45 @@ def test_an_attempt_has_the_names_of_the_conventions(house: House, collector: Co
     assert [trace] in [line["trace_ids"] for line in ended]
 
 
-def test_a_job_that_no_worker_ends_has_the_spans_of_its_end(house: House, collector: Collector) -> None:
-    """Expired in the queue: the process that records its end writes its span."""
-    house.start_api()
-    status, _, answer = house.post("/v1/jobs", chat(5, queue={"max_queue_ms": 50}))
-    assert status == 202
-    trace = trace_of(collector, json.loads(answer)["id"])
-    eventually(lambda: named(of_trace(collector, trace), "ended"))
-    (end,) = named(of_trace(collector, trace), "ended")
-    assert attributes_of(end)["penstock.job.state"] == "expired" and end.status.code == Status.STATUS_CODE_ERROR
+REQUESTS: dict[Endpoint, list[tuple[dict[str, Any], str]]] = {
+    Endpoint.CHAT: [({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}, "chat")],
+    Endpoint.COMPLETIONS: [
+        ({"prompt": "x", "max_tokens": 2}, "text_completion"),
+        ({"prompt": [1, 2], "max_tokens": 2}, "text_completion"),
+    ],
+    Endpoint.RESPONSES: [({"input": "x", "max_output_tokens": 2}, "chat")],
+    Endpoint.EMBEDDINGS: [({"input": "x"}, "embeddings")],
+    Endpoint.RERANK: [({"query": "x", "documents": ["x"]}, "rerank")],
+    Endpoint.TOKENIZE: [({"prompt": "x"}, "tokenize")],
+    Endpoint.DETOKENIZE: [({"tokens": [1]}, "detokenize")],
+}
+"""Bodies and operations."""
+
+
+def counted(house: House) -> dict[str, float]:
+    """Requests by operation, as the metrics page has them."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(house.get("/metrics")[1].decode()):
+        for sample in family.samples:
+            if sample.name == "gen_ai_server_request_duration_seconds_count":
+                found[sample.labels["gen_ai_operation_name"]] = sample.value
+    return found
+
+
+def test_every_endpoint_has_one_operation(house: House, collector: Collector) -> None:
+    """In the attempt's span, its name, and the metrics; the catalogue lists all of them, and no other."""
+    house.start_all("workers")
+    for endpoint in Endpoint:
+        for body, operation in REQUESTS[endpoint]:
+            before = counted(house).get(operation, 0.0)
+            status, headers, _ = house.post(endpoint.path, {"model": "sim", **body})
+            assert status == 200, endpoint
+            trace, name = trace_of(collector, headers["x-job-id"]), f"{operation} sim"
+            eventually(lambda trace=trace, name=name: named(of_trace(collector, trace), name))
+            (attempt,) = named(of_trace(collector, trace), name)
+            assert attributes_of(attempt)["gen_ai.operation.name"] == operation, endpoint
+            eventually(lambda name=operation, past=before: counted(house).get(name) == past + 1)
+    assert set(counted(house)) == set(LABELS["gen_ai_operation_name"].split(", "))
 
 
 def test_the_ratio_alone_decides(house: House, collector: Collector) -> None:
@@ -262,16 +221,7 @@ def test_batches_and_webhooks_are_in_traces(house: House, collector: Collector) 
     with receiving(Receiver()) as receiver:
         (house.folder / "penstock.toml").write_text(SETTINGS.format(url=receiver.url))
         house.start_all("workers", "offline")
-        line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat(3)}
-        lines = "".join(json.dumps({**line, "custom_id": f"line {number}"}) + "\n" for number in range(3))
-        form = (
-            '--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
-            f'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n{lines}\r\n--b--\r\n'
-        )
-        kind = {"Content-Type": "multipart/form-data; boundary=b"}
-        file = json.loads(house.request("POST", "/v1/files", form.encode(), kind)[2])["id"]
-        asked = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-        house.post("/v1/batches", asked, UNSAMPLED)
+        begin(client(house), [line(number) for number in range(3)], extra_headers=UNSAMPLED)
         eventually(lambda: named(of_trace(collector, TRACE), "webhook batch.completed"), seconds=60)
         eventually(lambda: len(named(collector.sent, "chat sim")) == 3)
         eventually(lambda: named(of_trace(collector, TRACE), "POST /v1/batches"))

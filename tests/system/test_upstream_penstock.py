@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from house import House, serving
-from sim_worker import Running, a_job, ended, recorder, text_of, until
+from sim_worker import Running, ended, put_job, recorder, text_of, until
 from upstream_worker import StartUpstream, start_upstream
 
 from penstock.engine import ChatTurn, Sampling
@@ -45,12 +45,6 @@ def jobs_of(house: House) -> list[dict[str, Any]]:
     return found
 
 
-async def submitted(wire: RedisClient, **changes: object) -> Job:
-    job = a_job(Queue(wire), **changes)
-    await Queue(wire).put(job)
-    return job
-
-
 async def shown(wire: RedisClient, job: Job, tokens: int) -> None:
     """Until so many tokens are logged."""
     reader = JobReader(wire)
@@ -70,33 +64,28 @@ def killed(worker: Running) -> None:
         running.task.cancel()
 
 
-@pytest.mark.parametrize("penalty", [None, 1.3])
 async def test_the_death_of_a_worker_begins_no_second_job(
-    wire: RedisClient, start_upstream: StartUpstream, house: House, penalty: float | None
+    wire: RedisClient, start_upstream: StartUpstream, house: House
 ) -> None:
-    """Nor does that of the other Penstock's API process: its job has the text, and each token counts once. With a
+    """Nor does that of the other Penstock's API process: its job has the text, and each token counts once. With the
     penalty, no text would be continued in the middle."""
     first = await start_upstream(in_front_of(house))
-    job = await submitted(wire, prompt=TALK, sampling=Sampling(max_tokens=150, repetition_penalty=penalty))
+    job = await put_job(Queue(wire), prompt=TALK, sampling=Sampling(max_tokens=150, repetition_penalty=1.3))
     await shown(wire, job, 10)
     killed(first)
     await start_upstream(in_front_of(house))
     await shown(wire, job, 30)
-    for process in house._processes[-1:]:
-        process.kill()
-        process.wait()
+    house._processes[-1].kill()
+    house._processes[-1].wait()
     await asyncio.to_thread(house.start_api)
     record = await ended(wire, job.id)
     assert record.state is JobState.COMPLETED and record.resets == 0, record.terminal
     (theirs,) = await asyncio.to_thread(jobs_of, house)
-    choice = json.loads(house.get(f"/v1/jobs/{theirs['id']}/result")[1])["choices"][0]
-    assert text_of(record) == choice["message"]["content"]
+    result = json.loads(house.get(f"/v1/jobs/{theirs['id']}/result")[1])
+    assert text_of(record) == result["choices"][0]["message"]["content"]
     assert record.terminal is not None
-    usage = json.loads(house.get(f"/v1/jobs/{theirs['id']}/result")[1])["usage"]
-    assert (record.terminal.usage.prompt, record.terminal.usage.completion) == (
-        usage["prompt_tokens"],
-        usage["completion_tokens"],
-    )
+    counted = record.terminal.usage.prompt, record.terminal.usage.completion
+    assert counted == (result["usage"]["prompt_tokens"], result["usage"]["completion_tokens"])
 
 
 async def test_each_choice_goes_on_as_the_job_that_it_was(
@@ -105,10 +94,9 @@ async def test_each_choice_goes_on_as_the_job_that_it_was(
     """Two prompts with two choices each, and calls of tools beside them: as many jobs there as choices."""
     first = await start_upstream(in_front_of(house))
     tool = Tool("f", "", {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
-    texts = await submitted(wire, prompt=Text(("one", "two")), sampling=Sampling(max_tokens=120, n=2))
-    called = await submitted(
-        wire, prompt=TALK, sampling=Sampling(max_tokens=100), tools=Tools(choice="required", offered=(tool,))
-    )
+    tools = Tools(choice="required", offered=(tool,))
+    texts = await put_job(Queue(wire), prompt=Text(("one", "two")), sampling=Sampling(max_tokens=120, n=2))
+    called = await put_job(Queue(wire), prompt=TALK, sampling=Sampling(max_tokens=100), tools=tools)
     await shown(wire, texts, 40)
     killed(first)
     await start_upstream(in_front_of(house))
@@ -120,30 +108,13 @@ async def test_each_choice_goes_on_as_the_job_that_it_was(
     assert len(await asyncio.to_thread(jobs_of, house)) == 5
 
 
-async def test_a_cancelled_job_is_cancelled_there(
-    wire: RedisClient, start_upstream: StartUpstream, house: House
-) -> None:
-    """At once, although it would go on for the retry of its reader."""
-    await start_upstream(in_front_of(house))
-    job = await submitted(wire, prompt=TALK, sampling=Sampling(max_tokens=2000))
-    await shown(wire, job, 5)
-    await Queue(wire).cancel(job.id)
-    assert (await ended(wire, job.id)).state is JobState.CANCELLED
-
-    async def cancelled() -> bool:
-        (theirs,) = await asyncio.to_thread(jobs_of, house)
-        return bool(theirs["status"] == "cancelled")
-
-    await until(cancelled)
-
-
 async def test_a_job_that_is_cancelled_before_its_first_token_is_cancelled_there(
     wire: RedisClient, start_upstream: StartUpstream, tmp_path: Path
 ) -> None:
     """Its server has sent nothing yet, not even the id of its job."""
     with serving(tmp_path, "workers", PENSTOCK_SIM_PREFILL_MS="20000") as house:
         await start_upstream(in_front_of(house))
-        job = await submitted(wire, prompt=TALK, sampling=Sampling(max_tokens=20))
+        job = await put_job(Queue(wire), prompt=TALK, sampling=Sampling(max_tokens=20))
 
         async def there(cancelled: bool) -> bool:
             found = await asyncio.to_thread(jobs_of, house)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from batching import client
-from house import House, unstarted
+from house import House, serving
 from llama_process import LlamaProcess
 from openai import BadRequestError, OpenAI
 
@@ -44,36 +43,25 @@ TALK: Any = [
     *[turn for city in ("Rome", "Oslo", "Paris") for turn in asked_before(city)],
     {"role": "user", "content": "Weather in Bern?"},
 ]
-CHOICES: dict[str, Any] = {
-    "auto": {"tools": [WEATHER, TIME]},
-    "required": {"tools": [WEATHER, TIME], "tool_choice": "required"},
-    "named": {"tools": [WEATHER, TIME], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
-}
-
-
-@contextmanager
-def in_front_of(server: LlamaProcess, folder: Path) -> Iterator[House]:
-    """The server, started, and a worker that sends it everything."""
-    server.start()
-    try:
-        with unstarted(folder) as house:
-            settings = f'[models.{MODEL}]\nengine = "upstream"\noptions.urls = ["{server.url}"]\n'
-            (folder / "penstock.toml").write_text(settings + "options.cache_prompt = false\n")
-            house.start_all("workers")
-            yield house
-    finally:
-        server.kill()
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 
 @pytest.fixture(scope="module")
-def llama(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> LlamaProcess:
-    """Not started yet."""
-    return LlamaProcess(real_model, tmp_path_factory.mktemp("llama") / "log", 2, pooling="last", template=TEMPLATE)
+def llama(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaProcess]:
+    log = tmp_path_factory.mktemp("llama") / "log"
+    server = LlamaProcess(real_model, log, 2, pooling="last", template=TEMPLATE)
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="module")
 def house(llama: LlamaProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with in_front_of(llama, tmp_path_factory.mktemp("house")) as house:
+    """A worker that sends the server everything."""
+    folder = tmp_path_factory.mktemp("house")
+    settings = f'[models.{MODEL}]\nengine = "upstream"\noptions.urls = ["{llama.url}"]\n'
+    (folder / "penstock.toml").write_text(settings + "options.cache_prompt = false\n")
+    with serving(folder, "workers") as house:
         yield house
 
 
@@ -119,21 +107,6 @@ def test_what_the_server_cannot_is_refused_with_the_remedy(openai: OpenAI, house
     assert capabilities["embed"] and capabilities["tokenize"] and not capabilities["rerank"]
 
 
-def test_a_server_that_ranks_documents(real_model: Path, tmp_path: Path) -> None:
-    """The scores are its own, the best first."""
-    server = LlamaProcess(real_model, tmp_path / "log", pooling="rank")
-    with in_front_of(server, tmp_path) as house:
-        asked = {"query": "river", "documents": ["The river is wide.", "Tax forms.", "A mill."]}
-        own = {each["index"]: each["relevance_score"] for each in server.ask("/v1/rerank", asked)["results"]}
-        status, answer = ask(house, "/v1/rerank", **asked, return_documents=True)
-        assert status == 200, answer
-        scores = [each["relevance_score"] for each in answer["results"]]
-        assert scores == sorted(scores, reverse=True) and len(scores) == 3
-        for each in answer["results"]:
-            assert each["relevance_score"] == pytest.approx(own[each["index"]], abs=0.05)
-            assert each["document"]["text"] == asked["documents"][each["index"]]
-
-
 # --- token ids -------------------------------------------------------------------------------------------------------
 
 
@@ -154,13 +127,13 @@ def test_token_ids_are_those_that_an_answer_counts(openai: OpenAI, house: House)
 # --- tools -----------------------------------------------------------------------------------------------------------
 
 
-ASKED: Any = {"model": MODEL, "messages": TALK, "temperature": 0, "max_tokens": 60}
+ASKED: Any = {"model": MODEL, "messages": TALK, "temperature": 0, "max_tokens": 60, "tools": [WEATHER, TIME]}
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_calls_come_through_whole(openai: OpenAI, choice: str) -> None:
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
+def test_calls_come_through_whole(openai: OpenAI, choice: Any) -> None:
     """By the server's own template and parser."""
-    whole = openai.chat.completions.create(**ASKED, **CHOICES[choice])
+    whole = openai.chat.completions.create(**ASKED, tool_choice=choice)
     (answer,) = whole.choices
     assert answer.finish_reason == "tool_calls" and answer.message.tool_calls and not answer.message.content
     (call,) = answer.message.tool_calls
@@ -172,7 +145,7 @@ def test_calls_come_through_whole(openai: OpenAI, choice: str) -> None:
 def test_calls_come_through_streamed(openai: OpenAI) -> None:
     """The stream says the same, id, name and kind once."""
     arguments, ids, names, finish = "", list[str](), list[str](), ""
-    for chunk in openai.chat.completions.create(**ASKED, **CHOICES["auto"], stream=True):
+    for chunk in openai.chat.completions.create(**ASKED, stream=True):
         for part in chunk.choices[0].delta.tool_calls or ():
             assert part.index == 0
             ids += [part.id] if part.id else []

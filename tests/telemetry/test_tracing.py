@@ -180,20 +180,11 @@ def test_without_a_collector_every_request_still_has_an_id() -> None:
     continued.end(error="ignored")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        "nonsense",
-        f"00-{TRACE}-{PARENT}",
-        f"00-{'0' * 32}-{PARENT}-01",
-        f"00-{TRACE}-{'0' * 16}-01",
-        f"ff-{TRACE}-{PARENT}-01",
-        f"00-{TRACE.upper()}-{PARENT}-01",
-        f"00-{TRACE}-{PARENT}-01-more",
-        f"00-{TRACE}-{PARENT}-01\n",
-    ],
-)
+@pytest.mark.parametrize("value", [
+    "", "nonsense", f"00-{TRACE}-{PARENT}", f"00-{'0' * 32}-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01",
+    f"ff-{TRACE}-{PARENT}-01", f"00-{TRACE.upper()}-{PARENT}-01", f"00-{TRACE}-{PARENT}-01-more",
+    f"00-{TRACE}-{PARENT}-01\n",
+])  # fmt: skip
 def test_a_malformed_context_is_no_context(value: str) -> None:
     """What is not a traceparent by the W3C's words is ignored, with its tracestate."""
     assert extract({"traceparent": value, "tracestate": "vendor=1"}) == {}

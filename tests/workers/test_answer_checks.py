@@ -5,21 +5,35 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from flow import deltas_of
-from sim_worker import LONG, DeafEngine, Start, a_job, ended, expected, failure_of, put_job, text_of, until
+from sim_worker import (
+    LONG,
+    DeafEngine,
+    Running,
+    Start,
+    a_job,
+    ended,
+    failure_of,
+    put_job,
+    until,
+)
 
 from penstock.engine import ChatTurn, Failure, Sampling
 from penstock.tools import Tool, ToolCall, Tools
-from streaming.jobs.job import Chat, JobState
+from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Finish
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
 from workers.attempt import Attempt
 from workers.record import Recorder
-from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
+
+
+def is_checked(running: Running, job: Job) -> bool:
+    """Whether the worker holds the job only because its answer is being checked."""
+    held = running.worker._attempts.get(job.id)
+    return held is not None and held.is_checked
 
 
 @pytest.mark.parametrize("stop", [(), ("never",)])
@@ -30,16 +44,11 @@ async def test_an_answer_that_is_not_the_json_asked_for_fails(
     """Cut by its length or not, streamed or not; jobs that ask for nothing are as before."""
     queue = Queue(wire)
     await start(engine=DeafEngine)
-    jobs = [
-        a_job(queue, sampling=Sampling(max_tokens=10, json_schema={}, stop=stop, n=n), stream=stream)
-        for stream in (False, True)
-    ]
-    plain = a_job(queue)
-    for job in (*jobs, plain):
-        await queue.put(job)
+    sampling = Sampling(max_tokens=10, json_schema={}, stop=stop, n=n)
+    jobs = [await put_job(queue, sampling=sampling, stream=stream) for stream in (False, True)]
+    plain = await put_job(queue)
     for job in jobs:
-        record = await ended(wire, job.id)
-        assert failure_of(record).code == "constraint_violated"
+        assert failure_of(await ended(wire, job.id)).code == "constraint_violated"
     assert (await ended(wire, plain.id)).state is JobState.COMPLETED
 
 
@@ -48,18 +57,13 @@ async def test_beside_tools_the_text_is_checked_and_calls_need_none(wire: RedisC
     queue, schema = Queue(wire), Sampling(max_tokens=200, json_schema={})
     await start(engine=DeafEngine)
     called = (ChatTurn("assistant", "", (ToolCall("c", "f", "{}"),)), ChatTurn("tool", "noon", call_id="c"))
-    asked = ChatTurn("user", "call f")
-    calls, text = [
-        a_job(queue, prompt=Chat(turns), tools=Tools(offered=(Tool("f"),)), sampling=schema)
-        for turns in ((asked,), (asked, *called))
-    ]
-    for job in (calls, text):
-        await queue.put(job)
+    asked, tools = ChatTurn("user", "call f"), Tools(offered=(Tool("f"),))
+    calls = await put_job(queue, prompt=Chat((asked,)), tools=tools, sampling=schema)
+    text = await put_job(queue, prompt=Chat((asked, *called)), tools=tools, sampling=schema)
     record = await ended(wire, calls.id)
     assert record.state is JobState.COMPLETED and record.terminal is not None
     assert record.terminal.finishes == ("tool_calls",)
-    record = await ended(wire, text.id)
-    assert failure_of(record).code == "constraint_violated"
+    assert failure_of(await ended(wire, text.id)).code == "constraint_violated"
 
 
 async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(
@@ -79,12 +83,7 @@ async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(
     running.worker._checker.answer_failure = failure  # type: ignore[method-assign]
     for job in (cancelled, late, broken):
         await queue.put(job)
-
-    async def is_checked() -> bool:
-        held = running.worker._attempts.get(cancelled.id)
-        return held is not None and held.is_checked
-
-    await until(is_checked)
+    await until(lambda: is_checked(running, cancelled))
     await queue.cancel(cancelled.id)
     states = [(await ended(wire, job.id)).state for job in (cancelled, late, broken)]
     assert states == [JobState.CANCELLED, JobState.EXPIRED, JobState.FAILED]
@@ -110,14 +109,8 @@ async def test_a_job_that_was_dropped_is_not_ended_by_its_check(
     worker._checker.answer_failure = failure  # type: ignore[method-assign]
     worker._writers[0].finish = written.append  # type: ignore[method-assign]
     await queue.put(job)
-
-    async def is_checked() -> bool:
-        held = worker._attempts.get(job.id)
-        return held is not None and held.is_checked
-
-    await until(is_checked)
+    await until(lambda: is_checked(running, job))
     check = worker._attempts[job.id].check
-    assert check is not None
     worker._drop(job.id, "the test says so")
     gate.set()
     await asyncio.wait_for(check, 20)
@@ -130,30 +123,4 @@ async def test_a_schema_that_cannot_be_used_ends_its_job_at_once(wire: RedisClie
     job = await put_job(Queue(wire), sampling=Sampling(max_tokens=3000, json_schema={"type": "nope"}))
     record = await ended(wire, job.id)
     assert (failure_of(record).status, failure_of(record).param) == (400, "response_format")
-    assert record.terminal is not None
     assert record.terminal.usage.completion < 3000
-
-
-async def test_json_that_another_worker_began_is_computed_from_its_first_token(wire: RedisClient, start: Start) -> None:
-    """A job without a schema goes on behind the logged tokens."""
-    queue = Queue(wire)
-    plain, schema = a_job(queue, max_tokens=400), a_job(queue, sampling=Sampling(max_tokens=400, json_schema={}))
-    first = await start(LONG, WorkerSettings(drain_s=0), engine=DeafEngine)
-    for job in (plain, schema):
-        await queue.put(job)
-    reader = JobReader(wire)
-
-    async def begun() -> bool:
-        return all([len(await deltas_of(reader, await reader.record(job.id))) > 3 for job in (plain, schema)])
-
-    await until(begun)
-    first.stop.set()
-    await first.task
-    second = await start(engine=DeafEngine)
-    assert isinstance(second.engine, DeafEngine)
-    for job in (plain, schema):
-        record = await ended(wire, job.id)
-        assert text_of(record) == expected("hello", 400)
-        assert record.terminal is not None and record.terminal.usage.completion == 400
-    pasts = {job.id: past for name, past in second.engine.pasts.items() for job in (plain, schema) if job.id in name}
-    assert pasts[plain.id] > 3 and pasts[schema.id] == 0

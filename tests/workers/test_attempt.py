@@ -1,4 +1,5 @@
-"""An attempt's record: every delta once, in order, whatever earlier attempts logged, as the frames have them."""
+"""An attempt's record: every delta once, in order, whatever earlier attempts logged, as the frames have them; and
+whether a job goes on after their tokens, or begins again."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from sim_worker import a_claim
 
-from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineTimes, Logprob, Piece, Sampling
+from penstock.engine import NEUTRAL_PRIORITY, Capabilities, ChatTurn, EngineTimes, Logprob, Piece, Sampling
 from streaming.jobs.codec import Delta, Generated, Opening, Run, Section, Usage, decode_terminal, encode, encode_delta
 from streaming.jobs.history import History
 from streaming.jobs.job import Chat, Job, PastAttempt, Text
@@ -20,6 +21,7 @@ from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from workers.attempt import Attempt, AttemptStamps
+from workers.claimer import job_restart_reason
 
 STREAM = 7
 EARLIER = Run("v", 3)
@@ -45,10 +47,7 @@ CHAT, PLAIN = Chat((ChatTurn("user", "hello"),)), Sampling()
 
 
 def attempt_with(
-    history: list[Delta],
-    prompt: Chat | Text = CHAT,
-    sampling: Sampling = PLAIN,
-    priority: Priority = Priority.STANDARD,
+    history: list[Delta], prompt: Chat | Text = CHAT, sampling: Sampling = PLAIN, priority: Priority = Priority.STANDARD
 ) -> Attempt:
     job = Job(id="0-job", model="m", tenant="t", priority=priority, prompt=prompt, sampling=sampling, stream=True)
     claim = a_claim(job, STREAM, attempt=2, created_ms=1, claimed_ms=2, reply=("penstock:api:a",))
@@ -107,18 +106,6 @@ def test_a_record_of_many_deltas_is_read_like_any_other() -> None:
     end = decode_terminal(encode(attempt.terminal("w", Generated())))
     assert [row.seq for row in end.rows] == list(range(1, 70_001))
     assert end.rows[-1] == Delta(STREAM, 70_000, 0, "x", (1,), 1)
-
-
-def test_what_an_ordinary_token_weighs() -> None:
-    """No byte more for what only the first delta of a choice says; both forms are read as the same message."""
-    attempt = attempt_with([])
-    first = attempt.take(0, Piece("j/0", " river", (4242,), 1, prompt_tokens=9, cached_tokens=4), 1.0)
-    plain = attempt.take(0, Piece("j/0", " river", (4242,), 1), 1.0)
-    assert first is not None and plain is not None and len(plain) == 18 and len(first) == len(plain) + 3
-    decoder = msgspec.msgpack.Decoder(Delta)
-    assert decoder.decode(first) == Delta(STREAM, 1, 0, " river", (4242,), 1, prompt=(9, 4))
-    assert decoder.decode(plain) == Delta(STREAM, 2, 0, " river", (4242,), 1)
-    assert encode_delta(decoder.decode(first)) == first and encode_delta(decoder.decode(plain)) == plain
 
 
 TWO = Text(("one", "another"))
@@ -244,3 +231,45 @@ def test_the_engines_own_times_come_first() -> None:
     stamps.finish(EngineTimes(3.0, 4.0, 8.0), 9.0)
     stamps.finish(EngineTimes(2.0, 4.5, 7.0), 9.5)
     assert (stamps.scheduled, stamps.first, stamps.last) == (2.0, 4.0, 8.0)
+
+
+CANNOT = Capabilities(json_schema=True)
+CAN = Capabilities(json_schema=True, json_resume=True)
+
+
+def a_job(prompts: int = 0, **sampling: Any) -> Job:
+    prompt = Text(("a",) * prompts) if prompts else Chat((ChatTurn("user", "hi"),))
+    return Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=prompt, sampling=Sampling(**sampling))
+
+
+def rows(*parts: tuple[int, str]) -> list[Delta]:
+    """One token each: (choice, how it ended)."""
+    return [Delta(1, seq, index, "x", (seq,), 1, finish) for seq, (index, finish) in enumerate(parts, 1)]
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "object"}])
+def test_json_that_was_begun_is_computed_again(schema: dict[str, Any]) -> None:
+    """An engine that cannot restore its grammar would put a second JSON text into the first one."""
+    assert job_restart_reason(a_job(json_schema=schema), CANNOT, rows((0, "")))
+    assert not job_restart_reason(a_job(json_schema=schema), CAN, rows((0, "")))
+
+
+def test_what_was_not_begun_or_is_not_constrained_goes_on() -> None:
+    """Nothing is logged, or nothing is asked of the text."""
+    assert not job_restart_reason(a_job(json_schema={}), CANNOT, [])
+    assert not job_restart_reason(a_job(), CANNOT, rows((0, "")))
+
+
+@pytest.mark.parametrize("job", [a_job(n=2, json_schema={}), a_job(prompts=2, json_schema={})])
+def test_one_choice_in_the_middle_is_enough(job: Job) -> None:
+    """Choices that ended, and such as were not begun, are no reason."""
+    assert not job_restart_reason(job, CANNOT, rows((0, ""), (0, "stop")))
+    assert not job_restart_reason(job, CANNOT, rows((0, "length"), (1, "stop")))
+    assert job_restart_reason(job, CANNOT, rows((0, "stop"), (1, "")))
+
+
+def test_a_text_of_full_length_is_complete() -> None:
+    """Its last token was logged, its end was not."""
+    job = a_job(json_schema={}, max_tokens=2)
+    assert job_restart_reason(job, CANNOT, rows((0, "")))
+    assert not job_restart_reason(job, CANNOT, rows((0, ""), (0, "")))

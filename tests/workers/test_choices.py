@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from flow import deltas_of
-from many_choices import job_of, many, nothing_left, prompts, put_many
+from many_choices import job_of, nothing_left, prompts, put_many
 from msgspec.structs import replace
-from sim_worker import DeafEngine, Start, a_claim, a_job, ended, failure_of, put_job, text_of, until
+from sim_worker import DeafEngine, Start, a_claim, ended, failure_of, put_job, text_of, until
 
 from penstock.engine import EngineDead, EngineHealth, Piece, Request, Sampling, Stats
 from streaming.fleet.settings import NO_TARGETS
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.reaper import Reaper
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from workers.attempt import Attempt
@@ -95,23 +92,6 @@ async def test_one_request_has_half_of_the_slots(wire: RedisClient, start: Start
     nothing_left(running)
 
 
-async def test_others_are_claimed_and_run_beside_it(wire: RedisClient, start: Start) -> None:
-    """Jobs of other tenants end while the choices of the large one wait: also where there is one slot for all."""
-    queue = Queue(wire)
-    for slots in (8, 1):
-        running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=slots))
-        large = await put_many(queue, 40, 40, tenant="large")
-        await until(lambda: running.worker._starter.texts == max(1, slots // 2))  # noqa: B023
-        for number in range(3):
-            other = await put_job(queue, f"other {number}", 4, tenant="other")
-            assert (await ended(wire, other.id)).state is JobState.COMPLETED
-        assert running.worker.running == 1 and running.worker._partial, "the large one was not done"
-        await queue.cancel(large.id)
-        assert (await ended(wire, large.id)).state is JobState.CANCELLED
-        running.stop.set()
-        await running.task
-
-
 async def test_it_has_half_of_the_cache(wire: RedisClient, start: Start) -> None:
     """Where the KV cache is smaller than the slots would need, half of that is the limit, by estimated sizes."""
     queue = Queue(wire)
@@ -134,42 +114,30 @@ async def test_the_longest_prompt_is_what_counts(wire: RedisClient, start: Start
     assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 1
 
 
-async def test_several_of_them_fill_the_slots_and_no_more(wire: RedisClient, start: Start) -> None:
-    """What is claimed together: every job has its first choice, the others are started where there is room; the engine
-    never queues more than is kept at hand."""
+@pytest.mark.parametrize(("lines", "choices"), [(20, 1), (6, 10)])
+async def test_lane_batch_leaves_the_reserved_slots_free(
+    wire: RedisClient, start: Start, lines: int, choices: int
+) -> None:
+    """However much waits, its lines fill all other slots and not one more; a chat has one at once, and no line ends for
+    it."""
     queue = Queue(wire)
-    jobs = [await put_many(queue, 10, 30) for _ in range(5)]
-    seen: list[tuple[int, int]] = []
-    running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=8), engine=Counted)
-    take = running.worker.on_step
-
-    def watched(pieces: Sequence[Piece]) -> None:
-        take(pieces)
-        seen.append((running.worker._starter.texts, running.worker.running))
-
-    running.worker.on_step = watched  # type: ignore[method-assign]
-    for job in jobs:
-        await exact(wire, job, 30)
-    assert isinstance(running.engine, Counted) and max(running.engine.most.values()) == 4
-    assert max(texts for texts, _ in seen) == 8 and max(held for _, held in seen) >= 5
-    nothing_left(running)
-
-
-async def test_lane_batch_leaves_the_reserved_slots_free(wire: RedisClient, start: Start) -> None:
-    """Lines of many choices fill all other slots and not one more; a chat has one at once."""
-    queue = Queue(wire)
-    lines = [await put_many(queue, 10, 400, priority=Priority.BATCH) for _ in range(6)]
+    jobs = [await put_many(queue, choices, 400, priority=Priority.BATCH) for _ in range(lines)]
     running = await start(SLOW, WorkerSettings(reserved_slots=2, drain_s=5))
-    await until(lambda: running.worker._starter.texts == 6)
-    assert running.worker._starter.batch_texts == 6
-    chat = await put_job(queue, "chat", 4, priority=Priority.INTERACTIVE)
-    assert (await ended(wire, chat.id)).state is JobState.COMPLETED
-    assert running.worker._starter.batch_texts == 6 and running.engine.stats().waiting == 0
-    for line in lines[:3]:
-        await queue.cancel(line.id)
-        await ended(wire, line.id)
-    await until(lambda: running.worker._starter.texts == 6)  # what is left goes on in their place
-    assert running.worker._starter.batch_texts == 6
+    starter = running.worker._starter
+    await until(lambda: starter.texts == 6)
+    await asyncio.sleep(0.6)  # a claim more would come within poll_ms
+    assert starter.batch_texts == 6 and running.worker.running <= 6 and running.worker.reserved == 2
+    held = {id(each) for each in running.engine._running}
+    for priority in (Priority.INTERACTIVE, Priority.STANDARD):
+        chat = await put_job(queue, "chat", 4, priority=priority)
+        assert (await ended(wire, chat.id)).state is JobState.COMPLETED
+    assert {id(each) for each in running.engine._running} == held, "a chat waited for a line to end"
+    assert starter.batch_texts == 6 and running.engine.stats().waiting == 0
+    for job in jobs[:3]:
+        await queue.cancel(job.id)
+        await ended(wire, job.id)
+    await until(lambda: starter.texts == 6)  # what is left goes on in their place
+    assert starter.batch_texts == 6
 
 
 @pytest.mark.parametrize("stop", ["cancel", "deadline"])
@@ -188,6 +156,7 @@ async def test_its_end_before_its_time_starts_no_choice(wire: RedisClient, start
     assert isinstance(running.engine, Counted) and len(running.engine.given) == 4
     assert {row.index for row in record.terminal.rows} <= {0, 1, 2, 3}
     assert record.terminal.usage.prompt == sum(len(f"prompt {at}") // 4 for at in range(4)), "of those that ran"
+    await until(lambda: running.engine.stats().running == 0 and running.worker.running == 0)
     nothing_left(running)
 
 
@@ -202,40 +171,24 @@ async def test_one_choice_that_fails_ends_the_job(wire: RedisClient, start: Star
     nothing_left(running)
 
 
-async def test_a_list_with_one_impossible_prompt_computes_nothing(wire: RedisClient, start: Start) -> None:
-    """Every prompt is looked at before the first choice is begun, also where that one would have to wait."""
-    queue = Queue(wire)
-    running = await start(replace(SLOW, step_ms=2), engine=Counted)
-    job = a_job(queue, prompt=Text((*prompts(6).texts, "x" * 50_000, "y")), sampling=Sampling(max_tokens=10))
-    await queue.put(job)
-    assert await refused_with(wire, job) == 0
-    assert isinstance(running.engine, Counted) and running.engine.given == []
-    nothing_left(running)
-    fine = await put_many(queue, 9, 5)
-    await exact(wire, fine, 5)
+class Unsure(Counted):
+    """Cannot say of a prompt whether it fits before it is given it."""
+
+    async def check(self, request: Request) -> None: ...
 
 
-async def refused_with(wire: RedisClient, job: Job) -> int:
-    """A job that is too long: how many of its tokens were said."""
+@pytest.mark.parametrize("engine", [Counted, Unsure])
+async def test_a_list_with_one_impossible_prompt_fails(wire: RedisClient, start: Start, engine: type[Counted]) -> None:
+    """Before the first choice is begun, for every prompt is looked at; where the engine cannot say, when its turn
+    comes."""
+    running = await start(replace(SLOW, step_ms=2), engine=engine)
+    texts = (*prompts(6).texts, "x" * 50_000, "y")
+    job = await put_job(Queue(wire), prompt=Text(texts), sampling=Sampling(max_tokens=10))
     record = await ended(wire, job.id)
-    assert failure_of(record).code == "context_length_exceeded"
-    return record.terminal.usage.completion
-
-
-async def test_one_choice_that_is_refused_ends_the_job(wire: RedisClient, start: Start) -> None:
-    """An engine that cannot say before it is given a prompt: the job fails when its turn comes."""
-
-    class Unsure(Counted):
-        async def check(self, request: Request) -> None: ...
-
-    queue = Queue(wire)
-    running = await start(replace(SLOW, step_ms=2), engine=Unsure)
-    job = a_job(queue, prompt=Text((*prompts(6).texts, "x" * 50_000, "y")), sampling=Sampling(max_tokens=10))
-    await queue.put(job)
-    assert await refused_with(wire, job) > 0
+    assert failure_of(record).code == "context_length_exceeded" and record.terminal is not None
+    assert bool(record.terminal.usage.completion) == bool(running.engine.given) == (engine is Unsure)
     nothing_left(running)
-    fine = await put_many(queue, 9, 5)
-    await exact(wire, fine, 5)
+    await exact(wire, await put_many(Queue(wire), 9, 5), 5)
 
 
 async def test_a_drain_hands_over_what_was_not_started(wire: RedisClient, start: Start) -> None:
@@ -254,26 +207,6 @@ async def test_a_drain_hands_over_what_was_not_started(wire: RedisClient, start:
 async def _ended_choices(wire: RedisClient, job: Job) -> bool:
     reader = JobReader(wire)
     return any(row.finish for row in await deltas_of(reader, await reader.record(job.id)))
-
-
-async def test_a_lost_workers_choices_are_continued_or_begun(wire: RedisClient, start: Start) -> None:
-    """The same after a loss: every text is exact, each delta is there once, prompts are counted once."""
-    queue = Queue(wire)
-    lost = await start(SLOW)
-    job = await put_many(queue, 10, 25)
-    await until(lambda: _ended_choices(wire, job))
-    lost.task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await lost.task
-    await lost.engine.stop()
-
-    async def reaped() -> bool:
-        return (await Reaper(wire).sweep()).requeued == 1
-
-    await until(reaped)
-    await start(SimSettings(step_ms=1, prefill_ms=1, slots=4))
-    await exact(wire, job, 25)
-    assert (await JobReader(wire).record(job.id)).attempt == 2
 
 
 async def test_long_ones_are_checkpointed_while_choices_wait(wire: RedisClient, start: Start) -> None:
@@ -306,21 +239,6 @@ async def test_json_that_was_not_all_started_is_computed_again_as_a_whole(wire: 
     assert isinstance(second.engine, DeafEngine) and list(second.engine.pasts.values()) == [0] * 10
     assert record.terminal is not None and record.terminal.usage.completion >= 9 * 25 + 5
     nothing_left(second)
-
-
-async def test_a_slot_that_becomes_free_is_taken_at_once(wire: RedisClient, start: Start) -> None:
-    """A full worker claims the next job when one choice of a job ends, not only when a job does or at its next poll."""
-    queue = Queue(wire)
-    settings = WorkerSettings(prefetch=0, poll_ms=60_000)
-    running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=4), settings)
-    short = Sampling(max_tokens=4000, stop=(token_text("short", 60),))
-    jobs = [many(queue, 1, 4000), many(queue, 1, 4000), a_job(queue, prompt=Text(("short", "long")), sampling=short)]
-    for job in jobs:
-        await queue.put(job)
-    await until(lambda: running.worker._starter.texts == 4)
-    waits = await put_job(queue, "waits", 4)
-    assert (await ended(wire, waits.id)).state is JobState.COMPLETED
-    assert running.worker.running == 3
 
 
 async def test_a_job_whose_choices_have_all_begun_makes_room_for_others() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from sim_worker import Running, Start, a_job, ended, expected, failure_of, put_job, text_of, until
+from sim_worker import Running, Start, ended, expected, failure_of, put_job, text_of, until
 
 from streaming.fleet.processes import LengthStore
 from streaming.jobs.job import Job, JobState
@@ -44,19 +44,19 @@ async def test_with_the_gate_a_full_cache_evicts_nothing(wire: RedisClient, star
     assert evictions == 0 if gate else evictions > 0
 
 
-async def test_a_waiting_job_does_not_hold_back_chats_that_fit(wire: RedisClient, start: Start) -> None:
-    """A line of a batch waits at the gate beside a long job; a chat is claimed, begins at once and ends before both."""
+@pytest.mark.parametrize("lane", [Priority.BATCH, Priority.STANDARD])
+async def test_a_waiting_job_does_not_hold_back_chats_that_fit(wire: RedisClient, start: Start, lane: Priority) -> None:
+    """It waits at the gate beside a long job; a chat is claimed, begins at once and ends before both."""
     queue = Queue(wire)
-    slow = msgspec.structs.replace(FULL, step_ms=10)
-    running = await start(slow, WorkerSettings(drain_s=0))
+    running = await start(msgspec.structs.replace(FULL, step_ms=10), WorkerSettings(drain_s=0))
     long = await put_job(queue, "long", 250)
     await until(lambda: _runs(running, 1))
-    line = await put_job(queue, "line", 200, priority=Priority.BATCH)
+    large = await put_job(queue, "large", 200, priority=lane)
     await until(lambda: _holds(running, 2))
     chat = await put_job(queue, "chat", 20, priority=Priority.INTERACTIVE)
     assert (await ended(wire, chat.id)).state is JobState.COMPLETED
     assert await _runs(running, 1) and await _holds(running, 2), "the others were not over"
-    for job in (long, line):
+    for job in (long, large):
         assert (await ended(wire, job.id)).state is JobState.COMPLETED
 
 
@@ -155,7 +155,6 @@ async def test_a_history_that_cannot_be_read_is_replaced(
     await ended(wire, job.id)
     await running.worker._lengths._write()
     stored = await store.read("m")
-    assert stored is not None
     assert msgspec.msgpack.decode(stored[1], type=OutputLengths).lanes == {"standard": (9,)}
     assert "replaced" in caplog.text
 
@@ -185,10 +184,8 @@ async def test_what_can_never_fit_is_refused_at_once(wire: RedisClient, start: S
     running = await start(msgspec.structs.replace(FULL, step_ms=20, kv_policy=policy), WorkerSettings(drain_s=0))
     await put_job(queue, "long", 300)
     await until(lambda: _runs(running, 1))
-    impossible, chat = a_job(queue, "x" * 2400, 50), a_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
-    await queue.put(impossible)
-    await _is_refused(wire, impossible)
-    await queue.put(chat)
+    await _is_refused(wire, await put_job(queue, "x" * 2400, 50))
+    chat = await put_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
     assert (await ended(wire, chat.id)).state is JobState.COMPLETED
     assert await _runs(running, 1), "the long job was over"
 
@@ -211,10 +208,8 @@ async def test_a_chat_that_does_not_fit_anyway_preempts_nothing(wire: RedisClien
     """Beside a job of lane standard it would not fit, even if every line of a batch gave way."""
     queue = Queue(wire)
     running = await start(msgspec.structs.replace(FULL, step_ms=10), WorkerSettings(drain_s=0))
-    standard = a_job(queue, "standard", 300)
-    lines = [a_job(queue, f"line {number}", 60, priority=Priority.BATCH) for number in range(3)]
-    for job in (standard, *lines):
-        await queue.put(job)
+    await put_job(queue, "standard", 300)
+    lines = [await put_job(queue, f"line {number}", 60, priority=Priority.BATCH) for number in range(3)]
     await until(lambda: _runs(running, 4))
     chat = await put_job(queue, "chat" * 200, 150, priority=Priority.INTERACTIVE)
     records = [await ended(wire, job.id) for job in (*lines, chat)]
@@ -239,38 +234,21 @@ async def test_a_batch_job_gives_way_as_soon_as_it_has_run_for_long_enough(
     assert [each.outcome for each in record.attempts].count("preempted") == 2
 
 
-async def test_chats_that_fit_overtake_a_large_job_of_lane_standard(wire: RedisClient, start: Start) -> None:
-    """It waits at the gate; a chat is claimed all the same, begins and ends before it."""
-    queue = Queue(wire)
-    running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=0))
-    long, large = a_job(queue, "long", 300), a_job(queue, "large", 200)
-    await queue.put(long)
-    await until(lambda: _runs(running, 1))
-    await queue.put(large)
-    await until(lambda: _holds(running, 2))
-    chat = await put_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
-    assert (await ended(wire, chat.id)).state is JobState.COMPLETED
-    assert await _runs(running, 1) and await _holds(running, 2), "the others were over"
-
-
 async def test_a_job_at_the_gate_is_overtaken_only_while_what_ran_before_it_runs(
     wire: RedisClient, start: Start
 ) -> None:
     """The first chat keeps it out for longer; the second, which would fit, begins behind it."""
     queue = Queue(wire)
     running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=5))
-    short, large = a_job(queue, "x" * 720, 40), a_job(queue, "x" * 600, 60)
-    first, second = (a_job(queue, text, tokens, priority=Priority.INTERACTIVE)
-                     for text, tokens in (("x" * 360, 200), ("chat", 5)))  # fmt: skip
-    await queue.put(short)
+    short = await put_job(queue, "x" * 720, 40)
     await until(lambda: _runs(running, 1))
-    await queue.put(large)
+    large = await put_job(queue, "x" * 600, 60)
     await until(lambda: _holds(running, 2))
-    await queue.put(first)
+    first = await put_job(queue, "x" * 360, 200, priority=Priority.INTERACTIVE)
     await until(lambda: _runs(running, 2))
     await ended(wire, short.id)
     assert await _runs(running, 1), "the large job did not wait for the chat"
-    await queue.put(second)
+    second = await put_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
     ends = [(await ended(wire, job.id)).terminal for job in (first, large, second)]
     released = [end.generated.released for end in ends if end is not None and end.generated is not None]
     assert len(released) == 3 and released == sorted(released)

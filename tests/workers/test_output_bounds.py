@@ -1,4 +1,4 @@
-"""Output of an engine that cannot be stored: it fails its own job, and no other one."""
+"""Output of an engine that cannot be stored, and jobs that it gives back: each fails at most its own job."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
-from sim_worker import FAST, Start, a_job, ended, expected, failure_of, text_of
+from sim_worker import FAST, Start, a_job, ended, expected, failure_of, put_job, text_of
 
-from penstock.engine import EngineTimes, ModelCard, Piece, Sampling, Step
+from penstock.engine import RETURNED, EngineTimes, ModelCard, Piece, Request, Sampling, Step
 from streaming.jobs.job import JobState, Text
 from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
 from workers.engines.sim.engine import SimEngine
+from workers.preemption import MAX_KNOWN, MAX_RETURNS, ReturnCounts
 
 HUGE = 10**30
 
@@ -52,15 +53,15 @@ async def test_it_fails_its_own_job_and_the_others_go_on(
     """Those beside it, and those after it; the cause is in its record, and once in the log."""
     queue, engine = Queue(wire), type("SpoilingOne", (Spoiling,), {"spoil": staticmethod(SPOILS[kind])})
     running = await start(FAST, engine=engine)
-    bad, beside, after = (a_job(queue, text, 20, stream=True) for text in ("bad", "beside", "after"))
+    bad = a_job(queue, "bad", 20, stream=True)
     running.engine.bad.add(bad.id)
     await queue.put(bad)
-    await queue.put(beside)
+    beside = await put_job(queue, "beside", 20, stream=True)
     record = await ended(wire, bad.id)
     assert (failure_of(record).code, failure_of(record).status) == ("engine_error", 500)
     assert "cannot be stored (" in failure_of(record).message
     assert [row.seq for row in record.terminal.rows] == list(range(1, record.terminal.seq + 1))
-    await queue.put(after)
+    after = await put_job(queue, "after", 20, stream=True)
     for job, text in ((beside, "beside"), (after, "after")):
         other = await ended(wire, job.id)
         assert other.state is JobState.COMPLETED and text_of(other) == expected(text, 20)
@@ -86,10 +87,59 @@ async def test_counts_whose_sum_is_too_large_fail_the_job(wire: RedisClient, sta
     queue = Queue(wire)
     spoil = {"spoil": staticmethod(lambda piece: replace(piece, n=2**40))}
     running = await start(FAST, engine=type("SpoilingOne", (Spoiling,), spoil))
-    bad, after = a_job(queue, "bad", 9000), a_job(queue, "after", 20)
+    bad = a_job(queue, "bad", 9000)
     running.engine.bad.add(bad.id)
     await queue.put(bad)
     record = await ended(wire, bad.id)
     assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.usage.completion == 0
-    await queue.put(after)
+    after = await put_job(queue, "after", 20)
     assert (await ended(wire, after.id)).state is JobState.COMPLETED
+
+
+def test_a_job_may_come_back_often_and_any_time_with_new_tokens() -> None:
+    counts = ReturnCounts()
+    assert all(counts.note("j", 5) for _ in range(MAX_RETURNS)) and not counts.note("j", 5)
+    assert all(counts.note("k", deltas) for deltas in range(5 * MAX_RETURNS))
+    for number in range(2 * MAX_KNOWN):
+        counts.note(f"x{number}", 0)
+    assert len(counts._counts) == MAX_KNOWN
+
+
+class Returning(SimEngine):
+    """Gives back what it gets, the first time or always."""
+
+    always = True
+    _seen = False
+
+    async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
+        self._deliver_to = on_step
+        return await super().start(on_step, on_phase)
+
+    def submit(self, request: Request) -> None:
+        if self.always or not self._seen:
+            self._seen = True
+            asyncio.get_running_loop().call_soon(self._deliver_to, [Piece(request.id, finish=RETURNED)])
+        else:
+            super().submit(request)
+
+
+class ReturningOnce(Returning):
+    always = False
+
+
+async def test_a_job_that_is_given_back_is_claimed_again(wire: RedisClient, start: Start) -> None:
+    """And no attempt is lost."""
+    job = await put_job(Queue(wire))
+    await start(FAST, engine=ReturningOnce)
+    record = await ended(wire, job.id)
+    assert record.state is JobState.COMPLETED
+    assert [each.outcome for each in record.attempts] == ["returned", "completed"]
+
+
+async def test_a_job_that_is_always_given_back_fails(wire: RedisClient, start: Start) -> None:
+    """It may be what brings the engine's servers down."""
+    job = await put_job(Queue(wire))
+    await start(FAST, engine=Returning)
+    record = await ended(wire, job.id)
+    assert (failure_of(record).code, failure_of(record).status) == ("upstream_error", 502)
+    assert [each.outcome for each in record.attempts][-2:] == ["returned", "failed"]

@@ -20,8 +20,10 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
+from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
+from workers.record import Recorder
 from workers.settings import WorkerSettings
 
 
@@ -31,6 +33,17 @@ async def relay(wire: RedisClient) -> AsyncIterator[Relay]:
     await relay.start()
     yield relay
     await relay.stop()
+
+
+async def read_from(buffer: ReorderBuffer, count: int) -> list[int]:
+    """The numbers of the next deltas that a reader gets, at least so many; the job goes on."""
+    seen: list[int] = []
+    async with asyncio.timeout(30):
+        while len(seen) < count:
+            rows, terminal = await buffer.take(0.5)
+            assert terminal is None
+            seen += [row.seq for row in rows]
+    return seen
 
 
 async def claim_of(wire: RedisClient, name: str = "") -> tuple[Lease, Claim]:
@@ -90,12 +103,7 @@ async def test_a_reader_gets_from_it_what_was_never_published(wire: RedisClient,
     late, behind = relay.open(job.id), relay.open(job.id, 1, runs=runs[:1])
     for buffer, first in ((there, 1), (late, 1), (behind, 2)):
         await relay.follow(buffer)
-        seen: list[int] = []
-        async with asyncio.timeout(20):
-            while len(seen) < 7 - first:
-                rows, terminal = await buffer.take(0.5)
-                seen += [row.seq for row in rows]
-                assert terminal is None
+        seen = await read_from(buffer, 7 - first)
         assert seen == list(range(first, 7))
         assert [buffer.author(seq) for seq in seen] == authors[first - 1 :]
         relay.close(buffer)
@@ -126,11 +134,9 @@ async def test_a_slow_reader_goes_on_where_it_was(
     monkeypatch.setattr("streaming.jobs.relay.read_log", noted)
     buffer = relay.open(job.id)
     await relay.follow(buffer)
-    seen: list[int] = []
-    async with asyncio.timeout(30):
-        while len(seen) < count:
-            seen += [row.seq for row in (await buffer.take(0.5))[0]]
-    assert seen == list(range(1, count + 1)) and len(starts) > 1, "the buffer was full at least once"
+    assert await read_from(buffer, count) == list(range(1, count + 1)) and len(starts) > 1, (
+        "the buffer was full at least once"
+    )
     assert max(Counter(read).values()) <= 3, read
 
 
@@ -172,11 +178,12 @@ async def test_a_late_repetition_of_the_call_changes_nothing(wire: RedisClient) 
 @pytest.mark.slow
 @pytest.mark.parametrize(("choices", "tokens"), [(1, 2500), (3, 400)])
 async def test_a_drained_workers_job_goes_on_without_its_log(
-    wire: RedisClient, start: Start, choices: int, tokens: int
+    wire: RedisClient, start: Start, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, choices: int, tokens: int
 ) -> None:
     """Twice put back, by two workers whose logs are lost: the text is that of an undisturbed run, and in the end
     nothing is left of the parked log."""
-    queue, reader = Queue(wire), JobReader(wire)
+    queue, reader, put_back = Queue(wire), JobReader(wire), list[str]()
+    monkeypatch.setattr(recorder, "released", put_back.append)
     job = await put_job(queue, "long", sampling=Sampling(max_tokens=tokens, n=choices))
     for turn in range(1, 3):
         leaving = await start(FAST, WorkerSettings(drain_s=0.01))
@@ -192,7 +199,7 @@ async def test_a_drained_workers_job_goes_on_without_its_log(
         assert not await wire.redis.exists(partition_key(0, "heirs", leaving.worker.lease.id))
     await start()
     record = await ended(wire, job.id)
-    assert record.state is JobState.COMPLETED and record.attempt == 3
+    assert record.state is JobState.COMPLETED and record.attempt == 3 and put_back == [job.id] * 2
     one = await undisturbed(wire, job)
     assert [text_of(record, index) for index in range(choices)] == [text_of(one, index) for index in range(choices)]
     if choices == 1:
@@ -227,14 +234,9 @@ async def test_a_reader_who_has_a_part_of_the_run_gets_the_rest_from_it(wire: Re
     await queue.put(job)
     lease, claim = await claim_of(wire)
     await lease.calls([append(lease, {relay.address: [delta(claim, 1)]}, claim)])
-    seen: list[int] = []
-    async with asyncio.timeout(20):
-        while len(seen) < 1:
-            seen += [row.seq for row in (await buffer.take(0.5))[0]]
+    seen = await read_from(buffer, 1)
     await lease.calls([append(lease, {SILENT: [delta(claim, 2), delta(claim, 3)]}, claim)])
     await lease.release(job.id, claim.number, parked(lease, claim, range(1, 4), range(0)), outcome=PREEMPTED)
     await wire.redis.delete(partition_key(0, "log", lease.id))
-    async with asyncio.timeout(20):
-        while len(seen) < 3:
-            seen += [row.seq for row in (await buffer.take(0.5))[0]]
+    seen += await read_from(buffer, 2)
     assert seen == [1, 2, 3] and buffer.author(3) == Run(lease.id, claim.number)

@@ -6,7 +6,7 @@ The engine here ends a text when the test says so, so nothing depends on time.
 from __future__ import annotations
 
 import pytest
-from many_choices import job_of, many, nothing_left, put_many
+from many_choices import job_of, nothing_left, put_many
 from sim_worker import Running, Start, a_job, put_job, until
 
 from penstock.engine import Piece, Request, Sampling, Stats
@@ -63,7 +63,6 @@ class Manual(SimEngine):
 
 def _is_over(running: Running) -> bool:
     """Whether the worker has no job left; ends the oldest text of its engine."""
-    assert isinstance(running.engine, Manual)
     if running.engine.live:
         running.engine.end()
     return not running.worker.running
@@ -80,7 +79,6 @@ class Bench:
         jobs = [await put_many(self.queue, 16, 8, priority=priority) for _ in range(large)]
         settings = WorkerSettings(prefetch=prefetch, poll_ms=NEVER_MS, drain_s=0, reserved_slots=0)
         self.running = await self._start(SLOTS, settings, engine=Manual)
-        assert isinstance(self.running.engine, Manual)
         self.engine = self.running.engine
         await until(lambda: len(self.engine.live) == min(2 * large, SLOTS.slots))
         return jobs
@@ -132,8 +130,7 @@ async def test_a_higher_lane_has_every_place_that_becomes_free(bench: Bench) -> 
 async def test_of_choices_that_wait_the_highest_lane_goes_first(bench: Bench) -> None:
     """Where several places become free in one step, too. (Lines of a batch would be preempted.)"""
     lines = await bench.begin(2, priority=Priority.STANDARD)
-    chat = many(bench.queue, 8, 4, priority=Priority.INTERACTIVE)
-    await bench.queue.put(chat)
+    chat = await put_many(bench.queue, 8, 4, priority=Priority.INTERACTIVE)
     await bench.given(chat)
     bench.engine.end(*lines)
     assert bench.engine.given[4:] == [chat.id, chat.id], "both of its share, and no line's beside them"
@@ -159,8 +156,7 @@ async def test_more_large_jobs_than_places_do_not_close_the_worker(bench: Bench)
     """Some of them have no choice running for a while, each goes on in its turn, and a chat is claimed at once."""
     jobs = await bench.begin(4)
     for _ in range(4):
-        jobs.append(many(bench.queue, 16, 8, priority=Priority.STANDARD))
-        await bench.queue.put(jobs[-1])
+        jobs.append(await put_many(bench.queue, 16, 8, priority=Priority.STANDARD))
         await bench.given(jobs[-1])
         bench.engine.end()  # a place for a choice that waits
         assert len(bench.engine.live) == 5
@@ -193,9 +189,7 @@ async def test_a_worker_does_not_hold_any_number_of_them(bench: Bench) -> None:
     """Beyond so many jobs with choices that wait, others are left to other workers."""
     await bench.begin(0)
     most = PARTIAL_PER_SLOT * SLOTS.slots
-    jobs = [many(bench.queue, 6, 8, priority=Priority.STANDARD) for _ in range(most + 5)]
-    for job in jobs:
-        await bench.queue.put(job)
+    jobs = [await put_many(bench.queue, 6, 8, priority=Priority.STANDARD) for _ in range(most + 5)]
     held: list[int] = []
 
     async def is_over() -> bool:
@@ -215,7 +209,6 @@ async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: R
     settings = WorkerSettings(poll_ms=NEVER_MS, drain_s=0, tenant_slots=1)
     running = await start(SLOTS, settings, engine=Manual)
     engine = running.engine
-    assert isinstance(engine, Manual)
     small = await put_job(queue, tenant="light")
     await until(lambda: len(engine.live) == 1)
     for _ in range(2):
@@ -237,7 +230,6 @@ async def test_a_share_of_the_slots_is_by_weight(wire: RedisClient, start: Start
     settings = WorkerSettings(poll_ms=NEVER_MS, drain_s=0, prefetch=0, tenant_slots=1)
     running = await start(SLOTS, settings, engine=Manual, weights={"heavy": 3.0})
     engine = running.engine
-    assert isinstance(engine, Manual)
     small = await put_job(queue, tenant="light")
     await until(lambda: len(engine.live) == 1)
     engine.end(small)

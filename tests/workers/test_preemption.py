@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sim_worker import LONG, DeafEngine, Running, Start, a_job, ended, expected, put_job, text_of, until
+from sim_worker import LONG, DeafEngine, Running, Start, a_job, ended, expected, has_deltas, put_job, text_of, until
 
 from penstock.engine import Sampling, Task, TaskKind
 from streaming.errors import NoCapacity, Unavailable
@@ -26,38 +26,16 @@ pytestmark = pytest.mark.slow
 
 async def running_batch(wire: RedisClient, start: Start, jobs: int, tokens: int = 600) -> tuple[Running, list[Job]]:
     """A worker that runs so many batch jobs, each with a few tokens."""
-    queue, reader = Queue(wire), JobReader(wire)
+    queue = Queue(wire)
     held = [await put_job(queue, f"line {number}", tokens, priority=Priority.BATCH) for number in range(jobs)]
     running = await start(LONG, WorkerSettings(drain_s=20))
-
-    async def all_have_tokens() -> bool:
-        records = [await reader.record(job.id) for job in held]
-        found = [(await reader.history(record.job.id, record.runs)).rows for record in records]
-        return all(len(rows) >= 3 for rows in found)
-
-    await until(all_have_tokens)
+    for job in held:
+        await until(lambda: has_deltas(wire, job.id, 3))  # noqa: B023
     return running, held
 
 
 async def states(wire: RedisClient, jobs: Sequence[Job]) -> list[JobState]:
     return [(await JobReader(wire).record(job.id)).state for job in jobs]
-
-
-async def test_the_youngest_wait_and_all_end_as_if_undisturbed(wire: RedisClient, start: Start) -> None:
-    """Two of four are preempted, run on at once for there is room, and lose and repeat nothing."""
-    running, jobs = await running_batch(wire, start, 4)
-    begun = sorted(running.worker._attempts.values(), key=lambda each: each.stamps.released)
-    youngest = {attempt.job.id for attempt in begun[-2:]}
-    assert running.worker._preemption.places() == 4
-    running.worker._preemption.free(2)
-    assert not youngest & running.worker._attempts.keys()
-    for number, job in enumerate(jobs):
-        record = await ended(wire, job.id)
-        assert record.state is JobState.COMPLETED and text_of(record) == expected(f"line {number}", 600)
-        wanted = ["preempted", "completed"] if job.id in youngest else ["completed"]
-        assert [each.outcome for each in record.attempts] == wanted
-        assert await wire.redis.hget(partition_key(0, "job", job.id), "losses") is None
-    assert not running.worker._preemption.tasks
 
 
 async def test_while_the_store_is_away_the_job_stays_this_workers(
@@ -111,8 +89,12 @@ async def test_a_cancel_meets_a_preemption(wire: RedisClient, start: Start) -> N
 
 
 async def test_a_drain_waits_for_what_is_being_put_back(wire: RedisClient, start: Start) -> None:
+    """The youngest gives way first."""
     running, jobs = await running_batch(wire, start, 3)
-    running.worker._preemption.free(3)
+    youngest = max(running.worker._attempts.values(), key=lambda each: each.stamps.released).job.id
+    running.worker._preemption.free(1)
+    assert youngest not in running.worker._attempts and running.worker.running == 2
+    running.worker._preemption.free(2)
     running.stop.set()
     await asyncio.wait_for(running.task, 30)
     heir = await start(LONG, WorkerSettings(drain_s=20))
@@ -165,6 +147,7 @@ async def test_a_chat_takes_the_place_of_a_batch_job(wire: RedisClient, start: S
         record = await ended(wire, job.id)
         assert record.state is JobState.COMPLETED and text_of(record) == expected(f"line {number}", 800)
         preempted += sum(each.outcome == "preempted" for each in record.attempts)
+        assert await wire.redis.hget(partition_key(0, "job", job.id), "losses") is None
     assert 1 <= preempted <= 2
 
 
@@ -174,11 +157,7 @@ async def test_only_a_task_that_computes_takes_a_place(wire: RedisClient, start:
     running, jobs = await full_of_batch(wire, start)
     queue = Queue(wire)
     prompt = Text(("Name a river.",)) if kind == "tokenize" else Inputs((("Name a river.",),))
-    job = Job(
-        id=queue.new_id("t"), model="m", tenant="t", priority=Priority.INTERACTIVE, prompt=prompt,
-        sampling=Sampling(max_tokens=1), task=Task(kind=kind),
-    )  # fmt: skip
-    await queue.put(job)
+    job = await put_job(queue, max_tokens=1, priority=Priority.INTERACTIVE, prompt=prompt, task=Task(kind=kind))
     record = await ended(wire, job.id)
     assert record.state is JobState.COMPLETED and record.terminal is not None
     assert record.terminal.usage.completion == 0 and record.terminal.rows[0].text
@@ -222,13 +201,9 @@ async def test_who_must_not_wait_is_let_in_where_a_batch_job_yields(wire: RedisC
 async def test_a_claim_beyond_the_free_places_brings_the_highest_lane_alone(wire: RedisClient) -> None:
     queue, lease = Queue(wire), Lease(wire, "m")
     await lease.register()
-    jobs = {
-        priority: [a_job(queue, f"{priority} {number}", priority=priority) for number in range(3)]
-        for priority in Priority
-    }
     for priority in reversed(Priority):
-        for job in jobs[priority]:
-            await queue.put(job)
+        for number in range(3):
+            await put_job(queue, f"{priority} {number}", priority=priority)
     found = [each.job.priority for each in (await lease.claim(0, 5, free=1)).jobs if isinstance(each, Claim)]
     assert found == [Priority.INTERACTIVE] * 3
     found = [each.job.priority for each in (await lease.claim(0, 5, free=2)).jobs if isinstance(each, Claim)]

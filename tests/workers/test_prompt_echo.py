@@ -30,23 +30,11 @@ def generated(prompt: str, tokens: int) -> str:
     return "".join([token_text(prompt, index) for index in range(tokens)])
 
 
-async def test_each_text_begins_with_its_prompt(wire: RedisClient, start: Start) -> None:
-    """In the first delta of each choice, which counts as many tokens as without."""
-    queue = Queue(wire)
-    await start()
-    job = echoed(queue, "one ", "two ", n=2)
-    await queue.put(job)
-    record = await ended(wire, job.id)
-    for index, prompt in enumerate(("one ", "one ", "two ", "two ")):
-        assert text_of(record, index) == prompt + generated(prompt, 10)
-    assert record.terminal is not None and record.terminal.usage.completion == 40
-
-
 async def test_the_next_worker_shows_it_no_second_time(wire: RedisClient, start: Start) -> None:
-    """The engine goes on after what it generated, and not after the prompt."""
+    """Each text begins with its prompt. The engine goes on after what it generated, and not after the prompt."""
     queue = Queue(wire)
     first = await start(replace(FAST, step_ms=20))
-    job = echoed(queue, "once upon ", "a time ", tokens=60)
+    job = echoed(queue, "once upon ", "a time ", n=2, tokens=60)
     await queue.put(job)
     reader = JobReader(wire)
 
@@ -60,18 +48,15 @@ async def test_the_next_worker_shows_it_no_second_time(wire: RedisClient, start:
     await start()
     record = await ended(wire, job.id)
     assert [each.outcome for each in record.attempts] == ["lost", "completed"]
-    for index, prompt in enumerate(("once upon ", "a time ")):
+    for index, prompt in enumerate(("once upon ", "once upon ", "a time ", "a time ")):
         assert text_of(record, index) == prompt + generated(prompt, 60)
+    assert record.terminal is not None and record.terminal.usage.completion == 240, "a prompt counts as no token of it"
 
 
 PLAIN = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")))
 ECHO = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")), echo=True)
 SECTIONS = (Section(1, Run("a", 4)), Section(3, Run("b", 4)))
-ROWS = [
-    Delta(1, 1, 0, "one x", (7,), 1),
-    Delta(1, 2, 0, "one", (8,), 1),
-    Delta(1, 3, 0, " z", (9,), 1),
-]
+ROWS = [Delta(1, 1, 0, "one x", (7,), 1), Delta(1, 2, 0, "one", (8,), 1), Delta(1, 3, 0, " z", (9,), 1)]
 
 
 def test_an_engine_does_not_see_an_echo() -> None:

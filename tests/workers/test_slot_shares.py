@@ -137,10 +137,7 @@ def test_choices_count_as_places() -> None:
         (batch_job("a", lane=Priority.STANDARD), "lane standard is not preempted"),
         (batch_job("a", lane=Priority.INTERACTIVE), "lane interactive is not preempted"),
         (batch_job("a", is_resumable=False), "it cannot be continued exactly"),
-        (
-            batch_job("a", MIN_RUN_S - 0.001, is_continued=True),
-            "it was put back before and has run for less than 30 s",
-        ),
+        (batch_job("a", MIN_RUN_S - 0.001, is_continued=True), "it was put back before and has run for less than 30 s"),
         (batch_job("a", MIN_RUN_S, is_continued=True), ""),
         (batch_job("a", 0), ""),
     ],

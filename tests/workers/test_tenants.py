@@ -72,17 +72,6 @@ async def test_a_request_that_never_ran_leaves_no_cache_to_its_tenant(one_slot: 
     assert (await one_slot.ask_as("blue", SECRET)).cached_tokens == 0
 
 
-async def test_a_tenant_is_given_the_slot_that_has_its_prompt(real_model: Path) -> None:
-    """Another tenant's request takes the other slot, and both find their own again."""
-    tenants = Tenants(LlamacppEngine("m", LlamacppSettings(slots=2, context=CONTEXT), real_model))
-    await tenants.start()
-    for tenant in ("red", "blue"):
-        assert (await tenants.ask_as(tenant, SECRET)).cached_tokens == 0
-    for tenant in ("red", "blue", "red"):
-        assert (await tenants.ask_as(tenant, SECRET)).cached_tokens > 50
-    await tenants.engine.stop()
-
-
 async def test_the_simulated_engine_caches_by_tenant_too() -> None:
     """So that tests of the whole path see what a tenant sees; without the setting it caches nothing."""
     tenants = Tenants(SimEngine("sim", SimSettings(cache_prompts=4, step_ms=0, prefill_ms=0)))

@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sim_worker import LONG, Start, a_claim, a_job, ended, expected, failure_of, put_job, text_of, until
+from flow import deltas_of
+from sim_worker import (
+    FAST,
+    LONG,
+    Start,
+    a_claim,
+    a_job,
+    ended,
+    expected,
+    failure_of,
+    has_deltas,
+    lose_lease,
+    put_job,
+    text_of,
+    until,
+)
 
 from penstock.engine import Request, Sampling
+from streaming.errors import Fenced
+from streaming.ids import new_job_id
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.history import NOTHING
+from streaming.jobs.history import NOTHING, History, LoggedRun
 from streaming.jobs.job import JobState, Text
-from streaming.jobs.lease import Claimed, HeldJob
+from streaming.jobs.lease import Claimed, HeldJob, Lease
 from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
+from streaming.redis.settings import RedisSettings
 from workers.engines.sim.answers import token_text
+from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
+from workers.heartbeat import BeatComparison
 from workers.record import Recorder
+from workers.settings import WorkerSettings
+from workers.worker import Worker
 
 pytestmark = pytest.mark.slow
 
@@ -55,20 +80,25 @@ async def test_choices_prompts_and_stop_strings(wire: RedisClient, start: Start)
 
 
 async def test_a_request_the_engine_cannot_run_fails_with_its_reason(wire: RedisClient, start: Start) -> None:
-    """Too long, or an option this engine does not have: 400 in the record, and the next job runs."""
+    """An option that this engine does not have: 400 in the record, and the next job runs."""
     queue = Queue(wire)
     await start()
-    too_long, odd, fine = (
-        a_job(queue, "x" * 50_000),
-        a_job(queue, sampling=Sampling(json_schema={})),
-        a_job(queue),
-    )
-    for job in (too_long, odd, fine):
-        await queue.put(job)
-    for job, code in ((too_long, "context_length_exceeded"), (odd, "invalid_request_error")):
-        record = await ended(wire, job.id)
-        assert (failure_of(record).code, failure_of(record).status) == (code, 400)
+    odd, fine = await put_job(queue, sampling=Sampling(json_schema={})), await put_job(queue)
+    record = await ended(wire, odd.id)
+    assert (failure_of(record).code, failure_of(record).status) == ("invalid_request_error", 400)
     assert (await ended(wire, fine.id)).state is JobState.COMPLETED
+
+
+async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: RedisClient, start: Start) -> None:
+    """The engine forgets the request; what was generated before stays readable."""
+    queue = Queue(wire)
+    running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=2))
+    cancelled, late = [await put_job(queue, max_tokens=4000, deadline_ms=due_ms) for due_ms in (None, 300)]
+    await until(lambda: running.engine.stats().running == 2)
+    await queue.cancel(cancelled.id)
+    assert (await ended(wire, cancelled.id)).state is JobState.CANCELLED
+    assert (await ended(wire, late.id)).state is JobState.EXPIRED
+    await until(lambda: running.engine.stats().running == 0 and running.worker.running == 0)
 
 
 async def test_only_jobs_of_several_prompts_are_checked_before_they_begin(
@@ -89,31 +119,17 @@ async def test_only_jobs_of_several_prompts_are_checked_before_they_begin(
     assert checked == ["one", "two"], "each once"
 
 
-async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: RedisClient, start: Start) -> None:
-    """The engine forgets the request; what was generated before stays readable."""
-    queue = Queue(wire)
-    running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=2))
-    cancelled, late = a_job(queue, max_tokens=4000), a_job(queue, max_tokens=4000, deadline_ms=300)
-    await queue.put(cancelled)
-    await queue.put(late)
-    await until(lambda: running.engine.stats().running == 2)
-    await queue.cancel(cancelled.id)
-    assert (await ended(wire, cancelled.id)).state is JobState.CANCELLED
-    assert (await ended(wire, late.id)).state is JobState.EXPIRED
-    await until(lambda: running.engine.stats().running == 0 and running.worker.running == 0)
-
-
 async def test_a_cancel_waits_for_no_heartbeat(wire: RedisClient, start: Start) -> None:
     """The worker is told of it; that heartbeats say it too is for words that were lost."""
     queue = Queue(wire)
     running = await start(LONG)
-    beat, job = running.worker.lease.beat, a_job(queue, max_tokens=8000)
+    beat = running.worker.lease.beat
 
     async def silent(partition: int) -> dict[str, HeldJob]:
         return {job_id: HeldJob(held.number, cancelled=False) for job_id, held in (await beat(partition)).items()}
 
     running.worker.lease.beat = silent  # type: ignore[method-assign]
-    await queue.put(job)
+    job = await put_job(queue, max_tokens=8000)
     await until(lambda: running.engine.stats().running == 1)
     await queue.cancel(job.id)
     assert (await ended(wire, job.id)).state is JobState.CANCELLED
@@ -156,15 +172,195 @@ async def test_a_deadline_is_as_far_off_as_the_store_says(wire: RedisClient, sta
 async def test_an_unreadable_body_fails_its_job_alone(wire: RedisClient, start: Start, recorder: Recorder) -> None:
     """Garbage in the record becomes a failed job, which is counted; the worker lives on."""
     queue = Queue(wire)
-    broken, fine = a_job(queue), a_job(queue)
-    await queue.put(broken)
+    broken = await put_job(queue)
     await wire.redis.hset(partition_key(0, "job", broken.id), "body", b"\xc1garbage")
-    await queue.put(fine)
+    fine = await put_job(queue)
     await start()
     assert (await ended(wire, fine.id)).state is JobState.COMPLETED
-
     record = await ended(wire, broken.id)
     assert record.state is JobState.FAILED and record.job.tenant == "t"
     (letter,) = await DeadLetters(wire).recent(10)
     assert letter.job == broken.id and "unreadable" in letter.reason
     assert b'penstock_job_failures_total{code="malformed_job"} 1.0' in recorder.metrics.expose()
+
+
+async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: RedisClient, start: Start) -> None:
+    """Until a job is put back, the log has all that a reader, or another worker after a loss, has to read."""
+    queue, reader = Queue(wire), JobReader(wire)
+    job = await put_job(queue, "handed", 4000)
+    leaving = await start(FAST, WorkerSettings(drain_s=0.2))
+    lease, gate = leaving.worker.lease, asyncio.Event()
+    await until(lambda: has_deltas(wire, job.id, 200))
+    write, release, seqs = lease.calls, lease.release, list[int]()
+
+    async def looked_at(*args: Any, **options: Any) -> None:
+        seqs.extend([row.seq for row in await deltas_of(reader, await reader.record(job.id))])
+        await release(*args, **options)
+
+    async def held_up(calls: object) -> None:
+        await gate.wait()
+        await write(calls)  # type: ignore[arg-type]
+
+    lease.calls = held_up  # type: ignore[method-assign]
+    lease.release = looked_at  # type: ignore[method-assign]
+    lease.send_nowait = lambda *_: False  # type: ignore[method-assign]  # so that all goes that way
+    leaving.stop.set()
+    await until(lambda: leaving.worker.running == 0)
+    gate.set()
+    await asyncio.wait_for(leaving.task, 20)
+    record = await reader.record(job.id)
+    assert record.state is JobState.QUEUED and seqs == list(range(1, len(seqs) + 1)) and len(seqs) > 200
+    assert [row.seq for row in await deltas_of(reader, record)] == seqs
+
+
+@pytest.mark.parametrize("draining", [False, True])
+async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
+    redis_url: str, recorder: Recorder, draining: bool
+) -> None:
+    """Fenced in one of two partitions, before or in its drain: the other's jobs finish, and none counts as lost."""
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, partitions=2))
+    queue, reasons, stop, workers = Queue(wire), list[str](), asyncio.Event(), list[Worker]()
+    engine = SimEngine("m", SimSettings(step_ms=5, prefill_ms=1, slots=8))
+    card = await engine.start(lambda step: [worker.on_step(step) for worker in workers], lambda _: None)
+    worker = Worker(wire, engine, card, WorkerSettings(drain_s=20), recorder, reasons.append)
+    workers.append(worker)
+    task = asyncio.create_task(worker.run(stop))
+    jobs = [await put_job(queue, "x", 300, id=new_job_id(partition)) for partition in (0, 1)]
+    await until(lambda: engine.stats().running == 2)
+    if draining:
+        stop.set()
+    await lose_lease(wire, worker)
+    with pytest.raises(Fenced, match=r"\[0\]"):
+        await asyncio.wait_for(task, 30)
+    taken, kept = [await JobReader(wire).record(job.id) for job in jobs]
+    assert (taken.state, kept.state) == (JobState.QUEUED, JobState.COMPLETED) and text_of(kept) == expected("x", 300)
+    assert await wire.redis.hget(partition_key(1, "job", jobs[1].id), "losses") is None
+    assert reasons == ["its lease in partition 0 was taken"]
+    assert await wire.redis.zscore(partition_key(1, "leases"), worker.lease.id) is None
+    await engine.stop()
+    await wire.close()
+
+
+async def test_a_lease_lost_everywhere_ends_the_worker_at_once(wire: RedisClient, start: Start) -> None:
+    """There is nothing left to drain, however long the grace time is."""
+    running = await start(SimSettings(step_ms=20, prefill_ms=1), WorkerSettings(drain_s=600))
+    await put_job(Queue(wire), max_tokens=4000)
+    await until(lambda: running.engine.stats().running == 1)
+    await lose_lease(wire, running.worker)
+    with pytest.raises(Fenced):
+        await asyncio.wait_for(running.task, 20)
+
+
+async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: RedisClient, start: Start) -> None:
+    """A job the server counts as this worker's, of which it knows nothing, does not wait for ever."""
+    running = await start()
+    await until(lambda: _leased(wire, running.worker.lease.id))
+    job = await put_job(Queue(wire), model="other")
+    # The claim as it would be made, its answer thrown away.
+    await wire.call("claim", 0, running.worker.lease.id, "other", 1, 1000, "", "", 100)
+
+    async def back() -> bool:
+        record = await JobReader(wire).record(job.id)
+        return record.state is JobState.QUEUED and record.attempt == 1
+
+    await until(back)
+
+
+async def _leased(wire: RedisClient, lease: str) -> bool:
+    return await wire.redis.zscore(partition_key(0, "leases"), lease) is not None
+
+
+async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: RedisClient, start: Start) -> None:
+    """Reading what the job's last worker logged outlasts several heartbeats: the job is still begun once, by one."""
+    queue, lost = Queue(wire), Lease(wire, "m")
+    job = await put_job(queue, "slow", 30)
+    await lost.register()
+    await lost.claim(0, 1)
+    await lost.release(job.id, 1)
+    running = await start()
+    worker, beats = running.worker, 0
+    reader = worker._claimer._reader
+    read, beat = reader.history, worker.lease.beat
+    several = asyncio.Event()
+
+    async def counted(partition: int) -> dict[str, HeldJob]:
+        nonlocal beats
+        held = await beat(partition)
+        beats += job.id in held
+        if beats == 4:
+            several.set()
+        return held
+
+    async def slow(job_id: str, runs: Sequence[LoggedRun]) -> History:
+        await several.wait()
+        return await read(job_id, runs)
+
+    worker.lease.beat = counted  # type: ignore[method-assign]
+    reader.history = slow  # type: ignore[method-assign]
+    record = await ended(wire, job.id)
+    assert record.state is JobState.COMPLETED and record.attempt == 2 and len(record.runs) == 2
+    assert text_of(record) == expected("slow", 30)
+
+
+async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(wire: RedisClient, start: Start) -> None:
+    """A drained worker has left; a beat that comes after it is refused, and the drain still ends well."""
+    running = await start()
+    lease, refused = running.worker.lease, asyncio.Event()
+    await until(lambda: _leased(wire, lease.id))
+    leave, beat = lease.leave, lease.beat
+
+    async def left() -> int:
+        held = await leave()
+        await asyncio.wait_for(refused.wait(), 20)
+        return held
+
+    async def beaten(partition: int) -> dict[str, HeldJob]:
+        try:
+            return await beat(partition)
+        except Fenced:
+            refused.set()
+            raise
+
+    lease.leave, lease.beat = left, beaten  # type: ignore[method-assign]
+    running.stop.set()
+    await asyncio.wait_for(running.task, 20)
+    assert refused.is_set()
+
+
+async def test_a_job_that_one_heartbeat_leaves_out_goes_on(wire: RedisClient, start: Start) -> None:
+    """Only where two heartbeats in a row do not name a job has the server taken it away."""
+    running = await start(SimSettings(step_ms=20, prefill_ms=1))
+    job = await put_job(Queue(wire), "seen", 100)
+    beat, left_out = running.worker.lease.beat, 0
+
+    async def beaten(partition: int) -> dict[str, HeldJob]:
+        nonlocal left_out
+        held = await beat(partition)
+        if not left_out and job.id in held and job.id in running.worker._attempts:
+            left_out += 1
+            del held[job.id]
+        return held
+
+    running.worker.lease.beat = beaten  # type: ignore[method-assign]
+    record = await ended(wire, job.id)
+    assert left_out == 1 and record.state is JobState.COMPLETED
+    assert record.attempt == 1 and text_of(record) == expected("seen", 100)
+
+
+def test_a_job_whose_end_is_being_written_is_not_dropped() -> None:
+    """The store has ended it already, and the answer to that is on its way: it is no job that was taken away."""
+    ending, running = (
+        SimpleNamespace(job=SimpleNamespace(id=name), number=1, over=name == "ending") for name in ("ending", "running")
+    )
+    held: Any = SimpleNamespace(of=lambda partition: [ending, running])
+    comparison = BeatComparison(held, 0)
+    assert comparison.taken({}) == set(), "it may have been claimed since"
+    assert comparison.taken({}) == {("running", 1)}
+
+
+def test_a_job_of_which_the_worker_knows_nothing_is_a_stray_in_the_second_beat() -> None:
+    """And not while a claim is in flight, which may bring it: it is counted from its reply on."""
+    held: Any = SimpleNamespace(holds=lambda job_id, number: (job_id, number) == ("held", 1))
+    comparison, counted = BeatComparison(held, 0), {"held": HeldJob(1, False), "stray": HeldJob(2, False)}
+    found = [comparison.strays(counted, may_claim=claims) for claims in (False, False, True, False, False)]
+    assert found == [set(), {("stray", 2)}, set(), set(), {("stray", 2)}]

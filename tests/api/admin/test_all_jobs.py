@@ -129,15 +129,6 @@ async def test_of_other_tenants_jobs_it_shows_all_but_request_and_answer(api: Lo
     assert (await api.client.get("/admin/jobs/job_x", headers=ADMIN)).status_code == 404
 
 
-async def test_an_admin_cancels_any_job(api: LocalApi) -> None:
-    job = await put(api, "a")
-    assert (
-        await api.client.post(f"/admin/jobs/{job}/cancel", headers={"Authorization": "Bearer sk-b"})
-    ).status_code == 403
-    answer = await api.client.post(f"/admin/jobs/{job}/cancel", headers=ADMIN)
-    assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
-
-
 async def test_a_cancelled_job_says_who_cancelled_it(api: LocalApi) -> None:
     """Its owner and an administrator see the same, in the job, in its error, in both lists and in its last event."""
     for by, path, who in (("a", "/v1", {"Authorization": "Bearer sk-a"}), ("root", "/admin", ADMIN)):

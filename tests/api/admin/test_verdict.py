@@ -68,10 +68,13 @@ def test_each_cause_has_its_words_and_a_next_step(now: Situation, flow: str, sai
     assert all(problem.cause and problem.next_step for problem in verdict.problems)
 
 
-@pytest.mark.parametrize("lanes", [{"batch": WAITING}, {"standard": {"waiting": 3, "oldest_s": 59.0}},
-                                   {"interactive": {"waiting": 0, "oldest_s": 99.0}}])  # fmt: skip
-def test_a_lane_that_only_waits_its_turn_is_not_behind(lanes: dict[str, Any]) -> None:
-    assert assess(replace(CALM, pools=[pool(**lanes)])).flow == "flowing"
+@pytest.mark.parametrize("of_pool", [
+    {"batch": WAITING}, {"standard": {"waiting": 3, "oldest_s": 59.0}},
+    {"interactive": {"waiting": 0, "oldest_s": 99.0}},
+    {"ready": 2, "workers": [ALONE, WELL]},
+])  # fmt: skip
+def test_a_lane_that_waits_its_turn_and_a_server_away_from_one_worker_stop_nothing(of_pool: dict[str, Any]) -> None:
+    assert assess(replace(CALM, pools=[pool(**of_pool)])).flow == "flowing"
 
 
 STALLED = {"cause": "no scheduler leads", "fix": "start one"}
@@ -104,10 +107,6 @@ def test_a_server_that_is_away_is_named_and_no_more_workers_are_asked_for() -> N
     (problem,) = verdict.problems
     assert problem.cause == "3 jobs of m waiting; jobs are kept until it is back"
     assert problem.next_step == "start it, or correct the address: penstock doctor -v"
-
-
-def test_a_server_that_is_away_from_one_worker_only_stops_nothing() -> None:
-    assert assess(replace(CALM, pools=[pool(ready=2, workers=[ALONE, WELL])])).flow == "flowing"
 
 
 def test_a_worker_that_waits_for_its_server_says_so() -> None:

@@ -42,47 +42,18 @@ def every_route() -> Iterator[tuple[str, str]]:
         yield route.method, route.described_path.replace("{model}", "sim").replace("{", "").replace("}", "")
 
 
-# --- web pages ------------------------------------------------------------------------------------------------------
-
-
-def test_the_log_says_why_a_page_is_refused(empty_house: House) -> None:
-    """Once for each origin and host, with path and fix: a browser tells a page of a CORS or network error only."""
-
-    def told(text: str) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in empty_house.log("api").splitlines() if '"api.auth.access_errors"' in line]
-        return [line for line in lines if text in line["message"]]
-
-    empty_house.start_api()
-    for _ in range(3):
-        assert empty_house.request("GET", "/v1/models", None, {"Origin": "https://once.example"})[0] == 403
-        assert raw(empty_house.port, "GET /v1/models HTTP/1.1\nHost: once-host.example\n") == 421
-    (origin,) = eventually(lambda: told("https://once.example"))
-    (host,) = eventually(lambda: told("once-host.example"))
-    assert (origin["level"], origin["code"], host["code"]) == ("warning", "foreign_origin", "misdirected_request")
-    assert "/v1/models" in origin["message"] and "cors_origins" in origin["message"] and "[keys" in host["message"]
-
-
-# --- proxies ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/completions", "/v1/jobs", "/v1/batches", "/admin/pools/sim"]
 )
-@pytest.mark.parametrize(
-    "kind", [None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json"]
-)
-def test_json_needs_its_content_type(house: House, path: str, kind: str | None) -> None:
+def test_json_needs_its_content_type(house: House, path: str) -> None:
     """A page can send any other type, and none, to another origin without asking."""
-    method = "PUT" if path.startswith("/admin") else "POST"
-    body = json.dumps(CHAT).encode()
-    head = (
-        f"{method} {path} HTTP/1.1\nHost: localhost\nAuthorization: Bearer {ADMIN_TOKEN}\nContent-Length: {len(body)}\n"
-    )
-    assert raw(house.port, head + ("" if kind is None else f"Content-Type: {kind}\n"), body) == 415
+    body, method = json.dumps(CHAT).encode(), "PUT" if path.startswith("/admin") else "POST"
+    head = f"{method} {path} HTTP/1.1\nHost: localhost\nAuthorization: Bearer {ADMIN_TOKEN}\n"
+    head += f"Content-Length: {len(body)}\n"
+    assert raw(house.port, head, body) == 415
+    for kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json"):
+        assert raw(house.port, head + f"Content-Type: {kind}\n", body) == 415
     assert raw(house.port, head + "Content-Type: Application/vnd.x+JSON; charset=utf-8\n", body) != 415
-
-
-# --- the admin token -------------------------------------------------------------------------------------------------
 
 
 # --- CORS ------------------------------------------------------------------------------------------------------------
@@ -109,14 +80,11 @@ def test_cors_is_off(house: House) -> None:
 def test_listed_origins_may_ask_send_and_read(shared: House, origin: str) -> None:
     """Preflight, a stream, an answer in one piece, events, an error: each with its headers."""
     page = {"Origin": origin, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}
-    asks = {
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
-    }
+    sent = "authorization,content-type,x-stainless-os"
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": sent}
     status, headers, _ = shared.request("OPTIONS", "/v1/chat/completions", None, page | asks)
     assert status == 204 and headers["access-control-allow-origin"] == origin
-    assert headers["access-control-allow-methods"] == "POST"
-    assert headers["access-control-allow-headers"] == asks["Access-Control-Request-Headers"]
+    assert (headers["access-control-allow-methods"], headers["access-control-allow-headers"]) == ("POST", sent)
     assert "access-control-allow-credentials" not in headers
     streamed = shared.post("/v1/chat/completions", CHAT | {"stream": True}, page)
     whole = shared.post("/v1/chat/completions", CHAT, page)
@@ -133,16 +101,8 @@ def test_listed_origins_may_ask_send_and_read(shared: House, origin: str) -> Non
 
 def test_everybody_else_is_refused_as_before(shared: House) -> None:
     """Origins that only look like a listed one, its form without CORS, and /admin for any page."""
-    for origin in (
-        EVIL,
-        "null",
-        APP + ":8443",
-        APP + ".evil.example",
-        APP.upper(),
-        "http://app.example",
-        APP + "/",
-        "*",
-    ):
+    alike = (APP + ":8443", APP + ".evil.example", APP.upper(), "http://app.example", APP + "/")
+    for origin in (EVIL, "null", "*", *alike):
         answer = shared.post("/v1/chat/completions", CHAT, {"Origin": origin})
         assert error_of(answer) == (403, "foreign_origin"), origin
         assert "access-control-allow-origin" not in answer[1] and answer[1]["vary"] == "Origin"
@@ -189,11 +149,8 @@ def test_origins_and_hosts_are_checked_at_the_start(field: str, value: str) -> N
     """Nothing that no browser would ever send is taken: it would let nobody in, and nobody would know why."""
     with pytest.raises(ConfigError, match=rf"^api\.{field}: .*e\.g\.|^api\.{field}: .*write it as"):
         build(ApiSettings, {field: [value]}, "api")
-    build(
-        ApiSettings,
-        {"cors_origins": "https://a.example:8443, http://[::1]:3000, tauri://localhost", "hosts": "a, ::1"},
-        "api",
-    )
+    listed = "https://a.example:8443, http://[::1]:3000, tauri://localhost"
+    build(ApiSettings, {"cors_origins": listed, "hosts": "a, ::1"}, "api")
 
 
 # --- the audit log ---------------------------------------------------------------------------------------------------
@@ -231,10 +188,8 @@ def test_what_admins_do_and_are_refused_is_logged(empty_house: House, tmp_path: 
     (letter,) = eventually(lambda: json.loads(house.request("GET", "/admin/dlq", None, root)[2])["data"])
     (known,) = audited(house)
     assert known["action"] == "keys.known" and known["admin_by"] == "keys"
-    assert [(key["name"], key["tenant"], key["admin"]) for key in known["known"]] == [
-        ("plain", "a", False),
-        ("root", "ops", True),
-    ]
+    listed = [(key["name"], key["tenant"], key["admin"]) for key in known["known"]]
+    assert listed == [("plain", "a", False), ("root", "ops", True)]
 
     replay, missing = f"/admin/dlq/{letter['id']}/replay", "msg_00" + "0" * 30
     for method, path, key, body, said in (
@@ -256,25 +211,6 @@ def test_what_admins_do_and_are_refused_is_logged(empty_house: House, tmp_path: 
     assert "sk-canary" not in written and not [each for each in hashes.values() if each in written]
 
 
-def test_refusals_of_a_server_without_keys_are_logged(house: House) -> None:
-    """A page's try at /admin, and a wrong token; what the token's holder does is told under the local name."""
-
-    def asked(headers: dict[str, str], code: int, path: str = "/admin/pools/sim") -> dict[str, Any]:
-        count = len(audited(house))
-        assert house.request("DELETE", path, None, headers)[0] == code
-        return dict(eventually(lambda: audited(house)[count:])[0])  # type: ignore[index]
-
-    token = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
-    page, wrong = asked(token | {"Origin": EVIL}, 403), asked({"Authorization": "Bearer guess"}, 401)
-    rebound, right = asked(token | {"Host": "evil.example"}, 421), asked(token, 200)
-    assert [line["outcome"] for line in (page, wrong, rebound, right)] == ["refused", "refused", "refused", "done"]
-    assert [line["who"] for line in (page, wrong, rebound, right)] == [None, None, None, "local"]
-    unknown = asked(token | {"Origin": EVIL}, 403, "/admin/nothing")
-    assert (unknown["action"], unknown["outcome"], unknown["code"]) == ("admin.unknown", "refused", "foreign_origin")
-    assert page["code"] == "foreign_origin" and wrong["code"] == "admin_token_required"
-    assert ADMIN_TOKEN not in house.log("api") and "guess" not in house.log("api")
-
-
 # --- the metrics port ------------------------------------------------------------------------------------------------
 
 
@@ -292,5 +228,3 @@ def test_metrics_have_a_port_of_their_own(house: House) -> None:
         b"penstock_requests_total",
     ):
         assert series in page
-    process = house.start("api", PENSTOCK_TELEMETRY_METRICS_PORT=str(port), PENSTOCK_API_PORT=str(free_port()))
-    assert process.wait(30) == 1 and f"metrics cannot be served on 127.0.0.1:{port}" in house.log("api")

@@ -69,10 +69,7 @@ def test_nothing_is_inline_or_foreign() -> None:
     assert not re.search(r"<style|<script(?![^>]*src=)|\sstyle=|\son\w+=|javascript:", page)
     for file in [*SCRIPTS, STATIC / "index.html", STATIC / "style.css"]:
         text = file.read_text().replace("http://www.w3.org/2000/svg", "")
-        found = re.search(
-            FORBIDDEN,
-            text,
-        )
+        found = re.search(FORBIDDEN, text)
         assert found is None, (file.name, found)
 
 

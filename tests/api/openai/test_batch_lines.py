@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from api.openai.batch_lines import envelope, job_of, not_run, output_line, request_of, traits
+from api.openai.generation import UNKNOWN
 from api.openai.schemas import to_job
 from streaming.batches.store import Batch
 from streaming.order import Priority
@@ -29,13 +30,7 @@ def test_a_line_of_output_has_its_lines_own_name(name: str) -> None:
     written = output_line("batch_1", 7, line(custom_id=name), not_run("expired"))
     assert len(written.decode().splitlines()) == 1
     shown = json.loads(written)
-    assert shown | {"id": "", "error": None} == {
-        "id": "",
-        "custom_id": name,
-        "line": 7,
-        "response": None,
-        "error": None,
-    }
+    assert {**shown, "id": "", "error": ""} == {"id": "", "custom_id": name, "line": 7, "response": None, "error": ""}
     assert shown["error"]["code"] == "batch_expired" and shown["error"]["message"].endswith(".")
     assert output_line("batch_1", 7, line(custom_id=name), not_run("expired")) == written
     assert json.loads(output_line("batch_1", 8, line(custom_id=name), not_run("expired")))["id"] != shown["id"]
@@ -54,14 +49,19 @@ def asked(endpoint: str, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "field"), [(ENDPOINT, {"echo": True}), (CHAT, {"reasoning_effort": "high"}), (CHAT, {"top_k": 5})]
-)
+    ("endpoint", "field"),
+    [
+        (ENDPOINT, {"echo": True}), (CHAT, {"reasoning_effort": "high"}), (CHAT, {"top_k": 5}),
+        (CHAT, {"only_a_server_reads_it": 1}),
+    ],
+)  # fmt: skip
 def test_a_line_asks_for_what_its_request_would(endpoint: str, field: dict[str, Any]) -> None:
-    """And it shares no answer with a line that does not."""
+    """Also if no worker has loaded the model yet; and it shares no answer with a line that asks for something else."""
     request = asked(endpoint, **field)
     job = job_of(request, BATCH, job_id="j", number=1, lane=Priority.BATCH, left_ms=None)
-    direct = to_job(request, job_id="j", tenant="t", ceiling=Priority.BATCH, reply_to="", trace={})
-    same = ("prompt", "sampling", "tools", "reasoning", "task", "echo", "response")
+    direct = to_job(request, job_id="j", tenant="t", ceiling=Priority.BATCH, card=UNKNOWN)
+    same = ("prompt", "sampling", "tools", "reasoning", "task", "echo", "response", "passed")
     assert [getattr(job, name) for name in same] == [getattr(direct, name) for name in same]
+    assert job.passed == {name: value for name, value in field.items() if name == "only_a_server_reads_it"}
     assert traits(request, None).digest != traits(asked(endpoint), None).digest
     assert traits(request, None).digest == traits(asked(endpoint, **field), None).digest

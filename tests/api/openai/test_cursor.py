@@ -28,25 +28,8 @@ def record_of(lengths: list[int], *, state: JobState = JobState.COMPLETED, store
     sections = tuple(Section(first, run) for first, run in zip(firsts, runs, strict=True))
     seq = sum(lengths)
     terminal = Terminal("j", state, seq if stored else 0, sections=sections if stored else ())
-    return JobRecord(
-        job=JOB,
-        state=state,
-        attempt=len(runs),
-        worker="",
-        lane="",
-        entry="",
-        created_ms=1,
-        started_ms=1,
-        first_ms=0,
-        done_ms=1,
-        deadline_ms=0,
-        epoch=4,
-        resets=1,
-        keep_s=1,
-        runs=tuple(LoggedRun(run, 1) for run in runs),
-        addresses=(),
-        terminal=terminal if state.final else None,
-    )
+    logged, ended = tuple(LoggedRun(run, 1) for run in runs), terminal if state.final else None
+    return JobRecord(job=JOB, state=state, attempt=len(runs), epoch=4, resets=1, keep_s=1, runs=logged, terminal=ended)
 
 
 def log_of(record: JobRecord, lengths: list[int]) -> list[tuple[Cursor, Place]]:

@@ -215,17 +215,12 @@ async def test_requests_in_advance_are_bounded() -> None:
         POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
         POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
         POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
-        POST + b"Content-Length: +3\r\n\r\nabc",
-        POST + b"Transfer-Encoding: gzip\r\n\r\nabc",
         POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n",
         b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET /\r\n\r\n",
-        b"GET / HTTP/2.0\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nA : b\r\n\r\n",
         b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n",
         b"GET / HTTP/1.1\nA: b\n\n",
@@ -320,11 +315,6 @@ async def test_http_1_0_gets_no_chunks(fields: bytes) -> None:
         assert await it.rest() == b">"
 
 
-async def test_http_1_0_is_answered_and_closed() -> None:
-    async with opened() as door, client(door, b"POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi") as it:
-        assert (await it.rest()).endswith(b"\r\n\r\nhi")
-
-
 async def test_a_body_nobody_reads_does_not_cost_the_client_its_answer() -> None:
     """A small one is read to its end, and the connection goes on; a large one ends it, after its answer was read."""
     async with opened() as door, client(door) as it:
@@ -400,18 +390,8 @@ async def test_a_body_that_stops_or_trickles_is_refused() -> None:
         await soon(lambda: door.app.left == 2)
 
 
-async def test_a_long_upload_that_goes_on_is_not_cut() -> None:
-    """It takes several windows of the deadline."""
-    async with opened(body_timeout_s=0.1, min_body_bytes_per_s=1) as door, client(door) as it:
-        await it.send(POST + b"Content-Length: 60\r\n\r\n")
-        for _ in range(60):
-            await it.send(b"x")
-            await asyncio.sleep(0.01)
-        assert (await it.answer())[0] == 200
-
-
-async def test_a_second_long_upload_is_not_cut_either() -> None:
-    """What the first one on the connection brought is not asked of it."""
+async def test_long_uploads_that_go_on_are_not_cut() -> None:
+    """What the first one on the connection brought is not asked of the second."""
     async with opened(body_timeout_s=600, min_body_bytes_per_s=1) as door, client(door) as it:
         for size in (5000, 1000):
             await it.send(POST + b"Content-Length: %d\r\n\r\nx" % size)
@@ -514,21 +494,14 @@ async def test_a_reader_of_a_whole_answer_that_takes_nothing_is_cut_off() -> Non
 LARGE = b"GET /large HTTP/1.1\r\nHost: a\r\n"
 
 
-async def test_a_reader_of_a_last_answer_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where so little is left that the application need not wait."""
-    monkeypatch.setattr(connection, "MAX_UNSENT_BYTES", 64 * 1024 * 1024)
-    async with opened(send_timeout_s=0.2) as door, client(door, LARGE + b"Connection: close\r\n\r\n"):
-        await soon(lambda: len(door.app.asked) == 1)
-        await soon(lambda: door.open == 0)
-
-
 async def test_a_reader_that_stops_near_the_end_of_its_last_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below the low-water mark of the transport the answer is still not sent."""
+    """Below the low-water mark of the transport the answer is still not sent, though the application need not wait."""
     monkeypatch.setattr(connection, "MAX_UNSENT_BYTES", 64 * 1024 * 1024)
     async with opened(send_timeout_s=600) as door, client(door, LARGE + b"Connection: close\r\n\r\n"):
         await soon(lambda: len(door.guard.writing) == 1)
         door.connection.resume_writing()
         assert len(door.guard.writing) == 1
+        await soon(lambda: expire(door.guard.writing) == 0 and door.open == 0)
 
 
 async def test_an_idle_client_that_has_not_taken_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -749,10 +722,8 @@ def test_the_limit_on_open_files_is_raised_as_far_as_it_may_be(monkeypatch: pyte
     assert limits[-1] == (20_000 + connection_guard.RESERVED_FILES, 100_000)
     assert connection_guard.allowed_connections(10_000) == 10_000 and len(limits) == 2
     limits[:] = [(1024, 4096)]
-    assert connection_guard.allowed_connections(20_000) == 4096 - connection_guard.RESERVED_FILES and limits[-1] == (
-        4096,
-        4096,
-    )
+    assert connection_guard.allowed_connections(20_000) == 4096 - connection_guard.RESERVED_FILES
+    assert limits[-1] == (4096, 4096)
     limits[:] = [(1024, resource.RLIM_INFINITY)]
     assert connection_guard.allowed_connections(20_000) == 20_000
     limits[:] = [(64, 64)]

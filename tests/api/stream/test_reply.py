@@ -102,7 +102,8 @@ class Exchange:
             deliveries=SimpleNamespace(note=lambda _job, delivered: self.noted.append(delivered)),
         )
         wait = None if eta_ms is None else Wait(eta_ms)
-        admitted = Admitted(job, 0, Accepted("j1", created_ms=1_000), self.buffer, request, {}, False, wait)
+        headers = {} if eta_ms is None else {"X-Queue-ETA-Ms": str(eta_ms)}
+        admitted = Admitted(job, 0, Accepted("j1", created_ms=1_000), self.buffer, request, headers, False, wait)
         self.reply = kind(cast(Services, services), admitted)
 
     async def answer(self) -> None:
@@ -176,6 +177,7 @@ async def test_who_will_wait_longer_than_the_silence_allowed_gets_the_head_at_on
     answering = asyncio.create_task(exchange.answer())
     if at_once:
         await soon(lambda: exchange.client.written == PING)
+        assert (exchange.client.status, exchange.client.headers[b"x-queue-eta-ms"]) == (200, b"3600000")
     else:
         for _ in range(10):
             await asyncio.sleep(0)
@@ -208,20 +210,14 @@ async def test_a_sign_of_life_comes_when_the_silence_has_lasted_so_long(monkeypa
     await answering
 
 
-async def test_a_stream_that_fails_before_its_first_token_has_its_own_status() -> None:
+@pytest.mark.parametrize(("texts", "status"), [([], 409), (["a"], 200)])
+async def test_a_stream_that_fails_tells_it_and_counts_it_once(texts: list[str], status: int) -> None:
+    """Before its first token it has the error's status."""
     exchange = Exchange(StreamReply)
+    exchange.bring(*texts)
     exchange.end(JobState.CANCELLED)
     await exchange.answer()
-    assert exchange.client.status == 409 and b"job_cancelled" in exchange.client.written
-    assert exchange.told == {"job_cancelled": 1}
-
-
-async def test_a_stream_that_fails_after_its_first_token_tells_and_counts_it() -> None:
-    exchange = Exchange(StreamReply)
-    exchange.bring("a")
-    exchange.end(JobState.CANCELLED)
-    await exchange.answer()
-    assert exchange.client.status == 200 and b"job_cancelled" in exchange.client.written
+    assert exchange.client.status == status and b"job_cancelled" in exchange.client.written
     assert exchange.told == {"job_cancelled": 1}
 
 

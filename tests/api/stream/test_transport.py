@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+import pytest
+
 from api.stream.connection import AnswerTransport
 
 
@@ -21,41 +23,28 @@ class Wire:
         self.written.append(b"end")
 
 
-def transport_to(wire: Wire) -> AnswerTransport:
-    return AnswerTransport(cast(asyncio.Transport, wire), wire.end)
+END = None
+"""In place of data: the connection is closed."""
 
 
-def test_a_held_head_is_sent_with_the_first_chunk_in_one_write() -> None:
+@pytest.mark.parametrize(
+    ("told", "written"),
+    [
+        ([b"head", b"first", b"second"], [b"headfirst", b"second"]),
+        ([b"head", END], [b"head", b"end"]),
+        ([END, b"late"], [b"end", b"late"]),
+    ],
+    ids=["a head goes with the first chunk alone", "a head without a body", "an end without a head"],
+)
+def test_what_is_held_back_is_sent_with_the_next_write_or_before_the_end(
+    told: list[bytes | None], written: list[bytes]
+) -> None:
     wire = Wire()
-    transport = transport_to(wire)
+    transport = AnswerTransport(cast(asyncio.Transport, wire), wire.end)
     transport.hold()
-    for data in (b"head", b"first", b"second"):
-        transport.write(data)
-    assert wire.written == [b"headfirst", b"second"]
-
-
-def test_the_next_response_of_the_connection_is_not_held() -> None:
-    wire = Wire()
-    transport = transport_to(wire)
-    transport.hold()
-    for data in (b"head", b"body", b"next head"):
-        transport.write(data)
-    assert wire.written[-1] == b"next head"
-
-
-def test_a_head_without_a_body_is_sent_before_the_end() -> None:
-    wire = Wire()
-    transport = transport_to(wire)
-    transport.hold()
-    transport.write(b"head")
-    transport.close()
-    assert wire.written == [b"head", b"end"]
-
-
-def test_an_end_without_a_head_writes_nothing() -> None:
-    wire = Wire()
-    transport = transport_to(wire)
-    transport.hold()
-    transport.close()
-    transport.write(b"late")
-    assert wire.written == [b"end", b"late"]
+    for data in told:
+        if data is None:
+            transport.close()
+        else:
+            transport.write(data)
+    assert wire.written == written

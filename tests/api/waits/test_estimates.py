@@ -113,12 +113,3 @@ def test_a_start_that_takes_too_long_is_expected_no_more(clock: Clock) -> None:
     assert expected(want=1)
     clock.now += 9
     assert not expected(want=1)
-
-
-def test_a_rate_without_a_ready_worker_is_no_estimate() -> None:
-    waits, job = WaitEstimates(), a_job(Priority.STANDARD)
-    for _ in range(2):
-        waits.completions.ended("m")
-    assert waits.wait(job, 0) is not None
-    waits.readiness.learn([])
-    assert waits.wait(job, 0) is None

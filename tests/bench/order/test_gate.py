@@ -1,23 +1,8 @@
-"""Part `gate` of the program: it runs in short form, repeats itself, and its goals judge what they name."""
+"""Part `gate` of the program: its goals judge what they name."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from bench.order.__main__ import main
 from bench.order.gate import ALWAYS, GATE, GREEDY, NEVER, goals
-from bench.report import load
-
-
-@pytest.mark.slow
-def test_a_quick_run_shows_every_rule_and_judges_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--part", "gate", "--quick", "--jobs", "1", "--out", str(tmp_path)]) == 0
-    assert "Past-Future gate" in capsys.readouterr().out
-    found = load(tmp_path / "order-gate-quick.json")
-    assert len(found.rows) == 8 and found.ratios == ()
-    assert {row["evictions"] for row in found.rows if row["rule"] == NEVER} == {0}
 
 
 def test_the_goals() -> None:

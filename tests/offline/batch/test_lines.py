@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 from batching import batch_record, jsonl, line, tools_of
 from worker_report import a_worker
 
-from offline.batch.lines import MAX_BLOCKED, Lines
+from offline.batch.lines import MAX_BLOCKED, MIN_WINDOW, BatchStanding, Lines, lane_of, window_of
+from offline.tools import OfflineTools
 from penstock.engine import Capabilities, Failure, ModelCard
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import InputPlan, LineOutcome
@@ -21,6 +25,7 @@ from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.identity import enter_store
 
@@ -30,17 +35,22 @@ RETRIES = 2
 BATCH = batch_record()
 
 
+def turn_at(tools: OfflineTools, folder: Path, lines: Sequence[bytes], now_ms: int, **lease: Any) -> Lines:
+    """A turn at a batch of these lines, not opened."""
+    (folder / "input").write_bytes(b"".join(lines))
+    plan, at = InputPlan(), 0
+    for number, each in enumerate(lines, 1):
+        plan.order.append(plan.add(number, at, len(each)))
+        at += len(each)
+    plan.save(folder)
+    fields: dict[str, Any] = {"batch": BATCH, "epoch": 1, "state": BatchState.IN_PROGRESS, "progress": BatchProgress()}
+    return Lines(tools, BatchLease(now_ms=now_ms, created_ms=now_ms, **fields | lease), folder)
+
+
 async def one_line(wire: RedisClient, folder: Path, data: bytes = jsonl([line(1)])) -> Lines:
     """A turn at a batch of one line, which is in the queue if it can be."""
-    (folder / "input").write_bytes(data)
-    plan = InputPlan()
-    plan.order.append(plan.add(1, 0, len(data)))
-    plan.save(folder)
-    now_ms = await wire.now_ms()
-    hold = BatchLease(
-        batch=BATCH, epoch=1, now_ms=now_ms, state=BatchState.IN_PROGRESS, created_ms=now_ms, progress=BatchProgress()
-    )
-    lines = Lines(tools_of(wire, batch=BatchSettings(retries=RETRIES)), hold, folder)
+    tools = tools_of(wire, batch=BatchSettings(retries=RETRIES))
+    lines = turn_at(tools, folder, [data], await wire.now_ms())
     await lines.open()
     await put(lines)
     return lines
@@ -112,27 +122,19 @@ async def test_lines_that_an_earlier_turn_put_are_found_though_the_window_is_sma
 ) -> None:
     """Else each would be put once more behind them, and its place in the queue be lost."""
     count = 2 + MAX_BLOCKED + 8
-    data = [jsonl([line(number)]) for number in range(count)]
-    (tmp_path / "input").write_bytes(b"".join(data))
-    plan, at = InputPlan(), 0
-    for number, each in enumerate(data, 1):
-        plan.order.append(plan.add(number, at, len(each)))
-        at += len(each)
-    plan.save(tmp_path)
-    batch = msgspec.structs.replace(BATCH, id="batch_00" + 30 * "b")
-    now_ms = await wire.now_ms()
-    hold = BatchLease(
-        batch=batch, epoch=1, now_ms=now_ms, state=BatchState.IN_PROGRESS, created_ms=now_ms, progress=BatchProgress()
+    tools, batch = (
+        tools_of(wire, batch=BatchSettings(window=1)),
+        msgspec.structs.replace(BATCH, id="batch_00" + 30 * "b"),
     )
-    tools = tools_of(wire, batch=BatchSettings(window=1))
-    first = Lines(tools, hold, tmp_path)
+    data = [jsonl([line(number)]) for number in range(count)]
+    first = turn_at(tools, tmp_path, data, await wire.now_ms(), batch=batch)
     await first.open()
     await first._put(list(first._waiting)[:count], None)
-    put, progress = first.progress().in_queue, first.progress()
+    progress = first.progress()
     first.close()
-    second = Lines(tools, dataclasses.replace(hold, epoch=2, progress=progress), tmp_path)
+    second = Lines(tools, dataclasses.replace(first._lease, epoch=2, progress=progress), tmp_path)
     await second.open()
-    assert put == second.progress().in_queue == count
+    assert progress.in_queue == second.progress().in_queue == count
     second.close()
 
 
@@ -175,3 +177,43 @@ async def test_a_new_model_card_has_waiting_lines_tried_again(wire: RedisClient,
     await lines._put([], None)
     assert lines._blocked == {7: 0}
     lines.close()
+
+
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("standing", "lane", "reason"),
+    [
+        (BatchStanding(1000, 1.0, None, None), Priority.BATCH, "no deadline"),
+        (BatchStanding(1000, 0.0, DAY / 2, DAY), Priority.BATCH, "in time"),
+        (BatchStanding(1000, 1.0, DAY / 2, DAY), Priority.BATCH, "in time"),
+        (BatchStanding(1000, 1.0, 2001, 3600), Priority.BATCH, "in time"),
+        (
+            BatchStanding(1000, 1.0, 1999, 3600),
+            Priority.STANDARD,
+            "1000 s of work at the present pace, 1999 s are left",
+        ),
+        (BatchStanding(1, 100.0, 90, 900), Priority.STANDARD, "90 s are left of 900 s"),
+        (BatchStanding(1, 0.0, -5, 900), Priority.STANDARD, "0 s are left of 900 s"),
+    ],
+)
+def test_lanes(standing: BatchStanding, lane: Priority, reason: str) -> None:
+    """Nearer the deadline the lane is higher, and the reason says what was compared."""
+    assert lane_of(standing, Priority.INTERACTIVE) == (lane, reason)
+
+
+def test_the_keys_ceiling_holds() -> None:
+    """However late it is."""
+    lane, reason = lane_of(BatchStanding(1, 0.0, 1, 900), Priority.BATCH)
+    assert lane is Priority.BATCH and "no higher lane than batch" in reason
+    assert lane_of(BatchStanding(1, 0.0, 1, 900), Priority.STANDARD)[0] is Priority.STANDARD
+
+
+@pytest.mark.parametrize(
+    ("slots", "most", "lines"),
+    [(0, 1024, MIN_WINDOW), (8, 1024, MIN_WINDOW), (256, 1024, 512), (900, 1024, 1024), (4, 3, 3)],
+)
+def test_the_window_follows_the_slots(slots: int, most: int, lines: int) -> None:
+    """Twice what runs, within bounds."""
+    assert window_of(slots, most) == lines

@@ -12,7 +12,6 @@ import pytest
 from batching import TOKENS, batch_record, begin, client, ended, jsonl, line, tools_of
 from house import House, eventually, key_rows
 from openai import OpenAI
-from openai.types import Batch as BatchObject
 from redis import Redis
 
 from offline.batch.lines import Lines, Terms, validate_input
@@ -35,6 +34,9 @@ CARDS = {
         default_output=DEFAULT,
     )
 }  # fmt: skip
+
+
+PLAIN = {"endpoint": "/v1/completions"}
 
 
 def completion(number: int, **body: Any) -> dict[str, Any]:
@@ -73,10 +75,6 @@ def ann(empty_house: House) -> OpenAI:
     return client(house, "ann")
 
 
-def begun(openai: OpenAI, lines: Sequence[Any]) -> BatchObject:
-    return begin(openai, lines, endpoint=lines[0]["url"])
-
-
 def test_a_quota_of_a_thousand_tokens_holds(empty_house: House, ann: OpenAI) -> None:
     """Lists of prompts, n and lines without max_tokens are counted, whatever the endpoint; a batch that is paused keeps
     its share, and one that was resumed, cancelled or is done has given back all of it."""
@@ -94,20 +92,22 @@ def test_a_quota_of_a_thousand_tokens_holds(empty_house: House, ann: OpenAI) -> 
             [line(number, n=8, max_tokens=100) for number in range(2)],
         )
         for lines in too_many:
-            over = ended(ann, begun(ann, lines))
+            over = ended(ann, begin(ann, lines, endpoint=lines[0]["url"]))
             assert over.status == "failed" and over.errors and over.errors.data
             assert over.errors.data[0].code == "token_limit_exceeded"
             assert redis.exists(enqueued) == 0
-        held = begun(ann, [completion(number, prompt=["a" * 8] * 2, n=2, max_tokens=110) for number in range(2)])
+        rows = [completion(number, prompt=["a" * 8] * 2, n=2, max_tokens=110) for number in range(2)]
+        held = begin(ann, rows, **PLAIN)
         eventually(lambda: ann.batches.retrieve(held.id).status == "in_progress")
         assert waiting() == 2 * 4 * (2 + 110) == 896
         assert house.post(f"/v1/batches/{held.id}/pause", {}, {"Authorization": "Bearer ann"})[0] == 200
-        assert ended(ann, begun(ann, [completion(0, prompt="a", max_tokens=105)])).status == "failed"
+        assert ended(ann, begin(ann, [completion(0, prompt="a", max_tokens=105)], **PLAIN)).status == "failed"
         assert 0 < waiting() <= 896
         assert house.post(f"/v1/batches/{held.id}/resume", {}, {"Authorization": "Bearer ann"})[0] == 200
         ann.batches.cancel(held.id)
         assert ended(ann, held).status == "cancelled" and redis.exists(enqueued) == 0
-        done = ended(ann, begun(ann, [completion(number, prompt=["a"], max_tokens=20) for number in range(50)]))
+        rows = [completion(number, prompt=["a"], max_tokens=20) for number in range(50)]
+        done = ended(ann, begin(ann, rows, **PLAIN))
         assert done.status == "completed" and redis.exists(enqueued) == 0
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,7 @@ from batching import begin, client, content, ended, line, nothing_left_over
 from house import House, eventually, redis_process
 
 from offline.batch.turn import Ending, note_ending, noted_ending
-from streaming.batches.file_store import DAY_S, FileStore
+from streaming.batches.file_store import FileStore
 from streaming.batches.store import BatchProgress, BatchState, StoredFile
 
 pytestmark = pytest.mark.slow
@@ -117,13 +115,3 @@ def test_the_last_note_whose_files_are_there_counts(file_store: FileStore) -> No
     assert noted_ending(file_store, "batch_a") == first
     file_store.remove("file-a")
     assert noted_ending(file_store, "batch_a") is None
-
-
-def test_notes_are_kept_as_long_as_records(file_store: FileStore) -> None:
-    """And no longer."""
-    note_ending(file_store, "batch_a", 1, Ending(BatchState.FAILED, BatchProgress()))
-    note_ending(file_store, "batch_b", 1, Ending(BatchState.FAILED, BatchProgress()))
-    old = time.time() - 31 * DAY_S
-    os.utime(file_store.folder / "ended" / "batch_a.00000001", (old, old))
-    file_store.end_notes(30 * DAY_S)
-    assert noted_ending(file_store, "batch_a") is None and noted_ending(file_store, "batch_b") is not None

@@ -80,11 +80,9 @@ async def test_what_the_store_forgot_is_quarantined(
     await runner.tidy()
     assert file_store.path(known.id).exists() and not file_store.path(forgotten.id).exists() and not work.exists()
     assert quarantined(file_store) == sorted([batch, forgotten.id])
-    (place,) = (file_store.folder / "quarantine").glob(f"*/files/{forgotten.id}")
-    assert place.read_bytes() == b"{}\n"
-    assert [path.read_bytes() for path in (file_store.folder / "quarantine").glob("*/batches/*/1.results")] == [
-        b"answers"
-    ]
+    quarantine = file_store.folder / "quarantine"
+    for pattern, content in ((f"*/files/{forgotten.id}", b"{}\n"), (f"*/batches/{batch}/1.results", b"answers")):
+        assert [path.read_bytes() for path in quarantine.glob(pattern)] == [content]
 
 
 async def test_files_whose_records_are_lost_end_with_their_time(
@@ -185,23 +183,6 @@ async def test_a_folder_with_files_of_nobody_is_not_taken(
     assert [empty.claim("dep_a"), empty.claim("dep_b"), empty.owner] == ["dep_a"] * 3
 
 
-def test_the_quarantine_ends(file_store: FileStore) -> None:
-    """A day's at once, when all of it has been there for long enough; other people's folders stay."""
-    file_store.prepare()
-    now = time.time()
-    for days, name in ((91.5, "old"), (1, "young"), (1, "young")):
-        file_store.path(name).write_bytes(name.encode())
-        file_store.set_aside("files", name, now - days * DAY_S)
-    (file_store.folder / "quarantine" / "mine").mkdir()
-    assert [number for _, number in file_store.quarantined()] == [1, 2]
-    assert len(file_store.end_quarantine(KEEP_S, now)) == 1
-    assert [number for _, number in file_store.quarantined()] == [2] and (
-        file_store.folder / "quarantine" / "mine"
-    ).exists()
-    names = quarantined(file_store)
-    assert len(names) == 2 and names[0] == "young" and names[1].startswith("young.")
-
-
 def test_the_quarantine_keeps_the_end_of_a_day_for_as_long_as_its_beginning(file_store: FileStore) -> None:
     """What is set aside in a day's last second is kept for all of the time that is documented."""
     file_store.prepare()
@@ -213,19 +194,25 @@ def test_the_quarantine_keeps_the_end_of_a_day_for_as_long_as_its_beginning(file
     assert file_store.end_quarantine(KEEP_S, midnight + KEEP_S + 1) == ["2026-03-01"] and quarantined(file_store) == []
 
 
-def test_what_lies_in_the_quarantine_ends_no_emptying(file_store: FileStore, tmp_path: Path) -> None:
-    """Plain files beside the days and in one, even one named as a day is, and a day that cannot be removed."""
+def test_the_quarantine_ends_beside_what_others_put_there(file_store: FileStore, tmp_path: Path) -> None:
+    """A day's at once, when all of it has been there for long enough. Younger days and other people's folders stay, and
+    nothing stops it: plain files beside the days and in one, even one named as a day is, and a day that is a link."""
     file_store.prepare()
-    file_store.path("old").write_bytes(b"x")
     now = time.time()
-    file_store.set_aside("files", "old", now - 100 * DAY_S)
+    for days, name in ((100, "old"), (1, "young"), (1, "young")):
+        file_store.path(name).write_bytes(name.encode())
+        file_store.set_aside("files", name, now - days * DAY_S)
+    assert [number for _, number in file_store.quarantined()] == [1, 2]
     folder = file_store.folder / "quarantine"
-    (old,) = folder.iterdir()
+    old = min(folder.iterdir())
     (old / "note").write_text("mine")
+    (folder / "mine").mkdir()
     (folder / ".DS_Store").write_text("x")
     (folder / "2001-01-01").write_text("no folder")
     (tmp_path / "elsewhere").mkdir()
     (folder / "2001-01-02").symlink_to(tmp_path / "elsewhere")  # nothing removes a folder through a link
     assert dict(file_store.quarantined())[old.name] == 1
     assert file_store.end_quarantine(KEEP_S, now) == [old.name] and not old.exists()
-    assert (folder / "2001-01-01").exists() and (tmp_path / "elsewhere").exists()
+    assert all(path.exists() for path in (folder / "mine", folder / "2001-01-01", tmp_path / "elsewhere"))
+    names = quarantined(file_store)
+    assert len(names) == 2 and names[0] == "young" and names[1].startswith("young.")

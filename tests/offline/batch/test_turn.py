@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from batching import batch_record, jsonl, line, tools_of
@@ -12,6 +13,7 @@ from flow import until
 from msgspec.structs import replace
 
 from offline.batch import turn as turns
+from offline.batch.batch_runner import BatchRunner
 from offline.batch.lines import Terms, validate_input
 from offline.batch.turn import BatchTurn
 from streaming.batches.ledger import PLAN, LineOutcome, Segment
@@ -27,12 +29,17 @@ GOING_ON, CANCELLING = BatchState.IN_PROGRESS, BatchState.CANCELLING
 BATCH = batch_record(window="24h")
 
 
+def a_turn(wire: RedisClient, folder: Path, **lease: Any) -> BatchTurn:
+    """At a batch that is held by a lease with these fields."""
+    fields: dict[str, Any] = {"batch": BATCH, "epoch": 1, "now_ms": 0, "state": GOING_ON, "progress": BatchProgress()}
+    return BatchTurn(tools_of(wire, folder), BatchLease(**fields | lease), asyncio.Event())
+
+
 @pytest.mark.parametrize(
     ("expires_ms", "now_ms", "state", "why"),
     [
         (1000, 999, GOING_ON, ""),
         (1000, 1000, GOING_ON, "expired"),
-        (1000, 1001, GOING_ON, "expired"),
         (1000, 999, CANCELLING, "cancelled"),
         (1000, 1000, CANCELLING, "cancelled"),
         (0, 10**15, GOING_ON, ""),
@@ -42,8 +49,7 @@ async def test_a_batch_is_over_when_its_owner_or_its_window_says_so(
     wire: RedisClient, tmp_path: Path, expires_ms: int, now_ms: int, state: BatchState, why: str
 ) -> None:
     """From the very millisecond in which its window ends, when no line is put any more; never, without a window."""
-    hold = BatchLease(batch=BATCH, epoch=1, now_ms=0, state=GOING_ON, expires_ms=expires_ms, progress=BatchProgress())
-    turn = BatchTurn(tools_of(wire, tmp_path), hold, asyncio.Event())
+    turn = a_turn(wire, tmp_path, expires_ms=expires_ms)
     turn._saved = SaveResult(now_ms, state, False)
     assert turn._stop_reason() == why
 
@@ -138,17 +144,21 @@ async def test_a_paused_batch_rests_no_longer_than_its_window(
     wire: RedisClient, tmp_path: Path, expires_ms: int, rest_ms: int
 ) -> None:
     """Its owner is told in time that it has expired; without a window there is nothing to tell."""
-    hold = BatchLease(
-        batch=BATCH, epoch=1, now_ms=600, state=GOING_ON, paused=True, expires_ms=expires_ms, progress=BatchProgress()
-    )
-    turn = BatchTurn(tools_of(wire, tmp_path), hold, asyncio.Event())
-    assert turn._paused_ms() == rest_ms
+    assert a_turn(wire, tmp_path, now_ms=600, paused=True, expires_ms=expires_ms)._paused_ms() == rest_ms
 
 
 async def test_a_batch_that_is_cancelled_before_it_began_has_lost_nothing(desk: Desk) -> None:
-    """Its lines were never read, so none of its work can be missing."""
+    """Its lines were never read, so none of its work can be missing. What is left of them once it has ended, as by a
+    process that was killed, is removed; what is not ours stays."""
     (desk.file_store.work(desk.batch.id) / PLAN).unlink()
     await desk.batches.request(desk.batch.id, "cancel")
     await (await desk.turn(600)).run()
     record = await desk.batches.get(desk.batch.id, "t")
     assert (record.state, record.progress.faults) == (BatchState.CANCELLED, ())
+    works = desk.file_store.work(desk.batch.id).parent
+    assert list(works.iterdir()) == []
+    for name in (desk.batch.id, "not-ours"):
+        (works / name).mkdir()
+    desk.file_store.adopt(desk.tools.store.deployment)
+    await BatchRunner(desk.tools, 60.0).tidy()
+    assert [path.name for path in works.iterdir()] == ["not-ours"]

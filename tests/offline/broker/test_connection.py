@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flow import until
 from kombu.entity import Queue as BrokerQueue
 
 from offline.broker import RETRY_DELAY_S, Broker, BrokerUnavailable, Consumer, check_broker
@@ -18,14 +19,10 @@ from streaming.events import EventSettings
 from telemetry.metrics import Metrics
 
 
-@pytest.mark.parametrize("url", ["", "memory://", "redis://h:1/0", "amqp://u:p@h//"])
-def test_no_broker_and_those_that_kombu_knows_are_fine(url: str) -> None:
-    """Without one there are no events."""
-    check_broker("events.take_url", url)
-
-
 def test_an_unknown_kind_of_broker_is_refused_by_its_setting() -> None:
-    """The password in its address is not said."""
+    """The password in its address is not said. None, and those that kombu knows, are fine."""
+    for url in ("", "memory://", "redis://h:1/0", "amqp://u:p@h//"):
+        check_broker("events.take_url", url)
     with pytest.raises(ConfigError, match=r"events\.take_url: no broker that kombu knows: smoke://") as refused:
         check_broker("events.take_url", "smoke://user:secret@h/")
     assert "secret" not in str(refused.value)
@@ -65,7 +62,6 @@ def test_a_queue_is_declared_before_the_first_message_only(monkeypatch: pytest.M
 
 async def test_a_connection_that_is_listened_to_has_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a broker that has silently gone is waited for for ever."""
-    loop, tried = asyncio.get_running_loop(), asyncio.Event()
     asked: list[int] = []
 
     class Away(Broker):
@@ -74,18 +70,16 @@ async def test_a_connection_that_is_listened_to_has_a_heartbeat(monkeypatch: pyt
             asked.append(heartbeat_s)
 
         def connect(self) -> None:
-            loop.call_soon_threadsafe(tried.set)
             raise BrokerUnavailable("nobody is there")
 
     monkeypatch.setattr("offline.broker.Broker", Away)
     metrics = Metrics.start("", "offline")
     taker = Consumer(None, EventSettings(take_url="memory://"), metrics)  # type: ignore[arg-type]
     taker.start()
-    async with asyncio.timeout(20):
-        await tried.wait()
+    await until(lambda: asked)
     await taker.stop()
     metrics.close()
-    assert asked and min(asked) > 0
+    assert min(asked) > 0
 
 
 async def test_a_message_that_has_to_wait_is_held_until_there_is_room() -> None:

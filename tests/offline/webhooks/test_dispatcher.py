@@ -9,16 +9,14 @@ import hmac
 import json
 import re
 import signal
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from batching import begin, client, ended, line, tools_of
-from flow import until
 from house import ADMIN_TOKEN, House, eventually
 from openai import InvalidWebhookSignatureError, OpenAI
 from receiver import Receiver, due_now, receiving
@@ -37,7 +35,6 @@ from offline.webhooks import (
 from penstock.config import ConfigError, build
 from streaming.batches.store import Batches
 from streaming.events import (
-    ENDS,
     DeliveryAttempt,
     Event,
     EventSettings,
@@ -178,26 +175,6 @@ async def test_a_name_that_is_looked_up_differently_each_time_gains_nothing(monk
     assert len(receiver.got) == 1
 
 
-async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
-    """Its status is known, and no more is read of it than may be: what it says is not kept anyway."""
-    taken = asyncio.Event()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n")
-        with contextlib.suppress(ConnectionError):
-            while True:
-                writer.write(b"x" * 16 * 1024)
-                await writer.drain()
-        taken.set()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        assert await sent(url=f"http://127.0.0.1:{port}", **LOCAL) == [(200, "")]
-        async with asyncio.timeout(30):
-            await taken.wait()
-
-
 async def test_no_more_than_64_kib_of_an_answer_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the piece that comes behind these it is enough."""
     endpoint, pieces = WebhookEndpoint("test", settings_of()), list[bytes]()
@@ -231,44 +208,34 @@ async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> N
 
 async def test_an_endpoint_has_no_more_attempts_than_it_may_have_at_once(wire: RedisClient) -> None:
     """However many messages are due: those under way are counted, and while there is no room none is asked for."""
-    dispatcher, asked = WebhookDispatcher(tools_of(wire), "p", []), list[int]()
+    endpoint = WebhookEndpoint("e", settings_of())
+    dispatcher, asked = WebhookDispatcher(tools_of(wire), "p", [endpoint]), list[tuple[int, int]]()
 
-    async def outgoing(_: str, most: int, __: int) -> list[DeliveryAttempt]:
-        asked.append(most)
+    async def outgoing(_: str, most: int, lease_ms: int) -> list[DeliveryAttempt]:
+        asked.append((most, lease_ms))
         return []
 
     dispatcher._webhooks.outgoing = outgoing  # type: ignore[method-assign]
-    endpoint = cast(Any, SimpleNamespace(name="e", lease_ms=1000))
     for under_way in (0, 3, MAX_IN_FLIGHT):
         tasks = {asyncio.create_task(asyncio.sleep(0)) for _ in range(under_way)}
         await dispatcher._start_attempts(endpoint, tasks)
         await asyncio.gather(*tasks)
-    assert asked == [MAX_IN_FLIGHT, MAX_IN_FLIGHT - 3]
+    await endpoint.close()
+    assert asked == [(MAX_IN_FLIGHT, endpoint.lease_ms), (MAX_IN_FLIGHT - 3, endpoint.lease_ms)]
 
 
 async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wire: RedisClient) -> None:
     """While the endpoint takes its time, no other process is given the message."""
-    looked = threading.Event()
-
-    def answer(_: int) -> tuple[int, dict[str, str]]:
-        looked.wait(10)
-        return 204, {}
-
-    with receiving(Receiver(answer)) as receiver:
-        row = settings_of(url=receiver.url, allow_http=True, networks=["127.0.0.0/8"], timeout_s=10)
-        webhooks = Webhooks(wire)
-        entry = await wire.redis.xadd(partition_key(0, "outbox", "webhooks"), {"id": "job_1"})
-        event = Event("job_1", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
-        await webhooks.dispatch(event, ["test"])
-        delivering = WebhookDispatcher(tools_of(wire), "p", [WebhookEndpoint("test", row)]).keep_going()
-        dispatcher = asyncio.create_task(delivering)
-        await until(lambda: receiver.got)
-        (message,) = await webhooks.recent(1)
-        looked.set()
-        assert (message.state, message.attempts) == ("pending", 1)
-        assert message.due_ms - message.tried_ms > 1000 * row.timeout_s
-        dispatcher.cancel()
-        await asyncio.gather(dispatcher, return_exceptions=True)
+    webhooks, endpoint = Webhooks(wire), WebhookEndpoint("test", settings_of())
+    entry = await wire.redis.xadd(partition_key(0, "outbox", "webhooks"), {"id": "job_1"})
+    event = Event("job_1", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
+    await webhooks.dispatch(event, ["test"])
+    assert len(await webhooks.outgoing("test", 1, endpoint.lease_ms)) == 1
+    assert await webhooks.outgoing("test", 1, endpoint.lease_ms) == []
+    (message,) = await webhooks.recent(1)
+    await endpoint.close()
+    assert (message.state, message.attempts) == ("pending", 1)
+    assert message.due_ms - message.tried_ms > 1000 * endpoint.settings.timeout_s
 
 
 ALLOWED = ("https://hooks.example.com/penstock/", "https://other.example.com:8443/a", "https://all.example.com")
@@ -362,11 +329,9 @@ def configure(house: House, receiver: Receiver, **more: Any) -> None:
 def start(house: House, receiver: Receiver, **more: Any) -> None:
     """All roles, with `test` for this tenant, which gets only what names it, and `others` for another one."""
     configure(house, receiver, **{"events": [], **more})
-    others = {"url": receiver.url, "secret": SECRET, "tenant": "others", "allow_http": True}
+    others = f'[webhooks.others]\nurl = "{receiver.url}"\nsecret = "{SECRET}"\ntenant = "others"\nallow_http = true\n'
     with (house.folder / "penstock.toml").open("a") as settings:
-        settings.write(
-            "\n[webhooks.others]\n" + "".join(f"{key} = {json.dumps(each)}\n" for key, each in others.items())
-        )
+        settings.write(others)
     house.start_all("workers", "offline")
 
 
@@ -429,9 +394,7 @@ def test_the_commands_list_show_and_replay(
     """410 ends it at once, and it says so; a replay brings the same id again."""
     receiver.answer = lambda _: (410, {})
     configure(empty_house, receiver)
-    empty_house.start_api()
-    for role in ("workers", "offline"):
-        empty_house.start(role)
+    empty_house.start_all("workers", "offline")
     submit(empty_house)
     eventually(lambda: [m["status"] for m in messages(empty_house)] == ["failed"])
     eventually(lambda: "webhook given up: the endpoint answered 410" in empty_house.log("offline"))
@@ -519,10 +482,6 @@ def test_the_end_of_a_turn_is_told_when_its_conversation_has_it(empty_house: Hou
     assert [getattr(item, "role", None) for item in items] == ["user", "assistant"] * 2
 
 
-def test_every_end_can_be_asked_for() -> None:
-    assert len(ENDS) == 12 and settings_of(events=["batch.failed"]).events == ("batch.failed",)
-
-
 # --- a webhook for one request ---------------------------------------------------------------------------------------
 
 NAMED = {"webhook": "test"}
@@ -573,8 +532,7 @@ def test_every_end_is_told_to_the_webhook_that_is_named(empty_house: House, rece
     start(empty_house, receiver, events=["job.completed", "response.completed"])
     done = submit(empty_house, queue=NAMED)
     failed = submit(empty_house, queue=NAMED, max_tokens=1_000_000)
-    slow = {"max_tokens": 8000, "queue": NAMED}
-    running = submit(empty_house, **slow)
+    running = submit(empty_house, max_tokens=8000, queue=NAMED)
     late = submit(empty_house, max_tokens=8000, queue=NAMED | {"deadline_ms": 300})
     eventually(lambda: json.loads(empty_house.get(f"/v1/jobs/{running}")[1])["status"] == "in_progress")
     empty_house.post(f"/v1/jobs/{running}/cancel", {})
@@ -582,12 +540,10 @@ def test_every_end_is_told_to_the_webhook_that_is_named(empty_house: House, rece
     told = {body["data"]["id"]: body for body in receiver.bodies()}
     ends = {done: "completed", failed: "failed", running: "cancelled", late: "expired"}
     assert {name: body["type"] for name, body in told.items()} == {name: f"job.{end}" for name, end in ends.items()}
-    assert {name: body["data"]["status"] for name, body in told.items()} == ends
-    for name in ends:
-        job = json.loads(empty_house.get(f"/v1/jobs/{name}")[1])
+    for name, end in ends.items():
+        job, data = json.loads(empty_house.get(f"/v1/jobs/{name}")[1]), told[name]["data"]
         error = job["error"] and {field: value for field, value in job["error"].items() if field != "message"}
-        assert told[name]["data"]["error"] == error, "its message may quote the request"
-        assert told[name]["data"]["usage"] == job["usage"]
+        assert (data["status"], data["error"], data["usage"]) == (end, error, job["usage"]), "a message may quote"
 
 
 def test_a_url_of_the_settings_may_be_named(empty_house: House, receiver: Receiver) -> None:

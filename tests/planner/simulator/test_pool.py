@@ -6,17 +6,9 @@ from random import Random
 
 import pytest
 
+from planner.simulator import queues
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText, StepCosts
 from planner.simulator.pool import PoolSimulation
-from planner.simulator.queues import (
-    ModelWorker,
-    PenstockQueue,
-    PenstockWorker,
-    Simulation,
-    SortedQueue,
-    TextQueue,
-    by_arrival,
-)
 
 ENGINE = EngineShape(1000, 2, costs=StepCosts(1.0, 0.0, 0.0, 0.0))
 """A token a second, whatever else runs."""
@@ -26,11 +18,11 @@ def text(at_s: float, output: int) -> ModelText:
     return ModelText(1, output, output, at_s)
 
 
-def greedy(shape: EngineShape) -> ModelWorker:
-    return ModelWorker(ModelEngine(shape), Greedy())
+def greedy(shape: EngineShape) -> queues.ModelWorker:
+    return queues.ModelWorker(ModelEngine(shape), Greedy())
 
 
-def simulated(queue: TextQueue, workers: list[ModelWorker], texts: list[ModelText]) -> list[float | None]:
+def simulated(queue: queues.TextQueue, workers: list[queues.ModelWorker], texts: list[ModelText]) -> list[float | None]:
     """When each text ended."""
     PoolSimulation(queue, workers).run(texts)
     return [each.ended_s for each in texts]
@@ -39,13 +31,16 @@ def simulated(queue: TextQueue, workers: list[ModelWorker], texts: list[ModelTex
 def test_texts_take_their_tokens_in_turn() -> None:
     """The second of the first two comes when the step of the first has begun; the others wait for a slot."""
     texts = [text(1.0, 5), text(1.0, 8), text(2.0, 3), text(3.0, 3)]
-    assert simulated(SortedQueue(by_arrival), [greedy(ENGINE)], texts) == [6.0, 10.0, 9.0, 12.0]
+    assert simulated(queues.SortedQueue(queues.by_arrival), [greedy(ENGINE)], texts) == [6.0, 10.0, 9.0, 12.0]
 
 
 def test_a_fuller_batch_takes_longer() -> None:
     """Alone two seconds a token: three by 6, and a fourth by 8. Together three: the first ends at 14."""
     shape = EngineShape(1000, 4, costs=StepCosts(1.0, 1.0, 0.0, 0.0))
-    assert simulated(SortedQueue(by_arrival), [greedy(shape)], [text(0.0, 6), text(6.0, 6)]) == [14.0, 22.0]
+    assert simulated(queues.SortedQueue(queues.by_arrival), [greedy(shape)], [text(0.0, 6), text(6.0, 6)]) == [
+        14.0,
+        22.0,
+    ]
 
 
 def made(seed: int, count: int = 400) -> list[ModelText]:
@@ -63,8 +58,8 @@ def test_leaps_give_the_times_of_single_steps(held_s: float) -> None:
     """One worker: the pool and the simulation of single steps end every text at the same time."""
     shape = EngineShape(3000, 8, costs=StepCosts(0.006, 0.0003, held_s, 0.00005))
     leaping, single = made(1), made(1)
-    ended = simulated(SortedQueue(by_arrival), [greedy(shape)], leaping)
-    Simulation(SortedQueue(by_arrival), [greedy(shape)]).run(single)
+    ended = simulated(queues.SortedQueue(queues.by_arrival), [greedy(shape)], leaping)
+    queues.Simulation(queues.SortedQueue(queues.by_arrival), [greedy(shape)]).run(single)
     assert ended == pytest.approx([each.ended_s for each in single], abs=0.05)
 
 
@@ -94,8 +89,10 @@ def test_no_leap_passes_an_eviction() -> None:
 
 def test_every_text_ends_with_the_workers_and_the_order_of_the_product() -> None:
     """All tokens, and nobody waits for ever."""
-    queue, texts = PenstockQueue(), made(4, 1500)
-    workers: list[ModelWorker] = [PenstockWorker(ModelEngine(EngineShape(4000, 8)), Random(3)) for _ in range(3)]
+    queue, texts = queues.PenstockQueue(), made(4, 1500)
+    workers: list[queues.ModelWorker] = [
+        queues.PenstockWorker(ModelEngine(EngineShape(4000, 8)), Random(3)) for _ in range(3)
+    ]
     simulated(queue, workers, texts)
     assert not len(queue)
     assert all(each.generated == each.output and (each.begun_s or -1) >= each.arrived_s for each in texts)

@@ -357,11 +357,6 @@ def test_a_model_with_no_workers_allowed_stays_at_zero() -> None:
     assert plan.outlook["standard"].wait_s == float("inf")
 
 
-def test_nothing_is_known_at_first() -> None:
-    """An empty state knows no sizes, no pace and no capacity."""
-    assert (Demand().size("standard"), Demand().pace, Demand().capacity) == (0, 0, 0)
-
-
 def test_what_has_faded_for_days_is_not_known_any_more() -> None:
     """To divide by what is left of it would overflow, and a job's wait would be no number."""
     faded = Demand(held_s=1e-308, flows={"standard": Flow(jobs=1e-308, tokens=2.0)})

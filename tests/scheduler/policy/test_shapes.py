@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import ConfigError
-from scheduler.policy.snapshot import (
-    MIN_DWELL_S,
-    Shape,
-    ShapeChoice,
-    calibrated,
-    route,
-    threshold,
-)
+from scheduler.policy.snapshot import MIN_DWELL_S, Shape, ShapeChoice, calibrated, route, threshold
 from scheduler.settings import shapes_of
 from streaming.fleet.settings import ModelSettings, ShapeSettings
 

@@ -159,10 +159,7 @@ def test_what_a_held_shape_does_not_take_says_nothing_of_it() -> None:
     """Narrow leaves jobs that wait long to wide: it is not taken for a shape that can hold only what it has left."""
     state = Switch({"narrow": PolicyState(2)}, takes=("wide",))
     waiting = LaneLoad("standard", 9, 17, 30.0)
-    workers = (
-        a_worker("w", "ready", 16, 16, shape="wide"),
-        a_worker("n", "ready", 8, 1, shape="narrow"),
-    )
+    workers = (a_worker("w", "ready", 16, 16, shape="wide"), a_worker("n", "ready", 8, 1, shape="narrow"))
     decision = decide(Snapshot("m", (waiting,), workers), LIMITS, state, 0.0)
     assert decision.pools["narrow"].state.demand.learned is None
     assert decision.pools["wide"].state.demand.learned is None

@@ -13,9 +13,8 @@ from worker_report import a_worker
 from scheduler.pools.base import Move
 from scheduler.pools.kubernetes import EPOCH_ANNOTATION, LOWEST_COST, KubernetesPool
 from scheduler.settings import KubernetesSettings
-from streaming.fleet.plans import Lead, Leadership, Plan, Plans
+from streaming.fleet.plans import Plan
 from streaming.fleet.process import Cordoned, Process
-from streaming.redis.client import RedisClient
 
 MODEL = "Llama-3.1_8B"
 NAME = "penstock-worker-llama-3-1-8b"
@@ -77,7 +76,7 @@ async def test_more_pods_at_once(kube: Kube, pool: KubernetesPool) -> None:
         ("PUT", "scale"),
     ]
     assert kube.deployments[NAME].annotations == {EPOCH_ANNOTATION: "7"}
-    assert [(action.kind, action.was, action.want) for action in move.actions] == [("scale", 1, 3)]
+    assert [(action.kind, action.was, action.want, action.by) for action in move.actions] == [("scale", 1, 3, "s")]
     kube.writes.clear()
     await follow(pool, a_plan(3), workers(kube), 7)
     assert kube.writes == [], "what is as planned is left alone"
@@ -106,18 +105,6 @@ async def test_a_pod_is_drained_before_it_goes(kube: Kube, pool: KubernetesPool)
     assert kube.deleted == [second, third]
     move = await follow(pool, again(move), workers(kube), 7)
     assert move.plan.leaving == () and move.actions == ()
-
-
-async def test_zero_and_back(kube: Kube, pool: KubernetesPool) -> None:
-    """The last pod drains and goes; the next plan brings one."""
-    kube.deploy(NAME, 1)
-    (only,) = kube.pods
-    move = await follow(pool, a_plan(0), workers(kube), 7)
-    assert move.plan.leaving == (only,)
-    await follow(pool, again(move), workers(kube, **{only.rpartition("-")[2]: "drained"}), 7)
-    assert kube.pods == {}
-    await follow(pool, a_plan(1), [], 7)
-    assert len(kube.pods) == 1
 
 
 async def test_a_cordoned_worker_is_replaced(kube: Kube, pool: KubernetesPool) -> None:
@@ -194,32 +181,6 @@ async def test_without_a_cluster_it_says_so(
     assert await pool.moves([a_plan(1)], [], 7) == [Move(a_plan(1))]
     assert "stay as they are" in caplog.text
     await pool.close()
-
-
-async def test_leaving_pods_are_remembered_over_leaders(kube: Kube, pool: KubernetesPool, wire: RedisClient) -> None:
-    """They stand in the published plan: the next leader goes on draining the same ones."""
-    kube.deploy(NAME, 2)
-    leadership, plans = Leadership(wire), Plans(wire)
-
-    async def tick(holder: str, pool: KubernetesPool, want: int, seen: list[Process]) -> bool:
-        lead: Lead = await leadership.claim(holder, 60_000)
-        before = (await plans.read()).get(MODEL, a_plan(2))
-        plan = msgspec.structs.replace(before, want=want, epoch=lead.epoch)
-        moves = await pool.moves([plan], seen, lead.epoch)
-        published = await plans.publish(lead, [move.plan for move in moves], moves[0].actions)
-        if published:
-            await pool.carry_out(moves, lead.epoch)
-        return published
-
-    first = KubernetesPool(KubernetesSettings(), "first")
-    assert await tick("a", first, 1, workers(kube))
-    await first.close()
-    (chosen,) = (await plans.read())[MODEL].leaving
-    await leadership.leave("a")
-    drained = workers(kube, **{chosen.rpartition("-")[2]: "drained"})
-    assert await tick("b", pool, 1, drained)
-    assert kube.deleted == [chosen]
-    assert {noted.action.by for noted in await plans.actions(9)} == {"first", "s"}
 
 
 async def test_each_shape_has_its_deployment(kube: Kube, pool: KubernetesPool) -> None:

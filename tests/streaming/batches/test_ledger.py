@@ -50,30 +50,6 @@ def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
     assert list(again.copies()) == [2, 1, 0]
 
 
-def test_cut_at_every_byte_whole_rows_count(tmp_path: Path) -> None:
-    """A killed process leaves a part of a row: everything before it counts, nothing of it does."""
-    answers = {line: f"answer {line}".encode() for line in range(4)}
-    written(tmp_path, 1, answers)
-    index = tmp_path / "00000001.index"
-    data = index.read_bytes()
-    assert len(data) == 4 * ROW_BYTES
-    for length in range(len(data) + 1):
-        index.write_bytes(data[:length])
-        whole = length // ROW_BYTES
-        assert read(tmp_path, 4) == [answers[line] if line < whole else None for line in range(4)]
-
-
-@pytest.mark.parametrize("at", range(ROW_BYTES))
-def test_a_spoilt_row_and_what_follows_do_not_count(tmp_path: Path, at: int) -> None:
-    """A disk that wrote something else than it was given."""
-    written(tmp_path, 1, {0: b"a", 1: b"b", 2: b"c"})
-    index = tmp_path / "00000001.index"
-    data = bytearray(index.read_bytes())
-    data[ROW_BYTES + at] ^= 0x10
-    index.write_bytes(data)
-    assert read(tmp_path, 3) == [b"a", None, None]
-
-
 def test_what_was_not_committed_does_not_count(tmp_path: Path) -> None:
     """Rows in memory are nothing."""
     segment = Segment(tmp_path, 1)
@@ -114,13 +90,6 @@ def test_a_store_that_counts_its_turns_again_spoils_no_segment(tmp_path: Path) -
     written(tmp_path, 7, {0: b"old"})
     written(tmp_path, 3, {0: b"new", 1: b"more"})
     assert read(tmp_path, 2) == [b"old", b"more"]
-
-
-def test_tokens_come_back(tmp_path: Path) -> None:
-    """Counts survive with the answers they belong to."""
-    written(tmp_path, 1, {0: b"x"})
-    (end,) = Ledger.load(tmp_path, 1).ends
-    assert end is not None and end.usage == Usage(3, 2, 1)
 
 
 def with_reasoning(folder: Path) -> bytes:

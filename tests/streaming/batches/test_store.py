@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +26,6 @@ from streaming.errors import Fenced, KeyReused, Superseded, UnknownBatch
 from streaming.ids import line_job_id, partition_of
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow
 
@@ -33,11 +33,9 @@ LEASE_MS = 400
 
 
 @pytest.fixture
-async def wire(redis_url: str) -> Any:
+async def wire(opened: Callable[..., RedisClient], redis_url: str) -> RedisClient:
     """Leases short enough to wait for."""
-    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=LEASE_MS, partitions=3))
-    yield wire
-    await wire.close()
+    return opened(redis_url, lease_ms=LEASE_MS, partitions=3)
 
 
 @pytest.fixture
@@ -87,7 +85,9 @@ async def test_one_works_on_it_at_a_time(batches: Batches) -> None:
         await asyncio.sleep(LEASE_MS / 2000)
         await batches.save(first, BatchState.IN_PROGRESS, BatchProgress(total=5))
         assert await batches.due(10) == []
-    second = await held(batches)
+    ((batch_id, number, reason),) = await until(lambda: batches.due(10))
+    assert reason == "lapsed", "its worker was lost"
+    second = await batches.hold(batch_id, number)
     assert second.epoch == first.epoch + 1 and second.progress.total == 5
     assert second.now_ms - first.now_ms > LEASES_HELD * LEASE_MS
     with pytest.raises(Fenced):
@@ -100,8 +100,11 @@ async def test_a_turn_that_ends_hands_it_on_when_it_says(batches: Batches) -> No
     batch = await made(batches)
     first = await held(batches)
     await batches.save(first, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=0)
+    ((_, number, reason),) = await batches.due(10)
+    assert reason == "due", "its turn ended in good order"
+    second = await batches.hold(batch.id, number)
     await batches.request(batch.id, "pause")
-    second = await held(batches)
+    assert (await batches.save(second, BatchState.IN_PROGRESS, BatchProgress())).paused
     await batches.save(second, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=3_600_000)
     await asyncio.sleep(LEASES_UNTIL_NEXT_NOTICE * LEASE_MS / 1000)
     assert await batches.due(10) == []
@@ -119,22 +122,6 @@ async def test_a_wish_that_comes_as_a_paused_turn_ends_is_not_slept_through(
     await batches.request(batch.id, command)
     assert not (await batches.save(hold, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=3_600_000)).paused
     assert [notice.batch_id for notice in await batches.due(10)] == [batch.id]
-
-
-async def test_it_is_said_why_somebody_is_told(batches: Batches) -> None:
-    """A turn that ended in good order, one whose worker was lost, and a message that led to nothing are told apart."""
-    await made(batches)
-    first = await held(batches)
-    await batches.save(first, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=0)
-    ((batch_id, number, reason),) = await batches.due(10)
-    assert reason == "due"
-    await batches.hold(batch_id, number)
-    ((batch_id, number, reason),) = await until(lambda: batches.due(10))
-    assert reason == "lapsed"
-    ((batch_id, number, reason),) = await until(lambda: batches.due(10))
-    assert reason == "unanswered"
-    await batches.save(await batches.hold(batch_id, number), BatchState.IN_PROGRESS, BatchProgress(), rest_ms=0)
-    assert [notice.reason for notice in await batches.due(10)] == ["due"]
 
 
 async def test_the_end_is_the_end(batches: Batches, wire: RedisClient) -> None:

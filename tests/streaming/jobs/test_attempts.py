@@ -66,14 +66,14 @@ async def stored(wire: RedisClient, job: Job) -> bool:
 
 async def test_a_job_that_is_given_up_keeps_its_tokens_its_usage_and_its_attempts(wire: RedisClient) -> None:
     """A sweep stores what its three workers have logged; the logs are then no longer kept, and the record says all."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
+    reader, job = JobReader(wire), await put_job(Queue(wire))
     await given_up(wire, job, [[(0, (7, 2)), (0, None)], [], [(0, None)]])
+    logs = [log async for log in wire.redis.scan_iter("*:log:*")]
+    assert len(logs) == 2 and all([await wire.redis.ttl(log) > 3600 for log in logs])
     assert not await stored(wire, job)
     await salvaged_by(Reaper(wire, salvager=reader))
     assert await stored(wire, job) and not await wire.redis.exists(partition_key(0, "cut"))
-    async for log in wire.redis.scan_iter("*:log:*"):
-        assert 0 < await wire.redis.ttl(log) <= 60
+    assert all([0 < await wire.redis.ttl(log) <= 60 for log in logs])
     record = await reader.record(job.id)
     end = record.terminal
     assert end is not None and end.failure is not None and end.failure.code == "poison"
@@ -91,8 +91,7 @@ async def test_a_job_that_is_given_up_keeps_its_tokens_its_usage_and_its_attempt
 
 async def test_the_first_reader_stores_the_tokens_if_no_sweep_has(wire: RedisClient) -> None:
     """Whoever gave the job up may have died, or may not read tokens; every way to read it shows the same end."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue, sampling=Sampling(n=2))
+    reader, job = JobReader(wire), await put_job(Queue(wire), sampling=Sampling(n=2))
     await given_up(wire, job, [[(0, (7, 2)), (1, (7, 0))], [(0, None)], []])
     (outline,) = await reader.records([job.id], bodies=False, resultless=[job.id])
     assert outline is not None and outline.terminal is not None and await stored(wire, job)
@@ -173,8 +172,7 @@ async def test_a_worker_that_does_not_say_who_cancelled_leaves_it_to_the_record(
 
 
 async def test_the_stored_tokens_count_against_the_tenants_quota(wire: RedisClient) -> None:
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
+    reader, job = JobReader(wire), await put_job(Queue(wire))
     await given_up(wire, job, [[(0, (7, 2))], [], []])
 
     async def result_bytes() -> int:
@@ -200,8 +198,7 @@ async def test_tokens_behind_a_hole_in_the_log_are_not_kept(wire: RedisClient) -
 
 async def test_a_job_that_the_store_has_lost_is_looked_at_once(wire: RedisClient) -> None:
     """An id without a record does not stay behind in the set of jobs whose tokens are to be stored."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
+    reader, job = JobReader(wire), await put_job(Queue(wire))
     await given_up(wire, job, [[(0, None)], [], []])
     assert await wire.redis.zrange(partition_key(0, "cut"), 0, -1) == [job.id.encode()]
     await wire.redis.delete(partition_key(0, "job", job.id))
@@ -211,8 +208,7 @@ async def test_a_job_that_the_store_has_lost_is_looked_at_once(wire: RedisClient
 
 async def test_the_log_holds_the_newest_twenty_attempts(wire: RedisClient) -> None:
     """Of a job that is handed back again and again; while it runs its last attempt has no end."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
+    reader, job = JobReader(wire), await put_job(Queue(wire))
     for number in range(1, MAX_ATTEMPTS + 5):
         lease, claim = await claimed(wire, f"worker-{number}")
         await lease.release(job.id, claim.number)
@@ -234,8 +230,7 @@ async def test_the_log_holds_the_newest_twenty_attempts(wire: RedisClient) -> No
 
 async def test_a_record_of_an_earlier_version_shows_what_it_has(wire: RedisClient) -> None:
     """Without names and ends of its attempts: the last attempt, under its lease; and a spoiled field spoils no job."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
+    reader, job = JobReader(wire), await put_job(Queue(wire))
     lost, _ = await claimed(wire, "worker-1")
     await lapse(wire, lost)
     lease, claim = await claimed(wire, "worker-2")
@@ -251,8 +246,7 @@ async def test_a_record_of_an_earlier_version_shows_what_it_has(wire: RedisClien
 
 async def test_a_record_of_a_later_version_shows_what_this_one_knows(wire: RedisClient) -> None:
     """It may say more of an attempt, and know more outcomes; the attempt is shown all the same."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
+    reader, job = JobReader(wire), await put_job(Queue(wire))
     lost, _ = await claimed(wire, "worker-1")
     await lapse(wire, lost)
     before = (await reader.record(job.id)).attempts
@@ -289,8 +283,7 @@ async def test_what_a_sweep_finds_is_logged_with_job_and_worker(
 
 async def test_one_process_at_a_time_stores_a_jobs_tokens(wire: RedisClient) -> None:
     """And another one a lease later, if the first has not; one that may not read tokens is given none."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
+    reader, job = JobReader(wire), await put_job(Queue(wire))
     await given_up(wire, job, [[(0, None)], [], []])
     key = partition_key(0, "cut")
     await Reaper(wire).sweep()
@@ -331,14 +324,3 @@ async def test_very_many_jobs_of_a_dead_worker_read_its_log_together(
     records = await reader.records([job.id for job in jobs], bodies=False)
     assert {record.terminal.usage for record in records if record and record.terminal} == {Usage(4, 1, 0)}
     assert 0 < reads <= 3
-
-
-async def test_the_logs_of_a_job_are_kept_until_its_tokens_are_stored(wire: RedisClient) -> None:
-    """Of each worker that ran it, for longer than the minute that running readers are given."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
-    await given_up(wire, job, [[(0, None)], [(0, None)], [(0, None)]])
-    logs = [log async for log in wire.redis.scan_iter("*:log:*")]
-    assert len(logs) == 3 and all([await wire.redis.ttl(log) > 3600 for log in logs])
-    await salvaged_by(Reaper(wire, salvager=reader))
-    assert all([await wire.redis.ttl(log) <= 60 for log in logs])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from flow import a_lease, lapse, put_job, until
@@ -15,15 +14,6 @@ from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from streaming.redis.settings import RedisSettings
-
-
-@pytest.fixture
-async def wide(redis_url: str) -> AsyncIterator[RedisClient]:
-    """A wire of several partitions."""
-    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, partitions=4))
-    yield wire
-    await wire.close()
 
 
 async def put(wire: RedisClient, priority: Priority, **limits: int) -> str:

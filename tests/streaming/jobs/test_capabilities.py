@@ -35,14 +35,10 @@ WANTED = [
     (CHAT, Sampling(frequency_penalty=-0.1), Capabilities(), "frequency_penalty"),
     (CHAT, Sampling(top_k=5), Capabilities(**FURTHER | {"top_k": False}), "top_k"),
     (CHAT, Sampling(min_p=0.1), Capabilities(**FURTHER | {"min_p": False}), "min_p"),
-    (
-        TEXT,
-        Sampling(repetition_penalty=1.1),
-        Capabilities(**FURTHER | {"repetition_penalty": False}),
-        "repetition_penalty",
+    *(
+        (TEXT, Sampling(**{name: value}), Capabilities(**FURTHER | {name: False}), name)  # type: ignore[arg-type]
+        for name, value in (("repetition_penalty", 1.1), ("ignore_eos", True), ("logit_bias", {5: 1.0}))
     ),
-    (TEXT, Sampling(ignore_eos=True), Capabilities(**FURTHER | {"ignore_eos": False}), "ignore_eos"),
-    (TEXT, Sampling(logit_bias={5: 1.0}), Capabilities(**FURTHER | {"logit_bias": False}), "logit_bias"),
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +22,6 @@ from streaming.jobs.reaper import Reaper
 from streaming.keys import CATALOGUE, partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow
 
@@ -31,11 +30,9 @@ HERE, THERE = "penstock:api:here", "penstock:api:there"
 
 
 @pytest.fixture
-async def brief(redis_url: str) -> AsyncIterator[RedisClient]:
+async def brief(opened: Callable[..., RedisClient], redis_url: str) -> RedisClient:
     """A wire whose results and keys are kept for a second."""
-    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, retention_s=RETENTION_S, max_attempts=1))
-    yield wire
-    await wire.close()
+    return opened(redis_url, lease_ms=1_000, retention_s=RETENTION_S, max_attempts=1)
 
 
 async def put(queue: Queue, key: str, tenant: str = "t", **changes: Any) -> Accepted:
@@ -110,12 +107,6 @@ async def test_a_key_whose_job_is_gone_is_free(wire: RedisClient) -> None:
     assert (await put(queue, "k")).id == second.id
 
 
-async def test_no_key_leads_to_another_tenants_job(wire: RedisClient) -> None:
-    """Wherever the border between a tenant's name and its key lies."""
-    ids = {(await put(Queue(wire), key, tenant)).id for tenant, key in (("a", "b:K"), ("a:b", "K"), ("", "a:b:K"))}
-    assert len(ids) == 3
-
-
 async def test_a_stored_key_of_another_tenants_job_delivers_nothing(wire: RedisClient) -> None:
     """The job found is compared with the caller, too."""
     queue = Queue(wire)
@@ -141,15 +132,6 @@ async def test_a_job_that_lost_its_client_leaves_its_key_free(wire: RedisClient)
     assert await ttl_ms(wire, "k") == -1 and (await put(queue, "k", reply_to=HERE)).id == third.id
 
 
-async def test_a_cancel_that_somebody_asked_for_keeps_the_key(wire: RedisClient) -> None:
-    """Its owner said so: the same key finds the cancelled job."""
-    queue = Queue(wire)
-    first = await put(queue, "k", reply_to=HERE)
-    await queue.cancel(first.id)
-    again = await put(queue, "k", reply_to=HERE)
-    assert (again.id, again.state) == (first.id, JobState.CANCELLED)
-
-
 async def test_a_lost_client_ends_no_job_that_others_wait_for(wire: RedisClient) -> None:
     """Until the last process whose clients followed it has lost them too."""
     queue = Queue(wire)
@@ -158,18 +140,6 @@ async def test_a_lost_client_ends_no_job_that_others_wait_for(wire: RedisClient)
     assert not await queue.abandon(job.id, HERE)
     assert (await put(queue, "k", reply_to=HERE)).id == job.id
     assert await queue.abandon(job.id, THERE)
-
-
-@pytest.mark.parametrize("first", ["", HERE])
-async def test_a_lost_client_ends_no_job_whose_id_was_answered(wire: RedisClient, first: str) -> None:
-    """A 202 says that it is kept, whichever of two requests with the same key had made the job."""
-    queue = Queue(wire)
-    job = await put(queue, "k", reply_to=first)
-    again = await put(queue, "k", reply_to="" if first else HERE)
-    assert again.id == job.id
-    await queue.follow(job.id, HERE, joining=True)
-    assert not await queue.abandon(job.id, HERE)
-    assert (await JobReader(wire).record(job.id)).state is JobState.QUEUED
 
 
 async def test_whoever_joins_too_late_is_told(wire: RedisClient) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from flow import a_job, a_lease, append, claim_one, delta, deltas_of, lapse, put
 
 from streaming.errors import Fenced, KeyReused, LaneFull, Rewound, UnknownJob
 from streaming.ids import new_job_id
-from streaming.jobs.codec import Delta, Run, Section, Terminal
+from streaming.jobs.codec import Delta, Run, Terminal
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, UnreadableClaim
@@ -19,10 +19,9 @@ from streaming.jobs.places import Backlog
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.keys import partition_key, prefix
+from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from streaming.redis.settings import RedisSettings
 
 
 def a_finish(claim: Claim, seq: int, rows: tuple[Delta, ...] = ()) -> Finish:
@@ -73,12 +72,11 @@ async def test_a_fenced_worker_can_write_nothing(wire: RedisClient) -> None:
 
 
 async def test_a_run_shares_its_number_with_none_of_another_partition(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+    wide: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker claims from two partitions at once, and the claim that began first is answered last: readers know a run
     by worker and number alone."""
-    wire = RedisClient.open(RedisSettings(url=redis_url, partitions=2))
-    queue, lease, call = Queue(wire), await a_lease(wire), wire.call
+    queue, lease, call = Queue(wide), await a_lease(wide), wide.call
     for partition in (0, 1, 1, 1):
         await queue.put(a_job(queue, id=new_job_id(partition)))
     answered = asyncio.Event()
@@ -89,40 +87,19 @@ async def test_a_run_shares_its_number_with_none_of_another_partition(
             await answered.wait()
         return answer
 
-    monkeypatch.setattr(wire, "call", slow)
+    monkeypatch.setattr(wide, "call", slow)
     waiting = asyncio.create_task(lease.claim(0, 2))
     await asyncio.sleep(0)
     claims = (await lease.claim(1, 1)).jobs
     answered.set()
     claims += (await waiting).jobs
     claims += (await lease.claim(1, 2)).jobs
-    await wire.close()
     assert len({claim.number for claim in claims}) == len(claims) == 4
-
-
-async def test_the_next_worker_finds_what_the_lost_one_logged(wire: RedisClient) -> None:
-    """A second attempt names the first run, whose deltas are all in the log."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
-    lost = await a_lease(wire)
-    first = await claim_one(lost)
-    await lost.calls([append(lost, {"-": [delta(first, 1), delta(first.number + 1, 1)]}, first)])
-    await lost.calls([append(lost, {"-": [delta(first, 2)]})])
-    await lapse(wire, lost)
-    heir = await a_lease(wire)
-    claim = await claim_one(heir)
-    assert claim.attempt == 2 and [logged.run for logged in claim.earlier_runs] == [Run(lost.id, first.number)]
-    await heir.calls([append(heir, {"-": [delta(claim, 3)]}, claim, oldest=claim.first_frame)])
-    record = await reader.record(job.id)
-    history = await reader.history(job.id, record.runs)
-    assert [row.seq for row in history.rows] == [1, 2, 3] and history.whole
-    assert history.sections == (Section(1, Run(lost.id, first.number)), Section(3, Run(heir.id, claim.number)))
 
 
 async def test_a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log(wire: RedisClient) -> None:
     """Sent before its frame is there, by another worker, or for an earlier run, it changes nothing; twice is once."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
+    reader, job = JobReader(wire), await put_job(Queue(wire))
     lease, other = await a_lease(wire), await a_lease(wire)
     claim = await claim_one(lease)
     rows = [delta(claim, 1), delta(claim, 2)]
@@ -143,22 +120,6 @@ async def test_a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log(wi
     assert (await reader.history(job.id, (await reader.record(job.id)).runs)).rows == rows
 
 
-async def test_a_job_that_ends_while_its_log_is_read_is_read_whole(wire: RedisClient) -> None:
-    """Once it has ended its worker no longer keeps the frames, and the first of them says whose tokens these are."""
-    queue, reader, lease = Queue(wire), JobReader(wire), await a_lease(wire)
-    job = await put_job(queue)
-    claim = await claim_one(lease)
-    rows = [delta(claim, seq) for seq in (1, 2, 3)]
-    await lease.calls([append(lease, {"-": rows[:1]}, claim)])
-    await lease.calls([append(lease, {"-": rows[1:]})])
-    running = await reader.record(job.id)
-    assert await deltas_of(reader, running) == rows and running.terminal is None
-    await lease.calls([lease.finish_call(a_finish(claim, 3, tuple(rows)))])
-    await wire.redis.xtrim(partition_key(0, "log", lease.id), maxlen=1, approximate=False)
-    assert await deltas_of(reader, running) == rows
-    assert await deltas_of(reader, running, after=2) == rows[2:]
-
-
 async def test_repeated_writes_change_nothing(wire: RedisClient) -> None:
     """A put, append or finish whose answer was lost may be sent again."""
     queue, reader = Queue(wire), JobReader(wire)
@@ -175,10 +136,12 @@ async def test_repeated_writes_change_nothing(wire: RedisClient) -> None:
     assert await wire.redis.xlen(partition_key(0, "log", lease.id)) == 1
 
 
-async def test_a_worker_that_held_very_many_jobs_leaves_all_of_them(redis_url: str) -> None:
+async def test_a_worker_that_held_very_many_jobs_leaves_all_of_them(
+    opened: Callable[..., RedisClient], redis_url: str
+) -> None:
     """More than one command takes at once: each is put back, and nothing of the worker is left. A loaded
     machine may take longer for that than a client waits for one command, and than a short lease lasts."""
-    wire = RedisClient.open(RedisSettings(url=redis_url, timeout_s=60, lease_ms=60_000))
+    wire = opened(redis_url, timeout_s=60, lease_ms=60_000)
     queue, lost = Queue(wire), await a_lease(wire)
     jobs = [a_job(queue) for _ in range(1500)]
     await queue.put_parts(jobs)
@@ -189,7 +152,6 @@ async def test_a_worker_that_held_very_many_jobs_leaves_all_of_them(redis_url: s
     assert {claim.job.id for claim in claims if isinstance(claim, Claim)} == {job.id for job in jobs}
     assert not await wire.redis.exists(partition_key(0, "claims", lost.id))
     assert await wire.redis.exists(partition_key(0, "retry", "m", "standard")) == 0
-    await wire.close()
 
 
 async def test_foreign_entries_of_a_lane_become_dead_letters(wire: RedisClient) -> None:
@@ -243,8 +205,7 @@ async def test_cancel_ends_a_waiting_job_and_marks_a_running_one(wire: RedisClie
 
 async def test_a_released_job_is_not_counted_as_a_loss(wire: RedisClient) -> None:
     """A drained worker's job goes to the next worker, in its next attempt, and may be handed on for ever."""
-    queue = Queue(wire)
-    await queue.put(a_job(queue))
+    await put_job(Queue(wire))
     for attempt in range(1, wire.settings.max_attempts + 3):
         leaving = await a_lease(wire)
         claim = await claim_one(leaving)
@@ -265,27 +226,26 @@ async def test_an_idempotency_key_leads_to_one_job(wire: RedisClient) -> None:
     assert not (await queue.put(a_job(queue, tenant="u"), idempotency_key="k", digest="d")).joined
 
 
-async def test_a_full_lane_refuses_and_keeps_what_it_has(redis_url: str) -> None:
+async def test_a_full_lane_refuses_and_keeps_what_it_has(opened: Callable[..., RedisClient], redis_url: str) -> None:
     """The bound is on waiting jobs of one lane; running ones and other lanes do not count."""
-    wire = RedisClient.open(RedisSettings(url=redis_url, lane_limit=2))
+    wire = opened(redis_url, lane_limit=2)
     queue = Queue(wire)
-    lease = await a_lease(wire)
-    await queue.put(a_job(queue))
-    await claim_one(lease)
+    await put_job(queue)
+    await claim_one(await a_lease(wire))
     for _ in range(2):
-        await queue.put(a_job(queue))
+        await put_job(queue)
     with pytest.raises(LaneFull):
         await queue.put(a_job(queue))
     await queue.put(a_job(queue, Priority.BATCH))
     (lane,) = [lane for lane in await Backlog(wire).lanes(["m"]) if lane.priority is Priority.STANDARD]
     assert (lane.waiting, lane.running) == (2, 1)
-    await wire.close()
 
 
-async def test_a_lane_that_one_tenant_fills_takes_a_job_of_each_other_one(redis_url: str) -> None:
+async def test_a_lane_that_one_tenant_fills_takes_a_job_of_each_other_one(
+    opened: Callable[..., RedisClient], redis_url: str
+) -> None:
     """Up to a tenth beyond its limit; the error says how many are the tenant's own."""
-    wire = RedisClient.open(RedisSettings(url=redis_url, lane_limit=20))
-    queue = Queue(wire)
+    queue = Queue(opened(redis_url, lane_limit=20))
     await queue.put_parts([a_job(queue, tenant="flood") for _ in range(20)])
     for tenant, waiting, own in (("flood", 20, 20), ("light", 21, 1)):
         if own == 1:
@@ -295,24 +255,11 @@ async def test_a_lane_that_one_tenant_fills_takes_a_job_of_each_other_one(redis_
         assert (full.value.waiting, full.value.own) == (waiting, own)
     accepted = await queue.put_parts([a_job(queue, tenant=tenant) for tenant in ("b", "b", "c")])
     assert [isinstance(answer, LaneFull) for answer in accepted] == [False, True, True], "two more in all"
-    await wire.close()
-
-
-async def test_all_keys_of_a_partition_share_a_hash_tag(wire: RedisClient) -> None:
-    """Nothing of a job's life is written outside its partition's slot, so the same scripts run on a cluster."""
-    queue = Queue(wire)
-    await queue.put(a_job(queue, deadline_ms=10_000), idempotency_key="k")
-    lease = await a_lease(wire)
-    claim = await claim_one(lease)
-    await lease.calls([append(lease, {"-": [delta(claim, 1)]}, claim), lease.finish_call(a_finish(claim, 1))])
-    keys = [key.decode() for key in await wire.redis.keys("*")]
-    assert keys and all(key.startswith(prefix(0)) for key in keys)
 
 
 async def test_a_store_that_was_set_back_begins_a_new_epoch_once(wire: RedisClient) -> None:
     """Whoever saw a later tick says so; several who saw it make one epoch of it."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
+    reader, job = JobReader(wire), await put_job(Queue(wire))
     first, second = Reaper(wire), Reaper(wire)
     for _ in range(3):
         await first.sweep()
@@ -326,8 +273,7 @@ async def test_a_store_that_was_set_back_begins_a_new_epoch_once(wire: RedisClie
 
 async def test_frames_behind_lost_ones_are_refused_until_the_loss_is_made_good(wire: RedisClient) -> None:
     """A log with a hole in it is never written on as if nothing had been."""
-    queue = Queue(wire)
-    await queue.put(a_job(queue))
+    await put_job(Queue(wire))
     lease = await a_lease(wire)
     claim = await claim_one(lease)
     lost = append(lease, {"-": [delta(claim, 1)]}, claim)
@@ -340,48 +286,34 @@ async def test_frames_behind_lost_ones_are_refused_until_the_loss_is_made_good(w
     assert await deltas_of(JobReader(wire), record) == rows
 
 
-async def test_a_suspect_that_is_handed_back_stays_one(wire: RedisClient) -> None:
-    """A drained worker's suspect is run alone by the next worker too, and the drained one is its runner no more."""
-    await suspects(wire, 1)
-    drained, heir = await a_lease(wire), await a_lease(wire)
-    assert (await drained.claim(0, 1)).suspects
-    suspect = await claim_one(drained, alone=True)
+@pytest.mark.parametrize("way", ["hands it back", "dies of it", "cannot read it"])
+async def test_whoever_is_done_with_a_suspect_leaves_the_rest_to_another(wire: RedisClient, way: str) -> None:
+    """The next worker runs them alone, too; whoever dies of one leaves none but the second."""
+    await suspects(wire, 2 if way == "dies of it" else 1)
+    runner, heir = await a_lease(wire), await a_lease(wire)
+    assert (await runner.claim(0, 1)).suspects
+    suspect = await claim_one(runner, alone=True)
     assert not (await heir.claim(0, 1)).suspects
-    await drained.release(suspect.job.id, suspect.number)
-    assert await drained.leave() == 0
+    match way:
+        case "hands it back":
+            await runner.release(suspect.job.id, suspect.number)
+            assert await runner.leave() == 0
+        case "dies of it":
+            await lapse(wire, runner)
+        case _:
+            await runner.decline([UnreadableClaim(suspect.job.id, suspect.number, "", newer=True)])
     assert await heir.claim(0, 1) == Claimed([], suspects=True)
     assert len((await heir.claim(0, 1, alone=True)).jobs) == 1
 
 
 async def suspects(wire: RedisClient, count: int) -> None:
     """So many jobs that have lost all but their last worker."""
-    queue = Queue(wire)
     for _ in range(count):
-        await queue.put(a_job(queue))
+        await put_job(Queue(wire))
     for _ in range(wire.settings.max_attempts - 1):
         lease = await a_lease(wire)
         assert len((await lease.claim(0, count)).jobs) == count
         await lapse(wire, lease)
-
-
-async def test_a_suspect_that_kills_its_worker_leaves_the_next_one_to_another(wire: RedisClient) -> None:
-    """At once: a dead runner keeps nobody from the suspects that are left."""
-    await suspects(wire, 2)
-    runner, heir = await a_lease(wire), await a_lease(wire)
-    assert (await runner.claim(0, 1)).suspects
-    assert len((await runner.claim(0, 1, alone=True)).jobs) == 1
-    await lapse(wire, runner)
-    assert await heir.claim(0, 1) == Claimed([], suspects=True)
-
-
-async def test_a_suspect_of_a_newer_version_is_left_to_a_newer_worker(wire: RedisClient) -> None:
-    """Whoever cannot read it is its runner no more."""
-    await suspects(wire, 1)
-    older, newer = await a_lease(wire), await a_lease(wire)
-    assert (await older.claim(0, 1)).suspects
-    suspect = await claim_one(older, alone=True)
-    await older.decline([UnreadableClaim(suspect.job.id, suspect.number, "", newer=True)])
-    assert await newer.claim(0, 1) == Claimed([], suspects=True)
 
 
 async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: RedisClient) -> None:
@@ -393,11 +325,12 @@ async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: RedisClie
     lease = await a_lease(wire)
     assert len((await lease.claim(0, 2)).jobs) == 2
     await lapse(wire, lease)
-    deadline = time.monotonic() + 10
-    while (await reader.record(late.id)).state is not JobState.EXPIRED and time.monotonic() < deadline:
+
+    async def expired() -> bool:
         await Reaper(wire).sweep()
-        await asyncio.sleep(0.02)
-    assert (await reader.record(late.id)).state is JobState.EXPIRED
+        return (await reader.record(late.id)).state is JobState.EXPIRED
+
+    await until(expired)
     assert await limit_passed(wire, late.id) == "queue.deadline_ms"
     assert (await claim_one(await a_lease(wire))).job.id == begun.id
 
@@ -452,8 +385,7 @@ async def test_a_heartbeat_renews_the_right_to_run_suspects(wire: RedisClient) -
 
 async def test_a_worker_unfollows_its_own_jobs_only(wire: RedisClient) -> None:
     """A worker that names a job of another worker changes nothing: its readers go on getting its deltas."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue, stream=True, reply_to="penstock:api:here")
+    reader, job = JobReader(wire), await put_job(Queue(wire), stream=True, reply_to="penstock:api:here")
     owner, other = await a_lease(wire), await a_lease(wire)
     await claim_one(owner)
     await other.unfollow(0, "penstock:api:here", [job.id])
@@ -465,7 +397,7 @@ async def test_a_worker_unfollows_its_own_jobs_only(wire: RedisClient) -> None:
 async def test_the_oldest_waiting_job_of_a_lane_may_be_one_that_was_put_back(wire: RedisClient) -> None:
     """The age of a lane is that of whichever waits longest, wherever it waits."""
     queue, lease = Queue(wire), await a_lease(wire)
-    await queue.put(a_job(queue))
+    await put_job(queue)
     claim = await claim_one(lease)
     await lease.release(claim.job.id, claim.number)
     ((_, since),) = await wire.redis.zrange(partition_key(0, "retry", "m", "standard"), 0, -1, withscores=True)

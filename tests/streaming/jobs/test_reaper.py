@@ -12,7 +12,6 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
-from streaming.redis.settings import RedisSettings
 from telemetry.metrics import Metrics
 
 LEASES, IDLE = partition_key(0, "leases"), partition_key(0, "idle", "m")
@@ -94,25 +93,21 @@ async def test_its_jobs_wake_a_worker_that_lives(wire: RedisClient) -> None:
 
 
 async def test_a_death_is_counted_once_however_many_partitions_there_are(
-    redis_url: str, caplog: pytest.LogCaptureFixture
+    wide: RedisClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also if two processes find it, each in other partitions; its jobs are counted in every one."""
-    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, partitions=4))
-    try:
-        dead, metrics = await a_lease(wire), [Metrics.start("", "worker"), Metrics.start("", "scheduler")]
-        queue = Queue(wire)
-        for partition in (1, 3):
-            await queue.put(a_job(queue, id=new_job_id(partition)))
-            assert len((await dead.claim(partition, 1)).jobs) == 1
-        for partition in (0, 1):
-            await wire.redis.zadd(partition_key(partition, "leases"), {dead.id: 1})
-        first = await Reaper(wire, metrics[0]).sweep()
-        second = await Reaper(wire, metrics[1]).sweep(ended=dead.id)
-        assert (first.lapsed_workers, second.lapsed_workers, first.requeued, second.requeued) == (1, 0, 1, 1)
-        pages = [each.expose().decode() for each in metrics]
-        assert [f"penstock_lapsed_workers_total {count}.0" in page for count, page in zip((1, 0), pages, strict=True)]
-        assert all("penstock_lease_reclaims_total 1.0" in page for page in pages)
-        said = [record for record in caplog.records if " lapsed: " in record.message]
-        assert len(said) == 3, "of partition 0, and where it held jobs"
-    finally:
-        await wire.close()
+    dead, metrics = await a_lease(wide), [Metrics.start("", "worker"), Metrics.start("", "scheduler")]
+    queue = Queue(wide)
+    for partition in (1, 3):
+        await queue.put(a_job(queue, id=new_job_id(partition)))
+        assert len((await dead.claim(partition, 1)).jobs) == 1
+    for partition in (0, 1):
+        await wide.redis.zadd(partition_key(partition, "leases"), {dead.id: 1})
+    first = await Reaper(wide, metrics[0]).sweep()
+    second = await Reaper(wide, metrics[1]).sweep(ended=dead.id)
+    assert (first.lapsed_workers, second.lapsed_workers, first.requeued, second.requeued) == (1, 0, 1, 1)
+    pages = [each.expose().decode() for each in metrics]
+    assert [f"penstock_lapsed_workers_total {count}.0" in page for count, page in zip((1, 0), pages, strict=True)]
+    assert all("penstock_lease_reclaims_total 1.0" in page for page in pages)
+    said = [record for record in caplog.records if " lapsed: " in record.message]
+    assert len(said) == 3, "of partition 0, and where it held jobs"

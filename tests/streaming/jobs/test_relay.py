@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
-from flow import a_lease, append, claim_one, delta, until
+from flow import a_lease, append, claim_one, delta, numbers_read, put_job, until
 
-from penstock.engine import ChatTurn
 from streaming.errors import UnknownJob
 from streaming.jobs.codec import Delta, Ended, Frame, Opening, Run, Section, Terminal, author, encode
 from streaming.jobs.history import LogName, read_log
-from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -31,53 +29,33 @@ from streaming.redis.client import RedisClient
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-async def relay(wire: RedisClient) -> AsyncIterator[Relay]:
-    relay = Relay(wire)
-    await relay.start()
-    await asyncio.wait_for(relay.connected.wait(), 20)
-    yield relay
-    await relay.stop()
-
-
 class Running:
     """A job claimed by a lease of the test's own, which writes what the test says."""
 
     def __init__(self, lease: Lease, claim: Claim) -> None:
         self.lease, self.claim, self.rows = lease, claim, []
+        self.run = Run(lease.id, claim.number)
         self._told: set[str] = set()
         """Addresses that know the job's number."""
 
     @classmethod
     async def begin(cls, wire: RedisClient, relay: Relay, job_id: str, reply_to: str | None = None) -> Running:
-        queue, lease = Queue(wire), Lease(wire, "m")
         reply = relay.address if reply_to is None else reply_to
-        prompt = Chat((ChatTurn("user", "x"),))
-        await queue.put(
-            Job(id=job_id, model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, stream=True, reply_to=reply)
-        )
-        await lease.register()
-        claim = await claim_one(lease)
-        return cls(lease, claim)
+        await put_job(Queue(wire), Priority.BATCH, id=job_id, stream=True, reply_to=reply)
+        lease = await a_lease(wire)
+        return cls(lease, await claim_one(lease))
 
     async def write(self, count: int, address: str) -> None:
         for _ in range(count):
-            row = delta(self.claim, len(self.rows) + 1)
-            self.rows.append(row)
-            opened = () if address in self._told else (self.claim,)
-            self._told.add(address)
-            await self.lease.calls([append(self.lease, {address: [row]}, *opened)])
+            await self.write_frame(1, address)
 
     async def write_frame(self, count: int, address: str) -> None:
         """So many deltas in one frame."""
         rows = [delta(self.claim, len(self.rows) + number) for number in range(1, count + 1)]
-        opened = () if self.rows else (self.claim,)
         self.rows += rows
+        opened = () if address in self._told else (self.claim,)
+        self._told.add(address)
         await self.lease.calls([append(self.lease, {address: rows}, *opened)])
-
-    @property
-    def run(self) -> Run:
-        return Run(self.lease.id, self.claim.number)
 
     async def finish(self) -> None:
         rows, sections = tuple(self.rows), (Section(1, self.run),)
@@ -85,15 +63,10 @@ class Running:
         await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.number, False))])
 
 
-async def read_all(buffer: ReorderBuffer) -> list[int]:
-    seen: list[int] = []
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        rows, terminal = await buffer.take(0.5)
-        seen += [row.seq for row in rows]
-        if terminal is not None:
-            return seen
-    raise AssertionError(f"no end after {len(seen)} deltas")
+async def listening(wire: RedisClient, relay: Relay, **options: Any) -> tuple[ReorderBuffer, Running]:
+    """A reader of a new job, and the job's run."""
+    buffer = relay.open(Queue(wire).new_id("t"), **options)
+    return buffer, await Running.begin(wire, relay, buffer.job_id)
 
 
 def test_a_buffer_puts_what_comes_in_order_and_takes_each_once() -> None:
@@ -152,14 +125,12 @@ async def test_a_late_reader_reads_a_long_log_about_once(
 
 async def test_lost_frames_are_filled_from_the_log(wire: RedisClient, relay: Relay) -> None:
     """Every second delta is logged but never published: the reader gets them all, in order."""
-    job_id = Queue(wire).new_id("t")
-    buffer = relay.open(job_id)
-    running = await Running.begin(wire, relay, job_id)
+    buffer, running = await listening(wire, relay)
     for _ in range(20):
         await running.write(1, relay.address)
         await running.write(1, "-")
     await running.finish()
-    assert await read_all(buffer) == list(range(1, 41))
+    assert await numbers_read(buffer) == list(range(1, 41))
 
 
 async def test_a_lost_end_is_noticed_in_the_silence(wire: RedisClient, relay: Relay) -> None:
@@ -169,7 +140,7 @@ async def test_a_lost_end_is_noticed_in_the_silence(wire: RedisClient, relay: Re
     running = await Running.begin(wire, relay, job_id, reply_to="")
     await running.write(5, "-")
     await running.finish()
-    assert await read_all(buffer) == [1, 2, 3, 4, 5]
+    assert await numbers_read(buffer) == [1, 2, 3, 4, 5]
 
 
 async def test_a_record_read_before_the_put_came_does_not_lose_the_job(wire: RedisClient, relay: Relay) -> None:
@@ -194,10 +165,8 @@ async def test_a_record_read_before_the_put_came_does_not_lose_the_job(wire: Red
 
 async def test_a_cut_subscription_loses_nothing(wire: RedisClient, relay: Relay) -> None:
     """The server drops every subscriber again and again while tokens flow."""
-    job_id = Queue(wire).new_id("t")
-    buffer = relay.open(job_id)
-    running = await Running.begin(wire, relay, job_id)
-    reading = asyncio.create_task(read_all(buffer))
+    buffer, running = await listening(wire, relay)
+    reading = asyncio.create_task(numbers_read(buffer))
     for _ in range(10):
         await running.write(5, relay.address)
         await wire.redis.client_kill_filter(_type="pubsub")
@@ -218,14 +187,12 @@ async def test_a_fault_nobody_expected_costs_no_reader(
             raise RuntimeError("nobody thought of this")
         return await records(job_reader, job_ids, **options)
 
-    job_id = Queue(wire).new_id("t")
-    buffer = relay.open(job_id)
-    running = await Running.begin(wire, relay, job_id)
+    buffer, running = await listening(wire, relay)
     await running.write(2, relay.address)
     await running.write(1, "-")
     monkeypatch.setattr(JobReader, "records", breaks_twice)
     await running.finish()
-    assert await read_all(buffer) == [1, 2, 3]
+    assert await numbers_read(buffer) == [1, 2, 3]
     assert broken == 2 and "nobody thought of this" in caplog.text
 
 
@@ -238,16 +205,15 @@ async def test_a_late_follower_gets_everything_and_then_the_rest(wire: RedisClie
     await relay.follow(buffer)
     await running.write(3, relay.address)
     await running.finish()
-    assert await read_all(buffer) == [2, 3, 4, 5, 6]
+    assert await numbers_read(buffer) == [2, 3, 4, 5, 6]
     with pytest.raises(UnknownJob):
         await relay.follow(relay.open(Queue(wire).new_id("t")))
 
 
 async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: RedisClient, relay: Relay) -> None:
     """Nothing of the second and third run was published: it comes from their logs while the job still runs."""
-    job_id = Queue(wire).new_id("t")
-    buffer = relay.open(job_id)
-    first = await Running.begin(wire, relay, job_id)
+    buffer, first = await listening(wire, relay)
+    job_id = buffer.job_id
     await first.write(2, relay.address)
     before, holder, claim = first.run, first.lease, first.claim
     for written in (2, 4):
@@ -267,21 +233,6 @@ async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: R
     assert seen == [1, 2, 3, 4, 5, 6] and buffer.author(6) == before
 
 
-async def test_what_one_worker_logged_in_two_runs_is_read_from_the_first_of_them_on(
-    wire: RedisClient, relay: Relay
-) -> None:
-    """It handed the job back and was given it again: a late reader gets both runs while the job still runs."""
-    job_id = Queue(wire).new_id("t")
-    running = await Running.begin(wire, relay, job_id)
-    await running.write(2, SILENT)
-    lease, first = running.lease, running.run
-    await lease.release(job_id, first.number)
-    claim = await claim_one(lease)
-    second, rows = Run(lease.id, claim.number), [delta(claim, seq) for seq in (3, 4)]
-    await lease.calls([append(lease, {SILENT: rows}, (claim.number, Opening(job_id, 3, first)))])
-    assert await first_of(relay, job_id, 4) == [(1, first), (2, first), (3, second), (4, second)]
-
-
 async def test_copies_of_what_earlier_runs_wrote_stand_in_for_a_log_that_is_gone(
     wire: RedisClient, relay: Relay
 ) -> None:
@@ -289,9 +240,8 @@ async def test_copies_of_what_earlier_runs_wrote_stand_in_for_a_log_that_is_gone
     job_id = Queue(wire).new_id("t")
     running = await Running.begin(wire, relay, job_id)
     await running.write(2, SILENT)
-    first, heir = running.run, Lease(wire, "m")
+    first, heir = running.run, await a_lease(wire)
     await running.lease.release(job_id, first.number)
-    await heir.register()
     claim = await claim_one(heir)
     await wire.redis.delete(partition_key(0, "log", first.worker))
     rows = [delta(-claim.number, 1), delta(-claim.number, 2), delta(claim, 3)]
@@ -318,13 +268,10 @@ async def first_of(relay: Relay, job_id: str, count: int) -> list[tuple[int, Run
 async def test_a_cancel_in_the_queue_reaches_the_reader(wire: RedisClient, relay: Relay) -> None:
     """A script ended the job: the reader is told what the record says."""
     queue = Queue(wire)
-    job_id = queue.new_id("t")
-    buffer = relay.open(job_id)
-    prompt = Chat((ChatTurn("user", "x"),))
-    job = Job(id=job_id, model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, reply_to=relay.address)
-    await queue.put(job)
-    await queue.cancel(job_id)
-    assert await read_all(buffer) == []
+    buffer = relay.open(queue.new_id("t"))
+    await put_job(queue, id=buffer.job_id, reply_to=relay.address)
+    await queue.cancel(buffer.job_id)
+    assert await numbers_read(buffer) == []
     assert buffer.terminal is not None and buffer.terminal.state is JobState.CANCELLED
 
 
@@ -424,9 +371,7 @@ def test_a_result_with_a_hole_ends_its_reader_with_an_error() -> None:
 
 async def test_the_end_hands_over_every_delta_at_once(wire: RedisClient, relay: Relay) -> None:
     """A long answer in one piece: one reading of its record, however many deltas it has."""
-    job_id = Queue(wire).new_id("t")
-    buffer = relay.open(job_id, whole=True)
-    running = await Running.begin(wire, relay, job_id)
+    buffer, running = await listening(wire, relay, whole=True)
     running.rows = [delta(running.claim, seq) for seq in range(1, 40 * MAX_ROWS)]
     read, times = relay._reader.records, 0
 
@@ -444,9 +389,7 @@ async def test_the_end_hands_over_every_delta_at_once(wire: RedisClient, relay: 
 
 async def test_what_is_poured_comes_from_the_frames_and_ends_with_the_terminal(wire: RedisClient, relay: Relay) -> None:
     """Lost frames included: they are poured from the log, in their place."""
-    job_id = Queue(wire).new_id("t")
-    buffer = relay.open(job_id)
-    running = await Running.begin(wire, relay, job_id)
+    buffer, running = await listening(wire, relay)
     seen: list[int] = []
     ends: list[Terminal] = []
 
@@ -504,9 +447,7 @@ class Taker:
 
 async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wire: RedisClient, relay: Relay) -> None:
     """Lost frames, several deltas in a frame, another worker: each delta once and in order, whichever way it goes."""
-    job_id = Queue(wire).new_id("t")
-    buffer = relay.open(job_id)
-    running = await Running.begin(wire, relay, job_id)
+    buffer, running = await listening(wire, relay)
     flowed: list[int] = []
     seen: list[int] = []
 
@@ -529,9 +470,7 @@ async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wi
     await running.write(1, relay.address)
     await until(lambda: len(seen) == 13)
     assert flowed[-1] == 13, "it flows again"
-    pair = [delta(running.claim, 14), delta(running.claim, 15)]
-    running.rows += pair
-    await running.lease.calls([append(running.lease, {relay.address: pair})])
+    await running.write_frame(2, relay.address)
     await running.finish()
     await asyncio.wait_for(pouring, 20)
     assert seen == list(range(1, 16)) and flowed[-2:] == [14, 15], "several in a frame flow, too"
@@ -563,7 +502,7 @@ async def test_a_flow_that_has_enough_stops_and_one_that_fails_fails_alone(wire:
             await asyncio.wait_for(task, 20)
     await running.write(1, relay.address)
     await running.finish()
-    assert await read_all(third) == [1, 2, 3]
+    assert await numbers_read(third) == [1, 2, 3]
     rows, _ = await first.take(5)
     assert [row.seq for row in rows] == [3]
 
@@ -586,7 +525,7 @@ async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: RedisClient, rel
     await relay.follow(late)
     await running.write(1, relay.address)
     await running.finish()
-    assert await read_all(late) == [1, 2, 3], "its name is in the log"
+    assert await numbers_read(late) == [1, 2, 3], "its name is in the log"
 
 
 async def test_a_buffer_whose_reader_left_is_not_looked_at_any_more(wire: RedisClient, relay: Relay) -> None:

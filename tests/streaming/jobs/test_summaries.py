@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,17 +15,7 @@ from msgspec.structs import replace
 from penstock.engine import ChatTurn
 from streaming.ids import partition_of
 from streaming.jobs.codec import Terminal, Usage
-from streaming.jobs.job import (
-    MAX_PREVIEW_CHARS,
-    Chat,
-    Inputs,
-    Job,
-    JobState,
-    Prompt,
-    Text,
-    Tokens,
-    preview_of,
-)
+from streaming.jobs.job import MAX_PREVIEW_CHARS, Chat, Inputs, Job, JobState, Prompt, Text, Tokens, preview_of
 from streaming.jobs.lease import Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import ANY, JobFilter, JobPage, JobReader, PagePart, Place, Summaries, merged
@@ -33,7 +23,6 @@ from streaming.jobs.records import JobRecord
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from streaming.redis.settings import RedisSettings
 
 
 def summary(place: Place) -> JobRecord:
@@ -78,14 +67,6 @@ def test_nothing_is_shown_behind_a_partition_that_stopped_looking() -> None:
     """It may have jobs there that come first; a page without any still leads on."""
     fast = PagePart([((1, "a"), summary((1, "a")))], None)
     assert merged([fast, PagePart([], (5, "z"))], 10) == JobPage([], (5, "z"))
-
-
-@pytest.fixture
-async def wide(redis_url: str) -> AsyncIterator[RedisClient]:
-    """A wire of several partitions."""
-    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, partitions=4))
-    yield wire
-    await wire.close()
 
 
 async def pages(wire: RedisClient, limit: int, wanted: JobFilter = ANY) -> list[str]:
@@ -247,19 +228,48 @@ async def test_a_made_up_cursor_reads_no_more_than_a_page(wire: RedisClient) -> 
         assert (await Summaries(wire).recent("t", place, 10)).behind is not None
 
 
+async def test_the_last_page_of_a_long_list_costs_what_the_first_does(wire: RedisClient) -> None:
+    """Each job is listed once, the newest first. A state that hardly any job has is looked for in bounds: a page may be
+    empty, and leads on."""
+    waiting, ids = await put_job(Queue(wire)), [f"job_00{number:030x}" for number in range(3_000)]
+    now, lane = await wire.now_ms(), partition_key(0, "lane", MODEL, Priority.BATCH)
+    redis: Any = wire.redis
+    pipeline = redis.pipeline(transaction=False)
+    for number, job in enumerate(ids, 1):
+        row = {"state": "cancelled", "body": "", "lane": lane, "created": now + number}
+        pipeline.hset(partition_key(0, "job", job), mapping=row)
+        pipeline.zadd(partition_key(0, "jobs", "t"), {job: now + number})
+    await pipeline.execute()
+
+    async def jobs_read() -> int:
+        return int((await redis.info("commandstats")).get("cmdstat_hmget", {"calls": 0})["calls"])
+
+    found, costs = list[str](), list[int]()
+    before: Place | None = None
+    while before is not None or not costs:
+        read = await jobs_read()
+        page = await Summaries(wire).recent("t", before, 100)
+        costs.append(await jobs_read() - read)
+        found, before = found + [each.job.id for each in page.jobs], page.behind
+    assert found == [*reversed(ids), waiting.id]
+    assert costs[0] >= 100 and max(costs) <= 110, costs
+    read, queued = await jobs_read(), JobFilter(JobState.QUEUED)
+    page = await Summaries(wire).recent("t", None, 100, queued)
+    assert page.jobs == [] and page.behind is not None
+    assert await jobs_read() - read < len(ids) / 2
+    assert await pages(wire, 100, queued) == [waiting.id]
+
+
 async def test_a_summary_nobody_can_read_spoils_no_list(wire: RedisClient) -> None:
     """What the list says of the job's end is what a look at the job says; the others are listed as they are."""
-    queue = Queue(wire)
-    jobs = [a_job(queue) for _ in range(3)]
+    jobs = [await put_job(Queue(wire)) for _ in range(3)]
     for job in jobs:
-        await queue.put(job)
-        await queue.cancel(job.id)
-    await wire.redis.hset(partition_key(0, "job", jobs[1].id), "summary", b"\xc1")  # type: ignore[misc]
-    await wire.redis.hset(partition_key(0, "job", jobs[2].id), "metadata", b"\xc1")  # type: ignore[misc]
+        await Queue(wire).cancel(job.id)
+    for job, field in zip(jobs[1:], ("summary", "metadata"), strict=True):
+        await wire.redis.hset(partition_key(0, "job", job.id), field, b"\xc1")  # type: ignore[misc]
     listed = {each.job.id: each.terminal for each in (await Summaries(wire).recent("t", None, 10)).jobs}
-    assert len(listed) == 3
     unreadable = listed[jobs[1].id]
-    assert unreadable is not None and unreadable.failure is not None
+    assert len(listed) == 3 and unreadable is not None and unreadable.failure is not None
     assert unreadable.failure.code == "malformed_job"
 
 

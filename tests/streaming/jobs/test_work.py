@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from api.openai.batch_lines import traits
-from api.openai.schemas import Kind, parse, to_job
+from api.openai.schemas import parse, to_job
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Request, Sampling, Task, TaskKind
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens, prompt_count
 from streaming.jobs.places import (
     JOB_BYTES,
     TOKEN_BYTES,
     UNKNOWN_OUTPUT,
-    answer_tokens,
     prompt_sizes,
     reserved_bytes,
     task_bytes,
@@ -57,12 +56,6 @@ CHAT = Chat((ChatTurn("user", "hello"),))
 def test_work_is_choices_times_tokens(prompt: Prompt, sampling: Sampling, card: ModelCard | None, work: int) -> None:
     """n, prompt lists, no max_tokens, a model nobody has loaded, and no more than the context leaves."""
     assert work_of(prompt, sampling, card) == work
-
-
-def test_an_answer_is_no_longer_than_what_is_left() -> None:
-    """Of the context, behind the prompt; and than the model's longest."""
-    assert [answer_tokens(None, CARD, size) for size in (0, 950, 1000, 5000)] == [100, 50, 0, 0]
-    assert answer_tokens(100_000, CARD) == 900
 
 
 def test_sizes_of_prompts() -> None:
@@ -118,28 +111,16 @@ def test_a_line_of_a_batch_and_a_request_weigh_the_same(body: dict[str, object],
     assert request.prompts * job.sampling.n == job.choices
 
 
-@pytest.mark.parametrize(
-    ("kind", "asked"),
-    [
-        ("chat", {"messages": [{"role": "user", "content": "x" * 32_000}]}),
-        ("completion", {"prompt": ["x" * 4000, "x" * 40]}),
-        ("completion", {"prompt": [[1] * 600, [2] * 30]}),
-    ],
-)
 @pytest.mark.parametrize("limit", [{"max_tokens": 1}, {}])
-def test_many_choices_weigh_what_as_many_requests_weigh(
-    kind: Kind, asked: dict[str, object], limit: dict[str, object]
-) -> None:
+def test_many_choices_of_a_chat_weigh_what_as_many_requests_weigh(limit: dict[str, object]) -> None:
     """A long prompt is no cheaper in a quota for being asked eight times in one request."""
+    asked = {"model": "m", "messages": [{"role": "user", "content": "x" * 32_000}], **limit}
 
     def weight(n: int) -> int:
-        return traits(parse(kind, json.dumps({"model": "m", "n": n, **asked, **limit}).encode()), CARD).tokens
+        return traits(parse("chat", json.dumps({**asked, "n": n}).encode()), CARD).tokens
 
-    assert weight(8) == 8 * weight(1) > 8 * sum(prompt_sizes(_prompt(kind, asked)))
-
-
-def _prompt(kind: Kind, asked: dict[str, object]) -> Prompt:
-    return parse(kind, json.dumps({"model": "m", **asked}).encode()).prompt_asked
+    prompt = parse("chat", json.dumps(asked).encode()).prompt_asked
+    assert weight(8) == 8 * weight(1) > 8 * sum(prompt_sizes(prompt))
 
 
 TASKS: dict[TaskKind, tuple[Prompt, int | None]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from streaming.errors import LaneFull, Unavailable
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.redis.client import EAGER_CALLS, MAX_BATCHED_CALLS, Call, RedisClient, Then
-from streaming.redis.settings import RedisSettings
 
 
 class Counted(RedisClient):
@@ -37,11 +36,8 @@ class Counted(RedisClient):
 
 
 @pytest.fixture
-async def wire(redis_url: str) -> AsyncIterator[Counted]:
-    wire = Counted.open(RedisSettings(url=redis_url, lane_limit=3))
-    assert isinstance(wire, Counted)
-    yield wire
-    await wire.close()
+async def wire(opened: Callable[..., Counted], redis_url: str) -> Counted:
+    return opened(redis_url, Counted, lane_limit=3)
 
 
 async def test_what_waits_while_one_is_under_way_goes_together(wire: Counted) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flow import a_job
+from flow import put_job
 from house import free_port, redis_process
 from redis import Redis
 
@@ -77,58 +77,31 @@ def test_an_address_that_leads_nowhere_is_a_setting_at_fault(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-async def test_sentinels_that_are_gone_are_named_without_their_options() -> None:
+async def test_sentinels_that_are_gone_are_named_without_their_options(opened: Callable[..., RedisClient]) -> None:
     """The client's own error repeats every option of its connections, the password among them."""
     url = f"redis+sentinel://:hunter2@127.0.0.1:{free_port()}/main"
-    wire = RedisClient.open(RedisSettings(url=url, timeout_s=1.0))
     with pytest.raises(Unavailable, match="no Sentinel names a primary of 'main'") as caught:
-        await Queue(wire).put(a_job(Queue(wire)))
+        await put_job(Queue(opened(url, timeout_s=1.0)))
     assert "hunter2" not in str(caught.value) and "Connection" not in str(caught.value)
-    await wire.close()
 
 
-async def test_a_server_that_cannot_write_is_unavailable(tmp_path: Path) -> None:
+async def test_a_server_that_cannot_write_is_unavailable(opened: Callable[..., RedisClient], tmp_path: Path) -> None:
     """Out of memory, too few replicas, a replica, without permission, gone: each with the server's own word for it."""
     with redis_process(tmp_path) as url, Redis.from_url(url) as client:
-        wire = RedisClient.open(RedisSettings(url=url))
-        queue = Queue(wire)
-        refusals = {
-            "OOM": ("maxmemory 1", "maxmemory 0"),
-            "NOREPLICAS": ("min-replicas-to-write 1", "min-replicas-to-write 0"),
-        }
-        for word, (spoil, mend) in refusals.items():
-            client.config_set(*spoil.split())
+        queue = Queue(opened(url))
+        for word, spoil, mend in (
+            ("OOM", "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+            ("NOREPLICAS", "CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"),
+            ("READONLY", f"REPLICAOF 127.0.0.1 {free_port()}", "REPLICAOF NO ONE"),
+            ("NOPERM", "ACL SETUSER default -fcall", "ACL SETUSER default +@all"),
+        ):
+            client.execute_command(*spoil.split())
             with pytest.raises(Unavailable, match=word):
-                await queue.put(a_job(queue))
-            client.config_set(*mend.split())
-        client.replicaof("127.0.0.1", str(free_port()))
-        with pytest.raises(Unavailable, match="READONLY"):
-            await queue.put(a_job(queue))
-        client.replicaof("NO", "ONE")
-        client.execute_command("ACL", "SETUSER", "default", "-fcall")
-        with pytest.raises(Unavailable, match="NOPERM"):
-            await queue.put(a_job(queue))
-        client.execute_command("ACL", "SETUSER", "default", "+@all")
-        await queue.put(a_job(queue))
+                await put_job(queue)
+            client.execute_command(*mend.split())
+        await put_job(queue)
     with pytest.raises(Unavailable, match="does not answer"):
-        await queue.put(a_job(queue))
-    await wire.close()
-
-
-async def test_a_task_that_writes_without_pause_can_be_cancelled(wire: RedisClient) -> None:
-    """Whenever the cancellation comes, even while the client is writing, it is not swallowed."""
-    queue = Queue(wire)
-
-    async def write() -> None:
-        while True:
-            await wire.call("follow", 0, queue.new_id("t"), "nobody")
-
-    for _ in range(40):
-        task = asyncio.create_task(write())
-        await asyncio.sleep(random.random() * 0.005)
-        task.cancel()
-        done, _ = await asyncio.wait([task], timeout=10)
-        assert done and task.cancelled()
+        await put_job(queue)
 
 
 async def test_a_cancellation_that_the_client_swallowed_is_let_through() -> None:

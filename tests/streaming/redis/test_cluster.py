@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,21 +114,11 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         yield nodes
 
 
-@asynccontextmanager
-async def opened(nodes: Nodes, **settings: Any) -> AsyncIterator[RedisClient]:
-    wire = RedisClient.open(RedisSettings(url=nodes.url, timeout_s=1.0, **settings))
-    try:
-        yield wire
-    finally:
-        await wire.close()
-
-
 @pytest.fixture
-async def wire(nodes: Nodes) -> AsyncIterator[RedisClient]:
+async def wire(nodes: Nodes, opened: Callable[..., RedisClient]) -> RedisClient:
     for port in nodes.ports:
         ask(port, "FLUSHALL")
-    async with opened(nodes, partitions=PARTITIONS) as wire:
-        yield wire
+    return opened(nodes.url, timeout_s=1.0, partitions=PARTITIONS)
 
 
 def job_id(partition: int, number: int = 1) -> str:
@@ -188,27 +178,19 @@ async def test_each_partition_goes_by_its_own_servers_clock(nodes: Nodes, wire: 
 
 
 async def test_the_fleet_shares_one_slot(wire: RedisClient) -> None:
-    """Processes, cards, plans and the leader are written and read through any process's wire."""
-    fleet = Fleet(wire)
-    processes = [
-        Process(role="worker", id=f"w{number}", life=f"l{number}", pid=1, host="h", state="ready", since=0.0)
-        for number in (1, 2)
-    ]
-    for process in processes:
-        await fleet.report(process)
-    assert await fleet.processes() == processes
-    await fleet.leave(processes[0])
-    assert await fleet.processes("worker") == processes[1:]
+    """Processes, plans, overrides and the leader: each script finds all its keys on one node."""
+    fleet, plans, overrides = Fleet(wire), Plans(wire), Overrides(wire)
+    process = Process(role="worker", id="w", life="l", pid=1, host="h", state="ready", since=0.0)
+    await fleet.report(process)
+    assert await fleet.processes("worker") == [process]
+    await fleet.leave(process)
     card = ModelCard(name=MODEL, engine="sim", context=8, max_output=8, capabilities=Capabilities(), created=1)
     await fleet.publish_card(card)
-    assert await fleet.cards() == {MODEL: card}
-    leadership, plans, overrides = Leadership(wire), Plans(wire), Overrides(wire)
-    lead = await leadership.claim("a", 10_000)
-    assert await leadership.claim("b", 10_000) == lead == await leadership.current()
+    assert await fleet.processes() == [] and await fleet.cards() == {MODEL: card}
+    lead = await Leadership(wire).claim("a", 10_000)
     assert await plans.publish(lead, [Plan(model=MODEL, want=2, reason="because", epoch=lead.epoch)])
-    assert (await plans.read())[MODEL].want == 2
     override = await overrides.put(MODEL, 3, "ops", 60_000)
-    assert await overrides.of([MODEL, "other"]) == {MODEL: override}
+    assert (await plans.read())[MODEL].want == 2 and await overrides.of([MODEL, "other"]) == {MODEL: override}
 
 
 async def test_a_store_on_a_cluster_is_counted_and_reset(nodes: Nodes, wire: RedisClient) -> None:
@@ -240,11 +222,9 @@ async def test_every_primary_is_looked_at(nodes: Nodes, wire: RedisClient) -> No
     ask(nodes.ports[1], "CONFIG", "SET", "maxmemory", "0")
 
 
-async def test_frames_reach_a_reader_from_every_node(nodes: Nodes, wire: RedisClient) -> None:
+async def test_frames_reach_a_reader_from_every_node(nodes: Nodes, wire: RedisClient, relay: Relay) -> None:
     """The reader's process listens to one node; its jobs lie on all three, and its subscription is cut meanwhile."""
-    queue, relay = Queue(wire), Relay(wire)
-    await relay.start()
-    await relay.connected.wait()
+    queue = Queue(wire)
     jobs = [a_job(queue, id=job_id(p), reply_to=relay.address) for p in wire.partitions]
     buffers = [relay.open(job.id) for job in jobs]
     for job in jobs[:3]:
@@ -258,22 +238,12 @@ async def test_frames_reach_a_reader_from_every_node(nodes: Nodes, wire: RedisCl
             await queue.put(job)
         for buffer in buffers[3:]:
             assert await numbers_read(buffer) == list(range(1, TOKENS + 1))
-    await relay.stop()
 
 
-async def test_a_node_given_as_the_only_server_says_so(nodes: Nodes) -> None:
+async def test_a_node_given_as_the_only_server_says_so(nodes: Nodes, opened: Callable[..., RedisClient]) -> None:
     """With the address of one server where a cluster is, the error tells what it must begin with."""
-    wire = RedisClient.open(RedisSettings(url=f"redis://127.0.0.1:{nodes.owner(0)}", partitions=PARTITIONS))
     with pytest.raises(Unavailable, match=r"redis\.url must begin with redis\+cluster://"):
-        await Lease(wire, MODEL).register()
-    await wire.close()
-
-
-async def test_a_script_one_node_has_forgotten_is_loaded_there(nodes: Nodes, wire: RedisClient) -> None:
-    """A new primary knows no scripts: the calls of all partitions are answered all the same."""
-    lease = await a_lease(wire)
-    ask(nodes.ports[1], "SCRIPT", "FLUSH")
-    assert await lease.leave() == 0
+        await a_lease(opened(f"redis://127.0.0.1:{nodes.owner(0)}", partitions=PARTITIONS))
 
 
 async def test_a_slot_moves_under_a_steady_flow(nodes: Nodes, wire: RedisClient) -> None:
@@ -311,7 +281,8 @@ async def test_a_killed_primary_is_replaced_by_its_replica(tmp_path: Path) -> No
         nodes.meet(replica)
         eventually(lambda: nodes.knows(replica, 4) and nodes.knows(doomed, 4))
         ask(replica, "CLUSTER", "REPLICATE", ask(doomed, "CLUSTER", "MYID"))
-        async with opened(nodes, durability="D3") as wire, (flow := Flow(wire)).running():
+        wire = RedisClient.open(RedisSettings(url=nodes.url, timeout_s=1.0, durability="D3"))
+        async with (flow := Flow(wire)).running():
             await flow.more(30)
             with Redis(port=doomed) as client:
                 os.kill(int(client.info("server")["process_id"]), signal.SIGKILL)
@@ -320,5 +291,6 @@ async def test_a_killed_primary_is_replaced_by_its_replica(tmp_path: Path) -> No
             stack.enter_context(nodes.server(doomed))
             await flow.more(30)
             records = await flow.all_done()
+        await wire.close()
     assert flow.refused
     assert [tokens_of(record) for record in records] == [list(range(1, TOKENS + 1))] * len(records)

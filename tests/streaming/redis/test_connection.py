@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from flow import a_lease, until
-from house import redis_process
+from house import free_port, redis_process
 from redis import Redis
 from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.cluster import ClusterNode
@@ -23,7 +23,6 @@ from streaming.errors import Unavailable
 from streaming.jobs.lease import Lease
 from streaming.redis.client import RedisClient
 from streaming.redis.connection import SharedConnection, refusal
-from streaming.redis.settings import RedisSettings
 from streaming.redis.topology import _connected
 
 
@@ -231,12 +230,13 @@ async def test_a_lost_connection_is_given_back_before_the_next_is_taken(redis_ur
     await pool.aclose()
 
 
-async def test_a_server_that_does_not_answer_is_given_up_in_time(tmp_path: Path) -> None:
+async def test_a_server_that_does_not_answer_is_given_up_in_time(
+    opened: Callable[..., RedisClient], tmp_path: Path
+) -> None:
     """Stopped, it keeps the connection open: all who wait hear of it at once, and work goes on when it does."""
     with redis_process(tmp_path) as url, Redis.from_url(url) as client:
         pid = client.info()["process_id"]
-        wire = RedisClient.open(RedisSettings(url=url, timeout_s=0.5))
-        lease = await a_lease(wire)
+        lease = await a_lease(opened(url, timeout_s=0.5))
         os.kill(pid, signal.SIGSTOP)
         try:
             calls = [asyncio.create_task(lease.beat(0)) for _ in range(20)]
@@ -248,21 +248,17 @@ async def test_a_server_that_does_not_answer_is_given_up_in_time(tmp_path: Path)
         finally:
             os.kill(pid, signal.SIGCONT)
         assert await lease.beat(0) == {}
-        await wire.close()
 
 
-async def test_a_server_that_is_gone_is_asked_once_for_all(tmp_path: Path) -> None:
+async def test_a_server_that_is_gone_is_asked_once_for_all(opened: Callable[..., RedisClient], tmp_path: Path) -> None:
     """However many wait for the connection, each hears that there is none; later there is one again."""
-    with redis_process(tmp_path) as url:
-        port = int(url.rpartition(":")[2].partition("/")[0])
-    wire = RedisClient.open(RedisSettings(url=url))
-    lease = Lease(wire, "m")
+    port = free_port()
+    lease = Lease(opened(f"redis://127.0.0.1:{port}/0"), "m")
     answers = await asyncio.gather(*(lease.beat(0) for _ in range(100)), return_exceptions=True)
     assert all(isinstance(answer, Unavailable) for answer in answers)
     with redis_process(tmp_path, port):
         await lease.register()
         assert await lease.beat(0) == {}
-        await wire.close()
 
 
 async def test_a_timeout_ends_the_connection(redis_url: str) -> None:

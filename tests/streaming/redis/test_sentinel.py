@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from redis.exceptions import RedisError
 from streaming.jobs.queue import Queue
 from streaming.jobs.relay import Relay
 from streaming.redis.client import RedisClient
-from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import check_level
 
 pytestmark = pytest.mark.slow
@@ -118,10 +117,8 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 @pytest.fixture
-async def wire(deployment: Deployment) -> AsyncIterator[RedisClient]:
-    wire = RedisClient.open(RedisSettings(url=deployment.url, durability="D3", timeout_s=1.0))
-    yield wire
-    await wire.close()
+async def wire(deployment: Deployment, opened: Callable[..., RedisClient]) -> RedisClient:
+    return opened(deployment.url, durability="D3", timeout_s=1.0)
 
 
 async def test_no_job_is_lost_with_a_killed_primary(deployment: Deployment, wire: RedisClient) -> None:
@@ -140,9 +137,9 @@ async def test_no_job_is_lost_with_a_killed_primary(deployment: Deployment, wire
     assert len({record.job.id for record in records}) == len(records) >= 60
 
 
-async def test_no_sentinel_is_forgotten(deployment: Deployment) -> None:
+async def test_no_sentinel_is_forgotten(deployment: Deployment, opened: Callable[..., RedisClient]) -> None:
     """One goes while many connections ask for the primary, and comes back: it is found when the others are gone."""
-    wire = RedisClient.open(RedisSettings(url=deployment.url))
+    wire = opened(deployment.url)
     first, *others = deployment.sentinels
     await answers_many(wire, deployment.primary)
     os.kill(pid_of(first), signal.SIGKILL)
@@ -151,7 +148,6 @@ async def test_no_sentinel_is_forgotten(deployment: Deployment) -> None:
         for port in others:
             os.kill(pid_of(port), signal.SIGKILL)
         await answers_many(wire, deployment.primary)
-    await wire.close()
 
 
 async def answers_many(wire: RedisClient, primary: int) -> None:
@@ -166,13 +162,10 @@ async def answers_many(wire: RedisClient, primary: int) -> None:
     await asyncio.gather(*(until(answers) for _ in range(40)))
 
 
-async def test_nobody_waits_on_a_stopped_primary(deployment: Deployment, wire: RedisClient) -> None:
+async def test_nobody_waits_on_a_stopped_primary(deployment: Deployment, wire: RedisClient, relay: Relay) -> None:
     """Stopped, it keeps its connections open but answers nothing: commands and subscriptions go to its successor, and
     when it wakes up again nobody is left to write to it."""
-    queue, relay = Queue(wire), Relay(wire)
-    await relay.start()
-    await relay.connected.wait()
-    pid = pid_of(deployment.primary)
+    queue, pid = Queue(wire), pid_of(deployment.primary)
     os.kill(pid, signal.SIGSTOP)
     try:
         job_id = queue.new_id("t")
@@ -185,7 +178,6 @@ async def test_nobody_waits_on_a_stopped_primary(deployment: Deployment, wire: R
     finally:
         os.kill(pid, signal.SIGCONT)
     await until(lambda: not clients(deployment.primary))
-    await relay.stop()
 
 
 def subscribers(port: int, address: str) -> int:

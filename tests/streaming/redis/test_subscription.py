@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -98,15 +99,11 @@ async def test_a_server_that_falls_silent_is_noticed(redis_url: str, monkeypatch
         server.close()
 
 
-async def test_a_refused_subscription_says_why(redis_url: str) -> None:
+async def test_a_refused_subscription_says_why(opened: Callable[..., RedisClient], redis_url: str) -> None:
     """By its access rules, for example."""
     with Redis.from_url(redis_url) as client:
         client.acl_setuser("deaf", enabled=True, nopass=True, commands=["+@all"], keys=["*"], reset_channels=True)
-        wire = RedisClient.open(RedisSettings(url=redis_url.replace("redis://", "redis://deaf:x@")))
-        try:
-            with pytest.raises(Unavailable, match="NOPERM"):
-                async with wire.subscribe("here"):
-                    pass
-        finally:
-            await wire.close()
-            client.acl_deluser("deaf")
+        with pytest.raises(Unavailable, match="NOPERM"):
+            async with opened(redis_url.replace("redis://", "redis://deaf:x@")).subscribe("here"):
+                pass
+        client.acl_deluser("deaf")

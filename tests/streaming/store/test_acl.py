@@ -6,12 +6,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from batching import answers_are_right, begin, client, content, ended, line
+from flow import a_job
 from guarded import PASSWORD, GuardedHouse, as_user, guarded
 from house import eventually, free_port
 from receiver import Receiver, receiving
@@ -19,21 +19,18 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from cli.__main__ import main
-from penstock.engine import ChatTurn
 from streaming.errors import Unavailable
-from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.jobs.settings import QuotaSettings
 from streaming.keys import BROKER, fleet_key, partition_key
-from streaming.order import Priority
 from streaming.redis import scripts
 from streaming.redis.client import RedisClient, ScriptBatcher
-from streaming.redis.settings import RedisSettings
 from streaming.store.acl import BROKER_COMMANDS, SCRIPTS, acl_file, script_channels, script_commands, script_kinds
 from streaming.store.identity import enter_store
 
 pytestmark = pytest.mark.slow
 
+Opened = Callable[..., RedisClient]
 ROLES = [*SCRIPTS]
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 SECRET = "whsec_" + "QUJDRA" * 6 + "QUJDRA=="[:4]
@@ -176,18 +173,15 @@ def test_without_a_login_there_is_nothing(store: GuardedHouse) -> None:
         guess.ping()
 
 
-async def test_a_worker_has_others_load_the_functions(tmp_path: Path) -> None:
+async def test_a_worker_has_others_load_the_functions(store: GuardedHouse, opened: Opened) -> None:
     """What it loads would run with the rights of whoever calls it. It goes on once another process has done so."""
-    with guarded(tmp_path) as house:
-        worker, api = (
-            RedisClient.open(RedisSettings(url=as_user(house.redis_url, role))) for role in ("worker", "api")
-        )
-        with pytest.raises(Unavailable, match="start another process of this version"):
-            await worker.call("record", 0, "job_x")
-        await api.call("record", 0, "job_x")
+    worker, api = (opened(as_user(store.redis_url, role)) for role in ("worker", "api"))
+    with user(store, "root") as root:
+        root.function_flush()
+    with pytest.raises(Unavailable, match="start another process of this version"):
         await worker.call("record", 0, "job_x")
-        for client in (worker, api):
-            await client.close()
+    await api.call("record", 0, "job_x")
+    await worker.call("record", 0, "job_x")
 
 
 # --- what is allowed -------------------------------------------------------------------------------------------------
@@ -273,66 +267,45 @@ def looked_after(house: GuardedHouse) -> None:
         assert done.returncode == code and "permission" not in done.stdout + done.stderr, (words, done)
 
 
-TENANT = "t"
-
-
-async def fresh(wire: RedisClient) -> None:
-    """As a process that finds an empty store, of a server on which an API process has loaded the functions."""
-    api = RedisClient.open(RedisSettings(url=as_user(wire.settings.url, "api")))
-    await api.call("record", 0, "job_x")
-    await api.close()
-    with Redis.from_url(as_user(wire.settings.url, "root")) as root:
-        root.flushall()
-    await enter_store(wire)
-
-
 @pytest.mark.parametrize("role", ROLES)
-async def test_an_empty_store_may_be_entered(store: GuardedHouse, role: str) -> None:
-    """What else a role sends without a script is in tests/streaming/store/test_excess.py."""
+async def test_an_empty_store_may_be_entered(store: GuardedHouse, opened: Opened, role: str) -> None:
+    """As a process does on a server on which an API process has loaded the functions. What else a role sends without a
+    script is in tests/streaming/store/test_excess.py."""
     store.denied()
-    wire = RedisClient.open(RedisSettings(url=as_user(store.redis_url, role)))
-    try:
-        await fresh(wire)
-    finally:
-        await wire.close()
+    api = opened(as_user(store.redis_url, "api"))
+    await api.call("record", 0, "job_x")  # it loads the functions
+    with user(store, "root") as root:
+        root.flushall()
+    await enter_store(opened(as_user(store.redis_url, role)))
     assert store.denied() == []
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
 @pytest.mark.parametrize("role", ["api", "offline"])
-async def test_jobs_are_put_under_a_quota(store: GuardedHouse, role: str, partitions: int) -> None:
+async def test_jobs_are_put_under_a_quota(store: GuardedHouse, opened: Opened, role: str, partitions: int) -> None:
     """By the door and by the intake of a broker's messages: with several partitions each asks what the others hold."""
     with user(store, "root") as root:
         root.flushall()
     store.denied()
-    wire = RedisClient.open(RedisSettings(url=as_user(store.redis_url, role), partitions=partitions))
-    queue, quota = Queue(wire), QuotaSettings(jobs=100, job_bytes=100_000, result_bytes=100_000)
-    try:
-        for number in range(4):
-            fields: dict[str, Any] = {"id": queue.new_id(TENANT), "model": "m", "tenant": TENANT}
-            job = Job(**fields, priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", f"hello {number}"),)))
-            await queue.put(job, quota=quota)
-    finally:
-        await wire.close()
+    queue = Queue(opened(as_user(store.redis_url, role), partitions=partitions))
+    quota = QuotaSettings(jobs=100, job_bytes=100_000, result_bytes=100_000)
+    for _ in range(4):
+        await queue.put(a_job(queue), quota=quota)
     assert store.denied() == []
 
 
-async def test_a_right_that_lacks_is_the_stores_refusal(store: GuardedHouse) -> None:
+async def test_a_right_that_lacks_is_the_stores_refusal(store: GuardedHouse, opened: Opened) -> None:
     """In a script too: whoever brings a job keeps it and tries again, and is told what to look at."""
-    wire = RedisClient.open(RedisSettings(url=as_user(store.redis_url, "scheduler")))
-    try:
-        with pytest.raises(Unavailable, match=r"no permissions to run the 'z\w+' command.*penstock store acl"):
-            await wire.call("usage", 0, TENANT, 60, 0, 0)
-        bundle = ScriptBatcher(wire, "usage")
-        with pytest.raises(Unavailable, match="penstock store acl"):
-            await bundle.call(0, TENANT, 60, 0, 0)
-    finally:
-        await wire.close()
-        store.denied()
+    wire = opened(as_user(store.redis_url, "scheduler"))
+    with pytest.raises(Unavailable, match=r"no permissions to run the 'z\w+' command.*penstock store acl"):
+        await wire.call("usage", 0, "t", 60, 0, 0)
+    with pytest.raises(Unavailable, match="penstock store acl"):
+        await ScriptBatcher(wire, "usage").call(0, "t", 60, 0, 0)
+    store.denied()
 
 
 @pytest.mark.parametrize("role", ["api", "worker", "offline"])
-async def test_a_promise_of_a_replica_may_be_asked_for(store: GuardedHouse, role: str) -> None:
+async def test_a_promise_of_a_replica_may_be_asked_for(store: GuardedHouse, opened: Opened, role: str) -> None:
     """At D3 a mark is written and waited for: refused for want of a replica, not of a right."""
     script, *args = {
         "api": ["cancel", "job_00" + "0" * 30],
@@ -340,11 +313,7 @@ async def test_a_promise_of_a_replica_may_be_asked_for(store: GuardedHouse, role
         "offline": ["cancel", "job_00" + "0" * 30],
     }[role]
     store.denied()
-    settings = RedisSettings(url=as_user(store.redis_url, role), durability="D3", timeout_s=0.5)
-    wire = RedisClient.open(settings)
-    try:
-        with pytest.raises(Unavailable, match="no replica has it yet"):
-            await wire.call(script, 0, *args)
-    finally:
-        await wire.close()
+    wire = opened(as_user(store.redis_url, role), durability="D3", timeout_s=0.5)
+    with pytest.raises(Unavailable, match="no replica has it yet"):
+        await wire.call(script, 0, *args)
     assert store.denied() == []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from streaming.redis.settings import Durability, RedisSettings
+from streaming.redis.settings import Durability
 from streaming.store.monitor import check_level, shortfalls
 
 pytestmark = pytest.mark.slow
@@ -37,6 +37,7 @@ GOOD = {
     "min-replicas-to-write": "1",
 }
 FATAL, ADVICE = True, False
+Opened = Callable[..., RedisClient]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,8 @@ FATAL, ADVICE = True, False
         ("D3", {"min-replicas-to-write": ""}, []),
         ("D1", {"redis_version": "6.2.14"}, [("redis_version", FATAL)]),
         ("D0", {"redis_version": ""}, [("redis_version", FATAL), ("redis.durability", ADVICE)]),
+        ("D1", {"redis_version": ""}, [("redis_version", FATAL)]),
+        ("D1", {"maxmemory-policy": ""}, [("maxmemory-policy", FATAL)]),
         ("D1", {"redis_version": "10.0.1"}, []),
     ],
 )
@@ -77,77 +80,59 @@ def test_a_server_is_held_against_a_level(
     assert all(shortfall.fix and shortfall.key in str(shortfall) for shortfall in found)
 
 
-@pytest.mark.parametrize("fact", ["maxmemory-policy", "redis_version"])
-def test_what_a_server_does_not_say_is_unknown(fact: str) -> None:
-    (shortfall,) = shortfalls("D1", {**GOOD, fact: ""})
-    assert (shortfall.key, shortfall.found, shortfall.fatal) == (fact, "unknown", FATAL)
-
-
-@asynccontextmanager
-async def opened(url: str, level: Durability) -> AsyncIterator[RedisClient]:
-    wire = RedisClient.open(RedisSettings(url=url, durability=level, timeout_s=0.5))
-    try:
-        yield wire
-    finally:
-        await wire.close()
-
-
-async def test_a_real_server_is_refused_for_what_it_cannot_keep(tmp_path: Path) -> None:
+async def test_a_real_server_is_refused_for_what_it_cannot_keep(opened: Opened, tmp_path: Path) -> None:
     """Its own settings decide, changed one by one."""
     with redis_process(tmp_path, None, "--appendonly", "no") as url, Redis.from_url(url) as client:
-        async with opened(url, "D0") as wire:
-            (warning,) = await check_level(wire)
-            assert "trying things out" in warning
-        async with opened(url, "D1") as d1, opened(url, "D2") as d2:
-            with pytest.raises(ConfigError, match=r"redis\.durability: Redis cannot keep D1: appendonly is no"):
-                await check_level(d1)
-            client.config_set("appendonly", "yes")
-            client.config_set("maxmemory", "100mb")
-            eventually(lambda: client.info("persistence")["aof_base_size"])  # until then it does not take a SIGTERM
-            assert await check_level(d1) == []
-            with pytest.raises(ConfigError, match="appendfsync is everysec, needed: always"):
-                await check_level(d2)
-            client.config_set("appendfsync", "always")
-            assert await check_level(d2) == []
-            client.config_set("maxmemory-policy", "allkeys-lru")
-            with pytest.raises(ConfigError, match="maxmemory-policy is allkeys-lru"):
-                await check_level(d2)
+        d0, d1, d2 = (opened(url, durability=level) for level in ("D0", "D1", "D2"))
+        (warning,) = await check_level(d0)
+        assert "trying things out" in warning
+        with pytest.raises(ConfigError, match=r"redis\.durability: Redis cannot keep D1: appendonly is no"):
+            await check_level(d1)
+        client.config_set("appendonly", "yes")
+        client.config_set("maxmemory", "100mb")
+        eventually(lambda: client.info("persistence")["aof_base_size"])  # until then it does not take a SIGTERM
+        assert await check_level(d1) == []
+        with pytest.raises(ConfigError, match="appendfsync is everysec, needed: always"):
+            await check_level(d2)
+        client.config_set("appendfsync", "always")
+        assert await check_level(d2) == []
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(ConfigError, match="maxmemory-policy is allkeys-lru"):
+            await check_level(d2)
 
 
-async def test_what_may_not_be_asked_is_said(tmp_path: Path) -> None:
+async def test_what_may_not_be_asked_is_said(opened: Opened, tmp_path: Path) -> None:
     """A user without CONFIG gets a warning, one without INFO a refusal that names the permission."""
     options = ("--appendonly", "yes", "--maxmemory", "100mb")
     with redis_process(tmp_path, None, *options) as url, Redis.from_url(url) as client:
         client.execute_command("ACL", "SETUSER", "some", "on", ">secret", "~*", "&*", "+@all", "-config")
-        place = url.replace("redis://", "redis://some:secret@")
-        async with opened(place, "D1") as wire:
-            (warning,) = await check_level(wire)
-            assert warning.startswith("appendfsync is unknown")
+        wire = opened(url.replace("redis://", "redis://some:secret@"))
+        (warning,) = await check_level(wire)
+        assert warning.startswith("appendfsync is unknown")
         client.execute_command("ACL", "SETUSER", "some", "-info")
-        async with opened(place, "D1") as wire:
-            with pytest.raises(Unavailable, match="NOPERM"):
-                await check_level(wire)
+        with pytest.raises(Unavailable, match="NOPERM"):
+            await check_level(wire)
 
 
-async def test_at_d3_nothing_is_promised_without_a_replica(redis_url: str) -> None:
+async def test_at_d3_nothing_is_promised_without_a_replica(opened: Opened, redis_url: str) -> None:
     """A put, a cancel and a wish for a batch are Unavailable although they ran; the same put at D1 finds the job."""
-    async with opened(redis_url, "D3") as careful, opened(redis_url, "D1") as careless:
-        job = a_job(Queue(careful))
-        with pytest.raises(Unavailable, match="no replica has it yet"):
-            await Queue(careful).put(job, idempotency_key="k", digest="d")
-        again = await Queue(careless).put(a_job(Queue(careless)), idempotency_key="k", digest="d")
-        assert again.joined and again.id == job.id
-        with pytest.raises(Unavailable, match="no replica has it yet"):
-            await Queue(careful).cancel(job.id)
-        assert (await JobReader(careful).record(job.id)).state is JobState.CANCELLED
-        batch = Batch(
-            id=Batches(careful).new_id("t"), tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions",
-            input_file="f", window="none", output_keep_ms=1,
-        )  # fmt: skip
-        await Batches(careless).create(batch, "digest")
-        with pytest.raises(Unavailable, match="no replica has it yet"):
-            await Batches(careful).request(batch.id, "cancel")
-        assert (await Batches(careless).get(batch.id, "t")).state is BatchState.CANCELLING
+    careful, careless = (opened(redis_url, durability=level, timeout_s=0.5) for level in ("D3", "D1"))
+    job = a_job(Queue(careful))
+    with pytest.raises(Unavailable, match="no replica has it yet"):
+        await Queue(careful).put(job, idempotency_key="k", digest="d")
+    again = await Queue(careless).put(a_job(Queue(careless)), idempotency_key="k", digest="d")
+    assert again.joined and again.id == job.id
+    with pytest.raises(Unavailable, match="no replica has it yet"):
+        await Queue(careful).cancel(job.id)
+    assert (await JobReader(careful).record(job.id)).state is JobState.CANCELLED
+    batch = Batch(
+        id=Batches(careful).new_id("t"), tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions",
+        input_file="f", window="none", output_keep_ms=1,
+    )  # fmt: skip
+    await Batches(careless).create(batch, "digest")
+    with pytest.raises(Unavailable, match="no replica has it yet"):
+        await Batches(careful).request(batch.id, "cancel")
+    assert (await Batches(careless).get(batch.id, "t")).state is BatchState.CANCELLING
 
 
 @contextmanager
@@ -167,27 +152,27 @@ def primary_and_replica(folder: Path) -> Iterator[tuple[str, int]]:
         yield url, int(replica.info("server")["process_id"])
 
 
-async def test_at_d3_a_repetition_is_no_proof(tmp_path: Path) -> None:
+async def test_at_d3_a_repetition_is_no_proof(opened: Opened, tmp_path: Path) -> None:
     """While the replica is deaf, repeating a put from another process confirms nothing; a finish is repeated too,
     and both are answered once the replica hears again."""
     with primary_and_replica(tmp_path) as (url, replica):
-        async with opened(url, "D3") as wire, opened(url, "D3") as other:
-            job, flow = a_job(Queue(wire)), Flow(wire)
+        wire, other = (opened(url, durability="D3", timeout_s=0.5) for _ in range(2))
+        job, flow = a_job(Queue(wire)), Flow(wire)
 
-            async def ended() -> bool:
-                return (await JobReader(wire).record(job.id)).state.final
+        async def ended() -> bool:
+            return (await JobReader(wire).record(job.id)).state.final
 
-            os.kill(replica, signal.SIGSTOP)
-            try:
-                for process in (wire, other):
-                    with pytest.raises(Unavailable, match="no replica has it yet"):
-                        await Queue(process).put(job)
-                async with flow.working():
-                    await until(ended)
-                    assert flow.finished == 0
-                    os.kill(replica, signal.SIGCONT)
-                    await until(lambda: flow.finished == 1)
-            finally:
+        os.kill(replica, signal.SIGSTOP)
+        try:
+            for process in (wire, other):
+                with pytest.raises(Unavailable, match="no replica has it yet"):
+                    await Queue(process).put(job)
+            async with flow.working():
+                await until(ended)
+                assert flow.finished == 0
                 os.kill(replica, signal.SIGCONT)
-            assert (await Queue(other).put(job)).id == job.id
-            assert tokens_of(await JobReader(other).record(job.id))
+                await until(lambda: flow.finished == 1)
+        finally:
+            os.kill(replica, signal.SIGCONT)
+        assert (await Queue(other).put(job)).id == job.id
+        assert tokens_of(await JobReader(other).record(job.id))

@@ -8,8 +8,7 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 
@@ -31,21 +30,13 @@ from streaming.jobs import codec, conversations, job, records
 from streaming.jobs.reaper import Reaper
 from streaming.redis import scripts
 from streaming.redis.client import RedisClient
-from streaming.redis.settings import RedisSettings
 from streaming.store import identity
 from streaming.store.identity import FORMAT, FORMAT_DIGEST, Identity, enter_store, identify, read_identity
 from streaming.store.monitor import StoreMonitor
 
 pytestmark = pytest.mark.slow
 
-
-@asynccontextmanager
-async def opened(url: str, partitions: int = 1) -> AsyncIterator[RedisClient]:
-    wire = RedisClient.open(RedisSettings(timeout_s=30, url=url, partitions=partitions))
-    try:
-        yield wire
-    finally:
-        await wire.close()
+Opened = Callable[..., RedisClient]
 
 
 @pytest.fixture
@@ -54,60 +45,56 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "RECOVERY_TIMEOUT_S", 0.5)
 
 
-async def test_processes_that_start_at_once_agree(redis_url: str) -> None:
+async def test_processes_that_start_at_once_agree(opened: Opened, redis_url: str) -> None:
     """Each over connections of its own; the reaper of those that are through writes keys meanwhile."""
 
     async def start() -> Identity:
-        async with opened(redis_url) as wire:
-            found = await enter_store(wire)
-            await Reaper(wire).sweep()
-            return found
+        wire = opened(redis_url, timeout_s=30)
+        found = await enter_store(wire)
+        await Reaper(wire).sweep()
+        return found
 
     found = await asyncio.gather(*(start() for _ in range(20)))
     assert len(set(found)) == 1 and (found[0].format, found[0].partitions) == (FORMAT, 1)
     assert found[0].deployment.startswith("dep_")
 
 
-async def test_another_number_of_partitions_is_refused(redis_url: str) -> None:
-    async with opened(redis_url, 4) as four, opened(redis_url) as one:
-        await enter_store(four)
-        with pytest.raises(
-            ConfigError, match=r"this store has 4 partitions, the settings say 1 \(set redis.partitions = 4"
-        ):
-            await enter_store(one)
-        assert (await enter_store(four)).partitions == 4
-
-
-async def test_a_store_of_an_earlier_version_is_refused(redis_url: str, short_wait: None) -> None:
-    """It has keys and no format. What such a version writes first is its sweep, and that it is there."""
-    async with opened(redis_url) as wire:
-        await Reaper(wire).sweep()
-        with pytest.raises(ConfigError, match=r"no format version: an earlier version of Penstock .*store reset --yes"):
-            await enter_store(wire)
-        assert await read_identity(wire) is None
-        await wire.redis.flushall()
-        await Fleet(wire).report(
-            Process(role="api", id="api-1", life=new_life(), pid=1, host="h", state="ready", since=0.0)
-        )
-        with pytest.raises(ConfigError, match="no format version"):
-            await enter_store(wire)
-
-
-async def test_a_store_of_a_later_version_is_refused(redis_url: str) -> None:
-    async with opened(redis_url) as wire:
+async def test_another_number_of_partitions_is_refused(wide: RedisClient, wire: RedisClient) -> None:
+    await enter_store(wide)
+    said = r"this store has 4 partitions, the settings say 1 \(set redis.partitions = 4"
+    with pytest.raises(ConfigError, match=said):
         await enter_store(wire)
-        await wire.redis.hset(keys.fleet_key("store"), "format", FORMAT + 1)
-        with pytest.raises(ConfigError, match=f"format {FORMAT + 1}: a later version"):
-            await enter_store(wire)
+    assert (await enter_store(wide)).partitions == 4
 
 
-async def test_keys_of_other_programs_are_not_ours(redis_url: str) -> None:
-    async with opened(redis_url) as wire:
-        await wire.redis.mset({"user:1": "x", "penstock-like": "y"})
-        assert (await enter_store(wire)).format == FORMAT
+async def test_a_store_of_an_earlier_version_is_refused(wire: RedisClient, short_wait: None) -> None:
+    """It has keys and no format. What such a version writes first is its sweep, and that it is there."""
+    await Reaper(wire).sweep()
+    with pytest.raises(ConfigError, match=r"no format version: an earlier version of Penstock .*store reset --yes"):
+        await enter_store(wire)
+    assert await read_identity(wire) is None
+    await wire.redis.flushall()
+    process = Process(role="api", id="api-1", life=new_life(), pid=1, host="h", state="ready", since=0.0)
+    await Fleet(wire).report(process)
+    with pytest.raises(ConfigError, match="no format version"):
+        await enter_store(wire)
 
 
-async def test_an_emptied_store_has_another_deployment(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_of_a_later_version_is_refused(wire: RedisClient) -> None:
+    await enter_store(wire)
+    await wire.redis.hset(keys.fleet_key("store"), "format", FORMAT + 1)
+    with pytest.raises(ConfigError, match=f"format {FORMAT + 1}: a later version"):
+        await enter_store(wire)
+
+
+async def test_keys_of_other_programs_are_not_ours(wire: RedisClient) -> None:
+    await wire.redis.mset({"user:1": "x", "penstock-like": "y"})
+    assert (await enter_store(wire)).format == FORMAT
+
+
+async def test_an_emptied_store_has_another_deployment(
+    wire: RedisClient, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that runs writes a new identity, and one that starts just then looks for it until it is there."""
     found: list[Identity | None] = []
 
@@ -115,34 +102,32 @@ async def test_an_emptied_store_has_another_deployment(redis_url: str, monkeypat
         found.append(await read_identity(wire))
         return found[-1]
 
-    async with opened(redis_url) as running, opened(redis_url) as starting:
-        before = await enter_store(running)
-        monitor = StoreMonitor(running)
-        await monitor.require()
-        await running.redis.flushall()
-        await Reaper(running).sweep()
-        monkeypatch.setattr(identity, "RECOVERY_TIMEOUT_S", 60.0)
-        monkeypatch.setattr(identity, "POLL_INTERVAL_S", 0.01)
-        monkeypatch.setattr(identity, "read_identity", look)
-        late = asyncio.create_task(enter_store(starting))
-        while len(found) < 5 and not late.done():
-            await asyncio.sleep(0.005)
-        assert found[:5] == [None] * 5 and not late.done()
-        await monitor.look()
-        after = await late
-        assert after == await identify(running) and after.deployment == monitor.deployment != before.deployment
-        assert monitor.reason == ""
+    before = await enter_store(wire)
+    monitor = StoreMonitor(wire)
+    await monitor.require()
+    await wire.redis.flushall()
+    await Reaper(wire).sweep()
+    monkeypatch.setattr(identity, "RECOVERY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(identity, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(identity, "read_identity", look)
+    late = asyncio.create_task(enter_store(opened(wire.settings.url, timeout_s=30)))
+    while len(found) < 5 and not late.done():
+        await asyncio.sleep(0.005)
+    assert found[:5] == [None] * 5 and not late.done()
+    await monitor.look()
+    after = await late
+    assert after == await identify(wire) and after.deployment == monitor.deployment != before.deployment
+    assert monitor.reason == ""
 
 
-async def test_a_start_costs_one_round_trip_more(redis_url: str) -> None:
+async def test_a_start_costs_one_round_trip_more(wire: RedisClient, opened: Opened) -> None:
     """In a store that has its identity: one command."""
-    async with opened(redis_url) as wire, opened(redis_url) as other:
-        await enter_store(other)
-        await other.redis.config_resetstat()
-        await enter_store(wire)
-        stats = await other.redis.info("commandstats")
-        ran = {name: row["calls"] for name, row in stats.items() if not name.startswith("cmdstat_client")}
-        assert set(ran) <= {"cmdstat_hmget", "cmdstat_config|resetstat", "cmdstat_info"} and ran["cmdstat_hmget"] == 1
+    await enter_store(wire)
+    await wire.redis.config_resetstat()
+    await enter_store(opened(wire.settings.url, timeout_s=30))
+    stats = await wire.redis.info("commandstats")
+    ran = {name: row["calls"] for name, row in stats.items() if not name.startswith("cmdstat_client")}
+    assert set(ran) <= {"cmdstat_hmget", "cmdstat_config|resetstat", "cmdstat_info"} and ran["cmdstat_hmget"] == 1
 
 
 # --- every role ------------------------------------------------------------------------------------------------------
@@ -155,11 +140,8 @@ def four_partitions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]
     with redis_process(folder, None, "--appendonly", "yes") as url:
         with Redis.from_url(url) as client:
             client.hset(keys.fleet_key("store"), mapping={"format": FORMAT, "partitions": 4, "deployment": "dep_other"})
-        house = House(url, folder)
-        try:
+        with House(url, folder) as house:
             yield house
-        finally:
-            house.close()
 
 
 @pytest.mark.parametrize("role", ["api", "workers", "scheduler", "offline"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from penstock.config import ConfigError
 from streaming.errors import Unavailable
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
-from streaming.redis.settings import RedisSettings
 from streaming.store import monitor as monitors
 from streaming.store.identity import enter_store
 from streaming.store.monitor import WRONG_STORE, StoreMonitor
@@ -51,32 +51,30 @@ def test_a_server_that_came_back_unfit_is_given_nothing(tmp_path: Path) -> None:
         house.close()
 
 
-async def test_settings_that_change_are_seen_a_little_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_that_change_are_seen_a_little_later(
+    opened: Callable[..., RedisClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server is the same: it is asked again after CHECK_INTERVAL_S, and not with every look."""
     with redis_process(tmp_path, None, "--appendonly", "yes") as url, Redis.from_url(url) as client:
-        wire = RedisClient.open(RedisSettings(url=url))
-        try:
-            monitor = StoreMonitor(wire)
-            assert "not been checked" in monitor.reason
-            with pytest.raises(Unavailable, match="not been checked"):
-                assert monitor.refusal
+        monitor = StoreMonitor(opened(url))
+        assert "not been checked" in monitor.reason
+        with pytest.raises(Unavailable, match="not been checked"):
+            assert monitor.refusal
+        await monitor.require()
+        assert monitor.reason == monitor.refusal == ""
+        client.config_set("appendonly", "no")
+        client.config_resetstat()
+        await monitor.look()
+        assert monitor.reason == "" and "cmdstat_config|get" not in client.info("commandstats")
+        monkeypatch.setattr(monitors, "CHECK_INTERVAL_S", 0.0)
+        await monitor.look()
+        assert "appendonly is no" in monitor.reason
+        assert monitor.brief == monitors.SHORTFALL, "clients are told nothing of its settings"
+        with pytest.raises(ConfigError, match="appendonly"):
             await monitor.require()
-            assert monitor.reason == monitor.refusal == ""
-            client.config_set("appendonly", "no")
-            client.config_resetstat()
-            await monitor.look()
-            assert monitor.reason == "" and "cmdstat_config|get" not in client.info("commandstats")
-            monkeypatch.setattr(monitors, "CHECK_INTERVAL_S", 0.0)
-            await monitor.look()
-            assert "appendonly is no" in monitor.reason
-            assert monitor.brief == monitors.SHORTFALL, "clients are told nothing of its settings"
-            with pytest.raises(ConfigError, match="appendonly"):
-                await monitor.require()
-            client.config_set("appendonly", "yes")
-            await monitor.look()
-            assert monitor.reason == ""
-        finally:
-            await wire.close()
+        client.config_set("appendonly", "yes")
+        await monitor.look()
+        assert monitor.reason == ""
 
 
 async def test_a_store_that_was_replaced_by_another_is_refused(
@@ -108,33 +106,19 @@ async def test_a_store_that_is_silent_is_not_waited_for(wire: RedisClient, monke
     assert not monitor.entered.is_set()
 
 
-async def test_a_process_that_found_no_store_enters_late(tmp_path: Path) -> None:
+async def test_a_process_that_found_no_store_enters_late(opened: Callable[..., RedisClient], tmp_path: Path) -> None:
     """It refuses work until then; and goes on refusing where the store is not its own."""
     port = free_port()
-    wire = RedisClient.open(RedisSettings(url=f"redis://127.0.0.1:{port}/0"))
-    other = RedisClient.open(RedisSettings(url=f"redis://127.0.0.1:{port}/0", partitions=2))
-    monitor = StoreMonitor(wire)
-    try:
-        await monitor.try_to_enter()
-        assert not monitor.entered.is_set() and monitor.reason
-        with pytest.raises(Unavailable):
-            await monitor.require()
-        with redis_process(tmp_path, port, "--appendonly", "yes"):
-            await enter_store(other)
-            looking = asyncio.create_task(monitor.keep_looking())
-
-            async def refused() -> bool:
-                return "has 2 partitions" in monitor.reason and monitor.refusal == WRONG_STORE
-
-            async def accepted() -> bool:
-                return monitor.reason == ""
-
-            with Redis(port=port) as client:
-                await until(refused)
-                client.hset(fleet_key("store"), "partitions", 1)
-            await until(accepted)
-            assert monitor.entered.is_set()
-            looking.cancel()
-    finally:
-        await wire.close()
-        await other.close()
+    monitor = StoreMonitor(opened(f"redis://127.0.0.1:{port}/0"))
+    await monitor.try_to_enter()
+    assert not monitor.entered.is_set() and monitor.reason
+    with pytest.raises(Unavailable):
+        await monitor.require()
+    with redis_process(tmp_path, port, "--appendonly", "yes") as url, Redis(port=port) as client:
+        await enter_store(opened(url, partitions=2))
+        looking = asyncio.create_task(monitor.keep_looking())
+        await until(lambda: "has 2 partitions" in monitor.reason and monitor.refusal == WRONG_STORE)
+        client.hset(fleet_key("store"), "partitions", 1)
+        await until(lambda: monitor.reason == "")
+        assert monitor.entered.is_set()
+        looking.cancel()

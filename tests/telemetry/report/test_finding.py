@@ -60,48 +60,42 @@ LARGE = [replace(each, model="n") for each in healthy("worker-3", 200, per_token
 PROMPTS = [request(n, 1000.0 * n, prefill=900.0, prompt=4000) for n in range(20)]
 
 
-@pytest.mark.parametrize(
-    ("records", "kinds"),
-    [
-        (delivered([*healthy(), *healthy("worker-2", 100)]), []),
-        # A larger model takes longer, and a single worker has no others to compare with.
-        (delivered([*healthy(), *healthy("worker-2", 100), *LARGE]), []),
-        (delivered(healthy(per_token=200.0)), []),
-        # A slow worker explains why first tokens come late.
-        (delivered([*healthy(), *healthy("worker-2", 100, prefill=900.0, per_token=20.0), *healthy("worker-3", 200)]),
-         ["slow_worker"]),
-        # The lane before it is served at once, so the pool is not full; the highest lane waits for no other.
-        (delivered([*healthy(), *waiting(20, 9000.0, 100, "batch")]), ["starved_lane"]),
-        (delivered([*healthy(), *waiting(20, 9000.0, 100, "interactive")]), ["full_pool"]),
-        (delivered(in_turn(("batch", 9000.0), ("standard", 9001.0), ("interactive", 9002.0))), ["full_pool"]),
-        ([*delivered(waiting(30, 9000.0)), *worker_samples(1)], ["idle_pool"]),
-        (delivered([request(n, 20.0 * n) for n in range(20)], late=60.0), ["gateway_stall"]),
-        (delivered([*healthy(), *(request(100 + n, 100.0 * n, prefill=900.0, prompt=4000) for n in range(5))]),
-         ["long_prompts"]),
-        # All of the engine's time for an embedding is before its only token.
-        (delivered([request(n, 1000.0 * n, prefill=900.0, tokens=1) for n in range(20)]), []),
-        # The weightiest comes first.
-        (delivered([*healthy(), *healthy("worker-2", 100, per_token=20.0), *waiting(20, 9000.0, 300, "batch")]),
-         ["starved_lane", "slow_worker"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("records", "kinds"), [
+    (delivered([*healthy(), *healthy("worker-2", 100)]), []),
+    # A larger model takes longer, and a single worker has no others to compare with.
+    (delivered([*healthy(), *healthy("worker-2", 100), *LARGE]), []),
+    (delivered(healthy(per_token=200.0)), []),
+    # A slow worker explains why first tokens come late.
+    (delivered([*healthy(), *healthy("worker-2", 100, prefill=900.0, per_token=20.0), *healthy("worker-3", 200)]),
+     ["slow_worker"]),
+    # The lane before it is served at once, so the pool is not full; the highest lane waits for no other.
+    (delivered([*healthy(), *waiting(20, 9000.0, 100, "batch")]), ["starved_lane"]),
+    (delivered([*healthy(), *waiting(20, 9000.0, 100, "interactive")]), ["full_pool"]),
+    (delivered(in_turn(("batch", 9000.0), ("standard", 9001.0), ("interactive", 9002.0))), ["full_pool"]),
+    ([*delivered(waiting(30, 9000.0)), *worker_samples(1)], ["idle_pool"]),
+    (delivered([request(n, 20.0 * n) for n in range(20)], late=60.0), ["gateway_stall"]),
+    (delivered([*healthy(), *(request(100 + n, 100.0 * n, prefill=900.0, prompt=4000) for n in range(5))]),
+     ["long_prompts"]),
+    # All of the engine's time for an embedding is before its only token.
+    (delivered([request(n, 1000.0 * n, prefill=900.0, tokens=1) for n in range(20)]), []),
+    # The weightiest comes first.
+    (delivered([*healthy(), *healthy("worker-2", 100, per_token=20.0), *waiting(20, 9000.0, 300, "batch")]),
+     ["starved_lane", "slow_worker"]),
+])  # fmt: skip
 def test_each_bottleneck_is_named_and_no_other(records: list[Record], kinds: list[str]) -> None:
     assert [each.kind for each in advice(records)] == kinds
 
 
-@pytest.mark.parametrize(
-    ("records", "found"),
-    [
-        # One lane starves, and the other waits for a second, too; another model's requests begin at once.
-        ([*in_turn(("interactive", 1000.0), ("batch", 9000.0)), *waiting(60, 1.0, 100, "interactive", "other")],
-         {("starved_lane", "m"), ("full_pool", "m")}),
-        ([*in_turn(("interactive", 1.0), ("batch", 9000.0)), *waiting(20, 9000.0, 100, model="other")],
-         {("starved_lane", "m"), ("full_pool", "other")}),
-        # What explains the waiting of one model explains that of no other.
-        ([*in_turn(("interactive", 1.0), ("batch", 1000.0)), *waiting(3, 60_000.0, 100, model="other")],
-         {("starved_lane", "m"), ("waiting", "other")}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("records", "found"), [
+    # One lane starves, and the other waits for a second, too; another model's requests begin at once.
+    ([*in_turn(("interactive", 1000.0), ("batch", 9000.0)), *waiting(60, 1.0, 100, "interactive", "other")],
+     {("starved_lane", "m"), ("full_pool", "m")}),
+    ([*in_turn(("interactive", 1.0), ("batch", 9000.0)), *waiting(20, 9000.0, 100, model="other")],
+     {("starved_lane", "m"), ("full_pool", "other")}),
+    # What explains the waiting of one model explains that of no other.
+    ([*in_turn(("interactive", 1.0), ("batch", 1000.0)), *waiting(3, 60_000.0, 100, model="other")],
+     {("starved_lane", "m"), ("waiting", "other")}),
+])  # fmt: skip
 def test_models_are_judged_apart(records: list[RequestRecord], found: set[tuple[str, str]]) -> None:
     assert {(each.kind, each.model) for each in advice(delivered(records))} == found
 
@@ -158,15 +152,12 @@ def test_short_requests_are_no_stalled_gateway() -> None:
     assert found.kind == "short_requests" and found.saves_s == 0 and "of each" in found.reason
 
 
-@pytest.mark.parametrize(
-    ("state", "code", "change"),
-    [
-        (REFUSED, "queue_full", "raise the limit"),
-        (REFUSED, "unsupported_media_type", "mend the requests"),
-        ("expired", "deadline_exceeded", "more time"),
-        ("failed", "unknown", "jobs ls"),
-    ],
-)
+@pytest.mark.parametrize(("state", "code", "change"), [
+    (REFUSED, "queue_full", "raise the limit"),
+    (REFUSED, "unsupported_media_type", "mend the requests"),
+    ("expired", "deadline_exceeded", "more time"),
+    ("failed", "unknown", "jobs ls"),
+])  # fmt: skip
 def test_requests_without_an_answer_are_named_with_their_code(state: str, code: str, change: str) -> None:
     """A limit is named only where one refused."""
     ended = [replace(request(100 + number), state=state, code=code) for number in range(5)]

@@ -13,12 +13,7 @@ from workers.json_check import check
 
 
 def of(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 ONE = of({"a": {"const": 1}})

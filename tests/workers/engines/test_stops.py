@@ -38,13 +38,6 @@ def test_the_cut_does_not_depend_on_the_chunking(text: str, stops: list[str], cu
     assert matcher.hit == any(stop in text for stop in stops)
 
 
-@given(TEXT, STOPS, st.integers(0, 14))
-def test_nothing_shown_is_ever_taken_back(text: str, stops: list[str], at: int) -> None:
-    """What is shown after a part of the text is a prefix of what is shown in the end."""
-    matcher = StopMatcher(stops)
-    assert before_match(text, stops).startswith(matcher.feed(text[:at]))
-
-
 @given(TEXT, TEXT, STOPS)
 def test_a_stop_string_across_a_resumption_is_found_and_nothing_is_shown_twice(
     past: str, text: str, stops: list[str]

@@ -56,7 +56,10 @@ def test_a_long_conversation_is_made_in_slices() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"{}", b"[]", b'{"type": "message", "role": "user"}', b"\xff",
+    [b"{}", b"[]", b'{"type": "song"}', b'{"type": "message", "role": "user"}', b"\xff",
+     b'{"type": "message", "role": "king", "content": []}', b'{"type": "message", "role": "user", "content": "x"}',
+     b'{"type": "message", "role": "user", "content": [{"type": "image"}]}',
+     b'{"type": "function_call", "call_id": 5, "name": "f", "arguments": "{}"}',
      *(b'{"type": "message", "role": "user", "content": [{"text": %b}]}' % text for text in (b"0", b'"\xff"'))],
 )  # fmt: skip
 def test_an_item_that_is_none_is_corrupt(data: bytes) -> None:

@@ -44,11 +44,7 @@ def test_a_template_knows_tools_if_it_shows_them_and_their_calls_can_be_read(tem
 
 
 def test_a_template_that_knows_tools_renders_them_and_the_history() -> None:
-    turns = (
-        *USER,
-        ChatTurn("assistant", "", (ToolCall("c", "f", '{"x": 1}'),)),
-        ChatTurn("tool", "4", call_id="c"),
-    )
+    turns = (*USER, ChatTurn("assistant", "", (ToolCall("c", "f", '{"x": 1}'),)), ChatTurn("tool", "4", call_id="c"))
     (text,) = rendered(HERMES, turns, Tools(offered=(G,)))
     assert text == (
         'tools:{"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}};'

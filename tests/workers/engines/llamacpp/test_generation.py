@@ -78,17 +78,16 @@ def begun(**sampling: Any) -> Generation:
     return Generation(Request("r", "Hi", Sampling(**sampling)), ["Hi"], 512)
 
 
+EXCEEDED = {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 600, "message": "too long"}
+
+
 @pytest.mark.parametrize(
     ("error", "code", "status"),
     [
         ({"code": 400, "message": "no such field"}, "invalid_request_error", 400),
         ({"code": 500, "message": "out of blocks"}, "engine_error", 500),
         ({"message": "out of blocks"}, "engine_error", 500),
-        (
-            {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 600, "message": "too long"},
-            "context_length_exceeded",
-            400,
-        ),
+        (EXCEEDED, "context_length_exceeded", 400),
     ],
 )
 def test_whose_mistake_an_error_is(error: dict[str, Any], code: str, status: int) -> None:
@@ -109,6 +108,17 @@ def test_what_earlier_attempts_generated_may_have_ended_it(past: str, finish: st
     generation = Generation(Request("r", "Hi", sampling, words), ["Hi"], 512)
     assert generation.done == bool(finish)
     assert generation.last().finish == finish
+
+
+def test_what_was_held_back_for_a_stop_string_comes_with_the_end() -> None:
+    """The length ends the text where the stop string may have begun."""
+    generation = begun(stop=("two",))
+    assert generation.take(chunk(0, " t")).text == ""
+    generation.take(
+        {"choices": [{"text": "", "finish_reason": "length"}], "__verbose": {"tokens_predicted": 1, "tokens": []}}
+    )
+    last = generation.last()
+    assert (last.text, last.ids, last.n, last.finish) == (" t", (0,), 1, "length")
 
 
 def test_a_request_that_was_cancelled_says_nothing_more() -> None:

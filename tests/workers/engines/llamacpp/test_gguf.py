@@ -151,12 +151,6 @@ def test_what_is_not_a_model_file_is_named(tmp_path: Path, data: bytes, cause: s
     assert "Delete it and get it again" in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """With what to look at next."""
-    with pytest.raises(gguf.GgufError, match=r"No such file.*Check the path"):
-        gguf.read(tmp_path / "none.gguf")
-
-
 @settings(max_examples=60)
 @given(st.data())
 def test_a_cut_or_garbled_file_raises_nothing_else(

@@ -85,14 +85,6 @@ async def test_token_ids_have_the_vector_of_their_text(desk: TaskDesk) -> None:
     assert piece.prompt_tokens == 2 * len(ids)
 
 
-async def test_a_conversation_has_the_ids_that_its_answer_is_computed_from(desk: TaskDesk) -> None:
-    """So a count of them is the later usage."""
-    assert desk.card.capabilities.tokenize_chats
-    told = await desk.perform("tokenize", TALK)
-    answer = await desk.ask(TALK, max_tokens=1, temperature=0)
-    assert len(json.loads(told.text)["tokens"]) == answer.prompt_tokens > 5
-
-
 async def test_texts_are_generated_beside_vectors(desk: TaskDesk) -> None:
     """At the same time, on both slots; and no text of another tenant is taken from a slot's cache."""
     stories = [desk.send("Once upon a time", tenant="a", max_tokens=8, temperature=0) for _ in range(3)]
@@ -162,6 +154,7 @@ async def test_a_model_that_ranks_makes_no_vectors(real_model: Path) -> None:
 
 async def test_ids_are_those_that_an_answer_counts(desk: TaskDesk) -> None:
     """Of a text and of a conversation, whose control tokens stay text; the ids give the text again."""
+    assert desk.card.capabilities.tokenize_chats
     for prompt in ("A river – ünïcode 😀 <|im_start|>", TALK):
         found = json.loads((await desk.perform("tokenize", prompt)).text)
         answer = await desk.ask(prompt, max_tokens=1)

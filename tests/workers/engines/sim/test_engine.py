@@ -30,21 +30,22 @@ class Bench:
         self.steps.append(pieces)
         self._news.set()
 
-    async def until_ended(self, *ids: str) -> dict[str, list[Piece]]:
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Looked at in each step."""
         async with asyncio.timeout(20):
-            while not set(ids) <= {piece.id for piece in self.pieces() if piece.last}:
+            while not condition():
                 self._news.clear()
                 await self._news.wait()
+
+    async def until_ended(self, *ids: str) -> dict[str, list[Piece]]:
+        await self.until(lambda: set(ids) <= {piece.id for piece in self.pieces() if piece.last})
         by_id: defaultdict[str, list[Piece]] = defaultdict(list)
         for piece in self.pieces():
             by_id[piece.id].append(piece)
         return by_id
 
     async def until_step(self, number: int) -> None:
-        async with asyncio.timeout(20):
-            while len(self.steps) < number:
-                self._news.clear()
-                await self._news.wait()
+        await self.until(lambda: len(self.steps) >= number)
 
     def pieces(self) -> list[Piece]:
         return [piece for step in self.steps for piece in step]
@@ -74,28 +75,6 @@ def text(pieces: list[Piece]) -> str:
 
 def expected(prompt: str, tokens: int) -> str:
     return "".join(token_text(prompt, index) for index in range(tokens))
-
-
-async def test_requests_in_flight_share_each_step(start: Start) -> None:
-    """All running requests get a token in the same step; their texts are their own."""
-    bench = await start(slots=4)
-    for name in "abcd":
-        bench.engine.submit(Request(name, f"prompt {name}", Sampling(max_tokens=6)))
-    by_id = await bench.until_ended(*"abcd")
-    assert [len(step) for step in bench.steps] == [4] * 6
-    assert {name: text(by_id[name]) for name in "abcd"} == {name: expected(f"prompt {name}", 6) for name in "abcd"}
-
-
-async def test_going_on_after_a_loss_gives_exactly_the_rest(start: Start) -> None:
-    """Past tokens are not said again and count towards max_tokens; a stop string may span the cut."""
-    bench = await start()
-    past = [(token_text("p", index), (1,), 1) for index in range(4)]
-    bench.engine.submit(Request("a", "p", Sampling(max_tokens=10), past))
-    whole = expected("p", 10)
-    assert text((await bench.until_ended("a"))["a"]) == whole[len(expected("p", 4)) :]
-    stop = whole[len(expected("p", 4)) - 2 : len(expected("p", 4)) + 3]
-    bench.engine.submit(Request("b", "p", Sampling(max_tokens=10, stop=(stop,)), past))
-    assert text((await bench.until_ended("b"))["b"]) == ""
 
 
 async def test_further_sampling_shows_in_the_text(start: Start) -> None:

@@ -26,6 +26,7 @@ from workers.engines.upstream import server
 from workers.engines.upstream.generation import MAX_EXCESS_TOKENS
 from workers.engines.upstream.http import MAX_LINE_BYTES, MAX_REPLY_BYTES
 from workers.engines.upstream.server import ServerFacts, ServerProbe
+from workers.engines.upstream.settings import UpstreamSettings
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +50,6 @@ CARDS = {  # context, slots, json, logprobs, ids as prompts, raw texts
 async def test_the_card_says_what_the_server_can_do(kind: str) -> None:
     """One fake for each kind."""
     async with bench(FakeUpstream(kind)) as desk:
-        assert desk.card is not None
         can = desk.card.capabilities
         found = (desk.card.context, desk.engine.stats().slots, can.json_schema, can.logprobs, can.token_prompts)
         assert (*found, can.text_prompts) == CARDS[kind]
@@ -66,12 +66,8 @@ def test_what_a_server_lacks_is_refused_at_the_door() -> None:
 async def test_a_mixed_pool_can_what_all_can() -> None:
     async with bench(FakeUpstream("vllm"), FakeUpstream("trtllm")) as desk:
         await until(lambda: len(desk.engine._own.ready) == 2)
-        assert desk.card is not None
-        assert (desk.card.context, desk.card.capabilities.json_schema, desk.card.capabilities.logprobs) == (
-            2048,
-            False,
-            -1,
-        )
+        can = desk.card.capabilities
+        assert (desk.card.context, can.json_schema, can.logprobs) == (2048, False, -1)
 
 
 @pytest.mark.parametrize(
@@ -104,26 +100,34 @@ async def test_a_start_waits_for_a_server() -> None:
     await desk.engine.stop()
 
 
-def _settings(url: str, **more: Any) -> Any:
-    from workers.engines.upstream.settings import UpstreamSettings  # noqa: PLC0415 - for mypy's sake typed there
-
-    return UpstreamSettings(**(FAST | {"urls": (url,)} | more))
+def _settings(url: str, **more: Any) -> UpstreamSettings:
+    return UpstreamSettings(**(FAST | {"urls": (url,)} | more))  # type: ignore[arg-type]
 
 
 # --- continuing ------------------------------------------------------------------------------------------------------
 
 
+SHOWN = f"{REASONING}{''.join(f' r{number}' for number in range(6))}{TEXT}"
+REASONED: dict[str, tuple[Fault, dict[str, Any], str, int]] = {  # how it breaks, what is asked, in front, restarts
+    "hidden": (Fault(after=10, cut=True), {}, "", 1),
+    "shown": (Fault(after=10, cut=True), {"reasoning": "low"}, SHOWN, 1),
+    "shown, replayed": (Fault(after=10, cut=True), {"reasoning": "low", "temperature": 0}, SHOWN, 0),
+}
+
+
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-async def test_hidden_reasoning_is_counted_and_never_spliced(kind: str) -> None:
-    """The reasoning is not shown, its tokens count, and a cut after it begins again instead of continuing without
-    it."""
-    fake = FakeUpstream(kind, [Fault(after=10, cut=True)])
+@pytest.mark.parametrize("case", REASONED)
+async def test_reasoning_is_counted_once_and_never_spliced(kind: str, case: str) -> None:
+    """A cut in or after it gives the whole answer of one reply, replayed or begun again, and the server is told the
+    effort. Nobody who did not ask for it is shown it."""
+    fault, asked, shown, restarts = REASONED[case]
+    fake = FakeUpstream(kind, [fault])
     fake.hidden = 6
     async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=50)
-    assert answer.restarts == 1 and answer.text == "".join(ANSWER[:50])
-    assert answer.tokens == 56
+        answer = await desk.ask(HELLO, max_tokens=50, **asked)
+    assert (answer.text, answer.tokens, answer.restarts) == (shown + "".join(ANSWER[:50]), 56, restarts)
     assert all("continue_final_message" not in sent.body and not sent.continues for sent in fake.sent)
+    assert not shown or all(sent.body["reasoning_effort"] == "low" for sent in fake.sent)
 
 
 async def test_hidden_reasoning_of_a_replay_counts_once() -> None:
@@ -133,20 +137,6 @@ async def test_hidden_reasoning_of_a_replay_counts_once() -> None:
     async with bench(fake) as desk:
         answer = await desk.ask(HELLO, max_tokens=50, temperature=0)
     assert (answer.text, answer.tokens, answer.restarts) == ("".join(ANSWER[:50]), 56, 0)
-
-
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
-@pytest.mark.parametrize(("sampling", "restarts"), [({}, 1), ({"temperature": 0}, 0)])
-async def test_reasoning_is_marked_and_replayed_or_begun_again(kind: str, sampling: Any, restarts: int) -> None:
-    """A cut in or after it gives the whole answer of one reply, and the server is told the effort."""
-    fake = FakeUpstream(kind, [Fault(after=10, cut=True)])
-    fake.hidden = 6
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=50, reasoning="low", **sampling)
-    reasoning = "".join(f" r{number}" for number in range(6))
-    assert answer.text == f"{REASONING}{reasoning}{TEXT}{''.join(ANSWER[:50])}" and answer.restarts == restarts
-    assert answer.tokens == 56
-    assert all(sent.body["reasoning_effort"] == "low" and not sent.continues for sent in fake.sent)
 
 
 async def test_a_replay_that_differs_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,22 +192,13 @@ async def test_a_stop_string_over_a_break_is_found() -> None:
     assert all("stop" not in sent.body for sent in fake.sent)
 
 
-async def test_a_stop_string_that_another_engine_has_begun_to_show_is_found() -> None:
-    """Its first half cannot be taken back; nothing of the rest is shown."""
-    past = [(text, (1000 + number,), 1) for number, text in enumerate(ANSWER[:21])]
-    async with bench(FakeUpstream("vllm")) as desk:
-        pieces = await rest(desk.begin(Request("r", HELLO, Sampling(max_tokens=60, stop=("w20 w21 w2",)), past)))
-    assert "".join(piece.text for piece in pieces) == "" and pieces[-1].finish == "stop"
-
-
-async def test_an_answer_that_has_its_stop_string_is_not_continued() -> None:
-    """Its worker was lost between the text and its end."""
-    past = [(text, (1000 + number,), 1) for number, text in enumerate(ANSWER[:21])]
-    fake = FakeUpstream("vllm")
+@pytest.mark.parametrize(("stop", "requests"), [("w20 w21 w2", 1), ("w19 w20", 0)])
+async def test_a_stop_string_that_another_engine_has_begun_to_show_is_found(stop: str, requests: int) -> None:
+    """What is shown cannot be taken back; nothing of the rest is shown. With all of it there, no server is asked."""
+    past, fake = [(text, (1000 + number,), 1) for number, text in enumerate(ANSWER[:21])], FakeUpstream("vllm")
     async with bench(fake) as desk:
-        queue = desk.begin(Request("r", HELLO, Sampling(max_tokens=60, stop=("w19 w20",)), past))
-        piece = await queue.get()
-    assert (piece.finish, piece.text, fake.sent) == ("stop", "", [])
+        pieces = await rest(desk.begin(Request("r", HELLO, Sampling(max_tokens=60, stop=(stop,)), past)))
+    assert ("".join(piece.text for piece in pieces), pieces[-1].finish, len(fake.sent)) == ("", "stop", requests)
 
 
 async def test_no_id_is_logged_before_its_text() -> None:
@@ -233,36 +214,6 @@ async def test_no_id_is_logged_before_its_text() -> None:
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
-
-
-async def test_comments_and_empty_chunks_are_no_progress() -> None:
-    """A server that sends only these is left, and the request goes on elsewhere."""
-    empty = b": ping\n\n" + b'data: {"choices": [{"index": 0, "delta": {"content": ""}}]}\n\n'
-    fake = FakeUpstream("ollama", [Fault(data=empty * 50, stall_s=0.1), Fault(stall_s=30)])
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=20)
-    assert answer.text == "".join(ANSWER[:20]) and len(fake.sent) == 3
-
-
-async def test_nothing_limits_the_time_of_a_whole_answer() -> None:
-    """It takes several times as long as the first token and each further one may."""
-    fake = FakeUpstream("vllm", step_s=0.06)
-    async with bench(fake, first_token_s=0.5, between_tokens_s=0.5) as desk:
-        begun = time.monotonic()
-        answer = await desk.ask(HELLO, max_tokens=40)
-        assert time.monotonic() - begun > 2
-    assert answer.text == "".join(ANSWER[:40]) and len(fake.sent) == 1
-
-
-async def test_a_request_that_breaks_everywhere_fails_alone() -> None:
-    """Five times without a token, on two servers that work for others."""
-    fakes = [FakeUpstream("vllm", [Fault(status=500)] * 9) for _ in range(2)]
-    async with bench(*fakes) as desk:
-        broken = await desk.ask(HELLO, max_tokens=5)
-        for fake in fakes:
-            fake.faults.clear()
-        assert broken.failure is not None and (broken.failure.code, broken.failure.status) == ("upstream_error", 502)
-        assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
 
 
 async def test_a_server_that_can_do_less_than_the_others_gets_nothing() -> None:
@@ -420,18 +371,6 @@ async def test_chunks_of_one_read_are_one_piece() -> None:
         assert len(desk.steps) < sum(len(step) for step in desk.steps)
 
 
-async def test_a_connection_that_the_server_closes_as_it_is_used_again_is_no_failure(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The request is sent again on a new one, and no breaker hears of it."""
-    fake = FakeUpstream("vllm")
-    async with bench(fake) as desk:
-        await desk.ask(HELLO, max_tokens=5)
-        fake.faults.append(Fault(reset=True))
-        assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
-    assert len(fake.sent) == 3 and "broke an answer" not in caplog.text
-
-
 async def test_workers_share_a_server() -> None:
     """Each has an equal part of what it runs at once."""
     fake = FakeUpstream("llama-server", step_s=0.002)
@@ -532,18 +471,6 @@ async def test_servers_that_are_away_are_named_until_one_is_back() -> None:
         assert desk.engine.stats().away_s == 0.0
 
 
-async def test_a_rate_limit_makes_no_request_fail() -> None:
-    """While it holds, the worker claims nothing."""
-    fake = FakeUpstream("openai", [Fault(status=429, headers=(("retry-after-ms", "400"),))] * 2)
-    async with bench(fake) as desk:
-        asking = asyncio.gather(*[desk.ask(HELLO, max_tokens=5) for _ in range(2)])
-        await until(lambda: len(fake.sent) == 2 and not desk.engine.stats().accepts)
-        begun = time.monotonic()
-        answers = await asking
-    assert all(answer.failure is None and answer.returns == 0 for answer in answers)
-    assert time.monotonic() - begun > 0.2 and len(fake.sent) == 4
-
-
 # --- a server that lies ----------------------------------------------------------------------------------------------
 
 
@@ -562,6 +489,7 @@ LIES = {
     "a huge error": Fault(status=500, body=b"x" * 10**6),
     "a long header": Fault(status=500, headers=tuple((f"x-{n}-{'y' * 900}", "z") for n in range(100))),
     "no HTTP": Fault(status=99),
+    "a digit that is no number": Fault(status=500, body='{"error": {"message": "m", "code": "\u00b2"}}'.encode()),
 }
 
 
@@ -591,17 +519,24 @@ async def test_an_answer_without_an_end_is_cut() -> None:
     assert answer.finish == "length" and answer.tokens < 500
 
 
-async def test_a_whole_reply_is_bounded() -> None:
-    """A page of properties without an end does not fill the memory."""
-    fake = FakeUpstream("llama-server")
-    fake._page = lambda _path, _body: "x" * (MAX_REPLY_BYTES + 1)  # type: ignore[method-assign]
+PAGES = {  # what stands in the place of the model list, and what is said of it
+    "without an end": ("x" * (MAX_REPLY_BYTES + 1), "a reply of more than"),
+    "of brackets": ("[" * 100_000, "not that of an OpenAI-compatible server"),
+}
+
+
+@pytest.mark.parametrize("what", PAGES)
+async def test_a_page_that_cannot_be_read_is_no_model_list(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Said as such, within bounds of memory and stack, and the server is asked again."""
+    fake, page, phases = FakeUpstream("vllm"), FakeUpstream._page, list[str]()
+    text, said = PAGES[what]
+    monkeypatch.setattr(fake, "_page", lambda path, body: text if path == "/v1/models" else page(fake, path, body))
     async with serving(fake):
         desk = Bench(_settings(fake.url))
-        phases: list[str] = []
-        starting = asyncio.create_task(desk.engine.start(lambda _: None, phases.append))
-        await until(lambda: any("a reply of more than" in phase for phase in phases))
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+        starting = asyncio.create_task(desk.engine.start(desk._on_step, phases.append))
+        await until(lambda: any(said in phase for phase in phases))
+        monkeypatch.setattr(fake, "_page", lambda path, body: page(fake, path, body))
+        await starting
         await desk.engine.stop()
 
 
@@ -627,27 +562,6 @@ async def test_a_probe_that_breaks_is_a_failed_probe(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(ServerProbe, "facts", facts)
         assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
         await desk.engine.stop()
-
-
-async def test_a_page_of_brackets_is_no_model_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said as such, and the server is asked again."""
-    fake, page, phases = FakeUpstream("vllm"), FakeUpstream._page, list[str]()
-    deep = "[" * 100_000
-    monkeypatch.setattr(fake, "_page", lambda path, body: deep if path == "/v1/models" else page(fake, path, body))
-    async with serving(fake):
-        desk = Bench(_settings(fake.url))
-        starting = asyncio.create_task(desk.engine.start(desk._on_step, phases.append))
-        await until(lambda: any("not that of an OpenAI-compatible server" in phase for phase in phases))
-        monkeypatch.setattr(fake, "_page", lambda path, body: page(fake, path, body))
-        await starting
-        await desk.engine.stop()
-
-
-async def test_an_error_that_cannot_be_read_ends_its_request() -> None:
-    """Its code is a digit, and no number."""
-    body = json.dumps({"error": {"message": "m", "code": "\u00b2"}}).encode()
-    async with bench(FakeUpstream("vllm", [Fault(status=500, body=body)])) as desk:
-        assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
 
 
 async def test_the_key_reaches_nobody(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -702,31 +616,28 @@ async def test_each_call_is_a_span_and_carries_it_on(collector: Collector) -> No
     assert b"words of the server" not in b"".join(collector.received)
 
 
-@pytest.mark.parametrize(
-    ("asked", "operation"),
-    [
-        ({"prompt": "a"}, "text_completion"),
-        ({"prompt": [1, 2]}, "text_completion"),
-        ({"prompt": HELLO}, "chat"),
-        ({"prompt": "", "task": Task(kind="embed"), "inputs": ("a",)}, "embeddings"),
-    ],
-)
-async def test_the_span_of_a_call_has_the_operation(collector: Collector, asked: Any, operation: str) -> None:
+async def test_the_span_of_a_call_has_the_operation(collector: Collector) -> None:
     """Token ids are a text, not a conversation; a task is called like a text."""
-    tracing = start_tracing("worker", collector.url)
+    tracing, fake = start_tracing("worker", collector.url), FakeUpstream("vllm")
     attempt = tracing.enter("attempt", {"traceparent": "00-" + "4b" * 16 + "-" + "f0" * 8 + "-01"})
-    fake = FakeUpstream("vllm")
     fake.vector = [0.5]
+    asked: list[Any] = [{"prompt": "a"}, {"prompt": [1, 2]}, {"prompt": HELLO}]
+    asked.append({"prompt": "", "task": Task(kind="embed"), "inputs": ("a",)})
     async with bench(fake) as desk:
         desk.engine.trace_calls(tracing)
-        trace = attempt.carrier()["traceparent"]
-        await rest(desk.begin(Request("r", sampling=Sampling(max_tokens=3), trace=trace, **asked)))
+        for number, each in enumerate(asked):
+            trace = attempt.carrier()["traceparent"]
+            await rest(desk.begin(Request(f"r{number}", sampling=Sampling(max_tokens=3), trace=trace, **each)))
     attempt.end()
     tracing.close()
-    (call,) = (span for span in collector.sent if span.kind == SentSpan.SPAN_KIND_CLIENT)
-    assert attributes_of(call)["gen_ai.operation.name"] == operation and call.name.startswith(f"{operation} ")
-    assert call.parent_span_id.hex() == attempt.span_id
-    assert fake.sent[-1].headers["traceparent"] == f"00-{attempt.trace_id}-{call.span_id.hex()}-01"
+    calls = [span for span in collector.sent if span.kind == SentSpan.SPAN_KIND_CLIENT]
+    operations = [attributes_of(call)["gen_ai.operation.name"] for call in calls]
+    assert operations == ["text_completion", "text_completion", "chat", "embeddings"]
+    assert all(call.name.startswith(f"{name} ") for call, name in zip(calls, operations, strict=True))
+    assert {call.parent_span_id.hex() for call in calls} == {attempt.span_id}
+    assert [sent.headers["traceparent"] for sent in fake.sent] == [
+        f"00-{attempt.trace_id}-{call.span_id.hex()}-01" for call in calls
+    ]
 
 
 async def test_a_trace_that_is_not_recorded_is_passed_on_as_it_is() -> None:

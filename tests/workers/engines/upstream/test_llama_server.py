@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from llama_process import LlamaProcess
-from sim_worker import Running, ended, failure_of, put_job, text_of, until
+from sim_worker import Running, ended, put_job, text_of, until
 from upstream_worker import StartUpstream, start_upstream
 
 from penstock.engine import ChatTurn, Sampling
@@ -24,8 +24,6 @@ __all__ = ["start_upstream"]  # a fixture
 pytestmark = pytest.mark.slow
 
 STORY = Text(("Once upon a time there was a fox",))
-TALK = Chat((ChatTurn("user", "Tell me about rivers."),))
-GREEDY = Sampling(max_tokens=60, temperature=0)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +70,6 @@ def facts_of(record: JobRecord) -> tuple[str, tuple[int, ...], tuple[str, ...], 
 
 def logged_tokens(record: JobRecord) -> list[str]:
     """The tokens of the log-probabilities, in order, of which the API computes offsets."""
-    assert record.terminal is not None
     return [each.token for row in record.terminal.rows for each in row.logprobs]
 
 
@@ -81,22 +78,20 @@ def outcomes(record: JobRecord) -> list[str]:
 
 
 CUT = {
-    "chat": {"prompt": TALK, "sampling": GREEDY},
+    "chat": {
+        "prompt": Chat((ChatTurn("user", "Tell me about rivers."),)),
+        "sampling": Sampling(max_tokens=60, temperature=0),
+    },
     "emoji": {"prompt": Text(("Emoji: 😀😃😄 ",)), "sampling": Sampling(max_tokens=60, temperature=0)},
     "further": {
         "prompt": STORY,
         "sampling": Sampling(
-            max_tokens=60,
-            temperature=0,
-            top_k=20,
-            min_p=0.1,
-            presence_penalty=0.8,
-            repetition_penalty=1.3,
+            max_tokens=60, temperature=0, top_k=20, min_p=0.1, presence_penalty=0.8, repetition_penalty=1.3,
             logit_bias={28: -100.0, 30: 2.5},
         ),
     },
     "logprobs": {"prompt": STORY, "sampling": Sampling(max_tokens=60, temperature=0, logprobs=2)},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CUT)
@@ -116,61 +111,6 @@ async def test_a_killed_server_shows_in_nothing(
     assert outcomes(broken) in (["returned", "completed"], ["completed"])  # the second, if it is back at once
     if case == "logprobs":
         assert logged_tokens(broken) == logged_tokens(whole) and len(logged_tokens(whole)) == 60
-
-
-async def test_a_lost_worker_shows_in_nothing(
-    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess
-) -> None:
-    """Another worker continues a conversation at the same server, by token ids."""
-    first = await start_upstream(exact(llama))
-    whole = await ended(wire, (await put_job(Queue(wire), prompt=TALK, sampling=GREEDY)).id)
-    job = await put_job(Queue(wire), prompt=TALK, sampling=GREEDY)
-    await until(lambda: more_than(20, wire, job))
-    first.task.cancel()
-    await asyncio.gather(first.task, return_exceptions=True)
-    await first.engine.stop()
-    await start_upstream(exact(llama))
-    broken = await ended(wire, job.id)
-    assert facts_of(broken) == facts_of(whole)
-    assert outcomes(broken) == ["lost", "completed"]
-
-
-async def test_another_server_continues(
-    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess, real_model: Path, tmp_path: Path
-) -> None:
-    """The server that runs a text dies, and another is there: the same attempt goes on at once."""
-    other = LlamaProcess(real_model, tmp_path / "other.log")
-    other.start()
-    try:
-        await start_upstream(exact(llama, other))
-        whole = await ended(wire, (await put_job(Queue(wire), prompt=STORY, sampling=GREEDY)).id)
-        job = await put_job(Queue(wire), prompt=STORY, sampling=GREEDY)
-        await until(lambda: more_than(20, wire, job))
-        busy = llama if llama.gauge("requests_processing") else other
-        await asyncio.to_thread(busy.kill)
-        broken = await ended(wire, job.id)
-    finally:
-        other.kill()
-    assert facts_of(broken) == facts_of(whole)
-    assert outcomes(broken) == ["completed"]
-
-
-async def test_a_stop_string_over_the_cut_is_found(
-    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess
-) -> None:
-    """One half of it came from the server that died."""
-    await start_upstream(exact(llama))
-    text = text_of(await ended(wire, (await put_job(Queue(wire), prompt=STORY, sampling=GREEDY)).id))
-    middle = len(text) // 2
-    stop = text[middle - 4 : middle + 12]
-    at = text.find(stop)
-    job = await put_job(Queue(wire), prompt=STORY, sampling=Sampling(max_tokens=60, temperature=0, stop=(stop,)))
-    await until(lambda: more_than(10, wire, job))
-    await asyncio.to_thread(llama.kill)
-    await asyncio.to_thread(llama.start)
-    record = await ended(wire, job.id)
-    assert text_of(record) == text[:at]
-    assert record.terminal is not None and record.terminal.finishes == ("stop",)
 
 
 async def test_a_cancel_reaches_the_server(
@@ -224,18 +164,6 @@ async def test_every_job_survives_an_outage(
     assert not running.task.done()
 
 
-async def test_what_the_server_refuses_fails_alone(
-    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess
-) -> None:
-    """With its words, and the worker goes on."""
-    await start_upstream(exact(llama))
-    long = await put_job(Queue(wire), prompt=Text(("word " * 3000,)), sampling=Sampling(max_tokens=5))
-    short = await put_job(Queue(wire), prompt=STORY, sampling=Sampling(max_tokens=5))
-    record = await ended(wire, long.id)
-    assert failure_of(record).status == 400 and "exceeds the available context" in failure_of(record).message
-    assert (await ended(wire, short.id)).state is JobState.COMPLETED
-
-
 SAMPLED = {
     "text": {"prompt": STORY, "sampling": Sampling(max_tokens=60, temperature=1.0, ignore_eos=True)},
     "json": {
@@ -261,23 +189,6 @@ async def test_the_next_worker_reads_the_generation_of_a_killed_one(
     assert llama.gauge("prompt_tokens_total") == prompts and prompts > 0
     _, ids, finishes, _, completion = facts_of(broken)
     assert completion == 60 and finishes == ("length",) and len(ids) == 60
-
-
-async def test_a_cancel_reaches_the_generation_of_a_killed_worker(
-    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess
-) -> None:
-    """Once another worker has it."""
-    first, before = await start_upstream(exact(llama)), llama.gauge("tokens_predicted_total")
-    job = await put_job(Queue(wire), prompt=STORY, sampling=Sampling(max_tokens=2000, ignore_eos=True))
-    await until(lambda: more_than(3, wire, job))
-    killed(first)
-    second = await start_upstream(exact(llama))
-    await until(lambda: bool(second.worker.running))
-    assert llama.gauge("requests_processing") == 1
-    await Queue(wire).cancel(job.id)
-    await until(lambda: idle(llama))
-    assert (await ended(wire, job.id)).state is JobState.CANCELLED
-    assert llama.gauge("tokens_predicted_total") - before < 2000, "it went on to its end"
 
 
 def killed(worker: Running) -> None:

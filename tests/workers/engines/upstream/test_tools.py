@@ -14,15 +14,15 @@ from penstock.tools import Call, Tool, ToolCall, Tools, read_answer
 KINDS = ("vllm", "sglang", "llama-server", "trtllm", "ollama", "openai", "other")
 WEATHER, TIME = Tool("get_weather", "", {"type": "object", "properties": {}}), Tool("get_time")
 BOTH = Tools(offered=(WEATHER, TIME))
+NAMED = [
+    {"index": at, "id": f"x{at + 1}", "type": "function", "function": {"name": tool.name, "arguments": ""}}
+    for at, tool in enumerate((WEATHER, TIME))
+]
 DELTAS: list[dict[str, Any]] = [
     {"content": "So "},
-    {
-        "tool_calls": [
-            {"index": 0, "id": "x1", "type": "function", "function": {"name": "get_weather", "arguments": ""}}
-        ]
-    },
+    {"tool_calls": NAMED[:1]},
     *({"tool_calls": [{"index": 0, "function": {"arguments": part}}]} for part in ('{"ci', 'ty": ', '"Bern"', "}")),
-    {"tool_calls": [{"index": 1, "id": "x2", "type": "function", "function": {"name": "get_time", "arguments": ""}}]},
+    {"tool_calls": NAMED[1:]},
 ]
 CALLS = [Call("get_weather", '{"city": "Bern"}'), Call("get_time", "{}")]
 
@@ -117,20 +117,13 @@ async def test_a_schema_goes_beside_tools_where_the_server_does_both(kind: str) 
 
 
 async def test_history_with_calls_is_passed_on() -> None:
-    turns = (
-        *HELLO,
-        ChatTurn("assistant", "", (ToolCall("c1", "get_time", "{}"),)),
-        ChatTurn("tool", "noon", call_id="c1"),
-    )
+    called = ChatTurn("assistant", "", (ToolCall("c1", "get_time", "{}"),))
     upstream = fake("openai")
     async with bench(upstream) as desk:
-        await desk.ask(turns, tools=BOTH)
+        await desk.ask((*HELLO, called, ChatTurn("tool", "noon", call_id="c1")), tools=BOTH)
+    calls = [{"id": "c1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}]
     assert upstream.sent[0].body["messages"][1:] == [
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}],
-        },
+        {"role": "assistant", "content": None, "tool_calls": calls},
         {"role": "tool", "content": "noon", "tool_call_id": "c1"},
     ]
 
@@ -139,5 +132,4 @@ async def test_a_template_without_tools_is_told_on_the_card() -> None:
     upstream = fake("llama-server")
     upstream.template = "{{ messages }}"
     async with bench(upstream) as desk:
-        assert desk.card is not None
         assert not desk.card.capabilities.tools and not desk.card.capabilities.forced_tools

@@ -153,7 +153,6 @@ async def test_a_byte_that_nobody_has_read_yet_closes_an_idle_connection() -> No
     client = UpstreamClient(ServerAddress.of(f"http://127.0.0.1:{listening.getsockname()[1]}"), 5.0)
     assert (await client.ask("POST", "/a", {})).body == b"alice"
     held = client._idle[0]._transport
-    assert held is not None
     more.set()
     select.select([held.get_extra_info("socket").fileno()], [], [])  # blocks the loop until the bytes are there
     assert (await client.ask("POST", "/b", {})).body == b"bob"
@@ -184,7 +183,6 @@ BROKEN = [
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n",
     b"HTTP/1.1 200 OK\r\nContent-Le",
     b"SSH-2.0-OpenSSH_9.2\r\n",
-    b"HTTP/1.1 200 OK\r\n" + b"".join(b"x-%d-%s: z\r\n" % (n, b"y" * 900) for n in range(200)) + b"\r\n",
 ]
 
 

@@ -47,10 +47,8 @@ def test_reset_times(value: str, seconds: float | None) -> None:
 def limit_headers(family: str, limit: int, remaining: int) -> dict[str, str]:
     if family == "openai":
         return {"x-ratelimit-limit-requests": str(limit), "x-ratelimit-remaining-requests": str(remaining)}
-    return {
-        "anthropic-ratelimit-requests-limit": str(limit),
-        "anthropic-ratelimit-requests-remaining": str(remaining),
-    }
+    name = "anthropic-ratelimit-requests"
+    return {f"{name}-limit": str(limit), f"{name}-remaining": str(remaining)}
 
 
 @pytest.mark.parametrize("family", ["openai", "anthropic"])
