@@ -679,3 +679,24 @@ def test_each_stream_can_be_read_by_a_client_of_http_1_0(house: House, what: str
     kinds = [line.partition(b":")[0] for line in text.splitlines()]
     assert newer[0] == 200 and set(kinds) <= {b"", b"data", b"event", b"id"}
     assert text.count(b"\ndata:") == newer[2].count(b"\ndata:")
+
+
+@pytest.mark.parametrize("after", ["", "bogus"])
+def test_a_place_that_is_none_is_refused(house: House, after: str) -> None:
+    made = json.loads(house.post("/v1/jobs", BODY)[2])
+    status, _, data = house.request("GET", f"/v1/jobs/{made['id']}/events?after={after}")
+    assert (status, json.loads(data)["error"]["param"]) == (400, "after")
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs/{}/events", "/v1/responses/resp_{}?stream=true"])
+def test_the_head_of_a_running_stream_leaves_its_connection_free(house: House, path: str) -> None:
+    asked = {"model": "sim", "input": "x", "background": True, "max_output_tokens": 4000}
+    made = json.loads(house.post("/v1/responses", asked)[2])["id"].removeprefix("resp_")
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", house.port, timeout=20)) as connection:
+        connection.request("HEAD", path.format(made))
+        with connection.getresponse() as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+        connection.request("GET", f"/v1/jobs/{made}")
+        with connection.getresponse() as response:
+            assert json.loads(response.read())["status"] in ("queued", "in_progress")
+    house.post(f"/v1/jobs/{made}/cancel", {})

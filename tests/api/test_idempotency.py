@@ -94,6 +94,13 @@ def test_a_job_cancelled_by_its_owner_keeps_its_key(house: House) -> None:
     assert (status, headers["x-job-id"]) == (202, first)
 
 
+def test_a_key_of_one_endpoint_is_not_that_of_another_that_takes_the_same_body(house: House) -> None:
+    asked = {"model": "sim", "input": "hello"}
+    assert house.post("/v1/responses/input_tokens", asked, keyed("twice"))[0] == 200
+    status, _, data = house.post("/v1/responses", asked, keyed("twice"))
+    assert (status, json.loads(data)["error"]["code"]) == (422, "idempotency_key_reused")
+
+
 def test_a_lost_connection_ends_no_job_that_was_answered_with_202(house: House) -> None:
     """A stream and a job under one key are one job, and the 202 promised it."""
     asked = body("both", max_tokens=1500, stream=True, queue={"on_disconnect": "cancel"})

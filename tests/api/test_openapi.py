@@ -235,6 +235,9 @@ def test_every_answer_is_as_described(house: House) -> None:
         ask("POST", path, body, Prefer="respond-async")
         refused(400, "POST", path, body | {"n": 99})
         refused(415, "POST", path, body=None)
+    asked = {"model": "sim", "input": "x", "max_output_tokens": 90, "reasoning": {"effort": "low"}}
+    assert "reasoning" in {item["type"] for item in ask("POST", "/v1/responses", asked)["output"]}
+    refused(404, "POST", "/v1/responses/input_tokens", {"model": "gone", "input": "x"})
     job = ask("POST", "/v1/jobs", chat)["id"]
     assert ask("GET", f"/v1/jobs/{job}?wait=30")["status"] == "completed"
     for path in ("result", "events", "timing"):

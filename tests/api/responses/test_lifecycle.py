@@ -306,6 +306,15 @@ def test_a_repeated_request_outlives_what_it_refers_to(client: OpenAI) -> None:
         assert refused.value.param == "previous_response_id"
 
 
+def test_a_response_in_the_background_that_has_ended_is_shown_to_who_asks_again(house: House, client: OpenAI) -> None:
+    asked = {"model": "sim", "input": "again", "background": True, "max_output_tokens": 3}
+    headers = {"Authorization": "Bearer red", "Idempotency-Key": "ended"}
+    _, _, data = house.request("POST", "/v1/responses", asked, headers)
+    shown = ended(client, json.loads(data)["id"])
+    status, _, data = house.request("POST", "/v1/responses", asked, headers)
+    assert status == 200 and json.loads(data) == shown.to_dict()
+
+
 def test_a_failed_response(house: House, client: OpenAI) -> None:
     """The sim refuses what does not fit into its context: while the client waits with a status, later as an error."""
     with pytest.raises(BadRequestError, match="context"):

@@ -101,6 +101,9 @@ def test_a_call_that_is_no_json_is_a_call_nobody_offered() -> None:
     assert read_answer((writer.write("<tool_call>f(1)</tool_call>") + writer.end(whole=True),))[1] == [Call("", "f(1)")]
 
 
+STRICT, LOOSE = Tool("strict", "", {"type": "object"}, strict=True), Tool("loose")
+AUTO = Tools(offered=(STRICT, LOOSE))
+FORCED = Tools(offered=(STRICT, LOOSE), choice="required")
 OBJECT = ' {"name" : "f", "arguments": {"a": {"b": "}"}} }\n'
 
 
@@ -118,6 +121,33 @@ def test_a_cut_object_keeps_what_came() -> None:
     assert read_answer((text,))[1] == [Call("f", '{"a": {}')]
 
 
+TAGGED = 'so <tool_call>{"name": "loose", "arguments": {"a": "}"}}</tool_call><tool_call>{"name": "strict"}</tool_call>'
+LONE = '{"name": "loose", "arguments": {"a": {"b": "}"}, "c": [1]}}'
+
+
+@pytest.mark.parametrize(("writer", "text", "choice"), [(ObjectWriter, LONE, "required"), (TagWriter, TAGGED, "auto")])
+def test_wherever_an_answer_is_cut_its_calls_can_be_used(
+    writer: type[ObjectWriter | TagWriter], text: str, choice: str
+) -> None:
+    """By a limit: its finish reason says so. By a stop string: then it did not end with the call."""
+    tools = Tools(offered=AUTO.offered, choice=choice)
+    for size in range(len(text)):
+        own = writer()
+        shown = own.write(text[:size]) + own.end(whole=False)
+        calls = read_answer((shown,)).calls
+        assert isinstance(check_calls([shown], ["length"], tools), FoundCalls), text[:size]
+        stopped = check_calls([shown], ["stop"], tools, stops=True)
+        assert isinstance(stopped, FoundCalls), text[:size]
+        assert stopped.choices == frozenset({0} if calls and _is_whole(calls[-1].arguments) else ())
+
+
+def _is_whole(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except ValueError:
+        return False
+
+
 def test_a_named_call_begins_with_its_first_token() -> None:
     writer = NamedWriter("f")
     text = writer.write("{") + writer.write("}") + writer.end(whole=True)
@@ -133,11 +163,6 @@ def test_a_reader_does_not_depend_on_the_pieces(size: int) -> None:
     assert [part.name for part in parts if part.name is not None] == ["name", "g"]
     assert "".join(part.text for part in parts if part.call == 0) == '{"x": 1}'
     assert "".join(part.text for part in parts if part.call == -1) == "ab" and reader.calls == 2
-
-
-STRICT, LOOSE = Tool("strict", "", {"type": "object"}, strict=True), Tool("loose")
-AUTO = Tools(offered=(STRICT, LOOSE))
-FORCED = Tools(offered=(STRICT, LOOSE), choice="required")
 
 
 def test_calls_are_found_by_choice_and_strict_arguments_kept() -> None:
