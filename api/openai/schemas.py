@@ -243,7 +243,7 @@ class CompletionRequest(CompletionFields):
 class ChatJobRequest(OfJob, ChatRequest):
     """The body of POST /v1/jobs for a chat: by default in the standard lane, and it continues on a disconnect."""
 
-    endpoint: Literal["/v1/chat/completions"] | None = "/v1/chat/completions"
+    endpoint: Literal["/v1/chat/completions"] = "/v1/chat/completions"
     """What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."""
 
 
@@ -420,9 +420,7 @@ def _extras(part: StrictBody, path: str, passing: ModelCard | None) -> Iterator[
 
 def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:
     if kind == "job":
-        endpoint = fields.get("endpoint")
-        if endpoint is None:
-            endpoint = "/v1/chat/completions"
+        endpoint = fields.get("endpoint", "/v1/chat/completions")
         if not isinstance(endpoint, str) or endpoint not in JOB_MODELS:
             known = ", ".join(map(repr, JOB_MODELS))
             raise invalid_request(f"endpoint must be one of {known}.", "endpoint")

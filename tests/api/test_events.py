@@ -244,7 +244,7 @@ async def test_a_reader_of_events_that_takes_nothing_has_as_long_as_any_other(mo
 
     monkeypatch.setattr(events_endpoint, "own_record", own_record)
     services = SimpleNamespace(settings=ApiSettings(send_timeout_s=7.0))
-    scope = {"type": "http", "headers": [], "query_string": b"", "app": SimpleNamespace(state=None)}
+    scope = {"type": "http", "method": "GET", "headers": [], "query_string": b"", "app": SimpleNamespace(state=None)}
     scope["app"].state = SimpleNamespace(services=services)
     assert (await events_endpoint.events(Request(scope))).send_timeout == 7.0
 

@@ -202,7 +202,9 @@ def test_every_answer_is_as_described(house: House) -> None:
         """An answer, which is one that the document knows."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         status, got, data = house.request(method, path, body, sent or None)
-        (template,) = (each for each in DOCUMENT["paths"] if matches(each, path))
+        template = (
+            path if path in DOCUMENT["paths"] else next(each for each in DOCUMENT["paths"] if matches(each, path))
+        )
         operation = served["paths"][template][method.lower()]
         described = operation["responses"][str(status)]
         described = lookup(described["$ref"]) if "$ref" in described else described

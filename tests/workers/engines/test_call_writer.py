@@ -121,11 +121,15 @@ def test_a_cut_object_keeps_what_came() -> None:
     assert read_answer((text,))[1] == [Call("f", '{"a": {}')]
 
 
-TAGGED = 'so <tool_call>{"name": "loose", "arguments": {"a": "}"}}</tool_call><tool_call>{"name": "strict"}</tool_call>'
-LONE = '{"name": "loose", "arguments": {"a": {"b": "}"}, "c": [1]}}'
+TWO_CALLS = (
+    'so <tool_call>{"name": "loose", "arguments": {"a": "}"}}</tool_call><tool_call>{"name": "strict"}</tool_call>'
+)
+ONE_CALL = '{"name": "loose", "arguments": {"a": {"b": "}"}, "c": [1]}}'
 
 
-@pytest.mark.parametrize(("writer", "text", "choice"), [(ObjectWriter, LONE, "required"), (TagWriter, TAGGED, "auto")])
+@pytest.mark.parametrize(
+    ("writer", "text", "choice"), [(ObjectWriter, ONE_CALL, "required"), (TagWriter, TWO_CALLS, "auto")]
+)
 def test_wherever_an_answer_is_cut_its_calls_can_be_used(
     writer: type[ObjectWriter | TagWriter], text: str, choice: str
 ) -> None:
