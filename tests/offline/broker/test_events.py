@@ -158,6 +158,9 @@ def test_what_is_no_message_at_all_stops_nobody(empty_house: House, broker: str)
     outside.put("good", body("fine", metadata={"name": "good"}))
     start(empty_house)
     lives_are_whole(outside, {"good"})
+    rejected: list[tuple[dict[str, str], bytes]] = []
+    eventually(lambda: rejected.extend(outside.read(f"{JOBS}.rejected")) or rejected)
+    assert "model is required" in rejected[0][0]["x-penstock-reason"]
 
 
 async def test_a_connection_that_broke_is_closed_before_another_is_made(
