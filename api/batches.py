@@ -16,7 +16,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from api.admission import caller_of, idempotency_key, read_body, services_of, withdraw
 from api.auth.keys import Caller
-from api.jobs import as_json, as_page
+from api.jobs import as_json, as_page, ignored_header
 from api.openai import errors
 from api.openai.batch_lines import WINDOWS, BatchRequest, so_far
 from api.openai.json_body import read_object, validated
@@ -71,7 +71,7 @@ async def create(request: Request) -> Response:
         raise errors.put_cut_off() from None
     if record.state.final:  # the key led to a batch that has ended
         await asyncio.to_thread(services.file_store.end_work, batch.id)
-    return as_json(batch_object(record))
+    return as_json(batch_object(record), headers=ignored_header(asked))
 
 
 async def _discard_input(services: Services, batch: Batch) -> None:
@@ -95,7 +95,7 @@ def _asked(body: bytes) -> BatchRequest:
 
 
 def _batch(services: Services, caller: Caller, asked: BatchRequest, batch_id: str, trace: dict[str, str]) -> Batch:
-    window = asked.completion_window or "none"
+    window = asked.completion_window or "24h"
     expiry = asked.output_expires_after
     tokens = caller.batch_tokens
     return Batch(

@@ -15,8 +15,11 @@ from starlette.responses import Response
 from api.admission import Admitted, admit, caller_of, services_of
 from api.openai import errors
 from api.openai.errors import ApiError
+from api.openai.fields import StrictBody
+from api.openai.generation import UNKNOWN
 from api.openai.rendering import NOT_WAITING, Waiting, job_object, to_json
 from api.openai.results import answer_in_slices, input_object
+from api.openai.schemas import ignored_fields
 from api.query import value_of
 from api.services import Services
 from api.stream.writer import Watched
@@ -32,6 +35,12 @@ from streaming.order import Priority
 def as_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Build a JSON response."""
     return Response(to_json(value), status, headers, media_type="application/json")
+
+
+def ignored_header(body: StrictBody) -> dict[str, str]:
+    """Name the ignored fields of a body that makes no job; what a later job passes on is not ignored."""
+    names = ignored_fields(body, UNKNOWN)
+    return {"X-Ignored-Fields": ", ".join(names)} if names else {}
 
 
 def as_page(data: Mapping[str, Any], *, has_more: bool = False, headers: dict[str, str] | None = None) -> Response:

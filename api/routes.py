@@ -58,6 +58,7 @@ class Route(NamedTuple):
 
 JOB_HEADERS = ("X-Job-Id", "X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields")
 STREAM_HEADERS = ("Stream-Next-Offset", "Stream-Up-To-Date", "Stream-Closed", "Stream-Cursor", "ETag")
+_IGNORED = ("X-Ignored-Fields",)
 _KEY = ("Idempotency-Key",)
 _PAGE = ("limit",)
 _JOBS = ("status", "job_model", "lane", "since", "until")
@@ -95,16 +96,17 @@ ROUTES = (
     Route("GET", "/v1/responses/{response_id}/input_items", responses.listing, CALLER,
           "List the input of a response", "InputItemList", params=("limit", "order", "after", "response_include")),
     Route("POST", "/v1/conversations", conversations.create, CALLER, "Begin a conversation", "Conversation",
-          bodies=("ConversationRequest",), errors=(408, 429)),
+          bodies=("ConversationRequest",), errors=(408, 429), headers=_IGNORED),
     Route("GET", "/v1/conversations/{conversation_id}", conversations.show, CALLER, "Show a conversation",
           "Conversation"),
     Route("POST", "/v1/conversations/{conversation_id}", conversations.update, CALLER,
-          "Replace the metadata of a conversation", "Conversation", bodies=("ConversationUpdate",), errors=(408, 429)),
+          "Replace the metadata of a conversation", "Conversation", bodies=("ConversationUpdate",), errors=(408, 429),
+          headers=_IGNORED),
     Route("DELETE", "/v1/conversations/{conversation_id}", conversations.delete, CALLER, "Delete a conversation",
           "Deleted"),
     Route("POST", "/v1/conversations/{conversation_id}/items", conversations.add_items, CALLER,
           "Add items to a conversation", "ConversationItemList", params=(*_KEY, "response_include"),
-          bodies=("ItemsRequest",), errors=(408, 429)),
+          bodies=("ItemsRequest",), errors=(408, 429), headers=_IGNORED),
     Route("GET", "/v1/conversations/{conversation_id}/items", conversations.list_items, CALLER,
           "List the items of a conversation", "ConversationItemList",
           params=("limit", "order", "after", "response_include")),
@@ -145,7 +147,7 @@ ROUTES = (
     Route("DELETE", "/v1/files/{file_id}", files.delete, CALLER, "Delete a file", "Deleted"),
     Route("GET", "/v1/files/{file_id}/content", files.content, CALLER, "Read a file", "application/octet-stream"),
     Route("POST", "/v1/batches", batches.create, CALLER, "Compute every line of a file", "Batch",
-          bodies=("BatchRequest",), params=_KEY),
+          bodies=("BatchRequest",), params=_KEY, headers=_IGNORED),
     Route("GET", "/v1/batches", batches.listing, CALLER, "List your batches", "BatchList", params=("limit", "after")),
     Route("GET", "/v1/batches/{batch_id}", batches.show, CALLER, "Show a batch", "Batch"),
     Route("GET", "/v1/batches/{batch_id}/output", batches.output, CALLER, "Read the answers so far",

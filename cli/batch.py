@@ -6,6 +6,7 @@ import csv
 import difflib
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -28,6 +29,7 @@ from cli.output import (
     DONE,
     ENDED_BADLY,
     INTERRUPTED,
+    UNREACHABLE,
     CommandResult,
     Problem,
     ProgressLine,
@@ -44,7 +46,10 @@ from cli.output import (
 from penstock.files import replacing, write_file
 from penstock.text import counted, fault_of, read_text
 
-SLOT = re.compile(r"\{(\w+)\}")
+SLOT = re.compile(r"\{([^{}]+)\}")
+WORD = re.compile(r"\w+")
+"""A slot that can only be a column; another one may be JSON in the template."""
+CHAT = "/v1/chat/completions"
 TEXT_COLUMNS = ("prompt", "text")
 """Columns used as the prompt if there is no template."""
 TEXTS = (".txt", ".md")
@@ -62,6 +67,8 @@ class Recipe:
     id_column: str = ""
     options: Mapping[str, Any] | None = None
     """Further fields of every request, for example max_tokens."""
+    flags: tuple[str, ...] = ()
+    """The command's flags behind the fields above. They do not change lines that are whole requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +85,15 @@ def prepare(source: Path, recipe: Recipe, target: BinaryIO) -> Prepared:
     """Write `source` as lines of a batch. Streams, so the input may have any size; contacts no server. Raises Problem,
     which names the row and its error."""
     digest, lines, endpoints = hashlib.sha256(), 0, set()
-    for line in batch_lines(source, recipe):
-        data = json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
-        target.write(data)
-        digest.update(data)
-        endpoints.add(str(line["url"]))
-        lines += 1
+    try:
+        for line in batch_lines(source, recipe):
+            data = json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+            target.write(data)
+            digest.update(data)
+            endpoints.add(str(line["url"]))
+            lines += 1
+    except RecursionError:
+        raise _wrong(source, f"row {lines + 1} is nested too deep") from None
     if not lines:
         raise _wrong(source, "there is nothing to compute in it")
     if len(endpoints) > 1:
@@ -95,10 +105,19 @@ def batch_lines(source: Path, recipe: Recipe) -> Iterator[dict[str, Any]]:
     """Yield the lines of a batch, in the order of the input."""
     is_table = source.suffix.lower() == ".csv"
     rows = _texts(source) if source.is_dir() else _table(source) if is_table else _json_lines(source)
+    unused = recipe.flags
     with explaining(f"{source} cannot be read", code="usage"):
         try:
             for place, row in rows:
-                yield row if "body" in row else _line(source, place, row, recipe)
+                if not isinstance(row.get("body"), dict):
+                    yield _line(source, place, row, recipe)
+                    continue
+                if "url" not in row:
+                    raise _wrong(source, f"line {place}: a request needs a url, such as {CHAT}, beside its body")
+                if unused:
+                    note(f"no effect on lines that are whole requests: {', '.join(unused)}")
+                    unused = ()
+                yield row
         except UnicodeDecodeError:
             raise _wrong(source, f"it is {fault_of(source.read_bytes())}") from None
 
@@ -109,12 +128,18 @@ def _json_lines(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not data.strip():
                 continue
             try:
-                row = json.loads(data)
+                row = json.loads(data, parse_float=_finite, parse_constant=_finite)
             except ValueError as error:
                 raise _wrong(source, f"line {number} is not JSON: {error}") from None
             if not isinstance(row, dict):
                 raise _wrong(source, f"line {number} is not an object")
             yield str(number), row
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 def _table(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -149,8 +174,11 @@ def _line(source: Path, place: str, row: Mapping[str, Any], recipe: Recipe) -> d
     else:
         text = _filled(source, place, row, recipe.template or _default_template(source, place, row))
         body = {"model": recipe.model, "messages": [{"role": "user", "content": text}], **options}
-    name = str(row.get(recipe.id_column or "custom_id") or f"row-{place}")
-    return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
+    if recipe.id_column and recipe.id_column not in row:
+        raise _no_column(source, place, recipe.id_column, "--id-column")
+    given = row.get(recipe.id_column or "custom_id")
+    name = f"row-{place}" if given in (None, "") else str(given)
+    return {"custom_id": name, "method": "POST", "url": CHAT, "body": body}
 
 
 def _default_template(source: Path, place: str, row: Mapping[str, Any]) -> str:
@@ -166,12 +194,25 @@ def _default_template(source: Path, place: str, row: Mapping[str, Any]) -> str:
 
 
 def _filled(source: Path, place: str, row: Mapping[str, Any], template: str) -> str:
+    used = set[str]()
+
     def value(match: re.Match[str]) -> str:
         if match[1] not in row:
-            raise _wrong(source, f"row {place} has no column {match[1]!r}, which the template names")
+            if WORD.fullmatch(match[1]):
+                raise _no_column(source, place, match[1], "the template")
+            return match[0]
+        used.add(match[1])
         return str(row[match[1]] if row[match[1]] is not None else "")
 
-    return SLOT.sub(value, template)
+    text = SLOT.sub(value, template)
+    if not used:
+        columns = ", ".join(map(str, row)) or "none"
+        raise _wrong(source, f"the template names no column of row {place}, which are {columns}")
+    return text
+
+
+def _no_column(source: Path, place: str, name: str, by: str) -> Problem:
+    return _wrong(source, f"row {place} has no column {name!r}, which {by} names")
 
 
 def _wrong(source: Path, what: str) -> Problem:
@@ -192,6 +233,8 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     """The batch's idempotency key, so that a repeated creation yields the same batch."""
     file: str = ""
     batch: str = ""
+    written: bool = False
+    """Whether the output files are of an earlier run. Other files are not deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,36 +259,54 @@ class BatchRun:
 
     def start(self) -> dict[str, Any]:
         """Run to the end and return the batch's final state. Ctrl-C stops watching, not the batch."""
+        self._check_paths()
         with ProgressLine(sys.stderr, os.environ) as progress:
-            batch = self._batch(progress)
+            batch, begun = self._batch(progress)
             try:
                 while batch["status"] not in FINAL:
                     show_progress(progress, batch)
                     time.sleep(POLL_INTERVAL_S)
-                    batch = self.client.get(f"/v1/batches/{batch['id']}")
+                    batch = self.client.get(f"/v1/batches/{batch['id']}", patient=True)
             except KeyboardInterrupt:
                 counts = batch["request_counts"]
                 done = f"{counts['completed'] + counts['failed']} of {counted(counts['total'], 'line')} done"
-                progress.say(f"{batch['id']}: {done}, {counts['failed']} of them failed")
+                progress.say(f"{batch['id']} goes on: {done}, {counts['failed']} of them failed")
+                raise
+            except Problem as problem:
+                if problem.exit_code == UNREACHABLE:
+                    problem.next_step = f"{batch['id']} goes on: the same command takes it up again"
                 raise
             progress.phase("fetching the answers")
-            self._fetch(batch["output_file_id"], self.target)
-            self._fetch(batch["error_file_id"], self.errors)
+            files = {self.target: batch["output_file_id"], self.errors: batch["error_file_id"]}
+            for path, file_id in files.items():
+                if file_id:
+                    self._fetch(file_id, path)
+                elif begun.written:  # by an earlier batch
+                    path.unlink(missing_ok=True)
+            self._keep(msgspec.structs.replace(begun, written=begun.written or any(files.values())))
         return batch
 
-    def _batch(self, progress: ProgressLine) -> dict[str, Any]:
-        """Return the batch of an earlier run, or create it."""
+    def _check_paths(self) -> None:
+        """Raises Problem if the run would replace its input, or a device."""
+        with explaining(f"{self.target.parent} cannot be used", next_step="choose another -o"):
+            for path in (self.target, self.errors, self._note):
+                if path.exists() and (path.samefile(self.source) or not path.is_file()):
+                    cause = "it is the input" if path.is_file() else "it is no regular file"
+                    raise Problem(f"{path} would be replaced", cause=cause, next_step="another -o", code="usage")
+
+    def _batch(self, progress: ProgressLine) -> tuple[dict[str, Any], Begun]:
+        """Return the batch of an earlier run, or create it; with what the state file now says."""
         progress.phase(f"reading {self.source}")
         with tempfile.TemporaryFile() as lines:
             prepared = prepare(self.source, self.recipe, lines)
             begun = self._begun(prepared)
             if begun.batch:
                 try:
-                    return self.client.get(f"/v1/batches/{begun.batch}")
+                    return self.client.get(f"/v1/batches/{begun.batch}"), begun
                 except Problem as problem:
                     if problem.code != "batch_not_found":
                         raise
-                    begun = self._begin(prepared)
+                    begun = self._begin(prepared, written=begun.written)
             if not begun.file:
                 total, name = lines.tell(), f"{self.source.stem or 'batch'}.jsonl"
                 lines.seek(0)
@@ -254,8 +315,7 @@ class BatchRun:
                 begun = self._keep(msgspec.structs.replace(begun, file=uploaded["id"]))
         body = {"input_file_id": begun.file, "endpoint": prepared.endpoint, "completion_window": self.window}
         batch = self.client.post("/v1/batches", body, **{"Idempotency-Key": begun.key})
-        self._keep(msgspec.structs.replace(begun, batch=batch["id"]))
-        return batch
+        return batch, self._keep(msgspec.structs.replace(begun, batch=batch["id"]))
 
     def _begun(self, prepared: Prepared) -> Begun:
         try:
@@ -265,7 +325,7 @@ class BatchRun:
         except msgspec.MsgspecError as error:
             raise Problem(f"{self._note} cannot be read", cause=str(error), next_step=f"rm {self._note}") from None
         if self.again or begun is None:
-            return self._begin(prepared)
+            return self._begin(prepared, written=begun is not None and begun.written)
         if begun.digest != f"{prepared.digest}:{self.window}":
             what, cause = f"{self.target} belongs to another run", "its input or its options were different"
             raise Problem(what, cause=cause, next_step="another -o, or --again to start over", code="another_run")
@@ -273,19 +333,17 @@ class BatchRun:
             note(f"going on with {begun.batch}")
         return begun
 
-    def _begin(self, prepared: Prepared) -> Begun:
-        return self._keep(Begun(digest=f"{prepared.digest}:{self.window}", key=secrets.token_hex(16)))
+    def _begin(self, prepared: Prepared, *, written: bool) -> Begun:
+        digest = f"{prepared.digest}:{self.window}"
+        return self._keep(Begun(digest=digest, key=secrets.token_hex(16), written=written))
 
     def _keep(self, begun: Begun) -> Begun:
         with explaining(f"{self.target.parent} cannot be used", next_step="choose another -o"):
             write_file(self._note, msgspec.json.encode(begun))
         return begun
 
-    def _fetch(self, file_id: str | None, target: Path) -> None:
-        """Download a file completely or not at all. Without one, delete an old `target`, which is not this batch's."""
-        if not file_id:
-            target.unlink(missing_ok=True)
-            return
+    def _fetch(self, file_id: str, target: Path) -> None:
+        """Download a file completely or not at all."""
         with explaining(f"cannot write {target}"), replacing(target) as write:
             self.client.download(f"/v1/files/{file_id}/content", write)
 
@@ -358,12 +416,15 @@ def run(
     """
     options = {"max_tokens": max_tokens, "temperature": temperature}
     given = {name: value for name, value in options.items() if value is not None}
-    recipe = Recipe(model or client.default_model(), template, id_column, given)
+    flags = {"--model": model, "--template": template, "--id-column": id_column, "--max-tokens": max_tokens,
+             "--temperature": temperature}  # fmt: skip
+    named = tuple([name for name, value in flags.items() if value not in (None, "")])
+    recipe = Recipe(model or client.default_model(), template, id_column, given, named)
     work = BatchRun(client, source, target, recipe, window, again)
     try:
         ended = work.start()
     except KeyboardInterrupt:
-        note("\nnot watching any more; the batch goes on, and the same command takes it up again")
+        note("\nstopped; the same command takes it up again")
         return INTERRUPTED
     counts = ended["request_counts"]
 
@@ -375,6 +436,8 @@ def run(
             note(f"{counted(counts['failed'], 'line')} without an answer in {work.errors}")
         for fault in (ended["errors"] or {}).get("data", [])[:10]:
             note(f"line {fault['line'] or '-'}: {fault['message']}")
+        if ended["status"] != "completed":
+            note("the same command with --again starts over")
 
     CommandResult(timed(ended), shown).print(as_json=as_json)
     return DONE if ended["status"] == "completed" and not counts["failed"] else ENDED_BADLY

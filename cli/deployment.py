@@ -25,7 +25,7 @@ from cli.output import Problem, ProgressLine
 from cli.supervisor import Program, signal_name
 from offline.settings import OfflineSettings
 from penstock import bundle
-from penstock.config import Config, ConfigError, load, nearest
+from penstock.config import Config, ConfigError, expanded, load, nearest
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events import EventSettings, WebhookSettings
@@ -118,7 +118,7 @@ class Deployment:
             file = option and (pool.options.get(option) or self.config.raw.get(pool.engine, {}).get(option))
             if not option or not file or (pool.engine == "trtllm" and not Path(file).is_absolute()):  # a hub's name
                 continue
-            key, path = _option_key(name, shape, self.models[name], option), Path(file).absolute()
+            key, path = _option_key(name, shape, self.models[name], option), expanded(file).absolute()
             if not path.exists():
                 raise ConfigError(key, f"there is no {path}", "correct the path, or fetch the model first")
             if not os.access(path, os.R_OK):

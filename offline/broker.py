@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import logging
 import ssl
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelled
 from datetime import UTC, datetime
@@ -21,6 +23,7 @@ from kombu.entity import Queue as BrokerQueue
 from kombu.exceptions import KombuError
 from kombu.message import Message
 from kombu.messaging import Producer
+from kombu.transport import virtual
 
 from api.openai.errors import ApiError, model_not_found, too_large_for_store
 from api.openai.json_body import weighed
@@ -125,6 +128,8 @@ class Broker:
         """Start consuming, with at most `prefetch` unacknowledged messages."""
         with self._reached():
             channel = self._connection.channel()
+            if isinstance(channel, virtual.Channel):
+                channel.Message = _emulated(queue)
             consumer = self._connection.Consumer(
                 [_queue(queue)], channel=channel, prefetch_count=prefetch, on_message=self._received.append
             )
@@ -184,6 +189,24 @@ class Broker:
 
 def _queue(name: str) -> BrokerQueue:
     return BrokerQueue(name, durable=True)
+
+
+def _emulated(queue: str) -> type[virtual.Message]:
+    """The messages of a broker that kombu emulates. JSON that kombu did not write, as by LPUSH, is the body of one,
+    because kombu would lose it."""
+
+    class AnyMessage(virtual.Message):
+        def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
+            read: Any = super().__init__
+            try:
+                read(payload, channel, **more)
+            except Exception:  # noqa: BLE001 - whatever a sender wrote
+                properties = {"delivery_tag": str(uuid.uuid4()), "delivery_info": {}}
+                bare = {"body": json.dumps(payload), "headers": {}, "properties": properties}
+                read(bare, channel, **more)
+            self.delivery_info = {"exchange": "", "routing_key": queue, **self.delivery_info}
+
+    return AnyMessage
 
 
 def _options(url: str) -> dict[str, Any]:
@@ -407,7 +430,9 @@ def _texts(headers: object) -> dict[str, str]:
 
 
 def _bytes(body: object) -> bytes:
-    return body.encode() if isinstance(body, str) else bytes(body)  # type: ignore[call-overload]
+    if isinstance(body, str):
+        return body.encode()
+    return bytes(body) if isinstance(body, bytes | bytearray | memoryview) else json.dumps(body).encode()
 
 
 OUTBOX_POLL_S, PUBLISH_RETRY_S = 0.1, 1.0

@@ -368,12 +368,16 @@ class WebhookDispatcher:
             log.warning("the outcome of a webhook could not be saved, it is sent again: %s", error)
         except Exception:
             # A bug in one attempt must not stop the other messages; this one is retried when its lease expires.
-            log.exception("a webhook could not be sent", extra={"endpoint": endpoint.name, "message_id": attempt.id})
+            log.exception("an attempt failed", extra={"endpoint": endpoint.name, "message_id": attempt.id})
 
     async def _attempt(self, endpoint: WebhookEndpoint, attempt: DeliveryAttempt) -> None:
         """Send the message once and save the outcome. Raises Unavailable."""
         span = await self._begin_span(endpoint, attempt)
-        status, problem = await endpoint.send(attempt, span.carrier()[TRACEPARENT] if span.recorded else "")
+        try:
+            status, problem = await endpoint.send(attempt, span.carrier()[TRACEPARENT] if span.recorded else "")
+        except Exception as error:  # a defect: a failed attempt like others, so that retries slow down and end
+            log.exception("a webhook could not be sent", extra={"endpoint": endpoint.name, "message_id": attempt.id})
+            status, problem = 0, f"{type(error).__name__}: {error}"
         span.end(error=problem or None, attributes={names.STATUS_CODE: status} if status else None)
         about = {"endpoint": endpoint.name, "message_id": attempt.id, "type": attempt.type}
         if not problem:

@@ -11,6 +11,7 @@ import difflib
 import enum
 import inspect
 import json
+import math
 import re
 import textwrap
 import tomllib
@@ -283,6 +284,8 @@ def build(kind: type[S], values: Any, where: str) -> S:
         except msgspec.ValidationError as error:
             problem = _extra(hints[key], MISTAKE) or _bound(str(error)) or f"expected {describe(hints[key])}: {error}"
             raise ConfigError(f"{where}.{key}", problem) from None
+        if not _is_finite(value) or not _is_finite(built[key]):  # a child process would read null
+            raise ConfigError(f"{where}.{key}", "must be finite, neither inf nor nan")
         hide(_secrets_of(built[key], hints[key]))
     try:
         return kind(**built)
@@ -347,6 +350,13 @@ def _rows(hint: Any) -> type[msgspec.Struct] | None:
     return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
 
 
+def _is_finite(value: Any) -> bool:
+    """Whether a value of a setting, or a table of them, has neither inf nor nan."""
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _listed(value: Any, hint: Any) -> Any:
     """Split a comma-separated string if the setting is a list."""
     if isinstance(value, str) and typing.get_origin(hint) is tuple:
@@ -356,9 +366,19 @@ def _listed(value: Any, hint: Any) -> Any:
 
 def _path(kind: type, value: Any) -> Any:
     """Decoding hook for Path, which msgspec does not convert by itself."""
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    raise NotImplementedError  # msgspec's convention for an unsupported type
+    if kind is not Path:
+        raise NotImplementedError  # msgspec's convention for an unsupported type
+    if not isinstance(value, str) or not value:
+        raise ValueError("it is empty" if value == "" else "it is no text")
+    return expanded(value)
+
+
+def expanded(path: str) -> Path:
+    """The path with the home folder for its `~`, as a shell would write it. Raises ValueError."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"there is no home folder for {path!r}") from None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -379,8 +399,9 @@ def describe(kind: Any) -> str:
         return " or ".join(describe(arg) for arg in typing.get_args(kind) if arg is not type(None))
     if origin is typing.Annotated:
         return describe(typing.get_args(kind)[0])
-    if origin is tuple and typing.get_args(kind)[0] is str:
-        return "texts, with commas between"
+    if origin is tuple:
+        of = typing.get_args(kind)[0]
+        return "texts, with commas between" if of is str else f"a list, each {describe(of)}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     return names.get(cast(type, kind), getattr(kind, "__name__", str(kind)))
 

@@ -73,6 +73,8 @@ def check_endpoint(endpoint: WebhookSettings) -> None:
         url = urlsplit(text)
         if url.scheme not in ("https", "http") or not url.hostname or url.username is not None:
             raise ValueError(f"{field} must be https://host/path, without a user")
+        if not text.isascii():
+            raise ValueError(f"{field} must be ASCII: write its host as xn--... and escape its path with %")
         if url.scheme == "http" and not endpoint.allow_http:
             raise ValueError(f"{field} must begin with https:// (allow_http = true lifts that)")
         if not _has_port(url):

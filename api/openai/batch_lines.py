@@ -17,9 +17,9 @@ import msgspec
 from pydantic import Field
 
 from api.openai.errors import ApiError, invalid_request, model_not_found
-from api.openai.fields import FINITE, Metadata, StrictBody
+from api.openai.fields import NUMBER, Metadata, StrictBody
 from api.openai.generation import UNKNOWN, passed_fields, reasoning_of
-from api.openai.json_body import nested_beyond, non_finite_field
+from api.openai.json_body import bad_number_field, nested_beyond
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
 from api.openai.results import result
@@ -87,7 +87,8 @@ class Traits:
     tokens: int
     """Work for quotas: for each choice the prompt's tokens (estimated for text) plus the most it may generate."""
     digest: bytes
-    """Equal for requests whose answers must be equal (greedy or seeded sampling); b"" if they may differ."""
+    """Equal for requests whose answers must be equal (greedy or seeded sampling), with what they show of the request;
+    b"" if they may differ."""
     groups: tuple[int, ...]
     """Hashes of ever longer prompt prefixes: equal for prompts with a common prefix."""
 
@@ -103,8 +104,8 @@ def envelope(data: bytes, endpoint: str) -> Envelope:
             "invalid_request", f"A line is an object with custom_id, method, url and body: {error}."
         ) from None
     except msgspec.DecodeError as error:
-        if field := non_finite_field(data):
-            raise BadLine("invalid_json_line", f"{field} {FINITE}.", field) from None
+        if field := bad_number_field(data):
+            raise BadLine("invalid_json_line", f"{field} {NUMBER}.", field) from None
         fault = fault_of(data)
         raise BadLine(
             "invalid_json_line", f"This line is not valid JSON: {f'it is {fault}' if fault else error}."
@@ -151,11 +152,12 @@ def request_of(found: Envelope, models: Collection[str] | None, max_choices: int
 
 def traits(request: Request, card: ModelCard | None) -> Traits:
     """Return the properties of a valid request. `card` is its model's card, if a worker has loaded the model."""
-    job_prompt, sampling = request.prompt_asked, request.sampling
+    job_prompt, sampling, form = request.prompt_asked, request.sampling, _form_of(request)
     text = _text(job_prompt)
     deterministic = sampling.temperature == 0 or sampling.seed is not None
     task = request.task_asked and (request.task_asked, request.task_form)
-    rest = _form_of(request), request.tools_asked, task, reasoning_of(request, card), request.echoes
+    shown = form and (form, request.user)
+    rest = shown, request.tools_asked, task, reasoning_of(request, card), request.echoes
     passed = {name: each for name, each in passed_fields(request, card or UNKNOWN).items() if name not in HINTS}
     asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, *rest, passed))
     digest = hashlib.sha256(asked).digest()[:16] if deterministic else b""
@@ -192,8 +194,7 @@ def job_of(
 ) -> Job:
     """Build the job of line `number`; `left_ms` is what is left of the batch's window, and `card` that of its model.
 
-    The line's own settings for lane, streaming and disconnects do not apply. Raises ApiError (400) for fields that
-    cannot be passed on.
+    The line's own settings for lane, streaming and disconnects do not apply.
     """
     deadlines = [each for each in (request.queue.deadline_ms, left_ms) if each is not None]
     request = request.model_copy(update={"service_tier": None})  # the tier is that of the batch's lane

@@ -322,26 +322,23 @@ def passes(name: str, card: ModelCard | None) -> bool:
 
 
 def passed_fields(request: QueuedRequest, card: ModelCard | None) -> dict[str, Any]:
-    """Return the fields of a request that its job has for the model's server. Raises ApiError (400)."""
+    """Return the fields of a request that its job has for the model's server."""
     if card is None or not card.capabilities.passes_fields:
         return {}
     found = {**(request.model_extra or {}), **request.known_to_servers}
-    found = {name: value for name, value in found.items() if value is not None and passes(name, card)}
-    _check(found)
-    return found
+    return {name: value for name, value in found.items() if value is not None and passes(name, card)}
 
 
 def passed_parts(
     prompt: Prompt, tools: Tools | None, card: ModelCard | None, *, shown: bool = False
 ) -> tuple[Prompt, Tools | None]:
     """Return prompt and tools with those further fields of messages, calls and tools that are passed on. `shown`: its
-    turns are shown as items again, where a refusal is one. Raises ApiError (400)."""
+    turns are shown as items again, where a refusal is one."""
     if not has_extras(prompt, tools):
         return prompt, tools
     if card is None or not card.capabilities.passes_fields or ALL in card.withheld:
         bare, tools = without_extras(prompt, tools)
         return _with_refusals(bare, prompt) if shown else bare, tools
-    _check({"messages": prompt, "tools": tools})
     return prompt, tools
 
 
@@ -356,12 +353,3 @@ def _with_refusals(bare: Prompt, prompt: Prompt) -> Prompt:
         for turn, full in zip(bare.turns, prompt.turns, strict=True)
     ]
     return Chat(tuple(marked))
-
-
-def _check(fields: Mapping[str, Any]) -> None:
-    """Raises ApiError (400) for a number that the log cannot hold."""
-    for name, value in fields.items():
-        try:
-            msgspec.msgpack.encode(value)
-        except OverflowError:
-            raise invalid_request(f"{name} must hold numbers of at most 64 bits.", name) from None

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from api.openai import errors
 from api.openai.errors import ApiError, invalid_request
-from api.openai.fields import FINITE, QueueOptions, non_finite
+from api.openai.fields import NUMBER, QueueOptions, bad_number
 from penstock.config import nearest
 from penstock.text import fault_of, without_mark
 
@@ -146,8 +146,8 @@ def read_object(body: bytes) -> dict[str, Any]:
     except ValueError as error:  # its text says what was expected, at which line and column
         fault = fault_of(body)
         raise invalid_request(f"The body is not valid JSON: {f'it is {fault}' if fault else error}.") from None
-    if field := non_finite(fields):
-        raise invalid_request(f"{field} {FINITE}.", field)
+    if field := bad_number(fields):
+        raise invalid_request(f"{field} {NUMBER}.", field)
     if not isinstance(fields, dict):
         raise invalid_request("The body must be a JSON object.")
     if nested_beyond(body, MAX_DEPTH):
@@ -155,10 +155,10 @@ def read_object(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def non_finite_field(body: bytes) -> str:
-    """Return the path of the first field that is NaN or Infinity; "" if there is none, or if more is wrong."""
+def bad_number_field(body: bytes) -> str:
+    """Return the path of the first field that `bad_number` finds; "" if there is none, or if more is wrong."""
     try:
-        return non_finite(pydantic_core.from_json(without_mark(body)))
+        return bad_number(pydantic_core.from_json(without_mark(body)))
     except ValueError:
         return ""
 
@@ -212,8 +212,8 @@ def validated(model: type[Body], fields: dict[str, Any]) -> Body:
 
 
 def with_integers(value: Any) -> Any:
-    """Return the value with its whole floats as integers."""
-    if isinstance(value, float) and value.is_integer():
+    """Return the value with its whole floats as integers, but for those beyond 64 bits."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return int(value)
     if isinstance(value, dict):
         return {name: with_integers(each) for name, each in value.items()}

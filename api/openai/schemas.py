@@ -27,7 +27,7 @@ from api.openai.fields import (
     named_format,
     refusal,
 )
-from api.openai.generation import Effort, GenerationRequest, OfJob, Refused
+from api.openai.generation import Effort, GenerationRequest, OfJob, QueuedRequest, Refused
 from api.openai.json_body import read_object, validated
 from api.openai.messages import ChatMessage, HostedTool, ToolFields
 from api.openai.responses import request as responses
@@ -328,10 +328,7 @@ def to_job(
     webhook: str = "",
     card: ModelCard | None = None,
 ) -> Job:
-    """Build the job of a request, in the requested lane but not above `ceiling`. `card`: of its model, if one is known.
-
-    Raises ApiError (400) for fields that cannot be passed on.
-    """
+    """Build the job of a request, in the requested lane but not above `ceiling`. `card`: of its model, if known."""
     queue, shown = request.queue, isinstance(request, InputFields)
     prompt, tools = generation.passed_parts(request.prompt_asked, request.tools_asked, card, shown=shown)
     sampling, passed = generation.sampling_of(request, tools), generation.passed_fields(request, card)
@@ -377,7 +374,7 @@ _KNOWN_OF_RESPONSES = frozenset({*responses.UNSUPPORTED, *_SHARED})
 """Fields that are refused where they have a value, so that none of them is ignored."""
 
 
-def ignored_fields(request: Request, card: ModelCard | None = None) -> list[str]:
+def ignored_fields(request: StrictBody, card: ModelCard | None = None) -> list[str]:
     """Return the names of ignored fields that fit into a header: the first MAX_IGNORED, unusual names left out.
 
     `card`: of the model, if one is known: what it passes on is not ignored.
@@ -385,6 +382,8 @@ def ignored_fields(request: Request, card: ModelCard | None = None) -> list[str]
     passing = card if card is not None and card.capabilities.passes_fields else None
     names: dict[str, None] = {}  # an ordered set
     known = _KNOWN_OF_RESPONSES if isinstance(request, InputFields) else _KNOWN
+    if not isinstance(request, QueuedRequest):
+        known = frozenset()
     for name in islice(_extras(request, "", passing), MAX_EXTRAS):
         if name == "modalities" and (request.model_extra or {}).get(name) == ["text"]:
             continue
@@ -400,7 +399,7 @@ def _extras(part: StrictBody, path: str, passing: ModelCard | None) -> Iterator[
         yield f"{path}{part.type}"
         return
     if part.model_extra and not (passing is not None and part.PASSED and generation.ALL not in passing.withheld):
-        top = passing if not path else None
+        top = passing if isinstance(part, QueuedRequest) else None
         extras = [name for name in part.model_extra if name not in part.used]
         yield from (path + name for name in extras if top is None or not generation.passes(name, top))
     for name in part.ignored:

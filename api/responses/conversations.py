@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admission import caller_of, idempotency_key, read_body, services_of
-from api.jobs import as_json, as_page
+from api.jobs import as_json, as_page, ignored_header
 from api.openai import errors
 from api.openai.fields import MAX_MESSAGES
 from api.openai.json_body import Body, read_object, validated
@@ -23,8 +23,6 @@ from api.openai.responses.conversation import (
     conversation_object,
     new_items,
 )
-from api.openai.responses.items import HostedItem
-from api.openai.schemas import MAX_IGNORED
 from api.query import value_of
 from api.responses.endpoints import check_include
 from api.responses.stored import MAX_READS, current
@@ -45,13 +43,7 @@ async def create(request: Request) -> Response:
     _check_room(request, (), items)
     conversation_id = conversations.new_id(secrets.randbelow(2**16))
     made = await conversations.create(conversation_id, caller.tenant, asked.metadata or {}, items, quota)
-    return as_json(conversation_object(made), headers=_ignored(asked.items or ()))
-
-
-def _ignored(items: Iterable[object]) -> dict[str, str]:
-    """The header that names the items of tools that do not run here, which are left out."""
-    kinds = dict.fromkeys([f"items[].{item.type}" for item in items if isinstance(item, HostedItem)])
-    return {"X-Ignored-Fields": ", ".join(list(kinds)[:MAX_IGNORED])} if kinds else {}
+    return as_json(conversation_object(made), headers=ignored_header(asked))
 
 
 async def show(request: Request) -> Response:
@@ -65,7 +57,7 @@ async def update(request: Request) -> Response:
     asked = await _asked(request, ConversationUpdate)
     conversation, metadata = await _own(request), asked.metadata or {}
     await services.conversations.set_metadata(conversation, metadata, services.quotas(caller))
-    return as_json(conversation_object(conversation) | {"metadata": metadata})
+    return as_json(conversation_object(conversation) | {"metadata": metadata}, headers=ignored_header(asked))
 
 
 async def delete(request: Request) -> Response:
@@ -80,7 +72,7 @@ async def add_items(request: Request) -> Response:
     services, caller = services_of(request), caller_of(request)
     asked, key = await _asked(request, ItemsRequest), idempotency_key(request.scope)
     token = _token(asked.items, joined(caller.tenant, request.url.path, key) if key else secrets.token_hex(16))
-    items, ignored = new_items(asked.items, token), _ignored(asked.items)
+    items, ignored = new_items(asked.items, token), ignored_header(asked)
     check_include(request)
     for _ in range(MAX_READS):
         conversation = await _own(request)

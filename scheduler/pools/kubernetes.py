@@ -110,6 +110,8 @@ class KubernetesPool(Pool):
             raise PoolError(f"{name} is another leader's (epoch {stamped}, this one's is {epoch})")
         by_host = {worker.host: worker for worker in workers}
         labels: dict[str, Any] = dict(spec.selector.matchLabels or {})
+        if not labels or spec.selector.matchExpressions:  # the labels alone would also find pods of others
+            raise PoolError(f"{name} must select its pods by matchLabels alone")
         pods = [_member(pod, by_host) async for pod in client.list(Pod, labels=labels) if not _is_ending(pod)]
         slow = {cordoned.worker: cordoned for cordoned in plan.cordon}
         cordoned = {worker.host for worker in workers if worker.lease in slow}

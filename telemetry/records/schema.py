@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from penstock.config import expanded
 from telemetry.latency import Stamps
 
 VERSION = 1
@@ -184,3 +185,7 @@ class RecordSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A process begins a new file when its present one is this old."""
     sample_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Between two samples of a process."""
+
+    def __post_init__(self) -> None:
+        if self.dir:
+            msgspec.structs.force_setattr(self, "dir", str(expanded(self.dir)))

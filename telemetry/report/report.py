@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ def report_of(
     evidence = Evidence([each for each in found.requests if scope.holds(each)], found.samples)
     shared = len(evidence.requests) < len(found.requests)
     figures = figures_of(evidence, prices, energy_of(found), shared=shared)
-    last = max((each.record.ended_us / 1e6 for each in evidence.requests), default=scope.until)
+    last = max((each.record.ended_us / 1e6 for each in evidence.requests), default=min(scope.until, time.time()))
     return RequestReport(
         since=scope.since or last - figures.usage.seconds,
         until=scope.until if scope.since else last,

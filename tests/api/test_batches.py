@@ -351,3 +351,14 @@ def test_a_line_whose_job_was_cancelled_is_computed(house: House, openai: OpenAI
     assert done.request_counts and done.request_counts.to_dict() == {"total": 3, "completed": 3, "failed": 0}
     answers_are_right(content(openai, done.output_file_id), lines)
     assert json.loads(house.get(f"/v1/jobs/{job_id}")[1])["cancelled_by"] == "owner"
+
+
+def test_no_window_is_the_usual_one_and_ignored_fields_are_named(openai: OpenAI) -> None:
+    """Null is the same as leaving the field out."""
+    file = openai.files.create(file=jsonl([line(0)]), purpose="batch")
+    more = {"completion_window": None, "queue": {"priority": "interactive"}, "unread": 1}
+    made = openai.batches.with_raw_response.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", extra_body=more
+    )
+    assert made.headers["x-ignored-fields"] == "queue, unread"
+    assert made.parse().completion_window == "24h" and made.parse().expires_at

@@ -89,6 +89,7 @@ async def test_nothing_is_parsed_that_was_not_weighed(what: str, monkeypatch: py
             read(HEAVY[what])
         assert refused.value.code == "body_too_complex"
     monkeypatch.setattr(json_body, "_weigh", None)
+    monkeypatch.setattr(json_body, "bad_number", lambda _: "")  # of more digits than a job can hold
     assert read_object(Weighed(HEAVY[what])).keys() >= {"model"}
 
 

@@ -10,13 +10,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from batching import answers_are_right, jsonl, line, said
 from house import House, eventually, serving
 
-from cli.batch import Recipe, _fields, _row, batch_lines, prepare
+from cli.__main__ import main
+from cli.batch import BatchRun, Recipe, _fields, _row, batch_lines, prepare
 from cli.output import Problem
 
 pytestmark = pytest.mark.slow
@@ -97,7 +99,7 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "data", "template", "words"), [
-    ("in.jsonl", b"{}\nx\n", "t", "line 2 is not JSON"),
+    ("in.jsonl", b'{"t": 1}\nx\n', "{t}", "line 2 is not JSON"),
     ("in.jsonl", b"[]\n", "", "line 1 is not an object"),
     ("in.jsonl", b"\n", "", "nothing to compute"),
     ("in.csv", b"a,b\n1,2\n", "", "row 1: which column is the text?"),
@@ -105,6 +107,12 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
     ("in.csv", b"a,b\n1,2\n", "{c}", "row 1 has no column 'c'"),
     ("in.csv", b"a,b\n\xff,2\n", "{a}", "byte 5 is 0xff"),
     ("in.jsonl", jsonl([line(1), line(2) | {"url": "/v1/completions"}]), "", "several endpoints"),
+    ("in.jsonl", b'{"text": 1}\n{"text": NaN}\n', "", "line 2 is not JSON: NaN is no finite number"),
+    ("in.jsonl", b'{"text": -1e999}\n', "", "line 1 is not JSON: -1e999 is no finite number"),
+    ("in.jsonl", b'{"text": 1}\n{"text": %b}' % (b"[" * 100_000 + b"]" * 100_000), "", "row 2 is nested too deep"),
+    ("in.jsonl", b'{"custom_id": "a", "body": {}}\n', "", "line 1: a request needs a url"),
+    ("in.csv", b"Product Name,b\n1,2\n", "{Product Nam}", "names no column of row 1, which are Product Name, b"),
+    ("in.csv", b"a,b\n1,2\n", "all the same", "names no column of row 1"),
 ])  # fmt: skip
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, data: bytes, template: str, words: str) -> None:
     """Wrong usage, with the row."""
@@ -199,3 +207,74 @@ def test_a_batch_is_shown_by_one_word_and_its_done_lines() -> None:
     row = _row(paused)
     assert (row["lines"], row["failed"], row["status"]) == ("11/300", 2, "paused")
     assert _fields(paused)["status"] == "paused"
+
+
+def test_a_column_may_have_any_name(tmp_path: Path) -> None:
+    """`body` in a table, or as a text, is one like others; what is no column stays, as JSON in a template."""
+    table, lines = tmp_path / "in.csv", tmp_path / "in.jsonl"
+    table.write_text("Product Name,first-name,body,url\na,b,c,d\n")
+    told = prompts(table, Recipe("m", '{Product Name} {first-name} {body} {"x": 1} {a b}'))
+    assert list(told.values()) == ['a b c {"x": 1} {a b}']
+    lines.write_bytes(jsonl([{"id": 0, "body": "text"}, {"id": "", "body": "x"}, {"id": None, "body": "y"}]))
+    assert prompts(lines, Recipe("m", "{body}", "id")) == {"0": "text", "row-2": "x", "row-3": "y"}
+    with pytest.raises(Problem, match="row 1 has no column 'di', which --id-column names"):
+        prompts(lines, Recipe("m", "{body}", "di"))
+
+
+def test_flags_that_do_nothing_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(jsonl([line(0), line(1), {"text": "x"}]))
+    prepare(path, Recipe("m", options={"max_tokens": 3}, flags=("--model", "--max-tokens")), io.BytesIO())
+    assert capsys.readouterr().err == "no effect on lines that are whole requests: --model, --max-tokens\n"
+    path.write_bytes(jsonl([{"text": "x"}]))
+    prepare(path, Recipe("m", flags=("--model",)), io.BytesIO())
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [
+    ("in.jsonl", "in.jsonl"), ("out.errors.jsonl", "out.jsonl"), ("out.batch", "out"), ("in.jsonl", "pipe"),
+])  # fmt: skip
+def test_what_would_be_lost_is_not_replaced(
+    here: Path, words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The input, under the name of each file that is written, and what is no regular file."""
+    os.mkfifo(here / "pipe")
+    (here / words[0]).write_bytes(jsonl([line(0)]))
+    assert main(["batch", "run", words[0], "-o", words[1]]) == 2
+    assert "would be replaced" in capsys.readouterr().err
+    assert (here / words[0]).read_bytes() == jsonl([line(0)]) and (here / "pipe").is_fifo()
+
+
+def test_a_batch_that_failed_deletes_only_what_an_earlier_one_wrote(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And says how to start over."""
+    (here / "good.jsonl").write_bytes(jsonl([line(0)]))
+    (here / "bad.jsonl").write_bytes(jsonl([line(0), line(0)]))
+    (here / "out.jsonl").write_text("mine")
+    assert main(["batch", "run", "bad.jsonl", "-o", "out.jsonl"]) == 5
+    assert "with --again starts over" in capsys.readouterr().err and (here / "out.jsonl").read_text() == "mine"
+    assert main(["batch", "run", "good.jsonl", "-o", "out.jsonl", "--again"]) == 0
+    assert "--again" not in capsys.readouterr().err
+    answers_are_right(outputs(here / "out.jsonl"), [line(0)])
+    assert main(["batch", "run", "bad.jsonl", "-o", "out.jsonl", "--again"]) == 5
+    assert not (here / "out.jsonl").exists()
+
+
+def test_a_run_outlives_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It asks as patiently as commands that wait, and in the end says that the batch goes on."""
+    (tmp_path / "in.jsonl").write_bytes(jsonl([line(0)]))
+    batch = {"id": "batch_1", "status": "in_progress", "paused": False, "lines_per_second": None,
+             "request_counts": {"total": 1, "completed": 0, "failed": 0}}  # fmt: skip
+    asked: list[dict[str, Any]] = []
+
+    def get(_path: str, **more: Any) -> dict[str, Any]:
+        asked.append(more)
+        raise Problem("no penstock answers", code="unreachable")
+
+    client: Any = SimpleNamespace(get=get, upload=lambda *_, **__: {"id": "file-1"}, post=lambda *_, **__: batch)
+    work = BatchRun(client, tmp_path / "in.jsonl", tmp_path / "out.jsonl", RECIPE, "24h", again=False)
+    with pytest.raises(Problem) as problem:
+        work.start()
+    assert asked == [{"patient": True}]
+    assert problem.value.next_step == "batch_1 goes on: the same command takes it up again"

@@ -154,3 +154,12 @@ def test_an_interrupted_report_says_what_it_has_read(
     assert code == 130 and "40 requests" in said and "Interrupted" in said
     said, code, _ = penstock("--json")
     assert code == 130 and json.loads(said)["interrupted"] is True
+
+
+def test_a_comparison_without_requests_is_json(tmp_path: Path, penstock: Callable[..., tuple[str, int, str]]) -> None:
+    """Its windows end now: JSON has no Infinity."""
+    for name in ("records", "before", "after"):
+        (tmp_path / name).mkdir()
+    said, code, errors = penstock("--compare", "before", "after", "--json")
+    assert code == 0, errors
+    assert "Infinity" not in said and json.loads(said)

@@ -13,7 +13,7 @@ import pytest
 from api.settings import ApiSettings, KeySettings
 from cli.instance import UpSettings
 from offline.settings import OfflineSettings
-from penstock.config import SECTIONS, Config, ConfigError, field_meanings, load
+from penstock.config import SECTIONS, Config, ConfigError, build, field_meanings, load
 from scheduler.policy.snapshot import Shape
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
@@ -28,7 +28,8 @@ from workers.engines.registry import sections
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
-KINDS = {"api": ApiSettings, "redis": RedisSettings, "models": ModelSettings, "keys": KeySettings}
+KINDS = {"api": ApiSettings, "redis": RedisSettings, "models": ModelSettings, "keys": KeySettings,
+         "webhooks": WebhookSettings}  # fmt: skip
 ENGINE_KINDS = {"sim": SimSettings, "llamacpp": LlamacppSettings}
 
 
@@ -57,6 +58,13 @@ def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
         ("[api]\nkeep_alive_s = 60\n", {}, ("api.keep_alive_s: must be at most 20",)),
         ("[sim]\nslots = 0\n", {}, ("sim.slots: must be at least 1",)),
         ("[llamacpp]\ntop_p = 0\n", {}, ("llamacpp.top_p: must be more than 0",)),
+        ("[api]\nwait_s = inf\n", {}, ("api.wait_s: must be finite",)),
+        ("", {"PENSTOCK_SIM_STEP_MS": "inf"}, ("sim.step_ms: must be finite",)),
+        ("[models.m]\nengine = 'own'\noptions.a = [1, {b = inf}]\n", {}, ("models.m.options: must be finite",)),
+        ("[llamacpp]\npath = ''\n", {}, ("llamacpp.path", "a path: it is empty")),
+        ("[llamacpp]\npath = 5\n", {}, ("llamacpp.path", "a path: it is no text")),
+        ("[llamacpp]\npath = '~nobody-here/m.gguf'\n", {}, ("llamacpp.path", "no home folder for '~nobody-here")),
+        ("[webhooks.w]\nevents = ['job.done']\n", {}, ("webhooks.w.events: expected a list, each one of job.com",)),
         ("[llamacpp]\nmin_p = 1\n", {}, ("llamacpp.min_p: must be less than 1",)),
         ("port = 8001\n", {}, ("port: no such section (did you mean [api] port?)",)),
         ("slots = 2\n", {}, ("did you mean [sim] slots, [llamacpp] slots?",)),
@@ -297,3 +305,10 @@ def test_a_meaning_is_one_sentence_on_one_line() -> None:
 def test_without_its_source_nothing_is_said() -> None:
     """As where only compiled files are installed."""
     assert field_meanings(msgspec.defstruct("Made", [("first", int, 1)])) == {}
+
+
+def test_a_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell replaces it in a file or in a variable of a unit."""
+    monkeypatch.setenv("HOME", "/home/one")
+    assert build(UpSettings, {"data_dir": "~/x"}, "up").data_dir == Path("/home/one/x")
+    assert build(RecordSettings, {"dir": "~/x"}, "records").dir == "/home/one/x"

@@ -58,9 +58,11 @@ class Object:
 @dataclass
 class Deployment(Object):
     replicas: int = 0
+    expressions: list[dict[str, Any]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        spec = {"replicas": self.replicas, "selector": {"matchLabels": self.labels}, "template": {}}
+        selector = {"matchLabels": self.labels, "matchExpressions": self.expressions}
+        spec = {"replicas": self.replicas, "selector": selector, "template": {}}
         return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": self.meta(), "spec": spec}
 
     def scale(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from api.openai.errors import ApiError
 from api.openai.fields import QueueOptions
+from api.openai.generation import UNKNOWN
 from api.openai.responses.items import shown_turn
 from api.openai.results import input_object
 from api.openai.schemas import MODELS, ChatJobRequest, Kind, Request, clamp, ignored_fields, parse, to_job
@@ -387,6 +388,9 @@ def test_what_is_missing_is_required() -> None:
         (b'{"unread": 1e999}', "unread must be a finite number"),
         (b'{"messages": [{"unread": {"a": [0, -1e400]}}]}', "messages[0].unread.a[1] must be a finite number"),
         (b'{"unread": ' + b"1" * 400 + b".5}", "unread must be a finite number"),
+        (b'{"unread": [1, {"a": 18446744073709551616}]}', "unread[1].a must be a finite number, of at most 64 bits"),
+        (b'{"messages": [{"tool_calls": [{"x": -9223372036854775809}]}]}', "messages[0].tool_calls[0].x must be"),
+        (b'{"tools": [{"parameters": {"maximum": 18446744073709551616}}]}', "tools[0].parameters.maximum must be"),
         (b'{"model": "\xff"}', "not valid JSON"),
         (b'{"model": "\\ud800"}', "not valid JSON"),
         (b"[" * 8_000, "recursion limit"),
@@ -804,3 +808,12 @@ def test_any_bytes_are_a_request_or_a_400(body: bytes) -> None:
     with pytest.raises(ApiError) as raised:
         parse("chat", body)
     assert raised.value.status == 400
+
+
+def test_the_largest_numbers_are_kept_as_they_are() -> None:
+    """A job can hold them, also beside a whole float where an integer is wanted, and a float of any size."""
+    sent = {"a": 2**64 - 1, "b": [-(2**63)], "c": 1e300}
+    request = chat(n=1.0, further=sent)
+    assert request.choices_per_prompt == 1 and request.further == {"further": sent}
+    job = to_job(request, tenant="t", ceiling=Priority.BATCH, card=UNKNOWN)
+    assert decode_job(encode(job)).passed == {"further": sent}

@@ -131,6 +131,19 @@ def test_items_that_are_left_out_are_named(client: OpenAI) -> None:
     assert added.headers["x-ignored-fields"] == "items[].web_search_call" and len(added.parse().data) == 1
 
 
+def test_fields_that_are_ignored_are_named(house: House, client: OpenAI) -> None:
+    """Those of a call are kept; a number that nothing here could write later is refused."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    fields: Any = {"items": [call | {"kept": 1}, {"role": "user", "content": "a", "unread": 1}], "queue": {}}
+    made = client.conversations.with_raw_response.create(extra_body=fields)
+    assert made.headers["x-ignored-fields"] == "queue, items[].unread"
+    updated = client.conversations.with_raw_response.update(made.parse().id, metadata={}, extra_body={"unread": 1})
+    assert updated.headers["x-ignored-fields"] == "unread"
+    path = f"/v1/conversations/{made.parse().id}/items"
+    status, answer = raw(house, "POST", path, {"items": [call | {"kept": 10**40}]})
+    assert (status, answer["error"]["param"]) == (400, "items[0].kept")
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

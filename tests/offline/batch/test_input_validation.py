@@ -128,10 +128,11 @@ def test_too_few_and_too_many(tmp_path: Path, data: bytes, faults: list[tuple[in
 
 def test_a_wrong_request_is_that_lines_answer(tmp_path: Path) -> None:
     """The others are run."""
-    lines = [line(0), line(1, model="gone"), line(2, temperature=9), line(3, messages=[]), line(4)]
+    wrong: list[dict[str, Any]] = [{"model": "gone"}, {"temperature": 9}, {"messages": []}, {"unread": 10**40}]
+    lines = [line(0), *[line(number, **fields) for number, fields in enumerate(wrong, 1)], line(5)]
     found, ledger = validated(tmp_path, jsonl(lines))
-    assert (found.faults, found.refused, list(found.plan.order)) == ([], 3, [0, 4])
-    assert [end.outcome if end else None for end in ledger.ends] == [None, *[LineOutcome.FAILED] * 3, None]
+    assert (found.faults, found.refused, list(found.plan.order)) == ([], 4, [0, 5])
+    assert [end.outcome if end else None for end in ledger.ends] == [None, *[LineOutcome.FAILED] * 4, None]
 
 
 def test_equal_lines_are_computed_once_if_their_answer_is_sure(tmp_path: Path) -> None:
@@ -163,3 +164,15 @@ def test_it_stops_when_it_is_to(tmp_path: Path) -> None:
     """In the middle of a long input."""
     with pytest.raises(ValidationInterrupted):
         validated(tmp_path, jsonl([line(number) for number in range(500)]), should_continue=lambda: False)
+
+
+def test_lines_whose_answers_show_other_fields_are_computed_each(tmp_path: Path) -> None:
+    """A response shows the user, the labels and the names of its request; a chat does not."""
+    asked: list[dict[str, Any]] = [{}, {}, {"user": "a"}, {"metadata": {"a": "b"}}, {"safety_identifier": "a"}]
+    body = {"model": "sim", "input": "same", "temperature": 0}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/responses", "body": body | fields}
+        for number, fields in enumerate(asked)
+    ]
+    found, _ = validated(tmp_path, jsonl(lines), Terms("/v1/responses", {"sim"}, 1000))
+    assert list(found.plan.duplicate_of) == [0, 0, 2, 3, 4]

@@ -101,3 +101,18 @@ async def test_a_message_that_has_to_wait_is_held_until_there_is_room() -> None:
     await asyncio.to_thread(taker._take, broker, message, asyncio.get_running_loop())
     metrics.close()
     assert done == [RETRY_DELAY_S, RETRY_DELAY_S, message] and answers == []
+
+
+@pytest.mark.parametrize("payload", [
+    {"model": "m"}, "text", {"body": 7, "properties": {"delivery_tag": "t", "body_encoding": "base64"}},
+])  # fmt: skip
+def test_json_that_kombu_did_not_write_is_a_message(payload: Any) -> None:
+    """A bare LPUSH, which kombu would lose: its body is the whole, and it can be restored to its queue."""
+    broker = Broker("memory://")
+    broker.consume("bare", 1)
+    broker._connection.channel()._put("bare", payload)
+    (message,) = broker.take(10.0)
+    assert json.loads(message.body) == payload and message.properties["delivery_tag"]
+    assert message.delivery_info == {"exchange": "", "routing_key": "bare"}
+    broker.ack(message)
+    broker.close()

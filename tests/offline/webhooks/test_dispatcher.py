@@ -291,7 +291,8 @@ def test_a_url_that_cannot_be_compared_is_no_allowed_one(url: str) -> None:
     ("url", "words"),
     [("http://example.com", "https://"), ("ftp://example.com", "https://"),
      ("https://u:p@example.com", "without a user"), ("https://", "https://host"), ("https://example.com:99999", "ort"),
-     ("https://example.com:0", "port from 1"), ("https://ci:hidden-part/x@hooks.example/p", "url")],
+     ("https://example.com:0", "port from 1"), ("https://b\u00fccher.example/", "xn--"),
+     ("https://example.com/\u00e4", "must be ASCII"), ("https://ci:hidden-part/x@hooks.example/p", "url")],
 )  # fmt: skip
 def test_addresses_that_cannot_be_are_refused_at_the_start(url: str, words: str) -> None:
     """Without a part of their password."""
@@ -634,3 +635,25 @@ async def test_the_end_of_a_job_is_told_to_the_webhook_that_it_names(wire: Redis
     assert await told() == [(["own"], {"id": deleted, "status": "cancelled"})]
     with pytest.raises(ValueError, match="Yours are own, all"):
         wanted.webhook("t", "foreign")
+
+
+async def test_an_attempt_that_ends_in_a_defect_has_failed_like_others(
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the next one comes later and later, the message says why, and it is given up in the end."""
+
+    async def send(*_: object) -> tuple[int, str]:
+        raise TypeError("nobody thought of this")
+
+    monkeypatch.setattr(WebhookEndpoint, "send", send)
+    webhooks = Webhooks(wire)
+    entry = await wire.redis.xadd(partition_key(0, "outbox", "webhooks"), {"id": "job_1"})
+    event = Event("job_1", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
+    await webhooks.dispatch(event, ["test"])
+    dispatcher = WebhookDispatcher(tools_of(wire), "p", [endpoint := WebhookEndpoint("test", settings_of())])
+    (attempt,) = await webhooks.outgoing("test", 1, endpoint.lease_ms)
+    await dispatcher._attempt_safely(endpoint, attempt)
+    (message,) = await webhooks.recent(1)
+    assert (message.state, message.problem) == ("pending", "TypeError: nobody thought of this")
+    assert 3000 < message.due_ms - message.tried_ms < 7000
+    await endpoint.close()

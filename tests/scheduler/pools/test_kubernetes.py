@@ -218,3 +218,17 @@ async def test_a_shape_without_a_deployment_holds_up_no_other(
     assert moves[0].plan.leaving == ("a-wide-pod",)
     said = [record.getMessage() for record in caplog.records if "stay as they are" in record.getMessage()]
     assert len(said) == 1 and said[0].startswith(f"{MODEL}#wide")
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+async def test_pods_that_labels_alone_do_not_select_are_left_alone(
+    kube: Kube, pool: KubernetesPool, caplog: pytest.LogCaptureFixture, labelled: bool
+) -> None:
+    """Among them would be those of others; without labels, every pod of the namespace."""
+    kube.deploy(NAME, 2)
+    own = kube.deployments[NAME]
+    own.expressions = [{"key": "app", "operator": "In", "values": ["worker"]}]
+    own.labels = own.labels if labelled else {}
+    move = await follow(pool, a_plan(1), workers(kube), 7)
+    assert move.plan.leaving == () and not kube.writes and not kube.deleted
+    assert "matchLabels alone" in caplog.text
