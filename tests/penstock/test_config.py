@@ -311,3 +311,12 @@ def test_a_meaning_is_one_sentence_on_one_line() -> None:
 def test_without_its_source_nothing_is_said() -> None:
     """As where only compiled files are installed."""
     assert field_meanings(msgspec.defstruct("Made", [("first", int, 1)])) == {}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_short_name_overrides_the_long_one(order: int) -> None:
+    """In whatever order the environment has them; an image sets some of the long ones."""
+    environ = dict([("PENSTOCK_API_PORT", "1111"), ("PENSTOCK_PORT", "2222")][::order])
+    config = load(KINDS, environ=environ)
+    assert config.section("api", ApiSettings).port == 2222
+    assert config.source("api.port") == "set by the variable PENSTOCK_PORT"
