@@ -9,7 +9,7 @@ import sys
 import click
 
 from cli.app import app
-from cli.output import DONE, INTERRUPTED, Problem, complain
+from cli.output import DONE, INTERRUPTED, Problem, complain, drop
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _unread() -> int:
     """The reader of our output closed the pipe: this is no error, and the exit must flush nothing more into it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
+    drop(sys.__stdout__)  # type: ignore[arg-type]
     return DONE
 
 

@@ -88,11 +88,15 @@ class Client:
     def find(cls, where: Where) -> Client:
         """Find the API by --url or by the running instance of the data folder. If the folder was not given and is new,
         and there is no key, try Redis, then the configured port. Any program may answer there, so a key is never sent
-        to them. Raises Problem, also if other users can read the key's file.
+        to them. Raises Problem, also if other users can read the key's file, or while the instance only prepares its
+        start.
         """
         home, named = where.home(), os.environ.get(KEY, "")
         instance = home.read() if where.url or not where.redis_url else None
         if instance is not None and (not where.url or _address(where.url) == _address(instance.url)):
+            if instance.state == "starting" and not instance.processes:
+                what, next_step = f"penstock is starting in {home.path}", "wait for it: penstock ps"
+                raise Problem(what, cause=instance.phase, next_step=next_step, code="not_running")
             # To its own address, not to `where.url`: another process may listen on that port of localhost or ::1.
             model = "" if where.url else instance.models[0]
             return cls(instance.url, named or _kept_key(home.api_key), model=model, home=home)
@@ -129,10 +133,11 @@ class Client:
             self._model = str(models[0]["id"])
         return self._model
 
-    def get(self, path: str, **params: Any) -> dict[str, Any]:
-        """Get a JSON response. Parameters that are None are omitted."""
+    def get(self, path: str, *, patient: bool = False, **params: Any) -> dict[str, Any]:
+        """Get a JSON response. Parameters that are None are omitted. `patient`: as a command that waits for an answer,
+        try again while no server answers."""
         query = urlencode({name: value for name, value in params.items() if value is not None})
-        return self._json("GET", f"{path}?{query}" if query else path)
+        return self._json("GET", f"{path}?{query}" if query else path, patient=patient)
 
     def pages(self, path: str, limit: int, after: str, following: str, **params: Any) -> Iterator[dict[str, Any]]:
         """Yield up to `limit` objects of a list, fetching pages as needed.
@@ -141,7 +146,7 @@ class Client:
             after: the parameter that asks for the next page.
             following: the field of a page that holds its value.
         """
-        place = None
+        place: Any = None
         while limit > 0:
             page = self.get(path, **params, **{after: place}, limit=min(limit, PAGE))
             yield from page["data"][:limit]
@@ -210,12 +215,14 @@ class Client:
         except httpx2.TransportError as error:
             raise self._no_penstock(self._api.url, str(error) or type(error).__name__) from None
 
-    def _json(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = EMPTY) -> dict[str, Any]:
-        """One try: a command that a person typed ends at once where nothing answers."""
+    def _json(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = EMPTY, *, patient: bool = False
+    ) -> dict[str, Any]:
+        """One try, unless `patient`: a command that a person typed ends at once where nothing answers."""
         if self._admin_token and path.startswith(ADMIN):
             headers = {**headers, "Authorization": f"Bearer {self._admin_token}"}
         with self._explained(path):
-            return self._api.request(method, path, body, headers)
+            return self._api.request(method, path, body, headers, tries_again=patient)
 
     @contextmanager
     def _explained(self, path: str = "") -> Iterator[None]:
@@ -230,9 +237,8 @@ class Client:
         except InvalidRequest as error:
             raise Problem(str(error), code="usage") from None
         except InvalidAddress as error:
-            raise Problem(
-                f"{without_login(self.url)} is no address", cause=str(error), next_step="e.g. http://127.0.0.1:8000"
-            ) from None
+            what, next_step = f"{without_login(self.url)} is no address", "e.g. http://127.0.0.1:8000"
+            raise Problem(what, cause=str(error), next_step=next_step, code="usage") from None
 
     def _no_penstock(self, url: str, cause: str) -> Problem:
         what = f"no penstock answers at {without_login(url)}"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -239,23 +240,31 @@ def print_answer(
     """Print a job's answer to its end; `seen` gets every event first. Raises Problem."""
     while True:
         try:
-            for event in client.stream(job_id, after):
-                after = event.id
-                seen(event)
-                printer.take(event)
+            with _naming_job(job_id):
+                for event in client.stream(job_id, after):
+                    after = event.id
+                    seen(event)
+                    printer.take(event)
         except StreamReset as reset:
             printer.begin_again(reset)
             after = reset.cursor
         except JobFailed as failed:
             raise ended_badly(failed.job) from None
-        except Problem as problem:
-            if problem.exit_code == UNREACHABLE:
-                problem.next_step = f"the job goes on: penstock jobs result {job_id}"
-            raise
         else:
             return
         finally:
             printer.flush()  # also of an answer that is interrupted
+
+
+@contextmanager
+def _naming_job(job_id: str) -> Iterator[None]:
+    """If no server answers any more, name the command that prints the job's answer later."""
+    try:
+        yield
+    except Problem as problem:
+        if problem.exit_code == UNREACHABLE:
+            problem.next_step = f"the job goes on: penstock jobs result {job_id}"
+        raise
 
 
 def follow(client: Client, job_id: str, *, as_json: bool, after: str = "") -> int:
@@ -537,10 +546,16 @@ def watch(client: Client, job_id: str, where: Where, as_json: bool) -> int:
     before: Job = {}
     begun = False
     try:
-        with Client.find(where) as reading, ProgressLine(sys.stderr, os.environ, quiet=quiet) as progress:
+        with (
+            _naming_job(job_id),
+            Client.find(where) as reading,
+            ProgressLine(sys.stderr, os.environ, quiet=quiet) as progress,
+        ):
+            if not as_json:
+                client.on_retry(partial(AnswerPrinter().waiting, say=progress.say))
             count = WatchedTokens(reading, job_id)
             while before.get("status") not in FINAL:
-                now = client.get(f"/v1/jobs/{job_id}")
+                now = client.get(f"/v1/jobs/{job_id}", patient=True)
                 for change in changes(before, now):
                     _print(now, change, progress, as_json=as_json)
                 if now["status"] not in FINAL:
@@ -733,7 +748,12 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
         progress.phase(f"waiting for {job['id']}")
         progress.explain(lambda: client.worker_problem(job["model"]))
         try:
-            job = client.wait(job["id"], seconds)
+            with _naming_job(job["id"]):
+                job = client.wait(job["id"], seconds)
+        except KeyboardInterrupt:
+            progress.end()
+            note(completed(f"\nnot waiting any more; the job goes on: penstock jobs result {job['id']}"))
+            return INTERRUPTED
         except JobFailed as failed:
             job = failed.job
         except WaitTimeout as timeout:

@@ -463,8 +463,22 @@ def fitted(stream: TextIO, line: str, indent: int = 0) -> list[str]:
 
 def _write_note(text: str) -> None:
     """Write trusted text, which may contain styles."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    write_or_drop(sys.stderr, text + "\n")
+
+
+def write_or_drop(stream: TextIO, text: str) -> None:
+    """Write and flush. If that fails (the terminal is closed, the reader of a pipe has exited, the disk is full), drop
+    the stream: what cannot be shown must not end what runs."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError:
+        drop(stream)
+
+
+def drop(stream: TextIO) -> None:
+    """Redirect a stream to nowhere, with what it has buffered: the interpreter flushes that when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def complain(problem: Problem, *, as_json: bool) -> None:
@@ -604,10 +618,9 @@ class ProgressLine:
         """Print permanent lines; the phase continues below them. `indent`: of what has no room in its line."""
         with self._lock:
             self._clear()
-            for line in visible(text).split("\n"):
-                self._stream.write("\n".join(fitted(self._stream, line, indent)) + "\n")
+            lines = (part for line in visible(text).split("\n") for part in fitted(self._stream, line, indent))
+            write_or_drop(self._stream, "\n".join(lines) + "\n")
             self._show(changed=False)
-            self._stream.flush()
 
     def end(self) -> None:
         """Remove the line."""
@@ -617,7 +630,6 @@ class ProgressLine:
         with self._lock:
             self._text = ""
             self._clear()
-            self._stream.flush()
 
     def _tick(self) -> None:
         while not self._ended.wait(REDRAW_INTERVAL_S):
@@ -633,14 +645,12 @@ class ProgressLine:
             self._clear()
             if self._text:
                 line = self._fitted()
-                self._stream.write(line)
-                self._stream.flush()
+                write_or_drop(self._stream, line)
                 self._width = cells(line)
             return
         now, due = time.monotonic(), max(self._since + self._delay_s, self._printed + REPEAT_INTERVAL_S)
         if self._text and (now >= due or (changed and not self._delay_s)):
-            self._stream.write((self._text if changed else self._line()) + "\n")
-            self._stream.flush()
+            write_or_drop(self._stream, (self._text if changed else self._line()) + "\n")
             self._printed = now
 
     def _line(self) -> str:
@@ -668,7 +678,7 @@ class ProgressLine:
 
     def _clear(self) -> None:
         if self._width:  # blanks instead of an escape sequence, which also works with styles off
-            self._stream.write("\r" + " " * min(self._width, terminal_width(self._stream) - 1) + "\r")
+            write_or_drop(self._stream, "\r" + " " * min(self._width, terminal_width(self._stream) - 1) + "\r")
             self._width = 0
 
 

@@ -7,6 +7,7 @@ it after ten seconds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -247,15 +248,20 @@ def down(at_once: bool, where: Where) -> None:
     """
     home = where.home()
     instance = home.running()
-    os.kill(instance.pid, signal.SIGTERM)
+    _terminate(instance.pid)
     with ProgressLine(sys.stderr, os.environ) as progress:
         progress.phase("stopping; unfinished jobs stay in the queue" if at_once else "draining")
         if at_once:
             # Two signals sent at once may be delivered as one.
             while (now := home.read()) is not None and now.state != "draining":
                 time.sleep(POLL_INTERVAL_S)
-            os.kill(instance.pid, signal.SIGTERM)
+            _terminate(instance.pid)
         while home.locked():
             if not at_once and (now := home.read()) is not None and now.state == "draining" and now.phase:
                 progress.phase(f"draining: {now.phase}")
             time.sleep(POLL_INTERVAL_S)
+
+
+def _terminate(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+        os.kill(pid, signal.SIGTERM)

@@ -46,6 +46,7 @@ from cli.output import (
     note,
     terminal_width,
     wrapped,
+    write_or_drop,
 )
 from cli.pool import LeaseRelease, PoolSupervisor, follow
 from cli.registry import connected, place
@@ -188,8 +189,7 @@ def show_ready(instance: Instance, console_path: str, *, detached: bool = False,
         console_path = ""
     command = own_command(sys.argv[0])
     lines = ready_block(instance, console_path, detached=detached, keyed=keyed, command=command, width=width)
-    sys.stdout.write("\n".join(lines) + "\n")
-    sys.stdout.flush()
+    write_or_drop(sys.stdout, "\n".join(lines) + "\n")
 
 
 def ready_block(
@@ -299,7 +299,7 @@ class Machine:
         self._lost_jobs: dict[str, list[str]] = {}
         """Jobs of lost worker processes, by the worker, until it is ready again."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._began = time.monotonic()
+        self._began = 0.0
         self._interrupts = self._silent_rounds = 0
         self._instance = Instance(
             version=__version__,
@@ -315,11 +315,19 @@ class Machine:
             started=time.time(),
         )
 
+    def publish_phase(self, phase: str, done: int = 0, total: int = 0) -> None:
+        """Show and publish what is done before the first process starts: `ps` shows it then, and `down` can end it."""
+        if total:
+            self._screen.progress.amount(phase, done, total)
+        if phase != self._instance.phase:
+            self._publish(phase=phase)
+
     async def run(self, weights: Path | None, *, tail: bool) -> int:
         """Start everything, run until stopped, and drain. Returns the exit code. Raises Problem if the start fails.
 
         `tail`: show the logs of all processes meanwhile.
         """
+        self._began = time.monotonic()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
@@ -636,15 +644,14 @@ def _run(
     deployment: Deployment, home: DataDir, listeners: Sequence[socket.socket], progress: ProgressLine, *, verbose: bool
 ) -> int:
     home.prepare()
-    screen = Screen(progress)
     try:
         with home.log("up").open("a") as file:
             logs.setup("up", "info", file)
             log.info(START, __version__)
             try:
-                weights = _fetch(home, progress) if deployment.needs_weights else None
-                _check_engines(deployment, home, screen)
-                machine = Machine(deployment, home, listeners, screen)
+                machine = Machine(deployment, home, listeners, Screen(progress))
+                weights = _fetch(home, machine) if deployment.needs_weights else None
+                _check_engines(deployment, home, machine)
                 return asyncio.run(machine.run(weights, tail=verbose))
             except (Problem, ConfigError) as error:
                 log.error("penstock up ends: %s", _in_a_line(error))
@@ -660,26 +667,25 @@ def _in_a_line(error: Problem | ConfigError) -> str:
     return "; ".join(filter(None, (f"{error.key}: {error.problem}", error.source, error.hint)))
 
 
-def _check_engines(deployment: Deployment, home: DataDir, screen: Screen) -> None:
+def _check_engines(deployment: Deployment, home: DataDir, machine: Machine) -> None:
     """Raises ConfigError for a plug-in that no worker could build."""
     if not any(is_plugin(model.engine) for model in deployment.models.values()):
         return
-    screen.progress.phase("checking the engines")
+    machine.publish_phase("checking the engines")
     deployment.config.save(home.settings)
     with deployment.config.naming_sources():
         for found in check_plugins(deployment, home):
             if found.error is not None:
                 raise found.error
-    screen.progress.phase("")
 
 
-def _fetch(home: DataDir, progress: ProgressLine) -> Path:
+def _fetch(home: DataDir, machine: Machine) -> Path:
     """Fetch the default model. Ctrl-C or SIGTERM ends the command; the next start resumes the download."""
     from workers.engines.llamacpp.weights import WeightsError, fetch  # noqa: PLC0415 - imports a converter, not needed by other engines
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return fetch(home.weights, progress.amount)
+        return fetch(home.weights, machine.publish_phase)
     except WeightsError as error:
         raise Problem(str(error), code="weights") from None
     finally:
@@ -695,13 +701,13 @@ def start_detached(
     process's arguments.
     """
     environ = environment() if redis_url is None else {**environment(), "PENSTOCK_REDIS_URL": redis_url}
-    home.make_private()
-    home.logs.mkdir(mode=0o700, exist_ok=True)
     output, argv = home.logs / "up.out", [sys.executable, "-P", "-m", "cli", "up", *arguments]
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, start_new_session=True
-        )
+    with home.lock():  # else it would empty the output of the one that runs
+        home.logs.mkdir(mode=0o700, exist_ok=True)
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, start_new_session=True
+            )
     instance: Instance | None = None
     try:
         while process.poll() is None and (instance is None or instance.state != "ready"):
@@ -716,7 +722,7 @@ def start_detached(
     progress.end()
     if instance is None or instance.state != "ready":
         # Without its first line, the version, which was shown already.
-        sys.stderr.write(output.read_text(errors="replace").partition("\n")[2])
+        write_or_drop(sys.stderr, output.read_text(errors="replace").partition("\n")[2])
         return process.returncode
     show_ready(instance, asyncio.run(console_path(home)), detached=True, keyed=keyed)
     return DONE

@@ -140,7 +140,8 @@ TABLES = ("models", "keys", "tenants", "webhooks")
 ALIASES = {
     f"{ENV_PREFIX}{flag.upper()}": FLAGS[flag] for flag in ("host", "port", "data_dir", "engine", "model", "workers")
 }
-"""Short names of the most used settings, such as PENSTOCK_PORT."""
+"""Short names of the most used settings, such as PENSTOCK_PORT. They take precedence over the long ones, some of which
+an image sets."""
 
 NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_LIFE", "PENSTOCK_API_KEY", "PENSTOCK_URL", "PENSTOCK_BENCH_CACHE")
 """Variables with the prefix that are not settings."""
@@ -453,7 +454,7 @@ def _variables(kinds: Mapping[str, type[msgspec.Struct]], environ: Mapping[str, 
         if section not in TABLES:
             known |= {f"{ENV_PREFIX}{section}_{key}".upper(): (section, key) for key in kind.__struct_fields__}
     found = {}
-    for variable in environ:
+    for variable in sorted(environ, key=ALIASES.__contains__):
         if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
             continue
         if variable in known:

@@ -628,3 +628,48 @@ def test_jobs_show_result_cancel(door: Door, told: Any) -> None:
     assert "first token at" not in told("jobs show job_x").out
     assert told("jobs result job_x").out == "the answer\n"
     assert told("jobs cancel job_x").out == "job_x cancelled\n"
+
+
+def test_watching_goes_on_once_the_server_answers_again(
+    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As other commands that wait for a job do; with one note."""
+    monkeypatch.setattr("cli.client.PATIENCE_S", PATIENCE_S)
+    path = "/v1/jobs/job_x"
+
+    def accepted() -> Any:
+        door.answers[path] = (503, refused)
+        return WAITING
+
+    def refused() -> Any:
+        door.answers[path] = (200, JOB)
+        return ERROR
+
+    door.answers[path] = (200, accepted)
+    assert main(["jobs", "watch", "job_x"]) == 0
+    captured = capsys.readouterr()
+    assert " completed after " in captured.out and captured.err == "(no; trying again)\n"
+
+
+@pytest.mark.parametrize(
+    "command", [["jobs", "watch", "job_x"], ["jobs", "events", "job_x"], ["submit", "a text", "--wait"]]
+)
+def test_a_server_that_stays_away_leaves_the_way_to_the_answer(
+    door: Door, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    door.answers |= {"/v1/jobs/job_x": (200, "<html>"), STREAM: (200, "")}
+    assert main(command) == 3
+    assert capsys.readouterr().err.endswith("next:  the job goes on: penstock jobs result job_x\n")
+
+
+def test_a_wait_that_is_left_names_its_job(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C ends the wait, not the job."""
+
+    def leave() -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return WAITING
+
+    door.answers["/v1/jobs/job_x"] = (200, leave)
+    assert main(["submit", "a text", "--wait"]) == 130
+    said = "\nnot waiting any more; the job goes on: penstock jobs result job_x\n"
+    assert capsys.readouterr() == ("", said)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_instance import running_at
 
 from cli.__main__ import main
 from cli.app import LazyGroup, app
+from cli.instance import DataDir
 from penstock import __version__
+from workers.engines.llamacpp import weights
 
 
 @pytest.fixture(autouse=True)
@@ -195,3 +202,53 @@ def test_the_supervisor_loads_no_command() -> None:
     code = f"import sys, cli.supervisor; print(*sys.modules.keys() & {heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+@pytest.mark.parametrize("url", ["foo", "http://[::1"])
+def test_a_wrong_address_is_wrong_usage(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "ls", "--url", url]) == 2
+    assert f"error: {url} is no address\n" in capsys.readouterr().err
+
+
+def test_the_fetch_of_the_model_is_a_start_that_others_see_and_can_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may take minutes. `down` sends SIGTERM to the process that is named."""
+    home = DataDir(tmp_path / ".penstock")
+
+    def fetch(_: Path, on_progress: Callable[[str, int, int], None]) -> None:
+        on_progress("downloading", 1, 2)
+        assert main(["ps"]) == 0
+        assert capsys.readouterr().err.endswith("\nstarting: downloading\n")
+        assert main(["jobs", "ls"]) == 3
+        said = f"error: penstock is starting in {home.path}\ncause: downloading\nnext:  wait for it: penstock ps\n"
+        assert capsys.readouterr().err == said
+        os.kill(home.running().pid, signal.SIGTERM)
+
+    monkeypatch.setattr(weights, "fetch", fetch)
+    assert main(["up", "--port", "0"]) == 130
+    assert not home.run.exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--now"]])
+def test_down_of_an_instance_that_has_just_ended(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read as running, and then had no process any more."""
+    with ExitStack() as held:
+        held.enter_context(running_at("http://127.0.0.1:9", tmp_path / ".penstock"))
+
+        def ended(*_: int) -> None:
+            held.close()
+            raise ProcessLookupError
+
+        monkeypatch.setattr("os.kill", ended)
+        assert main(["down", *flags]) == 0
+
+
+def test_a_second_start_in_the_background_keeps_the_output_of_the_first(tmp_path: Path) -> None:
+    with running_at("http://127.0.0.1:9", tmp_path / ".penstock") as home:
+        output = home.logs / "up.out"
+        output.write_text("ready")
+        assert main(["up", "--engine", "sim", "--port", "0", "--detach"]) == 1
+        assert output.read_text() == "ready"

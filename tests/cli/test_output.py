@@ -269,3 +269,12 @@ def test_a_model_cannot_drive_the_terminal(capfd: pytest.CaptureFixture[str], mo
         complained = capfd.readouterr()
     assert r"\u001b]52" in complained.err
     assert not OBEYED.search(answered.err + complained.out + complained.err)
+
+
+def test_an_error_that_cannot_be_written_keeps_its_exit_code() -> None:
+    """The reader of stderr has exited."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        done = subprocess.run([sys.executable, "-m", "cli", "help", "nothing"], stderr=stream, check=False)
+    assert done.returncode == 2

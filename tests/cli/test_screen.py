@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
+import signal
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -202,3 +204,21 @@ async def test_ctrl_c_ends_the_wait_for_redis(
     monkeypatch.setattr(machine, "ANSWER_RETRY_DELAY_S", 0.0)
     async with asyncio.timeout(60):
         await starting._enter(wire, "redis://there:1/0")
+
+
+async def test_what_cannot_be_shown_ends_neither_supervision_nor_drain(starting: Machine, tmp_path: Path) -> None:
+    """The reader of stderr, a `tee`, has exited: a process that dies is started again, and drained in the end."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        starting._screen.progress = ProgressLine(stream, {})
+        program = Program(role="worker", id="worker-1", argv=("sleep", "600"), log=tmp_path / "log", env={})
+        child = starting._supervisor.start(program)
+        async with asyncio.timeout(30):
+            await starting._supervisor.until(lambda: child.status.pid is not None)
+            assert child.status.pid is not None
+            os.kill(child.status.pid, signal.SIGKILL)
+            await starting._supervisor.until(lambda: child.status.restarts == 1 and child.status.pid is not None)
+            starting._interrupt()
+            await starting._stop()
+    assert starting._supervisor.children == {}

@@ -312,3 +312,12 @@ def test_a_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HOME", "/home/one")
     assert build(UpSettings, {"data_dir": "~/x"}, "up").data_dir == Path("/home/one/x")
     assert build(RecordSettings, {"dir": "~/x"}, "records").dir == "/home/one/x"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_short_name_overrides_the_long_one(order: int) -> None:
+    """In whatever order the environment has them; an image sets some of the long ones."""
+    environ = dict([("PENSTOCK_API_PORT", "1111"), ("PENSTOCK_PORT", "2222")][::order])
+    config = load(KINDS, environ=environ)
+    assert config.section("api", ApiSettings).port == 2222
+    assert config.source("api.port") == "set by the variable PENSTOCK_PORT"
