@@ -238,7 +238,7 @@ async def stream(request: Request) -> Response:
     page = await (tail(services, record) if text == TAIL else page_after(services, record, after))
     if live == "sse":
         headers = _REVALIDATED | _SAFETY | job_headers(record) | {"Content-Type": "text/event-stream"}
-        return event_stream(services, _events(services, page, seen), headers, ServerSentEvent(comment="ping"))
+        return event_stream(request, _events(services, page, seen), headers, ServerSentEvent(comment="ping"))
     if not live:
         return _catch_up(request, page, text)
     if not page.messages and not page.closed:

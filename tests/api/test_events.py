@@ -21,6 +21,7 @@ import pytest
 from flow import append, delta, waits_again
 from hand import LEASE_MS, Hand, lapse
 from house import House, eventually, unstarted
+from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 
 from api import events as events_endpoint
@@ -247,6 +248,23 @@ async def test_a_reader_of_events_that_takes_nothing_has_as_long_as_any_other(mo
     scope = {"type": "http", "method": "GET", "headers": [], "query_string": b"", "app": SimpleNamespace(state=None)}
     scope["app"].state = SimpleNamespace(services=services)
     assert (await events_endpoint.events(Request(scope))).send_timeout == 7.0
+
+
+async def test_a_stream_that_is_always_busy_ends_when_its_reader_leaves() -> None:
+    """It never waits, so no cancellation reaches it."""
+    watchers: list[Any] = []
+    state = SimpleNamespace(services=SimpleNamespace(settings=ApiSettings()))
+    scope = {"type": "http", "headers": [], "app": SimpleNamespace(state=state)}
+    scope["state"] = {"connection": SimpleNamespace(watch=watchers.append)}
+
+    async def busy() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+
+    parts = aiter(events_endpoint.event_stream(Request(scope), busy(), {}, ServerSentEvent()).body_iterator)
+    assert await anext(parts) == await anext(parts) == b"x"
+    watchers[0]()
+    assert [part async for part in parts] == []
 
 
 async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, door_wire: RedisClient) -> None:
