@@ -92,10 +92,17 @@ def test_a_running_jobs_log_is_not_read_to_show_it(empty_house: House, store: Re
     running = [put(house, f"run {number}", max_tokens=7000) for number in range(8)]
     try:
         eventually(lambda: [key for key in store.keys("penstock:{0}:log:*") if store.xlen(key) > 400])
-        before = store.info("commandstats").get("cmdstat_xrange", {"calls": 0})["calls"]
-        shown = json.loads(house.get(f"/v1/jobs/{running[0]}")[1])
-        assert (shown["status"], shown["last_event_id"]) == ("in_progress", None)
-        assert store.info("commandstats").get("cmdstat_xrange", {"calls": 0})["calls"] == before
+
+        def reads() -> int:
+            return int(store.info("commandstats").get("cmdstat_xrange", {"calls": 0})["calls"])
+
+        def is_shown_without() -> bool:
+            before = reads()
+            shown = json.loads(house.get(f"/v1/jobs/{running[0]}")[1])
+            assert (shown["status"], shown["last_event_id"]) == ("in_progress", None)
+            return reads() == before
+
+        assert any(is_shown_without() for _ in range(20))  # other processes read other streams now and then
     finally:
         for job in running:
             house.post(f"/v1/jobs/{job}/cancel", b"")
