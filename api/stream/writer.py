@@ -204,16 +204,13 @@ class TokenFlow:
             if not text.isascii():
                 text = on_one_line(text)
             self._held += (self._before, text, self._after)
-        return self._holds()
+        return (not self.paused and len(self._held) <= MAX_HELD) or self._owe()
 
-    def _holds(self) -> bool:
-        """Whether the connection may get more; False: all is in `unwritten`."""
-        held = self._held
-        if not held or (not self.paused and len(held) <= MAX_HELD):
-            return True
-        self.unwritten = b"".join(held)
-        held.clear()
-        return False
+    def _owe(self) -> bool:
+        """The connection may get no more: move what is held to `unwritten`. Returns whether that is nothing."""
+        self.unwritten = b"".join(self._held)
+        self._held.clear()
+        return not self.unwritten
 
     def take(self, now: float) -> bytes:
         """Return what is held, which is no longer held then, and measure its tokens."""
@@ -255,4 +252,4 @@ class NumberedFlow(TokenFlow):
             sequence.number = number + 1
             sequence.pieces.append(content)
             self._held += (self._before, text, self._after % number)
-        return self._holds()
+        return (not self.paused and len(self._held) <= MAX_HELD) or self._owe()
