@@ -251,12 +251,14 @@ class ReorderBuffer:
         if self.seq > terminal.seq:
             return False
         after, runs = self._resumed
-        ends = [*(section.first - 1 for section in self._sections[1:]), self.seq]
-        return (not after or author(terminal.sections, after) in runs) and all(
-            author(terminal.sections, seq) == section.run
-            for section, end in zip(self._sections, ends if self._sections else (), strict=True)
-            for seq in (section.first, end)
-        )
+        if after and author(terminal.sections, after) not in runs:
+            return False
+        end = self.seq
+        for section in reversed(self._sections):
+            if not author(terminal.sections, section.first) == section.run == author(terminal.sections, end):
+                return False
+            end = section.first - 1
+        return True
 
     def _sections_behind(self, terminal: Terminal) -> list[Section]:
         """Which run wrote which of the terminal's rows."""
