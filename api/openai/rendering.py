@@ -341,6 +341,17 @@ def _finish(terminal: Terminal, index: int) -> str:
 # --- streamed answers ----------------------------------------------------------------------------------------------
 
 
+TEXT_END = b',"logprobs":null,"finish_reason":null}]'
+CHAT_PARTS = (
+    b'{"index":%d,"delta":{"role":"assistant","content":',
+    b'{"index":%d,"delta":{"content":',
+    b"}" + TEXT_END,
+)
+"""What precedes the text in the first chunk of a chat's choice, in each further one, and what follows it."""
+TEXT_PARTS = (b'{"index":%d,"text":', b'{"index":%d,"text":', TEXT_END)
+"""The same of a plain completion."""
+
+
 class ChunkRenderer:
     """Renders one job's stream. It encodes the constant parts once, so a delta costs its text and two joins.
 
@@ -350,14 +361,10 @@ class ChunkRenderer:
 
     def __init__(self, facts: Facts, *, include_usage: bool = False) -> None:
         self._facts, self._include_usage, self._logprobs = facts, include_usage, facts.logprobs
-        self._head = facts.chunk_head
+        self._head, choices = facts.chunk_head, facts.job.choices
         self._tail = (b',"usage":null}' if include_usage else b"}") + b"\n\n"
-        text_at, text_end = (b'"delta":{"content":', b"}") if facts.chat else (b'"text":', b"")
-        choices = facts.job.choices
-        opening = [self._head + b'{"index":%d,' % index for index in range(choices)]
-        self._first_start = [each + text_at.replace(b"{", b'{"role":"assistant",') for each in opening]
-        self._text_start = [each + text_at for each in opening]
-        self._text_end = text_end + b',"logprobs":null,"finish_reason":null}]' + self._tail
+        self._first_start, self._text_start, text_end = CHAT_PARTS if facts.chat else TEXT_PARTS
+        self._text_end = text_end + self._tail
         self._begun = [False] * choices
         self._offset = [0] * choices
         self._servers: dict[int, str] = {}
@@ -370,7 +377,7 @@ class ChunkRenderer:
         what a text means depends on those before it."""
         if len(self._begun) > 1 or not self._begun[0] or self._logprobs or self._servers or self._parts is not None:
             return None
-        return self._text_start[0], self._text_end
+        return self._head + self._text_start % 0, self._text_end
 
     def delta(self, delta: Delta) -> bytes:
         """Render the `data:` block of a delta; b"" while its tokens are only part of a character."""
@@ -388,7 +395,7 @@ class ChunkRenderer:
         if not self._logprobs and not self._servers:
             start = self._text_start if self._begun[index] else self._first_start
             self._begun[index] = True
-            return start[index] + to_json(text) + self._text_end
+            return self._head + start % index + to_json(text) + self._text_end
         detail = self._detail(index, logprobs) if self._logprobs else None
         return self._chunk(index, {"content" if self._facts.chat else "text": text}, detail)
 

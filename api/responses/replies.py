@@ -284,9 +284,6 @@ class ResponseStream(StreamReply):
     def _new_renderer(self) -> EventSequence:
         return self._events
 
-    async def _opening(self, send: Send) -> bytes | None:
-        return self._events.opening()
-
     def _hang_up(self) -> None:
         super()._hang_up()
         if self._follower is not None:
@@ -297,10 +294,12 @@ class ResponseStream(StreamReply):
             raise _Rewound
         super()._check()
 
-    async def _stream(self) -> None:
+    async def _stream(self, send: Send) -> None:
+        self._unwritten = self._events.opening()
+        self._start()
         if not self._job.constrained:
             with contextlib.suppress(_Rewound):
-                await super()._stream()
+                await super()._stream(send)
                 await forget(self._services, self._admitted)
                 return
         await self._follow()

@@ -21,16 +21,14 @@ from api.stream.connection_guard import ConnectionGuard, DeadlineQueue, answer_o
 if TYPE_CHECKING:
     from api.stream.writer import TokenFlow
 
-CHUNK_END = b"\r\n"
+CHUNK = b"%x\r\n%b\r\n"
+"""One chunk of a chunked body, with its size before it."""
+LAST_CHUNK = b"0\r\n\r\n"
+LINE_END = b"\r\n"
 CONTROLS = bytes((*range(9), *range(10, 32), 127))
 """Characters that no header may hold."""
 CHUNKED = b"transfer-encoding: chunked\r\n"
 """The field of the head of a chunked answer, as the server writes it."""
-
-
-def chunk_head(size: int) -> bytes:
-    """The line before a chunk of `size` bytes in a chunked body."""
-    return b"%x\r\n" % size
 
 
 class AnswerTransport:
@@ -74,9 +72,9 @@ class AnswerTransport:
             return data
         content = []
         while data:
-            size, _, data = data.partition(CHUNK_END)
+            size, _, data = data.partition(LINE_END)
             content.append(data[: int(size, 16)])
-            data = data[int(size, 16) + len(CHUNK_END) :]
+            data = data[int(size, 16) + len(LINE_END) :]
         return b"".join(content)
 
     def close(self) -> None:
@@ -540,7 +538,7 @@ class Connection(HttpToolsProtocol):
         if self.flow.write_paused:
             return False
         if not self.transport.is_closing():
-            self.answers.write(chunk_head(len(data)) + data + CHUNK_END)
+            self.answers.write(CHUNK % (len(data), data))
         return True
 
     def begin_stream(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -567,7 +565,7 @@ class Connection(HttpToolsProtocol):
         if self.flow.write_paused:
             return False
         if cycle is not None and not cycle.disconnected:
-            self.answers.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
+            self.answers.write(CHUNK % (len(data), data) + LAST_CHUNK)
             cycle.response_complete = True
             cycle.message_event.set()
             if not cycle.keep_alive:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -100,14 +99,6 @@ class Reply:
         await send(start_message(error.status, lengths | self._admitted.headers | error.headers))
         await send(body_message(body, more=False))
 
-    async def _take(self, timeout_s: float) -> tuple[list[Delta], Terminal | None]:
-        rows, terminal = await self._buffer.take(timeout_s)
-        if rows and not self._buffer.rewound:
-            self._measure(rows)
-        if terminal is None or self._buffer.rewound:
-            self._check()
-        return rows, terminal
-
     def _check(self) -> None:
         """Raise what ends an answer before its job's end: lost history or a disconnect."""
         if self._buffer.rewound:
@@ -170,20 +161,23 @@ class Reply:
 class StreamReply(Reply):
     """Streams tokens as server-sent events.
 
-    After its first bytes, the relay's callback writes the stream: no task wakes up, and each frame costs one write. The
-    response's own task takes over while the connection is congested, so that a slow reader delays no other stream.
+    The relay's callback writes the stream, its head included: no task wakes up, and each frame costs one write. The
+    response's own task ends the stream, and takes over while the connection is congested, so that a slow reader delays
+    no other stream.
     """
 
     _renderer: ChunkRenderer | EventSequence
     """Gets every delta in order, those in the terminal message too, and then that message."""
     _writer: PacedWriter
-    _served_by: Mapping[str, str] = MappingProxyType({})
-    """Header with the models of the choices that have begun; none before the first token, when that is not known."""
     _connection: Connection
-    _write_now: Callable[[bytes], bool]
-    """Write without waiting; False if the connection is congested."""
+    _state: dict[str, Any]
+    """Of the request."""
+    _started = False
+    """The head is written, or held until the first bytes come."""
+    _refusal: Terminal | None = None
+    """The end of a job that failed before the stream started."""
     _unwritten = b""
-    """Rendered bytes not yet written, because the connection was congested."""
+    """Rendered bytes not yet written: the connection was congested, or they are the task's."""
     _finished = False
     """The end of the stream is rendered."""
     _pinged_s = 0.0
@@ -191,31 +185,22 @@ class StreamReply(Reply):
 
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         self._renderer = self._new_renderer()
-        connection: Connection = state["connection"]
-        self._connection, self._write_now = connection, connection.write_chunk
+        self._state, self._connection = state, state["connection"]
         # The server's own send: the body bypasses the middleware.
-        self._writer = PacedWriter(state["server_send"], connection, self._services.settings.send_timeout_s)
-        started = False
+        self._writer = PacedWriter(state["server_send"], self._connection, self._services.settings.send_timeout_s)
         metrics = self._services.metrics.open_streams
         metrics.inc()
         try:
-            opening = await self._opening(send)
-            if opening is None:
-                return
-            headers = {**self._admitted.headers, **stream_url(self._admitted.accepted.id), **self._served_by}
-            connection.begin_stream(state["head_of"]([*RAW_STREAM_HEADERS, *raw_headers(headers)]))
-            state["status"] = 200
-            started, self._unwritten = True, opening
-            await self._stream()
+            await self._stream(send)
         except (ClientGone, OSError):
             raise ClientGone from None
         except ApiError as error:
-            if not started:
+            if not self._started:
                 raise
             await self._fail(send, error)
         except BaseException as error:
             # Shutdown or a bug: send an error frame before a started stream ends.
-            if started:
+            if self._started:
                 fault = (
                     errors.draining()
                     if isinstance(error, asyncio.CancelledError)
@@ -229,20 +214,15 @@ class StreamReply(Reply):
     def _new_renderer(self) -> ChunkRenderer | EventSequence:
         return ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
 
-    async def _opening(self, send: Send) -> bytes | None:
-        """Return the first bytes of the stream; None if the job has failed before and its error was sent instead."""
-        rows, terminal = await self._take(self._first_wait_s())
-        if len(rows) == 1:
-            self._served_by = served_by_header((rows[0].served_by or self._job.model,))
-        elif rows:
+    def _start(self, rows: Sequence[Delta] = ()) -> None:
+        """Begin the stream with its head, which names the models that gave the choices of its first rows."""
+        headers = self._admitted.headers | stream_url(self._admitted.accepted.id)
+        if rows:
             begun = {row.index: row.served_by or self._job.model for row in reversed(rows)}
-            self._served_by = served_by_header(dict(sorted(begun.items())).values())
-        if terminal is None or rows or terminal.state is JobState.COMPLETED:
-            return self._render(rows, terminal) or PING
-        self._delivery.last_got = time.monotonic()
-        await self._send_error(send, errors.from_terminal(terminal))
-        self._delivery.last_sent = time.monotonic()
-        return None
+            headers |= served_by_header([begun[index] for index in sorted(begun)])
+        self._connection.begin_stream(self._state["head_of"]([*RAW_STREAM_HEADERS, *raw_headers(headers)]))
+        self._state["status"] = 200
+        self._started = True
 
     async def _fail(self, send: Send, error: ApiError) -> None:
         """End a started stream that cannot go on."""
@@ -258,74 +238,89 @@ class StreamReply(Reply):
         keep_alive_s, expected = self._services.settings.keep_alive_s, self._admitted.wait
         return 0.0 if expected is not None and expected.eta_ms >= 1000 * keep_alive_s else keep_alive_s
 
-    async def _stream(self) -> None:
-        """Write the unwritten bytes at the reader's pace, then let the relay write until the connection congests."""
+    async def _stream(self, send: Send) -> None:
+        """Let the relay write until the connection congests, then write the unwritten bytes at the reader's pace."""
+        keep_alive_s = self._services.settings.keep_alive_s
+        wait_s = keep_alive_s if self._started else self._first_wait_s()
+        self._pinged_s = time.monotonic() + wait_s - keep_alive_s
+        self._ping_timer = asyncio.get_running_loop().call_later(wait_s, self._ping_if_idle)
         try:
             while True:
                 if self._unwritten:
-                    data, self._unwritten = self._unwritten, b""
-                    if not (self._connection.end_stream(data) if self._finished else self._write_now(data)):
-                        await self._writer.write(data, more=not self._finished)
-                    if self._flow.last:
-                        self._delivery.note_first_sent()
+                    await self._write_unwritten()
                 if self._finished:
                     self._delivery.last_sent = time.monotonic()
                     return
-                if self._ping_timer is None:  # not before: a short answer has ended by now
-                    self._pinged_s = time.monotonic()
-                    self._ping_if_idle()
-                await self._attach_sink()
+                await self._buffer.attach_sink(self._write_rows, self._direct())
+                self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""
+                if self._refusal is not None:
+                    await self._refuse(send, self._refusal)
+                    return
                 if not self._finished:
                     self._check()
         finally:
-            if self._ping_timer is not None:
-                self._ping_timer.cancel()
+            self._ping_timer.cancel()
             self._connection.carry(None)
 
-    async def _attach_sink(self) -> None:
-        if not self._flow.last:
-            await self._buffer.attach_sink(self._write_first_rows)
-            return
-        direct: Flow | None = None
-        connection, around = self._connection, self._renderer.plain
-        if connection.framed and around is not None:
-            self._flow.start(connection, *around, self._renderer.delta)
-            direct = self._flow
-        await self._buffer.attach_sink(self._write_rows, direct)
-        self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""
+    async def _write_unwritten(self) -> None:
+        if not self._started:
+            self._start()
+        data, self._unwritten = self._unwritten, b""
+        write = self._connection.end_stream if self._finished else self._connection.write_chunk
+        if not write(data):
+            await self._writer.write(data, more=not self._finished)
+        if self._flow.last:
+            self._delivery.note_first_sent()
+
+    async def _refuse(self, send: Send, terminal: Terminal) -> None:
+        """Answer with the error of a job that failed before the stream started."""
+        self._delivery.last_got = time.monotonic()
+        await self._send_error(send, errors.from_terminal(terminal))
+        self._delivery.last_sent = time.monotonic()
+
+    def _direct(self) -> Flow | None:
+        """Return the fast path of single deltas, once the first one is rendered; None if this stream has none."""
+        around = self._renderer.plain if self._flow.last and self._connection.framed else None
+        if around is None:
+            return None
+        self._flow.start(self._connection, *around, self._renderer.delta)
+        return self._flow
 
     def _ping_if_idle(self) -> None:
         """Send a ping when the stream was idle for keep_alive_s, and schedule the next check."""
         now, keep_alive_s = time.monotonic(), self._services.settings.keep_alive_s
         idle_s = now - max(self._flow.last, self._pinged_s)
         if idle_s >= keep_alive_s and not self._finished:
-            self._write_now(PING)
+            if self._started:
+                self._connection.write_chunk(PING)
+            else:  # the task begins the stream with it
+                self._unwritten = PING
+                self._buffer.stop()
             self._pinged_s, idle_s = now, 0.0
         self._ping_timer = asyncio.get_running_loop().call_later(
             keep_alive_s - min(idle_s, keep_alive_s), self._ping_if_idle
         )
 
     def _write_rows(self, rows: list[Delta], terminal: Terminal | None) -> bool:
-        """Write rows that the fast path (TokenFlow) does not handle, behind those that it holds; the relay calls
-        this."""
+        """Write rows that the fast path (TokenFlow) does not handle, behind those that it holds; the relay calls this.
+        The first ones start the stream. Returns False to detach."""
+        if not self._started and not rows and terminal is not None and terminal.state is not JobState.COMPLETED:
+            self._refusal = terminal
+            return False
         data = self._render(rows, terminal)  # it may fail: then the flow writes what it holds
-        held = self._flow.take(time.monotonic())
+        data = self._flow.take(time.monotonic()) + data
+        first = rows and not self._flow.last
         if rows:
             self._measure(rows)
-        return self._try_write(held + data)
-
-    def _write_first_rows(self, rows: list[Delta], terminal: Terminal | None) -> bool:
-        """Like `_write_rows`, for the first tokens of a stream that started with a ping; returns False to detach."""
-        if rows:
-            self._measure(rows)
-        if self._try_write(self._render(rows, terminal)):
-            self._delivery.note_first_sent()
-        return False
-
-    def _try_write(self, data: bytes) -> bool:
-        if data and (self._finished or not self._write_now(data)):
+        if not self._started:
+            self._start(rows)
+            data = data or PING
+        if data and (self._finished or not self._connection.write_chunk(data)):
             self._unwritten = data
             return False
+        if first:
+            self._delivery.note_first_sent()
+            self._buffer.direct = self._direct()
         return True
 
     def _render(self, rows: list[Delta], terminal: Terminal | None) -> bytes:
@@ -355,7 +350,11 @@ class WholeReply(Reply):
                 timeout = errors.wait_timeout(self._buffer.job_id, self._services.settings.wait_s)
                 await self._send_error(send, timeout)
                 return
-            taken, terminal = await self._take(left)
+            taken, terminal = await self._buffer.take(left)
+            if taken and not self._buffer.rewound:
+                self._measure(taken)
+            if terminal is None or self._buffer.rewound:
+                self._check()
             rows += taken
         self._delivery.last_got = time.monotonic()
         try:

@@ -13,7 +13,7 @@ from starlette.types import Message, Scope, Send
 
 from api.openai.rendering import encode_json, on_one_line
 from api.openai.responses.events import EventSequence
-from api.stream.connection import CHUNK_END, Connection, chunk_head
+from api.stream.connection import CHUNK, Connection
 from penstock.loops import Sliced
 from streaming.jobs.codec import Delta
 
@@ -156,8 +156,8 @@ class TokenTimes(Protocol):
         ...
 
 
-MAX_HELD = 3 * 64
-"""Pieces of one read's tokens: a read after a long stall may bring thousands, and the reader may be behind."""
+MAX_HELD = 64
+"""Deltas of one read: a read after a long stall may bring thousands, and the reader may be behind."""
 
 
 class TokenFlow:
@@ -203,17 +203,14 @@ class TokenFlow:
             text = encode_json(content)
             if not text.isascii():
                 text = on_one_line(text)
-            self._held += (self._before, text, self._after)
-        return self._holds()
+            self._held.append(self._before + text + self._after)
+        return (not self.paused and len(self._held) <= MAX_HELD) or self._owe()
 
-    def _holds(self) -> bool:
-        """Whether the connection may get more; False: all is in `unwritten`."""
-        held = self._held
-        if not held or (not self.paused and len(held) <= MAX_HELD):
-            return True
-        self.unwritten = b"".join(held)
-        held.clear()
-        return False
+    def _owe(self) -> bool:
+        """The connection may get no more: move what is held to `unwritten`. Returns whether that is nothing."""
+        self.unwritten = b"".join(self._held)
+        self._held.clear()
+        return not self.unwritten
 
     def take(self, now: float) -> bytes:
         """Return what is held, which is no longer held then, and measure its tokens."""
@@ -229,7 +226,7 @@ class TokenFlow:
         """Write what was taken; called after every read that brought a token."""
         data = self.take(now)
         if data and not self._transport.is_closing():  # drop tokens of a disconnected client
-            self._transport.write(b"".join((chunk_head(len(data)), data, CHUNK_END)))
+            self._transport.write(CHUNK % (len(data), data))
 
 
 class NumberedFlow(TokenFlow):
@@ -254,5 +251,5 @@ class NumberedFlow(TokenFlow):
             number = sequence.number
             sequence.number = number + 1
             sequence.pieces.append(content)
-            self._held += (self._before, text, self._after % number)
-        return self._holds()
+            self._held.append(self._before + text + self._after % number)
+        return (not self.paused and len(self._held) <= MAX_HELD) or self._owe()

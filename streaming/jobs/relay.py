@@ -55,8 +55,8 @@ SILENCE_S, MAX_SILENCE_S = 2.0, 60.0
 CHECKS_PER_S = 200
 """Maximum number of silent buffers checked per second."""
 
-Held: TypeAlias = list[tuple[ReorderBuffer, Flow | None]]
-"""What has rows that are not written yet: buffers, and the flows that took them past a buffer."""
+Held: TypeAlias = dict[ReorderBuffer, Flow | None]
+"""The buffers that one read brought rows for, each with the flow that took them past it, if one did."""
 
 GONE = Failure("job_lost", "The store no longer has this job.", 500)
 
@@ -161,7 +161,7 @@ class Relay:
     def _dispatch(self, messages: Iterable[bytes]) -> None:
         """Handle the messages of one read. A reader gets what they brought for it in one write: behind schedule, a read
         has several of its tokens, and at its job's end the last token comes with the end."""
-        held: Held = []
+        held: Held = {}
         try:
             for data in messages:
                 self._dispatch_one(data, held)
@@ -253,7 +253,7 @@ class Relay:
                     or buffer.worker != worker
                 ):
                     buffer.push(row, author_of(buffer, row, worker), frame_number)
-                    held.append((buffer, None))
+                    held.setdefault(buffer, None)
                     continue
                 buffer.seq, buffer.frame_number = row.seq, frame_number
                 try:
@@ -261,22 +261,22 @@ class Relay:
                 except Exception as error:  # noqa: BLE001 - its reader gets the error; the other buffers continue
                     buffer.stop(error)
                 else:
-                    held.append((buffer, flow))
+                    held[buffer] = flow
                     if not more:
                         buffer.stop()
 
     def _write_out(self, held: Held) -> None:
-        """Have every reader get what it was given; more than once is allowed."""
+        """Have every reader get what it was given."""
         now = time.monotonic()
-        for buffer, flow in held:
-            if flow is None:
+        for buffer, flow in held.items():
+            if flow is not None:
+                try:
+                    flow.flush(now)
+                except Exception as error:  # noqa: BLE001 - its reader gets the error; the other buffers continue
+                    buffer.stop(error)
+            if buffer.flow is None:  # it may have rows, or lack some
                 buffer.flush()
                 self._note(buffer)
-                continue
-            try:
-                flow.flush(now)
-            except Exception as error:  # noqa: BLE001 - its reader gets the error; the other buffers continue
-                buffer.stop(error)
 
     def _open_run(self, run: Run, opening: Opening) -> None:
         """Connect a run's number in a worker's frames with the buffers of its job."""
@@ -384,7 +384,7 @@ class Relay:
         try:
             async with aclosing(read_log(self._client, partition, name, first)) as frames:
                 async for frame in frames:
-                    held: Held = []
+                    held: Held = {}
                     self._dispatch_rows(frame, held, runs)
                     self._write_out(held)
                     if all(buffer.full for buffer, _ in looked):  # no buffer can take more

@@ -63,8 +63,8 @@ class ReorderBuffer:
     """
 
     __slots__ = (
-        *("_direct", "_disputed", "_early", "_fault", "_haste", "_ignored", "_looked", "_parents", "_resumed"),
-        *("_rows", "_sections", "_sink", "_waiter", "accepted", "checked", "flow", "frame_number", "hung_up"),
+        *("_disputed", "_early", "_fault", "_haste", "_ignored", "_looked", "_parents", "_resumed"),
+        *("_rows", "_sections", "_sink", "_waiter", "accepted", "checked", "direct", "flow", "frame_number", "hung_up"),
         *("interruption", "job_id", "openings", "over", "patience", "rewound", "rowless", "run_number", "seq"),
         *("stale", "terminal", "whole", "worker"),
     )
@@ -96,8 +96,9 @@ class ReorderBuffer:
         """The frame of the last delta, before which nothing is missing; 0: unknown."""
         self.openings: dict[Run, Opening] = {}
         """The openings of the job's runs."""
+        self.direct: Flow | None = None
         self.flow: Flow | None = None
-        """Set while a sink is attached and nothing is buffered: the same run's next delta bypasses the buffer."""
+        """`direct`, which a sink may set, while nothing is buffered: the same run's next delta bypasses the buffer."""
         self.hung_up = False
         """The reader's client has disconnected."""
         self.accepted = False
@@ -120,7 +121,6 @@ class ReorderBuffer:
         self._early: dict[int, tuple[Delta, Run, int]] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Sink | None = None
-        self._direct: Flow | None = None
         self._fault: Exception | None = None
 
     @property
@@ -251,12 +251,14 @@ class ReorderBuffer:
         if self.seq > terminal.seq:
             return False
         after, runs = self._resumed
-        ends = [*(section.first - 1 for section in self._sections[1:]), self.seq]
-        return (not after or author(terminal.sections, after) in runs) and all(
-            author(terminal.sections, seq) == section.run
-            for section, end in zip(self._sections, ends if self._sections else (), strict=True)
-            for seq in (section.first, end)
-        )
+        if after and author(terminal.sections, after) not in runs:
+            return False
+        end = self.seq
+        for section in reversed(self._sections):
+            if not author(terminal.sections, section.first) == section.run == author(terminal.sections, end):
+                return False
+            end = section.first - 1
+        return True
 
     def _sections_behind(self, terminal: Terminal) -> list[Section]:
         """Which run wrote which of the terminal's rows."""
@@ -309,25 +311,25 @@ class ReorderBuffer:
 
         Raises what the callbacks raise.
         """
-        self._sink, self._direct = sink, direct
+        self._sink, self.direct = sink, direct
         try:
             self._flow_on()
             self.flush()
             if self._sink is not None and self.terminal is None and not self.hung_up and not self.rewound:
                 await self._woken()
         finally:
-            self._sink = self._direct = self.flow = None
+            self._sink = self.direct = self.flow = None
         if self._fault is not None:
             raise self._fault
 
     def _flow_on(self) -> None:
         if not (self._rows or self._early or self._disputed or self.rewound):
-            self.flow = self._direct
+            self.flow = self.direct
 
     def stop(self, fault: Exception | None = None) -> None:
         """Detach the sink, and let `attach_sink` return, or raise `fault`."""
-        self._fault = fault
-        self._sink = self._direct = self.flow = None
+        self._fault = self._fault or fault
+        self._sink = self.direct = self.flow = None
         self._wake()
 
     def flush(self) -> None:

@@ -160,6 +160,26 @@ async def test_a_stream_says_what_came_and_then_ends(frames: list[list[str]]) ->
     assert client.headers[b"cache-control"] == b"no-cache" and client.headers[b"x-accel-buffering"] == b"no"
 
 
+async def test_what_comes_is_written_before_its_bringer_goes_on() -> None:
+    """The head with the first of it: no task needs to wake up. A fault in that ends the answer, whatever comes then."""
+    exchange, faulty = Exchange(StreamReply), Exchange(StreamReply)
+    answering = [asyncio.create_task(each.answer()) for each in (exchange, faulty)]
+    await asyncio.sleep(0)
+    exchange.bring("a", "b")
+    assert (exchange.client.status, exchange.client.said) == (200, "ab")
+    exchange.bring("c")
+    assert exchange.client.said == "abc"
+    exchange.end()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("api.openai.rendering.to_json", None)
+        faulty.bring("a")
+    faulty.buffer.stop()
+    with pytest.raises(TypeError):
+        await asyncio.gather(*answering)
+    await answering[0]
+    assert exchange.client.ended and faulty.client.status == 0
+
+
 async def test_a_stream_whose_end_is_there_at_once_is_told_whole() -> None:
     exchange = Exchange(StreamReply)
     exchange.bring("a", "b")

@@ -478,6 +478,25 @@ async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wi
     assert seen == list(range(1, 16)) and flowed[-2:] == [14, 15], "several in a frame flow, too"
 
 
+async def test_a_sink_may_have_what_follows_flow(wire: RedisClient, relay: Relay) -> None:
+    """However many deltas a read brings, the flow is told once that it is over."""
+    buffer, running = await listening(wire, relay)
+    flowed: list[int | str] = []
+
+    def sink(rows: list[Delta], terminal: Terminal | None) -> bool:
+        buffer.direct = Taker(lambda row: not flowed.append(row.seq), lambda _now: flowed.append("flushed"))
+        return True
+
+    pouring = asyncio.create_task(buffer.attach_sink(sink))
+    await running.write(1, relay.address)
+    await until(lambda: buffer.flow is not None)
+    await running.write_frame(3, relay.address)
+    await until(lambda: len(flowed) == 4)
+    assert flowed == [2, 3, 4, "flushed"]
+    await running.finish()
+    await asyncio.wait_for(pouring, 20)
+
+
 async def test_a_flow_that_has_enough_stops_and_one_that_fails_fails_alone(wire: RedisClient, relay: Relay) -> None:
     """The fault of a reader is raised where it pours, one by one or several at a time; the others get everything."""
     job_id = Queue(wire).new_id("t")
