@@ -247,6 +247,37 @@ class ShownWaits:
         return Wait(eta_ms, None if wait.low_ms is None else min(wait.low_ms, eta_ms), wait.high_ms)
 
 
+class WaitLimit(NamedTuple):
+    """The time that a request allows until its start.
+
+    A request is refused if no worker would begin it at once, which the store finds out as it would accept it, and if
+    the waits that were measured lately say so: nine of ten jobs with its estimate wait longer than its limit. Without
+    enough measured waits, it is refused if the estimate is more than TRUSTED_FACTOR times the limit and no further
+    worker is on its way. Without a fresh plan, or while the model sleeps (its first job wakes it), the request is
+    accepted.
+    """
+
+    field: str
+    ms: int
+
+
+def limit_of(job: Job) -> WaitLimit | None:
+    """Return the tighter limit of a job; None if it has none. The time to compute the answer is not counted."""
+    limits = (("queue.max_queue_ms", job.max_queue_ms), ("queue.deadline_ms", job.deadline_ms))
+    given = [WaitLimit(field, ms) for field, ms in limits if ms is not None]
+    return min(given, key=lambda limit: limit.ms, default=None)
+
+
+def exceeds(wait: Wait | None, limit: WaitLimit, *, settled: bool = False) -> bool:
+    """Whether even the low end of the wait's band is longer than the limit. `settled`: no worker is on its way, so that
+    an estimate without a band can be far too long."""
+    if wait is None:
+        return False
+    if wait.low_ms is not None:
+        return wait.low_ms > limit.ms
+    return settled and wait.eta_ms > TRUSTED_FACTOR * limit.ms
+
+
 FRESH_S = 3.0
 """No request is refused by a plan older than this."""
 DEFAULT_RETRY_S = 5.0
