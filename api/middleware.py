@@ -103,7 +103,7 @@ class Observed:
         state["head_of"] = head_of
 
         try:
-            with span.active():
+            with span:
                 await self._app(scope, receive, stamped)
         except asyncio.CancelledError:  # drain_s is over
             if "status" in state:
