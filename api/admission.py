@@ -127,8 +127,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> Weighed:
         ApiError: 400, 413, 415.
         ClientDisconnect: the client left before the end of the body.
     """
-    kind = header(scope, b"content-type")
-    if kind != "application/json":
+    if (kind := header(scope, b"content-type")) != "application/json":
         kind = kind.partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise errors.unsupported_media_type()
