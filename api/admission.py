@@ -195,11 +195,9 @@ async def accept(
     if services.tracing.recording and is_sampled(job.trace) and not accepted.joined:
         about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
-    wait: Wait | None = None
+    wait = None if accepted.joined else _expected_wait(services, job, accepted, prepared.limit)
     if accepted.joined:
         job = msgspec.structs.replace(job, id=accepted.id)
-    else:
-        wait = _expected_wait(services, job, accepted, prepared.limit)
     return Admitted(
         job, partition, accepted, buffer, prepared.asked, _headers(prepared, accepted, wait), bool(key), wait
     )
