@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -28,7 +27,7 @@ from api.openai.json_body import Weighed, weighed
 from api.openai.schemas import Kind, Request
 from api.prepared import PreparedRequest
 from api.services import Services
-from api.waits import TRUSTED_FACTOR
+from api.waits import WaitLimit, exceeds
 from penstock.loops import ExpectedErrors, retry
 from penstock.text import without_mark
 from streaming.errors import (
@@ -51,47 +50,14 @@ from telemetry import tracing as names
 from telemetry.tracing import Attributes, is_sampled
 
 
-class WaitLimit(NamedTuple):
-    """The time that a request allows until its start.
-
-    A request is refused if no worker would begin it at once, which the store finds out as it would accept it, and if
-    the waits that were measured lately say so: nine of ten jobs with its estimate wait longer than its limit. Without
-    enough measured waits, it is refused if the estimate is more than TRUSTED_FACTOR times the limit and no further
-    worker is on its way. Without a fresh plan, or while the model sleeps (its first job wakes it), the request is
-    accepted.
-    """
-
-    field: str
-    ms: int
-
-
-def limit_of(job: Job) -> WaitLimit | None:
-    """Return the tighter limit of a job; None if it has none. The time to compute the answer is not counted."""
-    if job.max_queue_ms is None and job.deadline_ms is None:
-        return None
-    limits = (("queue.max_queue_ms", job.max_queue_ms), ("queue.deadline_ms", job.deadline_ms))
-    given = [WaitLimit(field, ms) for field, ms in limits if ms is not None]
-    return min(given, key=lambda limit: limit.ms, default=None)
-
-
-def exceeds(wait: Wait | None, limit: WaitLimit, *, settled: bool = False) -> bool:
-    """Whether even the low end of the wait's band is longer than the limit. `settled`: no worker is on its way, so that
-    an estimate without a band can be far too long."""
-    if wait is None:
-        return False
-    if wait.low_ms is not None:
-        return wait.low_ms > limit.ms
-    return settled and wait.eta_ms > TRUSTED_FACTOR * limit.ms
-
-
-async def out_of_reach(services: Services, job: Job) -> ApiError | None:
+async def out_of_reach(services: Services, job: Job, limit: WaitLimit) -> ApiError | None:
     """Return the refusal of a job that exceeds a limit unless it starts at once; None if it may start in time.
 
     The lane's wait alone refuses nothing, because jobs may have left the lane since, and because a job with a tight
     limit goes before others: those that would start before it are counted now.
     """
-    limit, waits = limit_of(job), services.waits
-    if limit is None or not waits.plans.can_judge(job.model):
+    waits = services.waits
+    if not waits.plans.can_judge(job.model):
         return None
     settled = waits.has_all_workers(job.model)
     if not exceeds(waits.wait(job), limit, settled=settled):
@@ -161,8 +127,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> Weighed:
         ApiError: 400, 413, 415.
         ClientDisconnect: the client left before the end of the body.
     """
-    kind = header(scope, b"content-type")
-    if kind != "application/json":
+    if (kind := header(scope, b"content-type")) != "application/json":
         kind = kind.partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise errors.unsupported_media_type()
@@ -223,14 +188,14 @@ async def accept(
         received_us=services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
     )
-    put = partial(_put, services, prepared, job, key, body, services.quotas(caller), refusal)
+    put = partial(_put, services, prepared, job, partition, key, body, services.quotas(caller), refusal)
     began_ns = time.time_ns()
     accepted, buffer = await _accept(services, job, put, waits=waits)
     state["job"] = accepted.id
     if services.tracing.recording and is_sampled(job.trace) and not accepted.joined:
         about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
-    wait = None if accepted.joined else _expected_wait(services, job, accepted)
+    wait = None if accepted.joined else _expected_wait(services, job, accepted, prepared.limit)
     if accepted.joined:
         job = msgspec.structs.replace(job, id=accepted.id)
     return Admitted(
@@ -238,13 +203,13 @@ async def accept(
     )
 
 
-def _expected_wait(services: Services, job: Job, accepted: Accepted) -> Wait | None:
+def _expected_wait(services: Services, job: Job, accepted: Accepted, limit: WaitLimit | None) -> Wait | None:
     """Return the wait that the client is told, and note it, to be compared with the measured one."""
     position = accepted.place.in_lane
     prediction = services.waits.predict_at(job, position)
     if prediction is None:
         return None
-    wait, limit = services.waits.shown_wait(job, position, prediction), limit_of(job)
+    wait = services.waits.shown_wait(job, position, prediction)
     services.wait_sampler.note(job.id, prediction, wait, limit and limit.ms)
     return wait
 
@@ -273,27 +238,30 @@ async def _put(
     services: Services,
     prepared: PreparedRequest,
     job: Job,
+    partition: int,
     key: str,
     body: bytes,
     quota: QuotaSettings,
     refused: ApiError | None,
 ) -> Accepted:
     asked = prepared.asked
-    # A body may be a valid request of two endpoints, whose jobs have other answers.
-    kind = job.endpoint.encode() if job.task is not None else b""
-    digest = hashlib.sha256(kind + body).hexdigest() if key else ""
+    digest = ""
+    if key:  # a body may be a valid request of two endpoints, whose jobs have other answers
+        kind = job.endpoint.encode() if job.task is not None else b""
+        digest = hashlib.sha256(kind + body).hexdigest()
     reason = services.headroom.reason
     refusal = refused or (StoreFull(reason) if reason else None)
     late: ApiError | None = None
     try:
-        if refusal is None:
-            late = await out_of_reach(services, job)
+        if refusal is None and prepared.limit is not None:
+            late = await out_of_reach(services, job, prepared.limit)
         return await services.queue.put(
             job,
             idempotency_key=key,
             digest=digest,
             must_run=bool(asked.queue.do_not_queue) or late is not None,
-            card=prepared.card,
+            cost=prepared.cost,
+            partition=partition,
             refusal=refusal,
             quota=quota,
             version=asked.version_read,

@@ -53,8 +53,9 @@ SUBMITTING = (
 
 class Observed:
     """Sets in `scope["state"]`: `request_id`, `headers` (raw, by name), `trace` (W3C context of the server span),
-    `received` (monotonic seconds), `status` once the answer has started, and `server_send` and `head_of` while it runs.
-    Names the span and the metric of a request by `route`, which the guard sets.
+    `received` (monotonic seconds; api/stream/connection.py has noted it, another server does not), `status` once the
+    answer has started, and `server_send` and `head_of` while it runs. Names the span and the metric of a request by
+    `route`, which the guard sets.
 
     With `[api] base_path`, requests may have it before their path, and links in headers get it.
 
@@ -69,7 +70,8 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        received = time.monotonic()
+        state = scope.setdefault("state", {})
+        received = state.setdefault("received", time.monotonic())
         if (base := self._base_path) and f"{scope['path']}/".startswith(f"{base}/"):
             scope["path"] = scope["path"][len(base) :] or "/"
         headers: dict[bytes, bytes] = dict(
@@ -79,10 +81,7 @@ class Observed:
         tracing = NO_TRACING if scope["path"] in PROBES else self._services.tracing
         span = tracing.enter(scope["method"], _trace_context(headers))
         # Token streams write straight to the server (`server_send`, `connection`), past every middleware.
-        scope.setdefault("state", {}).update(
-            request_id=request_id, headers=headers, trace=span.carrier(), server_send=send, received=received
-        )
-        state = scope["state"]
+        state.update(request_id=request_id, headers=headers, trace=span.carrier(), server_send=send)
 
         def head_of(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
             """Return these headers and those that every answer has."""
@@ -104,7 +103,7 @@ class Observed:
         state["head_of"] = head_of
 
         try:
-            with span.active():
+            with span:
                 await self._app(scope, receive, stamped)
         except asyncio.CancelledError:  # drain_s is over
             if "status" in state:

@@ -7,18 +7,21 @@ and from the model's card is computed once for all requests whose other fields h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from api.auth.keys import Caller
 from api.openai import errors
 from api.openai.fields import MAX_MESSAGES
 from api.openai.json_body import is_heavy
 from api.openai.schemas import ChatRequest, Kind, Request, check_choices, ignored_fields, parse, to_job
+from api.waits import WaitLimit, limit_of
 from penstock.engine import ChatTurn, ModelCard
 from streaming.events import with_webhook
 from streaming.jobs.job import Chat, Job, Prompt, unsupported
+from streaming.jobs.places import Cost, cost_of, prompt_tokens
 from streaming.order import Priority
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ MAX_OPTIONS_BYTES = 2048
 """Of the fields beside the messages; requests with more are prepared each time."""
 
 
-class PreparedRequest(NamedTuple):
+class PreparedRequest(msgspec.Struct, frozen=True):
     """A valid request, and its job without id, trace and times."""
 
     asked: Request
@@ -38,6 +41,8 @@ class PreparedRequest(NamedTuple):
     prompt: Prompt
     card: ModelCard | None
     """Of the model, if one was known."""
+    cost: Cost
+    limit: WaitLimit | None
     ignored: str
     """The value of X-Ignored-Fields."""
 
@@ -89,14 +94,15 @@ class PreparedRequests:
             asked = read_request(services, state, kind, body)
             assert isinstance(asked, ChatRequest)
             made = prepare(services, caller, asked, waits=waits)
-            known = made._replace(
-                asked=asked.model_copy(update={"messages": []}), job=msgspec.structs.replace(made.job, prompt=Chat(()))
-            )
+            job = replace(made.job, prompt=Chat(()))
+            known = replace(made, asked=asked.model_copy(update={"messages": []}), job=job)
             if len(self._cache) >= MAX_CACHED:
                 del self._cache[next(iter(self._cache))]
             self._cache[key] = known
-        state["model"] = known.job.model
-        return known._replace(prompt=Chat(tuple([ChatTurn(turn.role, turn.content) for turn in turns])))
+        job, prompt = known.job, Chat(tuple([ChatTurn(turn.role, turn.content) for turn in turns]))
+        state["model"] = job.model
+        cost = replace(known.cost, prompt=prompt_tokens(prompt, job.sampling, job.tools))
+        return replace(known, prompt=prompt, cost=cost)
 
 
 def _plain(body: bytes) -> tuple[_Options, Sequence[_Message]] | None:
@@ -137,7 +143,8 @@ def prepare(services: Services, caller: Caller, asked: Request, *, waits: bool) 
     )
     if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
         raise errors.from_failure(failure)
-    return PreparedRequest(asked, job, job.prompt, card, ", ".join(ignored_fields(asked, card)))
+    ignored = ", ".join(ignored_fields(asked, card))
+    return PreparedRequest(asked, job, job.prompt, card, cost_of(job, card), limit_of(job), ignored)
 
 
 def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool) -> tuple[str, str]:

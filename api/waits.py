@@ -247,6 +247,37 @@ class ShownWaits:
         return Wait(eta_ms, None if wait.low_ms is None else min(wait.low_ms, eta_ms), wait.high_ms)
 
 
+class WaitLimit(NamedTuple):
+    """The time that a request allows until its start.
+
+    A request is refused if no worker would begin it at once, which the store finds out as it would accept it, and if
+    the waits that were measured lately say so: nine of ten jobs with its estimate wait longer than its limit. Without
+    enough measured waits, it is refused if the estimate is more than TRUSTED_FACTOR times the limit and no further
+    worker is on its way. Without a fresh plan, or while the model sleeps (its first job wakes it), the request is
+    accepted.
+    """
+
+    field: str
+    ms: int
+
+
+def limit_of(job: Job) -> WaitLimit | None:
+    """Return the tighter limit of a job; None if it has none. The time to compute the answer is not counted."""
+    limits = (("queue.max_queue_ms", job.max_queue_ms), ("queue.deadline_ms", job.deadline_ms))
+    given = [WaitLimit(field, ms) for field, ms in limits if ms is not None]
+    return min(given, key=lambda limit: limit.ms, default=None)
+
+
+def exceeds(wait: Wait | None, limit: WaitLimit, *, settled: bool = False) -> bool:
+    """Whether even the low end of the wait's band is longer than the limit. `settled`: no worker is on its way, so that
+    an estimate without a band can be far too long."""
+    if wait is None:
+        return False
+    if wait.low_ms is not None:
+        return wait.low_ms > limit.ms
+    return settled and wait.eta_ms > TRUSTED_FACTOR * limit.ms
+
+
 FRESH_S = 3.0
 """No request is refused by a plan older than this."""
 DEFAULT_RETRY_S = 5.0
@@ -262,18 +293,18 @@ class PlanReader:
 
     def __init__(self) -> None:
         self._plans: Mapping[str, Plan] = {}
-        self._ages: dict[str, float] = {}
+        self._made: dict[str, float] = {}
+        """When each plan was made, in monotonic time."""
         self._ordered: dict[str, float] = {}
         """When this process saw last that a model should have more workers, in monotonic time."""
-        self._read = time.monotonic()
 
     def learn(self, plans: Mapping[str, Plan], now_ms: int) -> None:
         """Store the plans, read at `now_ms` of Redis time."""
-        before, self._plans, self._read = self._plans, plans, time.monotonic()
+        before, self._plans, now = self._plans, plans, time.monotonic()
         for model, plan in plans.items():
             if model not in before or plan.want > before[model].want:
-                self._ordered[model] = self._read
-        self._ages = {model: max(0, now_ms - plan.at_ms) / 1000 for model, plan in plans.items()}
+                self._ordered[model] = now
+        self._made = {model: now - max(0, now_ms - plan.at_ms) / 1000 for model, plan in plans.items()}
 
     def eta_ms(self, model: str, lane: Priority, before: int | None) -> int | None:
         """Return the milliseconds until a job with `before` others ahead of it in its lane starts; None: unknown.
@@ -281,9 +312,9 @@ class PlanReader:
         The plan holds the wait at the lane's end when it was made (`before` None: this one); each job more or less
         since then adds or removes the plan's time per job. A job never starts before the first worker is ready.
         """
-        plan, age = self._plans.get(model), self._age(model)
+        plan = self._plans.get(model)
         prospect = plan.lanes.get(lane) if plan is not None else None
-        if plan is None or prospect is None or prospect.wait_s is None or age > STALE_S:
+        if plan is None or prospect is None or prospect.wait_s is None or self._age(model) > STALE_S:
             return None
         wake_s = self.wake_s(model)
         more = 0 if before is None else before - prospect.waiting
@@ -296,7 +327,9 @@ class PlanReader:
         if plan is None:
             return 0.0
         # With zero workers wanted, this job causes the cold start, which has not begun; draining workers do not help.
-        return max(0.0, plan.wake_s - self._age(model)) if plan.want else max(plan.wake_s, plan.cold_start_s)
+        if not plan.want:
+            return max(plan.wake_s, plan.cold_start_s)
+        return max(0.0, plan.wake_s - self._age(model)) if plan.wake_s else 0.0
 
     def expects_start(self, model: str, missing_s: float) -> bool:
         """Whether the model's first worker is still expected: not if it has not become ready within a cold start.
@@ -332,7 +365,7 @@ class PlanReader:
 
     def _age(self, model: str) -> float:
         """Return the seconds since the plan was made; infinite without one."""
-        return self._ages.get(model, math.inf) + time.monotonic() - self._read
+        return time.monotonic() - self._made.get(model, -math.inf)
 
 
 class CompletionRate:

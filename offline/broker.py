@@ -38,6 +38,7 @@ from streaming.events import Event, EventSettings, EventSubscriptions, Outbox, R
 from streaming.fleet.processes import Fleet
 from streaming.ids import joined
 from streaming.jobs.job import unsupported
+from streaming.jobs.places import cost_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
@@ -320,7 +321,7 @@ class Intake:
         try:
             must_run = bool(asked.queue.do_not_queue)
             accepted = await self._queue.put(
-                job, idempotency_key=key, digest=digest, must_run=must_run, card=card, quota=self._quota
+                job, idempotency_key=key, digest=digest, must_run=must_run, cost=cost_of(job, card), quota=self._quota
             )
             if not accepted.joined:
                 span.end(attributes={names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)})

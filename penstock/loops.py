@@ -223,8 +223,8 @@ class Rounds(Generic[T, Answer]):
         self._waiting: list[tuple[T, asyncio.Future[Answer]]] = []
         self._running: asyncio.Task[None] | None = None
 
-    async def ask(self, item: T) -> Answer:
-        """Wait for the round with this item, and return its answer. Raises what `work` raises or answers."""
+    def ask(self, item: T) -> asyncio.Future[Answer]:
+        """Ask for a round with this item. The future gets its answer, or what `work` raises or answers."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         asked = self._waiting
         asked.append((item, future))
@@ -234,7 +234,7 @@ class Rounds(Generic[T, Answer]):
             self._waiting = []
         else:
             self._keep_running()
-        return await future
+        return future
 
     def _began(self, asked: list[tuple[T, asyncio.Future[Answer]]], answers: Sequence[Answer] | None) -> None:
         if answers is not None:

@@ -46,7 +46,7 @@ class Stamps:
     """Timestamps of a request in microseconds of one clock; None: not reached, or unknown."""
 
     received: int | None = None
-    """t1: the API has received the request's head. A caller that knows t0 (the client sent it) sets that instead."""
+    """t1: the API has the request's first byte. A caller that knows t0 (the client sent it) sets that instead."""
     accepted: int | None = None
     """t1e: the job is in its lane."""
     started: int | None = None

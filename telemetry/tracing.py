@@ -57,10 +57,19 @@ class Span:
     unchanged, so that a trace which other processes record is not interrupted.
     """
 
-    __slots__ = ("_carrier",)
+    __slots__ = ("_carrier", "_token")
 
     def __init__(self, carrier: dict[str, str]) -> None:
         self._carrier = carrier
+
+    def __enter__(self) -> Span:
+        """Within the block, log lines of this task (and of tasks it starts) carry this span's ids. One block at a time;
+        its end does not end the span."""
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
 
     @property
     def trace_id(self) -> str:
@@ -75,10 +84,6 @@ class Span:
     def carrier(self) -> dict[str, str]:
         """The context for child spans, also in other processes: `traceparent`, and `tracestate` if there is one."""
         return self._carrier
-
-    def active(self) -> Active:
-        """Within the block, log lines of this task (and of tasks it starts) carry this span's ids."""
-        return Active(self)
 
     @property
     def recorded(self) -> bool:
@@ -101,22 +106,6 @@ class Span:
             error: why the operation failed.
             name: replaces the name that the span began with.
         """
-
-
-class Active:
-    """A context manager that makes a span the current one."""
-
-    __slots__ = ("_span", "_token")
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-
-    def __enter__(self) -> Span:
-        self._token = _current.set(self._span)
-        return self._span
-
-    def __exit__(self, *_: object) -> None:
-        _current.reset(self._token)
 
 
 class Tracing:

@@ -47,9 +47,10 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["state"]["cors"] = self._origins.cors_headers(scope["path"], scope["state"]["headers"])
+        headers = scope["state"]["headers"]
+        scope["state"]["cors"] = self._origins.cors_headers(scope["path"], headers)
         try:
-            operator = await self._operator(scope["state"]["headers"])
+            operator = await self._operator(headers) if TOKEN_HEADER in headers else None
             admitted = self._admit(scope, operator)
         except ApiError as error:
             self._refusals.log_once(error, scope["path"])
@@ -66,8 +67,9 @@ class RequestGuard:
                 audit.acted(scope, admitted)
 
     async def _operator(self, headers: Mapping[bytes, bytes]) -> Caller | None:
-        """Return the admin whose session of the console sent a request; None for every other. Raises ApiError (503)."""
-        if TOKEN_HEADER not in headers or b"authorization" in headers:
+        """Return the admin whose session of the console sent a request with its token; None for every other. Raises
+        ApiError (503)."""
+        if b"authorization" in headers:
             return None
         try:
             return await self._services.console.caller(headers)

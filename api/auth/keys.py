@@ -64,14 +64,11 @@ class Keyring:
             self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens, key.quotas)
             if key.admin:
                 self._admins[name] = (self._callers[digest], bytes.fromhex(key.sha256))
+        self.open = not self._callers
+        """Whether the server has no keys and serves anyone on this machine."""
         self._admin_token = self._digest(bytes.fromhex(admin_token_sha256)) if admin_token_sha256 else b""
         if self.has_admin_token:
             self._admins[OPERATOR.name] = (OPERATOR, bytes.fromhex(admin_token_sha256))
-
-    @property
-    def open(self) -> bool:
-        """Whether the server has no keys and serves anyone on this machine."""
-        return not self._callers
 
     @property
     def tenants(self) -> frozenset[str]:

@@ -7,8 +7,9 @@ they were half of a token's cost in this process. Head and end of an answer use 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -103,7 +104,8 @@ FRAMING_FIELDS = frozenset((b"content-length", b"transfer-encoding", b"expect"))
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with limits, as `scope["state"]["connection"]` of each request.
+    """uvicorn's HTTP protocol with limits, as `scope["state"]["connection"]` of each request; `received` there is the
+    time of the request's first byte (monotonic seconds).
 
     A connection is before the first byte of a request, in its head, or in its body. While the client has to send
     something, the connection is in one of the guard's deadline queues. While a complete request is being answered, it
@@ -278,8 +280,10 @@ class Connection(HttpToolsProtocol):
     # --- callbacks of the parser; its feed_data raises the errors that they raise -------------------------------------
 
     def on_message_begin(self) -> None:
+        # The head that `_feed` parses again began when it was parsed first.
+        received = self.scope["state"]["received"] if self._begun else time.monotonic()
         super().on_message_begin()
-        self.scope["state"]["connection"] = self
+        self.scope["state"].update(connection=self, received=received)
         self._begun = True
         self._length, self._chunked = 0, False
 
@@ -312,7 +316,7 @@ class Connection(HttpToolsProtocol):
             return
         super().on_headers_complete()
         cycle = self.cycle
-        cycle.transport = cast(asyncio.Transport, self.answers)
+        cycle.transport = self.answers  # type: ignore[assignment]  # it calls these methods alone
         if self.scope["http_version"] == "1.0":  # it has neither interim answers nor chunks
             cycle.waiting_for_100_continue = False
             self.answers.unframe()

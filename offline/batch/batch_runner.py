@@ -51,7 +51,7 @@ class BatchRunner:
             log.info("turn %d at a batch", lease.epoch, extra={"batch": batch_id, "state": lease.state})
             about: Attributes = {names.BATCH_ID: batch_id, names.TENANT: lease.batch.tenant}
             span = self._tools.tracing.span("batch turn", lease.batch.trace, "consumer", attributes=about)
-            with span.active():
+            with span:
                 await BatchTurn(self._tools, lease, self.stop).run()
             span.end()
             turns.labels("done").inc()

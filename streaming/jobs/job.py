@@ -256,7 +256,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     user: str | None = None
     on_disconnect: str = "cancel"
     received_us: int = 0
-    """When its API process had the request's head, in microseconds of Redis time, within `clock_us`; 0: unknown."""
+    """When its API process got the request's first byte, in microseconds of Redis time, within `clock_us`; 0:
+    unknown."""
     clock_us: int = 0
     events: str = ""
     """Recipients of its events, as letters: "b" the broker, "w" webhooks, "wr" webhooks that are told the end of a

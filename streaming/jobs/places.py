@@ -162,19 +162,25 @@ def work_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None) -> int:
 
 def weight_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None, tools: Tools | None = None) -> int:
     """Tokens that quotas count: the work, and the prompt of every choice. `card` as for `work_of`."""
-    return sampling.n * sum(prompt_sizes(prompt, tools)) + work_of(prompt, sampling, card)
+    return prompt_tokens(prompt, sampling, tools) + work_of(prompt, sampling, card)
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What the order of the queue knows of a job (streaming/order.py)."""
+def prompt_tokens(prompt: Prompt, sampling: Sampling, tools: Tools | None) -> int:
+    """Tokens of the prompts, once for each choice."""
+    return sampling.n * sum(prompt_sizes(prompt, tools))
+
+
+class Cost(msgspec.Struct, frozen=True, gc=False):
+    """What the order of the queue (streaming/order.py) and the store's memory know of a job."""
 
     prompt: int
-    """Tokens of the prompts, once for each choice."""
+    """As `prompt_tokens` counts. All else is the same for all conversations."""
     output: int
     """The most tokens of all choices together; the job's end corrects it."""
     patience_ms: int
     """From its arrival to its latest start."""
+    may_write: int
+    """As `reserved_bytes` counts."""
 
     @property
     def units(self) -> int:
@@ -186,7 +192,7 @@ def cost_of(job: Job, card: ModelCard | None = None) -> Cost:
     sampling = job.sampling
     output, choices = work_of(job.prompt, sampling, card), max(1, job.choices)
     patience = patience_ms(job.priority, job.deadline_ms, job.max_queue_ms, output // choices)
-    return Cost(sampling.n * sum(prompt_sizes(job.prompt, job.tools)), output, patience)
+    return Cost(prompt_tokens(job.prompt, sampling, job.tools), output, patience, reserved_bytes(job, card))
 
 
 def answer_tokens(max_tokens: int | None, card: ModelCard | None, prompt_tokens: int = 0) -> int:
@@ -262,8 +268,7 @@ CACHE_MAX_AGE_S = 5.0
 """How long a read is cached without requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePlace:
+class QueuePlace(msgspec.Struct, frozen=True, gc=False):
     """The place of a waiting job, in numbers of jobs that are expected to start before it."""
 
     higher: int = 0

@@ -28,7 +28,7 @@ from streaming.errors import (
 from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, preview_of
-from streaming.jobs.places import FIRST, QueuePlace, cost_of, reserved_bytes
+from streaming.jobs.places import FIRST, Cost, QueuePlace, cost_of
 from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 PUT_RETRY_DELAY_S = 0.05
 NO_QUOTAS: Mapping[str, int] = {}
+NO_WEIGHT = str(DEFAULT_WEIGHT)
 NOT_READ = (0, 0, 0, 0, 0)
 """The place of a job that an earlier attempt at the same put has accepted."""
 
@@ -114,14 +115,14 @@ class Queue:
         self, client: RedisClient, headroom: Headroom | None = None, weights: Mapping[str, float] = NO_WEIGHTS
     ) -> None:
         self._client, self._headroom, self._quotas = client, headroom, Quotas(client)
-        self._weights = weights
+        self._weights = {tenant: str(weight) for tenant, weight in weights.items()}
         self._puts, self._follows = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "", conversation: str = "") -> str:
         """Make a job id. A conversation determines the partition of its turns; else an idempotency key does, so that
         equal keys meet in one partition."""
         count = self._client.settings.partitions
-        if (partition := partition_of(conversation, "conv_")) is not None:
+        if conversation and (partition := partition_of(conversation, "conv_")) is not None:
             return new_job_id(partition % count)
         if idempotency_key:
             return new_job_id(digest_partition(idempotency_digest(tenant, idempotency_key), count))
@@ -134,7 +135,8 @@ class Queue:
         idempotency_key: str = "",
         digest: str = "",
         must_run: bool = False,
-        card: ModelCard | None = None,
+        cost: Cost | None = None,
+        partition: int | None = None,
         refusal: Exception | None = None,
         quota: QuotaSettings = UNLIMITED,
         version: int | None = None,
@@ -144,7 +146,8 @@ class Queue:
         Args:
             digest: Of the request body, for the idempotency check.
             must_run: Refuse the job unless a worker is idle.
-            card: Of the job's model, to estimate how much the job may write.
+            cost: If it is known; else that of a job whose model's card is not.
+            partition: The job's, if it is known.
             refusal: Why no new job is accepted. Only the existing job of the idempotency key is returned then.
             quota: The tenant's storage quota.
             version: Of the conversation whose turn the job is, as its request has read it.
@@ -155,12 +158,13 @@ class Queue:
         """
         if refusal is not None:
             return await self._existing(job, idempotency_key, digest, refusal)
+        partition, left = self._partition(job.id) if partition is None else partition, NO_QUOTAS
         try:
-            left = NO_QUOTAS
             if quota.bounds_jobs:
-                left = await self._quotas.left(job.tenant, self._partition(job.id), quota)
-            (_, partition, args), reserved = self._put_call(
-                job, idempotency_key, digest, must_run=must_run, card=card, version=version, quotas=left
+                left = await self._quotas.left(job.tenant, partition, quota)
+            cost = cost or cost_of(job)
+            args, reserved = self._put_args(
+                job, partition, cost, idempotency_key, digest, must_run=must_run, version=version, quotas=left
             )
         except StoreFull as error:
             return await self._existing(job, idempotency_key, digest, error)
@@ -201,11 +205,12 @@ class Queue:
         refused: dict[str, StoreFull] = {}
         for job in jobs:
             try:
-                call, reservation = self._put_call(job, part=True, card=(cards or {}).get(job.model))
+                partition, cost = self._partition(job.id), cost_of(job, (cards or {}).get(job.model))
+                args, reservation = self._put_args(job, partition, cost, part=True)
             except StoreFull as error:
                 refused[job.id] = error
                 continue
-            calls.append(call)
+            calls.append(("put", partition, args))
             reserved.append(reservation)
         accepted: dict[str, Accepted | LaneFull | StoreFull] = {}
         answers: Sequence[Any] = ()
@@ -243,26 +248,22 @@ class Queue:
                 raise ConversationChanged("another turn has begun, or items have changed")
         raise StreamingError(f"put answered {answer!r}")
 
-    def _put_call(
+    def _put_args(
         self,
         job: Job,
+        partition: int,
+        cost: Cost,
         key: str = "",
         digest: str = "",
         *,
         must_run: bool = False,
         part: bool = False,
-        card: ModelCard | None = None,
         version: int | None = None,
         quotas: Mapping[str, int] = NO_QUOTAS,
-    ) -> tuple[Call, Reservation]:
-        """Build the call and reserve its memory. Raises StoreFull, NeverFits."""
-        settings, partition, body = self._client.settings, self._partition(job.id), encode(job)
-        key = idempotency_digest(job.tenant, key, _conversation_of(job)) if key else ""
-        may_write, cost = reserved_bytes(job, card), cost_of(job, card)
-        conversation = _conversation_of(job) if version is not None else ""
-        reserved = Reservation()
-        if self._headroom is not None:
-            reserved = self._headroom.reserve(partition, len(body), may_write, part=part)
+    ) -> tuple[Sequence[bytes], Reservation]:
+        """Build the arguments of the script and reserve the memory. Raises StoreFull, NeverFits."""
+        settings, body, headroom = self._client.settings, encode(job), self._headroom
+        reserved = headroom.reserve(partition, len(body), cost.may_write, part=part) if headroom else Reservation()
         put = Put(
             id=job.id,
             tenant=job.tenant,
@@ -271,28 +272,28 @@ class Queue:
             reply=job.reply_to,
             max_queue_ms=job.max_queue_ms,
             deadline_ms=job.deadline_ms,
-            key=key,
+            key=idempotency_digest(job.tenant, key, _conversation_of(job)) if key else "",
             digest=digest,
             lane_limit=settings.lane_limit,
             must_run=must_run,
             retention_s=settings.retention_s,
             part=part,
             events=job.events,
-            may_write=may_write,
+            may_write=cost.may_write,
             max_reserved=reserved.max_reserved,
             prompt=cost.prompt,
             output=cost.output,
-            weight=str(self._weights.get(job.tenant, DEFAULT_WEIGHT)),
+            weight=self._weights.get(job.tenant, NO_WEIGHT),
             patience_ms=cost.patience_ms,
             dated=job.response is not None,
             endpoint=job.endpoint,
-            conversation=conversation,
+            conversation=_conversation_of(job) if version is not None else "",
             version=version,
             webhook=job.webhook,
             preview="" if part else preview_of(job.prompt),
             quotas=quotas,
         )
-        return ("put", partition, (_encode_put(put), body, encode_metadata(job.metadata))), reserved
+        return (_encode_put(put), body, encode_metadata(job.metadata)), reserved
 
     async def ended(self, job_ids: Iterable[str]) -> list[str]:
         """Filter ids: those of jobs that have ended or are no longer kept. Raises Unavailable."""

@@ -70,8 +70,14 @@ class translated:  # noqa: N801 - used like a function
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._task and self._task.cancelling() > self._cancels:
             raise asyncio.CancelledError
-        if error is not None and (meaning := _meaning(error)):
-            raise (Loading if _is_loading(error) else Unavailable)(meaning) from error
+        if error is not None and (ours := _ours(error)) is not error:
+            raise ours from error
+
+
+def _ours(error: BaseException) -> BaseException:
+    """Our error for one of the client library; the same if it is of another kind."""
+    meaning = _meaning(error)
+    return (Loading if _is_loading(error) else Unavailable)(meaning) if meaning else error
 
 
 def _meaning(error: BaseException) -> str:
@@ -184,23 +190,21 @@ class RedisClient:
         If there are several calls, each must be safe to repeat. At D3, an answer that is a promise waits for a replica.
         Raises Unavailable (some of them may have run), Fenced.
         """
-        answers = await self.outcomes(calls)
-        with translated():
-            checked(answers)
+        answers = checked(await self.outcomes(calls))
         if b"fenced" in answers:
             raise Fenced("the lease of this worker was taken from it")
         return answers
 
     async def outcomes(self, calls: Sequence[Call]) -> list[Any]:
-        """Like `calls`, for independent calls: returns an error answer, as the client library's exception, in the place
-        of its call. Raises Unavailable."""
+        """Like `calls`, for independent calls: returns an error answer, as the exception that `calls` raises, in the
+        place of its call. Raises Unavailable."""
         with translated():
             answers = await self._run(calls)
             if moved := _moved(answers):
                 for error in moved:
                     await self._topology.follow(error)
                 answers = await self._run(calls)
-            return answers
+        return [_ours(answer) if isinstance(answer, Exception) else answer for answer in answers]
 
     def send_nowait(self, calls: Sequence[Call], on_done: Then) -> bool:
         """Send calls before this returns, and wake no task for their answers. Callers decide whether a call may be sent
@@ -443,7 +447,7 @@ def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
 def _begun(sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]]) -> list[Any] | None:
     """The answer or error of each call; the connection's error if that was lost. None: send the calls once more."""
     if error := sent.exception():
-        return [error] * sum(map(len, groups))
+        return [_ours(error)] * sum(map(len, groups))
     if any(isinstance(answer, Exception) for answer in sent.result()):
         return None
     return _by_call(groups, sent.result())
@@ -539,16 +543,12 @@ class ScriptBatcher:
         self._rounds: dict[int, Rounds[Call, Any]] = {}
         """By partition, so that a slow or unavailable one delays no other."""
 
-    async def call(self, partition: int, *args: str | bytes | int) -> Any:
-        """Call the script with these arguments; returns the answer to this call alone. Raises Unavailable."""
+    def call(self, partition: int, *args: str | bytes | int) -> asyncio.Future[Any]:
+        """Call the script with these arguments; the future gets the answer to this call alone. Raises Unavailable."""
         rounds = self._rounds.get(partition)
         if rounds is None:
             client = self._client
             rounds = self._rounds[partition] = Rounds(
                 client.outcomes, max_items=MAX_BATCHED_CALLS, eager_items=EAGER_CALLS, start_now=client.send_nowait
             )
-        try:
-            return await rounds.ask((self._script, partition, args))
-        except (RedisError, RedisClusterException, OSError):
-            with translated():
-                raise
+        return rounds.ask((self._script, partition, args))

@@ -296,14 +296,14 @@ class StoreMonitor:
         """The same for clients, without the deployment's settings, which only the log and `penstock doctor` show."""
         if self._refusal:
             return WRONG_STORE
-        return SHORTFALL if self._shortfall else self.reason
+        return SHORTFALL if self._shortfall else "" if self.entered.is_set() else NOT_CHECKED
 
     @property
     def refusal(self) -> str:
         """`brief`, for a request that needs the store. Raises Unavailable until the store was checked once."""
-        if not self.entered.is_set() and not (self._refusal or self._shortfall):
+        if (brief := self.brief) == NOT_CHECKED:
             raise Unavailable(NOT_CHECKED)
-        return self.brief
+        return brief
 
     async def enter(self) -> None:
         """Compare the store's identity with the settings, before any other use of it. Raises ConfigError if this

@@ -11,8 +11,8 @@ from flow import until
 from httpx2 import Response
 from msgspec.structs import replace
 
-from api.admission import WaitLimit, exceeds, limit_of
 from api.openai.errors import Wait
+from api.waits import WaitLimit, exceeds, limit_of
 from streaming.jobs.job import Job, Text
 from streaming.jobs.lease import Lease
 from streaming.order import Priority

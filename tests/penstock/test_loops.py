@@ -225,9 +225,9 @@ async def test_who_waits_for_the_next_round_ends_with_the_one_that_is_cancelled(
         raise AssertionError("never done")
 
     rounds = Rounds(work)
-    first = asyncio.create_task(rounds.ask(1))
+    first = rounds.ask(1)
     await begun.wait()
-    second = asyncio.create_task(rounds.ask(2))
+    second = rounds.ask(2)
     await asyncio.sleep(0)
     assert rounds._running is not None
     rounds._running.cancel()

@@ -64,7 +64,7 @@ def test_requests_of_the_http_client_are_not_written(lines: io.StringIO) -> None
 def test_a_span_gives_its_ids_to_the_lines_within(lines: io.StringIO) -> None:
     """Inside `active` a line carries the trace, outside it does not."""
     span = start_tracing("api", "").span("chat")
-    with span.active():
+    with span:
         logging.getLogger("x").info("inside")
     logging.getLogger("x").info("outside")
     inside, outside = (json.loads(line) for line in lines.getvalue().splitlines())

@@ -202,7 +202,7 @@ def test_the_active_span_is_the_innermost() -> None:
     """`active` nests and puts back what was before."""
     off = start_tracing("api", "")
     outer, inner = off.span("a"), off.span("b")
-    with outer.active(), inner.active() as span:
+    with outer, inner as span:
         assert current() is inner is span
     assert current() is None
 

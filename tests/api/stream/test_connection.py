@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -53,6 +54,19 @@ class Streams:
         if not connection.end_stream(path):
             self.told.append("behind")
             await send({"type": "http.response.body", "body": path, "more_body": False})
+
+
+@dataclass
+class Begun:
+    """An ASGI application that notes when each request began, by its path, and answers nothing but that it is there."""
+
+    noted: dict[str, float] = field(default_factory=dict)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.noted[scope["path"]] = scope["state"]["received"]
+        await asyncio.sleep(0.05)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
 
 
 @pytest.fixture
@@ -179,3 +193,23 @@ async def test_the_end_of_a_stream_waits_for_a_reader_who_is_behind() -> None:
     async with serving(streams) as served:
         answer = await said(served.port, b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n", ends=1)
     assert answer.endswith(b"2\r\n/a\r\n0\r\n\r\n") and streams.told == ["behind"]
+
+
+@pytest.mark.parametrize("fields", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+async def test_a_request_begins_with_its_first_byte(fields: bytes) -> None:
+    """Not with the end of its head, nor when it is its turn to be answered, nor as its head is read once more."""
+    begun, asked = Begun(), time.monotonic()
+    async with serving(begun) as served:
+        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(b"GET /a HTTP/1.1\r\n")
+        await soon(lambda: served.open and served.connection._begun)
+        more = time.monotonic()
+        writer.write(b"Host: x\r\n" + fields + b"\r\n")
+        await soon(lambda: begun.noted)
+        next_ = time.monotonic()
+        writer.write(b"GET /b HTTP/1.1\r\nHost: x\r\n\r\n")
+        await soon(lambda: served.connection.pipeline)
+        waits = time.monotonic()
+        await soon(lambda: len(begun.noted) == 2)
+        writer.close()
+    assert asked <= begun.noted["/a"] <= more <= next_ <= begun.noted["/b"] <= waits

@@ -152,9 +152,9 @@ async def test_a_round_holds_all_that_was_asked_during_the_last() -> None:
         return [10 * item for item in items]
 
     rounds: Rounds[int, int] = Rounds(work)
-    first = asyncio.create_task(rounds.ask(1))
+    first = rounds.ask(1)
     await begun.wait()
-    second, third, left = (asyncio.create_task(rounds.ask(item)) for item in (2, 3, 4))
+    second, third, left = (rounds.ask(item) for item in (2, 3, 4))
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.sleep(0)

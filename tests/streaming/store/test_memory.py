@@ -196,7 +196,7 @@ async def flooded(queues: list[Queue], job: Job) -> list[str]:
     for queue in queues:
         for _ in range(1000):
             try:
-                accepted.append((await queue.put(again(queue, job), card=None)).id)
+                accepted.append((await queue.put(again(queue, job))).id)
             except StoreFull:
                 break
     return accepted
