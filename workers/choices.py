@@ -175,8 +175,10 @@ class ChoiceStarter:
     def _has_turn(self, attempt: Attempt) -> bool:
         """Whether no job of its lane, or of a higher one, waits at the gate. A job that the engine is to refuse waits
         for no other."""
+        if not self.waiting:
+            return True
         rank = attempt.job.priority.rank
-        if not self.waiting or all(each.last_start or each.job.priority.rank > rank for each in self.waiting.values()):
+        if all(each.last_start or each.job.priority.rank > rank for each in self.waiting.values()):
             return True
         return self.gate.never_fits(attempt, attempt.next_choice[0])
 
@@ -196,8 +198,6 @@ class ChoiceStarter:
     def _start(self, attempt: Attempt) -> None:
         """Give the engine the next choice. If the engine refuses it, the job fails. Raises EngineDead."""
         index, request = attempt.start_next()
-        if not attempt.last_start:
-            attempt.stamps.release()
         try:
             self._engine.submit(request)
         except Refused as refused:
@@ -255,6 +255,8 @@ class ChoiceStarter:
     def _start_next(self, attempt: Attempt) -> None:
         """Start one more choice of a job that has begun. Raises EngineDead."""
         self._overtaken = -1
+        if not attempt.last_start:
+            attempt.stamps.release()
         self._start(attempt)
         if attempt.stopped:
             self._on_stopped(attempt)
