@@ -104,6 +104,8 @@ class ChoiceStarter:
         They may overtake it until all that ran when it began to wait has ended: without them it would have begun by
         then. Afterwards none is claimed until it begins.
         """
+        if not self.waiting:
+            return 0
         held = [each for each in self.waiting.values() if not each.last_start]
         standard = [each for each in held if each.job.priority is Priority.STANDARD]
         if not standard or any(each.job.priority is Priority.INTERACTIVE for each in held):
@@ -114,13 +116,14 @@ class ChoiceStarter:
 
     def batch_room(self) -> int | None:
         """How many jobs of lane batch to claim at most; None: any number."""
-        free = room_for_batch(self.stats().slots, self.reserved, self.batch_texts)
+        slots = self.stats().slots
+        free = room_for_batch(slots, reserved_slots(slots, self._settings.reserved_slots), self.batch_texts)
         return self.gate.batch_room(free, self._held_back(batch=True))
 
     def _held_back(self, *, batch: bool) -> int:
         """Jobs of lane batch, or of the others, that wait at the gate with their first choice."""
-        held = [each for each in self.waiting.values() if not each.last_start]
-        return sum([(each.job.priority is Priority.BATCH) is batch for each in held])
+        held = self.waiting.values()
+        return sum([not each.last_start and (each.job.priority is Priority.BATCH) is batch for each in held])
 
     def stats(self) -> Stats:
         """Statistics of the engine."""

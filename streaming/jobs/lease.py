@@ -51,6 +51,9 @@ HANDED_BACK, PREEMPTED, RETURNED = "handed_back", "preempted", "returned"
 """Outcomes of an attempt whose job is put back: its worker drains, needs its place for a job of a higher lane,
 or cannot reach its server."""
 
+WRITTEN = frozenset((0, 1))
+"""What append, checkpoint and finish answer when their write is done; else -1, "fenced" or an error."""
+
 MAX_RENEWALS = 20
 """Renewals by steps in the length of a lease: each costs the server a tenth of a step."""
 
@@ -259,8 +262,7 @@ class Lease:
         If so, or if this returns False, pass them to `calls`, which raises the reason."""
 
         def answered(answers: list[Any] | None) -> None:
-            failed = answers is None or b"fenced" in answers or any(isinstance(each, Exception) for each in answers)
-            on_done(None if failed or _behind(calls, answers or ()) else answers)
+            on_done(None if answers is None or not WRITTEN.issuperset(answers) else answers)
 
         return self._client.send_nowait(calls, answered)
 
