@@ -163,13 +163,14 @@ class Attempt:
         self.claim, self.job, self.partition = claim, job, claim.partition
         self.number = claim.number
         """The run's number, which identifies the job in this worker's frames."""
-        self._history, self._sections, self.past_tokens = history.rows, history.sections, history.tokens
-        self.first_ms, self._kept_ms = history.first_ms, kept_ms(history, claim.earlier_attempts)
+        self._history, self._sections = history.rows, history.sections
+        self.past_tokens: tuple[int, ...] = ()
+        self.first_ms, self._kept_ms = history.first_ms, 0
         """Redis time of the job's first token, if an earlier run generated it, else 0; and for how long what is kept of
         earlier runs was generated."""
         self.seq = len(history.rows)
         """The last delta's number."""
-        self.opening = Opening(job.id, self.seq + 1, history.last_run, (), 0, self.first_ms, self._kept_ms)
+        self.opening = Opening(job.id, begun_ms=self.first_ms)
         self._record = bytearray()
         """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
         hot data of the token path in the processor's cache."""
@@ -197,7 +198,7 @@ class Attempt:
         """The entries of `_prompts` that no delta contains yet. Later attempts read the counts from the log."""
         self.servers: dict[int, str] = {}
         """By choice: the model that gives it, if it is another one than the job's."""
-        if history.rows:
+        if history is not NOTHING:
             self._take_over(history)
         self._echoes = echoes_left(job, history.rows) if job.echo else {}
         self._stopped: tuple[JobState, Failure, str] | None = None
@@ -205,15 +206,17 @@ class Attempt:
         """Indices of choices that have not ended."""
         self._waiting: dict[int, Request] = {}
         """Open choices that were not submitted to the engine yet, the one that has waited longest first."""
-        self.share = 1
-        """How many of its choices may be in the engine at a time."""
+        self.share, self.last_start = 1, 0
+        """How many of its choices may be in the engine at a time; and the sequence number, among all texts of the
+        worker, of the choice that was submitted last; 0: none was."""
         self.ahead: frozenset[str] = frozenset()
         """What the engine ran when the job began to wait at the gate, by request id."""
-        self.last_start = 0
-        """Sequence number, among all texts of the worker, of the choice that was submitted last; 0: none was."""
 
     def _take_over(self, history: History) -> None:
-        """Take what earlier runs logged of each choice."""
+        """Take what earlier runs logged."""
+        self.past_tokens, self._kept_ms = history.tokens, kept_ms(history, self.claim.earlier_attempts)
+        times = self.first_ms, self._kept_ms
+        self.opening = Opening(self.job.id, self.seq + 1, history.last_run, (), 0, *times)
         for row in history.rows:
             self._record += encode_delta(replace(row, run_number=self.number))
             self._counts[row.index] += row.n

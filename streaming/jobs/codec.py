@@ -309,11 +309,8 @@ TAGS = frozenset(kind.__struct_config__.tag for kind in (Draft, *get_args(Reply)
 """The tags that this version knows."""
 
 
-def encode(message: msgspec.Struct) -> bytes:
-    """Any message as msgpack."""
-    return _ENCODER.encode(message)
-
-
+encode: Callable[[msgspec.Struct], bytes] = _ENCODER.encode
+"""Any message as msgpack."""
 PlainDelta: TypeAlias = tuple[int, int, int, str, tuple[int, ...], int, str, tuple[Logprob, ...]]
 """The fields of a Delta before `prompt`, as nearly all are written: read, they are one."""
 encode_plain: Callable[[PlainDelta], bytes] = _ENCODER.encode
@@ -323,7 +320,7 @@ encode_plain: Callable[[PlainDelta], bytes] = _ENCODER.encode
 def encode_delta(delta: Delta) -> bytes:
     """A delta in its shortest form."""
     if delta.served_by or delta.extras:
-        return _ENCODER.encode(delta)
+        return encode(delta)
     return _ENCODER.encode(astuple(delta)[: 8 if delta.prompt is None else 9])
 
 
