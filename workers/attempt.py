@@ -370,16 +370,16 @@ class Attempt:
         `now` is when the piece came, in monotonic seconds. Hot path: called once a token. Raises (OverflowError,
         ValueError, TypeError) if the piece cannot be encoded: the deltas are then as they were before.
         """
-        finish = piece.finish
+        n, finish = piece.n, piece.finish
         if piece.prompt_tokens:
             self._count_prompt(index, piece)
         if finish or piece.failure is not None:
             self._close(index, piece, now)
-        if self._stopped is not None or not (piece.n or piece.text or finish or piece.ids or piece.extras):
+        if self._stopped is not None or not (n or piece.text or finish or piece.ids or piece.extras):
             return None
         if self._echoes and index in self._echoes:
             piece = replace(piece, text=self._echoes.pop(index) + piece.text)
-        seq, n = self.seq + 1, piece.n
+        seq = self.seq + 1
         if n > MAX_COUNT:
             raise OverflowError(f"{n} tokens in a piece")
         if piece.served_by or piece.extras or (self._unlogged_prompts and index in self._unlogged_prompts):

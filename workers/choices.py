@@ -104,8 +104,6 @@ class ChoiceStarter:
         They may overtake it until all that ran when it began to wait has ended: without them it would have begun by
         then. Afterwards none is claimed until it begins.
         """
-        if not self.waiting:
-            return 0
         held = [each for each in self.waiting.values() if not each.last_start]
         standard = [each for each in held if each.job.priority is Priority.STANDARD]
         if not standard or any(each.job.priority is Priority.INTERACTIVE for each in held):
