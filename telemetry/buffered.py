@@ -46,21 +46,19 @@ class BufferedHistogram:
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
         self._value, self._bucket = 0.0, 0
-        """The last observed value and its bucket."""
+        """The value that `observe_equal` had last, and its bucket."""
         self._flushed = list(self._counts)
         self._flushed_total = 0.0
 
     def observe(self, value: float, n: int = 1) -> None:
         """Add `n` observations of the same value, in seconds."""
-        if value != self._value:  # the tokens of one engine step all have the same value
-            self._value, self._bucket = value, bisect_left(self._bounds, value)
-        self._counts[self._bucket] += n
+        self._counts[bisect_left(self._bounds, value)] += n
         self._total += value * n
 
     def observe_equal(self, total: float, n: int) -> None:
         """Add `n` equal observations of `total` seconds together. Inlined, because it runs once a token."""
         value = total / n
-        if value != self._value:
+        if value != self._value:  # the tokens of one engine step all have the same value
             self._value, self._bucket = value, bisect_left(self._bounds, value)
         self._counts[self._bucket] += n
         self._total += total

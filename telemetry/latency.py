@@ -9,7 +9,7 @@ with its last token, not with its first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -134,20 +134,23 @@ def lost_between(first: int, resumed: int, kept: int) -> int:
     return max(0, resumed - first - kept)
 
 
-def engine_parts(times: Sequence[int], lost: int = 0) -> Iterator[tuple[str, int]]:
-    """Names and lengths of the parts up to the engine's last token, as `split` has them; a cheaper form for counting.
+def engine_parts(times: Sequence[int], lost: int = 0) -> dict[str, int]:
+    """Lengths of the parts up to the engine's last token, as `split` has them; a cheaper form for counting.
 
     Args:
         times: when the request was received and when each of these parts ended, in one unit; 0: not known.
         lost: the time in decode that was lost to retries.
     """
-    since = times[0]
+    parts, since = dict[str, int](), times[0]
     for name, end in zip(_NAMES, times[1:], strict=False):
         if end:
             if since:
-                moved = lost if name == "retries" else -lost if name == "decode" else 0
-                yield name, max(0, end - since + moved)
+                parts[name] = max(0, end - since)
             since = end
+    if lost:
+        moved = {"retries": lost, "decode": -lost}
+        parts |= {name: max(0, spent + moved[name]) for name, spent in parts.items() if name in moved}
+    return parts
 
 
 def first_seen(stamps: Stamps, *, whole: bool) -> int | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -18,7 +18,6 @@ from streaming.jobs.codec import (
     Delta,
     Generated,
     Opening,
-    PlainDelta,
     Run,
     Section,
     Terminal,
@@ -60,8 +59,8 @@ class AttemptStamps:
         A job of several texts begins with the first to begin and ends with the last to end.
         """
         if times is not None:
-            self.scheduled = _earlier(self.scheduled, times.scheduled)
-            self.first = _earlier(self.first, times.first)
+            self.scheduled = min(self.scheduled or times.scheduled, times.scheduled or self.scheduled)
+            self.first = min(self.first or times.first, times.first or self.first)
         self.last = max(self.last, times.last if times is not None and times.last else now)
 
     def generated(self, clock: Clock, partition: int) -> Generated:
@@ -69,10 +68,6 @@ class AttemptStamps:
         known = (self.released, self.scheduled, self.first, self.last if self.first else 0.0)
         released, scheduled, first, last = clock.times(known, partition)
         return Generated(released, scheduled, first, last, clock.error_us(partition))
-
-
-def _earlier(known: float, other: float) -> float:
-    return min(known, other) if known and other else known or other
 
 
 def prompt_of(job: Job, number: int) -> Sequence[ChatTurn] | str | Sequence[int]:
@@ -158,16 +153,7 @@ class Attempt:
     __slots__ = (
         *("claim", "number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check", "first_ms"),
         *("checkpointing", "stamps", "trace", "deadline", "addresses", "unnamed", "share", "ahead", "last_start"),
-        *(
-            "_history",
-            "_sections",
-            "_kept_ms",
-            "_record",
-            "_counts",
-            "_choices",
-            "_finishes",
-            "_prompts",
-        ),
+        *("choices", "_history", "_sections", "_kept_ms", "_record", "_counts", "_finishes", "_prompts"),
         *("_unlogged_prompts", "servers", "_stopped", "_open", "_waiting", "_echoes"),
     )
     """With 30 attributes or more an instance has a dict of its own: each token then cost the worker 10 % more."""
@@ -177,18 +163,19 @@ class Attempt:
         self.claim, self.job, self.partition = claim, job, claim.partition
         self.number = claim.number
         """The run's number, which identifies the job in this worker's frames."""
-        self._history, self._sections, self.past_tokens = history.rows, history.sections, history.tokens
-        self.first_ms, self._kept_ms = history.first_ms, kept_ms(history, claim.earlier_attempts)
+        self._history, self._sections = history.rows, history.sections
+        self.past_tokens: tuple[int, ...] = ()
+        self.first_ms, self._kept_ms = history.first_ms, 0
         """Redis time of the job's first token, if an earlier run generated it, else 0; and for how long what is kept of
         earlier runs was generated."""
         self.seq = len(history.rows)
         """The last delta's number."""
-        self.opening = Opening(job.id, self.seq + 1, history.last_run, (), 0, self.first_ms, self._kept_ms)
+        self.opening = Opening(job.id, begun_ms=self.first_ms)
         self._record = bytearray()
         """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
         hot data of the token path in the processor's cache."""
-        self._choices = job.choices
-        self._counts = [0] * self._choices
+        self.choices = job.choices
+        self._counts = [0] * self.choices
         """Tokens generated, by choice."""
         self.first_frame = claim.first_frame
         """The first frame of the log that a replay of this job still needs."""
@@ -196,38 +183,40 @@ class Attempt:
         """Validates the answer against the requested JSON schema."""
         self.checkpointing = False
         """Whether a checkpoint of its deltas is being written."""
-        self.stamps = AttemptStamps()
-        self.trace = ""
-        """As in the engine's requests."""
+        self.stamps, self.trace = AttemptStamps(), ""
+        """`trace`: as in the engine's requests."""
         self.deadline: asyncio.TimerHandle | None = None
         """The worker's timer, kept here so that it ends with the attempt."""
         self.addresses: Sequence[str] = (claim.reply if job.stream else ()) or (SILENT,)
         """Reply addresses that get its deltas."""
         self.unnamed = True
         """Whether some address still needs the opening, which binds the run's number to this job."""
-        self._finishes = [""] * self._choices
+        self._finishes = [""] * self.choices
         self._prompts: dict[int, tuple[int, int]] = {}
         """By choice: tokens of its prompt, and how many of them were cached, as the first engine counted."""
         self._unlogged_prompts: dict[int, tuple[int, int]] = {}
         """The entries of `_prompts` that no delta contains yet. Later attempts read the counts from the log."""
         self.servers: dict[int, str] = {}
         """By choice: the model that gives it, if it is another one than the job's."""
-        self._take_over(history)
-        self._echoes = echoes_left(job, history.rows)
+        if history is not NOTHING:
+            self._take_over(history)
+        self._echoes = echoes_left(job, history.rows) if job.echo else {}
         self._stopped: tuple[JobState, Failure, str] | None = None
         self._open: set[int] = set()
         """Indices of choices that have not ended."""
-        self._waiting: deque[tuple[int, Request]] = deque()
-        """Open choices that were not submitted to the engine yet."""
-        self.share = 1
-        """How many of its choices may be in the engine at a time."""
+        self._waiting: dict[int, Request] = {}
+        """Open choices that were not submitted to the engine yet, the one that has waited longest first."""
+        self.share, self.last_start = 1, 0
+        """How many of its choices may be in the engine at a time; and the sequence number, among all texts of the
+        worker, of the choice that was submitted last; 0: none was."""
         self.ahead: frozenset[str] = frozenset()
         """What the engine ran when the job began to wait at the gate, by request id."""
-        self.last_start = 0
-        """Sequence number, among all texts of the worker, of the choice that was submitted last; 0: none was."""
 
     def _take_over(self, history: History) -> None:
-        """Take what earlier runs logged of each choice."""
+        """Take what earlier runs logged."""
+        self.past_tokens, self._kept_ms = history.tokens, kept_ms(history, self.claim.earlier_attempts)
+        times = self.first_ms, self._kept_ms
+        self.opening = Opening(self.job.id, self.seq + 1, history.last_run, (), 0, *times)
         for row in history.rows:
             self._record += encode_delta(replace(row, run_number=self.number))
             self._counts[row.index] += row.n
@@ -284,7 +273,7 @@ class Attempt:
         """Seconds from the hand-over to the engine to the first token, without the wait inside the engine if that is
         known. None: no such time is known of one whole prompt, as for a continued job or one of several choices."""
         stamps = self.stamps
-        if self._history or self._choices > 1 or not stamps.first:
+        if self._history or self.choices > 1 or not stamps.first:
             return None
         return stamps.first - (stamps.scheduled or stamps.released)
 
@@ -304,32 +293,32 @@ class Attempt:
 
     def requests(self) -> dict[int, Request]:
         """Build a request, by choice index, for each choice that has not finished."""
-        requests = {}
-        rows = defaultdict[int, list[Delta]](list)
+        requests, limit = {}, self.job.sampling.max_tokens
+        rows: dict[int, list[Delta]] = {}
         for row in self._history:
-            rows[row.index].append(row)
-        for index in range(self._choices):
-            past = past_of(self.job, rows[index])
-            self._finishes[index] = self._finishes[index] or ("length" if self._spent(past) else "")
+            rows.setdefault(row.index, []).append(row)
+        for index, count in enumerate(self._counts):
+            if limit is not None and count >= limit and not self._finishes[index]:
+                self._finishes[index] = "length"
             if not self._finishes[index]:
-                run = author(self._sections, rows[index][0].seq) if past else None
-                requests[index] = self._request(index, past, run or Run(self.claim.worker, self.number))
+                requests[index] = self._request(index, rows.get(index, ()))
         self._open = set(requests)
         return requests
 
     def queue_choices(self) -> None:
         """Queue every unfinished choice for submission, by rising index."""
         self.stamps.release()
-        self._waiting.extend(self.requests().items())
+        self._waiting = self.requests()
 
     @property
     def next_choice(self) -> tuple[int, Request]:
         """The choice that has waited longest, if any waits."""
-        return self._waiting[0]
+        return next(iter(self._waiting.items()))
 
     def start_next(self) -> tuple[int, Request]:
         """Take the choice that has waited longest; the caller submits it to the engine."""
-        return self._waiting.popleft()
+        index = next(iter(self._waiting))
+        return index, self._waiting.pop(index)
 
     def refuse(self, index: int, failure: Failure) -> None:
         """Fail the job because the engine refused this choice."""
@@ -338,16 +327,13 @@ class Attempt:
 
     def start_no_more(self) -> None:
         """Drop the choices that wait to be submitted."""
-        self._open.difference_update([index for index, _ in self._waiting])
+        self._open.difference_update(self._waiting)
         self._waiting.clear()
 
-    def _spent(self, past: PastRows) -> bool:
-        limit = self.job.sampling.max_tokens
-        return limit is not None and sum([count for _, _, count in past]) >= limit
-
-    def _request(self, index: int, past: PastRows, begun_by: Run) -> Request:
-        """`begun_by`: the run that generated its first delta, or this one."""
+    def _request(self, index: int, rows: Sequence[Delta]) -> Request:
+        """`rows`: what earlier attempts generated of the choice."""
         sampling = self.job.sampling
+        run = author(self._sections, rows[0].seq) if rows else None
         prompt = prompt_of(self.job, index // sampling.n)
         if sampling.n > 1:
             # A seed per copy, so that copies of one prompt differ.
@@ -357,7 +343,7 @@ class Attempt:
             self._request_id(index),
             prompt,
             sampling,
-            past,
+            past_of(self.job, rows) if rows else (),
             self.job.tenant,
             ENGINE_PRIORITY[self.job.priority],
             self.job.tools,
@@ -367,7 +353,7 @@ class Attempt:
             inputs=inputs_of(self.job, index // sampling.n),
             text_id=f"{self.job.id}/{index}",
             trace=self.trace,
-            begun_by=f"{begun_by.worker}/{begun_by.number}",
+            begun_by=f"{self.claim.worker}/{self.number}" if run is None else f"{run.worker}/{run.number}",
             passed=self.job.passed,
         )
 
@@ -376,8 +362,7 @@ class Attempt:
 
     def live_ids(self) -> list[str]:
         """Engine ids of the requests that were submitted and have not ended."""
-        waiting = {index for index, _ in self._waiting}
-        return [self._request_id(index) for index in self._open if index not in waiting]
+        return [self._request_id(index) for index in self._open if index not in self._waiting]
 
     def take(self, index: int, piece: Piece, now: float) -> bytes | None:
         """Turn one piece of a choice into a numbered delta, encoded; None if it has no content or the job was stopped.
@@ -385,24 +370,22 @@ class Attempt:
         `now` is when the piece came, in monotonic seconds. Hot path: called once a token. Raises (OverflowError,
         ValueError, TypeError) if the piece cannot be encoded: the deltas are then as they were before.
         """
-        finish = piece.finish
+        n, finish = piece.n, piece.finish
         if piece.prompt_tokens:
             self._count_prompt(index, piece)
         if finish or piece.failure is not None:
             self._close(index, piece, now)
-        if self._stopped is not None or not (piece.n or piece.text or finish or piece.ids or piece.extras):
+        if self._stopped is not None or not (n or piece.text or finish or piece.ids or piece.extras):
             return None
-        if not self.stamps.first:
-            self.stamps.first = now
         if self._echoes and index in self._echoes:
             piece = replace(piece, text=self._echoes.pop(index) + piece.text)
-        seq, n = self.seq + 1, piece.n
+        seq = self.seq + 1
         if n > MAX_COUNT:
             raise OverflowError(f"{n} tokens in a piece")
         if piece.served_by or piece.extras or (self._unlogged_prompts and index in self._unlogged_prompts):
             delta = self._first_delta(index, piece, seq)
         else:
-            delta = encode_plain(PlainDelta(self.number, seq, index, piece.text, piece.ids, n, finish, piece.logprobs))
+            delta = encode_plain((self.number, seq, index, piece.text, piece.ids, n, finish, piece.logprobs))
         self._counts[index] += n
         self._record += delta
         self.seq = seq
@@ -426,7 +409,8 @@ class Attempt:
 
     def _close(self, index: int, piece: Piece, now: float) -> None:
         """Process the last piece of a choice. Raises ValueError for an answer that no reader could use."""
-        check_task_piece(self.job.task, inputs_of(self.job, index), piece)
+        if self.job.task is not None:
+            check_task_piece(self.job.task, inputs_of(self.job, index), piece)
         self._open.discard(index)
         self.stamps.finish(piece.times, now)
         if piece.failure is not None:
@@ -473,7 +457,7 @@ class Attempt:
 
     def _answers(self) -> tuple[list[str], list[str]]:
         """The texts with their finish reasons; that of a refusal is FILTERED, since no check is made of it either."""
-        texts, finishes = [""] * self._choices, list(self._finishes)
+        texts, finishes = [""] * self.choices, list(self._finishes)
         for delta in unpacked(self.seq, self._record):
             texts[delta.index] += delta.text
             if delta.extras and delta.extras.get("delta", {}).get("refusal"):
@@ -507,7 +491,7 @@ class Attempt:
             generated,
             (*self.past_tokens, sum(self._counts) - sum(self.past_tokens)) if self._sections else (),
             (generated.last or generated.released) // 1000,
-            served_by(self._choices, self.servers, self.job.model),
+            served_by(self.choices, self.servers, self.job.model),
             cancelled_by,
         )
 
@@ -535,7 +519,7 @@ class Attempt:
         return found
 
     def _usage(self) -> Usage:
-        usage = total_usage(self._prompts, sum(self._counts), self._choices, self.job.sampling.n)
+        usage = total_usage(self._prompts, sum(self._counts), self.choices, self.job.sampling.n)
         return (
             replace(usage, reasoning=reasoned_tokens(unpacked(self.seq, self._record))) if self.job.reasoning else usage
         )

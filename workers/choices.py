@@ -114,13 +114,14 @@ class ChoiceStarter:
 
     def batch_room(self) -> int | None:
         """How many jobs of lane batch to claim at most; None: any number."""
-        free = room_for_batch(self.stats().slots, self.reserved, self.batch_texts)
+        slots = self.stats().slots
+        free = room_for_batch(slots, reserved_slots(slots, self._settings.reserved_slots), self.batch_texts)
         return self.gate.batch_room(free, self._held_back(batch=True))
 
     def _held_back(self, *, batch: bool) -> int:
         """Jobs of lane batch, or of the others, that wait at the gate with their first choice."""
-        held = [each for each in self.waiting.values() if not each.last_start]
-        return sum([(each.job.priority is Priority.BATCH) is batch for each in held])
+        held = self.waiting.values()
+        return sum([not each.last_start and (each.job.priority is Priority.BATCH) is batch for each in held])
 
     def stats(self) -> Stats:
         """Statistics of the engine."""
@@ -175,8 +176,10 @@ class ChoiceStarter:
     def _has_turn(self, attempt: Attempt) -> bool:
         """Whether no job of its lane, or of a higher one, waits at the gate. A job that the engine is to refuse waits
         for no other."""
+        if not self.waiting:
+            return True
         rank = attempt.job.priority.rank
-        if not self.waiting or all(each.last_start or each.job.priority.rank > rank for each in self.waiting.values()):
+        if all(each.last_start or each.job.priority.rank > rank for each in self.waiting.values()):
             return True
         return self.gate.never_fits(attempt, attempt.next_choice[0])
 
@@ -196,8 +199,6 @@ class ChoiceStarter:
     def _start(self, attempt: Attempt) -> None:
         """Give the engine the next choice. If the engine refuses it, the job fails. Raises EngineDead."""
         index, request = attempt.start_next()
-        if not attempt.last_start:
-            attempt.stamps.release()
         try:
             self._engine.submit(request)
         except Refused as refused:
@@ -255,6 +256,8 @@ class ChoiceStarter:
     def _start_next(self, attempt: Attempt) -> None:
         """Start one more choice of a job that has begun. Raises EngineDead."""
         self._overtaken = -1
+        if not attempt.last_start:
+            attempt.stamps.release()
         self._start(attempt)
         if attempt.stopped:
             self._on_stopped(attempt)

@@ -244,7 +244,7 @@ class Claimer:
             else:
                 (chats if job.job.priority is Priority.INTERACTIVE else others).append(job)
         self._worker.make_room([claim.job for claim in chats])
-        for claims in (chats, others):
+        for claims in filter(None, (chats, others)):
             newer += await self._begin_all(claims)
         if newer:
             log.warning("%d jobs are of a newer version and are put back, the first is %s", len(newer), newer[0].id)

@@ -159,7 +159,8 @@ class LengthHistory:
         """Note an answer that has ended by itself or at its limit."""
         self.added += 1
         self._lane(lane).add(length)
-        mine = self._tenants.pop((lane, tenant), None) or LengthWindow()
+        mine = self._tenants.pop((lane, tenant), None)
+        mine = LengthWindow() if mine is None else mine
         mine.add(length)
         self._tenants[lane, tenant] = mine  # at the end: the newest
         if len(self._tenants) > MAX_TENANTS:

@@ -73,7 +73,7 @@ class WorkCounters:
 
     def ended(self, lane: str, end: Terminal) -> None:
         """Count a job that ended."""
-        before = self.served.get(lane, Served())
+        before = self.served.get(lane) or Served()
         failed = end.failure is not None and end.failure.status >= 500
         self.served[lane] = Served(
             before.jobs + 1, before.tokens + end.usage.prompt + end.usage.completion, before.failed + failed
@@ -154,7 +154,7 @@ class Recorder:
         if made.shown:
             here = (made.shown_claimed, 0, 0, made.shown)
             lost_us = lost_between(made.shown, made.first or made.last, made.kept)
-        for part, spent_us in engine_parts((*times, *here, made.last), lost_us):
+        for part, spent_us in engine_parts((*times, *here, made.last), lost_us).items():
             parts[part].observe(spent_us / 1_000_000)
 
     def logged(self, step: StepWrite) -> None:
@@ -179,7 +179,7 @@ class Recorder:
             if record is not None:
                 self.sink.write(record)
         self.traces.written(ends)
-        for state in dict.fromkeys(end.state for end in ends):
+        for state in dict.fromkeys([end.state for end in ends]):
             jobs = [end.job for end in ends if end.state is state]
             events.write(f"jobs {state}", jobs=jobs, worker=worker, trace_ids=[trace_ids[job] for job in jobs])
 
@@ -274,9 +274,9 @@ def record_of(attempt: Attempt, end: Terminal, ended_us: int, model: str, proces
     return RequestRecord(
         id=job.id,
         ended_us=ended_us,
-        state=end.state.value,
+        state=end.state,
         model=model,
-        lane=job.priority.value,
+        lane=job.priority,
         tenant=job.tenant,
         by=process,
         code=end.failure.code if end.failure else "",
@@ -297,7 +297,7 @@ def record_of(attempt: Attempt, end: Terminal, ended_us: int, model: str, proces
         completion_tokens=usage.completion,
         cached_tokens=usage.cached,
         continued_tokens=sum(attempt.past_tokens),
-        choices=job.choices,
+        choices=attempt.choices,
         stream=job.stream,
         attempts=claim.attempt,
         lost=outcomes.count("lost"),

@@ -167,7 +167,7 @@ class Worker:
     def make_room(self, jobs: Sequence[Job]) -> None:
         """Preempt batch jobs, if these jobs of lane interactive, which begin now, find the slots taken. Each job needs
         one place at once: its other choices wait their turn. No text loses its place to a tokenizer's task."""
-        if texts := sum(job.task is None or job.task.computes for job in jobs):
+        if texts := sum([job.task is None or job.task.computes for job in jobs]):
             self._preemption.free(self._starter.texts + texts - self._starter.stats().slots)
 
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
@@ -180,7 +180,8 @@ class Worker:
         attempt = self._attempts[job.id] = Attempt(claim, history)
         for address in self._claimer.followers(job.id):
             attempt.follow(address)
-        self._recorder.claimed(attempt, self._now_us(attempt.partition))
+        is_traced = self._recorder.traces.tracing.recording
+        self._recorder.claimed(attempt, self._now_us(attempt.partition) if is_traced else 0)
         if failure is not None:
             attempt.stop(JobState.FAILED, failure)
         elif (by := self._claimer.early_cancel(job.id)) is not None:
@@ -234,7 +235,7 @@ class Worker:
                 delta, piece = None, unusable_piece(attempt, index, piece, error, self._starter.stop)  # noqa: PLW2901
             if delta is not None:
                 if attempt.unnamed:
-                    self._name(attempt)
+                    self._name(attempt, now)
                 step = writers[attempt.partition].step
                 step.tokens[attempt.servers.get(index, "") if attempt.servers else ""] += piece.n
                 rows = step.rows
@@ -244,7 +245,7 @@ class Worker:
                 self._starter.end(attempt, index, piece)
                 self._end_if_over(attempt)
                 freed = True
-                if not attempt.over and self._starter.claimer_found_no_room:
+                if self._starter.claimer_found_no_room and not attempt.over:
                     self._room.set()  # where a job ends, this is done once that is written
         if self._partial and (freed or self._gate.is_due(now)):
             self._starter.refill()
@@ -252,8 +253,8 @@ class Worker:
         self._gate.note_step(len(pieces), now)
         self._send_all()
 
-    def _name(self, attempt: Attempt) -> None:
-        attempt.unnamed = False
+    def _name(self, attempt: Attempt, now: float) -> None:
+        attempt.unnamed, attempt.stamps.first = False, attempt.stamps.first or now
         if not attempt.opening.at_ms:
             attempt.note_start(self._clock.at(attempt.stamps.first, attempt.partition))
         self._writers[attempt.partition].open(attempt.number, attempt.opening, attempt.addresses)

@@ -32,9 +32,9 @@ MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
 class StepWrite:
     """One write: deltas and openings of runs by reply address, then checkpoints, then ends of jobs."""
 
-    rows: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
-    openings: defaultdict[str, dict[int, Opening]] = field(default_factory=lambda: defaultdict(dict))
-    tokens: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    rows: defaultdict[str, list[bytes]] = field(default_factory=partial(defaultdict, list))
+    openings: defaultdict[str, dict[int, Opening]] = field(default_factory=partial(defaultdict, dict))
+    tokens: defaultdict[str, int] = field(default_factory=partial(defaultdict, int))
     """Tokens of the deltas, each once, by the fallback model that gave them; "": the worker's own model."""
     checkpoints: dict[Attempt, int] = field(default_factory=dict)
     """Runs whose deltas are logged again in one piece, and the first frame that holds them."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar, cast, get_args
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec.structs import astuple
@@ -149,25 +149,6 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """As in penstock.engine.Piece."""
 
 
-class PlainDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A Delta without `prompt`, `served_by` and `extras`, as nearly all are written: read, it is one."""
-
-    run_number: int
-    seq: int
-    index: int
-    text: str
-    ids: tuple[int, ...]
-    n: int
-    finish: str = ""
-    logprobs: tuple[Logprob, ...] = ()
-
-
-class CountedDelta(PlainDelta, frozen=True, array_like=True, gc=False):
-    """A Delta without `served_by` and `extras`, as the first of a choice is nearly always written."""
-
-    prompt: tuple[int, int] | None = None
-
-
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """The deltas of one engine step for the jobs of one API process, as one log field and as one pub/sub message.
 
@@ -211,8 +192,8 @@ def total_usage(prompts: Mapping[int, tuple[int, int]], completion: int, choices
     prompt = cached = 0
     for first in range(0, choices, n):
         copies = [prompts.get(index, (0, 0)) for index in range(first, first + n)]
-        prompt += max([tokens for tokens, _ in copies])
-        cached += max([tokens for _, tokens in copies])
+        most, hits = map(max, zip(*copies, strict=True))
+        prompt, cached = prompt + most, cached + hits
     return Usage(prompt, completion, cached)
 
 
@@ -328,11 +309,10 @@ TAGS = frozenset(kind.__struct_config__.tag for kind in (Draft, *get_args(Reply)
 """The tags that this version knows."""
 
 
-def encode(message: msgspec.Struct) -> bytes:
-    """Any message as msgpack."""
-    return _ENCODER.encode(message)
-
-
+encode: Callable[[msgspec.Struct], bytes] = _ENCODER.encode
+"""Any message as msgpack."""
+PlainDelta: TypeAlias = tuple[int, int, int, str, tuple[int, ...], int, str, tuple[Logprob, ...]]
+"""The fields of a Delta before `prompt`, as nearly all are written: read, they are one."""
 encode_plain: Callable[[PlainDelta], bytes] = _ENCODER.encode
 """The encoder itself: it runs once per token, and a function around it would cost one more call."""
 
@@ -340,13 +320,8 @@ encode_plain: Callable[[PlainDelta], bytes] = _ENCODER.encode
 def encode_delta(delta: Delta) -> bytes:
     """A delta in its shortest form."""
     if delta.served_by or delta.extras:
-        return _ENCODER.encode(delta)
-    row, prompt = delta, delta.prompt
-    if prompt is not None:
-        fields = (row.run_number, row.seq, row.index, row.text, row.ids, row.n, row.finish, row.logprobs, prompt)
-        return _ENCODER.encode(CountedDelta(*fields))
-    plain = PlainDelta(row.run_number, row.seq, row.index, row.text, row.ids, row.n, row.finish, row.logprobs)
-    return encode_plain(plain)
+        return encode(delta)
+    return _ENCODER.encode(astuple(delta)[: 8 if delta.prompt is None else 9])
 
 
 def packed(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:
@@ -354,7 +329,7 @@ def packed(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:
 
     So each token is encoded once, and the frame and the record hold the same bytes.
     """
-    return cast("tuple[Delta, ...]", msgspec.Raw(_array(count, deltas)))
+    return msgspec.Raw(_array(count, deltas))  # type: ignore[return-value]
 
 
 def unpacked(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:

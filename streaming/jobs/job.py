@@ -468,9 +468,9 @@ def _of_sampling(job: Job, can: Capabilities) -> Iterator[Refusal]:
         yield param, f"gives the log-probabilities of at most {can.logprobs} alternatives per token"
     if sampling.json_schema is not None and not can.json_schema:
         yield "response_format", "cannot be held to JSON"
-    for name in ("presence_penalty", "frequency_penalty"):
-        if getattr(sampling, name) and not can.penalties:  # zero asks for nothing
+    for name in ("presence_penalty", "frequency_penalty") if not can.penalties else ():
+        if getattr(sampling, name):  # zero asks for nothing
             yield name, "knows no penalties"
     for name, neutral in NEUTRAL.items():
-        if getattr(sampling, name) not in (None, neutral) and not getattr(can, name):
+        if not getattr(can, name) and getattr(sampling, name) not in (None, neutral):
             yield name, f"has no {name}: leave it out"

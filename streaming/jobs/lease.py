@@ -51,6 +51,9 @@ HANDED_BACK, PREEMPTED, RETURNED = "handed_back", "preempted", "returned"
 """Outcomes of an attempt whose job is put back: its worker drains, needs its place for a job of a higher lane,
 or cannot reach its server."""
 
+WRITTEN = frozenset((0, 1))
+"""What append, checkpoint and finish answer when their write is done; else -1, "fenced" or an error."""
+
 MAX_RENEWALS = 20
 """Renewals by steps in the length of a lease: each costs the server a tenth of a step."""
 
@@ -236,9 +239,9 @@ class Lease:
         """Build the call that writes the terminal record and takes the job off its lane; idempotent. `partition`: the
         job's, if the caller knows it."""
         end = finish.terminal
-        run, whole = (self.id, end.job, finish.number), "1" if finish.with_rows else ""
-        records, tokens = (encode(end), encode(without_rows(end))), (end.usage.completion, finish.prompt)
-        args = (*run, end.state, *records, whole, finish.dead, *tokens)
+        args: list[str | bytes | int] = [self.id, end.job, finish.number, end.state, encode(end)]
+        args += encode(without_rows(end)), "1" if finish.with_rows else "", finish.dead
+        args += end.usage.completion, finish.prompt
         return ("finish", partition_of(end.job) or 0 if partition is None else partition, args)
 
     def checkpoint_call(self, partition: int, job_id: str, number: int, frame: int) -> Call:
@@ -259,8 +262,7 @@ class Lease:
         If so, or if this returns False, pass them to `calls`, which raises the reason."""
 
         def answered(answers: list[Any] | None) -> None:
-            refused = answers is None or any(each == b"fenced" or isinstance(each, Exception) for each in answers)
-            on_done(None if answers is None or refused or _behind(calls, answers) else answers)
+            on_done(None if answers is None or not WRITTEN.issuperset(answers) else answers)
 
         return self._client.send_nowait(calls, answered)
 
