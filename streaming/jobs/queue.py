@@ -27,12 +27,11 @@ from streaming.errors import (
 )
 from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
-from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, preview_of
+from streaming.jobs.job import CancelledBy, Job, JobState, preview_of
 from streaming.jobs.places import FIRST, QueuePlace, cost_of, reserved_bytes
 from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
-from streaming.order import Priority
 from streaming.redis.client import Call, RedisClient, ScriptBatcher
 from streaming.store.monitor import Headroom, Reservation
 
@@ -59,49 +58,8 @@ class Accepted(msgspec.Struct, frozen=True):
     """Its partition's epoch, for event ids; 0: not read, because the client waits for the answer."""
 
 
-class Put(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Arguments of the script `put`, by name."""
-
-    id: str
-    tenant: str
-    model: str
-    priority: Priority
-    endpoint: Endpoint
-    lane_limit: int
-    retention_s: int
-    may_write: int
-    """Bytes to reserve for what the job may still write."""
-    max_reserved: int | None = None
-    """The most that all jobs may have reserved."""
-    prompt: int
-    """What the job costs: units of its prompt, tokens of its output, over the weight of its tenant."""
-    output: int
-    weight: str
-    patience_ms: int
-    reply: str = ""
-    max_queue_ms: int | None = None
-    deadline_ms: int | None = None
-    key: str = ""
-    """Digest of tenant and idempotency key."""
-    digest: str = ""
-    """Of the request's body."""
-    must_run: bool = False
-    """Refuse the job unless a worker is idle."""
-    part: bool = False
-    """A line of a batch, which is not listed by itself."""
-    events: str = ""
-    """Recipients of its events, as Job has them."""
-    dated: bool = False
-    """Its record keeps the epoch in which it was accepted."""
-    conversation: str = ""
-    """The conversation whose turn it is, and the version that this must have."""
-    version: int | None = None
-    webhook: str = ""
-    preview: str = ""
-    """The first words of its prompt."""
-    quotas: Mapping[str, int] = NO_QUOTAS
-    """What is left of the tenant's: `jobs`, bytes of `requests`, bytes of `results`."""
-
+ARRAY_HEADER = 3
+"""Bytes of the header of a MessagePack array of 16 to 65,535 values. Values without it are faster to decode in Lua."""
 
 _encode_put = msgspec.msgpack.Encoder().encode
 
@@ -225,7 +183,7 @@ class Queue:
 
     def _accepted(self, job: Job, answer: Sequence[Any], needed: int = 0) -> Accepted:
         match answer:
-            case [b"queued", created, place, epoch]:
+            case [b"queued", created, epoch, *place]:
                 higher, requeued, own, others, served = place or NOT_READ
                 found = QueuePlace(higher, requeued, own, others, served, job.priority)
                 return Accepted(job.id, found, created, epoch=epoch)
@@ -259,40 +217,21 @@ class Queue:
         settings, partition, body = self._client.settings, self._partition(job.id), encode(job)
         key = idempotency_digest(job.tenant, key, _conversation_of(job)) if key else ""
         may_write, cost = reserved_bytes(job, card), cost_of(job, card)
+        weight = self._weights.get(job.tenant, DEFAULT_WEIGHT)
         conversation = _conversation_of(job) if version is not None else ""
         reserved = Reservation()
         if self._headroom is not None:
             reserved = self._headroom.reserve(partition, len(body), may_write, part=part)
-        put = Put(
-            id=job.id,
-            tenant=job.tenant,
-            model=job.model,
-            priority=job.priority,
-            reply=job.reply_to,
-            max_queue_ms=job.max_queue_ms,
-            deadline_ms=job.deadline_ms,
-            key=key,
-            digest=digest,
-            lane_limit=settings.lane_limit,
-            must_run=must_run,
-            retention_s=settings.retention_s,
-            part=part,
-            events=job.events,
-            may_write=may_write,
-            max_reserved=reserved.max_reserved,
-            prompt=cost.prompt,
-            output=cost.output,
-            weight=str(self._weights.get(job.tenant, DEFAULT_WEIGHT)),
-            patience_ms=cost.patience_ms,
-            dated=job.response is not None,
-            endpoint=job.endpoint,
-            conversation=conversation,
-            version=version,
-            webhook=job.webhook,
-            preview="" if part else preview_of(job.prompt),
-            quotas=quotas,
+        order, dated = f"{cost.prompt}:{cost.output}:{weight}:{cost.patience_ms}", job.response is not None
+        preview = "" if part else preview_of(job.prompt)
+        put = (  # in the order of the script, which says what these are
+            *(job.id, job.tenant, job.model, job.priority, job.endpoint, job.reply_to, preview),
+            *(order, cost.patience_ms, job.deadline_ms, job.max_queue_ms),
+            *(settings.lane_limit, settings.retention_s, may_write, reserved.max_reserved, quotas or None),
+            *(key or None, digest, must_run, part),
+            *(conversation or None, version, job.events or None, job.webhook or None, dated),
         )
-        return ("put", partition, (_encode_put(put), body, encode_metadata(job.metadata))), reserved
+        return ("put", partition, (_encode_put(put)[ARRAY_HEADER:], body, encode_metadata(job.metadata))), reserved
 
     async def ended(self, job_ids: Iterable[str]) -> list[str]:
         """Filter ids: those of jobs that have ended or are no longer kept. Raises Unavailable."""

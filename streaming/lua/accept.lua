@@ -3,19 +3,26 @@
 #!lua name=put roles=api,offline promise
 -- Accepts a job: checks idempotency key, quotas, lane limit and reserved memory, then writes record and lane entry.
 -- An idempotency key has no expiry until its job's end sets one: it lives as long as its job.
--- ARGV: `Put` of streaming/jobs/queue.py, as MessagePack; the job's body; its metadata | ''
--- Returns: {'queued', accepted at, its place ({}: not read), epoch} |
+-- ARGV: as MessagePack, one value after the other, nil where there is none: id, tenant, model, priority, letter of its
+--       endpoint, reply address | '', first words of its prompt; its cost, its tenant's weight and its patience as the
+--       record has them, the patience, deadline and longest wait (all ms); lane limit, seconds to keep it, bytes to
+--       reserve for what it may still write, most that all jobs may have reserved, what is left of the tenant's `jobs`,
+--       bytes of `requests` and of `results`; digest of tenant and idempotency key, digest of the body, whether to refuse
+--       it unless a worker is idle, whether it is a line of a batch, which is not listed by itself; the conversation whose
+--       turn it is and the version that this must have, recipients of its events, its webhook, whether its record keeps
+--       the epoch of its acceptance. Then the job's body; its metadata | ''
+-- Returns: {'queued', accepted at, epoch, its place (none: not read)...} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting, its tenant's} | {'busy'} |
 --          {'crowded'} (the reserved bytes would not fit into the store's memory) |
 --          {'quota', 'jobs' | 'requests' | 'results', the usage of it} |
 --          {'changed'} (the conversation has another version, a turn, or is gone).
---          The epoch is for a request that does not wait, 0 for others. The place: {jobs before it of higher lanes,
+--          The epoch is for a request that does not wait, 0 for others. The place: jobs before it of higher lanes,
 --          requeued ones, of its tenant, of other tenants, units of work that its tenant got more than the one that got
---          least}.
-local given, body, metadata = cmsgpack.unpack(ARGV[1]), ARGV[2], ARGV[3]
-local id, tenant, model, priority, reply = given.id, given.tenant, given.model, given.priority, given.reply or ''
-local keep, part, conversation, digest = given.retention_s, given.part, given.conversation, given.digest or ''
-local order = string.format('%d:%d:%s:%d', given.prompt, given.output, given.weight, given.patience_ms)
+--          least.
+local body, metadata = ARGV[2], ARGV[3]
+local id, tenant, model, priority, endpoint, reply, preview, order, patience_ms, deadline_ms, max_queue_ms, limit, keep,
+  may_write, max_reserved, quotas, idempotency, digest, must_run, part, conversation, version, events, webhook, dated
+  = cmsgpack.unpack(ARGV[1])
 local exact = exact_ms()
 local now = math.floor(exact)
 local job, lane = job_key(id), lane_key(model, priority)
@@ -24,29 +31,29 @@ local epoch = 0
 if reply == '' and not part then epoch = (redis.call('GET', epoch_key()) or 0) + 1 end
 
 -- A retry of the same put, after its reply was lost. If the server refused one of its last writes, the job waits nowhere.
-local known = redis.call('HMGET', job, 'created', 'state', 'queue', 'entry')
-if known[1] then
+local created = redis.call('HGET', job, 'created')
+if created then
   flush_writes()
-  local waits = known[2] == 'queued' and not known[3] and is_entry(known[4])
-  local own = waits and to_member(known[4])
+  local known = redis.call('HMGET', job, 'state', 'queue', 'entry')
+  local waits = known[1] == 'queued' and not known[2] and is_entry(known[3])
+  local own = waits and to_member(known[3])
   if waits and not (redis.call('ZSCORE', arrivals_key(model, priority), own)
     and redis.call('ZSCORE', tenant_line(model, priority, tenant), own .. ':' .. id)) then
-    rejoin_line(model, priority, tenant, known[4], id, known[1], order)
+    rejoin_line(model, priority, tenant, known[3], id, created, order)
   end
-  return {'queued', math.floor(parse_number(known[1]) or now), {}, epoch}
+  return {'queued', math.floor(parse_number(created) or now), epoch}
 end
 
-local key = given.key and idem_key(given.key)
+local key = idempotency and idem_key(idempotency)
 local found = key and find_by_idempotency_key(key, tenant, digest, reply == '', epoch)
 if found then return found end
 
 if conversation then
   local known = redis.pcall('HMGET', conversation_key(conversation), 'tenant', 'version', 'turn')
-  if known.err or known[1] ~= tenant or known[2] ~= tostring(given.version) or known[3] ~= '' then return {'changed'} end
+  if known.err or known[1] ~= tenant or known[2] ~= tostring(version) or known[3] ~= '' then return {'changed'} end
 end
 
 local size = #body + #metadata
-local quotas = given.quotas
 local usage = quotas and tenant_usage(tenant, keep)
 if usage then
   if quotas.jobs and usage.jobs + 1 > quotas.jobs then return {'quota', 'jobs', usage.jobs} end
@@ -59,54 +66,53 @@ local sizes = cache('line_sizes')
 local waiting = sizes[arrivals] or redis.call('ZCARD', arrivals)
 local own = waiting > 0 and (sizes[line] or redis.call('ZCARD', line)) or 0
 -- The jobs of others may fill the lane: a tenant without any is let in beyond the limit, up to a tenth of it.
-local limit = given.lane_limit
 if waiting >= limit and (own > 0 or waiting >= limit + math.ceil(limit / 10)) then return {'full', waiting, own} end
 local taker, takers = nil, nil
-if given.must_run then
-  taker, takers = find_taker(model, priority, tenant, waiting, own, now)
+if must_run then
+  taker, takers = find_taker(lane, model, priority, tenant, waiting, own, now)
   if not taker then return {'busy'} end
 end
-if given.max_reserved then
-  if total_reserved_bytes() + given.may_write > given.max_reserved then return {'crowded'} end
-  round.reserved_total = round.reserved_total + given.may_write
+if max_reserved then
+  if total_reserved_bytes() + may_write > max_reserved then return {'crowded'} end
+  round.reserved_total = round.reserved_total + may_write
 end
 
-local ends = usage_span_end(keep, now)
+local ends = usage_span_end(keep)
 if own == 0 then enter_tenant(model, priority, tenant, waiting == 0) end
 local entry = redis.call('XADD', lane, '*', 'job', id)
 local member = to_member(entry)
 if round.earlier and round.earlier.lane ~= lane then round.earlier = nil end
 sizes[arrivals], sizes[line] = waiting + 1, own + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
-  'lane', lane, 'entry', entry, 'keep', keep, 'owed', given.may_write, 'size', part and '' or size .. ':' .. ends,
-  'order', order, 'endpoint', given.endpoint, unpack(part and {} or {'preview', given.preview or ''}))
-add_to_line(arrivals, line, member, id, now, now + given.patience_ms)
+  'lane', lane, 'entry', entry, 'keep', keep, 'owed', may_write, 'size', part and '' or size .. ':' .. ends,
+  'order', order, 'endpoint', endpoint, unpack(part and {} or {'preview', preview}))
+add_to_line(arrivals, line, member, id, now, now + patience_ms)
 if conversation then
   begin_turn(conversation, id)
   redis.call('HSET', job, 'conversation', conversation)
 end
-add_reserved_bytes(model, priority, tostring(given.may_write), 1)
-if given.events then
-  redis.call('HSET', job, 'events', given.events)
-  emit_event(given.events, id, tenant, 'job.accepted')
+buffer_sum('reservations', model, priority, may_write)
+if events then
+  redis.call('HSET', job, 'events', events)
+  emit_event(events, id, tenant, 'job.accepted')
 end
 if metadata ~= '' then redis.call('HSET', job, 'metadata', metadata) end
-if given.webhook then redis.call('HSET', job, 'webhook', given.webhook) end
-if given.dated then redis.call('HSET', job, 'born', redis.call('GET', epoch_key()) or 0) end
+if webhook then redis.call('HSET', job, 'webhook', webhook) end
+if dated then redis.call('HSET', job, 'born', redis.call('GET', epoch_key()) or 0) end
 if not part then
   round.listing_keep_s = 2 * keep
   buffer_write('listings', tenant, now, id)
-  buffer_write('usage', tenant, tostring(ends), size)
+  buffer_sum('usage', tenant, ends, size)
   if usage then usage.jobs, usage.requests = usage.jobs + 1, usage.requests + size end
 end
 local expires = nil
-if given.deadline_ms then
-  redis.call('HSET', job, 'deadline', now + given.deadline_ms)
-  expires = now + given.deadline_ms
+if deadline_ms then
+  redis.call('HSET', job, 'deadline', now + deadline_ms)
+  expires = now + deadline_ms
 end
-if given.max_queue_ms then
-  redis.call('HSET', job, 'queue_deadline', now + given.max_queue_ms)
-  expires = math.min(expires or math.huge, now + given.max_queue_ms)
+if max_queue_ms then
+  redis.call('HSET', job, 'queue_deadline', now + max_queue_ms)
+  expires = math.min(expires or math.huge, now + max_queue_ms)
 end
 if expires then redis.call('ZADD', timers_key(), expires, id) end
 if key then
@@ -119,22 +125,22 @@ if taker then
 elseif not wake_worker(model, priority, now) and waiting == 0 and not is_running(model) then
   wake_scheduler(model)
 end
-if part then return {'queued', now, {}, epoch} end
+if part then return {'queued', now, epoch} end
 
 -- Find the place of the job (streaming/jobs/places.py says how it is estimated). A job without a limit starts after all of
 -- its tenant's.
-local higher, requeued = count_earlier(model, priority)
+local higher, requeued = count_earlier(lane, model, priority)
 local place, others = own, waiting - own
 if own > 0 and expires then
   flush_writes()
   place = redis.call('ZRANK', line, member .. ':' .. id) or own
 end
-if others <= 0 then return {'queued', now, {higher, requeued, place, 0, 0}, epoch} end
+if others <= 0 then return {'queued', now, epoch, higher, requeued, place, 0, 0} end
 local tenants = tenants_key(model, priority)
 local least = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
 local ahead = (redis.call('ZSCORE', tenants, tenant) or least[2]) - least[2]
 others = math.min(others, (redis.call('ZCARD', tenants) - 1) * place + (redis.call('ZRANK', tenants, tenant) or 0))
-return {'queued', now, {higher, requeued, place, others, math.floor(ahead / COUNTER_SCALE)}, epoch}
+return {'queued', now, epoch, higher, requeued, place, others, math.floor(ahead / COUNTER_SCALE)}
 
 #!lua name=join flags=allow-oom roles=api promise
 -- Finds the job of an idempotency key without accepting a new one, for a request that admission refuses: `put` would
