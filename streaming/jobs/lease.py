@@ -44,6 +44,9 @@ SILENT = "-"
 
 NO_OPENINGS: dict[int, Opening] = {}
 
+FIELDS_OF_JOB = 8
+"""How many fields the script `claim` answers for each job."""
+
 LOG_KEEP_S = 86_400
 """The longest time for which a dead worker's log is kept; it expires sooner when the last of its jobs has ended."""
 
@@ -192,9 +195,10 @@ class Lease:
         kept: tuple[str | int, ...] = (shared, *crowding) if crowding and shared is not None and not alone else ()
         args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before, places, at_once)
         now, frame, suspects, *taken = await self._client.call("claim", partition, *args, *kept)
+        jobs = [taken[at : at + FIELDS_OF_JOB] for at in range(0, len(taken), FIELDS_OF_JOB)]
         if self._run == before + want:  # else a concurrent claim has reserved the following numbers
-            self._run = before + len(taken)  # reuse unused numbers: small ones are shorter in every frame
-        return Claimed([_claim(item, partition, float(now), frame, self.id) for item in taken], bool(suspects))
+            self._run = before + len(jobs)  # reuse unused numbers: small ones are shorter in every frame
+        return Claimed([_claim(item, partition, float(now), frame, self.id) for item in jobs], bool(suspects))
 
     def next_frame(self, partition: int) -> int:
         """The number of the next frame of a partition."""

@@ -74,10 +74,8 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes to reserve for what the job may still write."""
     max_reserved: int | None = None
     """The most that all jobs may have reserved."""
-    prompt: int
-    """What the job costs: units of its prompt, tokens of its output, over the weight of its tenant."""
-    output: int
-    weight: str
+    order: str
+    """What decides its place, as its record has it: tokens of its prompt and output, its tenant's weight, its patience."""
     patience_ms: int
     reply: str = ""
     max_queue_ms: int | None = None
@@ -230,7 +228,7 @@ class Queue:
 
     def _accepted(self, job: Job, answer: Sequence[Any], needed: int = 0) -> Accepted:
         match answer:
-            case [b"queued", created, place, epoch]:
+            case [b"queued", created, epoch, *place]:
                 higher, requeued, own, others, served = place or NOT_READ
                 found = QueuePlace(higher, requeued, own, others, served, job.priority)
                 return Accepted(job.id, found, created, epoch=epoch)
@@ -281,9 +279,7 @@ class Queue:
             events=job.events,
             may_write=cost.may_write,
             max_reserved=reserved.max_reserved,
-            prompt=cost.prompt,
-            output=cost.output,
-            weight=self._weights.get(job.tenant, NO_WEIGHT),
+            order=f"{cost.prompt}:{cost.output}:{self._weights.get(job.tenant, NO_WEIGHT)}:{cost.patience_ms}",
             patience_ms=cost.patience_ms,
             dated=job.response is not None,
             endpoint=job.endpoint,

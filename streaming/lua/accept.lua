@@ -4,18 +4,18 @@
 -- Accepts a job: checks idempotency key, quotas, lane limit and reserved memory, then writes record and lane entry.
 -- An idempotency key has no expiry until its job's end sets one: it lives as long as its job.
 -- ARGV: `Put` of streaming/jobs/queue.py, as MessagePack; the job's body; its metadata | ''
--- Returns: {'queued', accepted at, its place ({}: not read), epoch} |
+-- Returns: {'queued', accepted at, epoch, its place (none: not read)...} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting, its tenant's} | {'busy'} |
 --          {'crowded'} (the reserved bytes would not fit into the store's memory) |
 --          {'quota', 'jobs' | 'requests' | 'results', the usage of it} |
 --          {'changed'} (the conversation has another version, a turn, or is gone).
---          The epoch is for a request that does not wait, 0 for others. The place: {jobs before it of higher lanes,
+--          The epoch is for a request that does not wait, 0 for others. The place: jobs before it of higher lanes,
 --          requeued ones, of its tenant, of other tenants, units of work that its tenant got more than the one that got
---          least}.
+--          least.
 local given, body, metadata = cmsgpack.unpack(ARGV[1]), ARGV[2], ARGV[3]
 local id, tenant, model, priority, reply = given.id, given.tenant, given.model, given.priority, given.reply or ''
 local keep, part, conversation, digest = given.retention_s, given.part, given.conversation, given.digest or ''
-local order = string.format('%d:%d:%s:%d', given.prompt, given.output, given.weight, given.patience_ms)
+local quotas, may_write, events = given.quotas, given.may_write, given.events
 local exact = exact_ms()
 local now = math.floor(exact)
 local job, lane = job_key(id), lane_key(model, priority)
@@ -24,16 +24,17 @@ local epoch = 0
 if reply == '' and not part then epoch = (redis.call('GET', epoch_key()) or 0) + 1 end
 
 -- A retry of the same put, after its reply was lost. If the server refused one of its last writes, the job waits nowhere.
-local known = redis.call('HMGET', job, 'created', 'state', 'queue', 'entry')
-if known[1] then
+local created = redis.call('HGET', job, 'created')
+if created then
   flush_writes()
-  local waits = known[2] == 'queued' and not known[3] and is_entry(known[4])
-  local own = waits and to_member(known[4])
+  local known = redis.call('HMGET', job, 'state', 'queue', 'entry')
+  local waits = known[1] == 'queued' and not known[2] and is_entry(known[3])
+  local own = waits and to_member(known[3])
   if waits and not (redis.call('ZSCORE', arrivals_key(model, priority), own)
     and redis.call('ZSCORE', tenant_line(model, priority, tenant), own .. ':' .. id)) then
-    rejoin_line(model, priority, tenant, known[4], id, known[1], order)
+    rejoin_line(model, priority, tenant, known[3], id, created, given.order)
   end
-  return {'queued', math.floor(parse_number(known[1]) or now), {}, epoch}
+  return {'queued', math.floor(parse_number(created) or now), epoch}
 end
 
 local key = given.key and idem_key(given.key)
@@ -46,7 +47,6 @@ if conversation then
 end
 
 local size = #body + #metadata
-local quotas = given.quotas
 local usage = quotas and tenant_usage(tenant, keep)
 if usage then
   if quotas.jobs and usage.jobs + 1 > quotas.jobs then return {'quota', 'jobs', usage.jobs} end
@@ -63,32 +63,32 @@ local limit = given.lane_limit
 if waiting >= limit and (own > 0 or waiting >= limit + math.ceil(limit / 10)) then return {'full', waiting, own} end
 local taker, takers = nil, nil
 if given.must_run then
-  taker, takers = find_taker(model, priority, tenant, waiting, own, now)
+  taker, takers = find_taker(lane, model, priority, tenant, waiting, own, now)
   if not taker then return {'busy'} end
 end
 if given.max_reserved then
-  if total_reserved_bytes() + given.may_write > given.max_reserved then return {'crowded'} end
-  round.reserved_total = round.reserved_total + given.may_write
+  if total_reserved_bytes() + may_write > given.max_reserved then return {'crowded'} end
+  round.reserved_total = round.reserved_total + may_write
 end
 
-local ends = usage_span_end(keep, now)
+local ends = usage_span_end(keep)
 if own == 0 then enter_tenant(model, priority, tenant, waiting == 0) end
 local entry = redis.call('XADD', lane, '*', 'job', id)
 local member = to_member(entry)
 if round.earlier and round.earlier.lane ~= lane then round.earlier = nil end
 sizes[arrivals], sizes[line] = waiting + 1, own + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
-  'lane', lane, 'entry', entry, 'keep', keep, 'owed', given.may_write, 'size', part and '' or size .. ':' .. ends,
-  'order', order, 'endpoint', given.endpoint, unpack(part and {} or {'preview', given.preview or ''}))
+  'lane', lane, 'entry', entry, 'keep', keep, 'owed', may_write, 'size', part and '' or size .. ':' .. ends,
+  'order', given.order, 'endpoint', given.endpoint, unpack(part and {} or {'preview', given.preview or ''}))
 add_to_line(arrivals, line, member, id, now, now + given.patience_ms)
 if conversation then
   begin_turn(conversation, id)
   redis.call('HSET', job, 'conversation', conversation)
 end
-add_reserved_bytes(model, priority, tostring(given.may_write), 1)
-if given.events then
-  redis.call('HSET', job, 'events', given.events)
-  emit_event(given.events, id, tenant, 'job.accepted')
+buffer_sum('reservations', model, priority, may_write)
+if events then
+  redis.call('HSET', job, 'events', events)
+  emit_event(events, id, tenant, 'job.accepted')
 end
 if metadata ~= '' then redis.call('HSET', job, 'metadata', metadata) end
 if given.webhook then redis.call('HSET', job, 'webhook', given.webhook) end
@@ -96,7 +96,7 @@ if given.dated then redis.call('HSET', job, 'born', redis.call('GET', epoch_key(
 if not part then
   round.listing_keep_s = 2 * keep
   buffer_write('listings', tenant, now, id)
-  buffer_write('usage', tenant, tostring(ends), size)
+  buffer_sum('usage', tenant, ends, size)
   if usage then usage.jobs, usage.requests = usage.jobs + 1, usage.requests + size end
 end
 local expires = nil
@@ -119,22 +119,22 @@ if taker then
 elseif not wake_worker(model, priority, now) and waiting == 0 and not is_running(model) then
   wake_scheduler(model)
 end
-if part then return {'queued', now, {}, epoch} end
+if part then return {'queued', now, epoch} end
 
 -- Find the place of the job (streaming/jobs/places.py says how it is estimated). A job without a limit starts after all of
 -- its tenant's.
-local higher, requeued = count_earlier(model, priority)
+local higher, requeued = count_earlier(lane, model, priority)
 local place, others = own, waiting - own
 if own > 0 and expires then
   flush_writes()
   place = redis.call('ZRANK', line, member .. ':' .. id) or own
 end
-if others <= 0 then return {'queued', now, {higher, requeued, place, 0, 0}, epoch} end
+if others <= 0 then return {'queued', now, epoch, higher, requeued, place, 0, 0} end
 local tenants = tenants_key(model, priority)
 local least = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
 local ahead = (redis.call('ZSCORE', tenants, tenant) or least[2]) - least[2]
 others = math.min(others, (redis.call('ZCARD', tenants) - 1) * place + (redis.call('ZRANK', tenants, tenant) or 0))
-return {'queued', now, {higher, requeued, place, others, math.floor(ahead / COUNTER_SCALE)}, epoch}
+return {'queued', now, epoch, higher, requeued, place, others, math.floor(ahead / COUNTER_SCALE)}
 
 #!lua name=join flags=allow-oom roles=api promise
 -- Finds the job of an idempotency key without accepting a new one, for a request that admission refuses: `put` would

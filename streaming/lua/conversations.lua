@@ -15,7 +15,7 @@ if most then
   if kept + bytes > most then return {'quota', 'requests', kept} end
 end
 redis.call('HSET', key, 'tenant', tenant, 'created', now, 'metadata', metadata, 'version', 0, 'turn', '', 'next',
-  #ARGV - 6, 'size', count_conversation(tenant, '', bytes, keep, now))
+  #ARGV - 6, 'size', count_conversation(tenant, '', bytes, keep))
 for i = 7, #ARGV do redis.call('HSET', key, 'i' .. (i - 6), ARGV[i]) end
 redis.call('EXPIRE', key, keep)
 return now
@@ -31,7 +31,7 @@ return now
 local id, tenant, version, turn, next_turn = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local keep, metadata = tonumber(ARGV[6]), ARGV[7] ~= '' and string.sub(ARGV[7], 2)
 local most, dropped = tonumber(ARGV[8]), ARGV[9]
-local key, now = conversation_key(id), now_ms()
+local key = conversation_key(id)
 local s = redis.pcall('HMGET', key, 'tenant', 'version', 'turn', 'next', 'size', 'metadata')
 if s.err or not s[1] or s[1] ~= tenant then return 'unknown' end
 if version ~= '' and (s[2] ~= version or s[3] ~= turn) then return 'changed' end
@@ -54,7 +54,7 @@ local after = version == '' and s[3] or next_turn
 if version ~= '' then
   redis.call('HSET', key, 'version', version + 1, 'turn', after, 'next', number + math.max(0, #ARGV - 9))
 end
-redis.call('HSET', key, 'size', count_conversation(tenant, s[5], math.max(0, bytes), keep, now))
+redis.call('HSET', key, 'size', count_conversation(tenant, s[5], math.max(0, bytes), keep))
 if after == '' then redis.call('EXPIRE', key, keep) end -- else the end of the turn's job sets it
 return 'done'
 
@@ -63,6 +63,6 @@ return 'done'
 local key = conversation_key(ARGV[1])
 local s = redis.pcall('HMGET', key, 'tenant', 'size')
 if s.err or not s[1] or s[1] ~= ARGV[2] then return 'unknown' end
-count_conversation(s[1], s[2], 0, 1, now_ms())
+count_conversation(s[1], s[2], 0, 1)
 redis.call('DEL', key)
 return 'done'

@@ -170,12 +170,10 @@ redis.call('ZREM', cut_key(), id)
 if s.err or s[1] ~= state or s[2] ~= runs or s[3] then return 0 end
 redis.call('HSET', job_key(id), 'record', record, 'summary', summary)
 if s[5] and (s[6] or '') ~= '' then
-  local ends = usage_span_end(tonumber(integer_text(s[4])) or 3600, now_ms())
-  buffer_write('usage', s[5], 'r' .. ends, #record + #summary)
+  buffer_sum('usage', s[5], 'r' .. usage_span_end(retention_s(s[4])), #record + #summary)
 end
-local model, priority = parse_lane(s[7])
 local generated = parse_number(ARGV[6])
-if model and generated then charge_rest(model, priority, s[5] or '', s[8], generated, 0) end
+if parse_lane(s[7]) and generated then charge_rest(s[7], s[5] or '', s[8], generated, 0) end
 release_logs(id, runs)
 return 1
 

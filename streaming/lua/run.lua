@@ -17,7 +17,8 @@ return now
 --       how many of these begin at once: for others the worker is not idle, and prefetches them | '',
 --       places for jobs of any tenant, and tenants that get none of the further places...
 -- Returns: 'fenced' | {now (ms, with decimals), frame number, 1 if this worker must finish its jobs and then take suspects,
---                      {id, body, attempt, deadline | '', reply, runs before this one, accepted at, number of its run}...}
+--                      and of each job: id, body, attempt, deadline | '', reply, runs before this one, accepted at, number
+--                      of its run}
 local c = {
   worker = ARGV[1], model = ARGV[2], want = tonumber(ARGV[3]), alone = ARGV[5] == '1', number = tonumber(ARGV[7]),
   begun = 0, lanes = {}, chosen = {}, dropped = 0, crowding = {}, crowds = 0, commit = commit_choices
@@ -27,6 +28,7 @@ local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame', 'name', '
 if mine[1] ~= 'live' then return 'fenced' end
 c.exact = exact_ms()
 c.now, c.frame, c.name = math.floor(c.exact), tonumber(mine[2]), mine[3] or ''
+c.logged = worker .. ':' .. (c.frame + 1) .. ':'
 c.shared = tonumber(ARGV[10]) or want
 for i = 11, #ARGV do c.crowding[ARGV[i]], c.crowds = true, c.crowds + 1 end
 c.spare, c.free, c.out = tonumber(ARGV[6]) or want, tonumber(ARGV[8]) or want, {string.format('%.3f', c.exact), c.frame, 0}
@@ -46,7 +48,8 @@ if must_run then
   c.out[3] = 1
 end
 
-local function take_suspects()
+-- A worker that is to run suspects claims nothing else before them.
+if c.alone and must_run then
   for _, priority in ipairs(PRIORITIES) do
     local more = true
     while more and c.begun < want and c.dropped < MAX_DROPPED do
@@ -54,16 +57,9 @@ local function take_suspects()
       _, more = take_requeued(c, 'suspects', priority)
     end
   end
-end
-
--- A worker that is to run suspects claims nothing else before them.
-local ran, problem = true, nil
-if c.alone and must_run then
-  ran, problem = pcall(take_suspects)
 elseif not c.alone and not must_run then
-  ran, problem = pcall(take_in_order, c, any_requeued)
+  take_in_order(c, any_requeued)
 end
-if not ran then error(problem, 0) end
 if c.dropped >= MAX_DROPPED then notify_worker(worker, {'w'}) end
 if c.begun < want and c.free < want and not must_run then
   redis.call('ZADD', yielding_key(model), c.now, worker)
@@ -71,14 +67,12 @@ if c.begun < want and c.free < want and not must_run then
 end
 local closed = closed_to(c)
 if closed ~= (mine[4] or '') then redis.call('HSET', worker_key(worker), 'closed', closed) end
-local begins = tonumber(ARGV[9]) or c.free
-redis.call('ZREM', idle_key(model), worker)
-redis.call('ZREM', prefetching_key(model), worker)
-if c.begun < c.free and not must_run then
-  local ready = c.begun < begins and idle_key(model) or prefetching_key(model)
-  redis.call('ZADD', ready, c.now, worker)
-  if c.begun >= begins then redis.call('EXPIRE', ready, YIELDING_EXPIRY_S) end
-end
+local idle, prefetching, ready = idle_key(model), prefetching_key(model), nil
+if c.begun < c.free and not must_run then ready = c.begun < (tonumber(ARGV[9]) or c.free) and idle or prefetching end
+if ready ~= idle then redis.call('ZREM', idle, worker) end
+if ready ~= prefetching then redis.call('ZREM', prefetching, worker) end
+if ready then redis.call('ZADD', ready, c.now, worker) end
+if ready == prefetching then redis.call('EXPIRE', ready, YIELDING_EXPIRY_S) end
 return c.out
 
 #!lua name=append flags=allow-oom roles=worker
@@ -113,34 +107,20 @@ return 1
 --       reason for a dead letter | '', tokens that the job has generated, tokens of its prompt, once for each choice (0:
 --       not known)
 -- Returns: 'fenced' | 0 (ended already, or not this run's, or its record is malformed: then it has failed) | 1
-local NUMBERS = {keep = 6, attempt = 15, created = 17, claimed = 18, started = 19, deadline = 20, epoch = 21}
-
--- Raise if a reader could not decode the numbers or the runs of a record: it would then report another end than this one.
-local function check_readable(s)
-  for name, i in pairs(NUMBERS) do
-    if s[i] and s[i] ~= '' and not parse_number(s[i]) then error('invalid ' .. name, 0) end
-  end
-  local rest = string.gsub(s[10] or '', '[^:;]+:%d+:%d+;', '')
-  if rest ~= '' then error('invalid runs', 0) end
-end
-
-local worker, id, run, state, record, summary = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local whole, dead = ARGV[7] == '1', ARGV[8]
-if not is_live(worker) then return 'fenced' end
-return run_or_fail(id, worker, function()
-  local job = job_key(id)
-  -- END_FIELDS, then its own.
+if not is_live(ARGV[1]) then return 'fenced' end
+return run_or_fail(ARGV[2], ARGV[1], function(id, worker)
+  local job, run, state, record, summary, dead = job_key(id), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[8]
+  -- END_FIELDS, the run, NUMBERS, then its own.
   local s = redis.call('HMGET', job, 'state', 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
-    'tenant', 'size', 'conversation', 'run', 'attempt', 'order', 'created', 'claimed', 'started', 'deadline', 'epoch')
+    'tenant', 'size', 'conversation', 'run', 'attempt', 'created', 'claimed', 'started', 'deadline', 'epoch', 'order')
   if not holds_job(id, worker, run, s[1], s[5], s[14]) then return 0 end
   local model, priority = require_lane_entry(s[2], s[3])
   check_readable(s)
-  local now = now_ms()
-  redis.call('HSET', job, 'state', state, 'record', record, 'summary', summary, 'done', now)
-  let_go(id, s, model, priority, now, #record + #summary)
-  charge_rest(model, priority, s[11] or '', s[16], tonumber(ARGV[9]), tonumber(ARGV[10]))
+  redis.call('HSET', job, 'state', state, 'record', record, 'summary', summary, 'done', now_ms())
+  let_go(job, id, s, model, priority, #record + #summary)
+  charge_rest(s[2], s[11] or '', s[21], ARGV[9], ARGV[10])
   if s[15] ~= '1' then release_logs(id, s[10]) end
-  publish(s[4], whole and record or summary)
+  publish(s[4], ARGV[7] == '1' and record or summary)
   if s[7] then emit_event(s[7], id, s[11] or '', 'job.' .. state, true) end
   if dead ~= '' then dead_letter('job', id, 'reason', dead) end
   return 1

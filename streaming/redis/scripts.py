@@ -46,8 +46,8 @@ local function register(name, flags, run)
   local function run_calls(keys, arguments)
     P, round = keys[1], {}
     local answers, at = {}, 1
-    while at <= #arguments do
-      local last = at + tonumber(arguments[at])
+    while arguments[at] do
+      local last = at + arguments[at]
       local ran, answer = pcall(run, part(arguments, at + 1, last))
       if not ran and type(answer) ~= 'table' then answer = redis.error_reply(answer) end
       answers[#answers + 1], at = answer, last + 1

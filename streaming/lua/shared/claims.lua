@@ -31,8 +31,8 @@ local function holds_job(id, worker, run, state, owner, number)
 end
 
 -- The functions below share the state `c` of one call of `claim`: its arguments, `now`, `out` (the answer), `begun` (jobs in
--- it), `lanes` (those in which jobs wait), `chosen`, `credits`, `dropped` (entries without a job to claim, such as one that
--- expired), and `commit`, which is commit_choices.
+-- it), `logged` (the worker and its next frame, as records have them), `lanes` (those in which jobs wait), `chosen`,
+-- `credits`, `dropped` (entries without a job to claim, such as one that expired), and `commit`, which is commit_choices.
 --
 -- A job is among the worker's claims before anything else of it changes. If the server refuses a later write, the worker
 -- does not know the job, so it hands it back; else the sweep after the worker's end puts it back.
@@ -82,15 +82,18 @@ end
 -- Write the claim of a job into its record, and add it to the answer.
 local function begin_job(c, _, _, id, claimed)
   local s, run = claimed.fields, c.number + c.begun + 1
-  local job, attempt, runs = job_key(id), (s[8] or 0) + 1, s[8] and redis.call('HGET', job_key(id), 'runs') or ''
+  local job, attempt = job_key(id), (s[8] or 0) + 1
+  local runs = s[8] and redis.call('HGET', job, 'runs') or ''
   if attempt == 2 then redis.call('HSET', job, 'started', redis.call('HGET', job, 'claimed')) end
   redis.call('HSET', job, 'state', 'in_progress', 'worker', c.worker, 'name', c.name, 'attempt', attempt, 'run', run,
-    'claimed', c.exact, 'runs', runs .. c.worker .. ':' .. (c.frame + 1) .. ':' .. run .. ';')
+    'claimed', c.exact, 'runs', runs .. c.logged .. run .. ';')
   if c.alone then redis.call('HSET', job, 'alone', 1) end
   if s[13] then redis.call('HDEL', job, 'queue') end
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
   if s[9] and attempt == 1 then emit_event(s[9], id, claimed.tenant, 'job.started') end
-  c.out[#c.out + 1] = {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, parse_number(s[7]) and s[7] or '0', run}
+  local out, at = c.out, #c.out
+  out[at + 1], out[at + 2], out[at + 3], out[at + 4] = id, s[4] or '', attempt, s[3] or ''
+  out[at + 5], out[at + 6], out[at + 7], out[at + 8] = s[5] or '', runs, parse_number(s[7]) and s[7] or '0', run
   c.begun = c.begun + 1
   return true
 end

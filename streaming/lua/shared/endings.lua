@@ -7,13 +7,13 @@ local MAX_TURN_S = 31 * 86400
 
 -- Count a conversation's bytes as requests of its tenant until it expires, and no more where `size` says that they are
 -- counted. Returns what its record notes as its size: 'bytes:span end'.
-local function count_conversation(tenant, size, bytes, keep, now)
+local function count_conversation(tenant, size, bytes, keep)
   local was, span = string.match(size or '', '^(%d+):(%d+)$')
-  if integer_text(was) and integer_text(span) and tonumber(span) > now / 1000 then
-    buffer_write('usage', tenant, span, -was)
+  if integer_text(was) and integer_text(span) and tonumber(span) > now_ms() / 1000 then
+    buffer_sum('usage', tenant, span, -was)
   end
-  local ends = usage_span_end(keep, now)
-  if bytes > 0 then buffer_write('usage', tenant, tostring(ends), bytes) end
+  local ends = usage_span_end(keep)
+  if bytes > 0 then buffer_sum('usage', tenant, ends, bytes) end
   return bytes .. ':' .. ends
 end
 
@@ -29,12 +29,12 @@ end
 
 -- Let a conversation be kept for as long as the job of its turn, which has ended. The job's items are added by whoever
 -- uses the conversation next, from the job's record. Does nothing if the conversation is gone or malformed.
-local function end_turn(conversation, id, keep, now)
+local function end_turn(conversation, id, keep)
   if (conversation or '') == '' then return end
   local key = conversation_key(conversation)
   local s = redis.pcall('HMGET', key, 'turn', 'tenant', 'size')
   if s.err or s[1] ~= id or not s[2] then return end
-  redis.call('HSET', key, 'size', count_conversation(s[2], s[3], conversation_bytes(s[3]), tonumber(keep), now))
+  redis.call('HSET', key, 'size', count_conversation(s[2], s[3], conversation_bytes(s[3]), keep))
   redis.call('EXPIRE', key, keep)
 end
 
@@ -125,17 +125,32 @@ end
 local END_FIELDS = {'state', 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs', 'tenant', 'size',
   'conversation'}
 
--- Let go of what an ending job holds: its entry, its reservation, its worker, its turn; it is kept for a while. `s`: END_FIELDS,
--- of which any may be malformed; `model` and `priority`: nil if its lane is; `result`: bytes of its result.
-local function let_go(id, s, model, priority, now, result)
-  local keep = retention_s(s[6])
-  delete_entry(s[2], s[3])
-  if model then add_reserved_bytes(model, priority, s[9], -1) end
-  count_ended_job(s[11], s[12], keep, now, result)
+-- Raise if a reader could not decode the numbers or the runs of an ending job's record: it would then report another end
+-- than this one. `s`: END_FIELDS, the run, and NUMBERS.
+local NUMBERS = {'attempt', 'created', 'claimed', 'started', 'deadline', 'epoch'}
+
+local function check_readable(s)
+  for i = 15, 20 do
+    if s[i] and s[i] ~= '' and not parse_number(s[i]) then error('invalid ' .. NUMBERS[i - 14], 0) end
+  end
+  if s[6] and s[6] ~= '' and not parse_number(s[6]) then error('invalid keep', 0) end
+  local rest = string.gsub(s[10] or '', '[^:;]+:%d+:%d+;', '')
+  if rest ~= '' then error('invalid runs', 0) end
+end
+
+-- Let go of what an ending job holds: its entry, its reservation, its worker, its turn; it is kept for a while. `s`:
+-- END_FIELDS; an entry in it is valid, with its lane, and any other may be malformed; `model` and `priority`: nil if its lane
+-- is; `result`: bytes of its result. Reserved bytes that are malformed stay reserved: `reap` deletes a lane's sum with its
+-- last job.
+local function let_go(job, id, s, model, priority, result)
+  local keep, reserved = retention_s(s[6]), integer_text(s[9])
+  if s[3] then buffer_write('entries', s[2], s[3]) end
+  if model and reserved then buffer_sum('reservations', model, priority, -reserved) end
+  count_ended_job(s[11], s[12], keep, result)
   if (s[5] or '') ~= '' then buffer_write('releases', s[5], id) end
-  redis.call('EXPIRE', job_key(id), keep)
+  redis.call('EXPIRE', job, keep)
   if is_idem_key(s[8]) then redis.call('EXPIRE', s[8], keep) end
-  if s[13] then end_turn(s[13], id, keep, now) end
+  if s[13] then end_turn(s[13], id, keep) end
 end
 
 -- Note the end of a job that no worker ends, before let_go, and tell those who wait for it. The process whose sweep takes
@@ -157,14 +172,15 @@ end
 -- are only in logs: these are kept until `salvage` has stored them. Raises if its record is malformed. A waiting job leaves
 -- its place last: if the server refuses a write before, whoever claims next drops it there, with its entry.
 local function end_job(id, state, reason, now)
-  local s = redis.call('HMGET', job_key(id), unpack(END_FIELDS))
+  local job = job_key(id)
+  local s = redis.call('HMGET', job, unpack(END_FIELDS))
   local model, priority = require_lane_entry(s[2], s[3])
   if (s[10] or '') ~= '' then
     redis.call('ZADD', cut_key(), now, id)
     redis.call('EXPIRE', parked_key(id), retention_s(s[6]) + LOG_GRACE_S) -- `salvage` shortens it
   end
   close_job(id, s, state, reason, now)
-  let_go(id, s, model, priority, now, 0)
+  let_go(job, id, s, model, priority, 0)
   if s[1] == 'queued' then
     redis.call('XDEL', s[2], s[3])
     leave_lane(model, priority, s[11] or '', s[3], id)

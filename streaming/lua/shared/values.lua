@@ -4,21 +4,27 @@
 -- call has read or is to write, and every round begins with a new table (streaming/redis/scripts.py). All other variables
 -- outside functions are constants: the server keeps them over all rounds.
 --
--- What was read: `clock`; `live_workers`; `exhausted` lists of idle workers; `line_sizes`, waiting jobs by key of an index;
+-- What was read: `now`; `span_ends` by retention time; `lanes` by key; `live_workers`; `exhausted` lists of idle workers;
+-- `busy`, by model the priority for which no worker is there to be woken; `line_sizes`, waiting jobs by key of an index;
 -- `earlier`, what goes before a lane's new jobs; `reserved_total`; `usage_by_tenant`; `lane_entries`.
 local round = nil
 
 local function cache(name)
-  local found = round[name] or {}
-  round[name] = found
+  local found = round[name]
+  if not found then
+    found = {}
+    round[name] = found
+  end
   return found
 end
 
 -- Time is Redis server time in milliseconds, never a client's clock; it does not advance while a script runs.
 local function exact_ms()
-  local clock = round.clock or redis.call('TIME')
-  round.clock = clock
-  return clock[1] * 1000 + clock[2] / 1000
+  if not round.now then
+    local clock = redis.call('TIME')
+    round.now = clock[1] * 1000 + clock[2] / 1000
+  end
+  return round.now
 end
 
 local function now_ms()
@@ -29,92 +35,12 @@ local function is_past(when, now)
   return when and when ~= '' and tonumber(when) <= now
 end
 
--- Note virtual counters of tenants without waiting jobs, and an empty lane's virtual time under the empty name; they are
--- forgotten an hour after the last one. Counters that the virtual time has passed count no more: one of eight calls
--- removes them. ...: counter, tenant...
-local SERVED_RETENTION_S = 3600
-
-local function note_served(model, priority, time, ...)
-  local served = served_key(model, priority)
-  redis.call('ZADD', served, ...)
-  if now_ms() % 8 == 0 then redis.call('ZREMRANGEBYSCORE', served, '-inf', string.format('(%.0f', time)) end
-  redis.call('EXPIRE', served, SERVED_RETENTION_S)
-end
-
--- Add to the counter of a tenant, whether or not it has waiting jobs.
-local function charge_tenant(model, priority, tenant, change)
-  if redis.call('ZADD', tenants_key(model, priority), 'XX', 'INCR', change, tenant) then return end
-  local least = redis.call('ZRANGE', tenants_key(model, priority), 0, 0, 'WITHSCORES')
-  local known = redis.call('ZMSCORE', served_key(model, priority), '', tenant)
-  if not (least[1] or known[1] or known[2]) then return end
-  local time = tonumber(least[2] or known[1] or 0)
-  note_served(model, priority, time, math.max(tonumber(known[2] or 0), time) + change, tenant)
-end
-
--- Buffered writes: the calls of a round add to its lists, and flush_writes sends one command per key, after the last call
--- or when a list reaches 1,000 values. `entries`: of ended jobs by lane; `releases`: jobs to remove from a
--- worker's claims; `listings`: scores and ids for a tenant's job list, kept for `listing_keep_s`; `reservations`: changes of
--- reserved bytes by model and priority; `usage`: changes of a tenant's usage; `members`: scores and members of a lane's index
--- by key; `charges`: what tenants are charged, by the key of a lane's counters.
-local NONE = {}
-local BUFFERED = {'members', 'entries', 'releases', 'listings', 'reservations', 'usage', 'charges'}
-
-local function flush_writes()
-  if not round.buffered then return end
-  for key, words in pairs(round.members or NONE) do redis.call('ZADD', key, unpack(words)) end
-  for lane, entries in pairs(round.entries or NONE) do redis.call('XDEL', lane, unpack(entries)) end
-  for worker, ids in pairs(round.releases or NONE) do redis.call('SREM', claims_key(worker), unpack(ids)) end
-  for tenant, words in pairs(round.listings or NONE) do
-    redis.call('ZADD', jobs_key(tenant), unpack(words))
-    if now_ms() % 8 == 0 then -- trimming in one of eight flushes is enough
-      redis.call('ZREMRANGEBYSCORE', jobs_key(tenant), '-inf', now_ms() - 1000 * round.listing_keep_s)
-    end
-    redis.call('EXPIRE', jobs_key(tenant), round.listing_keep_s)
-  end
-  for place, amounts in pairs(round.reservations or NONE) do
-    local sum = 0
-    for _, bytes in ipairs(amounts) do sum = sum + bytes end
-    redis.call('HINCRBY', owed_key(), place, sum)
-  end
-  for tenant, fields in pairs(round.usage or NONE) do
-    local key, now, last, new = kept_key(tenant), math.floor(now_ms() / 1000), 0, false
-    local added = {}
-    for i = 1, #fields, 2 do added[fields[i]] = (added[fields[i]] or 0) + fields[i + 1] end
-    for field, bytes in pairs(added) do
-      local sum = redis.call('HINCRBY', key, field, bytes)
-      if sum == bytes then new = true end
-      if sum <= 0 then redis.call('HDEL', key, field) end
-      last = math.max(last, tonumber(string.match(field, '%d+')))
-    end
-    if new then -- once per new span: delete the counts of spans that are over
-      for _, field in ipairs(redis.call('HKEYS', key)) do
-        if tonumber(string.match(field, '%d+') or 0) <= now then redis.call('HDEL', key, field) end
-      end
-      if last - now > redis.call('TTL', key) then redis.call('EXPIRE', key, last - now) end
-    end
-  end
-  for _, lane in pairs(round.charges or NONE) do
-    for tenant, change in pairs(lane.changes) do charge_tenant(lane.model, lane.priority, tenant, change) end
-  end
-  for _, kind in ipairs(BUFFERED) do round[kind] = nil end
-  round.buffered = false
-end
-
-local function buffer_write(kind, key, word, second)
-  local lists = cache(kind)
-  local words = lists[key] or {}
-  lists[key], round.buffered = words, true
-  words[#words + 1] = word
-  words[#words + 1] = second
-  if #words >= 1000 then flush_writes() end
-end
-
 -- Values of records and keys: parsed, and checked before anything is written.
 
 -- Parse a number of a record, nil if it is malformed: integer_text returns a non-negative integer as its text,
 -- parse_number any number from 0 to 1e18 (never inf or nan).
 local function integer_text(text)
-  return #(text or '') < 16 and string.match(text or '', '^%d+$') or nil
+  return text and #text < 16 and string.match(text, '^%d+$') or nil
 end
 
 local function parse_number(text)
@@ -124,11 +50,16 @@ end
 
 -- Parse the key of a lane, or of a queue of jobs that were put back to it. Returns its model, priority and kind, or nil.
 local function parse_lane(lane)
+  local known = round.lanes and round.lanes[lane]
+  if known then return known.model, known.priority, known.kind end
   if string.sub(lane or '', 1, #P) ~= P then return nil end
   local kind, model, priority = string.match(lane, '^(%a+):(.+):(%a+)$', #P + 1)
   if kind ~= 'lane' and kind ~= 'retry' and kind ~= 'suspects' then return nil end
-  for _, known in ipairs(PRIORITIES) do
-    if priority == known then return model, priority, kind end
+  for _, each in ipairs(PRIORITIES) do
+    if priority == each then
+      cache('lanes')[lane] = {model = model, priority = priority, kind = kind}
+      return model, priority, kind
+    end
   end
 end
 
@@ -152,20 +83,105 @@ end
 
 -- Whether a field of a record is an idempotency key, which expires with its job. Any other key must not be touched.
 local function is_idem_key(key)
-  local start = idem_key('')
-  return string.sub(key or '', 1, #start) == start
+  local start = key and idem_key('')
+  return key and string.sub(key, 1, #start) == start
 end
 
 -- The states of a job.
 local STATES = {queued = true, in_progress = true, completed = true, failed = true, cancelled = true, expired = true}
 
--- What tenants and lanes hold in the store: bytes that are reserved, and bytes that count against a tenant's quotas.
+-- Note virtual counters of tenants without waiting jobs, and an empty lane's virtual time under the empty name; they are
+-- forgotten an hour after the last one. Counters that the virtual time has passed count no more: one of eight calls
+-- removes them. ...: counter, tenant...
+local SERVED_RETENTION_S = 3600
 
--- Add (sign 1) or subtract (-1) the bytes reserved for an accepted job, summed by model and priority, which the names of
--- its lane and the queues beside it share. Malformed bytes are ignored: `reap` deletes a lane's sum with its last job.
-local function add_reserved_bytes(model, priority, bytes, sign)
-  if integer_text(bytes) then buffer_write('reservations', model .. ':' .. priority, sign * bytes) end
+local function note_served(model, priority, time, ...)
+  local served = served_key(model, priority)
+  redis.call('ZADD', served, ...)
+  if now_ms() % 8 == 0 then redis.call('ZREMRANGEBYSCORE', served, '-inf', string.format('(%.0f', time)) end
+  redis.call('EXPIRE', served, SERVED_RETENTION_S)
 end
+
+-- Add to the counter of a tenant, whether or not it has waiting jobs.
+local function charge_tenant(model, priority, tenant, change)
+  if redis.call('ZADD', tenants_key(model, priority), 'XX', 'INCR', change, tenant) then return end
+  local least = redis.call('ZRANGE', tenants_key(model, priority), 0, 0, 'WITHSCORES')
+  local known = redis.call('ZMSCORE', served_key(model, priority), '', tenant)
+  if not (least[1] or known[1] or known[2]) then return end
+  local time = tonumber(least[2] or known[1] or 0)
+  note_served(model, priority, time, math.max(tonumber(known[2] or 0), time) + change, tenant)
+end
+
+-- Buffered writes: the calls of a round add to its lists and sums, and flush_writes sends one command per key or sum, after
+-- the last call or when a list reaches 1,000 values. Lists: `entries`, of ended jobs by lane; `releases`, jobs to remove
+-- from a worker's claims; `listings`, scores and ids for a tenant's job list, kept for `listing_keep_s`; `members`, scores and
+-- members of a lane's index by key. Sums: `reservations`, changes of reserved bytes by model and priority; `usage`, changes
+-- of a tenant's usage; `charges`, what tenants are charged, by lane.
+local NONE = {}
+local BUFFERED = {'members', 'entries', 'releases', 'listings', 'reservations', 'usage', 'charges'}
+
+local function flush_writes()
+  if not round.buffered then return end
+  for key, words in pairs(round.members or NONE) do redis.call('ZADD', key, unpack(words)) end
+  for lane, entries in pairs(round.entries or NONE) do redis.call('XDEL', lane, unpack(entries)) end
+  for worker, ids in pairs(round.releases or NONE) do redis.call('SREM', claims_key(worker), unpack(ids)) end
+  for tenant, words in pairs(round.listings or NONE) do
+    redis.call('ZADD', jobs_key(tenant), unpack(words))
+    if now_ms() % 8 == 0 then -- trimming in one of eight flushes is enough
+      redis.call('ZREMRANGEBYSCORE', jobs_key(tenant), '-inf', now_ms() - 1000 * round.listing_keep_s)
+    end
+    redis.call('EXPIRE', jobs_key(tenant), round.listing_keep_s)
+  end
+  for model, sums in pairs(round.reservations or NONE) do
+    for priority, bytes in pairs(sums) do redis.call('HINCRBY', owed_key(), model .. ':' .. priority, bytes) end
+  end
+  for tenant, sums in pairs(round.usage or NONE) do
+    local key, now, last, new = kept_key(tenant), math.floor(now_ms() / 1000), 0, false
+    for field, bytes in pairs(sums) do
+      local sum = redis.call('HINCRBY', key, field, bytes)
+      if sum == bytes then new = true end
+      if sum <= 0 then redis.call('HDEL', key, field) end
+      last = math.max(last, tonumber(string.match(field, '%d+')))
+    end
+    if new then -- once per new span: delete the counts of spans that are over
+      for _, field in ipairs(redis.call('HKEYS', key)) do
+        if tonumber(string.match(field, '%d+') or 0) <= now then redis.call('HDEL', key, field) end
+      end
+      if last - now > redis.call('TTL', key) then redis.call('EXPIRE', key, last - now) end
+    end
+  end
+  for lane, sums in pairs(round.charges or NONE) do
+    local model, priority = parse_lane(lane)
+    for tenant, change in pairs(sums) do charge_tenant(model, priority, tenant, change) end
+  end
+  for _, kind in ipairs(BUFFERED) do round[kind] = nil end
+  round.buffered = false
+end
+
+-- The buffered list or sums of a key.
+local function buffer_of(kind, key)
+  local own = round[kind] and round[kind][key]
+  if not own then
+    own = {}
+    cache(kind)[key], round.buffered = own, true
+  end
+  return own
+end
+
+local function buffer_write(kind, key, word, second)
+  local words = buffer_of(kind, key)
+  local size = #words
+  words[size + 1] = word
+  if second then words[size + 2] = second end
+  if size >= 998 then flush_writes() end
+end
+
+local function buffer_sum(kind, key, name, change)
+  local sums = buffer_of(kind, key)
+  sums[name] = (sums[name] or 0) + change
+end
+
+-- What tenants and lanes hold in the store: bytes that are reserved, and bytes that count against a tenant's quotas.
 
 -- The bytes reserved for all unfinished jobs, cached: a call that reserves more adds them to round.reserved_total.
 local function total_reserved_bytes()
@@ -179,23 +195,28 @@ local function total_reserved_bytes()
 end
 
 -- The end (s) of the time span in which a tenant's bytes are counted until their record has expired. A span is 1/24 of
--- the retention time. Counts lapse with their span and need no decrement, so none outlives its job, whatever crashes.
-local function usage_span_end(keep, now)
-  local span = math.ceil(keep / 24)
-  return (math.floor((now / 1000 + keep) / span) + 1) * span
+-- the retention time. Counts lapse with their span and need no decrement, so none outlives its job, whatever crashes. As
+-- text, which names the count.
+local function usage_span_end(keep)
+  local ends = cache('span_ends')
+  if not ends[keep] then
+    local span = math.ceil(keep / 24)
+    ends[keep] = tostring((math.floor((now_ms() / 1000 + keep) / span) + 1) * span)
+  end
+  return ends[keep]
 end
 
 -- Move an ended job's request bytes to the span in which its record expires, and add its result bytes. `size` is what
 -- `put` noted: 'request bytes:span end', or '' for a batch line, which is not counted.
-local function count_ended_job(tenant, size, keep, now, result)
+local function count_ended_job(tenant, size, keep, result)
   local bytes, was = string.match(size or '', '^(%d+):(%d+)$')
-  if not integer_text(bytes) or not integer_text(was) or not tenant then return end
-  local ends = usage_span_end(tonumber(keep) or 3600, now)
-  if tonumber(was) ~= ends then
-    if tonumber(was) > now / 1000 then buffer_write('usage', tenant, was, -bytes) end
-    buffer_write('usage', tenant, tostring(ends), tonumber(bytes))
+  if not bytes or #bytes > 15 or #was > 15 or not tenant then return end
+  local ends = usage_span_end(keep)
+  if was ~= ends then
+    if tonumber(was) > now_ms() / 1000 then buffer_sum('usage', tenant, was, -bytes) end
+    buffer_sum('usage', tenant, ends, bytes)
   end
-  if result > 0 then buffer_write('usage', tenant, 'r' .. ends, result) end
+  if result > 0 then buffer_sum('usage', tenant, 'r' .. ends, result) end
 end
 
 -- A tenant's usage, {jobs, requests (bytes), results (bytes)}, cached: a call that adds to it updates the cache.

@@ -44,8 +44,12 @@ end
 -- Wake the worker of this model that most recently reported room: for the highest lane also one that would make room by
 -- preemption; else one that would prefetch the job.
 local function wake_worker(model, priority, now)
-  return wake_freshest(idle_key(model), now) or priority == PRIORITIES[1] and wake_freshest(yielding_key(model), now)
-    or wake_freshest(prefetching_key(model), now)
+  local busy = cache('busy')
+  if busy[model] == priority then return false end
+  local woken = wake_freshest(idle_key(model), now)
+    or priority == PRIORITIES[1] and wake_freshest(yielding_key(model), now) or wake_freshest(prefetching_key(model), now)
+  if not woken then busy[model] = priority end
+  return woken
 end
 
 -- Wake the scheduler before its next tick: a job waits and no worker is idle.
@@ -67,13 +71,9 @@ end
 
 -- A member of the index is the entry of a job, padded so that members with equal scores sort by arrival; in the line of
 -- its tenant, the job's id follows.
-local function pad(digits, width)
-  return string.rep('0', width - #digits) .. digits
-end
-
 local function to_member(entry)
   local ms, number = string.match(entry, '^(%d+)%-(%d+)$')
-  return pad(ms, 15) .. '-' .. pad(number, 10)
+  return string.rep('0', 15 - #ms) .. ms .. '-' .. string.rep('0', 10 - #number) .. number
 end
 
 -- Returns the entry of a job, its id and its member of the lane's index, by its member of a line.
@@ -117,12 +117,10 @@ local function leave_line(model, priority, tenant, entry, id)
 end
 
 -- What a job costs, by its record: units of its prompt, tokens of its output, weight of its tenant, patience in ms. A
--- malformed text counts as one unit.
+-- malformed text counts as one unit. All are text, which arithmetic takes as numbers.
 local function parse_order(text)
   local prompt, output, weight, patience = string.match(text or '', '^(%d+):(%d+):(%d+%.?%d*):(%d+)$')
-  if not prompt then return 1, 0, 1, 0 end
-  prompt, output, weight, patience = tonumber(prompt), tonumber(output), tonumber(weight), tonumber(patience)
-  if weight <= 0 or math.max(prompt, output, weight, patience) >= 1e18 then return 1, 0, 1, 0 end
+  if not prompt or math.max(#prompt, #output, #weight, #patience) > 18 or tonumber(weight) <= 0 then return 1, 0, 1, 0 end
   return prompt, output, weight, patience
 end
 
@@ -138,15 +136,11 @@ end
 -- Charge a job's tenant for what the job has generated, and for its prompt as far as the claim has not: `counted` are its
 -- tokens by the engine (0: not known), and the claim charged an estimate. A counter never falls, so an estimate that was too
 -- high is given back only by charging less for the output.
-local function charge_rest(model, priority, tenant, order, generated, counted)
+local function charge_rest(lane, tenant, order, generated, counted)
   local prompt, _, weight = parse_order(order)
-  local change = charge_of(counted > 0 and counted or prompt, generated, weight) - charge_of(prompt, 0, weight)
-  if change <= 0 then return end
-  local lane = tenants_key(model, priority)
-  local lanes = cache('charges')
-  local charges = lanes[lane] or {model = model, priority = priority, changes = {}}
-  lanes[lane], round.buffered = charges, true
-  charges.changes[tenant] = (charges.changes[tenant] or 0) + change
+  if tonumber(counted) == 0 then counted = prompt end
+  local change = charge_of(counted, generated, weight) - charge_of(prompt, 0, weight)
+  if change > 0 then buffer_sum('charges', lane, tenant, change) end
 end
 
 -- Add a waiting job to the index of its lane, by its keys and the job's member. `accepted`: when it was; `start`: its
@@ -163,7 +157,7 @@ local function rejoin_line(model, priority, tenant, entry, id, created, order)
   local accepted = math.floor(parse_number(created) or tonumber(string.match(entry, '^%d+')))
   local _, _, _, patience = parse_order(order)
   local start = accepted + patience
-  if patience == PATIENCE_MS[priority] then
+  if tonumber(patience) == PATIENCE_MS[priority] then
     start = math.max(start, tonumber(redis.call('ZRANGE', line, -1, -1, 'WITHSCORES')[2] or 0) + 1)
   end
   if not redis.call('ZSCORE', tenants, tenant) then
@@ -207,8 +201,7 @@ end
 
 -- Count what goes before the new jobs of a lane: jobs of higher lanes, and requeued jobs of its own. Usually there are none:
 -- one EXISTS shows that, once for all calls of a round in the same lane.
-local function count_earlier(model, priority)
-  local own = lane_key(model, priority)
+local function count_earlier(own, model, priority)
   if round.earlier and round.earlier.lane == own then return round.earlier.higher, round.earlier.requeued end
   local keys, higher = {retry_key(model, priority), suspects_key(model, priority)}, 0
   round.earlier = {lane = own, higher = 0, requeued = 0}
@@ -233,8 +226,8 @@ local MAX_LOOKED = 100
 -- said so last; for the highest lane also one that would preempt a job for it. `waiting`, `own`: jobs that wait in the lane,
 -- and the tenant's among them. Jobs that wait take what is free, but a place that a worker keeps from their tenants
 -- (closed_to in claims.lua) is for others in this lane. Returns the worker and the list that it is in; nil: none.
-local function find_taker(model, priority, tenant, waiting, own, now)
-  if count_earlier(model, priority) > 0 then return nil end
+local function find_taker(lane, model, priority, tenant, waiting, own, now)
+  if count_earlier(lane, model, priority) > 0 then return nil end
   for _, list in ipairs({idle_key(model), priority == PRIORITIES[1] and yielding_key(model) or nil}) do
     local ready = redis.call('ZRANGE', list, '+inf', now - 2000, 'BYSCORE', 'REV', 'LIMIT', 0, MAX_LOOKED)
     for _, worker in ipairs(ready) do

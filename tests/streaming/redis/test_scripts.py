@@ -28,10 +28,10 @@ def library(text: str, shared: str = "") -> Library:
 def test_a_script_has_the_shared_functions_it_uses_and_what_these_use() -> None:
     """A word in a comment takes no function along, neither in the script nor in a function that it uses."""
     shared = (
-        "local function helper(x) return pad(x, 3) end\n-- helper, unusual\nlocal function unusual(x) return x end\n"
+        "local function helper(x) return to_member(x) end\n-- helper, unusual\nlocal function unusual(x) return x end\n"
     )
     source = library("#!lua name=test\nreturn helper(ARGV[1]) -- not unusual(x)", shared).sources["test"]
-    assert "local function helper" in source and "local function pad" in source
+    assert "local function helper" in source and "local function to_member" in source
     assert "local function unusual" not in source and "local function exact_ms" not in source
 
 
@@ -56,7 +56,7 @@ def test_functions_keep_no_state_but_that_of_their_round() -> None:
 
 async def test_a_round_that_fails_leaves_nothing_to_the_next(wire: RedisClient) -> None:
     """Neither what it was to write nor what it has read."""
-    scripts = "#!lua name=spoil\nbuffer_write('usage', ARGV[1], '9999999999', 5)\nround.reserved_total = 7\n"
+    scripts = "#!lua name=spoil\nbuffer_sum('usage', ARGV[1], '9999999999', 5)\nround.reserved_total = 7\n"
     own = library(
         f"{scripts}return 1\n#!lua name=look\nreturn {{total_reserved_bytes(), redis.call('EXISTS', kept_key('t'))}}"
     )
