@@ -75,7 +75,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_reserved: int | None = None
     """The most that all jobs may have reserved."""
     order: str
-    """What decides its place, as its record has it: tokens of its prompt and output, its tenant's weight, its patience."""
+    """What decides its place, as its record has it: tokens of prompt and output, weight of its tenant, patience."""
     patience_ms: int
     reply: str = ""
     max_queue_ms: int | None = None
