@@ -145,12 +145,12 @@ def engine_parts(times: Sequence[int], lost: int = 0) -> dict[str, int]:
     for name, end in zip(_NAMES, times[1:], strict=False):
         if end:
             if since:
-                parts[name] = max(0, end - since)
+                parts[name] = end - since
             since = end
-    if lost:
-        moved = {"retries": lost, "decode": -lost}
-        parts |= {name: max(0, spent + moved[name]) for name, spent in parts.items() if name in moved}
-    return parts
+    for name, moved in (("retries", lost), ("decode", -lost)) if lost else ():
+        if name in parts:
+            parts[name] += moved
+    return {name: max(0, spent) for name, spent in parts.items()}
 
 
 def first_seen(stamps: Stamps, *, whole: bool) -> int | None:

@@ -307,8 +307,8 @@ class Attempt:
 
     def queue_choices(self) -> None:
         """Queue every unfinished choice for submission, by rising index."""
-        self.stamps.release()
         self._waiting = self.requests()
+        self.stamps.release()
 
     @property
     def next_choice(self) -> tuple[int, Request]:

@@ -117,7 +117,9 @@ def assemble(texts: Mapping[str, str]) -> Library:
             flags = f"'{script.flags}'" if script.flags else ""
             registered = f"register('{script.name}', {{{flags}}}, function(ARGV)\n{script.body}\nend)\n"
             text += registered
-            sources[script.name] = _joined(shared, _used(script.body, shared)) + registered
+            # What a script has buffered is written behind it.
+            flushes = "flush_writes" if "buffer_of" in _used(script.body, shared) else ""
+            sources[script.name] = _joined(shared, _used(script.body + flushes, shared)) + registered
         text += "end\n"
     every = [script for parts in scripts.values() for script in parts]
     roles = {script.name: frozenset((script.roles or "").split(",")) for script in every}

@@ -120,7 +120,8 @@ end
 -- malformed text counts as one unit. All are text, which arithmetic takes as numbers.
 local function parse_order(text)
   local prompt, output, weight, patience = string.match(text or '', '^(%d+):(%d+):(%d+%.?%d*):(%d+)$')
-  if not prompt or math.max(#prompt, #output, #weight, #patience) > 18 or tonumber(weight) <= 0 then return 1, 0, 1, 0 end
+  local is_long = prompt and (math.max(#prompt, #output, #patience) > 18 or #weight > 24) -- 1/6 has 19 characters
+  if not prompt or is_long or tonumber(weight) <= 0 then return 1, 0, 1, 0 end
   return prompt, output, weight, patience
 end
 

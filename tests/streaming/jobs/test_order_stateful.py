@@ -45,7 +45,7 @@ from streaming.redis.settings import RedisSettings
 pytestmark = pytest.mark.slow
 
 MODEL, HOUR_MS = "a:batch", 3_600_000
-WEIGHTS = {"heavy": 4.0, "light": 0.3}
+WEIGHTS = {"heavy": 4.0, "light": 1 / 6}
 TENANTS = st.sampled_from(["a", "b", "heavy", "light"])
 LANES = st.sampled_from(list(Priority))
 LIMITS = st.sampled_from([{}, {}, {"deadline_ms": 90_000}, {"deadline_ms": 20_000}, {"max_queue_ms": 30_000}])
