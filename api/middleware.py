@@ -53,9 +53,9 @@ SUBMITTING = (
 
 class Observed:
     """Sets in `scope["state"]`: `request_id`, `headers` (raw, by name), `trace` (W3C context of the server span),
-    `received` (monotonic seconds; api/stream/connection.py has noted it, another server does not), `status` once the
-    answer has started, and `server_send` and `head_of` while it runs. Names the span and the metric of a request by
-    `route`, which the guard sets.
+    `received` (monotonic seconds: the request's first byte, from api/stream/connection.py; under another server, now),
+    `status` once the answer has started, and `server_send` and `head_of` while it runs. Names the span and the metric
+    of a request by `route`, which the guard sets.
 
     With `[api] base_path`, requests may have it before their path, and links in headers get it.
 

@@ -42,7 +42,9 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     card: ModelCard | None
     """Of the model, if one was known."""
     cost: Cost
+    """Of this request's `prompt`, not of the cached one."""
     limit: WaitLimit | None
+    """The tighter of max_queue_ms and deadline_ms; None: the request has neither."""
     ignored: str
     """The value of X-Ignored-Fields."""
 

@@ -224,7 +224,8 @@ class Rounds(Generic[T, Answer]):
         self._running: asyncio.Task[None] | None = None
 
     def ask(self, item: T) -> asyncio.Future[Answer]:
-        """Ask for a round with this item. The future gets its answer, or what `work` raises or answers."""
+        """Queue this item for the next round. The future gets its answer; it raises what `work` raises, or the
+        exception that `work` returned for the item."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         asked = self._waiting
         asked.append((item, future))

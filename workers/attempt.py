@@ -23,8 +23,8 @@ from streaming.jobs.codec import (
     Terminal,
     Usage,
     author,
+    encode,
     encode_delta,
-    encode_plain,
     packed,
     served_by,
     total_usage,
@@ -59,6 +59,7 @@ class AttemptStamps:
         A job of several texts begins with the first to begin and ends with the last to end.
         """
         if times is not None:
+            # the earlier of the two; 0.0 is "unknown" and loses to any time
             self.scheduled = min(self.scheduled or times.scheduled, times.scheduled or self.scheduled)
             self.first = min(self.first or times.first, times.first or self.first)
         self.last = max(self.last, times.last if times is not None and times.last else now)
@@ -385,7 +386,7 @@ class Attempt:
         if piece.served_by or piece.extras or (self._unlogged_prompts and index in self._unlogged_prompts):
             delta = self._first_delta(index, piece, seq)
         else:
-            delta = encode_plain((self.number, seq, index, piece.text, piece.ids, n, finish, piece.logprobs))
+            delta = encode((self.number, seq, index, piece.text, piece.ids, n, finish, piece.logprobs))
         self._counts[index] += n
         self._record += delta
         self.seq = seq

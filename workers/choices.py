@@ -254,7 +254,8 @@ class ChoiceStarter:
                 self._room.set()
 
     def _start_next(self, attempt: Attempt) -> None:
-        """Start one more choice of a job that has begun. Raises EngineDead."""
+        """Start the next choice of a waiting job; its first one is stamped as handed over now, not when it was queued.
+        Raises EngineDead."""
         self._overtaken = -1
         if not attempt.last_start:
             attempt.stamps.release()

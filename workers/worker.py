@@ -254,7 +254,10 @@ class Worker:
         self._send_all()
 
     def _name(self, attempt: Attempt, now: float) -> None:
-        attempt.unnamed, attempt.stamps.first = False, attempt.stamps.first or now
+        """Before the first delta to an address: send the run's opening; if it is the run's first, stamp it with
+        `now`."""
+        attempt.unnamed = False
+        attempt.stamps.first = attempt.stamps.first or now
         if not attempt.opening.at_ms:
             attempt.note_start(self._clock.at(attempt.stamps.first, attempt.partition))
         self._writers[attempt.partition].open(attempt.number, attempt.opening, attempt.addresses)

@@ -342,18 +342,20 @@ def _finish(terminal: Terminal, index: int) -> str:
 
 
 TEXT_END = b',"logprobs":null,"finish_reason":null}]'
-CHAT_PARTS = (
+"""What follows the text in every chunk of a plain completion."""
+CHAT_FRAME = (
     b'{"index":%d,"delta":{"role":"assistant","content":',
     b'{"index":%d,"delta":{"content":',
     b"}" + TEXT_END,
 )
 """What precedes the text in the first chunk of a chat's choice, in each further one, and what follows it."""
-TEXT_PARTS = (b'{"index":%d,"text":', b'{"index":%d,"text":', TEXT_END)
+TEXT_FRAME = (b'{"index":%d,"text":', b'{"index":%d,"text":', TEXT_END)
 """The same of a plain completion."""
 
 
 class ChunkRenderer:
-    """Renders one job's stream. It encodes the constant parts once, so a delta costs its text and two joins.
+    """Renders one job's stream. Its constant parts are module constants; a delta costs its text, one format and three
+    joins.
 
     Pass it every delta in order, including those inside the Terminal, and then the Terminal. Only the Terminal yields
     finish reasons: a reader that has one has an answer that is stored.
@@ -363,7 +365,7 @@ class ChunkRenderer:
         self._facts, self._include_usage, self._logprobs = facts, include_usage, facts.logprobs
         self._head, choices = facts.chunk_head, facts.job.choices
         self._tail = (b',"usage":null}' if include_usage else b"}") + b"\n\n"
-        self._first_start, self._text_start, text_end = CHAT_PARTS if facts.chat else TEXT_PARTS
+        self._first_start, self._text_start, text_end = CHAT_FRAME if facts.chat else TEXT_FRAME
         self._text_end = text_end + self._tail
         self._begun = [False] * choices
         self._offset = [0] * choices

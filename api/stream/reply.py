@@ -171,16 +171,18 @@ class StreamReply(Reply):
     _writer: PacedWriter
     _connection: Connection
     _state: dict[str, Any]
-    """Of the request."""
+    """`scope["state"]` of the request."""
     _started = False
     """The head is written, or held until the first bytes come."""
-    _refusal: Terminal | None = None
+    _early_failure: Terminal | None = None
     """The end of a job that failed before the stream started."""
     _unwritten = b""
-    """Rendered bytes not yet written: the connection was congested, or they are the task's."""
+    """Rendered bytes that the response's own task must write: the connection was congested, or they begin or end the
+    stream."""
     _finished = False
     """The end of the stream is rendered."""
     _pinged_s = 0.0
+    """Monotonic time from which the silence before the next ping counts."""
     _ping_timer: asyncio.TimerHandle | None = None
 
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
@@ -242,6 +244,7 @@ class StreamReply(Reply):
         """Let the relay write until the connection congests, then write the unwritten bytes at the reader's pace."""
         keep_alive_s = self._services.settings.keep_alive_s
         wait_s = keep_alive_s if self._started else self._first_wait_s()
+        # Dated so that the first check, after wait_s, finds keep_alive_s of silence.
         self._pinged_s = time.monotonic() + wait_s - keep_alive_s
         self._ping_timer = asyncio.get_running_loop().call_later(wait_s, self._ping_if_idle)
         try:
@@ -253,8 +256,8 @@ class StreamReply(Reply):
                     return
                 await self._buffer.attach_sink(self._write_rows, self._direct())
                 self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""
-                if self._refusal is not None:
-                    await self._refuse(send, self._refusal)
+                if self._early_failure is not None:
+                    await self._answer_failure(send, self._early_failure)
                     return
                 if not self._finished:
                     self._check()
@@ -272,7 +275,7 @@ class StreamReply(Reply):
         if self._flow.last:
             self._delivery.note_first_sent()
 
-    async def _refuse(self, send: Send, terminal: Terminal) -> None:
+    async def _answer_failure(self, send: Send, terminal: Terminal) -> None:
         """Answer with the error of a job that failed before the stream started."""
         self._delivery.last_got = time.monotonic()
         await self._send_error(send, errors.from_terminal(terminal))
@@ -305,7 +308,7 @@ class StreamReply(Reply):
         """Write rows that the fast path (TokenFlow) does not handle, behind those that it holds; the relay calls this.
         The first ones start the stream. Returns False to detach."""
         if not self._started and not rows and terminal is not None and terminal.state is not JobState.COMPLETED:
-            self._refusal = terminal
+            self._early_failure = terminal
             return False
         data = self._render(rows, terminal)  # it may fail: then the flow writes what it holds
         data = self._flow.take(time.monotonic()) + data

@@ -157,7 +157,7 @@ class TokenTimes(Protocol):
 
 
 MAX_HELD = 64
-"""Deltas of one read: a read after a long stall may bring thousands, and the reader may be behind."""
+"""Rendered deltas that a flow holds until the next flush: a read after a stall may bring thousands."""
 
 
 class TokenFlow:
@@ -204,10 +204,10 @@ class TokenFlow:
             if not text.isascii():
                 text = on_one_line(text)
             self._held.append(self._before + text + self._after)
-        return (not self.paused and len(self._held) <= MAX_HELD) or self._owe()
+        return (not self.paused and len(self._held) <= MAX_HELD) or self._set_aside()
 
-    def _owe(self) -> bool:
-        """The connection may get no more: move what is held to `unwritten`. Returns whether that is nothing."""
+    def _set_aside(self) -> bool:
+        """Move what is held to `unwritten`. Returns True if nothing was held."""
         self.unwritten = b"".join(self._held)
         self._held.clear()
         return not self.unwritten
@@ -252,4 +252,4 @@ class NumberedFlow(TokenFlow):
             sequence.number = number + 1
             sequence.pieces.append(content)
             self._held.append(self._before + text + self._after % number)
-        return (not self.paused and len(self._held) <= MAX_HELD) or self._owe()
+        return (not self.paused and len(self._held) <= MAX_HELD) or self._set_aside()

@@ -309,19 +309,18 @@ TAGS = frozenset(kind.__struct_config__.tag for kind in (Draft, *get_args(Reply)
 """The tags that this version knows."""
 
 
-encode: Callable[[msgspec.Struct], bytes] = _ENCODER.encode
-"""Any message as msgpack."""
 PlainDelta: TypeAlias = tuple[int, int, int, str, tuple[int, ...], int, str, tuple[Logprob, ...]]
-"""The fields of a Delta before `prompt`, as nearly all are written: read, they are one."""
-encode_plain: Callable[[PlainDelta], bytes] = _ENCODER.encode
-"""The encoder itself: it runs once per token, and a function around it would cost one more call."""
+"""The fields of a Delta before `prompt`, as nearly all are written. Their encoding decodes to a Delta."""
+PLAIN_FIELDS = 8
+encode: Callable[[msgspec.Struct | PlainDelta], bytes] = _ENCODER.encode
+"""Any message as msgpack. The encoder's own method: it runs once per token, and a wrapper would cost one more call."""
 
 
 def encode_delta(delta: Delta) -> bytes:
     """A delta in its shortest form."""
     if delta.served_by or delta.extras:
         return encode(delta)
-    return _ENCODER.encode(astuple(delta)[: 8 if delta.prompt is None else 9])
+    return _ENCODER.encode(astuple(delta)[: PLAIN_FIELDS + (delta.prompt is not None)])
 
 
 def packed(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:

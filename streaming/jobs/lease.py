@@ -55,7 +55,8 @@ HANDED_BACK, PREEMPTED, RETURNED = "handed_back", "preempted", "returned"
 or cannot reach its server."""
 
 WRITTEN = frozenset((0, 1))
-"""What append, checkpoint and finish answer when their write is done; else -1, "fenced" or an error."""
+"""Answers of append, checkpoint and finish that need no repetition: done now (1), or nothing left to do (0). Others:
+-1, "fenced", an error."""
 
 MAX_RENEWALS = 20
 """Renewals by steps in the length of a lease: each costs the server a tenth of a step."""
@@ -266,7 +267,7 @@ class Lease:
         If so, or if this returns False, pass them to `calls`, which raises the reason."""
 
         def answered(answers: list[Any] | None) -> None:
-            on_done(None if answers is None or not WRITTEN.issuperset(answers) else answers)
+            on_done(answers if answers is not None and WRITTEN.issuperset(answers) else None)
 
         return self._client.send_nowait(calls, answered)
 

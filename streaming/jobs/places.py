@@ -174,13 +174,13 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     """What the order of the queue (streaming/order.py) and the store's memory know of a job."""
 
     prompt: int
-    """As `prompt_tokens` counts. All else is the same for all conversations."""
+    """Tokens of the prompts, as `prompt_tokens` counts. Of a chat, only this field depends on its messages."""
     output: int
     """The most tokens of all choices together; the job's end corrects it."""
     patience_ms: int
     """From its arrival to its latest start."""
     may_write: int
-    """As `reserved_bytes` counts."""
+    """Bytes, as `reserved_bytes` counts."""
 
     @property
     def units(self) -> int:
@@ -195,14 +195,14 @@ def cost_of(job: Job, card: ModelCard | None = None) -> Cost:
     return Cost(prompt_tokens(job.prompt, sampling, job.tools), output, patience, reserved_bytes(job, card))
 
 
-def answer_tokens(max_tokens: int | None, card: ModelCard | None, prompt_tokens: int = 0) -> int:
+def answer_tokens(max_tokens: int | None, card: ModelCard | None, context_used: int = 0) -> int:
     """The most tokens of one choice: as requested, else the engine's default, and at most the model's longest
-    answer and the rest of its context behind `prompt_tokens`. Only the engine can count a text's tokens, so
+    answer and the rest of its context behind `context_used`. Only the engine can count a text's tokens, so
     callers that need an upper bound pass 0 for texts."""
     if card is None:
         return UNKNOWN_OUTPUT if max_tokens is None else max_tokens
     wanted = (card.default_output or card.max_output) if max_tokens is None else max_tokens
-    return max(0, min(wanted, card.max_output, card.context - prompt_tokens))
+    return max(0, min(wanted, card.max_output, card.context - context_used))
 
 
 def prompt_sizes(prompt: Prompt, tools: Tools | None = None) -> list[int]:

@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 
 PUT_RETRY_DELAY_S = 0.05
 NO_QUOTAS: Mapping[str, int] = {}
-NO_WEIGHT = str(DEFAULT_WEIGHT)
 NOT_READ = (0, 0, 0, 0, 0)
 """The place of a job that an earlier attempt at the same put has accepted."""
 
@@ -75,8 +74,10 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_reserved: int | None = None
     """The most that all jobs may have reserved."""
     order: str
-    """What decides its place, as its record has it: tokens of prompt and output, weight of its tenant, patience."""
+    """What decides its place, as its record has it: tokens of prompt and output, tenant's weight, patience,
+    with colons."""
     patience_ms: int
+    """The last part of `order`, as a number for the lane's index."""
     reply: str = ""
     max_queue_ms: int | None = None
     deadline_ms: int | None = None
@@ -113,7 +114,7 @@ class Queue:
         self, client: RedisClient, headroom: Headroom | None = None, weights: Mapping[str, float] = NO_WEIGHTS
     ) -> None:
         self._client, self._headroom, self._quotas = client, headroom, Quotas(client)
-        self._weights = {tenant: str(weight) for tenant, weight in weights.items()}
+        self._weights = weights
         self._puts, self._follows = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "", conversation: str = "") -> str:
@@ -144,8 +145,8 @@ class Queue:
         Args:
             digest: Of the request body, for the idempotency check.
             must_run: Refuse the job unless a worker is idle.
-            cost: If it is known; else that of a job whose model's card is not.
-            partition: The job's, if it is known.
+            cost: What the job costs; None: estimate it without the model's card.
+            partition: Of the job's id; None: compute it.
             refusal: Why no new job is accepted. Only the existing job of the idempotency key is returned then.
             quota: The tenant's storage quota.
             version: Of the conversation whose turn the job is, as its request has read it.
@@ -156,7 +157,9 @@ class Queue:
         """
         if refusal is not None:
             return await self._existing(job, idempotency_key, digest, refusal)
-        partition, left = self._partition(job.id) if partition is None else partition, NO_QUOTAS
+        if partition is None:
+            partition = self._partition(job.id)
+        left = NO_QUOTAS
         try:
             if quota.bounds_jobs:
                 left = await self._quotas.left(job.tenant, partition, quota)
@@ -279,7 +282,7 @@ class Queue:
             events=job.events,
             may_write=cost.may_write,
             max_reserved=reserved.max_reserved,
-            order=f"{cost.prompt}:{cost.output}:{self._weights.get(job.tenant, NO_WEIGHT)}:{cost.patience_ms}",
+            order=f"{cost.prompt}:{cost.output}:{self._weights.get(job.tenant, DEFAULT_WEIGHT)}:{cost.patience_ms}",
             patience_ms=cost.patience_ms,
             dated=job.response is not None,
             endpoint=job.endpoint,

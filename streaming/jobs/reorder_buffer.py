@@ -98,7 +98,8 @@ class ReorderBuffer:
         """The openings of the job's runs."""
         self.direct: Flow | None = None
         self.flow: Flow | None = None
-        """`direct`, which a sink may set, while nothing is buffered: the same run's next delta bypasses the buffer."""
+        """`direct` takes single deltas in place of the sink; `attach_sink` sets it, and the sink may set it later.
+        `flow`: `direct` while nothing is buffered, else None: the same run's next delta then bypasses the buffer."""
         self.hung_up = False
         """The reader's client has disconnected."""
         self.accepted = False

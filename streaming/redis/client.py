@@ -70,12 +70,12 @@ class translated:  # noqa: N801 - used like a function
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._task and self._task.cancelling() > self._cancels:
             raise asyncio.CancelledError
-        if error is not None and (ours := _ours(error)) is not error:
+        if error is not None and (ours := _translated(error)) is not error:
             raise ours from error
 
 
-def _ours(error: BaseException) -> BaseException:
-    """Our error for one of the client library; the same if it is of another kind."""
+def _translated(error: BaseException) -> BaseException:
+    """Return Unavailable or Loading for an error of the client library, any other error unchanged."""
     meaning = _meaning(error)
     return (Loading if _is_loading(error) else Unavailable)(meaning) if meaning else error
 
@@ -204,7 +204,7 @@ class RedisClient:
                 for error in moved:
                     await self._topology.follow(error)
                 answers = await self._run(calls)
-        return [_ours(answer) if isinstance(answer, Exception) else answer for answer in answers]
+        return [_translated(answer) if isinstance(answer, Exception) else answer for answer in answers]
 
     def send_nowait(self, calls: Sequence[Call], on_done: Then) -> bool:
         """Send calls before this returns, and wake no task for their answers. Callers decide whether a call may be sent
@@ -447,7 +447,7 @@ def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
 def _begun(sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]]) -> list[Any] | None:
     """The answer or error of each call; the connection's error if that was lost. None: send the calls once more."""
     if error := sent.exception():
-        return [_ours(error)] * sum(map(len, groups))
+        return [_translated(error)] * sum(map(len, groups))
     if any(isinstance(answer, Exception) for answer in sent.result()):
         return None
     return _by_call(groups, sent.result())
@@ -544,7 +544,8 @@ class ScriptBatcher:
         """By partition, so that a slow or unavailable one delays no other."""
 
     def call(self, partition: int, *args: str | bytes | int) -> asyncio.Future[Any]:
-        """Call the script with these arguments; the future gets the answer to this call alone. Raises Unavailable."""
+        """Call the script with these arguments. The future gets the answer to this call alone, or raises
+        Unavailable."""
         rounds = self._rounds.get(partition)
         if rounds is None:
             client = self._client

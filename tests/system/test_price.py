@@ -1,8 +1,8 @@
-"""The price of a request: no change raises it unseen.
+"""A streamed chat makes at most as many function calls and store commands as price.json says.
 
-Counted are the calls of functions in the API process and in the worker, and the commands of the store, for one streamed
-chat of eight tokens: neighbours on the machine do not change them, as they change times. price.json beside this file
-has the figures to hold. A change that lowers them lowers the file; one that must raise them says why.
+Counts the function calls of the API process and of the worker (Python 3.11), and the store's commands, for one streamed
+chat of eight tokens. Counts depend less on the machine's load than times do, but include periodic work. A change that
+lowers a count lowers price.json; one that must raise it says why in its commit.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.slow
 
 TREE = Path(__file__).parents[2]
 COUNTED = TREE / "tests/support/counted"
-HELD = json.loads(Path(__file__).with_name("price.json").read_text(encoding="utf-8"))
+EXPECTED = json.loads(Path(__file__).with_name("price.json").read_text(encoding="utf-8"))
 ROUNDS, CHATS = 6, 12
-"""The cheapest round counts: a stall of the machine brings timers into a round."""
+"""The cheapest round counts: a slower round contains more periodic work."""
 BOUND = 1.05
 STEADY = {"PENSTOCK_REDIS_LEASE_MS": "60000", "PENSTOCK_SIM_STEP_MS": "12"}
 """Few heartbeats, and steps far enough apart that each is a write of its own."""
@@ -74,4 +74,4 @@ def test_a_streamed_chat_costs_at_most_what_it_did(empty_house: House, tmp_path:
         connection.close()
         store.close()
     prices = {name: round(price, 1) for name, price in cheapest.items()}
-    assert all(price <= BOUND * HELD[name] for name, price in prices.items()), f"{prices}, held: {HELD}"
+    assert all(price <= BOUND * EXPECTED[name] for name, price in prices.items()), f"{prices}, expected: {EXPECTED}"

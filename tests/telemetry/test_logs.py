@@ -62,7 +62,7 @@ def test_requests_of_the_http_client_are_not_written(lines: io.StringIO) -> None
 
 
 def test_a_span_gives_its_ids_to_the_lines_within(lines: io.StringIO) -> None:
-    """Inside `active` a line carries the trace, outside it does not."""
+    """Inside the span's block a line carries the trace, outside it does not."""
     span = start_tracing("api", "").span("chat")
     with span:
         logging.getLogger("x").info("inside")

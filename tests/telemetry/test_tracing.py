@@ -199,7 +199,7 @@ def test_a_later_version_and_an_odd_tracestate() -> None:
 
 
 def test_the_active_span_is_the_innermost() -> None:
-    """`active` nests and puts back what was before."""
+    """Spans nest as context managers, and each puts back the one before it."""
     off = start_tracing("api", "")
     outer, inner = off.span("a"), off.span("b")
     with outer, inner as span:

@@ -138,10 +138,10 @@ local function check_readable(s)
   if rest ~= '' then error('invalid runs', 0) end
 end
 
--- Let go of what an ending job holds: its entry, its reservation, its worker, its turn; it is kept for a while. `s`:
--- END_FIELDS; an entry in it is valid, with its lane, and any other may be malformed; `model` and `priority`: nil if its lane
--- is; `result`: bytes of its result. Reserved bytes that are malformed stay reserved: `reap` deletes a lane's sum with its
--- last job.
+-- Let go of what an ending job holds: its entry, its reservation, its worker's claim, its turn. Its record is kept for a
+-- while. `s`: END_FIELDS; the caller has checked its lane and entry (no entry: nil), all other fields may be malformed.
+-- `model`, `priority`: of the lane, nil if that is malformed. `result`: bytes of its result. Malformed reserved bytes stay
+-- reserved until `reap` deletes the lane's sum with its last job.
 local function let_go(job, id, s, model, priority, result)
   local keep, reserved = retention_s(s[6]), integer_text(s[9])
   if s[3] then buffer_write('entries', s[2], s[3]) end

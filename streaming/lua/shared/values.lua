@@ -5,8 +5,9 @@
 -- outside functions are constants: the server keeps them over all rounds.
 --
 -- What was read: `now`; `span_ends` by retention time; `lanes` by key; `live_workers`; `exhausted` lists of idle workers;
--- `busy`, by model the priority for which no worker is there to be woken; `line_sizes`, waiting jobs by key of an index;
--- `earlier`, what goes before a lane's new jobs; `reserved_total`; `usage_by_tenant`; `lane_entries`.
+-- `busy`, by model the last priority for which wake_worker found no worker, so that it need not look again; `line_sizes`,
+-- waiting jobs by key of an index; `earlier`, what goes before a lane's new jobs; `reserved_total`; `usage_by_tenant`;
+-- `lane_entries`.
 local round = nil
 
 local function cache(name)
@@ -158,7 +159,7 @@ local function flush_writes()
   round.buffered = false
 end
 
--- The buffered list or sums of a key.
+-- The list (buffer_write) or the sums by name (buffer_sum) of a key, which flush_writes empties.
 local function buffer_of(kind, key)
   local own = round[kind] and round[kind][key]
   if not own then
@@ -173,7 +174,7 @@ local function buffer_write(kind, key, word, second)
   local size = #words
   words[size + 1] = word
   if second then words[size + 2] = second end
-  if size >= 998 then flush_writes() end
+  if size >= 998 then flush_writes() end -- at most two values come per call: never more than 1,000
 end
 
 local function buffer_sum(kind, key, name, change)
@@ -194,9 +195,8 @@ local function total_reserved_bytes()
   return total
 end
 
--- The end (s) of the time span in which a tenant's bytes are counted until their record has expired. A span is 1/24 of
--- the retention time. Counts lapse with their span and need no decrement, so none outlives its job, whatever crashes. As
--- text, which names the count.
+-- The end (s) of the time span in which a tenant's bytes are counted until their record has expired, as text: it is the
+-- field's name. A span is 1/24 of the retention time. Counts lapse with their span, so none outlives its job.
 local function usage_span_end(keep)
   local ends = cache('span_ends')
   if not ends[keep] then

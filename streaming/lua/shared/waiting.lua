@@ -116,8 +116,8 @@ local function leave_line(model, priority, tenant, entry, id)
   end
 end
 
--- What a job costs, by its record: units of its prompt, tokens of its output, weight of its tenant, patience in ms. A
--- malformed text counts as one unit. All are text, which arithmetic takes as numbers.
+-- What a job costs, by its record: tokens of its prompt, tokens of its output, weight of its tenant, patience in ms; of a
+-- malformed text one unit. Returns numbers or texts of numbers: arithmetic takes both, a comparison needs tonumber first.
 local function parse_order(text)
   local prompt, output, weight, patience = string.match(text or '', '^(%d+):(%d+):(%d+%.?%d*):(%d+)$')
   local is_long = prompt and (math.max(#prompt, #output, #patience) > 18 or #weight > 24) -- 1/6 has 19 characters

@@ -58,13 +58,14 @@ class Streams:
 
 @dataclass
 class Begun:
-    """An ASGI application that notes when each request began, by its path, and answers nothing but that it is there."""
+    """An ASGI application that notes by path when each request began, and answers 204 once go_on is set."""
 
     noted: dict[str, float] = field(default_factory=dict)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.noted[scope["path"]] = scope["state"]["received"]
-        await asyncio.sleep(0.05)
+        await self.go_on.wait()
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
 
@@ -210,6 +211,7 @@ async def test_a_request_begins_with_its_first_byte(fields: bytes) -> None:
         writer.write(b"GET /b HTTP/1.1\r\nHost: x\r\n\r\n")
         await soon(lambda: served.connection.pipeline)
         waits = time.monotonic()
+        begun.go_on.set()
         await soon(lambda: len(begun.noted) == 2)
         writer.close()
     assert asked <= begun.noted["/a"] <= more <= next_ <= begun.noted["/b"] <= waits

@@ -160,8 +160,9 @@ async def test_a_stream_says_what_came_and_then_ends(frames: list[list[str]]) ->
     assert client.headers[b"cache-control"] == b"no-cache" and client.headers[b"x-accel-buffering"] == b"no"
 
 
-async def test_what_comes_is_written_before_its_bringer_goes_on() -> None:
-    """The head with the first of it: no task needs to wake up. A fault in that ends the answer, whatever comes then."""
+async def test_the_relays_callback_writes_head_and_tokens_itself() -> None:
+    """No task wakes up: `bring` returns with head and tokens written. If rendering raises, the answer ends with that
+    error, also if the buffer is stopped again."""
     exchange, faulty = Exchange(StreamReply), Exchange(StreamReply)
     answering = [asyncio.create_task(each.answer()) for each in (exchange, faulty)]
     await asyncio.sleep(0)

@@ -479,7 +479,7 @@ async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wi
 
 
 async def test_a_sink_may_have_what_follows_flow(wire: RedisClient, relay: Relay) -> None:
-    """However many deltas a read brings, the flow is told once that it is over."""
+    """A sink may set `direct`; the flow then gets all deltas of a read, and one flush."""
     buffer, running = await listening(wire, relay)
     flowed: list[int | str] = []
 
