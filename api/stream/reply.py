@@ -177,8 +177,7 @@ class StreamReply(Reply):
     _early_failure: Terminal | None = None
     """The end of a job that failed before the stream started."""
     _unwritten = b""
-    """Rendered bytes that the response's own task must write: the connection was congested, or they begin or end the
-    stream."""
+    """Rendered bytes that the response's own task must write: the connection was congested, or they end the stream."""
     _finished = False
     """The end of the stream is rendered."""
     _pinged_s = 0.0
@@ -266,8 +265,6 @@ class StreamReply(Reply):
             self._connection.carry(None)
 
     async def _write_unwritten(self) -> None:
-        if not self._started:
-            self._start()
         data, self._unwritten = self._unwritten, b""
         write = self._connection.end_stream if self._finished else self._connection.write_chunk
         if not write(data):
@@ -290,15 +287,20 @@ class StreamReply(Reply):
         return self._flow
 
     def _ping_if_idle(self) -> None:
-        """Send a ping when the stream was idle for keep_alive_s, and schedule the next check."""
+        """Send a ping when the stream was idle for keep_alive_s, and schedule the next check; not once all is rendered,
+        however long its reader takes."""
+        if self._finished:
+            return
         now, keep_alive_s = time.monotonic(), self._services.settings.keep_alive_s
         idle_s = now - max(self._flow.last, self._pinged_s)
-        if idle_s >= keep_alive_s and not self._finished:
-            if self._started:
-                self._connection.write_chunk(PING)
-            else:  # the task begins the stream with it
-                self._unwritten = PING
-                self._buffer.stop()
+        if idle_s >= keep_alive_s:
+            try:
+                if not self._started:
+                    self._start()
+            except ValueError as error:  # a header that cannot be sent
+                self._buffer.stop(error)
+                return
+            self._connection.write_chunk(PING)
             self._pinged_s, idle_s = now, 0.0
         self._ping_timer = asyncio.get_running_loop().call_later(
             keep_alive_s - min(idle_s, keep_alive_s), self._ping_if_idle

@@ -450,7 +450,7 @@ def _begun(sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]]) ->
         return [_translated(error)] * sum(map(len, groups))
     if any(isinstance(answer, Exception) for answer in sent.result()):
         return None
-    return _by_call(groups, sent.result())
+    return [_translated(each) if isinstance(each, Exception) else each for each in _by_call(groups, sent.result())]
 
 
 def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[Any]:

@@ -231,6 +231,35 @@ async def test_a_sign_of_life_comes_when_the_silence_has_lasted_so_long(monkeypa
     await answering
 
 
+async def test_no_sign_of_life_is_looked_for_once_the_end_waits_for_its_reader() -> None:
+    """However long the reader takes."""
+    exchange, reads, looks = Exchange(StreamReply, keep_alive_s=0.001), asyncio.Event(), list[int]()
+    reply, send = exchange.reply, exchange.client.send
+    assert isinstance(reply, StreamReply)
+    look = reply._ping_if_idle
+
+    async def send_later(message: Message) -> None:
+        await reads.wait()
+        await send(message)
+
+    def noted() -> None:
+        looks.append(1)
+        look()
+
+    exchange.client.send, exchange.client.connection.end_stream = send_later, lambda _data: False  # type: ignore[method-assign]
+    reply._ping_if_idle = noted  # type: ignore[method-assign]
+    exchange.bring("a")
+    exchange.end()
+    answering = asyncio.create_task(exchange.answer())
+    await soon(lambda: looks)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(looks) == 1
+    reads.set()
+    await answering
+    assert exchange.client.ended and exchange.client.said == "a"
+
+
 @pytest.mark.parametrize(("texts", "status"), [([], 409), (["a"], 200)])
 async def test_a_stream_that_fails_tells_it_and_counts_it_once(texts: list[str], status: int) -> None:
     """Before its first token it has the error's status."""

@@ -113,6 +113,20 @@ async def test_one_that_breaks_in_the_script_breaks_no_other(wire: Counted) -> N
     assert not isinstance(outcomes[0], Exception) and not isinstance(outcomes[2], Exception)
 
 
+@pytest.mark.parametrize("count", [1, EAGER_CALLS])
+async def test_a_right_that_lacks_is_told_to_each(opened: Callable[..., Counted], redis_url: str, count: int) -> None:
+    """However they were sent: as a store that cannot be used, so that a job which may be there is withdrawn."""
+    admin = opened(redis_url, RedisClient)
+    await admin.redis.execute_command("ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@all", "-hset")
+    try:
+        weak = opened(redis_url.replace("redis://", "redis://weak:pw@"), Counted, lane_limit=100)
+        queue = Queue(weak)
+        outcomes = await asyncio.gather(*(queue.put(a_job(queue)) for _ in range(count)), return_exceptions=True)
+        assert all(isinstance(each, Unavailable) and "store acl" in str(each) for each in outcomes), outcomes
+    finally:
+        await admin.redis.execute_command("ACL", "DELUSER", "weak")
+
+
 async def test_a_store_that_is_down_is_told_to_all_and_asked_again_by_the_next(wire: Counted) -> None:
     queue = Queue(wire)
     wire.down = True
