@@ -21,9 +21,13 @@ from bench.ports import free_port
 
 async def becomes(condition: Callable[[], object | Awaitable[object]], seconds: float, every_s: float = 0.02) -> bool:
     """Whether it came true in time."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
     try:
         async with asyncio.timeout(seconds):
             while not await _value(condition()):  # noqa: ASYNC110 - see above
+                if loop.time() > deadline:  # on Python 3.11, redis-py may swallow the cancellation
+                    return False
                 await asyncio.sleep(every_s)
     except TimeoutError:
         return False
