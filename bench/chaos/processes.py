@@ -25,7 +25,7 @@ async def becomes(condition: Callable[[], object | Awaitable[object]], seconds: 
     deadline = loop.time() + seconds
     try:
         async with asyncio.timeout(seconds):
-            while not await _value(condition()):  # noqa: ASYNC110 - see above
+            while not await _value(condition()):
                 if loop.time() > deadline:  # on Python 3.11, redis-py may swallow the cancellation
                     return False
                 await asyncio.sleep(every_s)
