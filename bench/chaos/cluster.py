@@ -179,13 +179,14 @@ class PenstockCluster:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     async def holders(self) -> list[ManagedProcess]:
-        """Workers that hold jobs now; none while the store does not say."""
+        """Workers that hold jobs now, the one with most jobs first; none while the store does not say."""
         try:
             claims = await self.held("claims")
         except RedisError:
             return []
-        held = {key.rpartition(":")[2] for key, count in claims.items() if count}
-        return [worker for worker in self.workers if worker.alive and worker.lease() in held]
+        held = {key.rpartition(":")[2]: count for key, count in claims.items() if count}
+        found = [worker for worker in self.workers if worker.alive and worker.lease() in held]
+        return sorted(found, key=lambda worker: -held.get(worker.lease(), 0))  # it may have begun anew
 
     def readers_at(self, port: int) -> list[int]:
         """The requests of clients that are in the middle of reading at this API process."""
