@@ -114,8 +114,7 @@ class ChoiceStarter:
 
     def batch_room(self) -> int | None:
         """How many jobs of lane batch to claim at most; None: any number."""
-        slots = self.stats().slots
-        free = room_for_batch(slots, reserved_slots(slots, self._settings.reserved_slots), self.batch_texts)
+        free = room_for_batch(self.stats().slots, self.reserved, self.batch_texts)
         return self.gate.batch_room(free, self._held_back(batch=True))
 
     def _held_back(self, *, batch: bool) -> int:

@@ -180,8 +180,7 @@ class Worker:
         attempt = self._attempts[job.id] = Attempt(claim, history)
         for address in self._claimer.followers(job.id):
             attempt.follow(address)
-        is_traced = self._recorder.traces.tracing.recording
-        self._recorder.claimed(attempt, self._now_us(attempt.partition) if is_traced else 0)
+        self._recorder.claimed(attempt, self._now_us(attempt.partition))
         if failure is not None:
             attempt.stop(JobState.FAILED, failure)
         elif (by := self._claimer.early_cancel(job.id)) is not None:

@@ -118,7 +118,7 @@ def assemble(texts: Mapping[str, str]) -> Library:
             registered = f"register('{script.name}', {{{flags}}}, function(ARGV)\n{script.body}\nend)\n"
             text += registered
             # What a script has buffered is written behind it.
-            flushes = "flush_writes" if "buffer_of" in _used(script.body, shared) else ""
+            flushes = "\nflush_writes" if "buffer_of" in _used(script.body, shared) else ""
             sources[script.name] = _joined(shared, _used(script.body + flushes, shared)) + registered
         text += "end\n"
     every = [script for parts in scripts.values() for script in parts]

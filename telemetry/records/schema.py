@@ -7,7 +7,6 @@ tenant, which the settings list. docs/records.md describes every field.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -24,8 +23,9 @@ REFUSED = "refused"
 KIND = "kind"
 
 
-_version = partial(int, VERSION)
-"""The default of `v`: from a function, because a line leaves out fields that have a plain default."""
+def _version() -> int:
+    """The default of `v`: from a function, because a line leaves out fields that have a plain default."""
+    return VERSION
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field=KIND, tag="request"):
