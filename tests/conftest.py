@@ -31,6 +31,9 @@ LONGEST = (
 )  # fmt: skip
 """Where the tests are that take longest, the longest first, by the beginnings of their files."""
 
+LAST_CHARS = 3_000
+"""So much is shown of the log of each process of a test that failed."""
+
 SLOW_FILE = "\npytestmark = pytest.mark.slow\n"
 """Stands in a file whose tests are all slow."""
 
@@ -73,6 +76,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of slow tests begin first: of several processes, none has a long one left when the others have ended."""
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: _rank(item.path) if item.path in slow else len(LONGEST) + 1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows what its processes wrote last: it may not fail again."""
+    report = yield
+    if report.failed:
+        given = [value.folder if isinstance(value, House) else value for value in item.funcargs.values()]
+        logs = {log for folder in given if isinstance(folder, Path) for log in folder.glob("*.log")}
+        for log in sorted(logs, key=lambda log: log.stat().st_mtime):
+            report.sections.append((log.name, log.read_text(encoding="utf-8", errors="replace")[-LAST_CHARS:]))
+    return report
 
 
 @cache

@@ -70,9 +70,17 @@ def begin(openai: OpenAI, lines: Sequence[Any], window: Any = "24h", **more: Any
 
 def ended(openai: OpenAI, batch: Batch, seconds: float = 60) -> Batch:
     """The batch once it has ended."""
-    found = eventually(lambda: (now := openai.batches.retrieve(batch.id)).status in FINAL and now, seconds=seconds)
-    assert isinstance(found, Batch)
-    return found
+    seen: list[Batch] = []
+
+    def final() -> bool:
+        seen[:] = [openai.batches.retrieve(batch.id)]
+        return seen[0].status in FINAL
+
+    try:
+        eventually(final, seconds=seconds)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {seen}") from None
+    return seen[0]
 
 
 def reaches(openai: OpenAI, batch: Batch, completed: int) -> Batch:
