@@ -68,7 +68,7 @@ def begin(openai: OpenAI, lines: Sequence[Any], window: Any = "24h", **more: Any
     return openai.batches.create(input_file_id=file.id, completion_window=window, **more)
 
 
-def ended(openai: OpenAI, batch: Batch, seconds: float = 60) -> Batch:
+def ended(openai: OpenAI, batch: Batch, seconds: float = 120) -> Batch:
     """The batch once it has ended."""
     seen: list[Batch] = []
 
