@@ -35,12 +35,10 @@ LARGEST = 1 << 20
 def can_fork(role: str, environ: Mapping[str, str]) -> bool:
     """Whether a fork would be the same as a new interpreter, on a system that has what it takes."""
     names = {name for name in environ.keys() | os.environ.keys() if name.startswith(AT_START)} - {*LATER}
-    measured = "COVERAGE_PROCESS_START" in environ
     customized = any((folder / "sitecustomize.py").exists() for folder in _path_of(environ))
     return (
         hasattr(os, "pidfd_open")
         and role in ROLES
-        and not measured
         and not customized
         and all(environ.get(name) == os.environ.get(name) for name in names)
     )

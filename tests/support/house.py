@@ -262,7 +262,7 @@ class House:
     def close(self) -> None:
         """End every process that is left, at once: how they end when they are asked to is for tests to show."""
         self._clients.close()
-        if "COVERAGE_PROCESS_START" in os.environ:  # a process that is killed has told nobody which lines it ran
+        if "COVERAGE_PROCESS_CONFIG" in os.environ:  # a process that is killed has told nobody which lines it ran
             self._ask_to_end(seconds=3)
         for process in self._processes:
             process.kill()
