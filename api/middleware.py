@@ -98,6 +98,8 @@ class Observed:
             if message["type"] == "http.response.start":
                 state["status"] = message["status"]
                 message["headers"] = head_of(message.get("headers", ()))
+                if "connection" in state and _has_body(scope["method"], message["headers"]):
+                    state["connection"].answers.hold()
             await send(message)
 
         state["head_of"] = head_of
@@ -137,6 +139,11 @@ class Observed:
             job=state.get("job"),
             trace_id=trace_id,
         )
+
+
+def _has_body(method: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a body follows the head at once: then both are sent together."""
+    return method != "HEAD" and any(name == b"content-length" and value != b"0" for name, value in headers)
 
 
 def _described(scope: Scope, status: int, state: Mapping[str, Any]) -> Attributes:
