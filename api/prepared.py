@@ -72,7 +72,7 @@ class PreparedRequests:
     `user` and `metadata`, ends with the next `clear`, every few seconds."""
 
     def __init__(self) -> None:
-        self._cache: dict[tuple[_Options, str, Priority, bool], PreparedRequest] = {}
+        self._cache: dict[tuple[Kind, _Options, str, Priority, bool], PreparedRequest] = {}
 
     def clear(self) -> None:
         """Prepare every request anew from now on."""
@@ -86,16 +86,17 @@ class PreparedRequests:
         Raises ApiError (400, 404).
         """
         caller: Caller = state["caller"]
-        plain = _plain(body) if kind == "chat" else None
+        plain = _plain(body) if kind in ("chat", "job") else None
         if plain is None:
             return prepare(services, caller, read_request(services, state, kind, body), waits=waits)
         options, turns = plain
-        key = (options, caller.tenant, caller.ceiling, waits)
+        key = (kind, options, caller.tenant, caller.ceiling, waits)
         known = self._cache.get(key)
         if known is None or known.card is not services.cards.get(known.job.model):
             asked = read_request(services, state, kind, body)
-            assert isinstance(asked, ChatRequest)
             made = prepare(services, caller, asked, waits=waits)
+            if not isinstance(asked, ChatRequest):
+                return made
             job = replace(made.job, prompt=Chat(()))
             known = replace(made, asked=asked.model_copy(update={"messages": []}), job=job)
             if len(self._cache) >= MAX_CACHED:

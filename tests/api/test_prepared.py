@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from api.auth.keys import Caller
 from api.openai.errors import ApiError
+from api.openai.schemas import Kind
 from api.prepared import MAX_CACHED, PreparedRequest, PreparedRequests, prepare, read_request
 from api.services import Services
 from api.settings import ApiSettings
@@ -84,6 +85,8 @@ options = st.sampled_from([
     {"max_tokens": 0},
     {"n": 1e999},
     {"presence_penalty": 1},
+    {"endpoint": "/v1/chat/completions"},
+    {"endpoint": "/v1/completions", "prompt": "x"},
 ])  # fmt: skip
 chats = st.builds(
     lambda fields, said, ascii_only: json.dumps(
@@ -95,14 +98,17 @@ chats = st.builds(
 )
 
 
-@given(st.lists(chats, min_size=1, max_size=6), st.booleans())
-def test_a_request_is_prepared_alike_whatever_was_asked_before(bodies: list[bytes], waits: bool) -> None:
-    """Also after the same options with other messages, valid or not, and after an error."""
+kinds = st.sampled_from(["chat", "job"])
+
+
+@given(st.lists(st.tuples(kinds, chats), min_size=1, max_size=6), st.booleans())
+def test_a_request_is_prepared_alike_whatever_was_asked_before(asked: list[tuple[Kind, bytes]], waits: bool) -> None:
+    """Also after the same options with other messages or at another endpoint, valid or not, and after an error."""
     served, prepared = services(), PreparedRequests()
-    for body in [*bodies, *bodies]:
-        kept = outcome(lambda body=body: prepared.read(served, state(), "chat", body, waits=waits))
+    for kind, body in [*asked, *asked]:
+        kept = outcome(lambda kind=kind, body=body: prepared.read(served, state(), kind, body, waits=waits))
         fresh = outcome(
-            lambda body=body: prepare(served, CALLER, read_request(served, state(), "chat", body), waits=waits)
+            lambda kind=kind, body=body: prepare(served, CALLER, read_request(served, state(), kind, body), waits=waits)
         )
         assert kept == fresh
 
