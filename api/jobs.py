@@ -51,10 +51,15 @@ def as_page(data: Mapping[str, Any], *, has_more: bool = False, headers: dict[st
 
 
 async def create(request: Request) -> Response:
-    """POST /v1/jobs: 202 with the job and its Location."""
-    services = services_of(request)
+    """POST /v1/jobs[?wait=seconds]: 202 with the job and its Location; 200 with its result, if it ends in that time."""
+    services, wait_s = services_of(request), value_of(request.query_params, "wait")
     admitted = await admit(services, request.scope, request.receive, "job", waits=False)
     services.relay.close(admitted.buffer)
+    if wait_s:
+        with contextlib.suppress(ApiError, StreamingError):  # the job is accepted, whatever becomes of the wait
+            record = await wait_for_end(request, admitted.accepted.id, wait_s)
+            if record.state.final:
+                return as_json(await _with_result(request, record), headers=admitted.headers)
     return await accepted_response(services, admitted)
 
 
@@ -85,19 +90,24 @@ async def accepted_response(services: Services, admitted: Admitted) -> Response:
 async def show(request: Request) -> Response:
     """GET /v1/jobs/{id}[?wait=seconds&include=input]: show the job, once it ended or after that time."""
     query = request.query_params
-    with_input, wait_s = value_of(query, "include") == "input", value_of(query, "wait") or 0.0
-    services, record = services_of(request), await own_record(request)
+    with_input, wait_s = value_of(query, "include") == "input", value_of(query, "wait")
+    record = await own_record(request)
     if wait_s and not record.state.final:
-        record = await wait_for_end(request, record, wait_s)
-    result = None
+        record = await wait_for_end(request, record.job.id, wait_s)
+    shown = await _with_result(request, record)
+    if with_input:
+        shown["input"] = input_object(record.job) if not record.fault else None
+    return as_json(shown, headers=job_headers(record))
+
+
+async def _with_result(request: Request, record: JobRecord) -> dict[str, Any]:
+    """Render a job, with its result if it completed. Raises ClientDisconnect, UnknownJob, Unavailable."""
+    services, result = services_of(request), None
     if record.completed:
         record = await services.job_reader.with_rows(record)
     if record.completed:
         result = await _result(request, record)
-    shown = await shown_job(services, record, result)
-    if with_input:
-        shown["input"] = input_object(record.job) if not record.fault else None
-    return as_json(shown, headers=job_headers(record))
+    return await shown_job(services, record, result)
 
 
 async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
@@ -138,7 +148,7 @@ async def cancelled(request: Request, record: JobRecord, by: CancelledBy = Cance
     services = services_of(request)
     before = await services.queue.cancel(record.job.id, by)
     if before is JobState.RUNNING:
-        return await wait_for_end(request, record, 1.0), False
+        return await wait_for_end(request, record.job.id, 1.0), False
     return await services.job_reader.outline(record.job.id), before.final
 
 
@@ -201,28 +211,28 @@ def job_headers(record: JobRecord) -> dict[str, str]:
     return {"X-Job-Id": record.job.id}
 
 
-async def wait_for_end(request: Request, record: JobRecord, seconds: float) -> JobRecord:
+async def wait_for_end(request: Request, job_id: str, seconds: float) -> JobRecord:
     """Wait up to `seconds` for a job's end, and return its record, without a long result's deltas.
 
     Raises ClientDisconnect as soon as the client disconnects, ApiError (503) if this process ends first.
     """
     services = services_of(request)
-    buffer = services.relay.open(record.job.id, rowless=True)
+    buffer = services.relay.open(job_id, rowless=True)
     deadline = time.monotonic() + seconds
     try:
         with Watched(request.scope, buffer.hang_up) as client:
             # From here on the worker sends the job's end to this process; an earlier end shows in the state.
-            state = await services.queue.follow(record.job.id, services.relay.address)
+            state = await services.queue.follow(job_id, services.relay.address)
             while (
                 not (state.final or buffer.terminal or buffer.hung_up) and (left_s := deadline - time.monotonic()) > 0
             ):
                 await buffer.take(left_s)
     except asyncio.CancelledError:  # drain_s is over
-        raise errors.wait_cut_off(record.job.id, repeatable=True) from None
+        raise errors.wait_cut_off(job_id, repeatable=True) from None
     finally:
         services.relay.close(buffer)
     client.check()
-    return await services.job_reader.outline(record.job.id)
+    return await services.job_reader.outline(job_id)
 
 
 def filter_of(query: QueryParams) -> JobFilter:

@@ -132,7 +132,7 @@ async def _stopped(request: Request, record: JobRecord, wait_s: float) -> JobRec
     if record.state.final:
         return record
     await services.queue.cancel(record.job.id)
-    return await wait_for_end(request, record, wait_s)
+    return await wait_for_end(request, record.job.id, wait_s)
 
 
 async def delete(request: Request) -> Response:

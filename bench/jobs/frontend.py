@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from urllib.parse import urlsplit
-
-import msgspec
 
 from bench.http import HOST, request
 from bench.jobs.callers import CallerPlan, run, tasks
-from bench.load.streams import HEAD_END, Stream
+from bench.load.streams import Stream
 from bench.penstock import MODEL
 
 JOB_WAIT_S = 60
@@ -22,12 +21,12 @@ JOB_WAIT_S = 60
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "say one word"}], "max_tokens": 1}
 CHAT = request("POST", "/v1/chat/completions", BODY)
 STREAM = request("POST", "/v1/chat/completions", BODY | {"stream": True})
-JOB = request("POST", "/v1/jobs", BODY)
+JOB = request("POST", f"/v1/jobs?wait={JOB_WAIT_S}", BODY)
 
 
-async def chat(stream: Stream) -> None:
+async def whole(sent: bytes, stream: Stream) -> None:
     """Raises ValueError."""
-    _said_one_token(await _asked(stream, CHAT))
+    _said_one_token(await _asked(stream, sent))
 
 
 async def streamed(stream: Stream) -> float:
@@ -40,15 +39,6 @@ async def streamed(stream: Stream) -> float:
     if answer.fault or not data.startswith(b"HTTP/1.1 200") or b"data: [DONE]" not in data:
         raise ValueError(answer.fault or data[:300])
     return came
-
-
-async def jobs(stream: Stream) -> None:
-    """Raises ValueError."""
-    accepted = await _asked(stream, JOB)
-    if not accepted.startswith(b"HTTP/1.1 202"):
-        raise ValueError(accepted[:300])
-    job: str = msgspec.json.decode(accepted.partition(HEAD_END)[2])["id"]
-    _said_one_token(await _asked(stream, request("GET", f"/v1/jobs/{job}?wait={JOB_WAIT_S}")))
 
 
 async def _asked(stream: Stream, sent: bytes) -> bytes:
@@ -65,7 +55,11 @@ def _said_one_token(answer: bytes) -> None:
         raise ValueError(answer[:300])
 
 
-FORMS: Mapping[str, Callable[[Stream], Awaitable[float | None]]] = {"chat": chat, "stream": streamed, "jobs": jobs}
+FORMS: Mapping[str, Callable[[Stream], Awaitable[float | None]]] = {
+    "chat": partial(whole, CHAT),
+    "stream": streamed,
+    "jobs": partial(whole, JOB),
+}
 
 
 async def main(form: str, plan: CallerPlan) -> None:

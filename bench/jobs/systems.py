@@ -170,7 +170,7 @@ def systems(cores: int) -> list[JobsSystem]:
     return [
         PenstockJobs(CHAT, f"Penstock, a chat answered in one piece, {cores} API processes, 1 worker", "chat", cores),
         PenstockJobs(STREAM, f"Penstock, a chat streamed, {cores} API processes, 1 worker", "stream", cores),
-        PenstockJobs(JOBS, f"Penstock, POST /v1/jobs and GET ?wait, {cores} API processes, 1 worker", "jobs", cores),
+        PenstockJobs(JOBS, f"Penstock, POST /v1/jobs?wait, {cores} API processes, 1 worker", "jobs", cores),
         _celery("celery-prefork", f"Celery, {cores} prefork processes", "prefork", cores),
         _celery("celery-threads", "Celery, 8 threads", "threads", 8),
         PeerQueue(
