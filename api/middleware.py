@@ -27,7 +27,6 @@ from telemetry.records.schema import REFUSED, RequestRecord
 from telemetry.redaction import redact
 from telemetry.tracing import NO_TRACING, TRACEPARENT, TRACESTATE, Attributes, extract
 
-ACCESS = EventLog("api.access")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 OWN_ID = re.compile(r"req_[0-9a-f]{24}")
 """A request id that was made here."""
@@ -64,7 +63,8 @@ class Observed:
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
-        self._base_path, self._access_log = services.settings.base_path, services.settings.access_log
+        self._base_path = services.settings.base_path
+        self._access = EventLog("api.access", at_once=False) if services.settings.access_log else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -120,25 +120,26 @@ class Observed:
             self._services.metrics.requests.labels(state.get("model", ""), route, str(status)).inc()
             if status >= 400 and scope["method"] == "POST" and route in SUBMITTING and "job" not in state:
                 self._services.records.write(refusal(state, status, self._services.name))
-            if self._access_log and scope["path"] not in PROBES:
-                self._log(scope, status, state, span.trace_id)
+            if self._access is not None and scope["path"] not in PROBES:
+                _log(self._access, scope, status, state, span.trace_id)
 
-    def _log(self, scope: Scope, status: int, state: Mapping[str, Any], trace_id: str) -> None:
-        """Write the log line. The route is that of the table: a path may hold anything, as may an id that a client
-        chose. Of a path without one, the words are shown that a route has, so that its client can be corrected."""
-        request_id, caller, route = state["request_id"], state.get("caller"), state.get("route")
-        ACCESS.write(
-            "request",
-            method=scope["method"],
-            route=route,
-            path=None if route else outline(scope["path"], WORDS),
-            status=status,
-            ms=round((time.monotonic() - state["received"]) * 1000, 1),
-            request_id=request_id if OWN_ID.fullmatch(request_id) else redact(request_id),
-            tenant=caller.tenant if caller is not None else None,
-            job=state.get("job"),
-            trace_id=trace_id,
-        )
+
+def _log(access: EventLog, scope: Scope, status: int, state: Mapping[str, Any], trace_id: str) -> None:
+    """Write the log line. The route is that of the table: a path may hold anything, as may an id that a client
+    chose. Of a path without one, the words are shown that a route has, so that its client can be corrected."""
+    request_id, caller, route = state["request_id"], state.get("caller"), state.get("route")
+    access.write(
+        "request",
+        method=scope["method"],
+        route=route,
+        path=None if route else outline(scope["path"], WORDS),
+        status=status,
+        ms=round((time.monotonic() - state["received"]) * 1000, 1),
+        request_id=request_id if OWN_ID.fullmatch(request_id) else redact(request_id),
+        tenant=caller.tenant if caller is not None else None,
+        job=state.get("job"),
+        trace_id=trace_id,
+    )
 
 
 def _has_body(method: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:

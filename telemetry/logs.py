@@ -6,6 +6,7 @@ the business of whatever starts the process and owns its stderr.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -120,8 +121,11 @@ class EventLog:
     It does not search them for secrets: the message is constant, and no field may hold foreign text.
     """
 
-    def __init__(self, name: str) -> None:
-        self._logger = logging.getLogger(name)
+    def __init__(self, name: str, *, at_once: bool = True) -> None:
+        """`at_once`: write each record before `write` returns, for what follows may end this process. Otherwise the
+        records of one iteration of the event loop are written together: a write costs a system call."""
+        self._logger, self._at_once = logging.getLogger(name), at_once
+        self._lines: list[str] = []
 
     def write(self, message: str, **fields: object) -> None:
         """Write one record with these fields."""
@@ -129,15 +133,22 @@ class EventLog:
             return
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and isinstance(handler.formatter, JsonLines):
-                line = handler.formatter.event_line(self._logger.name, message, fields)
-                try:
-                    with handler.lock or contextlib.nullcontext():
-                        handler.stream.write(line)  # at once: what follows may end this process
-                        handler.flush()
-                except Exception:  # noqa: BLE001 - a log that cannot be written ends no work, as in logging.Handler
-                    handler.handleError(logging.makeLogRecord({"name": self._logger.name, "msg": message}))
+                self._lines.append(handler.formatter.event_line(self._logger.name, message, fields))
+                if self._at_once:
+                    self._flush(handler)
+                elif len(self._lines) == 1:
+                    asyncio.get_running_loop().call_soon(self._flush, handler)
                 return
         self._logger.info(message, extra=fields)
+
+    def _flush(self, handler: logging.StreamHandler[TextIO]) -> None:
+        lines, self._lines = self._lines, []
+        try:
+            with handler.lock or contextlib.nullcontext():
+                handler.stream.write("".join(lines))
+                handler.flush()
+        except Exception:  # noqa: BLE001 - a log that cannot be written ends no work, as in logging.Handler
+            handler.handleError(logging.makeLogRecord({"name": self._logger.name, "msg": "events are lost"}))
 
 
 @lru_cache(maxsize=2)

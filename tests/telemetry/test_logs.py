@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import json
@@ -145,6 +146,18 @@ def test_an_event_line_has_the_form_of_every_other(lines: io.StringIO) -> None:
     logging.getLogger().setLevel(logging.WARNING)
     events.write("request")
     assert len(lines.getvalue().splitlines()) == 1
+
+
+async def test_events_of_one_turn_of_the_loop_are_written_together(lines: io.StringIO) -> None:
+    events = EventLog("api.access", at_once=False)
+    for number in range(3):
+        events.write("request", number=number)
+    assert lines.getvalue() == ""
+    await asyncio.sleep(0)
+    assert [json.loads(line)["number"] for line in lines.getvalue().splitlines()] == [0, 1, 2]
+    events.write("request", number=3)
+    await asyncio.sleep(0)
+    assert len(lines.getvalue().splitlines()) == 4
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), BrokenPipeError(), ValueError("closed file")])
