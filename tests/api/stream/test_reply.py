@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -209,6 +210,16 @@ async def test_who_will_wait_longer_than_the_silence_allowed_gets_the_head_at_on
     exchange.end()
     await answering
     assert exchange.client.said == "ab"
+
+
+async def test_a_machine_that_was_just_started_is_no_reason_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock begins at 0."""
+    monkeypatch.setattr("api.stream.reply.time", SimpleNamespace(monotonic=lambda: 5.0, time_ns=time.time_ns))
+    exchange = Exchange(StreamReply, eta_ms=3_600_000, keep_alive_s=3600)
+    answering = asyncio.create_task(exchange.answer())
+    await soon(lambda: exchange.client.written == PING)
+    exchange.end()
+    await answering
 
 
 async def test_a_sign_of_life_comes_when_the_silence_has_lasted_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
