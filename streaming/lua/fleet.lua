@@ -21,11 +21,12 @@ return 1
 
 #!lua name=processes flags=no-writes roles=any
 -- Lists the processes whose last heartbeat still counts. Returns: name and description of each, one after another
-local found = {}
-for _, name in ipairs(redis.call('ZRANGE', procs_key(), exact_ms() / 1000, '+inf', 'BYSCORE')) do
-  local description = redis.call('MGET', proc_key(name))[1] -- unlike GET, no error if an entry is of another type
+local names = redis.call('ZRANGE', procs_key(), exact_ms() / 1000, '+inf', 'BYSCORE')
+local keys, found = {}, {}
+for i, name in ipairs(names) do keys[i] = proc_key(name) end
+for i, description in ipairs(keys[1] and redis.call('MGET', unpack(keys)) or {}) do
   if description then
-    found[#found + 1] = name
+    found[#found + 1] = names[i]
     found[#found + 1] = description
   end
 end
