@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--listen-fd", type=int, action="append", help="number of a listening socket to serve on; may come again"
     )
-    return run_process(parser, arguments, SECTIONS, _start, fast_loop=True)
+    return run_process(parser, arguments, SECTIONS, _start)
 
 
 def _start(launch: Launch) -> Coroutine[Any, Any, int]:

@@ -23,8 +23,8 @@ from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable
 from streaming.events import EventSettings, EventSubscriptions
-from streaming.fleet.plans import Leadership, Overrides, Plans, stall_of
-from streaming.fleet.processes import ConsoleSessions, Fleet
+from streaming.fleet.plans import PLANS, Leadership, Overrides, Plans, overrides_of, stall_of
+from streaming.fleet.processes import ConsoleSessions, Fleet, processes_of
 from streaming.fleet.settings import ModelSettings
 from streaming.jobs.conversations import Conversations
 from streaming.jobs.job import Job
@@ -36,7 +36,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import Deliveries, JobRecord, request_record
 from streaming.jobs.relay import Relay
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
-from streaming.redis.client import RedisClient
+from streaming.redis.client import NOW, RedisClient
 from streaming.redis.clock import Clock
 from streaming.store.monitor import Headroom, StoreMonitor
 from telemetry.metrics import Metrics
@@ -201,10 +201,10 @@ class Services:
         async with contextlib.aclosing(self.plans.news(PLANS_INTERVAL_S)) as news:
             async for _ in news:
                 with expected:
-                    processes, plans, overrides = await asyncio.gather(
-                        self.fleet.processes(), self.plans.read(), self.overrides.of(self.models)
+                    processes, plans, overrides, now_ms = await self.store_client.ask_all(
+                        processes_of(), PLANS, overrides_of(self.models), NOW
                     )
-                    self.waits.plans.learn(plans, await self.store_client.now_ms())
+                    self.waits.plans.learn(plans, now_ms)
                     workers = [each for each in processes if each.role == "worker"]
                     is_led = any(each.role == "scheduler" for each in processes)
                     stalls = {

@@ -28,7 +28,7 @@ from offline.settings import OfflineSettings
 from offline.tools import OfflineTools
 from offline.webhooks import WebhookDispatcher, WebhookEndpoint
 from penstock.config import Config
-from penstock.loops import ExpectedErrors, retry_until, wait
+from penstock.loops import ExpectedErrors, coalesced, retry_until, wait
 from penstock.process import Launch, Lifeline, argument_parser, needed_to_start, on_stop_signal, run_process
 from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches
@@ -41,7 +41,7 @@ from streaming.jobs.settings import QuotaSettings, TenantSettings, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import Headroom, StoreMonitor
-from telemetry.gpu import Facts, Sampler
+from telemetry.gpu import BACKGROUND_LAG_CHECK_INTERVAL_S, Facts, Sampler
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
 from telemetry.records.schema import RecordSettings
@@ -128,13 +128,15 @@ class OfflineProcess:
         self._runner = BatchRunner(tools, files.quarantine_s)
         self._app = build_app(self.settings, redis, self._look_at_batch)
         sample_s = config.section("records", RecordSettings).sample_s
+        check_s = BACKGROUND_LAG_CHECK_INTERVAL_S
+        sampler = Sampler(records, "offline", me.name, facts=self._facts, interval_s=sample_s, check_s=check_s)
         self._loops: list[Callable[[], Coroutine[Any, Any, None]]] = [
             DueNotifier(Batches(store_client), self._app, metrics).keep_notifying,
             partial(self._runner.keep_tidy, TIDY_INTERVAL_S),
             tools.headroom.keep_looking,
             tools.store.keep_looking,
             self._flush_metrics,
-            Sampler(records, "offline", me.name, facts=self._facts, interval_s=sample_s).keep_sampling,
+            sampler.keep_sampling,
         ]
         if endpoints := [WebhookEndpoint(name, row) for name, row in webhooks.items()]:
             self._loops.append(WebhookDispatcher(tools, me.id, endpoints).keep_going)
@@ -182,12 +184,12 @@ class OfflineProcess:
             for task in tasks:
                 if task.done():
                     task.result()
-            await wait(stop, 1.0)
+            await wait(stop, coalesced(1.0))
 
     async def _flush_metrics(self) -> None:
         while True:
             self._tools.metrics.flush()
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(coalesced(2.0))
 
     def _look_at_batch(self, batch_id: str, notice: int) -> None:
         """The task's body, in one of Celery's threads: wait for the turn, which the event loop does."""

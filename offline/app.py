@@ -28,6 +28,9 @@ VISIBILITY_S = 3600
 HARD_LIMIT_S = VISIBILITY_S // 2 - 60
 """Seconds a task may take: less than the visibility timeout, so that no second worker gets a task that still runs."""
 
+BRPOP_TIMEOUT_S = 2
+"""How long one BRPOP waits for a message. A process that ends waits for the last one."""
+
 SETTINGS: dict[str, Any] = {
     "task_acks_late": True,
     "task_reject_on_worker_lost": True,
@@ -65,6 +68,7 @@ def broker(settings: OfflineSettings, redis: RedisSettings) -> tuple[str, dict[s
     options: dict[str, Any] = {
         "visibility_timeout": VISIBILITY_S,
         "global_keyprefix": BROKER,
+        "polling_interval": BRPOP_TIMEOUT_S,
         "socket_timeout": max(4.0, 2 * redis.timeout_s),
         "socket_connect_timeout": redis.timeout_s,
         "socket_keepalive": True,

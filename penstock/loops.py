@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import sys
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -72,6 +73,27 @@ async def supervise(work: Callable[[], Awaitable[None]], restart_delay_s: float)
             await asyncio.sleep(restart_delay_s)
 
 
+PHASE_S = random.randrange(1000) / 1000  # noqa: S311 - no secret
+"""Where the seconds of this process begin. By chance, so that the processes of a machine do not all wake at once."""
+STEPS_S = (1.0, 0.5, 0.25)
+TIMER_SLACK_S = 0.002
+"""How much too early a timer may fire; uvloop's count milliseconds."""
+
+
+def coalesced(interval_s: float) -> float:
+    """Seconds to wait in a loop that repeats at least every `interval_s`: until a moment at which other loops of this
+    process wake too, on a full second, or on a half or quarter of one if the interval is shorter.
+
+    A process whose caches are cold pays 0.2 ms of CPU for each wake, whatever it wakes for. Shorter intervals are
+    returned as they are.
+    """
+    for step_s in STEPS_S:
+        if interval_s >= step_s:
+            now = asyncio.get_running_loop().time() - PHASE_S
+            return (now + interval_s + TIMER_SLACK_S) // step_s * step_s - now
+    return interval_s
+
+
 async def run_periodically(
     work: Callable[[], Awaitable[object]],
     interval_s: float | Callable[[], float],
@@ -79,13 +101,13 @@ async def run_periodically(
     *,
     wait_first: bool = False,
 ) -> NoReturn:
-    """Call `work` without end, `interval_s` apart. Raises errors of `work` that are not expected."""
+    """Call `work` without end, at most `interval_s` apart. Raises errors of `work` that are not expected."""
     while True:
         if not wait_first:
             with expected:
                 await work()
         wait_first = False
-        await asyncio.sleep(interval_s() if callable(interval_s) else interval_s)
+        await asyncio.sleep(coalesced(interval_s() if callable(interval_s) else interval_s))
 
 
 async def retry(work: Callable[[], Awaitable[T]], expected: ExpectedErrors, delays_s: Iterable[float]) -> T:

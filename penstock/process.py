@@ -110,22 +110,19 @@ def run_process(
     arguments: Sequence[str] | None,
     sections: Mapping[str, type[msgspec.Struct]],
     start: Callable[[Launch], Coroutine[Any, Any, int]],
-    *,
-    fast_loop: bool = False,
 ) -> int:
     """Parse, configure, run. Returns the exit code.
 
     Args:
         sections: the settings this process reads.
         start: prepares the work and returns it. It and the work may raise ConfigError and StartError.
-        fast_loop: whether the event loop is uvloop's, where that is installed.
     """
     options = parser.parse_args(arguments)
     lifeline = Lifeline.from_environ()
     try:
         with contextlib.ExitStack() as on_exit:
             work = start(Launch(options, _config(options, sections), lifeline, on_exit))
-            with asyncio.Runner(loop_factory=_fast_loop if fast_loop else None) as runner:
+            with asyncio.Runner(loop_factory=_fast_loop) as runner:
                 return runner.run(work)
     except ConfigError as error:
         code, reason = 2, str(error)

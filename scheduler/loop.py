@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeAlias
 
 from msgspec import structs
 
-from penstock.loops import ExpectedErrors, run_periodically, wait, wait_any
+from penstock.loops import ExpectedErrors, coalesced, run_periodically, wait, wait_any
 from scheduler.policy import snapshot
 from scheduler.policy.decide import LaneOutlook, PolicyState
 from scheduler.policy.snapshot import ScalingLimits, ShapeChoice, Snapshot
@@ -25,33 +26,28 @@ from scheduler.policy.switch import Switch, SwitchDecision, decide
 from scheduler.pools.base import Pool
 from streaming.errors import Unavailable
 from streaming.fleet.plans import (
+    PLANS,
     Action,
     ActionKind,
     Lead,
     Leadership,
     Override,
-    Overrides,
     Plan,
     Plans,
     Prospect,
+    lead_of,
+    overrides_of,
     pool_name,
 )
 from streaming.fleet.process import Process
-from streaming.fleet.processes import Fleet
-from streaming.jobs.places import Backlog, LaneDepth, WaitingDeadline
+from streaming.fleet.processes import Fleet, processes_of
+from streaming.jobs.places import LaneDepth, WaitingDeadline, backlog_of
 from streaming.jobs.reaper import Reaper
 from streaming.order import FLOOR
-from streaming.redis.client import RedisClient
+from streaming.redis.client import NOW, Query, RedisClient
 from telemetry.gpu import Facts
 from telemetry.metrics import Metrics
 from telemetry.records.schema import RecordedDepth
-
-
-async def observe(models: Iterable[str], workers: Sequence[Process], backlog: Backlog) -> list[Snapshot]:
-    """One snapshot per model, in the order given. Raises Unavailable."""
-    models = tuple(models)
-    seen = await backlog.look(models)
-    return [look(model, seen.lanes, workers, seen.due) for model in models]
 
 
 def look(
@@ -83,10 +79,12 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 2.0
 """How often it reports itself to the fleet."""
-LEAD_RENEWAL_SHARE = 0.2
-"""Share of the leadership's lifetime after which it is renewed, or asked for."""
+CLAIM_SHARE, RENEWAL_SHARE = 0.1, 0.2
+"""Shares of the leadership's lifetime after which it is asked for, and renewed while a tick takes long."""
 MIN_TICK_GAP_S = 0.1
 """Between two ticks, however many jobs ask for one."""
+MAX_REST_S = 4.0
+"""How long a decision stands while nothing changes and there is no work. Plans count for twice as long at least."""
 LISTEN_RETRY_DELAY_S = 1.0
 HOLD_TICKS, HOLD_S = 3, 2.0
 """A worker told to leave new jobs to another shape takes them again after this many ticks plus this time."""
@@ -94,6 +92,9 @@ LOGGED = ("model", "want", "was", "worker", "shape", "reason")
 """Fields of an action in the log line about it, beside its kind."""
 MIN_COLD_START_CHANGE = 0.01
 """A measured cold start is written again only if it changed by more than this, relative or in seconds."""
+
+
+Basis: TypeAlias = tuple[Sequence[Snapshot], Mapping[str, Override], Mapping[str, Plan]]
 
 
 def holder_of(scheduler: Process) -> str:
@@ -118,10 +119,11 @@ class Loop:
         clock: Callable[[], float] = time.monotonic,
         on_state: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._client, self._reaper, self._fleet, self._backlog = client, reaper, Fleet(client), Backlog(client)
-        self._leadership, self._plans, self._overrides = Leadership(client), Plans(client), Overrides(client)
+        self._client, self._reaper, self._fleet = client, reaper, Fleet(client)
+        self._leadership, self._plans = Leadership(client), Plans(client)
         self._limits, self._pool, self._me, self._metrics = limits, pool, me, metrics
         self._holder = holder_of(me)
+        self._claim = lead_of(self._holder, int(1000 * lead_s))
         self._tick_s, self._lead_s, self._clock, self._on_state = tick_s, lead_s, clock, on_state
         self._began = clock()
         self._since: float | None = None
@@ -131,11 +133,23 @@ class Loop:
         self._outage = ExpectedErrors(Unavailable, log.warning, message, once=True, on_end=on_end)
         """While it lasts, the workers stay as they are."""
         self._lead: Lead | None = None
+        self._led_at = -math.inf
+        """When the leadership was last asked for."""
+        self._observation = (
+            PLANS,
+            overrides_of(limits),
+            NOW,
+            processes_of("worker"),
+            backlog_of(limits, client.partitions),
+        )
         self._states: dict[str, Switch] = {}
         self._cold: dict[str, float] = {}
         """Cold starts in seconds by pool, as last written."""
         self._woken = asyncio.Event()
         self._seen: Sequence[Snapshot] = ()
+        self._basis: Basis = ((), {}, {})
+        """What the last decision was based on, and the plans that it published."""
+        self._decided_at = self._rested_at = -math.inf
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick and report until `stop` is set, then leave the fleet."""
@@ -143,7 +157,7 @@ class Loop:
             deaf = ExpectedErrors(Unavailable, log.debug, "no wake-ups until Redis answers: %s")
             loops = (
                 run_periodically(self._listen, LISTEN_RETRY_DELAY_S, deaf),
-                run_periodically(self.lead, LEAD_RENEWAL_SHARE * self._lead_s, self._outage),
+                run_periodically(self.lead, self._lead_interval_s, self._outage),
                 run_periodically(self.report, REPORT_INTERVAL_S, self._outage),
             )
             running = [tasks.create_task(each) for each in loops]
@@ -154,12 +168,22 @@ class Loop:
         with self._outage:
             await self.leave()
 
-    async def tick(self) -> None:
-        """Reap, renew the leadership and, as leader, schedule. Raises Unavailable."""
-        await self._reaper.sweep()
-        await self.lead()
+    async def tick(self, *, may_rest: bool = False) -> None:
+        """Reap, claim or renew the leadership and, as leader, schedule. Raises Unavailable.
+
+        Args:
+            may_rest: leave the last decision as it is if nothing has changed and there is no work.
+        """
+        standby: list[Query[Any]] = [Query(self._reaper.calls(), list), self._claim]
+        seen = None
+        if self._lead is None:
+            swept, found = await self._client.ask_all(*standby)
+        else:
+            swept, found, *seen = await self._client.ask_all(*standby, *self._observation)
+        self._note_lead(found)
+        await self._reaper.take(swept)
         if self._lead is not None:
-            await self._schedule(self._lead)
+            await self._schedule(self._lead, seen or await self._client.ask_all(*self._observation), may_rest=may_rest)
         if self._state == "starting":
             self._enter("ready")
             await self.report()
@@ -175,9 +199,16 @@ class Loop:
         }
 
     async def lead(self) -> None:
-        """Become the leader if there is none, or renew the leadership. Raises Unavailable."""
-        found = await self._leadership.claim(self._holder, int(1000 * self._lead_s))
-        lead = found if found.holder == self._holder else None
+        """Become the leader if there is none, or renew the leadership if ticks take too long to do so. Raises
+        Unavailable."""
+        if self._lead is None or self._clock() - self._led_at >= RENEWAL_SHARE * self._lead_s:  # no tick has done so
+            self._note_lead(await self._client.ask(self._claim))
+
+    def _lead_interval_s(self) -> float:
+        return self._lead_s * (CLAIM_SHARE if self._lead is None else RENEWAL_SHARE)
+
+    def _note_lead(self, found: Lead) -> None:
+        lead, self._led_at = found if found.holder == self._holder else None, self._clock()
         if lead == self._lead:
             return
         log.info(
@@ -203,15 +234,23 @@ class Loop:
 
     # --- deciding and acting -----------------------------------------------------------------------------------------
 
-    async def _schedule(self, lead: Lead) -> None:
+    async def _schedule(self, lead: Lead, observed: Sequence[Any], *, may_rest: bool) -> None:
+        before, overrides, at_ms, workers, waiting = observed
+        seen = [look(model, waiting.lanes, workers, waiting.due) for model in self._limits]
+        now = self._clock()
+        if may_rest and self._may_rest((seen, overrides, before), now):
+            self._rested_at = now
+            return
         new = not self._states
         if new:
             self._cold = await self._plans.cold_starts()
-        before, overrides = await self._plans.read(), await self._overrides.of(self._limits)
-        at_ms, workers = await self._client.now_ms(), await self._fleet.processes("worker")
-        self._seen = await observe(self._limits, workers, self._backlog)
+        elif self._rested_at > self._decided_at and seen != self._seen:
+            # What has come since did not come evenly over the rest, but after it.
+            for each in self._seen:
+                self._states[each.model] = self._decide(each, None, overrides.get(each.model), self._rested_at).state
+        self._seen, self._decided_at = seen, now
         decisions = [
-            self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model)) for snapshot in self._seen
+            self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model), now) for snapshot in seen
         ]
         plans = [
             self._plan(decision, before.get(decision.model), lead, at_ms, wakes=decision.model not in overrides)
@@ -223,9 +262,10 @@ class Loop:
         if new:
             actions.insert(0, Action(model="", kind="lead", reason=_succession(before, lead), by=self._holder))
         cold = self._measured(decisions)
-        published = {move.plan.model: move.plan for move in moves}.values()
+        published = {move.plan.model: move.plan for move in moves}
         own = [action for move in moves for action in move.actions]
-        if not await self._plans.publish(lead, published, [*actions, *own], cold, self._holds(plans, workers)):
+        holds = self._holds(plans, workers)
+        if not await self._plans.publish(lead, published.values(), [*actions, *own], cold, holds):
             log.warning("another scheduler leads: what this one decided is dropped (epoch %d)", lead.epoch)
             return
         for action in (*actions, *own):
@@ -233,10 +273,22 @@ class Loop:
         self._cold |= cold
         if self._lead == lead:
             self._states = {decision.model: decision.state for decision in decisions}
+            self._basis = (seen, overrides, before | published)
         await self._pool.carry_out(moves, lead.epoch)
 
-    def _decide(self, snapshot: Snapshot, before: Plan | None, override: Override | None) -> SwitchDecision:
-        model, now = snapshot.model, self._clock()
+    def _may_rest(self, basis: Basis, now: float) -> bool:
+        """Whether a new decision can wait, because nothing has changed since the last one and there is no work. What
+        happens in a cluster shows in no basis, and workers of several shapes are told at each decision what to hold."""
+        return (
+            basis == self._basis
+            and now - self._decided_at < MAX_REST_S
+            and self._pool.kind != "kubernetes"
+            and not any(limits.shapes for limits in self._limits.values())
+            and not any(lane.waiting or lane.running for each in basis[0] for lane in each.lanes)
+        )
+
+    def _decide(self, snapshot: Snapshot, before: Plan | None, override: Override | None, now: float) -> SwitchDecision:
+        model = snapshot.model
         limits = self._limits[model]
         pools = {
             shape: self._with_override(each, pool_name(model, shape), override) for shape, each in limits.pools.items()
@@ -339,12 +391,16 @@ class Loop:
 
     async def _tick_until(self, stop: asyncio.Event) -> None:
         """A tick every `tick_s`, or when a job asks for one."""
+        loop = asyncio.get_running_loop()
         while not stop.is_set():
+            woken = self._woken.is_set()
             self._woken.clear()
             with self._outage:
-                await self.tick()
-            if not await wait(stop, min(MIN_TICK_GAP_S, self._tick_s)):
-                await wait_any(stop, self._woken, timeout_s=max(0.0, self._tick_s - MIN_TICK_GAP_S))
+                await self.tick(may_rest=not woken)
+            asked_from = loop.time() + min(MIN_TICK_GAP_S, self._tick_s)
+            await wait_any(stop, self._woken, timeout_s=coalesced(self._tick_s))
+            if self._woken.is_set():
+                await wait(stop, asked_from - loop.time())
 
     async def _listen(self) -> None:
         """Start a tick when a job arrives for a model without workers; a missed message waits for the next tick."""

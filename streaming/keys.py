@@ -240,6 +240,8 @@ CHANNELS = {
     "worker": "penstock:worker:{}",
     # A job waits and no worker was there to be woken, or an override has changed.
     "scheduler": "penstock:scheduler:wake",
+    # A batch is due now: it is new, its owner has steered it, or a turn at it has ended.
+    "offline": "penstock:offline:due",
     # The plan has changed.
     "pools": "penstock:pools:plan",
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from penstock.loops import ExpectedErrors
+from penstock.loops import ExpectedErrors, coalesced
 from telemetry.records.schema import SampleRecord
 from telemetry.records.writer import RecordSink
 
@@ -215,6 +215,8 @@ class GpuReadings:
 
 
 LAG_CHECK_INTERVAL_S = 0.5
+BACKGROUND_LAG_CHECK_INTERVAL_S = 1.0
+"""In a process that holds no reader's connection."""
 MIN_LOGGED_LAG_S = 1.0
 """A shorter lag is normal on a busy machine and is not logged."""
 
@@ -234,8 +236,10 @@ class Sampler:
         model: str = "",
         facts: Callable[[], Facts] = dict,
         interval_s: float = 10.0,
+        check_s: float = LAG_CHECK_INTERVAL_S,
     ) -> None:
-        self._sink, self._facts, self._interval_s = sink, facts, interval_s
+        """`check_s`: seconds between two checks of the event loop's lag."""
+        self._sink, self._facts, self._interval_s, self._check_s = sink, facts, interval_s, check_s
         self._who: Facts = {"role": role, "process": process, "model": model, "pid": os.getpid()}
         self._lag_s = 0.0
 
@@ -248,7 +252,7 @@ class Sampler:
                 if loop.time() >= due:
                     self.sample()
                     due = loop.time() + self._interval_s
-                expected = loop.time() + min(LAG_CHECK_INTERVAL_S, self._interval_s)
+                expected = loop.time() + coalesced(min(self._check_s, self._interval_s))
                 await asyncio.sleep(expected - loop.time())
                 late_s = loop.time() - expected
                 self._lag_s = max(self._lag_s, late_s)

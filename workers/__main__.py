@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.config import Config, ConfigError
 from penstock.engine import BudgetSharer, Engine, EngineDead, ModelCard, Piece, Stats
-from penstock.loops import ExpectedErrors, retry_until, supervise, wait
+from penstock.loops import ExpectedErrors, coalesced, retry_until, supervise, wait
 from penstock.process import (
     Launch,
     Lifeline,
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", help="which of the model's shapes, if it has several")
     parser.add_argument("--data-dir", type=Path, default=Path(".penstock"), help="where weights are kept")
     parser.add_argument("--check", action="store_true", help="only build the engine with its options, and exit")
-    code = run_process(parser, arguments, SECTIONS, _start, fast_loop=True)
+    code = run_process(parser, arguments, SECTIONS, _start)
     if code == EXIT_LOST:
         logging.shutdown()
         os._exit(code)  # an engine that died may never let its own exit hooks end
@@ -237,7 +237,7 @@ class WorkerProcess:
             recorder.engine(stats, self._worker.reserved)
             self._lifeline.note_away("; ".join(stats.away))
             self._metrics.flush()
-            await asyncio.wait([run], timeout=1.0)
+            await asyncio.wait([run], timeout=coalesced(1.0))
         for task in background:
             task.cancel()
         if run.result():

@@ -14,7 +14,7 @@ from random import Random
 import msgspec
 
 from penstock.engine import Engine, Failure, ModelCard, Piece
-from penstock.loops import ExpectedErrors, run_periodically
+from penstock.loops import ExpectedErrors, coalesced, run_periodically
 from streaming.errors import Unavailable
 from streaming.fleet.processes import LengthStore
 from streaming.fleet.settings import LaneTargets, LatencyTargets
@@ -239,7 +239,7 @@ class Gatekeeper:
     async def keep_reporting(self) -> None:
         """Judge the engine's evictions, and show reserve and predicted peak, for ever."""
         while True:
-            await asyncio.sleep(REPORT_INTERVAL_S)
+            await asyncio.sleep(coalesced(REPORT_INTERVAL_S))
             self.report()
 
     def report(self) -> None:

@@ -23,7 +23,7 @@ from api.auth.hosts import is_loopback
 from api.error_answers import error_body
 from api.openai.errors import ApiError, retry_after
 from api.settings import ApiSettings
-from penstock.loops import wait
+from penstock.loops import coalesced, wait
 
 Item = TypeVar("Item")
 
@@ -209,7 +209,7 @@ class ConnectionGuard:
     async def keep_sweeping(self) -> None:
         """Sweep once a second, for ever."""
         while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
+            await asyncio.sleep(coalesced(SWEEP_INTERVAL_S))
             self.sweep()
 
     def sweep(self) -> None:
@@ -282,7 +282,7 @@ class DrainingServer(uvicorn.Server):
     async def main_loop(self) -> None:
         """Tick until the server is told to stop."""
         while not await self.on_tick(RENEW):
-            await wait(self._told, TICK_INTERVAL_S)
+            await wait(self._told, coalesced(TICK_INTERVAL_S))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop: called for a signal, which may come in the middle of any callback."""

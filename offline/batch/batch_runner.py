@@ -134,7 +134,8 @@ class BatchRunner:
         await run_periodically(self.tidy, every_s, expected)
 
 
-POLL_INTERVAL_S = 0.5
+POLL_INTERVAL_S = 1.0
+"""For a batch whose lease has lapsed or whose rest is over; of others that are due a message tells."""
 MAX_BATCHES = 100
 """Batches of one round."""
 
@@ -160,4 +161,8 @@ class DueNotifier:
         """Run until cancelled; retry while the store or the broker is away."""
         errors = (Unavailable, OperationalError, OSError)
         message = "no batch is started until the store and the broker answer: %s"
-        await run_periodically(self.notify, POLL_INTERVAL_S, ExpectedErrors(errors, log.warning, message, once=True))
+        expected = ExpectedErrors(errors, log.warning, message, once=True)
+        async with contextlib.aclosing(self._batches.news(POLL_INTERVAL_S)) as news:
+            async for _ in news:
+                with expected:
+                    await self.notify()

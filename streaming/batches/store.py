@@ -8,7 +8,7 @@ owner, name, size and expiry; its bytes are in the files folder. Nothing here kn
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -30,6 +30,7 @@ from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import Call, ClientUser, RedisClient, cursor_after, overdue, page
+from streaming.redis.news import news
 
 UNREADABLE = "(its record cannot be read)"
 """Name shown for a file whose record is malformed."""
@@ -346,6 +347,10 @@ class Batches:
             [("due", partition, (limit, again_ms)) for partition in self._client.partitions]
         )
         return [DueNotice(name.decode(), turn, why.decode()) for answer in answers for name, turn, why in answer]
+
+    def news(self, every_s: float) -> AsyncGenerator[None]:
+        """Yield when `due` should be asked: at once, when a batch is due, and at least every `every_s`. Never ends."""
+        return news(self._client, "offline", "due", every_s)
 
     async def totals(self, tenants: Iterable[str]) -> tuple[int, int]:
         """Count the unfinished batches, and the tokens that those of these tenants still have to compute."""

@@ -7,20 +7,18 @@ nothing.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from penstock.loops import ExpectedErrors, run_periodically, wait
-from streaming.errors import Unavailable
 from streaming.fleet.process import Cordoned, Process
 from streaming.fleet.settings import ModelSettings
-from streaming.keys import FLEET_SLOT, channel, fleet_key
-from streaming.redis.client import ClientUser, RedisClient
+from streaming.keys import FLEET_SLOT, fleet_key
+from streaming.redis.client import ClientUser, Query
+from streaming.redis.news import news, told
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +34,16 @@ def entry(name: str, data: bytes | str, kind: type[T]) -> T | None:
         return None
 
 
-async def read_hash(client: RedisClient, name: str, kind: type[T]) -> dict[str, T]:
-    """Read a hash of the fleet's slot, without malformed fields. Raises Unavailable."""
-    raw = await client.call("HGETALL", FLEET_SLOT, fleet_key(name))
-    names = [key.decode(errors="replace") for key in raw[::2]]
-    read = {name: entry(name, data, kind) for name, data in zip(names, raw[1::2], strict=True)}
-    return {name: value for name, value in read.items() if value is not None}
+def hash_of(name: str, kind: type[T]) -> Query[dict[str, T]]:
+    """Read a hash of the fleet's slot, without malformed fields."""
+
+    def parse(answers: list[Any]) -> dict[str, T]:
+        (raw,) = answers
+        names = [key.decode(errors="replace") for key in raw[::2]]
+        read = {name: entry(name, data, kind) for name, data in zip(names, raw[1::2], strict=True)}
+        return {name: value for name, value in read.items() if value is not None}
+
+    return Query([("HGETALL", FLEET_SLOT, (fleet_key(name),))], parse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +63,25 @@ class Leadership(ClientUser):
 
     async def claim(self, holder: str, keep_ms: int) -> Lead:
         """Acquire or renew the lead for `keep_ms`; returns the current leader."""
-        return await self._lead(holder, keep_ms)
+        return await self._client.ask(lead_of(holder, keep_ms))
 
     async def leave(self, holder: str) -> None:
         """Give up the lead at once."""
-        await self._lead(holder, 0)
+        await self._client.ask(lead_of(holder, 0))
 
     async def current(self) -> Lead:
         """Return the current leader."""
-        return await self._lead("", 0)
+        return await self._client.ask(lead_of("", 0))
 
-    async def _lead(self, holder: str, keep_ms: int) -> Lead:
-        epoch, leader = await self._client.call("lead", FLEET_SLOT, holder, keep_ms)
+
+def lead_of(holder: str, keep_ms: int) -> Query[Lead]:
+    """Claim the lead for `keep_ms`, or give it up (0), and read who leads then."""
+
+    def parse(answers: list[Any]) -> Lead:
+        ((epoch, leader),) = answers
         return Lead(leader.decode(errors="replace"), epoch)
+
+    return Query([("lead", FLEET_SLOT, (holder, keep_ms))], parse)
 
 
 SHARE_TIMEOUT_S = 10
@@ -157,6 +165,10 @@ class Noted:
     epoch: int
 
 
+PLANS = hash_of("plan", Plan)
+"""The plans by model."""
+
+
 class Plans(ClientUser):
     """Plans in the store. Every method raises Unavailable."""
 
@@ -202,36 +214,20 @@ class Plans(ClientUser):
 
     async def read(self) -> dict[str, Plan]:
         """Read the plans by model."""
-        return await read_hash(self._client, "plan", Plan)
+        return await self._client.ask(PLANS)
 
     async def cold_starts(self) -> dict[str, float]:
         """Read the last measured cold starts in seconds, by `pool_name`."""
-        return await read_hash(self._client, "cold", float)
+        return await self._client.ask(hash_of("cold", float))
 
     async def actions(self, count: int) -> list[Noted]:
         """Read the last recorded actions, newest first."""
         rows = await self._client.call("XREVRANGE", FLEET_SLOT, fleet_key("actions"), "+", "-", "COUNT", count)
         return [noted for name, fields in rows if (noted := _noted(name, fields))]
 
-    async def news(self, every_s: float) -> AsyncGenerator[None]:
+    def news(self, every_s: float) -> AsyncGenerator[None]:
         """Yield when plans should be read: at once, after each change, and at least every `every_s`. Never ends."""
-        changed = asyncio.Event()
-        hearing = asyncio.create_task(self._hear(changed, every_s))
-        try:
-            while True:
-                changed.clear()
-                yield
-                await wait(changed, every_s)
-        finally:
-            hearing.cancel()
-
-    async def _hear(self, changed: asyncio.Event, again_s: float) -> None:
-        async def listen() -> None:
-            async for _ in told(self._client, "pools", "plan"):
-                changed.set()
-
-        expected = ExpectedErrors(Unavailable, log.debug, "no news of plans until Redis answers: %s")
-        await run_periodically(listen, again_s, expected)
+        return news(self._client, "pools", "plan", every_s)
 
     async def woken(self) -> AsyncIterator[None]:
         """Yield when a scheduler should run at once, or may have missed such a wake-up. Never ends."""
@@ -242,15 +238,6 @@ class Plans(ClientUser):
 def pool_name(model: str, shape: str) -> str:
     """Name of one of a model's pools; no model's name has a #."""
     return f"{model}#{shape}" if shape else model
-
-
-async def told(client: RedisClient, kind: str, name: str) -> AsyncIterator[None]:
-    """Yield once subscribed to a channel, and after each of its messages. Never ends; raises Unavailable."""
-    async with client.subscribe(channel(kind, name)) as subscription:
-        yield
-        while True:
-            await subscription.message()
-            yield
 
 
 def _noted(name: bytes, words: Sequence[bytes]) -> Noted | None:
@@ -301,22 +288,28 @@ class Overrides(ClientUser):
         return await self._write(model, b"", "", Action(model=model, kind="resume", reason="by hand", by=by))
 
     async def of(self, models: Iterable[str]) -> dict[str, Override]:
-        """Read the current overrides by model. A malformed one counts as a pause, so that the scheduler does not act
-        against an operator's decision."""
-        models = tuple(models)
-        if not models:
-            return {}
-        values = await self._client.call("MGET", FLEET_SLOT, *(fleet_key("override", model) for model in models))
-        return {
-            model: entry(f"the override of {model}", value, Override) or Override(by="unreadable")
-            for model, value in zip(models, values, strict=True)
-            if value is not None
-        }
+        """Read the current overrides by model."""
+        return await self._client.ask(overrides_of(models))
 
     async def _write(self, model: str, record: bytes, hold_ms: int | str, action: Action) -> bool:
         return bool(
             await self._client.call("override", FLEET_SLOT, model, record, hold_ms, msgspec.json.encode(action))
         )
+
+
+def overrides_of(models: Iterable[str]) -> Query[dict[str, Override]]:
+    """Read the current overrides by model. A malformed one counts as a pause, so that the scheduler does not act
+    against an operator's decision."""
+    keys = {model: fleet_key("override", model) for model in models}
+
+    def parse(answers: list[Any]) -> dict[str, Override]:
+        return {
+            model: entry(f"the override of {model}", value, Override) or Override(by="unreadable")
+            for model, value in zip(keys, *answers, strict=True)
+            if value is not None
+        }
+
+    return Query([("MGET", FLEET_SLOT, tuple(keys.values()))] if keys else (), parse if keys else lambda _: {})
 
 
 class Stall(NamedTuple):

@@ -13,18 +13,19 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import msgspec
 
 from penstock.engine import ModelCard
-from penstock.loops import ExpectedErrors, wait
+from penstock.loops import ExpectedErrors, coalesced, wait
 from penstock.process import LIFE
 from streaming.errors import Unavailable
-from streaming.fleet.plans import entry, read_hash
+from streaming.fleet.plans import entry, hash_of
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process, Role
 from streaming.ids import new_life
 from streaming.keys import FLEET_SLOT, fleet_key
-from streaming.redis.client import ClientUser
+from streaming.redis.client import ClientUser, Query
 
 log = logging.getLogger(__name__)
 
@@ -52,16 +53,7 @@ class Fleet(ClientUser):
 
     async def processes(self, role: Role | None = None) -> list[Process]:
         """List the processes with a heartbeat in the last HEARTBEAT_TIMEOUT_S seconds, by role, name and host."""
-        names = await self._client.call("ZRANGE", FLEET_SLOT, fleet_key("procs"), 0, -1)
-        if not names:
-            return []
-        keys = [fleet_key("proc", name.decode(errors="replace")) for name in names]
-        values = await self._client.call("MGET", FLEET_SLOT, *keys)
-        pairs = zip(names, values, strict=True)
-        found = [entry(str(name), value, Process) for name, value in pairs if value is not None]
-        return sorted(
-            (p for p in found if p and role in (None, p.role)), key=lambda p: (p.role, p.id, p.host, p.since, p.life)
-        )
+        return await self._client.ask(processes_of(role))
 
     async def publish_card(self, card: ModelCard) -> None:
         """Store the card that a worker made when it loaded a model; keeps the time of the first load."""
@@ -71,7 +63,20 @@ class Fleet(ClientUser):
 
     async def cards(self) -> dict[str, ModelCard]:
         """Read the cards, by name, of every model that was ever loaded."""
-        return await read_hash(self._client, "card", ModelCard)
+        return await self._client.ask(hash_of("card", ModelCard))
+
+
+def processes_of(role: Role | None = None) -> Query[list[Process]]:
+    """List the processes as `Fleet.processes` does."""
+
+    def parse(answers: list[Any]) -> list[Process]:
+        pairs = zip(*[iter(answers[0])] * 2, strict=True)
+        found = [entry(str(name), value, Process) for name, value in pairs]
+        return sorted(
+            (p for p in found if p and role in (None, p.role)), key=lambda p: (p.role, p.id, p.host, p.since, p.life)
+        )
+
+    return Query([("processes", FLEET_SLOT, ())], parse)
 
 
 def _key_name(process: Process) -> str:
@@ -110,7 +115,7 @@ async def _report(fleet: Fleet, describe: Callable[[], Process], changed: asynci
     while True:
         with outage:
             await fleet.report(describe())
-        await wait(changed, HEARTBEAT_INTERVAL_S)
+        await wait(changed, coalesced(HEARTBEAT_INTERVAL_S))
         changed.clear()
 
 

@@ -32,7 +32,7 @@ from penstock.tools import Tools
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens, prompt_count
 from streaming.keys import kind_of, parse_lane, partition_key
 from streaming.order import COUNTER_SCALE, Priority, patience_ms, units
-from streaming.redis.client import Call, ClientUser, RedisClient
+from streaming.redis.client import Call, ClientUser, Query, RedisClient
 
 MAX_DEADLINES = 32
 """Deadlines read from each partition."""
@@ -93,15 +93,25 @@ class Backlog(ClientUser):
     async def look(self, models: Iterable[str], deadlines: int = MAX_DEADLINES) -> BacklogSnapshot:
         """Count every lane of these models, and read the nearest deadlines of waiting jobs of all models. Raises
         Unavailable."""
-        models = tuple(models)
-        args: list[str | int] = [deadlines, *models]
-        answers = await self._client.calls([("lanes", partition, args) for partition in self._client.partitions])
-        names = [(model, priority) for model in models for priority in Priority]
+        return await self._client.ask(backlog_of(models, self._client.partitions, deadlines))
+
+
+def backlog_of(
+    models: Iterable[str], partitions: Iterable[int], deadlines: int = MAX_DEADLINES
+) -> Query[BacklogSnapshot]:
+    """Look at the backlog as `Backlog.look` does."""
+    models = tuple(models)
+    args: list[str | int] = [deadlines, *models]
+    names = [(model, priority) for model in models for priority in Priority]
+
+    def parse(answers: list[Any]) -> BacklogSnapshot:
         parts = zip(*([(now, *lane) for lane in lanes] for now, lanes, _ in answers), strict=True)
         return BacklogSnapshot(
             [_lane(model, priority, each) for (model, priority), each in zip(names, parts, strict=True)],
             [due for now, _, nearest in answers for each in nearest if (due := _due(now, *each)) is not None],
         )
+
+    return Query([("lanes", partition, args) for partition in partitions], parse)
 
 
 def _oldest(parts: Iterable[tuple[int, list[bytes | int]]]) -> dict[str, int]:

@@ -20,7 +20,7 @@ from streaming.jobs.job import Job, PastAttempt, operation_of
 from streaming.jobs.lease import LOG_KEEP_S
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord, was_cut_short
-from streaming.redis.client import RedisClient
+from streaming.redis.client import Call, RedisClient
 from telemetry import tracing as names
 from telemetry.metrics import Metrics
 from telemetry.tracing import NO_TRACING, Attributes, Tracing, derived_id, is_sampled, sibling
@@ -99,11 +99,18 @@ class Reaper:
         Args:
             ended: lease of a worker whose process has ended, as its supervisor has seen: the lease lapses now.
         """
+        return await self.take(await self._client.calls(self.calls(ended)))
+
+    def calls(self, ended: str = "") -> list[Call]:
+        """The calls of one sweep, for `take`."""
         settings = self._client.settings
         wanted = MAX_SALVAGED if self._salvager is not None and not self._cut_short else 0
         ends = MAX_SCRIPT_ENDS if self._on_end is not None and not self._script_ends else 0
         args = (MAX_WORKERS, MAX_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms, ended, wanted, ends)
-        answers = await self._client.calls([("reap", p, args) for p in self._client.partitions])
+        return [("reap", partition, args) for partition in self._client.partitions]
+
+    async def take(self, answers: list[Any]) -> Swept:
+        """Finish a sweep by the answers to its calls. Raises Unavailable."""
         for partition, (*_, tick, _, cut_short, script_ends) in zip(self._client.partitions, answers, strict=True):
             self._cut_short += [job_id.decode() for job_id in cut_short]
             self._script_ends += [job_id.decode() for job_id in script_ends]

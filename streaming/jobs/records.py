@@ -112,7 +112,7 @@ def _ms(text: str) -> int:
 
 log = logging.getLogger(__name__)
 
-WRITE_INTERVAL_S = 0.25
+WRITE_INTERVAL_S = 0.5
 MAX_WAITING = 20_000
 MAX_AT_ONCE = 500
 """Entries of one script call, so that it blocks the server for only about half a millisecond."""

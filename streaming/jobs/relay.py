@@ -15,7 +15,7 @@ from contextlib import aclosing, suppress
 from typing import TypeAlias
 
 from penstock.engine import Failure
-from penstock.loops import ROWS_PER_SLICE, ExpectedErrors, Rounds, run_periodically, supervise, wait
+from penstock.loops import ROWS_PER_SLICE, ExpectedErrors, Rounds, coalesced, run_periodically, supervise, wait
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import (
@@ -302,7 +302,9 @@ class Relay:
             silence = max(SILENCE_S, len(self._subscribers) / CHECKS_PER_S)
             looked = self._behind
             if now >= due_all:
-                looked, due_all = set(self._all()), now + TICK_S
+                # A buffer is due a tick after it was opened, so two ticks later is early enough for the first of them.
+                looked = set(self._all())
+                due_all = now + (TICK_S if looked else coalesced(2 * TICK_S))
             due = [buffer for buffer in looked if buffer.is_due(now, silence)]
             self._behind = {buffer for buffer in self._behind if buffer.stale and buffer.terminal is None}
             if due:

@@ -33,6 +33,7 @@ if not known[1] then
     'input', input)
   redis.call('ZADD', batches_key(tenant), now, id)
   redis.call('ZADD', due_key(), now, id)
+  redis.call('PUBLISH', CHANNEL .. 'offline:due', id)
   redis.call('SADD', readers_key(input), id)
   if redis.call('EXISTS', file_key(input)) == 0 then retain_file_cost(input, tenant, file_cost(ARGV[9])) end -- deleted meanwhile
 end
@@ -53,6 +54,7 @@ else
   redis.call('HSET', batch_key(id), 'paused', command == 'pause' and '1' or '')
 end
 redis.call('ZADD', due_key(), now, id)
+redis.call('PUBLISH', CHANNEL .. 'offline:due', id)
 return status
 
 #!lua name=due flags=allow-oom roles=offline
@@ -138,6 +140,7 @@ else
   if resume_ms ~= '' and s[3] == '' then resume_ms = 0 end
   redis.call('HSET', batch, 'lease', resume_ms == '' and now + lease or 0)
   redis.call('ZADD', due_key(), now + (resume_ms == '' and lease or resume_ms), id)
+  if tonumber(resume_ms) == 0 then redis.call('PUBLISH', CHANNEL .. 'offline:due', id) end
   if tokens ~= '' then redis.call('HSET', enqueued_key(s[4]), id, tokens) end
 end
 return {now, status, s[3]}

@@ -19,6 +19,19 @@ redis.call('ZADD', procs_key(), now + gone_s, name)
 redis.call('ZREMRANGEBYSCORE', procs_key(), '-inf', now - 3600)
 return 1
 
+#!lua name=processes flags=no-writes roles=any
+-- Lists the processes whose last heartbeat still counts. Returns: name and description of each, one after another
+local names = redis.call('ZRANGE', procs_key(), exact_ms() / 1000, '+inf', 'BYSCORE')
+local keys, found = {}, {}
+for i, name in ipairs(names) do keys[i] = proc_key(name) end
+for i, description in ipairs(keys[1] and redis.call('MGET', unpack(keys)) or {}) do
+  if description then
+    found[#found + 1] = names[i]
+    found[#found + 1] = description
+  end
+end
+return found
+
 #!lua name=lead flags=allow-oom roles=api,scheduler
 -- Leader election: acquires or renews the lead for one holder at a time; each new leader gets a greater epoch.
 -- ARGV: holder, ms the lead is kept from now on (0: give it up)

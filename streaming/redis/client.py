@@ -12,7 +12,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
 from redis.exceptions import (
     BusyLoadingError,
@@ -130,6 +131,24 @@ SCAN_SLICE = 1000
 Call = tuple[str, int, Sequence[str | bytes | int]]
 """A script by name, or a command of Redis in capitals; the partition it runs in, its arguments."""
 Then = Callable[[list[Any] | None], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Query(Generic[T]):
+    """Calls, and the value that their answers mean: several queries can share a round trip."""
+
+    calls: Sequence[Call]
+    parse: Callable[[list[Any]], T]
+
+
+def _ms_of(answers: list[Any]) -> int:
+    seconds, micros = answers[0]
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+NOW = Query([("TIME", 0, ())], _ms_of)
+"""Redis time in milliseconds, the only clock of the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +202,15 @@ class RedisClient:
         type."""
         (answer,) = await self.calls([(script, partition, args)])
         return answer
+
+    async def ask(self, query: Query[T]) -> T:
+        """Run the calls of one query. Raises like `calls`, and what parsing raises."""
+        return query.parse(await self.calls(query.calls))
+
+    async def ask_all(self, *queries: Query[Any]) -> list[Any]:
+        """Run these queries in one round trip per server, like `ask`."""
+        answers = iter(await self.calls([call for query in queries for call in query.calls]))
+        return [query.parse(list(islice(answers, len(query.calls)))) for query in queries]
 
     async def calls(self, calls: Sequence[Call]) -> list[Any]:
         """Run scripts and commands in one round trip per server, in order within a partition; each is atomic.
@@ -303,8 +331,7 @@ class RedisClient:
 
     async def now_ms(self) -> int:
         """Redis time, the only clock of the protocol. Raises Unavailable."""
-        seconds, micros = await self.call("TIME", 0)
-        return int(seconds) * 1000 + int(micros) // 1000
+        return await self.ask(NOW)
 
     async def homes(self) -> dict[str, list[int]]:
         """The partitions by the server that holds them now. Raises Unavailable."""

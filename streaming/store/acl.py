@@ -91,7 +91,7 @@ SUBSCRIBED: Mapping[str, tuple[str, ...]] = {
     "api": ("api", "pools"),
     "worker": ("worker",),
     "scheduler": ("scheduler",),
-    "offline": (),
+    "offline": ("offline",),
 }
 """The channels that the processes of a role subscribe to."""
 

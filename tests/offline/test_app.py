@@ -19,9 +19,9 @@ from offline.batch.batch_runner import DueNotifier
 from offline.broker import Broker, BrokerUnavailable
 from offline.settings import OfflineSettings
 from penstock.config import ConfigError
-from streaming.batches.store import Batches
+from streaming.batches.store import Batches, BatchState
 from streaming.errors import Unavailable
-from streaming.keys import BROKER
+from streaming.keys import BROKER, channel
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from telemetry.metrics import Metrics
@@ -141,6 +141,33 @@ async def test_over_tls_nobody_is_believed_without_a_certificate(
     assert len(unknown) == len(another) == 3
     assert all("unable to get local issuer certificate" in each for each in unknown)
     assert all("IP address mismatch" in each for each in another)
+
+
+async def test_a_batch_is_told_of_as_soon_as_it_is_due(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one, one after a turn, one that its owner has steered: not at the next poll, which is an hour away."""
+    monkeypatch.setattr("offline.batch.batch_runner.POLL_INTERVAL_S", 3600.0)
+    settings = RedisSettings(url=redis_url)
+    wire, app = RedisClient.open(settings), build_app(OfflineSettings(), settings, nothing)
+    batches, metrics = Batches(wire), Metrics.start("", "offline")
+    notifying = asyncio.create_task(DueNotifier(batches, app, metrics).keep_notifying())
+    try:
+        with Redis.from_url(redis_url) as redis:
+            due = channel("offline", "due")
+            await until(lambda: dict(redis.pubsub_numsub(due))[due.encode()])  # type: ignore[arg-type]
+            batch = batch_record(id=batches.new_id("t"))
+            await batches.create(batch, "digest")
+            await until(lambda: redis.llen(f"{BROKER}{QUEUE}") == 1)
+            hold = await batches.hold(batch.id, 1)
+            await batches.save(hold, BatchState.IN_PROGRESS, hold.progress, rest_ms=0)
+            await until(lambda: redis.llen(f"{BROKER}{QUEUE}") == 2)
+            await batches.hold(batch.id, 2)
+            await batches.request(batch.id, "cancel")
+            await until(lambda: redis.llen(f"{BROKER}{QUEUE}") == 3)
+    finally:
+        notifying.cancel()
+        await asyncio.gather(notifying, return_exceptions=True)
+        app.close()
+        await wire.close()
 
 
 async def test_each_batch_is_told_by_one_message_and_again_when_it_is_lost(redis_url: str) -> None:

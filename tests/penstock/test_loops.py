@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 
 from penstock.loops import (
+    PHASE_S,
+    STEPS_S,
+    TIMER_SLACK_S,
     ExpectedErrors,
     Rounds,
     backoff,
+    coalesced,
     retry,
     retry_until,
     run_periodically,
@@ -62,6 +66,7 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         await sleep(0)
 
     monkeypatch.setattr(asyncio, "sleep", noted)
+    monkeypatch.setattr("penstock.loops.coalesced", lambda interval_s: interval_s)
     return slept
 
 
@@ -135,6 +140,24 @@ async def test_an_interval_may_depend_on_what_was_found(delays: list[float]) -> 
     with pytest.raises(asyncio.CancelledError):
         await run_periodically(work, lambda: float(work.calls), told()[1])
     assert delays == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("interval_s", [0.25, 0.3, 0.5, 1.0, 1.25, 5 / 3, 2.0, 10.0, 60.0])
+async def test_loops_wake_together_and_never_late(interval_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever they last woke, and also if a timer fires a little early: on a step of the second, less than one step
+    before the interval is over."""
+    step_s = next(step_s for step_s in STEPS_S if step_s <= interval_s)
+    loop = asyncio.get_running_loop()
+    for now in (7.0, 7.1, 7.249, 7.4999, 7.999, 123_456.789):
+        monkeypatch.setattr(loop, "time", lambda now=now: now)
+        wait_s = coalesced(interval_s)
+        assert max(0.0, interval_s - step_s) < wait_s <= interval_s + TIMER_SLACK_S
+        steps = (now + wait_s - PHASE_S) / step_s
+        assert steps == pytest.approx(round(steps), abs=1e-6)
+
+
+def test_short_intervals_stay_as_they_are() -> None:
+    assert [coalesced(0.0), coalesced(0.2)] == [0.0, 0.2]
 
 
 # --- retries ---------------------------------------------------------------------------------------------------------
