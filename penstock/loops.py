@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
+import os
 import sys
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -73,8 +73,6 @@ async def supervise(work: Callable[[], Awaitable[None]], restart_delay_s: float)
             await asyncio.sleep(restart_delay_s)
 
 
-PHASE_S = random.randrange(1000) / 1000  # noqa: S311 - no secret
-"""Where the seconds of this process begin. By chance, so that the processes of a machine do not all wake at once."""
 STEPS_S = (1.0, 0.5, 0.25)
 TIMER_SLACK_S = 0.002
 """How much too early a timer may fire; uvloop's count milliseconds."""
@@ -85,11 +83,11 @@ def coalesced(interval_s: float) -> float:
     process wake too, on a full second, or on a half or quarter of one if the interval is shorter.
 
     A process whose caches are cold pays 0.2 ms of CPU for each wake, whatever it wakes for. Shorter intervals are
-    returned as they are.
+    returned as they are. The seconds of each process begin at a moment of its own: not all wake at once.
     """
     for step_s in STEPS_S:
         if interval_s >= step_s:
-            now = asyncio.get_running_loop().time() - PHASE_S
+            now = asyncio.get_running_loop().time() - os.getpid() % 1000 / 1000
             return (now + interval_s + TIMER_SLACK_S) // step_s * step_s - now
     return interval_s
 

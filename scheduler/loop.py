@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from msgspec import structs
 
@@ -83,8 +83,6 @@ CLAIM_SHARE, RENEWAL_SHARE = 0.1, 0.2
 """Shares of the leadership's lifetime after which it is asked for, and renewed while a tick takes long."""
 MIN_TICK_GAP_S = 0.1
 """Between two ticks, however many jobs ask for one."""
-MAX_REST_S = 4.0
-"""How long a decision stands while nothing changes and there is no work. Plans count for twice as long at least."""
 LISTEN_RETRY_DELAY_S = 1.0
 HOLD_TICKS, HOLD_S = 3, 2.0
 """A worker told to leave new jobs to another shape takes them again after this many ticks plus this time."""
@@ -92,9 +90,6 @@ LOGGED = ("model", "want", "was", "worker", "shape", "reason")
 """Fields of an action in the log line about it, beside its kind."""
 MIN_COLD_START_CHANGE = 0.01
 """A measured cold start is written again only if it changed by more than this, relative or in seconds."""
-
-
-Basis: TypeAlias = tuple[Sequence[Snapshot], Mapping[str, Override], Mapping[str, Plan]]
 
 
 def holder_of(scheduler: Process) -> str:
@@ -147,9 +142,6 @@ class Loop:
         """Cold starts in seconds by pool, as last written."""
         self._woken = asyncio.Event()
         self._seen: Sequence[Snapshot] = ()
-        self._basis: Basis = ((), {}, {})
-        """What the last decision was based on, and the plans that it published."""
-        self._decided_at = self._rested_at = -math.inf
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick and report until `stop` is set, then leave the fleet."""
@@ -168,12 +160,8 @@ class Loop:
         with self._outage:
             await self.leave()
 
-    async def tick(self, *, may_rest: bool = False) -> None:
-        """Reap, claim or renew the leadership and, as leader, schedule. Raises Unavailable.
-
-        Args:
-            may_rest: leave the last decision as it is if nothing has changed and there is no work.
-        """
+    async def tick(self) -> None:
+        """Reap, claim or renew the leadership and, as leader, schedule. Raises Unavailable."""
         standby: list[Query[Any]] = [Query(self._reaper.calls(), list), self._claim]
         seen = None
         if self._lead is None:
@@ -183,7 +171,7 @@ class Loop:
         self._note_lead(found)
         await self._reaper.take(swept)
         if self._lead is not None:
-            await self._schedule(self._lead, seen or await self._client.ask_all(*self._observation), may_rest=may_rest)
+            await self._schedule(self._lead, seen or await self._client.ask_all(*self._observation))
         if self._state == "starting":
             self._enter("ready")
             await self.report()
@@ -234,23 +222,14 @@ class Loop:
 
     # --- deciding and acting -----------------------------------------------------------------------------------------
 
-    async def _schedule(self, lead: Lead, observed: Sequence[Any], *, may_rest: bool) -> None:
+    async def _schedule(self, lead: Lead, observed: Sequence[Any]) -> None:
         before, overrides, at_ms, workers, waiting = observed
-        seen = [look(model, waiting.lanes, workers, waiting.due) for model in self._limits]
-        now = self._clock()
-        if may_rest and self._may_rest((seen, overrides, before), now):
-            self._rested_at = now
-            return
         new = not self._states
         if new:
             self._cold = await self._plans.cold_starts()
-        elif self._rested_at > self._decided_at and seen != self._seen:
-            # What has come since did not come evenly over the rest, but after it.
-            for each in self._seen:
-                self._states[each.model] = self._decide(each, None, overrides.get(each.model), self._rested_at).state
-        self._seen, self._decided_at = seen, now
+        self._seen = [look(model, waiting.lanes, workers, waiting.due) for model in self._limits]
         decisions = [
-            self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model), now) for snapshot in seen
+            self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model)) for snapshot in self._seen
         ]
         plans = [
             self._plan(decision, before.get(decision.model), lead, at_ms, wakes=decision.model not in overrides)
@@ -262,10 +241,9 @@ class Loop:
         if new:
             actions.insert(0, Action(model="", kind="lead", reason=_succession(before, lead), by=self._holder))
         cold = self._measured(decisions)
-        published = {move.plan.model: move.plan for move in moves}
+        published = {move.plan.model: move.plan for move in moves}.values()
         own = [action for move in moves for action in move.actions]
-        holds = self._holds(plans, workers)
-        if not await self._plans.publish(lead, published.values(), [*actions, *own], cold, holds):
+        if not await self._plans.publish(lead, published, [*actions, *own], cold, self._holds(plans, workers)):
             log.warning("another scheduler leads: what this one decided is dropped (epoch %d)", lead.epoch)
             return
         for action in (*actions, *own):
@@ -273,22 +251,10 @@ class Loop:
         self._cold |= cold
         if self._lead == lead:
             self._states = {decision.model: decision.state for decision in decisions}
-            self._basis = (seen, overrides, before | published)
         await self._pool.carry_out(moves, lead.epoch)
 
-    def _may_rest(self, basis: Basis, now: float) -> bool:
-        """Whether a new decision can wait, because nothing has changed since the last one and there is no work. What
-        happens in a cluster shows in no basis, and workers of several shapes are told at each decision what to hold."""
-        return (
-            basis == self._basis
-            and now - self._decided_at < MAX_REST_S
-            and self._pool.kind != "kubernetes"
-            and not any(limits.shapes for limits in self._limits.values())
-            and not any(lane.waiting or lane.running for each in basis[0] for lane in each.lanes)
-        )
-
-    def _decide(self, snapshot: Snapshot, before: Plan | None, override: Override | None, now: float) -> SwitchDecision:
-        model = snapshot.model
+    def _decide(self, snapshot: Snapshot, before: Plan | None, override: Override | None) -> SwitchDecision:
+        model, now = snapshot.model, self._clock()
         limits = self._limits[model]
         pools = {
             shape: self._with_override(each, pool_name(model, shape), override) for shape, each in limits.pools.items()
@@ -393,10 +359,9 @@ class Loop:
         """A tick every `tick_s`, or when a job asks for one."""
         loop = asyncio.get_running_loop()
         while not stop.is_set():
-            woken = self._woken.is_set()
             self._woken.clear()
             with self._outage:
-                await self.tick(may_rest=not woken)
+                await self.tick()
             asked_from = loop.time() + min(MIN_TICK_GAP_S, self._tick_s)
             await wait_any(stop, self._woken, timeout_s=coalesced(self._tick_s))
             if self._woken.is_set():

@@ -177,56 +177,6 @@ async def test_a_slow_worker_is_cordoned_and_told(hand: Hand) -> None:
     await controls.aclose()  # type: ignore[attr-defined]
 
 
-async def test_a_decision_stands_while_nothing_changes_and_there_is_no_work(hand: Hand, redis_url: str) -> None:
-    """The scheduler still looks at every tick: whatever differs is decided on at once, and anything after a few
-    seconds. It still renews its lead, and sweeps."""
-    reaper = CountingReaper(hand.wire)
-    loop, at_ms = hand.loop(reaper=reaper), [0]
-
-    async def decides(after_s: float = 1.0) -> bool:
-        hand.now += after_s
-        await asyncio.sleep(0.002)
-        await loop.tick(may_rest=True)
-        at_ms.append((await hand.plan()).at_ms)
-        return at_ms[-1] > at_ms[-2]
-
-    await hand.worker("w")
-    assert await decides()
-    with Redis.from_url(redis_url) as client:
-        for _ in range(3):
-            client.pexpire(fleet_key("leader"), 1_000)
-            assert not await decides()
-            assert client.pttl(fleet_key("leader")) > 4_000  # type: ignore[operator]
-        assert reaper.swept == 4
-        assert await decides(), "it has stood for a while"
-        assert not await decides()
-        client.delete(fleet_key("plan"))
-        assert await decides(), "the plan is lost"
-    assert not await decides()
-    await hand.worker("w", kv_used=1)
-    assert await decides(), "a worker says something else"
-    await hand.overrides.put(MODEL, 1, "ops")
-    assert await decides(), "somebody has set a number"
-    await hand.put()
-    assert await decides() and await decides(), "there is work"
-
-
-async def test_arrivals_after_a_rest_are_not_spread_over_it(hand: Hand, redis_url: str) -> None:
-    """Five jobs within a second are five jobs a second, also if the last decision is older."""
-    rates = []
-    for may_rest in (False, True):
-        loop = hand.loop()
-        for _ in range(4):
-            await loop.tick(may_rest=may_rest)
-            hand.now += 1.0
-        await hand.put(5)
-        await loop.tick(may_rest=may_rest)
-        rates.append(loop._states[MODEL].pools[""].demand.rate("interactive"))
-        with Redis.from_url(redis_url) as client:
-            client.flushall()
-    assert rates[0] == pytest.approx(rates[1]) and rates[0] > 0
-
-
 # --- people ----------------------------------------------------------------------------------------------------------
 
 
@@ -370,16 +320,6 @@ class CountingPool(Pool):
 
     async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
         self.rounds += 1
-
-
-class CountingReaper(Reaper):
-    """Counts the sweeps that have come to their end."""
-
-    swept = 0
-
-    async def take(self, answers: list[Any]) -> Swept:
-        self.swept += 1
-        return await super().take(answers)
 
 
 class ShakyReaper(Reaper):
