@@ -29,6 +29,7 @@ from streaming.jobs.codec import (
     decode_job,
     encode,
     packed,
+    rows_of,
     without_rows,
 )
 from streaming.jobs.history import LoggedRun
@@ -141,6 +142,8 @@ class Finish(msgspec.Struct, frozen=True):
     """Reason for a dead letter; "" for none."""
     prompt: int = 0
     """Tokens of the prompts by the engine, once for each choice; 0: not known."""
+    rows: bytes = b""
+    """What `pack_rows` returned for the job's deltas; b"": those of `terminal` are packed."""
 
 
 class Lease:
@@ -243,10 +246,10 @@ class Lease:
     def finish_call(self, finish: Finish, partition: int | None = None) -> Call:
         """Build the call that writes the terminal record and takes the job off its lane; idempotent. `partition`: the
         job's, if the caller knows it."""
-        end = finish.terminal
-        args: list[str | bytes | int] = [self.id, end.job, finish.number, end.state, encode(end)]
-        args += encode(without_rows(end)), "1" if finish.with_rows else "", finish.dead
-        args += end.usage.completion, finish.prompt
+        end, record = finish.terminal, encode(without_rows(finish.terminal))
+        args: list[str | bytes | int] = [self.id, end.job, finish.number, end.state, record]
+        args += finish.rows or rows_of(end), encode(end) if finish.with_rows else record
+        args += finish.dead, end.usage.completion, finish.prompt
         return ("finish", partition_of(end.job) or 0 if partition is None else partition, args)
 
     def checkpoint_call(self, partition: int, job_id: str, number: int, frame: int) -> Call:

@@ -182,7 +182,7 @@ async def test_the_stored_tokens_count_against_the_tenants_quota(wire: RedisClie
     assert await result_bytes() == 0
     for _ in range(2):
         await reader.record(job.id)
-    fields = await wire.redis.hmget(partition_key(0, "job", job.id), "record", "summary")
+    fields = await wire.redis.hmget(partition_key(0, "job", job.id), "record", "rows")
     assert await result_bytes() == sum(map(len, fields))
 
 
