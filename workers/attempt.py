@@ -391,11 +391,11 @@ class Attempt:
         if piece.served_by or piece.extras or (self._unlogged_prompts and index in self._unlogged_prompts):
             delta = self._first_delta(index, piece, seq)
             kept: Kept = Raw(delta)
-        elif n == 1 and not finish and not piece.logprobs:
-            delta = encode((self.number, seq, index, piece.text, piece.ids))
-            kept = Raw(delta) if index else piece.text
+        elif n == 1 and not (index or finish or piece.logprobs):
+            delta = encode((self.number, seq, piece.text, piece.ids))
+            kept = piece.text
         else:
-            delta = encode((self.number, seq, index, piece.text, piece.ids, n, finish, piece.logprobs))
+            delta = encode((self.number, seq, piece.text, piece.ids, index, n, finish, piece.logprobs))
             kept = Raw(delta)
         self._counts[index] += n
         self._record += delta
@@ -416,7 +416,7 @@ class Attempt:
         prompt, model = self._unlogged_prompts.pop(index, None), piece.served_by
         if model:
             self.servers[index] = model
-        fields = (self.number, seq, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs, prompt, model)
+        fields = (self.number, seq, piece.text, piece.ids, index, piece.n, piece.finish, piece.logprobs, prompt, model)
         return encode_delta(Delta(*fields, piece.extras))
 
     def _close(self, index: int, piece: Piece, now: float) -> None:

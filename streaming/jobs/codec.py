@@ -133,10 +133,10 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The number of the run that wrote it; minus that number for a copy (`Opening.copied`). Meaningless in a record,
     whose sections name the runs."""
     seq: int
-    index: int
     text: str
     ids: tuple[int, ...]
     """The token ids, as far as the engine knows them; enough to continue after a loss. A record does without them."""
+    index: int = 0
     n: int = 1
     """How many tokens these are (may exceed len(ids))."""
     finish: str = ""
@@ -303,8 +303,8 @@ _DRAFT = msgspec.msgpack.Decoder(Draft)
 _METADATA = msgspec.msgpack.Decoder(dict[str, str])
 _ENCODER = msgspec.msgpack.Encoder()
 
-_PLAIN_REST = astuple(Delta(1, 1, 0, "", ()))[5:]
-"""The fields of a delta of one token behind those of a PlainDelta."""
+_PLAIN_REST = astuple(Delta(1, 1, "", ()))[4:]
+"""The other fields of what is written as a PlainDelta."""
 _ARRAY_32 = b"\xdd"
 """First byte of a msgpack array whose length is in the next four bytes."""
 _TERMINAL_TAG = b"\xa1t"
@@ -314,9 +314,9 @@ TAGS = frozenset(kind.__struct_config__.tag for kind in (Draft, *get_args(Reply)
 """The tags that this version knows."""
 
 
-PlainDelta: TypeAlias = tuple[int, int, int, str, tuple[int, ...]]
-"""The fields of a Delta before `n`, as nearly all are written: of one token. Their encoding decodes to a Delta."""
-EndingDelta: TypeAlias = tuple[int, int, int, str, tuple[int, ...], int, str, tuple[Logprob, ...]]
+PlainDelta: TypeAlias = tuple[int, int, str, tuple[int, ...]]
+"""The fields of a Delta before `index`: nearly all are one token of the first choice, and written so."""
+EndingDelta: TypeAlias = tuple[int, int, str, tuple[int, ...], int, int, str, tuple[Logprob, ...]]
 """The fields before `prompt`."""
 encode: Callable[[msgspec.Struct | PlainDelta | EndingDelta], bytes] = _ENCODER.encode
 """Any message as msgpack. The encoder's own method: it runs once per token, and a wrapper would cost one more call."""
@@ -325,8 +325,8 @@ encode: Callable[[msgspec.Struct | PlainDelta | EndingDelta], bytes] = _ENCODER.
 def encode_delta(delta: Delta) -> bytes:
     """A delta in its shortest form."""
     fields = astuple(delta)
-    if fields[5:] == _PLAIN_REST:
-        return _ENCODER.encode(fields[:5])
+    if fields[4:] == _PLAIN_REST:
+        return _ENCODER.encode(fields[:4])
     if delta.served_by or delta.extras:
         return encode(delta)
     return _ENCODER.encode(fields[: 8 + (delta.prompt is not None)])
@@ -352,8 +352,7 @@ alone; others whole, encoded. Nothing continues the job, so the token's id is no
 
 def kept_form(delta: Delta) -> Kept:
     """The delta as a record keeps it."""
-    is_plain = not delta.index and astuple(delta)[5:] == _PLAIN_REST
-    return delta.text if is_plain else msgspec.Raw(encode_delta(delta))
+    return delta.text if astuple(delta)[4:] == _PLAIN_REST else msgspec.Raw(encode_delta(delta))
 
 
 LONG_BYTES = 64 * 1024
@@ -391,7 +390,7 @@ def unpack_rows(data: bytes, rows_at_once: int) -> Generator[None, None, tuple[D
         yield
         part = parts[first : first + rows_at_once]
         told: tuple[str | Delta, ...] = decode(_TOLD, _array(len(part), b"".join(part)))
-        rows += [Delta(0, seq, 0, row, ()) if isinstance(row, str) else row for seq, row in enumerate(told, first + 1)]
+        rows += [Delta(0, seq, row, ()) if isinstance(row, str) else row for seq, row in enumerate(told, first + 1)]
     return tuple(rows)
 
 

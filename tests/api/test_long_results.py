@@ -43,7 +43,7 @@ RUN = Run("w", 1)
 
 def long_end(job_id: str = JOB, rows: int = ROWS, logprobs: tuple[Logprob, ...] = ()) -> Terminal:
     """The end of a job with so many tokens."""
-    deltas = tuple(Delta(1, seq, 0, f"a token {seq} ", (seq,), 1, "", logprobs) for seq in range(1, rows + 1))
+    deltas = tuple(Delta(1, seq, f"a token {seq} ", (seq,), 0, 1, "", logprobs) for seq in range(1, rows + 1))
     return Terminal(job_id, JobState.COMPLETED, rows, ("stop",), sections=(Section(1, RUN),), rows=deltas)
 
 

@@ -82,7 +82,7 @@ def tokens_of(record: JobRecord) -> list[int]:
 def delta(run: Claim | int, seq: int, text: str = "") -> Delta:
     """One token of a run, `<seq>` if nothing else is said."""
     number = run if isinstance(run, int) else run.number
-    return Delta(number, seq, 0, text or f"<{seq}>", (seq,), 1)
+    return Delta(number, seq, text or f"<{seq}>", (seq,), 0, 1)
 
 
 def kept(rows: Sequence[Delta]) -> tuple[Delta, ...]:

@@ -86,16 +86,16 @@ def test_frames_and_terminals_survive_the_wire(
 @given(st.lists(DELTAS | TEXT, max_size=40), st.sampled_from([1, 7, 5_000]))
 def test_a_record_keeps_the_deltas_of_its_job(found: list[Delta | str], rows_at_once: int) -> None:
     """All but the ids of those that are one token of the first choice; in slices or at once."""
-    rows = [Delta(1, 0, 0, each, (9,)) if isinstance(each, str) else each for each in found]
+    rows = [Delta(1, 0, each, (9,), 0) if isinstance(each, str) else each for each in found]
     rows = [msgspec.structs.replace(row, seq=seq) for seq, row in enumerate(rows, 1)]
     data = pack_rows([kept_form(row) for row in rows])
     for now, row in zip(at_once(unpack_rows(data, rows_at_once)), rows, strict=True):
-        is_text = now == Delta(0, row.seq, 0, row.text, ())
+        is_text = now == Delta(0, row.seq, row.text, (), 0)
         assert now == row or (is_text and msgspec.structs.replace(row, run_number=0, ids=()) == now)
 
 
 def test_a_record_of_many_tokens_is_little_more_than_its_text() -> None:
-    rows = tuple([Delta(1, seq, 0, f"word {seq * 7919 % 1000} ", (seq,)) for seq in range(1, 1001)])
+    rows = tuple([Delta(1, seq, f"word {seq * 7919 % 1000} ", (seq,), 0) for seq in range(1, 1001)])
     end = Terminal("j", JobState.COMPLETED, 1000, rows=rows)
     assert len(rows_of(end)) < len("".join([row.text for row in rows])) < len(encode(end)) / 2
 
