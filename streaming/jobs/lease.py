@@ -156,7 +156,8 @@ class Lease:
         self._client = client
         self._model = model
         self._lease_ms = client.settings.lease_ms
-        self._frames = dict.fromkeys(client.partitions, 0)
+        self._frames, self._oldest = dict.fromkeys(client.partitions, 0), dict.fromkeys(client.partitions, 0)
+        """By partition: the last frame, and the oldest one that was still needed then."""
         self._run = 0
         """Number of the last run."""
         self._renewed = dict.fromkeys(client.partitions, 0.0)
@@ -229,7 +230,8 @@ class Lease:
         self._frames[partition] += 1
         number = self._frames[partition]
         lease_ms = self._renewal(partition)
-        args: list[str | bytes | int] = [self.id, number, lease_ms, f"{oldest}-0", "1" if forced else ""]
+        trimmed, self._oldest[partition] = "" if oldest == self._oldest[partition] else f"{oldest}-0", oldest
+        args: list[str | bytes | int] = [self.id, number, lease_ms, trimmed, "1" if forced else ""]
         for address, deltas in rows.items():
             frame = Frame(self.id, number, packed(len(deltas), b"".join(deltas)), openings.get(address, NO_OPENINGS))
             args += [address, encode(frame)]
