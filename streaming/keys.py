@@ -33,7 +33,7 @@ CATALOGUE = (
     # --- jobs ---------------------------------------------------------------------------------------------------------
     # The record of one job: state, body, attempt, worker, its name, run, all runs, earlier attempts (past), losses,
     # alone, lane, entry, queue (it was put back to it), times (ms, with decimals where they divide its timing), reply
-    # addresses, resets (epoch), cancel, abandoned, preview, record, summary (the record without its rows), metadata,
+    # addresses, resets (epoch), cancel, abandoned, preview, record (how it ended), rows (what it generated), metadata,
     # its idempotency key, pinned (a request that did not wait was told its id), size (bytes of its request, and the
     # span they are counted in), owed (bytes reserved for it), keep (its retention), order (its cost, its tenant's
     # weight, its patience), draft:<epoch> (texts of a response that were given up), born (the partition's epoch at its

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineTimes, Failure, Input, Piece, Request
@@ -17,6 +18,7 @@ from penstock.tools import CallReader
 from streaming.jobs.codec import (
     Delta,
     Generated,
+    Kept,
     Opening,
     Run,
     Section,
@@ -25,6 +27,8 @@ from streaming.jobs.codec import (
     author,
     encode,
     encode_delta,
+    kept_form,
+    pack_rows,
     packed,
     served_by,
     total_usage,
@@ -154,7 +158,7 @@ class Attempt:
     __slots__ = (
         *("claim", "number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check", "first_ms"),
         *("checkpointing", "stamps", "trace", "deadline", "addresses", "unnamed", "share", "ahead", "last_start"),
-        *("choices", "_history", "_sections", "_kept_ms", "_record", "_counts", "_finishes", "_prompts"),
+        *("choices", "_history", "_sections", "_kept_ms", "_record", "_kept", "_counts", "_finishes", "_prompts"),
         *("_unlogged_prompts", "servers", "_stopped", "_open", "_waiting", "_echoes"),
     )
     """With 30 attributes or more an instance has a dict of its own: each token then cost the worker 10 % more."""
@@ -172,9 +176,9 @@ class Attempt:
         self.seq = len(history.rows)
         """The last delta's number."""
         self.opening = Opening(job.id, begun_ms=self.first_ms)
-        self._record = bytearray()
-        """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
-        hot data of the token path in the processor's cache."""
+        self._record, self._kept = bytearray(), list[Kept]()
+        """All deltas of the job as they are logged, concatenated: one buffer instead of an object per delta keeps the
+        hot data of the token path in the processor's cache. And as the job's record keeps them."""
         self.choices = job.choices
         self._counts = [0] * self.choices
         """Tokens generated, by choice."""
@@ -220,6 +224,7 @@ class Attempt:
         self.opening = Opening(self.job.id, self.seq + 1, history.last_run, (), 0, *times)
         for row in history.rows:
             self._record += encode_delta(replace(row, run_number=self.number))
+            self._kept.append(kept_form(row))
             self._counts[row.index] += row.n
             if row.finish:
                 self._finishes[row.index] = row.finish
@@ -385,10 +390,16 @@ class Attempt:
             raise OverflowError(f"{n} tokens in a piece")
         if piece.served_by or piece.extras or (self._unlogged_prompts and index in self._unlogged_prompts):
             delta = self._first_delta(index, piece, seq)
+            kept: Kept = Raw(delta)
+        elif n == 1 and not (index or finish or piece.logprobs):
+            delta = encode((self.number, seq, piece.text, piece.ids))
+            kept = piece.text
         else:
-            delta = encode((self.number, seq, index, piece.text, piece.ids, n, finish, piece.logprobs))
+            delta = encode((self.number, seq, piece.text, piece.ids, index, n, finish, piece.logprobs))
+            kept = Raw(delta)
         self._counts[index] += n
         self._record += delta
+        self._kept.append(kept)
         self.seq = seq
         return delta
 
@@ -405,7 +416,7 @@ class Attempt:
         prompt, model = self._unlogged_prompts.pop(index, None), piece.served_by
         if model:
             self.servers[index] = model
-        fields = (self.number, seq, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs, prompt, model)
+        fields = (self.number, seq, piece.text, piece.ids, index, piece.n, piece.finish, piece.logprobs, prompt, model)
         return encode_delta(Delta(*fields, piece.extras))
 
     def _close(self, index: int, piece: Piece, now: float) -> None:
@@ -504,7 +515,8 @@ class Attempt:
 
     def finish(self, end: Terminal) -> Finish:
         """The end of the job, for the store."""
-        return Finish(end, self.number, not self.job.stream, prompt=self.job.sampling.n * end.usage.prompt)
+        prompt, rows = self.job.sampling.n * end.usage.prompt, pack_rows(self._kept)
+        return Finish(end, self.number, not self.job.stream, prompt=prompt, rows=rows)
 
     def _all_sections(self, worker: str) -> tuple[Section, ...]:
         return (*self._sections, Section(self.opening.first, Run(worker, self.number)))

@@ -13,7 +13,7 @@ from api.openai.errors import invalid_request
 from api.openai.fields import OTHERS_PRIORITY, PASSABLE, LogitBias, Metadata, QueueOptions, StrictBody
 from penstock.engine import Capabilities, ModelCard, Sampling, Task
 from penstock.tools import Tools
-from streaming.jobs.job import Chat, Prompt, ResponseForm, TaskForm, has_extras, without_extras
+from streaming.jobs.job import NO_FORM, Chat, Prompt, ResponseForm, TaskForm, has_extras, without_extras
 from streaming.order import Priority
 
 TIERS = {
@@ -137,7 +137,7 @@ class QueuedRequest(StrictBody, ABC):
     @property
     def task_form(self) -> TaskForm:
         """What the answer to a task shows."""
-        return TaskForm()
+        return NO_FORM
 
 
 class OfJob:

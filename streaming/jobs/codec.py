@@ -21,6 +21,7 @@ Versions. Processes of version N and N+1 run side by side during an upgrade, so 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, get_args
 
@@ -132,11 +133,11 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The number of the run that wrote it; minus that number for a copy (`Opening.copied`). Meaningless in a record,
     whose sections name the runs."""
     seq: int
-    index: int
     text: str
     ids: tuple[int, ...]
-    """The token ids, as far as the engine knows them; enough to continue after a loss."""
-    n: int
+    """The token ids, as far as the engine knows them; enough to continue after a loss. A record does without them."""
+    index: int = 0
+    n: int = 1
     """How many tokens these are (may exceed len(ids))."""
     finish: str = ""
     """"stop", "length" or "content_filter" when this delta ends its choice."""
@@ -222,7 +223,8 @@ class Generated(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
-    """The end of a job, as stored. The published form leaves `rows` out when the reader has already had them."""
+    """The end of a job. A record has its rows apart (`pack_rows`); the published form leaves them out when the reader
+    has already had them."""
 
     job: str
     state: JobState
@@ -238,7 +240,6 @@ class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """Which run wrote which deltas, in order, runs that wrote none included; empty where a script ended the job."""
     rows: tuple[Delta, ...] = ()
     generated: Generated = Generated()
-    """Left out of the published form too: readers do not need it."""
     tokens: tuple[int, ...] = ()
     """Tokens of each section; empty if there is only one."""
     last_ms: int = 0
@@ -250,8 +251,8 @@ class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
 
 
 def without_rows(end: Terminal) -> Terminal:
-    """Copy a terminal without its rows: for job lists, and for readers that have received the rows."""
-    copy: Terminal = msgspec.structs.replace(end, rows=(), generated=Generated())
+    """Copy a terminal without its rows: for records, and for readers that have received the rows."""
+    copy: Terminal = msgspec.structs.replace(end, rows=())
     return copy
 
 
@@ -296,10 +297,14 @@ _TERMINAL = msgspec.msgpack.Decoder(Terminal)
 _PARTED = msgspec.msgpack.Decoder(_Parted)
 _HEADED = msgspec.msgpack.Decoder(_Headed)
 _DELTAS = msgspec.msgpack.Decoder(tuple[Delta, ...])
+_PARTS = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...])
+_TOLD = msgspec.msgpack.Decoder(tuple[str | Delta, ...])
 _DRAFT = msgspec.msgpack.Decoder(Draft)
 _METADATA = msgspec.msgpack.Decoder(dict[str, str])
 _ENCODER = msgspec.msgpack.Encoder()
 
+_PLAIN_REST = astuple(Delta(1, 1, "", ()))[4:]
+"""The other fields of what is written as a PlainDelta."""
 _ARRAY_32 = b"\xdd"
 """First byte of a msgpack array whose length is in the next four bytes."""
 _TERMINAL_TAG = b"\xa1t"
@@ -309,18 +314,22 @@ TAGS = frozenset(kind.__struct_config__.tag for kind in (Draft, *get_args(Reply)
 """The tags that this version knows."""
 
 
-PlainDelta: TypeAlias = tuple[int, int, int, str, tuple[int, ...], int, str, tuple[Logprob, ...]]
-"""The fields of a Delta before `prompt`, as nearly all are written. Their encoding decodes to a Delta."""
-PLAIN_FIELDS = 8
-encode: Callable[[msgspec.Struct | PlainDelta], bytes] = _ENCODER.encode
+PlainDelta: TypeAlias = tuple[int, int, str, tuple[int, ...]]
+"""The fields of a Delta before `index`: nearly all are one token of the first choice, and written so."""
+EndingDelta: TypeAlias = tuple[int, int, str, tuple[int, ...], int, int, str, tuple[Logprob, ...]]
+"""The fields before `prompt`."""
+encode: Callable[[msgspec.Struct | PlainDelta | EndingDelta], bytes] = _ENCODER.encode
 """Any message as msgpack. The encoder's own method: it runs once per token, and a wrapper would cost one more call."""
 
 
 def encode_delta(delta: Delta) -> bytes:
     """A delta in its shortest form."""
+    fields = astuple(delta)
+    if fields[4:] == _PLAIN_REST:
+        return _ENCODER.encode(fields[:4])
     if delta.served_by or delta.extras:
         return encode(delta)
-    return _ENCODER.encode(astuple(delta)[: PLAIN_FIELDS + (delta.prompt is not None)])
+    return _ENCODER.encode(fields[: 8 + (delta.prompt is not None)])
 
 
 def packed(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:
@@ -334,6 +343,55 @@ def packed(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:
 def unpacked(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:
     """Decode deltas that `packed` could wrap."""
     return _DELTAS.decode(_array(count, deltas))
+
+
+Kept: TypeAlias = str | msgspec.Raw
+"""A delta as the record of an ended job keeps it: one token of the first choice, which nearly all are, as its text
+alone; others whole, encoded. Nothing continues the job, so the token's id is not needed any more."""
+
+
+def kept_form(delta: Delta) -> Kept:
+    """The delta as a record keeps it."""
+    return delta.text if astuple(delta)[4:] == _PLAIN_REST else msgspec.Raw(encode_delta(delta))
+
+
+LONG_BYTES = 64 * 1024
+"""A result of at least this size is decoded in slices of a few ms, and only for callers who want its rows."""
+MIN_DEFLATED_BYTES = 512
+MAX_DEFLATED_ROW_BYTES = 64
+"""Rows of more bytes than this, on average, are mostly vectors or log probabilities, which compress badly."""
+_DEFLATED = b"\x48"
+"""First byte of what zlib has compressed with the window below; no msgpack array begins so."""
+
+
+def pack_rows(kept: Sequence[Kept]) -> bytes:
+    """Encode the deltas of a job that has ended for its record."""
+    rows = _ENCODER.encode(kept)
+    if not MIN_DEFLATED_BYTES <= len(rows) <= min(LONG_BYTES, MAX_DEFLATED_ROW_BYTES * len(kept)):
+        return rows
+    deflate = zlib.compressobj(1, wbits=12, memLevel=4)  # two thirds of the time of zlib's own choice
+    return deflate.compress(rows) + deflate.flush()
+
+
+def rows_of(end: Terminal) -> bytes:
+    """Encode the deltas of a terminal for its job's record."""
+    return pack_rows([kept_form(row) for row in end.rows])
+
+
+def unpack_rows(data: bytes, rows_at_once: int) -> Generator[None, None, tuple[Delta, ...]]:
+    """Decode deltas that `pack_rows` has encoded; yields after every `rows_at_once`. Raises DecodeError."""
+    if data.startswith(_DEFLATED):
+        try:
+            data = zlib.decompressobj().decompress(data, LONG_BYTES)
+        except zlib.error as error:
+            raise DecodeError(data, error) from error
+    parts, rows = decode(_PARTS, data), list[Delta]()
+    for first in range(0, len(parts), rows_at_once):
+        yield
+        part = parts[first : first + rows_at_once]
+        told: tuple[str | Delta, ...] = decode(_TOLD, _array(len(part), b"".join(part)))
+        rows += [Delta(0, seq, row, ()) if isinstance(row, str) else row for seq, row in enumerate(told, first + 1)]
+    return tuple(rows)
 
 
 def _array(count: int, items: bytes | bytearray) -> bytes:

@@ -61,6 +61,10 @@ class TaskForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The ranking repeats the texts of its documents."""
 
 
+NO_FORM = TaskForm()
+"""Of a request for texts. A job's body leaves this one out, and no equal one."""
+
+
 class JobState(StrEnum):
     """State of a job. The last four are final: a job reaches exactly one of them."""
 
@@ -274,7 +278,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Not empty: its engine marks the reasoning in its texts. As `Request.reasoning` says."""
     task: Task | None = None
     """What it asks for instead of generated texts."""
-    task_form: TaskForm = TaskForm()
+    task_form: TaskForm = NO_FORM
     echo: bool = False
     """Whether each text begins with its prompt, which is a text."""
     passed: dict[str, Any] = {}

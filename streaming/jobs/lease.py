@@ -29,6 +29,7 @@ from streaming.jobs.codec import (
     decode_job,
     encode,
     packed,
+    rows_of,
     without_rows,
 )
 from streaming.jobs.history import LoggedRun
@@ -141,6 +142,8 @@ class Finish(msgspec.Struct, frozen=True):
     """Reason for a dead letter; "" for none."""
     prompt: int = 0
     """Tokens of the prompts by the engine, once for each choice; 0: not known."""
+    rows: bytes = b""
+    """What `pack_rows` returned for the job's deltas; b"": those of `terminal` are packed."""
 
 
 class Lease:
@@ -153,7 +156,8 @@ class Lease:
         self._client = client
         self._model = model
         self._lease_ms = client.settings.lease_ms
-        self._frames = dict.fromkeys(client.partitions, 0)
+        self._frames, self._oldest = dict.fromkeys(client.partitions, 0), dict.fromkeys(client.partitions, 0)
+        """By partition: the last frame, and the oldest one that was still needed then."""
         self._run = 0
         """Number of the last run."""
         self._renewed = dict.fromkeys(client.partitions, 0.0)
@@ -226,7 +230,8 @@ class Lease:
         self._frames[partition] += 1
         number = self._frames[partition]
         lease_ms = self._renewal(partition)
-        args: list[str | bytes | int] = [self.id, number, lease_ms, f"{oldest}-0", "1" if forced else ""]
+        trimmed, self._oldest[partition] = "" if oldest == self._oldest[partition] else f"{oldest}-0", oldest
+        args: list[str | bytes | int] = [self.id, number, lease_ms, trimmed, "1" if forced else ""]
         for address, deltas in rows.items():
             frame = Frame(self.id, number, packed(len(deltas), b"".join(deltas)), openings.get(address, NO_OPENINGS))
             args += [address, encode(frame)]
@@ -243,10 +248,10 @@ class Lease:
     def finish_call(self, finish: Finish, partition: int | None = None) -> Call:
         """Build the call that writes the terminal record and takes the job off its lane; idempotent. `partition`: the
         job's, if the caller knows it."""
-        end = finish.terminal
-        args: list[str | bytes | int] = [self.id, end.job, finish.number, end.state, encode(end)]
-        args += encode(without_rows(end)), "1" if finish.with_rows else "", finish.dead
-        args += end.usage.completion, finish.prompt
+        end, record = finish.terminal, encode(without_rows(finish.terminal))
+        args: list[str | bytes | int] = [self.id, end.job, finish.number, end.state, record]
+        args += finish.rows or rows_of(end), encode(end) if finish.with_rows else record
+        args += finish.dead, end.usage.completion, finish.prompt
         return ("finish", partition_of(end.job) or 0 if partition is None else partition, args)
 
     def checkpoint_call(self, partition: int, job_id: str, number: int, frame: int) -> Call:

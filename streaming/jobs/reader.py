@@ -16,12 +16,11 @@ from typing import Any, TypeAlias
 from penstock.engine import ModelCard
 from streaming.errors import MalformedJob, NewerMessage, UnknownJob
 from streaming.ids import partition_of
-from streaming.jobs.codec import encode, without_rows
+from streaming.jobs.codec import LONG_BYTES, encode, rows_of, without_rows
 from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import FIRST, QueuePlace, QueuePlaces
 from streaming.jobs.records import (
-    LONG_BYTES,
     JobRecord,
     malformed_record,
     parse_record,
@@ -54,8 +53,10 @@ class JobReader:
         return await self._known(_record_call(job_id), rows=rows)
 
     async def outline(self, job_id: str, tenant: str = "") -> JobRecord:
-        """Read a job's record without a long result: its end then has neither rows nor `generated`. With `tenant`, a
-        job of another tenant is unknown. Raises UnknownJob, Unavailable."""
+        """Read a job's record without the rows of a long result. With `tenant`, a job of another tenant is unknown.
+
+        Raises UnknownJob, Unavailable.
+        """
         return await self._known(_record_call(job_id, results=False, tenant=tenant))
 
     async def _known(self, call: Call, *, rows: bool = True) -> JobRecord:
@@ -111,7 +112,7 @@ class JobReader:
         """Parse a record. An unreadable one fails its own job, not the caller's read. Raises Unavailable."""
         end = None
         if result := _long_result(fields):
-            end = await self._client.turns.run(read_end(job_id, result, rows=rows))
+            end = await self._client.turns.run(read_end(job_id, *result if rows else result[:1]))
         try:
             return parse_record(job_id, fields, epoch, bodies=bodies, end=end)
         except MalformedJob as error:
@@ -133,7 +134,7 @@ class JobReader:
         end = salvaged(replace(record, job=job), history)
         named = "".join([f"{each.run.worker}:{each.frame}:{each.run.number};" for each in record.runs])
         _, partition, args = _record_call(job_id, bodies=bodies)
-        stored = (record.state, named, encode(end), encode(without_rows(end)), end.usage.completion)
+        stored = (record.state, named, encode(without_rows(end)), rows_of(end), end.usage.completion)
         await self._client.call("salvage", partition, job_id, *stored)
         return await self._read(job_id, *await self._records.call(partition, *args), bodies=bodies)
 
@@ -184,12 +185,11 @@ def _record_call(job_id: str, *, bodies: bool = True, results: bool = True, tena
     return ("record", partition_of(job_id) or 0, args)
 
 
-def _long_result(fields: Sequence[bytes]) -> bytes:
-    """The encoded terminal message of a job, if it is long; else b""."""
-    if isinstance(fields, bytes) or b"record" not in fields[::2]:
-        return b""
-    result = fields[2 * fields[::2].index(b"record") + 1]
-    return result if len(result) >= LONG_BYTES else b""
+def _long_result(fields: Sequence[bytes]) -> tuple[bytes, bytes] | None:
+    """The record and the rows of a job that has ended, if they are long."""
+    raw = {} if isinstance(fields, bytes) else dict(zip(fields[::2], fields[1::2], strict=True))
+    rows = raw.get(b"rows", b"")
+    return (raw.get(b"record", b""), rows) if len(rows) >= LONG_BYTES else None
 
 
 async def fail_malformed(client: RedisClient, job_id: str, error: Exception) -> int:
@@ -200,7 +200,7 @@ async def fail_malformed(client: RedisClient, job_id: str, error: Exception) -> 
 
 
 FIELDS = (
-    *(b"state", b"lane", b"attempt", b"created", b"claimed", b"started", b"done", b"keep", b"reason", b"summary"),
+    *(b"state", b"lane", b"attempt", b"created", b"claimed", b"started", b"done", b"keep", b"reason", b"record"),
     *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel", b"preview"),
 )
 """Fields of a job, in the order in which the script `recent` returns them."""

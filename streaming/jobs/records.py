@@ -25,14 +25,13 @@ from streaming.jobs.codec import (
     Run,
     Terminal,
     decode,
-    decode_in_slices,
     decode_job,
     decode_metadata,
-    decode_rowless,
     decode_terminal,
     encode,
     served_by,
     total_usage,
+    unpack_rows,
 )
 from streaming.jobs.history import History, LoggedRun
 from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, PastAttempt, Text
@@ -176,9 +175,6 @@ class Deliveries:
 MAX_NUMBER = 10**18
 """The scripts treat only smaller values as valid numbers of a record."""
 MAX_FRAME = 10**15
-
-LONG_BYTES = 64 * 1024
-"""A result of at least this size is decoded in slices of a few ms, and only for callers who want its rows."""
 
 NEWER = Failure(
     "newer_version",
@@ -328,7 +324,7 @@ def _parsed(
     def word(name: str) -> str:
         return raw.get(name, b"").decode()
 
-    terminal = end or end_of(job_id, state, raw.get("record") or raw.get("summary"), word("reason"))
+    terminal = end or end_of(job_id, state, raw.get("record"), raw.get("rows", b""), word("reason"))
     if terminal is not None and terminal.state is JobState.CANCELLED and not terminal.cancelled_by:
         terminal = msgspec.structs.replace(terminal, cancelled_by=canceller(raw.get("cancel")))
     if terminal is not None and terminal.failure is REASONS["deadline_exceeded_in_queue"]:
@@ -359,7 +355,7 @@ def _parsed(
         attempts_by_run=attempt_log(raw, last, terminal),
         addresses=tuple(word("reply").split(",")) if raw.get("reply") else (),
         terminal=terminal,
-        unrecorded=state.final and end is None and not (raw.get("record") or raw.get("summary")),
+        unrecorded=state.final and end is None and not raw.get("record"),
         stamps=stamps_of(job, state, raw, terminal),
         delivered=_delivered(raw.get("delivered")),
         preview=raw.get("preview", b"").decode(errors="replace"),
@@ -395,20 +391,19 @@ def _drafts(raw: Mapping[str, bytes]) -> tuple[bytes, ...]:
     return tuple([raw[f"draft:{epoch}"] for epoch in epochs])
 
 
-def end_of(job_id: str, state: JobState, data: bytes | None, reason: str) -> Terminal | None:
-    """How a job ended; None if it has not. An unreadable result counts as a failure. `data`: its record or its summary,
-    if a worker wrote one; `reason`: why it ended without one."""
-    if not data:
+def end_of(job_id: str, state: JobState, record: bytes | None, rows: bytes, reason: str) -> Terminal | None:
+    """How a job ended; None if it has not. An unreadable result counts as a failure. `record`, `rows`: what a worker
+    wrote, if one did; `reason`: why it ended without."""
+    if not record:
         return Terminal(job_id, state, 0, failure=REASONS.get(reason)) if state.final else None
-    return at_once(read_end(job_id, data))
+    return at_once(read_end(job_id, record, rows))
 
 
-def read_end(job_id: str, data: bytes, *, rows: bool = True) -> Sliced[Terminal]:
-    """Decode the terminal message that a worker wrote; an unreadable one counts as a failure."""
+def read_end(job_id: str, record: bytes, rows: bytes = b"") -> Sliced[Terminal]:
+    """Decode how a job ended, with these rows; an unreadable end counts as a failure."""
     try:
-        if len(data) < LONG_BYTES:
-            return decode_terminal(data)
-        return (yield from decode_in_slices(data, ROWS_PER_SLICE)) if rows else decode_rowless(data)
+        end = decode_terminal(record)
+        return msgspec.structs.replace(end, rows=(yield from unpack_rows(rows, ROWS_PER_SLICE))) if rows else end
     except NewerMessage:
         return Terminal(job_id, JobState.FAILED, 0, failure=NEWER)
     except DecodeError as error:

@@ -19,6 +19,7 @@ from penstock.loops import ROWS_PER_SLICE, ExpectedErrors, Rounds, coalesced, ru
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import (
+    LONG_BYTES,
     Ended,
     Frame,
     Opening,
@@ -34,7 +35,7 @@ from streaming.jobs.history import ROWS_AT_ONCE, LogName, read_log
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.records import LONG_BYTES, NEWER, JobRecord
+from streaming.jobs.records import NEWER, JobRecord
 from streaming.jobs.reorder_buffer import (
     LOOKS,
     TICK_S,

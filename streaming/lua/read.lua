@@ -2,20 +2,20 @@
 
 #!lua name=record flags=no-writes roles=api,worker,offline
 -- Reads a job's record.
--- ARGV: id, '1' to leave its body out | '', the bytes of a result from which on it is left out where there is a summary
---       of it | '', the tenant whose job it must be | ''
+-- ARGV: id, '1' to leave its body out | '', the bytes from which on the rows of its result are left out | '', the tenant
+--       whose job it must be | ''
 -- Returns: {its fields and their values, the partition's epoch | nil}; {'malformed', epoch} if it is not a hash;
 --          no fields if it is not kept, or another tenant's
 local job, bodiless, long, tenant = job_key(ARGV[1]), ARGV[2] == '1', tonumber(ARGV[3] or ''), ARGV[4] or ''
 local epoch = redis.call('GET', epoch_key())
-local size = redis.pcall('HSTRLEN', job, 'record')
+local size = redis.pcall('HSTRLEN', job, 'rows')
 if type(size) == 'table' then return {'malformed', epoch} end
 if tenant ~= '' and (redis.call('HGET', job, 'tenant') or tenant) ~= tenant then return {{}, epoch} end
-local resultless = long and size >= long and redis.call('HEXISTS', job, 'summary') == 1
-if not (bodiless or resultless) then return {redis.call('HGETALL', job), epoch} end
+local rowless = long and size >= long
+if not (bodiless or rowless) then return {redis.call('HGETALL', job), epoch} end
 local wanted, out = {}, {}
 for _, name in ipairs(redis.call('HKEYS', job)) do
-  if not (bodiless and name == 'body' or resultless and name == 'record') then wanted[#wanted + 1] = name end
+  if not (bodiless and name == 'body' or rowless and name == 'rows') then wanted[#wanted + 1] = name end
 end
 local values = #wanted > 0 and redis.call('HMGET', job, unpack(wanted)) or {}
 for i, name in ipairs(wanted) do out[2 * i - 1], out[2 * i] = name, values[i] end
@@ -65,7 +65,7 @@ while looked < most_looked and rank < count and #out - 2 < most_found do
     local job = job_key(page[i])
     if not filtered or passes(job) then
       local fields = redis.pcall('HMGET', job, 'state', 'lane', 'attempt', 'created', 'claimed', 'started', 'done',
-        'keep', 'reason', 'summary', 'metadata', 'epoch', 'runs', 'endpoint', 'cancel', 'preview')
+        'keep', 'reason', 'record', 'metadata', 'epoch', 'runs', 'endpoint', 'cancel', 'preview')
       if fields[1] then out[#out + 1] = {page[i], page[i + 1], fields} end
     end
     if #out - 2 >= most_found then break end

@@ -77,8 +77,8 @@ return c.out
 
 #!lua name=append flags=allow-oom roles=worker
 -- Appends one engine step to the worker's durable log, then publishes its frames. Idempotent by the frame's number.
--- ARGV: worker, frame number, lease in ms (0: not renewed), oldest frame still needed, '1' if earlier frames may be
---       missing, then pairs of reply address ('-' for none), frame
+-- ARGV: worker, frame number, lease in ms (0: not renewed), oldest frame still needed ('': as before), '1' if earlier
+--       frames may be missing, then pairs of reply address ('-' for none), frame
 -- Returns: 'fenced' | 0 (this frame is already in the log) | 1 | -1 (frames before this one are missing: the store has
 --          lost data, and nothing was written)
 local worker, number, lease, oldest, forced = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5] == '1'
@@ -89,7 +89,11 @@ if lease > 0 then redis.call('ZADD', leases_key(), now + lease, worker) end
 local last = tonumber(mine[2])
 if number <= last then return 0 end
 if number > last + 1 and not forced then return -1 end
-redis.call('XADD', log_key(worker), 'MINID', '~', oldest, number .. '-0', unpack(ARGV, 6))
+if oldest == '' then
+  redis.call('XADD', log_key(worker), number .. '-0', unpack(ARGV, 6))
+else
+  redis.call('XADD', log_key(worker), 'MINID', '~', oldest, number .. '-0', unpack(ARGV, 6))
+end
 redis.call('HSET', worker_key(worker), 'frame', number, 'at', now)
 for i = 6, #ARGV, 2 do
   if ARGV[i] ~= '-' then redis.call('PUBLISH', ARGV[i], ARGV[i + 1]) end
@@ -103,24 +107,23 @@ return 1
 
 #!lua name=finish flags=allow-oom roles=worker promise
 -- Ends a job: writes its terminal record and takes it off its lane; only the worker that holds it may.
--- ARGV: worker, id, run, state, record, the same without its rows, '1' if readers are sent the record and not that,
---       reason for a dead letter | '', tokens that the job has generated, tokens of its prompt, once for each choice (0:
---       not known)
+-- ARGV: worker, id, run, state, record, its rows, what readers are sent, reason for a dead letter | '', tokens that the
+--       job has generated, tokens of its prompt, once for each choice (0: not known)
 -- Returns: 'fenced' | 0 (ended already, or not this run's, or its record is malformed: then it has failed) | 1
 if not is_live(ARGV[1]) then return 'fenced' end
 return run_or_fail(ARGV[2], ARGV[1], function(id, worker)
-  local job, run, state, record, summary, dead = job_key(id), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[8]
+  local job, run, state, record, rows, dead = job_key(id), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[8]
   -- END_FIELDS, the run, NUMBERS, then its own.
   local s = redis.call('HMGET', job, 'state', 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
     'tenant', 'size', 'conversation', 'run', 'attempt', 'created', 'claimed', 'started', 'deadline', 'epoch', 'order')
   if not holds_job(id, worker, run, s[1], s[5], s[14]) then return 0 end
   local model, priority = require_lane_entry(s[2], s[3])
   check_readable(s)
-  redis.call('HSET', job, 'state', state, 'record', record, 'summary', summary, 'done', now_ms())
-  let_go(job, id, s, model, priority, #record + #summary)
+  redis.call('HSET', job, 'state', state, 'record', record, 'rows', rows, 'done', now_ms())
+  let_go(job, id, s, model, priority, #record + #rows)
   charge_rest(s[2], s[11] or '', s[21], ARGV[9], ARGV[10])
   if s[15] ~= '1' then release_logs(id, s[10]) end
-  publish(s[4], ARGV[7] == '1' and record or summary)
+  publish(s[4], ARGV[7])
   if s[7] then emit_event(s[7], id, s[11] or '', 'job.' .. state, true) end
   if dead ~= '' then dead_letter('job', id, 'reason', dead) end
   return 1

@@ -179,7 +179,7 @@ async def test_a_job_whose_place_has_lost_its_half_is_not_left_waiting(wire: Red
         ("release", (60,)),
         ("decline", ()),
         ("checkpoint", (1,)),
-        ("finish", ("completed", "record", "summary", "", "")),
+        ("finish", ("completed", "record", "rows", "", "")),
     ],
 )
 async def test_a_word_about_a_job_that_cannot_be_read_changes_nothing(
@@ -309,7 +309,7 @@ async def test_a_result_of_a_newer_version_is_not_lost(wire: RedisClient) -> Non
     lease, job = await a_lease(wire), await put_job(Queue(wire))
     await lease.claim(0, 1)
     record = msgspec.msgpack.encode(["t2", job.id, "completed", {"seq": 1}])
-    await wire.call("finish", 0, lease.id, job.id, 1, "completed", record, record, "1", "")
+    await wire.call("finish", 0, lease.id, job.id, 1, "completed", record, b"\x90", record, "")
     found = await JobReader(wire).record(job.id)
     assert found.state is JobState.COMPLETED and found.newer and await reasons(wire) == {}
     assert await wire.redis.hget(partition_key(0, "job", job.id), "record") == record

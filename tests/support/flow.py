@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from penstock.engine import ChatTurn
 from streaming.errors import Fenced, Rewound, Unavailable
 from streaming.jobs.codec import Delta, Opening, Run, Section, Terminal, encode_delta
@@ -72,15 +74,20 @@ async def waits_again(redis: Any, job_id: str, model: str, pipe: Any = None) -> 
 
 
 def tokens_of(record: JobRecord) -> list[int]:
-    """The token ids a finished job's record holds."""
+    """The numbers of the tokens that a finished job's record holds, by their texts (see `delta`)."""
     assert record.state is JobState.COMPLETED and record.terminal is not None
-    return [token for row in record.terminal.rows for token in row.ids]
+    return [int(row.text.strip("<>")) for row in record.terminal.rows]
 
 
 def delta(run: Claim | int, seq: int, text: str = "") -> Delta:
     """One token of a run, `<seq>` if nothing else is said."""
     number = run if isinstance(run, int) else run.number
-    return Delta(number, seq, 0, text or f"<{seq}>", (seq,), 1)
+    return Delta(number, seq, text or f"<{seq}>", (seq,), 0, 1)
+
+
+def kept(rows: Sequence[Delta]) -> tuple[Delta, ...]:
+    """Deltas as a record keeps them: nothing continues a job that has ended, so the ids of its tokens are gone."""
+    return tuple([replace(row, run_number=0, ids=()) for row in rows])
 
 
 async def deltas_of(reader: JobReader, record: JobRecord, after: int = 0) -> list[Delta]:

@@ -69,7 +69,7 @@ async def stored(wire: RedisClient, job_id: str) -> tuple[int, int]:
     """Bytes of a job's request and of its result, as they lie in the store."""
     fields: dict[bytes, bytes] = await wire.redis.hgetall(partition_key(0, "job", job_id))  # type: ignore[misc]
     length = {name.decode(): len(value) for name, value in fields.items()}
-    return length["body"] + length.get("metadata", 0), length.get("record", 0) + length.get("summary", 0)
+    return length["body"] + length.get("metadata", 0), length.get("record", 0) + length.get("rows", 0)
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------

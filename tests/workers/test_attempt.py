@@ -38,7 +38,7 @@ pieces = st.builds(
 def histories(draw: st.DrawFn) -> list[Delta]:
     """What earlier attempts logged, under other numbers."""
     return [
-        Delta(draw(st.integers(0, 2**40)), seq, 0, draw(texts), draw(ids), draw(st.integers(0, 3)))
+        Delta(draw(st.integers(0, 2**40)), seq, draw(texts), draw(ids), 0, draw(st.integers(0, 3)))
         for seq in range(1, draw(st.integers(1, 20)))
     ]
 
@@ -65,7 +65,7 @@ def test_the_record_holds_what_was_logged_before_and_what_was_given_out(
     taken = [attempt.take(0, piece, 1.0) for piece in given_out]
     last = history[-1].seq if history else 0
     expected = [replace(row, run_number=STREAM) for row in history] + [
-        Delta(STREAM, last + number, 0, piece.text, piece.ids, piece.n, "", piece.logprobs)
+        Delta(STREAM, last + number, piece.text, piece.ids, 0, piece.n, "", piece.logprobs)
         for number, piece in enumerate(given_out, 1)
     ]
     end = decode_terminal(encode(attempt.terminal("w", Generated())))
@@ -91,7 +91,7 @@ def test_a_text_that_begins_again_leaves_the_first_token_of_the_job_as_it_was() 
 
 def test_what_earlier_attempts_wrote_of_the_text_was_kept() -> None:
     """From the first token of each to its last write, which is before its worker was found lost."""
-    rows, lost = [Delta(1, 1, 0, "a", (1,), 1)], PastAttempt("worker-2", 6_000, 9_000, None, "lost", 8_500)
+    rows, lost = [Delta(1, 1, "a", (1,), 0, 1)], PastAttempt("worker-2", 6_000, 9_000, None, "lost", 8_500)
     first = PastAttempt("worker-1", 1_000, 5_000, None, "lost", 4_000)
     claim = replace(attempt_with([]).claim, earlier_attempts=(first, lost), started_us=1_000_000)
     heir = Attempt(claim, History(rows, (Section(1, EARLIER),), first_ms=2_000, at_ms=7_000, kept_ms=2_000))
@@ -105,7 +105,7 @@ def test_a_record_of_many_deltas_is_read_like_any_other() -> None:
         attempt.take(0, Piece("j/0", "x", (1,), 1), 1.0)
     end = decode_terminal(encode(attempt.terminal("w", Generated())))
     assert [row.seq for row in end.rows] == list(range(1, 70_001))
-    assert end.rows[-1] == Delta(STREAM, 70_000, 0, "x", (1,), 1)
+    assert end.rows[-1] == Delta(STREAM, 70_000, "x", (1,), 0, 1)
 
 
 TWO = Text(("one", "another"))
@@ -244,7 +244,7 @@ def a_job(prompts: int = 0, **sampling: Any) -> Job:
 
 def rows(*parts: tuple[int, str]) -> list[Delta]:
     """One token each: (choice, how it ended)."""
-    return [Delta(1, seq, index, "x", (seq,), 1, finish) for seq, (index, finish) in enumerate(parts, 1)]
+    return [Delta(1, seq, "x", (seq,), index, 1, finish) for seq, (index, finish) in enumerate(parts, 1)]
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": "object"}])

@@ -155,7 +155,7 @@ async def test_a_job_that_is_cancelled_keeps_its_parked_tokens(wire: RedisClient
         await queue.cancel(job.id)
     record = await reader.record(job.id)
     assert record.state is JobState.CANCELLED and record.terminal is not None
-    assert [row.ids[0] for row in record.terminal.rows] == [1, 2, 3]
+    assert [row.text for row in record.terminal.rows] == ["<1>", "<2>", "<3>"]
     assert 0 < await wire.redis.ttl(key) <= 60
 
 

@@ -56,7 +56,7 @@ async def test_the_next_worker_shows_it_no_second_time(wire: RedisClient, start:
 PLAIN = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")))
 ECHO = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")), echo=True)
 SECTIONS = (Section(1, Run("a", 4)), Section(3, Run("b", 4)))
-ROWS = [Delta(1, 1, 0, "one x", (7,), 1), Delta(1, 2, 0, "one", (8,), 1), Delta(1, 3, 0, " z", (9,), 1)]
+ROWS = [Delta(1, 1, "one x", (7,), 0, 1), Delta(1, 2, "one", (8,), 0, 1), Delta(1, 3, " z", (9,), 0, 1)]
 
 
 def test_an_engine_does_not_see_an_echo() -> None:
@@ -75,5 +75,5 @@ def test_an_answer_has_the_name_of_the_run_that_began_it() -> None:
         requests = Attempt(a_claim(PLAIN, 9, worker="c"), history).requests()
         return [requests[index].begun_by for index in range(2)]
 
-    assert begun_by(*ROWS, Delta(1, 4, 1, "a", (1,), 1)) == ["a/4", "b/4"]
+    assert begun_by(*ROWS, Delta(1, 4, "a", (1,), 1, 1)) == ["a/4", "b/4"]
     assert begun_by(*ROWS)[1] == "c/9" and begun_by() == ["c/9", "c/9"]

@@ -34,7 +34,7 @@ NASTY = 'a\u2028b\u2029c\x85d\r\ne\n\nf\x00g"h\\i\x0b\x0c\x1c\U0001f600'
 
 
 def delta(text: str, index: int = 0, seq: int = 1, logprobs: tuple[Logprob, ...] = ()) -> Delta:
-    return Delta(1, seq, index, text, (7,), 1, logprobs=logprobs)
+    return Delta(1, seq, text, (7,), index, 1, logprobs=logprobs)
 
 
 def done(*finishes: str, seq: int = 1, rows: tuple[Delta, ...] = ()) -> Terminal:
@@ -326,5 +326,5 @@ def test_delta_events_carry_logprobs_if_asked() -> None:
 @pytest.mark.parametrize("text", ["a", ""])
 def test_no_block_of_a_delta_has_a_finish(text: str) -> None:
     """However many blocks a delta makes, with text or without: the reason is the terminal's to tell."""
-    blocks = payloads(ChunkRenderer(facts_of()).delta(Delta(1, 1, 0, text, (7,), 1, "stop")))
+    blocks = payloads(ChunkRenderer(facts_of()).delta(Delta(1, 1, text, (7,), 0, 1, "stop")))
     assert [choice["finish_reason"] for block in blocks for choice in block["choices"]] == [None] * len(text)

@@ -47,7 +47,7 @@ class Line:
 
 
 def a_delta(seq: int, text: str, n: int = 1) -> Delta:
-    return Delta(1, seq, 0, text, (7,), n)
+    return Delta(1, seq, text, (7,), 0, n)
 
 
 def begun(line: Line) -> tuple[TokenFlow, ChunkRenderer, Any]:

@@ -115,7 +115,7 @@ class Exchange:
     def bring(self, *texts: str, tokens: int = 1) -> None:
         """Further tokens, in one frame."""
         for text in texts:
-            self.buffer.push(Delta(1, self.buffer.seq + 1, 0, text, (7,), tokens), RUN)
+            self.buffer.push(Delta(1, self.buffer.seq + 1, text, (7,), 0, tokens), RUN)
         self.buffer.flush()
 
     @property
@@ -303,7 +303,7 @@ async def test_the_moments_of_an_answer_are_noted_in_their_order(kind: type[Repl
         for count in (1, 2, 3):
             exchange.bring("a", tokens=2)
             await soon(lambda said="a" * count: exchange.client.said == said)
-    exchange.end(rows=tuple(Delta(1, seq, 0, "a", (7,), 2) for seq in (1, 2, 3)))
+    exchange.end(rows=tuple(Delta(1, seq, "a", (7,), 0, 2) for seq in (1, 2, 3)))
     await answering
     (noted,) = exchange.noted
     assert 0 < noted.last_got <= noted.last_sent

@@ -34,7 +34,7 @@ async def claimed(wire: RedisClient, name: str, *, alone: bool = False) -> tuple
 
 
 def row(claim: Claim, seq: int, index: int = 0, prompt: tuple[int, int] | None = None, finish: str = "") -> Delta:
-    return Delta(claim.number, seq, index, f"<{seq}>", (seq,), 1, finish, prompt=prompt)
+    return Delta(claim.number, seq, f"<{seq}>", (seq,), index, 1, finish, prompt=prompt)
 
 
 async def wrote(lease: Lease, claim: Claim, rows: Sequence[Delta], parent: Run | None = None, at_ms: int = 0) -> None:
@@ -182,14 +182,14 @@ async def test_the_stored_tokens_count_against_the_tenants_quota(wire: RedisClie
     assert await result_bytes() == 0
     for _ in range(2):
         await reader.record(job.id)
-    fields = await wire.redis.hmget(partition_key(0, "job", job.id), "record", "summary")
+    fields = await wire.redis.hmget(partition_key(0, "job", job.id), "record", "rows")
     assert await result_bytes() == sum(map(len, fields))
 
 
 async def test_tokens_behind_a_hole_in_the_log_are_not_kept(wire: RedisClient) -> None:
     """The store has lost the second of four: what comes before it is the job's answer."""
     runs = (Run("a", 1), Run("b", 1), Run("c", 1))
-    rows = [Delta(1, seq, 0, str(seq), (seq,), 1) for seq in (1, 3, 4)]
+    rows = [Delta(1, seq, str(seq), (seq,), 0, 1) for seq in (1, 3, 4)]
     history = History(rows, (Section(1, runs[0]), Section(3, runs[1]), Section(5, runs[2])), AT_MS)
     assert history.intact == History(rows[:1], (Section(1, runs[0]), Section(2, runs[1]), Section(2, runs[2])), AT_MS)
     assert history.intact.tokens == (1, 0, 0)

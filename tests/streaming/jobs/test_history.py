@@ -31,7 +31,7 @@ def test_rows_are_dealt_to_those_who_want_them(steps: list[list[int]], wanted: s
     logged = {Run("w", number): Logged() for number in wanted}
     for frame, numbers in enumerate(steps, 1):
         streams = [-number if number in copying else number for number in numbers]
-        new = [Delta(stream, len(said.get(stream, ())) + 1, 0, "x", (), 1) for stream in streams]
+        new = [Delta(stream, len(said.get(stream, ())) + 1, "x", (), 0, 1) for stream in streams]
         for row in new:
             said.setdefault(row.run_number, []).append(row)
         deal(Frame("w", frame, tuple(new)), logged)
@@ -45,8 +45,8 @@ def test_rows_are_dealt_to_those_who_want_them(steps: list[list[int]], wanted: s
 def test_copies_stand_in_for_what_is_missing_and_for_nothing_else() -> None:
     """The first run's log is gone, but for its third delta; the second run logged copies of all three."""
     first, second, idle = Run("v", 1), Run("w", 1), Run("w", 2)
-    rows = {seq: Delta(1, seq, 0, "x", (), 1) for seq in range(1, 6)}
-    copies = {seq: Delta(-1, seq, 0, "x", (), 1) for seq in (1, 2, 3)}
+    rows = {seq: Delta(1, seq, "x", (), 0, 1) for seq in range(1, 6)}
+    copies = {seq: Delta(-1, seq, "x", (), 0, 1) for seq in (1, 2, 3)}
     logged = {first: Logged({3: rows[3]}), second: Logged({4: rows[4], 5: rows[5]}, copies), idle: Logged()}
     found = history_of([LoggedRun(run, 1) for run in (first, second, idle)], logged)
     assert found.rows == [copies[1], copies[2], rows[3], rows[4], rows[5]] and found.whole

@@ -199,7 +199,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.overdue.discard(job_id)
         if begun:
             runs = self.run(self._runs(job_id))
-            stored = ("cancelled", runs, "record", "summary", generated)
+            stored = ("cancelled", runs, "record", "rows", generated)
             assert self.run(self.wire.call("salvage", 0, job_id, *stored)) == 1
             self.model.finish(job_id, generated)
             assert self.run(self.wire.call("salvage", 0, job_id, *stored)) == 0

@@ -265,7 +265,7 @@ async def test_a_summary_nobody_can_read_spoils_no_list(wire: RedisClient) -> No
     jobs = [await put_job(Queue(wire)) for _ in range(3)]
     for job in jobs:
         await Queue(wire).cancel(job.id)
-    for job, field in zip(jobs[1:], ("summary", "metadata"), strict=True):
+    for job, field in zip(jobs[1:], ("record", "metadata"), strict=True):
         await wire.redis.hset(partition_key(0, "job", job.id), field, b"\xc1")  # type: ignore[misc]
     listed = {each.job.id: each.terminal for each in (await Summaries(wire).recent("t", None, 10)).jobs}
     unreadable = listed[jobs[1].id]
@@ -279,7 +279,7 @@ async def test_a_list_says_what_a_look_says_of_an_end_that_cannot_be_read(wire: 
     codes = {"newer_version": msgspec.msgpack.encode(["t2", "x", {}]), "malformed_job": b"\xc1"}
     for end in codes.values():
         job = await put_job(queue)
-        fields = {"state": "completed", "record": end, "summary": end}
+        fields = {"state": "completed", "record": end}
         await wire.redis.hset(partition_key(0, "job", job.id), mapping=fields)  # type: ignore[misc]
     listed = (await Summaries(wire).recent("t", None, 10)).jobs
     found = [each.terminal for each in listed]

@@ -92,7 +92,7 @@ def test_what_a_script_needs_is_read_off_it() -> None:
     assert {"lane", "retry", "suspects", "idem"} < script_kinds("cancel")
     assert script_kinds("waiting") == {"lane", "retry", "suspects", "arrivals", "line", "tenants", "served"}
     assert {"xgroup|create", "xreadgroup"} < script_commands("collect") and "xgroup" not in script_commands("collect")
-    assert {"hkeys", "hgetall", "hmget", "hget", "hstrlen", "hexists", "get"} == script_commands("record")
+    assert {"hkeys", "hgetall", "hmget", "hget", "hstrlen", "get"} == script_commands("record")
     assert script_channels("put") == {"api", "worker", "scheduler"} and script_channels("plan") == {"pools", "worker"}
 
 

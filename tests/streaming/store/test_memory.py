@@ -122,7 +122,7 @@ async def test_a_token_weighs_no_more_than_is_reserved_for_it(wire: RedisClient,
     claim = await claim_one(lease)
     top = tuple((" other", -2.5 - number) for number in range(alternatives or 0))
     logprobs = () if alternatives is None else (Logprob(" tokens", -0.5, top),)
-    rows = [Delta(claim.number, seq, 0, " tokens", (100_000 + seq,), 1, "", logprobs) for seq in range(1, 1001)]
+    rows = [Delta(claim.number, seq, " tokens", (100_000 + seq,), 0, 1, "", logprobs) for seq in range(1, 1001)]
     before = await weight(wire, "log", lease.id) + await weight(wire, "job", job.id)
     for row in rows:
         await lease.calls([append(lease, {job.reply_to: [row]}, *([claim] if row.seq == 1 else []))])

@@ -30,7 +30,7 @@ def facts() -> Facts:
 
 
 def rows_of(texts: list[str]) -> list[Delta]:
-    return [Delta(1, number, 0, text, (), 1) for number, text in enumerate(texts, 1)]
+    return [Delta(1, number, text, (), 0, 1) for number, text in enumerate(texts, 1)]
 
 
 def end(finish: str = "tool_calls", state: JobState = JobState.COMPLETED) -> Terminal:

@@ -39,7 +39,7 @@ def facts(*, background: bool = False, logprobs: int | None = None) -> Facts:
 def rows_of(texts: Sequence[str], *, logprobs: bool = False) -> list[Delta]:
     """Deltas with these texts; "" is a token that is only part of a character."""
     found = (Logprob("%d\u2028", -0.5, (("a", -1.0),)),) if logprobs else ()
-    return [Delta(1, number, 0, text, (7,), 1, logprobs=found) for number, text in enumerate(texts, 1)]
+    return [Delta(1, number, text, (7,), 0, 1, logprobs=found) for number, text in enumerate(texts, 1)]
 
 
 def end(state: JobState = JobState.COMPLETED, finish: str = "stop", failure: Failure | None = None) -> Terminal:
