@@ -45,7 +45,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --re
 # What kubectl is given; the kustomizations and KEDA's object have no schema among Kubernetes' own.
 MANIFESTS = $(filter-out %/kustomization.yaml,$(wildcard docker/kubernetes/base/*.yaml docker/kubernetes/overlays/*/*.yaml))
 
-.PHONY: help up test test-fast coverage check lock clean
+.PHONY: help up test test-fast check lock clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -59,12 +59,6 @@ test: $(VENV)/.dev ## the whole test suite, six files at a time, for many tests 
 
 test-fast: $(VENV)/.dev ## the tests that take no seconds, about a minute; ARGS="tests/api" passes flags
 	@exec $(BIN)/python -m pytest --quiet --numprocesses 3 --dist loadfile -m "not slow" $(ARGS)
-
-coverage: $(VENV)/.dev ## the whole test suite, with the branches of the product that it takes, in all processes
-	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
-	@$(BIN)/coverage combine --quiet
-	@exec $(BIN)/coverage report --skip-covered
 
 check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 	@$(BIN)/ruff check .

@@ -229,7 +229,7 @@ class EventReader:
         if not record.state.final or record.epoch != self._record.epoch:
             raise HistoryChanged
         if record.rowless and terminal is not None and terminal.failure is MALFORMED:
-            return dataclasses.replace(record, terminal=terminal)  # only its summary is readable
+            return dataclasses.replace(record, terminal=terminal)  # its rows cannot be read
         return record
 
     async def _before_start(self) -> AsyncIterator[Iterable[JobEvent]]:

@@ -55,18 +55,21 @@ async def create(request: Request) -> Response:
     services, wait_s = services_of(request), value_of(request.query_params, "wait")
     admitted = await admit(services, request.scope, request.receive, "job", waits=False)
     services.relay.close(admitted.buffer)
+    record = None
     if wait_s:
-        with contextlib.suppress(ApiError, StreamingError):  # the job is accepted, whatever becomes of the wait
+        # The job is accepted, whatever becomes of the wait; CancelledError: drain_s is over.
+        with contextlib.suppress(ApiError, StreamingError, asyncio.CancelledError):
             record = await wait_for_end(request, admitted.accepted.id, wait_s)
             if record.state.final:
                 return as_json(await _with_result(request, record), headers=admitted.headers)
-    return await accepted_response(services, admitted)
+    return await accepted_response(services, admitted, record)
 
 
-async def accepted_response(services: Services, admitted: Admitted) -> Response:
+async def accepted_response(services: Services, admitted: Admitted, seen: JobRecord | None = None) -> Response:
     """Build the 202 for an accepted job from what the put returned, so that no failing read can deny the acceptance.
 
-    For a job that existed already (same idempotency key) the record is read, if it can be.
+    For a job that existed already (same idempotency key) the record is read, if it can be. `seen`: the record, if it
+    was read since.
     """
     job, accepted = admitted.job, admitted.accepted
     record = JobRecord(
@@ -81,9 +84,9 @@ async def accepted_response(services: Services, admitted: Admitted) -> Response:
     )
     place, hold = None if accepted.joined else accepted.place, services.waits.readiness.problem(job.model)
     shown = job_object(record, Waiting(place, admitted.wait, hold)) | {"last_event_id": None}  # it is not known
-    if accepted.joined:
-        with contextlib.suppress(StreamingError):
-            shown = await shown_job(services, await services.job_reader.outline(accepted.id))
+    if accepted.joined or seen is not None:
+        with contextlib.suppress(StreamingError, asyncio.CancelledError):
+            shown = await shown_job(services, seen or await services.job_reader.outline(accepted.id))
     return as_json(shown, 202, admitted.headers | {"Location": f"/v1/jobs/{accepted.id}"})
 
 

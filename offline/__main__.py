@@ -41,7 +41,7 @@ from streaming.jobs.settings import QuotaSettings, TenantSettings, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import Headroom, StoreMonitor
-from telemetry.gpu import BACKGROUND_LAG_CHECK_INTERVAL_S, Facts, Sampler
+from telemetry.gpu import Facts, Sampler
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
 from telemetry.records.schema import RecordSettings
@@ -128,15 +128,13 @@ class OfflineProcess:
         self._runner = BatchRunner(tools, files.quarantine_s)
         self._app = build_app(self.settings, redis, self._look_at_batch)
         sample_s = config.section("records", RecordSettings).sample_s
-        check_s = BACKGROUND_LAG_CHECK_INTERVAL_S
-        sampler = Sampler(records, "offline", me.name, facts=self._facts, interval_s=sample_s, check_s=check_s)
         self._loops: list[Callable[[], Coroutine[Any, Any, None]]] = [
             DueNotifier(Batches(store_client), self._app, metrics).keep_notifying,
             partial(self._runner.keep_tidy, TIDY_INTERVAL_S),
             tools.headroom.keep_looking,
             tools.store.keep_looking,
             self._flush_metrics,
-            sampler.keep_sampling,
+            Sampler(records, "offline", me.name, facts=self._facts, interval_s=sample_s).keep_sampling,
         ]
         if endpoints := [WebhookEndpoint(name, row) for name, row in webhooks.items()]:
             self._loops.append(WebhookDispatcher(tools, me.id, endpoints).keep_going)

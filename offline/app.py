@@ -29,7 +29,7 @@ HARD_LIMIT_S = VISIBILITY_S // 2 - 60
 """Seconds a task may take: less than the visibility timeout, so that no second worker gets a task that still runs."""
 
 BRPOP_TIMEOUT_S = 2
-"""How long one BRPOP waits for a message. A process that ends waits for the last one."""
+"""Seconds that one BRPOP blocks. A process that stops waits for the one under way."""
 
 SETTINGS: dict[str, Any] = {
     "task_acks_late": True,

@@ -74,13 +74,15 @@ async def supervise(work: Callable[[], Awaitable[None]], restart_delay_s: float)
 
 
 STEPS_S = (1.0, 0.5, 0.25)
+"""Grids of wake-ups: a loop uses the largest step that its interval holds."""
 TIMER_SLACK_S = 0.002
-"""How much too early a timer may fire; uvloop's count milliseconds."""
+"""How much too early a timer may fire: uvloop counts in milliseconds."""
 
 
 def coalesced(interval_s: float) -> float:
-    """Seconds to wait in a loop that repeats at least every `interval_s`: until a moment at which other loops of this
-    process wake too, on a full second, or on a half or quarter of one if the interval is shorter.
+    """Seconds until the next wake-up of a loop whose interval is `interval_s`: on a full second of this process, or on
+    a half or quarter if the interval is shorter, so that its loops wake together. At most `interval_s` and
+    TIMER_SLACK_S; the first wait may be much shorter.
 
     A process whose caches are cold pays 0.2 ms of CPU for each wake, whatever it wakes for. Shorter intervals are
     returned as they are. The seconds of each process begin at a moment of its own: not all wake at once.

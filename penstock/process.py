@@ -122,7 +122,7 @@ def run_process(
     try:
         with contextlib.ExitStack() as on_exit:
             work = start(Launch(options, _config(options, sections), lifeline, on_exit))
-            with asyncio.Runner(loop_factory=_fast_loop) as runner:
+            with asyncio.Runner(loop_factory=_new_loop) as runner:
                 return runner.run(work)
     except ConfigError as error:
         code, reason = 2, str(error)
@@ -166,7 +166,7 @@ def _config(options: argparse.Namespace, sections: Mapping[str, type[msgspec.Str
     return load(sections, path=path, environ=os.environ)
 
 
-def _fast_loop() -> asyncio.AbstractEventLoop:
+def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop  # noqa: PLC0415 - not on every platform
     except ImportError:

@@ -27,7 +27,7 @@ from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.identity import enter_store
-from telemetry.gpu import BACKGROUND_LAG_CHECK_INTERVAL_S, Sampler
+from telemetry.gpu import Sampler
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
 from telemetry.records.schema import RecordSettings
@@ -132,10 +132,7 @@ async def run(
         )
         expected = ExpectedErrors(Unavailable, lifeline.wait, "waiting for Redis: %s")
         if await retry_until(stop, partial(enter_store, client), expected, ENTER_RETRY_DELAY_S):
-            check_s = BACKGROUND_LAG_CHECK_INTERVAL_S
-            sampler = Sampler(
-                records, "scheduler", me.name, facts=loop.facts, interval_s=settings.sample_s, check_s=check_s
-            )
+            sampler = Sampler(records, "scheduler", me.name, facts=loop.facts, interval_s=settings.sample_s)
             sampling = asyncio.create_task(supervise(sampler.keep_sampling, ENTER_RETRY_DELAY_S))
             await loop.run(stop)
             sampling.cancel()

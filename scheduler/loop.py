@@ -35,7 +35,7 @@ from streaming.fleet.plans import (
     Plan,
     Plans,
     Prospect,
-    lead_of,
+    claim_lead,
     overrides_of,
     pool_name,
 )
@@ -80,7 +80,7 @@ log = logging.getLogger(__name__)
 REPORT_INTERVAL_S = 2.0
 """How often it reports itself to the fleet."""
 CLAIM_SHARE, RENEWAL_SHARE = 0.1, 0.2
-"""Shares of the leadership's lifetime after which it is asked for, and renewed while a tick takes long."""
+"""Shares of `lead_s`: how often a standby claims, and the age at which a leader renews if no tick has."""
 MIN_TICK_GAP_S = 0.1
 """Between two ticks, however many jobs ask for one."""
 LISTEN_RETRY_DELAY_S = 1.0
@@ -118,7 +118,7 @@ class Loop:
         self._leadership, self._plans = Leadership(client), Plans(client)
         self._limits, self._pool, self._me, self._metrics = limits, pool, me, metrics
         self._holder = holder_of(me)
-        self._claim = lead_of(self._holder, int(1000 * lead_s))
+        self._claim = claim_lead(self._holder, int(1000 * lead_s))
         self._tick_s, self._lead_s, self._clock, self._on_state = tick_s, lead_s, clock, on_state
         self._began = clock()
         self._since: float | None = None
@@ -128,8 +128,8 @@ class Loop:
         self._outage = ExpectedErrors(Unavailable, log.warning, message, once=True, on_end=on_end)
         """While it lasts, the workers stay as they are."""
         self._lead: Lead | None = None
-        self._led_at = -math.inf
-        """When the leadership was last asked for."""
+        self._claimed_at = -math.inf
+        """When the leadership was last claimed or renewed."""
         self._observation = (
             PLANS,
             overrides_of(limits),
@@ -137,6 +137,7 @@ class Loop:
             processes_of("worker"),
             backlog_of(limits, client.partitions),
         )
+        """In the order in which `_schedule` unpacks the answers."""
         self._states: dict[str, Switch] = {}
         self._cold: dict[str, float] = {}
         """Cold starts in seconds by pool, as last written."""
@@ -162,16 +163,13 @@ class Loop:
 
     async def tick(self) -> None:
         """Reap, claim or renew the leadership and, as leader, schedule. Raises Unavailable."""
-        standby: list[Query[Any]] = [Query(self._reaper.calls(), list), self._claim]
-        seen = None
-        if self._lead is None:
-            swept, found = await self._client.ask_all(*standby)
-        else:
-            swept, found, *seen = await self._client.ask_all(*standby, *self._observation)
+        sweep: Query[Any] = Query(self._reaper.calls(), list)
+        observation = self._observation if self._lead is not None else ()
+        answers, found, *observed = await self._client.ask_all(sweep, self._claim, *observation)
         self._note_lead(found)
-        await self._reaper.take(swept)
-        if self._lead is not None:
-            await self._schedule(self._lead, seen or await self._client.ask_all(*self._observation))
+        await self._reaper.take(answers)
+        if self._lead is not None:  # a new leader has observed nothing yet
+            await self._schedule(self._lead, observed or await self._client.ask_all(*self._observation))
         if self._state == "starting":
             self._enter("ready")
             await self.report()
@@ -187,16 +185,16 @@ class Loop:
         }
 
     async def lead(self) -> None:
-        """Become the leader if there is none, or renew the leadership if ticks take too long to do so. Raises
+        """Claim the leadership, or renew it if no tick has done so for RENEWAL_SHARE of `lead_s`. Raises
         Unavailable."""
-        if self._lead is None or self._clock() - self._led_at >= RENEWAL_SHARE * self._lead_s:  # no tick has done so
+        if self._lead is None or self._clock() - self._claimed_at >= RENEWAL_SHARE * self._lead_s:
             self._note_lead(await self._client.ask(self._claim))
 
     def _lead_interval_s(self) -> float:
         return self._lead_s * (CLAIM_SHARE if self._lead is None else RENEWAL_SHARE)
 
     def _note_lead(self, found: Lead) -> None:
-        lead, self._led_at = found if found.holder == self._holder else None, self._clock()
+        lead, self._claimed_at = found if found.holder == self._holder else None, self._clock()
         if lead == self._lead:
             return
         log.info(
@@ -356,16 +354,16 @@ class Loop:
     # --- the periodic tasks ------------------------------------------------------------------------------------------
 
     async def _tick_until(self, stop: asyncio.Event) -> None:
-        """A tick every `tick_s`, or when a job asks for one."""
+        """Tick every `tick_s`, or when a job asks for one; at least MIN_TICK_GAP_S apart."""
         loop = asyncio.get_running_loop()
         while not stop.is_set():
             self._woken.clear()
             with self._outage:
                 await self.tick()
-            asked_from = loop.time() + min(MIN_TICK_GAP_S, self._tick_s)
+            next_s = loop.time() + min(MIN_TICK_GAP_S, self._tick_s)
             await wait_any(stop, self._woken, timeout_s=coalesced(self._tick_s))
-            if self._woken.is_set():
-                await wait(stop, asked_from - loop.time())
+            if not stop.is_set():
+                await wait(stop, next_s - loop.time())
 
     async def _listen(self) -> None:
         """Start a tick when a job arrives for a model without workers; a missed message waits for the next tick."""

@@ -214,9 +214,8 @@ class GpuReadings:
             raise OSError(f"NVML answers {status}")
 
 
-LAG_CHECK_INTERVAL_S = 0.5
-BACKGROUND_LAG_CHECK_INTERVAL_S = 1.0
-"""In a process that holds no reader's connection."""
+LAG_CHECK_INTERVAL_S, BACKGROUND_LAG_CHECK_INTERVAL_S = 0.5, 1.0
+"""In API processes and workers, whose lag delays tokens; in other processes."""
 MIN_LOGGED_LAG_S = 1.0
 """A shorter lag is normal on a busy machine and is not logged."""
 
@@ -236,10 +235,9 @@ class Sampler:
         model: str = "",
         facts: Callable[[], Facts] = dict,
         interval_s: float = 10.0,
-        check_s: float = LAG_CHECK_INTERVAL_S,
     ) -> None:
-        """`check_s`: seconds between two checks of the event loop's lag."""
-        self._sink, self._facts, self._interval_s, self._check_s = sink, facts, interval_s, check_s
+        check_s = LAG_CHECK_INTERVAL_S if role in ("api", "worker") else BACKGROUND_LAG_CHECK_INTERVAL_S
+        self._sink, self._facts, self._interval_s, self._check_s = sink, facts, interval_s, min(check_s, interval_s)
         self._who: Facts = {"role": role, "process": process, "model": model, "pid": os.getpid()}
         self._lag_s = 0.0
 
@@ -252,7 +250,7 @@ class Sampler:
                 if loop.time() >= due:
                     self.sample()
                     due = loop.time() + self._interval_s
-                expected = loop.time() + coalesced(min(self._check_s, self._interval_s))
+                expected = loop.time() + coalesced(self._check_s)
                 await asyncio.sleep(expected - loop.time())
                 late_s = loop.time() - expected
                 self._lag_s = max(self._lag_s, late_s)

@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test shows what its processes wrote last: it may not fail again."""
+    """Show what the processes of a failed test wrote last: the next run may pass."""
     report = yield
     if report.failed:
         given = [value.folder if isinstance(value, House) else value for value in item.funcargs.values()]

@@ -27,8 +27,8 @@ from streaming.jobs.codec import (
     author,
     encode,
     encode_delta,
+    encode_record_rows,
     kept_form,
-    pack_rows,
     packed,
     served_by,
     total_usage,
@@ -177,8 +177,8 @@ class Attempt:
         """The last delta's number."""
         self.opening = Opening(job.id, begun_ms=self.first_ms)
         self._record, self._kept = bytearray(), list[Kept]()
-        """All deltas of the job as they are logged, concatenated: one buffer instead of an object per delta keeps the
-        hot data of the token path in the processor's cache. And as the job's record keeps them."""
+        """All deltas of the job, as they are logged and as its record will keep them. The first are concatenated: one
+        buffer instead of an object per delta keeps the hot data of the token path in the processor's cache."""
         self.choices = job.choices
         self._counts = [0] * self.choices
         """Tokens generated, by choice."""
@@ -515,7 +515,7 @@ class Attempt:
 
     def finish(self, end: Terminal) -> Finish:
         """The end of the job, for the store."""
-        prompt, rows = self.job.sampling.n * end.usage.prompt, pack_rows(self._kept)
+        prompt, rows = self.job.sampling.n * end.usage.prompt, encode_record_rows(self._kept)
         return Finish(end, self.number, not self.job.stream, prompt=prompt, rows=rows)
 
     def _all_sections(self, worker: str) -> tuple[Section, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -292,8 +293,8 @@ class StreamReply(Reply):
         if self._finished:
             return
         now, keep_alive_s = time.monotonic(), self._services.settings.keep_alive_s
-        # The machine may have been up for less than keep_alive_s: then `_pinged_s` may lie before 0, its clock's start.
-        idle_s = now - (max(self._flow.last, self._pinged_s) if self._flow.last else self._pinged_s)
+        # `last` is 0 before the first token. `_pinged_s` may be negative: a machine's clock starts at 0.
+        idle_s = now - max(self._flow.last or -math.inf, self._pinged_s)
         if idle_s >= keep_alive_s:
             try:
                 if not self._started:

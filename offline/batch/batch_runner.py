@@ -135,7 +135,7 @@ class BatchRunner:
 
 
 POLL_INTERVAL_S = 1.0
-"""For a batch whose lease has lapsed or whose rest is over; of others that are due a message tells."""
+"""Finds batches whose lease or rest has ended. A message announces every other due batch."""
 MAX_BATCHES = 100
 """Batches of one round."""
 
@@ -165,4 +165,5 @@ class DueNotifier:
         async with contextlib.aclosing(self._batches.news(POLL_INTERVAL_S)) as news:
             async for _ in news:
                 with expected:
-                    await self.notify()
+                    while await self.notify() >= MAX_BATCHES:
+                        pass

@@ -18,7 +18,7 @@ from streaming.fleet.process import Cordoned, Process
 from streaming.fleet.settings import ModelSettings
 from streaming.keys import FLEET_SLOT, fleet_key
 from streaming.redis.client import ClientUser, Query
-from streaming.redis.news import news, told
+from streaming.redis.news import messages, news
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +37,14 @@ def entry(name: str, data: bytes | str, kind: type[T]) -> T | None:
 def hash_of(name: str, kind: type[T]) -> Query[dict[str, T]]:
     """Read a hash of the fleet's slot, without malformed fields."""
 
-    def parse(answers: list[Any]) -> dict[str, T]:
-        (raw,) = answers
-        names = [key.decode(errors="replace") for key in raw[::2]]
-        read = {name: entry(name, data, kind) for name, data in zip(names, raw[1::2], strict=True)}
-        return {name: value for name, value in read.items() if value is not None}
+    return Query([("HGETALL", FLEET_SLOT, (fleet_key(name),))], lambda answers: entries(answers[0], kind))
 
-    return Query([("HGETALL", FLEET_SLOT, (fleet_key(name),))], parse)
+
+def entries(raw: Sequence[bytes], kind: type[T]) -> dict[str, T]:
+    """Decode names and values that alternate; leaves malformed values out."""
+    names = [name.decode(errors="replace") for name in raw[::2]]
+    read = {name: entry(name, data, kind) for name, data in zip(names, raw[1::2], strict=True)}
+    return {name: value for name, value in read.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +62,18 @@ class Leadership(ClientUser):
     fencing token) of everything a leader publishes and of everything a pool does for it.
     """
 
-    async def claim(self, holder: str, keep_ms: int) -> Lead:
-        """Acquire or renew the lead for `keep_ms`; returns the current leader."""
-        return await self._client.ask(lead_of(holder, keep_ms))
-
     async def leave(self, holder: str) -> None:
         """Give up the lead at once."""
-        await self._client.ask(lead_of(holder, 0))
+        await self._client.ask(claim_lead(holder, 0))
 
     async def current(self) -> Lead:
         """Return the current leader."""
-        return await self._client.ask(lead_of("", 0))
+        return await self._client.ask(claim_lead("", 0))
 
 
-def lead_of(holder: str, keep_ms: int) -> Query[Lead]:
-    """Claim the lead for `keep_ms`, or give it up (0), and read who leads then."""
+def claim_lead(holder: str, keep_ms: int) -> Query[Lead]:
+    """Claim or renew the lead for `keep_ms`; 0 gives it up. The answer is the leader after that. Without a holder, it
+    only reads."""
 
     def parse(answers: list[Any]) -> Lead:
         ((epoch, leader),) = answers
@@ -231,7 +229,7 @@ class Plans(ClientUser):
 
     async def woken(self) -> AsyncIterator[None]:
         """Yield when a scheduler should run at once, or may have missed such a wake-up. Never ends."""
-        async for _ in told(self._client, "scheduler", "wake"):
+        async for _ in messages(self._client, "scheduler", "wake"):
             yield
 
 
@@ -309,7 +307,7 @@ def overrides_of(models: Iterable[str]) -> Query[dict[str, Override]]:
             if value is not None
         }
 
-    return Query([("MGET", FLEET_SLOT, tuple(keys.values()))] if keys else (), parse if keys else lambda _: {})
+    return Query([("MGET", FLEET_SLOT, tuple(keys.values()))] if keys else (), parse)
 
 
 class Stall(NamedTuple):

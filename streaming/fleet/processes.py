@@ -21,7 +21,7 @@ from penstock.engine import ModelCard
 from penstock.loops import ExpectedErrors, coalesced, wait
 from penstock.process import LIFE
 from streaming.errors import Unavailable
-from streaming.fleet.plans import entry, hash_of
+from streaming.fleet.plans import entries, entry, hash_of
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process, Role
 from streaming.ids import new_life
 from streaming.keys import FLEET_SLOT, fleet_key
@@ -67,14 +67,11 @@ class Fleet(ClientUser):
 
 
 def processes_of(role: Role | None = None) -> Query[list[Process]]:
-    """List the processes as `Fleet.processes` does."""
+    """List the processes with a heartbeat in the last HEARTBEAT_TIMEOUT_S seconds, by role, name and host."""
 
     def parse(answers: list[Any]) -> list[Process]:
-        pairs = zip(*[iter(answers[0])] * 2, strict=True)
-        found = [entry(str(name), value, Process) for name, value in pairs]
-        return sorted(
-            (p for p in found if p and role in (None, p.role)), key=lambda p: (p.role, p.id, p.host, p.since, p.life)
-        )
+        found = [each for each in entries(answers[0], Process).values() if role in (None, each.role)]
+        return sorted(found, key=lambda each: (each.role, each.id, each.host, each.since, each.life))
 
     return Query([("processes", FLEET_SLOT, ())], parse)
 

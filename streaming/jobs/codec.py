@@ -30,6 +30,7 @@ from msgspec.structs import astuple
 
 from penstock.engine import Failure, Logprob
 from penstock.extras import Extras
+from penstock.loops import ROWS_PER_SLICE
 from streaming.errors import DecodeError, NewerMessage
 from streaming.jobs.job import JOB_VERSION, Job, JobState
 
@@ -135,7 +136,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seq: int
     text: str
     ids: tuple[int, ...]
-    """The token ids, as far as the engine knows them; enough to continue after a loss. A record does without them."""
+    """The token ids, as far as the engine knows them; enough to continue after a loss. A record has them only in
+    deltas that it stores whole (Kept)."""
     index: int = 0
     n: int = 1
     """How many tokens these are (may exceed len(ids))."""
@@ -223,8 +225,8 @@ class Generated(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
-    """The end of a job. A record has its rows apart (`pack_rows`); the published form leaves them out when the reader
-    has already had them."""
+    """The end of a job. A record has its rows apart (`encode_record_rows`); the published form leaves them out when the
+    reader has already had them."""
 
     job: str
     state: JobState
@@ -298,7 +300,7 @@ _PARTED = msgspec.msgpack.Decoder(_Parted)
 _HEADED = msgspec.msgpack.Decoder(_Headed)
 _DELTAS = msgspec.msgpack.Decoder(tuple[Delta, ...])
 _PARTS = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...])
-_TOLD = msgspec.msgpack.Decoder(tuple[str | Delta, ...])
+_KEPT = msgspec.msgpack.Decoder(tuple[str | Delta, ...])
 _DRAFT = msgspec.msgpack.Decoder(Draft)
 _METADATA = msgspec.msgpack.Decoder(dict[str, str])
 _ENCODER = msgspec.msgpack.Encoder()
@@ -316,9 +318,10 @@ TAGS = frozenset(kind.__struct_config__.tag for kind in (Draft, *get_args(Reply)
 
 PlainDelta: TypeAlias = tuple[int, int, str, tuple[int, ...]]
 """The fields of a Delta before `index`: nearly all are one token of the first choice, and written so."""
-EndingDelta: TypeAlias = tuple[int, int, str, tuple[int, ...], int, int, str, tuple[Logprob, ...]]
-"""The fields before `prompt`."""
-encode: Callable[[msgspec.Struct | PlainDelta | EndingDelta], bytes] = _ENCODER.encode
+LongDelta: TypeAlias = tuple[int, int, str, tuple[int, ...], int, int, str, tuple[Logprob, ...]]
+"""The fields of a Delta before `prompt`."""
+LONG_FIELDS = 8
+encode: Callable[[msgspec.Struct | PlainDelta | LongDelta], bytes] = _ENCODER.encode
 """Any message as msgpack. The encoder's own method: it runs once per token, and a wrapper would cost one more call."""
 
 
@@ -329,7 +332,7 @@ def encode_delta(delta: Delta) -> bytes:
         return _ENCODER.encode(fields[:4])
     if delta.served_by or delta.extras:
         return encode(delta)
-    return _ENCODER.encode(fields[: 8 + (delta.prompt is not None)])
+    return _ENCODER.encode(fields[: LONG_FIELDS + (delta.prompt is not None)])
 
 
 def packed(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:
@@ -355,42 +358,44 @@ def kept_form(delta: Delta) -> Kept:
     return delta.text if astuple(delta)[4:] == _PLAIN_REST else msgspec.Raw(encode_delta(delta))
 
 
-LONG_BYTES = 64 * 1024
+LONG_BYTES = 16 * 1024
 """A result of at least this size is decoded in slices of a few ms, and only for callers who want its rows."""
-MIN_DEFLATED_BYTES = 512
+MIN_DEFLATED_BYTES, MAX_DEFLATED_BYTES = 512, 64 * 1024
+"""Only rows of such a size are compressed, and no more than one slice of them: all are decompressed at once."""
 MAX_DEFLATED_ROW_BYTES = 64
 """Rows of more bytes than this, on average, are mostly vectors or log probabilities, which compress badly."""
 _DEFLATED = b"\x48"
 """First byte of what zlib has compressed with the window below; no msgpack array begins so."""
 
 
-def pack_rows(kept: Sequence[Kept]) -> bytes:
+def encode_record_rows(kept: Sequence[Kept]) -> bytes:
     """Encode the deltas of a job that has ended for its record."""
     rows = _ENCODER.encode(kept)
-    if not MIN_DEFLATED_BYTES <= len(rows) <= min(LONG_BYTES, MAX_DEFLATED_ROW_BYTES * len(kept)):
+    most = min(MAX_DEFLATED_BYTES, MAX_DEFLATED_ROW_BYTES * len(kept))
+    if len(kept) > ROWS_PER_SLICE or not MIN_DEFLATED_BYTES <= len(rows) <= most:
         return rows
     deflate = zlib.compressobj(1, wbits=12, memLevel=4)  # two thirds of the time of zlib's own choice
     return deflate.compress(rows) + deflate.flush()
 
 
-def rows_of(end: Terminal) -> bytes:
+def record_rows(end: Terminal) -> bytes:
     """Encode the deltas of a terminal for its job's record."""
-    return pack_rows([kept_form(row) for row in end.rows])
+    return encode_record_rows([kept_form(row) for row in end.rows])
 
 
-def unpack_rows(data: bytes, rows_at_once: int) -> Generator[None, None, tuple[Delta, ...]]:
-    """Decode deltas that `pack_rows` has encoded; yields after every `rows_at_once`. Raises DecodeError."""
+def decode_record_rows(data: bytes, rows_at_once: int) -> Generator[None, None, tuple[Delta, ...]]:
+    """Decode deltas that `encode_record_rows` has encoded; yields after every `rows_at_once`. Raises DecodeError."""
     if data.startswith(_DEFLATED):
         try:
-            data = zlib.decompressobj().decompress(data, LONG_BYTES)
+            data = zlib.decompressobj().decompress(data, MAX_DEFLATED_BYTES)
         except zlib.error as error:
             raise DecodeError(data, error) from error
     parts, rows = decode(_PARTS, data), list[Delta]()
     for first in range(0, len(parts), rows_at_once):
         yield
         part = parts[first : first + rows_at_once]
-        told: tuple[str | Delta, ...] = decode(_TOLD, _array(len(part), b"".join(part)))
-        rows += [Delta(0, seq, row, ()) if isinstance(row, str) else row for seq, row in enumerate(told, first + 1)]
+        kept: tuple[str | Delta, ...] = decode(_KEPT, _array(len(part), b"".join(part)))
+        rows += [Delta(0, seq, row, ()) if isinstance(row, str) else row for seq, row in enumerate(kept, first + 1)]
     return tuple(rows)
 
 

@@ -62,7 +62,8 @@ class TaskForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 NO_FORM = TaskForm()
-"""Of a request for texts. A job's body leaves this one out, and no equal one."""
+"""Of requests that generate texts. Use this object: a struct leaves out a default by identity, so an equal one would be
+written into the job's body."""
 
 
 class JobState(StrEnum):

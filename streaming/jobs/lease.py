@@ -29,7 +29,7 @@ from streaming.jobs.codec import (
     decode_job,
     encode,
     packed,
-    rows_of,
+    record_rows,
     without_rows,
 )
 from streaming.jobs.history import LoggedRun
@@ -58,6 +58,9 @@ or cannot reach its server."""
 WRITTEN = frozenset((0, 1))
 """Answers of append, checkpoint and finish that need no repetition: done now (1), or nothing left to do (0). Others:
 -1, "fenced", an error."""
+
+TRIM_INTERVAL = 100
+"""Frames after which the log is trimmed again, though no further frame has become dispensable."""
 
 MAX_RENEWALS = 20
 """Renewals by steps in the length of a lease: each costs the server a tenth of a step."""
@@ -143,7 +146,8 @@ class Finish(msgspec.Struct, frozen=True):
     prompt: int = 0
     """Tokens of the prompts by the engine, once for each choice; 0: not known."""
     rows: bytes = b""
-    """What `pack_rows` returned for the job's deltas; b"": those of `terminal` are packed."""
+    """The job's deltas as `encode_record_rows` returns them; required if the rows of `terminal` are packed. b"": encode
+    those of `terminal`."""
 
 
 class Lease:
@@ -230,8 +234,10 @@ class Lease:
         self._frames[partition] += 1
         number = self._frames[partition]
         lease_ms = self._renewal(partition)
-        trimmed, self._oldest[partition] = "" if oldest == self._oldest[partition] else f"{oldest}-0", oldest
-        args: list[str | bytes | int] = [self.id, number, lease_ms, trimmed, "1" if forced else ""]
+        # Named again now and then: one call trims at most 10,000 frames.
+        min_id = f"{oldest}-0" if oldest != self._oldest[partition] or number % TRIM_INTERVAL == 0 else ""
+        self._oldest[partition] = oldest
+        args: list[str | bytes | int] = [self.id, number, lease_ms, min_id, "1" if forced else ""]
         for address, deltas in rows.items():
             frame = Frame(self.id, number, packed(len(deltas), b"".join(deltas)), openings.get(address, NO_OPENINGS))
             args += [address, encode(frame)]
@@ -250,7 +256,7 @@ class Lease:
         job's, if the caller knows it."""
         end, record = finish.terminal, encode(without_rows(finish.terminal))
         args: list[str | bytes | int] = [self.id, end.job, finish.number, end.state, record]
-        args += finish.rows or rows_of(end), encode(end) if finish.with_rows else record
+        args += finish.rows or record_rows(end), encode(end) if finish.with_rows else record
         args += finish.dead, end.usage.completion, finish.prompt
         return ("finish", partition_of(end.job) or 0 if partition is None else partition, args)
 

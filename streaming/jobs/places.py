@@ -78,7 +78,7 @@ class Backlog(ClientUser):
 
     async def lanes(self, models: Iterable[str]) -> list[LaneDepth]:
         """Count every lane of these models. Raises Unavailable."""
-        return (await self.look(models, deadlines=0)).lanes
+        return (await self._client.ask(backlog_of(models, self._client.partitions, deadlines=0))).lanes
 
     async def ages(self, models: Iterable[str]) -> dict[tuple[str, Priority], dict[str, int]]:
         """Read how long the next job of each tenant has waited, in milliseconds, by lane: of each partition, of the
@@ -90,16 +90,11 @@ class Backlog(ClientUser):
         parts = zip(*([(now, lane) for lane in lanes] for now, lanes in answers), strict=True)
         return {name: _oldest(each) for name, each in zip(names, parts, strict=True)}
 
-    async def look(self, models: Iterable[str], deadlines: int = MAX_DEADLINES) -> BacklogSnapshot:
-        """Count every lane of these models, and read the nearest deadlines of waiting jobs of all models. Raises
-        Unavailable."""
-        return await self._client.ask(backlog_of(models, self._client.partitions, deadlines))
-
 
 def backlog_of(
     models: Iterable[str], partitions: Iterable[int], deadlines: int = MAX_DEADLINES
 ) -> Query[BacklogSnapshot]:
-    """Look at the backlog as `Backlog.look` does."""
+    """Count every lane of these models, and read the nearest deadlines of waiting jobs of all models."""
     models = tuple(models)
     args: list[str | int] = [deadlines, *models]
     names = [(model, priority) for model in models for priority in Priority]

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from penstock.engine import ModelCard
 from streaming.errors import MalformedJob, NewerMessage, UnknownJob
 from streaming.ids import partition_of
-from streaming.jobs.codec import LONG_BYTES, encode, rows_of, without_rows
+from streaming.jobs.codec import LONG_BYTES, encode, record_rows, without_rows
 from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import FIRST, QueuePlace, QueuePlaces
@@ -134,7 +134,7 @@ class JobReader:
         end = salvaged(replace(record, job=job), history)
         named = "".join([f"{each.run.worker}:{each.frame}:{each.run.number};" for each in record.runs])
         _, partition, args = _record_call(job_id, bodies=bodies)
-        stored = (record.state, named, encode(without_rows(end)), rows_of(end), end.usage.completion)
+        stored = (record.state, named, encode(without_rows(end)), record_rows(end), end.usage.completion)
         await self._client.call("salvage", partition, job_id, *stored)
         return await self._read(job_id, *await self._records.call(partition, *args), bodies=bodies)
 

@@ -27,11 +27,11 @@ from streaming.jobs.codec import (
     decode,
     decode_job,
     decode_metadata,
+    decode_record_rows,
     decode_terminal,
     encode,
     served_by,
     total_usage,
-    unpack_rows,
 )
 from streaming.jobs.history import History, LoggedRun
 from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, PastAttempt, Text
@@ -403,7 +403,7 @@ def read_end(job_id: str, record: bytes, rows: bytes = b"") -> Sliced[Terminal]:
     """Decode how a job ended, with these rows; an unreadable end counts as a failure."""
     try:
         end = decode_terminal(record)
-        return msgspec.structs.replace(end, rows=(yield from unpack_rows(rows, ROWS_PER_SLICE))) if rows else end
+        return msgspec.structs.replace(end, rows=(yield from decode_record_rows(rows, ROWS_PER_SLICE))) if rows else end
     except NewerMessage:
         return Terminal(job_id, JobState.FAILED, 0, failure=NEWER)
     except DecodeError as error:

@@ -303,7 +303,7 @@ class Relay:
             silence = max(SILENCE_S, len(self._subscribers) / CHECKS_PER_S)
             looked = self._behind
             if now >= due_all:
-                # A buffer is due a tick after it was opened, so two ticks later is early enough for the first of them.
+                # Without buffers, wait two ticks: one that is opened meanwhile is checked a tick after its opening.
                 looked = set(self._all())
                 due_all = now + (TICK_S if looked else coalesced(2 * TICK_S))
             due = [buffer for buffer in looked if buffer.is_due(now, silence)]

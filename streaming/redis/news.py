@@ -1,4 +1,5 @@
-"""News: messages that say when to read the store again. A lost one costs at most the interval of the reads."""
+"""Change notifications over pub/sub: each says that the store should be read again. Messages may be lost; `every_s`
+bounds the delay."""
 
 from __future__ import annotations
 
@@ -19,21 +20,21 @@ async def news(client: RedisClient, kind: str, name: str, every_s: float) -> Asy
     changed = asyncio.Event()
 
     async def listen() -> None:
-        async for _ in told(client, kind, name):
+        async for _ in messages(client, kind, name):
             changed.set()
 
     expected = ExpectedErrors(Unavailable, log.debug, "no news until Redis answers: %s")
-    hearing = asyncio.create_task(run_periodically(listen, every_s, expected))
+    listening = asyncio.create_task(run_periodically(listen, every_s, expected))
     try:
         while True:
             changed.clear()
             yield
             await wait(changed, coalesced(every_s))
     finally:
-        hearing.cancel()
+        listening.cancel()
 
 
-async def told(client: RedisClient, kind: str, name: str) -> AsyncIterator[None]:
+async def messages(client: RedisClient, kind: str, name: str) -> AsyncIterator[None]:
     """Yield once subscribed to a channel, and after each of its messages. Never ends; raises Unavailable."""
     async with client.subscribe(channel(kind, name)) as subscription:
         yield

@@ -21,7 +21,7 @@ from streaming.keys import FLEET_SLOT, ROOT, fixed_keys, fleet_key, kind_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
-FORMAT = 3
+FORMAT = 4
 """The version of everything in the store: keys, messages, and what scripts read and write. Every change of these must
 raise it, because a process of one version must not work on a store of another."""
 FORMAT_DIGEST = "1b5bc8c1a2dba61b"

@@ -25,7 +25,7 @@ from api.services import Services
 from penstock.engine import ChatTurn, Logprob
 from penstock.loops import MAX_UNSLICED_ROWS, ROWS_PER_SLICE, Turns, at_once
 from streaming.errors import UnknownJob
-from streaming.jobs.codec import LONG_BYTES, Delta, Run, Section, Terminal, decode_terminal, encode, rows_of
+from streaming.jobs.codec import LONG_BYTES, Delta, Run, Section, Terminal, decode_terminal, encode, record_rows
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import without_rows
 from streaming.jobs.reader import JobReader
@@ -49,7 +49,7 @@ def long_end(job_id: str = JOB, rows: int = ROWS, logprobs: tuple[Logprob, ...] 
 
 def stored(end: Terminal) -> dict[str, bytes]:
     """As the store holds it."""
-    return {"record": encode(without_rows(end)), "rows": rows_of(end)}
+    return {"record": encode(without_rows(end)), "rows": record_rows(end)}
 
 
 async def put_ended(wire: RedisClient, end: Terminal) -> None:
@@ -73,7 +73,7 @@ class Counted(Turns):
 async def test_a_long_result_is_decoded_in_slices(wire: RedisClient) -> None:
     """What is read is what was written, by a slice for each so many rows; a short one is read at once."""
     end = long_end()
-    assert len(rows_of(end)) > LONG_BYTES
+    assert len(record_rows(end)) > LONG_BYTES
     await put_ended(wire, end)
     wire.turns = counted = Counted()
     assert (await JobReader(wire).record(JOB)).terminal == replace(end, rows=kept(end.rows))

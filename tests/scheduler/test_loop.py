@@ -22,7 +22,7 @@ from scheduler.policy.snapshot import DueJob, ScalingLimits, Shape
 from scheduler.policy.switch import Switch, SwitchDecision
 from scheduler.pools.base import DryRunPool, Move, Pool
 from streaming.errors import Unavailable
-from streaming.fleet.plans import Leadership, Overrides, Plan, Plans, Prospect
+from streaming.fleet.plans import Leadership, Overrides, Plan, Plans, Prospect, claim_lead
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs import places as backlog
@@ -133,7 +133,7 @@ async def test_only_changes_are_noted_and_logged(hand: Hand, caplog: pytest.LogC
 
 async def test_a_restarted_scheduler_goes_on_from_the_published_plan(hand: Hand) -> None:
     """A new process finds three workers planned, none of them seen yet, and changes nothing."""
-    lead = await hand.leadership.claim("before", 60_000)
+    lead = await hand.wire.ask(claim_lead("before", 60_000))
     assert await hand.plans.publish(lead, [Plan(model=MODEL, want=3, reason="before", epoch=lead.epoch)])
     await hand.leadership.leave("before")
     loop = hand.loop()
@@ -399,7 +399,7 @@ async def test_a_new_leader_goes_on_with_the_shape_of_the_one_before(hand: Hand)
     """Between the two thresholds it is the plan, not the load, that says which; what was wanted of each stays."""
     await hand.worker("n", shape="narrow")
     await hand.put(5)
-    lead, shapes = await hand.leadership.claim("before", 60_000), {"wide": 0, "narrow": 2}
+    lead, shapes = await hand.wire.ask(claim_lead("before", 60_000)), {"wide": 0, "narrow": 2}
     plan = Plan(model=MODEL, want=2, reason="r", epoch=lead.epoch, shapes=shapes, shape="narrow", takes=("narrow",))
     assert await hand.plans.publish(lead, [plan])
     await hand.leadership.leave("before")

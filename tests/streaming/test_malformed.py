@@ -12,7 +12,7 @@ from penstock.engine import Capabilities, ModelCard
 from streaming.batches.store import UNREADABLE, Batch, Batches, BatchState, Files, StoredFile
 from streaming.errors import MalformedJob, Superseded, UnknownFile
 from streaming.events import Event, Outbox, Webhooks
-from streaming.fleet.plans import Action, Leadership, Overrides, Plan, Plans
+from streaming.fleet.plans import Action, Overrides, Plan, Plans, claim_lead
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.ids import idempotency_digest, message_id
@@ -20,7 +20,7 @@ from streaming.jobs.codec import Run, Section, Terminal, Wake, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
-from streaming.jobs.places import Backlog
+from streaming.jobs.places import Backlog, backlog_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper
@@ -331,7 +331,7 @@ async def test_an_entry_of_the_fleet_that_cannot_be_read_is_left_out(wire: Redis
     card = ModelCard(name="m", engine="sim", context=1, max_output=1, capabilities=Capabilities(), created=1)
     await fleet.publish_card(card)
     await wire.redis.hset(fleet_key("card"), "bad", bad)
-    lead = await Leadership(wire).claim("s", 1000)
+    lead = await wire.ask(claim_lead("s", 1000))
     action = Action(model="m", kind="up", reason="r", by="s")
     assert await plans.publish(lead, [Plan(model="m", want=1, reason="r")], [action], {"m": 2.0})
     for name in ("plan", "cold"):
@@ -359,10 +359,10 @@ async def test_lanes_and_deadlines_are_counted_without_what_cannot_be_read(wire:
     await wire.redis.zadd(partition_key(0, "timers"), {b"\xff": 1})
     await wire.redis.set(partition_key(0, "retry", "m", "standard"), b"no stream")
     backlog = Backlog(wire)
-    assert len((await backlog.look(["m"])).due) == 1
+    assert len((await wire.ask(backlog_of(["m"], wire.partitions))).due) == 1
     assert [lane.waiting for lane in await backlog.lanes(["m"])] == [0, 4, 0]
     await wire.redis.set(fleet_key("leader_epoch"), b"x")
-    assert (await Leadership(wire).claim("s", 1000)).holder == "s"
+    assert (await wire.ask(claim_lead("s", 1000))).holder == "s"
 
 
 async def test_a_file_that_cannot_be_read_is_shown_as_that(wire: RedisClient) -> None:

@@ -9,13 +9,14 @@ from flow import a_job, a_lease, lapse
 from redis import Redis
 
 from streaming.errors import Unavailable
-from streaming.fleet.plans import Action, Lead, Leadership, Overrides, Plan, Plans, Prospect, told
+from streaming.fleet.plans import Action, Lead, Leadership, Overrides, Plan, Plans, Prospect, claim_lead
 from streaming.fleet.process import Cordoned
 from streaming.jobs.codec import Cordon
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
 from streaming.keys import channel
 from streaming.redis.client import RedisClient
+from streaming.redis.news import messages
 from streaming.redis.settings import RedisSettings
 
 MODEL = "m"
@@ -34,7 +35,7 @@ LAST_WORD = b"that was all"
 
 
 class Ears:
-    """Counts what is told on a channel, and that it is listened to."""
+    """Counts what is messages on a channel, and that it is listened to."""
 
     def __init__(self, wire: RedisClient, kind: str, name: str) -> None:
         self.heard = 0
@@ -67,37 +68,36 @@ class Ears:
 
 
 async def test_one_leads_and_keeps_leading(wire: RedisClient) -> None:
-    """The second is told who leads; renewing changes no epoch; leaving lets the next in, under a greater one."""
+    """The second is messages who leads; renewing changes no epoch; leaving lets the next in, under a greater one."""
     leadership = Leadership(wire)
     assert (await leadership.current()).holder == ""
-    first = await leadership.claim("a", LONG_MS)
+    first = await wire.ask(claim_lead("a", LONG_MS))
     assert first.holder == "a"
-    assert await leadership.claim("b", LONG_MS) == first == await leadership.claim("a", LONG_MS)
+    assert await wire.ask(claim_lead("b", LONG_MS)) == first == await wire.ask(claim_lead("a", LONG_MS))
     await leadership.leave("b")
     assert await leadership.current() == first, "only the leader can leave"
     await leadership.leave("a")
     assert (await leadership.current()).holder == ""
-    second = await leadership.claim("b", LONG_MS)
+    second = await wire.ask(claim_lead("b", LONG_MS))
     assert second.holder == "b" and second.epoch > first.epoch
 
 
 async def test_a_lapsed_lead_is_another_epoch_even_for_the_same_holder(wire: RedisClient) -> None:
     """Whoever was silent for too long begins anew: what it decided before is stale."""
-    leadership = Leadership(wire)
-    first = await leadership.claim("a", 1)
+    first = await wire.ask(claim_lead("a", 1))
     await asyncio.sleep(0.02)
-    assert (await leadership.claim("a", LONG_MS)).epoch > first.epoch
+    assert (await wire.ask(claim_lead("a", LONG_MS))).epoch > first.epoch
 
 
 async def test_epochs_grow_over_a_loss_of_data(wire: RedisClient, redis_url: str) -> None:
     """A store that forgot everything must not make an old epoch current again."""
-    leadership, plans = Leadership(wire), Plans(wire)
-    first = await leadership.claim("a", LONG_MS)
+    plans = Plans(wire)
+    first = await wire.ask(claim_lead("a", LONG_MS))
     with Redis.from_url(redis_url) as client:
         client.flushall()
     while await wire.now_ms() < 1000 * (first.epoch + 1):  # epochs are at least the seconds of Redis time
         await asyncio.sleep(0.01)
-    second = await leadership.claim("b", LONG_MS)
+    second = await wire.ask(claim_lead("b", LONG_MS))
     assert second.epoch > first.epoch
     assert not await plans.publish(first, [a_plan(first)])
 
@@ -108,9 +108,9 @@ async def test_epochs_grow_over_a_loss_of_data(wire: RedisClient, redis_url: str
 async def test_a_plan_is_taken_from_the_leader_only(wire: RedisClient) -> None:
     """Another holder, an older epoch, a lead given up: each is refused whole, and pools hear nothing."""
     leadership, plans = Leadership(wire), Plans(wire)
-    old = await leadership.claim("a", LONG_MS)
+    old = await wire.ask(claim_lead("a", LONG_MS))
     await leadership.leave("a")
-    lead = await leadership.claim("b", LONG_MS)
+    lead = await wire.ask(claim_lead("b", LONG_MS))
     ears = Ears(wire, "pools", "plan")
     await ears.until(1)
     for stale in (old, Lead("b", old.epoch), Lead("a", lead.epoch)):
@@ -143,11 +143,11 @@ async def test_a_pool_acts_only_under_the_current_epoch(wire: RedisClient) -> No
     """From the moment another leads, what an older plan asked for is refused; so it is while nobody has led yet."""
     leadership, plans = Leadership(wire), Plans(wire)
     assert not await plans.act(0, an_action("start"))
-    old = await leadership.claim("a", LONG_MS)
+    old = await wire.ask(claim_lead("a", LONG_MS))
     assert await plans.act(old.epoch, an_action("start", worker="worker-1"))
     await leadership.leave("a")
     assert await plans.act(old.epoch, an_action("start")), "while nobody leads, the last plan stands"
-    lead = await leadership.claim("b", LONG_MS)
+    lead = await wire.ask(claim_lead("b", LONG_MS))
     assert not await plans.act(old.epoch, an_action("drain"))
     assert await plans.act(lead.epoch, an_action("drain"))
     assert [(noted.action.kind, noted.epoch) for noted in await plans.actions(10)] == [
@@ -158,9 +158,9 @@ async def test_a_pool_acts_only_under_the_current_epoch(wire: RedisClient) -> No
     assert len(await plans.actions(1)) == 1
 
 
-async def test_a_cordoned_worker_is_told(wire: RedisClient) -> None:
+async def test_a_cordoned_worker_is_messages(wire: RedisClient) -> None:
     """The message reaches it by its lease, with the reason, every time the plan is published."""
-    lead, plans = await Leadership(wire).claim("a", LONG_MS), Plans(wire)
+    lead, plans = await wire.ask(claim_lead("a", LONG_MS)), Plans(wire)
     lease = Lease(wire, MODEL)
     controls = lease.controls()
     await anext(controls)  # it listens
@@ -209,15 +209,15 @@ async def test_jobs_that_were_put_back_are_no_sign_of_a_worker(wire: RedisClient
 async def test_a_wire_that_was_cut_is_listened_to_again(redis_url: str) -> None:
     """Whoever listens gets an error, and at the next try a first sign at once: something may have been missed."""
     wire = RedisClient.open(RedisSettings(url=redis_url))
-    messages = told(wire, "pools", "plan")
-    await anext(messages)
+    heard = messages(wire, "pools", "plan")
+    await anext(heard)
     await wire.redis.publish(channel("pools", "plan"), b"")
-    await anext(messages)
+    await anext(heard)
     with Redis.from_url(redis_url) as client:
         client.client_kill_filter(_type="pubsub")
     with pytest.raises(Unavailable, match="was lost"):
-        await anext(messages)
-    await anext(told(wire, "pools", "plan"))
+        await anext(heard)
+    await anext(messages(wire, "pools", "plan"))
     await wire.close()
 
 

@@ -9,7 +9,7 @@ from flow import a_lease, lapse, put_job, until
 
 from streaming.jobs import places as backlog
 from streaming.jobs.lease import Claim
-from streaming.jobs.places import Backlog, LaneDepth
+from streaming.jobs.places import Backlog, LaneDepth, backlog_of
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.order import Priority
@@ -57,14 +57,14 @@ async def test_jobs_ever_put_are_counted(wire: RedisClient) -> None:
 
 async def test_the_nearest_deadlines_are_told(wire: RedisClient) -> None:
     """With their lane and age, nearest first; claimed jobs and jobs without one are left out."""
-    assert (await Backlog(wire).look([])).due == []
+    assert (await wire.ask(backlog_of([], wire.partitions))).due == []
     await put(wire, Priority.INTERACTIVE, deadline_ms=30_000)
     lease = await a_lease(wire)
     await lease.claim(0, 1)
     await put(wire, Priority.STANDARD)
     await put(wire, Priority.BATCH, deadline_ms=60_000)
     await put(wire, Priority.STANDARD, max_queue_ms=20_000, deadline_ms=90_000)
-    due = (await Backlog(wire).look([])).due
+    due = (await wire.ask(backlog_of([], wire.partitions))).due
     assert [(each.model, each.priority) for each in due] == [("m", Priority.STANDARD), ("m", Priority.BATCH)]
     assert 0 < due[0].in_ms <= 20_000 < due[1].in_ms <= 60_000
     assert all(0 <= each.age_ms < 20_000 for each in due)
@@ -77,10 +77,10 @@ async def test_a_look_is_one_call_for_each_partition(wide: RedisClient) -> None:
     lease = await a_lease(wide)
     running = sum([len((await lease.claim(partition, 1)).jobs) for partition in wide.partitions])
     models = ["m", *(f"other-{number}" for number in range(9))]
-    await Backlog(wide).look(models)
+    await wide.ask(backlog_of(models, wide.partitions))
     before = await wide.redis.info("commandstats")
     lanes = await Backlog(wide).lanes(models)
-    seen = await Backlog(wide).look(models)
+    seen = await wide.ask(backlog_of(models, wide.partitions))
     after = await wide.redis.info("commandstats")
     (lane,) = [lane for lane in lanes if lane.model == "m" and lane.priority is Priority.STANDARD]
     assert (lane.waiting, lane.running, lane.added) == (12 - running, running, 12) and lane.oldest_ms >= 0

@@ -37,13 +37,13 @@ from streaming.jobs.codec import (
     Usage,
     decode_control,
     decode_job,
+    decode_record_rows,
     decode_reply,
     decode_terminal,
     encode,
+    encode_record_rows,
     kept_form,
-    pack_rows,
-    rows_of,
-    unpack_rows,
+    record_rows,
 )
 from streaming.jobs.job import JOB_VERSION, Chat, Inputs, Job, JobState, TaskForm, Text
 from streaming.order import Priority
@@ -88,8 +88,8 @@ def test_a_record_keeps_the_deltas_of_its_job(found: list[Delta | str], rows_at_
     """All but the ids of those that are one token of the first choice; in slices or at once."""
     rows = [Delta(1, 0, each, (9,), 0) if isinstance(each, str) else each for each in found]
     rows = [msgspec.structs.replace(row, seq=seq) for seq, row in enumerate(rows, 1)]
-    data = pack_rows([kept_form(row) for row in rows])
-    for now, row in zip(at_once(unpack_rows(data, rows_at_once)), rows, strict=True):
+    data = encode_record_rows([kept_form(row) for row in rows])
+    for now, row in zip(at_once(decode_record_rows(data, rows_at_once)), rows, strict=True):
         is_text = now == Delta(0, row.seq, row.text, (), 0)
         assert now == row or (is_text and msgspec.structs.replace(row, run_number=0, ids=()) == now)
 
@@ -97,14 +97,14 @@ def test_a_record_keeps_the_deltas_of_its_job(found: list[Delta | str], rows_at_
 def test_a_record_of_many_tokens_is_little_more_than_its_text() -> None:
     rows = tuple([Delta(1, seq, f"word {seq * 7919 % 1000} ", (seq,), 0) for seq in range(1, 1001)])
     end = Terminal("j", JobState.COMPLETED, 1000, rows=rows)
-    assert len(rows_of(end)) < len("".join([row.text for row in rows])) < len(encode(end)) / 2
+    assert len(record_rows(end)) < len("".join([row.text for row in rows])) < len(encode(end)) / 2
 
 
 @given(st.binary(max_size=200))
 def test_rows_nobody_can_read_are_a_decode_error(data: bytes) -> None:
     for garbage in (data, b"\x48" + data, zlib.compress(data)):
         with contextlib.suppress(DecodeError):
-            at_once(unpack_rows(garbage, 7))
+            at_once(decode_record_rows(garbage, 7))
 
 
 @given(TEXT, st.sampled_from(Priority), st.integers(1, 8))

@@ -260,7 +260,7 @@ async def test_the_last_page_of_a_long_list_costs_what_the_first_does(wire: Redi
     assert await pages(wire, 100, queued) == [waiting.id]
 
 
-async def test_a_summary_nobody_can_read_spoils_no_list(wire: RedisClient) -> None:
+async def test_an_unreadable_record_spoils_no_list(wire: RedisClient) -> None:
     """What the list says of the job's end is what a look at the job says; the others are listed as they are."""
     jobs = [await put_job(Queue(wire)) for _ in range(3)]
     for job in jobs:

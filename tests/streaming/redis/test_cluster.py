@@ -19,7 +19,7 @@ from redis.crc import key_slot
 
 from penstock.engine import Capabilities, ModelCard
 from streaming.errors import Unavailable
-from streaming.fleet.plans import Leadership, Overrides, Plan, Plans
+from streaming.fleet.plans import Overrides, Plan, Plans, claim_lead
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.ids import partition_of
@@ -187,7 +187,7 @@ async def test_the_fleet_shares_one_slot(wire: RedisClient) -> None:
     card = ModelCard(name=MODEL, engine="sim", context=8, max_output=8, capabilities=Capabilities(), created=1)
     await fleet.publish_card(card)
     assert await fleet.processes() == [] and await fleet.cards() == {MODEL: card}
-    lead = await Leadership(wire).claim("a", 10_000)
+    lead = await wire.ask(claim_lead("a", 10_000))
     assert await plans.publish(lead, [Plan(model=MODEL, want=2, reason="because", epoch=lead.epoch)])
     override = await overrides.put(MODEL, 3, "ops", 60_000)
     assert (await plans.read())[MODEL].want == 2 and await overrides.of([MODEL, "other"]) == {MODEL: override}
