@@ -15,7 +15,7 @@ import pytest
 
 from cli.pool import PoolSupervisor, follow
 from cli.supervisor import ProcessLimits, Program, Supervisor, allowed
-from streaming.fleet.plans import Action, Lead, Leadership, Plan, Plans, PoolKind
+from streaming.fleet.plans import Action, Lead, Plan, Plans, PoolKind, claim_lead
 from streaming.fleet.settings import ModelSettings, Resources
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
@@ -44,7 +44,7 @@ class Basin:
     def __init__(self, folder: Path, wire: RedisClient) -> None:
         self.folder = folder
         self.supervisor = Supervisor(lambda child: None)
-        self.leadership, self.plans = Leadership(wire), Plans(wire)
+        self.wire, self.plans = wire, Plans(wire)
         self.a, self.b = self.pool("a", settings(1, 3)), self.pool("b", settings(0, 2))
 
     def pool(self, model: str, settings: ModelSettings, code: str = SLEEPS) -> PoolSupervisor:
@@ -56,7 +56,7 @@ class Basin:
         return Program(role="worker", id=worker_id, argv=argv, log=log, env=dict(os.environ), model=model, grace_s=5)
 
     async def lead(self, holder: str = "s") -> Lead:
-        return await self.leadership.claim(holder, LONG_MS)
+        return await self.wire.ask(claim_lead(holder, LONG_MS))
 
     async def plan(self, model: str, want: int, **more: object) -> Plan:
         """Published by whoever leads."""
@@ -128,7 +128,7 @@ async def test_a_stale_plan_is_not_followed(basin: Basin) -> None:
     """Once another leads, what the former one asked for is refused, up and down, until the new one has said its own."""
     await basin.size(basin.a, 2)
     old = [await basin.plan("a", want) for want in (3, 1)]
-    await basin.leadership.leave("s")
+    await basin.wire.ask(claim_lead("s", 0))
     lead = await basin.lead("next")
     for plan in old:
         await basin.a.follow(plan, basin.plans, "up@here")

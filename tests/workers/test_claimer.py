@@ -14,7 +14,7 @@ from flow import a_lease, claim_one, lapse
 from sim_worker import Running, Start, ended, expected, put_job, text_of, until
 
 from penstock.engine import Capabilities, Stats
-from streaming.fleet.plans import Leadership, Plans
+from streaming.fleet.plans import Plans, claim_lead
 from streaming.jobs.codec import encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JOB_VERSION, JobState
@@ -55,7 +55,7 @@ async def test_suspects_run_alone_and_the_innocent_complete(wire: RedisClient, s
 
 async def hold(wire: RedisClient, running: Running, for_ms: int) -> None:
     """As the leader says it: again and again, for who does not listen yet hears nothing."""
-    lead = await Leadership(wire).claim("s", 60_000)
+    lead = await wire.ask(claim_lead("s", 60_000))
 
     async def heard() -> bool:
         assert await Plans(wire).publish(lead, [], holds={running.worker.lease.id: for_ms})

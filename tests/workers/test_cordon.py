@@ -14,7 +14,7 @@ from house import House, eventually
 
 from penstock.config import Config
 from penstock.engine import Failure
-from streaming.fleet.plans import Cordoned, Leadership, Plan, Plans
+from streaming.fleet.plans import Cordoned, Plan, Plans, claim_lead
 from streaming.fleet.process import Process, Served
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.codec import Terminal, Usage
@@ -49,7 +49,7 @@ class Yard:
                 await asyncio.sleep(0.02)
 
     async def cordon(self, lease: str) -> None:
-        lead = await Leadership(self.wire).claim("test", 60_000)
+        lead = await self.wire.ask(claim_lead("test", 60_000))
         cordon = (Cordoned(lease, "its steps take 5.0 times its peers' (10 ms)"),)
         plan = Plan(model="sim", want=1, reason="r", epoch=lead.epoch, cordon=cordon)
         assert await self.plans.publish(lead, [plan])
