@@ -140,10 +140,10 @@ def _due(now: int, lane: bytes, created: bytes, at: bytes) -> WaitingDeadline | 
 UNKNOWN_OUTPUT = 4096
 """Tokens of an answer without a limit by a model that no worker has loaded yet."""
 
-TOKEN_BYTES = 96
+TOKEN_BYTES = 72
 """Bytes of one token that is alone in its step: an entry of the log with one reply address, and a row of the record.
-tests/streaming/store/test_memory.py measures 46 and 21 with Valkey 8; in steps shared by many jobs the log's share is
-21. The rest is for longer texts and for what the allocator rounds up."""
+tests/streaming/store/test_memory.py measures 58 with Valkey 9; in steps shared by many jobs the log's share is half.
+The rest is for longer texts and for what the allocator rounds up."""
 LOGPROB_BYTES, ALTERNATIVE_BYTES = 40, 40
 """More for the log-probability of a token, and for each of its alternatives: both stand in log and record."""
 ID_BYTES, TEXT_BYTES, SCORE_BYTES = 9, 32, 26

@@ -40,8 +40,8 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 LIMIT = ("--maxmemory", "32mb", "--maxmemory-policy", "noeviction")
 HUGE: dict[str, Any] = {"model": "sim", "prompt": ["a"] * 8, "n": 8, "max_tokens": 8000}
-"""Its answer may need 47 MiB."""
-WORDS = ("46.9 MiB", "prompts 8", "n 8", "max_tokens 8,000", "logprobs")
+"""Its answer may need 35 MiB."""
+WORDS = ("35.2 MiB", "prompts 8", "n 8", "max_tokens 8,000", "logprobs")
 
 
 def completion(name: str, **body: Any) -> dict[str, Any]:
