@@ -1,7 +1,7 @@
 """`python -m bench.jobs.frontend FORM URL CALLERS WARMUP SECONDS`: callers of Penstock's API, one connection each.
 
-Forms: `chat` (the answer in one piece), `stream` (a stream of one token, timed to that token), `jobs` (put, then wait
-for the result: two requests).
+Forms: `chat` (the answer in one piece), `stream` (a stream of one token, timed to that token), `jobs` (one request
+puts a job and waits for its result).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def test_a_job_that_ends_in_time_comes_with_its_result(house: House, more: dict[
 
 def test_a_job_that_outlasts_the_wait_is_accepted(house: House) -> None:
     """It is shown as it is then."""
-    status, headers, body = house.post("/v1/jobs?wait=1", BODY | {"max_tokens": 8000})
+    status, headers, body = house.post("/v1/jobs?wait=5", BODY | {"max_tokens": 8000})
     assert status == 202 and headers["location"] == f"/v1/jobs/{job_of(body)['id']}"
     assert (job_of(body)["status"], job_of(body)["attempts"]) == ("in_progress", 1)
     house.post(f"{headers['location']}/cancel", {})

@@ -86,7 +86,7 @@ def delta(run: Claim | int, seq: int, text: str = "") -> Delta:
 
 
 def kept(rows: Sequence[Delta]) -> tuple[Delta, ...]:
-    """Deltas as a record keeps them: nothing continues a job that has ended, so the ids of its tokens are gone."""
+    """Plain deltas (as `delta` makes them) as a record keeps them: without the ids of their tokens."""
     return tuple([replace(row, run_number=0, ids=()) for row in rows])
 
 

@@ -15,7 +15,7 @@ from bench.report import bound
 
 ACCEPTED = 202
 MIB = 1 << 20
-WAVES, TOKENS = (400, *(50,) * 8), 1000
+WAVES, TOKENS = (400, *(50,) * 12), 1000
 """Jobs of each wave, which comes when the jobs of the one before have ended: so the store really fills with results.
 Those of the first wave alone would fill it, and it could be accepted before the first of them is long."""
 JOBS = sum(WAVES)
