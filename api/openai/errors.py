@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from penstock.engine import Failure, TaskKind
@@ -101,6 +102,12 @@ def invalid_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, "invalid_request_error", message, param=param)
 
 
+def refuse_if(condition: object, param: str, what: str) -> None:
+    """Raise ApiError (400) about a field if the condition holds; `what` begins with a verb."""
+    if condition:
+        raise invalid_request(f"{param} {what}.", param)
+
+
 TASK_FIELDS: Mapping[TaskKind, str] = {
     "embed": "input",
     "rerank": "documents",
@@ -112,27 +119,15 @@ TASK_FIELDS: Mapping[TaskKind, str] = {
 
 def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
     """`needed`: bytes that the job brings and may write; `most`: what a store that holds no other gives to one."""
-    sampling, prompts = job.sampling, prompt_count(job.prompt)
+    param = "prompt" if prompt_count(job.prompt) > 1 else "n" if job.sampling.n > 1 else "max_tokens"
+    remedy = "Lower max_tokens or n, send the prompts in several requests, or leave logprobs out."
     if job.task is not None:
         param = TASK_FIELDS[job.task.kind] if job.response is None else "input"
-        message = (
-            f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store, and this store has at most "
-            f"{most / _MIB:,.1f} MiB for one request, however long it waits. Send {param} in several requests."
-        )
-        return ApiError(400, "too_large_for_store", message, param=param)
-    asked = {
-        "prompts": f"{prompts:,}" if prompts > 1 else "",
-        "n": f"{sampling.n}" if sampling.n > 1 else "",
-        "max_tokens": "not set" if sampling.max_tokens is None else f"{sampling.max_tokens:,}",
-        "logprobs": "" if sampling.logprobs is None else f"{sampling.logprobs}",
-    }
-    counted = ", ".join(f"{name} {value}" for name, value in asked.items() if value)
+        remedy = f"Send {param} in several requests."
     message = (
-        f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store ({counted}), and this store has at "
-        f"most {most / _MIB:,.1f} MiB for one request, however long it waits. Lower max_tokens or n, send the prompts "
-        "in several requests, or leave logprobs out."
+        f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store, and this store has at most "
+        f"{most / _MIB:,.1f} MiB for one request, however long it waits. {remedy}"
     )
-    param = "prompt" if prompts > 1 else "n" if sampling.n > 1 else "max_tokens"
     return ApiError(400, "too_large_for_store", message, param=param)
 
 
@@ -157,9 +152,8 @@ def payload_too_large(limit: int, setting: str = "[api] body_limit") -> ApiError
 def body_too_complex(limit: int) -> ApiError:
     """`limit` as in api/openai/json_body.py."""
     message = (
-        "The body has too many values to be read at once: 8 for each list and object, 4 for each key, 1 for each comma "
-        f"and for four backslashes, and 10 for 32 digits of one number add up to more than {limit}. Send fewer "
-        "messages, parts or prompts, or text instead of token ids."
+        f"The body has too many values: its weight is more than {limit} (8 for each list and object, 4 for each key, 1 "
+        "for each comma). Send fewer messages, parts or prompts, or text instead of token ids."
     )
     return ApiError(400, "body_too_complex", message)
 
@@ -203,28 +197,21 @@ def model_not_found(model: str, known: Iterable[str]) -> ApiError:
     return ApiError(404, "model_not_found", message, param="model")
 
 
-def job_not_found() -> ApiError:
-    """The same words whether it never was, or belongs to another tenant."""
-    return ApiError(404, "job_not_found", "There is no such job.")
-
-
-def response_not_found() -> ApiError:
-    """Also for one that was deleted, not stored, or kept no longer, and for one of another tenant."""
-    return ApiError(404, "response_not_found", "There is no such response, or it is no longer kept.")
+job_not_found = partial(ApiError, 404, "job_not_found", "There is no such job.")
+"""As below, the same words whether it never was, was deleted, or belongs to another tenant."""
+file_not_found = partial(ApiError, 404, "file_not_found", "There is no such file.")
+batch_not_found = partial(ApiError, 404, "batch_not_found", "There is no such batch.")
+response_not_found = partial(ApiError, 404, "response_not_found", "There is no such response, or no longer.")
+conversation_not_found = partial(ApiError, 404, "conversation_not_found", "There is no such conversation.")
+conversation_item_not_found = partial(ApiError, 404, "item_not_found", "The conversation has no such item.")
+tenant_not_found = partial(ApiError, 404, "tenant_not_found", "No key names this tenant, and it keeps nothing here.")
+dead_letter_not_found = partial(ApiError, 404, "dead_letter_not_found", "There is no such dead letter, or no longer.")
+webhook_not_found = partial(ApiError, 404, "webhook_not_found", "There is no such webhook message, or no longer.")
 
 
 def previous_response_not_found(response_id: str) -> ApiError:
     message = f"There is no response {response_id[:80]!r}: it is unknown, deleted, not stored, or no longer kept."
     return ApiError(400, "previous_response_not_found", message, param="previous_response_id")
-
-
-def conversation_not_found() -> ApiError:
-    """The same words whether it never was, was deleted, has expired, or belongs to another tenant."""
-    return ApiError(404, "conversation_not_found", "There is no such conversation. It may have expired.")
-
-
-def conversation_item_not_found() -> ApiError:
-    return ApiError(404, "item_not_found", "The conversation has no such item.")
 
 
 def conversation_unreadable() -> ApiError:
@@ -234,10 +221,7 @@ def conversation_unreadable() -> ApiError:
 
 def conversation_locked() -> ApiError:
     """OpenAI answers so, too. Client libraries do not try again by themselves."""
-    message = (
-        "Another response of this conversation has not ended, or its items have just changed. Try again when that "
-        "response has ended, or cancel it."
-    )
+    message = "Another response of this conversation has not ended, or its items have just changed. Try again later."
     return ApiError(400, "conversation_locked", message, param="conversation")
 
 
@@ -260,21 +244,8 @@ def offset_gone() -> ApiError:
 
 def cursor_lost() -> ApiError:
     """A number of an event may name another event now."""
-    message = (
-        "The store has lost data since this response was accepted, perhaps events that you have, and others may have "
-        "their numbers. Read it again from its first event: leave starting_after out."
-    )
+    message = "The store has lost events of this response. Read it again from its first event, without starting_after."
     return ApiError(409, "stream_reset", message, param="starting_after", headers=FINAL)
-
-
-def file_not_found() -> ApiError:
-    """The same words whether it never was, was deleted, or belongs to another tenant."""
-    return ApiError(404, "file_not_found", "There is no such file.")
-
-
-def batch_not_found() -> ApiError:
-    """As with files."""
-    return ApiError(404, "batch_not_found", "There is no such batch.")
 
 
 def batch_not_commanded(command: str, status: str) -> ApiError:
@@ -282,21 +253,9 @@ def batch_not_commanded(command: str, status: str) -> ApiError:
     return ApiError(409, "batch_not_steerable", message, headers=FINAL)
 
 
-def tenant_not_found() -> ApiError:
-    return ApiError(404, "tenant_not_found", "No key names this tenant, and it keeps nothing here.")
-
-
-def dead_letter_not_found() -> ApiError:
-    return ApiError(404, "dead_letter_not_found", "There is no such dead letter. It may have been replayed or dropped.")
-
-
 def nothing_to_replay(job_id: str, fault: str) -> ApiError:
     message = f"The body of {job_id} cannot be read ({fault}), so there is nothing to replay. Drop the dead letter."
     return ApiError(409, "malformed_job", message, headers=FINAL)
-
-
-def webhook_not_found() -> ApiError:
-    return ApiError(404, "webhook_not_found", "There is no such webhook message. It may have been forgotten.")
 
 
 def result_expired(job_id: str) -> ApiError:
@@ -328,9 +287,8 @@ def deadline_unreachable(field: str, limit_ms: int, lane: Priority, wait: Wait) 
     higher = "" if lane is Priority.INTERACTIVE else " choose a higher lane,"
     least = "" if wait.low_ms is None else f" (nine of ten wait at least {wait.low_ms:,} ms)"
     message = (
-        f"{field} is {limit_ms:,} ms, but a request in the {lane} lane waits about {wait.eta_ms:,} ms now"
-        f"{least}, so nothing was queued. Allow more time,{higher} or try again in "
-        f"{retry['Retry-After']} s."
+        f"{field} is {limit_ms:,} ms, but a request in the {lane} lane waits about {wait.eta_ms:,} ms now{least}, so "
+        f"nothing was queued. Allow more time,{higher} or try again in {retry['Retry-After']} s."
     )
     return ApiError(429, "deadline_unreachable", message, param=field, headers=retry, eta_ms=wait.eta_ms)
 
@@ -368,28 +326,25 @@ def draining(retry_s: float = 1) -> ApiError:
 def put_cut_off() -> ApiError:
     """The process stops while a put is not answered."""
     message = (
-        "This server is shutting down, and the queue has not answered: it is not known whether the request was "
-        "accepted. Send it again; with an Idempotency-Key, it is computed once."
+        "This server is shutting down, and it is not known whether the request was accepted. Send it again; with an "
+        "Idempotency-Key, it is computed once."
     )
     return ApiError(503, "draining", message, headers=retry_after(1))
 
 
 def store_unavailable(*, read: bool = False) -> ApiError:
     """`read`: the request would have changed nothing, or was not begun."""
-    message = "The queue does not answer, and nothing was changed. Try again."
-    if not read:
-        message = (
-            "The queue does not answer, so nothing new was accepted. A change to a job, file or batch that exists may "
-            "have been made: look at it before you try again."
-        )
+    message = "The queue does not answer. A change may have been made: look at what exists before you try again."
+    if read:
+        message = "The queue does not answer, and nothing was changed. Try again."
     return ApiError(503, "store_unavailable", message, headers=retry_after(1))
 
 
 def not_accepted() -> ApiError:
     """The put of a request without an idempotency key was not answered. The caller withdraws it."""
     message = (
-        "The queue does not answer, so the request was not accepted. Should it reach the queue late, it is cancelled "
-        "there. Try again; with an Idempotency-Key, the request is computed once."
+        "The queue does not answer, so the request was not accepted; should it arrive late, it is cancelled there. Try "
+        "again; with an Idempotency-Key, the request is computed once."
     )
     return ApiError(503, "store_unavailable", message, headers=retry_after(1))
 
@@ -413,14 +368,17 @@ def internal_error(request_id: str) -> ApiError:
     return ApiError(500, "internal_error", message)
 
 
+def _job_at(job_id: str) -> dict[str, str]:
+    return {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
+
+
 def job_unreadable(job_id: str) -> ApiError:
     """The request was accepted before, under its idempotency key, and its job cannot be read now."""
     message = (
         f"The request was accepted before as {job_id}, and the queue does not answer now. Send it again with the "
         f"same Idempotency-Key, or read it at /v1/jobs/{job_id}."
     )
-    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
-    return ApiError(503, "store_unavailable", message, headers=retry_after(1) | headers)
+    return ApiError(503, "store_unavailable", message, headers=retry_after(1) | _job_at(job_id))
 
 
 def wait_timeout(job_id: str, waited_s: float) -> ApiError:
@@ -429,16 +387,15 @@ def wait_timeout(job_id: str, waited_s: float) -> ApiError:
         f"No result after {waited_s:g} s. The job goes on: read it at /v1/jobs/{job_id}, "
         "or ask with stream: true, which has no such limit."
     )
-    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
-    return ApiError(504, "wait_timeout", message, headers=FINAL | headers)
+    return ApiError(504, "wait_timeout", message, headers=FINAL | _job_at(job_id))
 
 
 def wait_cut_off(job_id: str, *, repeatable: bool) -> ApiError:
     """The process stops before the job's end. `repeatable`: another try leads to the same job, and computes nothing
     twice."""
     message = f"This server is shutting down. The job goes on: read it at /v1/jobs/{job_id}."
-    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
-    return ApiError(503, "draining", message, headers=(retry_after(1) if repeatable else FINAL) | headers)
+    headers = (retry_after(1) if repeatable else FINAL) | _job_at(job_id)
+    return ApiError(503, "draining", message, headers=headers)
 
 
 def stream_reset(job_id: str) -> ApiError:
@@ -462,16 +419,11 @@ def deadline_exceeded() -> ApiError:
 
 CANCELLED: Mapping[str, str] = {
     CancelledBy.READER: "The job was cancelled because its reader left. queue.on_disconnect can let a job go on.",
-    CancelledBy.SLOW_READER: (
-        "The job was cancelled because its reader took nothing for too long, so its connection was closed. "
-        "queue.on_disconnect can let a job go on."
-    ),
+    CancelledBy.SLOW_READER: "The job was cancelled because its reader took nothing for too long.",
     CancelledBy.OWNER: "The job was cancelled by its owner.",
     CancelledBy.ADMIN: "The job was cancelled by an administrator.",
     CancelledBy.BATCH: "The job was cancelled with its batch.",
-    CancelledBy.NOT_ACCEPTED: (
-        "The job was cancelled because the queue answered too late: its client was told that it was not accepted."
-    ),
+    CancelledBy.NOT_ACCEPTED: "The job was cancelled because the queue answered too late to accept it.",
     CancelledBy.ENGINE: "The job was cancelled by its engine.",
 }
 """Who cancelled a job and why, by CancelledBy."""
@@ -496,8 +448,6 @@ def from_terminal(terminal: Terminal) -> ApiError:
         return job_cancelled(terminal.cancelled_by)
     if terminal.failure is not None:
         return from_failure(terminal.failure)
-    match terminal.state:
-        case JobState.EXPIRED:
-            return deadline_exceeded()
-        case _:
-            return ApiError(500, "job_failed", "The job failed and left no reason.", headers=FINAL)
+    if terminal.state is JobState.EXPIRED:
+        return deadline_exceeded()
+    return ApiError(500, "job_failed", "The job failed and left no reason.", headers=FINAL)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ SAMPLES: dict[str, Any] = {
 
 def made(make: Callable[..., ApiError]) -> ApiError:
     """The error with a sample of each parameter that it needs."""
-    params = inspect.signature(make).parameters.values()
+    params = [] if isinstance(make, partial) else inspect.signature(make).parameters.values()
     return make(**{each.name: SAMPLES[each.name] for each in params if each.default is inspect.Parameter.empty})
 
 
@@ -56,8 +57,8 @@ EVERY: dict[str, ApiError] = {
     name: made(make)
     for module in (errors, access_errors, connection_guard)
     for name, make in vars(module).items()
-    if inspect.isfunction(make) and make.__annotations__.get("return") == "ApiError"
-    and not name.startswith(("_", "from_"))
+    if isinstance(make, partial) or (inspect.isfunction(make) and make.__annotations__.get("return") == "ApiError"
+    and not name.startswith(("_", "from_")))
 }  # fmt: skip
 DOCUMENTED = {
     (int(status), code)
