@@ -6,6 +6,8 @@ A response is a job: it waits in the same lanes under the same quotas, and `resp
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -149,25 +151,30 @@ async def delete(request: Request) -> Response:
 
 async def listing(request: Request) -> Response:
     """GET /v1/responses/{id}/input_items[?after=&limit=&order=]: list the items of the response's own input."""
-    query = request.query_params
-    limit, order, after = value_of(query, "limit") or 20, value_of(query, "order"), query.get("after")
+    after = request.query_params.get("after")
     check_include(request)
-    record = await own_response(request)
-    items = own_items(record)
-    if order != "asc":
-        items.reverse()
-    places = {item["id"]: place for place, item in enumerate(items, 1)}
+    items = own_items(await own_response(request))
+    places = {item["id"]: place for place, item in enumerate(items)}
     if after is not None and after not in places:
         raise errors.invalid_request("after names no input item of this response.", "after")
-    first = places[after] if after is not None else 0
-    page = items[first : first + limit]
-    return as_page({item["id"]: item for item in page}, has_more=first + limit < len(items))
+    return items_page(request, [(places[item["id"]], item["id"], item) for item in items], places.get(after or ""))
+
+
+def items_page(request: Request, items: Sequence[tuple[int, str, Any]], after: int | None) -> Response:
+    """Build the page that the query asks for, of items in ascending order, each with its number and id. `after`: the
+    number of the item that the page continues after. Raises ApiError (400)."""
+    query = request.query_params
+    limit, oldest_first = value_of(query, "limit") or 20, value_of(query, "order") == "asc"
+    if after is not None:
+        items = [each for each in items if (each[0] > after if oldest_first else each[0] < after)]
+    ordered = items if oldest_first else items[::-1]
+    return as_page({item_id: shown for _, item_id, shown in ordered[:limit]}, has_more=limit < len(items))
 
 
 async def own_response(request: Request) -> JobRecord:
     """Return the record of the response in the path, if the caller owns it. Raises ApiError (404)."""
     named = request.path_params["response_id"]
-    record = await find(services_of(request), caller_of(request).tenant, named)
+    record = await find(services_of(request), caller_of(request).tenant, job_of(named))
     if record is None:
         raise errors.response_not_found()
     request.scope["state"]["job"] = record.job.id

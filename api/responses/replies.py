@@ -131,14 +131,9 @@ class Follower:
             yield sequence.begin_again()
         if self._live and record.drafts and sequence.number - 1 < had:
             raise _HistoryLost  # the draft lacks what the reader has of it
-        async with aclosing(self._text()) as rendered:
-            async for data in rendered:
-                yield data
-
-    async def _text(self) -> AsyncGenerator[bytes, None]:
-        """Render the deltas of the present text and the end."""
-        services, job_id = self._services, self._record.job.id
-        self._buffer = buffer = services.relay.open(job_id)
+        # the deltas of the present text, and the end
+        services = self._services
+        self._buffer = buffer = services.relay.open(record.job.id)
         buffer.accepted = True
         try:
             await patiently(lambda: services.relay.follow(buffer))
