@@ -13,7 +13,7 @@ from brokering import intake_of
 from house import House, free_port, serving
 
 from api.openai.errors import ApiError
-from api.openai.schemas import Kind, check_choices, parse
+from api.openai.schemas import CompletionRequest, Kind, check_choices, parse
 from offline.broker import Rejected
 from streaming.redis.client import RedisClient
 
@@ -72,7 +72,7 @@ def test_the_field_at_fault_is_named(kind: Kind, fields: dict[str, Any], param: 
     with pytest.raises(ApiError) as caught:
         check_choices(request, 4)
     assert (caught.value.status, caught.value.param) == (400, param)
-    check_choices(request, request.prompts * (request.n or 1))
+    check_choices(request, (request.prompts if isinstance(request, CompletionRequest) else 1) * (request.n or 1))
 
 
 def test_the_setting_is_obeyed(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def outcome(make: Any) -> Any:
         return error.status, error.body
     job = msgspec.structs.replace(prepared.job, prompt=prepared.prompt)
     asked = prepared.asked
-    return job, prepared.ignored, asked.queue, asked.include_usage, asked.streams, asked.version_read
+    return job, prepared.ignored, asked.queue, asked.include_usage, asked.version_read
 
 
 messages = st.one_of(
@@ -129,7 +129,7 @@ def test_a_request_is_prepared_anew_for_another_card_caller_and_way_to_answer() 
         prepared.read(served, state(), "chat", BODY, waits=True)
 
 
-BAD = [b'"\xff"', b"[" * 200 + b"]" * 200, b"[" * 2000 + b"]" * 2000, b"1" * 5000, b'"\\ud800"']
+BAD = [b'"\xff"', b"[" * 2000 + b"]" * 2000, b"1" * 5000, b'"\\ud800"']
 
 
 @pytest.mark.parametrize("bad", BAD)

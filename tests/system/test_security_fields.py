@@ -88,7 +88,7 @@ CountRequest DetokenizeRequest EmbeddingJobRequest EmbeddingRequest ItemsRequest
 ResponseRequest TokenizeRequest documents[] input[] input[].content[] input[].output[] items[] items[].content[]
 items[].output[] messages[] messages[].content[] messages[].function_call messages[].tool_calls[]
 messages[].tool_calls[].function output_expires_after reasoning response_format.json_schema stream_options text
-tool_choice.allowed_tools.tools[].function tool_choice.function tools[] tools[].function
+tools[] tools[].function
 """
 """Unknown fields are ignored; the size and the weight of a body bound them."""
 TEXTS = """

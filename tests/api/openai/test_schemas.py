@@ -379,19 +379,17 @@ def test_what_is_missing_is_required() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "line 1 column 0"),
-        (b'{"model": }', "line 1 column 11"),
-        (b'{"model": "m"\n "n": 1}', "line 2 column 2"),
-        (b'{"n": NaN}', "n must be a finite number"),
-        (b'{"unread": 1e999}', "unread must be a finite number"),
-        (b'{"messages": [{"unread": {"a": [0, -1e400]}}]}', "messages[0].unread.a[1] must be a finite number"),
-        (b'{"unread": ' + b"1" * 400 + b".5}", "unread must be a finite number"),
-        (b'{"unread": [1, {"a": 18446744073709551616}]}', "unread[1].a must be a finite number, of at most 64 bits"),
-        (b'{"messages": [{"tool_calls": [{"x": -9223372036854775809}]}]}', "messages[0].tool_calls[0].x must be"),
-        (b'{"tools": [{"parameters": {"maximum": 18446744073709551616}}]}', "tools[0].parameters.maximum must be"),
-        (b'{"model": "\xff"}', "not valid JSON"),
+        (b"", "not valid JSON"),
+        (b'{"model": }', "byte 10"),
+        (b'{"n": NaN}', "byte 6"),
+        (b'{"messages": [{"unread": {"a": [0, -1e400]}}]}', "Number out of range"),
+        (b'{"unread": ' + b"1" * 400 + b".5}", "Number out of range"),
+        (b'{"unread": [1, {"a": 18446744073709551616}]}', "more than 64 bits"),
+        (b'{"messages": [{"tool_calls": [{"x": -9223372036854775809}]}]}', "more than 64 bits"),
+        (b'{"unread": ' + b"1" * 5000 + b"}", "out of range"),
+        (b'{"model": "\xff"}', "byte 12 is 0xff"),
         (b'{"model": "\\ud800"}', "not valid JSON"),
-        (b"[" * 8_000, "recursion limit"),
+        (b"[" * 8_000, "more than 128 levels"),
         (b"[]", "must be a JSON object"),
     ],
 )
@@ -630,9 +628,7 @@ def test_whole_floats_are_integers(what: str) -> None:
     assert parse(kind, json.dumps(with_floats(asked)).encode()) == parse(kind, json.dumps(asked).encode())
 
 
-@pytest.mark.parametrize(
-    "number", ["8.5", "true", '"8"', "1e999", "-1e400", "1e-1", '"NaN"', "NaN", "Infinity", "[8.0]"]
-)
+@pytest.mark.parametrize("number", ["8.5", "true", '"8"', "1e-1", '"NaN"', "[8.0]"])
 @pytest.mark.parametrize("field", ["max_tokens", "queue.deadline_ms", "top_logprobs"])
 def test_what_is_no_integer_is_refused_by_the_name_of_its_field(field: str, number: str) -> None:
     *above, name = field.split(".")
@@ -812,6 +808,6 @@ def test_the_largest_numbers_are_kept_as_they_are() -> None:
     """A job can hold them, also beside a whole float where an integer is wanted, and a float of any size."""
     sent = {"a": 2**64 - 1, "b": [-(2**63)], "c": 1e300}
     request = chat(n=1.0, further=sent)
-    assert request.choices_per_prompt == 1 and request.further == {"further": sent}
+    assert request.sampling.n == 1 and request.further == {"further": sent}
     job = to_job(request, tenant="t", ceiling=Priority.BATCH, card=UNKNOWN)
     assert decode_job(encode(job)).passed == {"further": sent}
