@@ -114,28 +114,6 @@ async def test_a_result_is_fetched_for_nobody_but_its_owner(wire: RedisClient) -
     assert passed == without_rows(end)
 
 
-async def test_one_slice_is_done_in_a_turn_of_the_loop() -> None:
-    """However many have long work to do."""
-    turn, done_in = 0, []
-
-    def work() -> Generator[None, None, int]:
-        for _ in range(5):
-            done_in.append(turn)
-            yield
-        return turn
-
-    async def count() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
-
-    counting, turns = asyncio.create_task(count()), Turns()
-    await asyncio.gather(*(turns.run(work()) for _ in range(10)))
-    counting.cancel()
-    assert len(done_in) == len(set(done_in)) == 50
-
-
 async def test_a_short_answer_waits_for_no_turn() -> None:
     """It is put together at once, also while somebody has long work; one that is not short waits."""
 
@@ -167,14 +145,6 @@ def test_a_long_answer_is_rendered_in_slices(chat: bool) -> None:
     assert sum(1 for _ in completion_in_slices(facts, end, end.rows)) >= 9
     shown = json.loads(to_json(at_once(completion_in_slices(facts, end, end.rows))))
     assert shown["choices"][0]["logprobs"] == json.loads(to_json(facts.logprobs_object([odd] * 950)))
-
-
-def test_a_short_answer_of_several_choices_is_rendered_at_once() -> None:
-    """In one slice: it is over before others could have their turn."""
-    facts = facts_of(choices=3, job_id=JOB)
-    end = long_end(rows=10)
-    rows = [replace(row, index=row.seq % 3) for row in end.rows]
-    assert list(completion_in_slices(facts, end, rows)) == []
 
 
 async def test_the_events_of_a_long_answer_are_told_in_slices(wire: RedisClient) -> None:

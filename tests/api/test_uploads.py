@@ -107,15 +107,6 @@ async def test_a_name_that_is_no_text_is_a_name_all_the_same(file_store: FileSto
     assert left(file_store) == []
 
 
-async def test_a_part_without_a_name_is_no_other_part(file_store: FileStore) -> None:
-    """Whatever stood before it."""
-    unnamed = b"--cut\r\nContent-Type: text/plain\r\n\r\nresponses\r\n"
-    file = b'--cut\r\nContent-Disposition: form-data; name="file"'
-    upload = await take(file_store, [form().replace(file, unnamed + file)])
-    assert upload.fields["purpose"] == "batch"
-    upload.incoming.discard()
-
-
 def with_fields(count: int) -> bytes:
     """A form of so many parts: one is the file, one the purpose."""
     parts = [f'--cut\r\nContent-Disposition: form-data; name="f{number}"\r\n\r\nx\r\n' for number in range(count - 2)]

@@ -33,7 +33,8 @@ DELTA = "response.output_text.delta"
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with serving(tmp_path_factory.mktemp("streams"), "workers", PENSTOCK_REDIS_PARTITIONS="4") as house:
+    settings = {"PENSTOCK_REDIS_PARTITIONS": "4", "PENSTOCK_SIM_STEP_MS": "1"}
+    with serving(tmp_path_factory.mktemp("streams"), "workers", **settings) as house:
         yield house
 
 
@@ -101,13 +102,6 @@ def test_the_events_of_a_stream_in_their_order(house: House) -> None:
     assert json.loads(house.get(f"/v1/responses/{last['id']}")[1]) == last
 
 
-def test_a_length_limit_ends_a_stream_as_incomplete(house: House) -> None:
-    found = events(streamed(house, {"input": "hello", "max_output_tokens": 3}))
-    assert names(found)[-1] == "response.incomplete"
-    assert found[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert found[-2]["item"]["status"] == "incomplete"
-
-
 @pytest.mark.parametrize("background", [False, True])
 def test_a_failure_ends_a_stream_alone(house: House, background: bool) -> None:
     data = streamed(house, {"input": "hello", "max_output_tokens": 100_000, "background": background})
@@ -165,15 +159,6 @@ def test_cut_after_every_event_and_resumed_through_another_process(client: OpenA
         assert whole[-1].type == "response.incomplete"
 
 
-def test_the_clients_stream_helper_has_the_final_response(client: OpenAI) -> None:
-    with client.responses.stream(model="sim", input="hello") as stream:
-        for _ in stream:
-            pass
-        final = stream.get_final_response()
-    assert final.status == "completed" and final.output_text
-    assert client.responses.retrieve(final.id).output_text == final.output_text
-
-
 def test_a_reader_of_a_cancelled_response(client: OpenAI, other: OpenAI) -> None:
     stream = client.responses.create(model="sim", input="x", background=True, stream=True, max_output_tokens=4000)
     found = []
@@ -186,29 +171,12 @@ def test_a_reader_of_a_cancelled_response(client: OpenAI, other: OpenAI) -> None
     assert [event.to_json() for event in again] == [event.to_json() for event in found]
 
 
-def test_a_response_cancelled_while_it_waits(house: House, client: OpenAI) -> None:
-    """No worker has seen it: its stream ends all the same."""
-    made = client.responses.create(
-        model="sim", input="x", background=True, extra_body={"queue": {"priority": "batch"}}, max_output_tokens=4000
-    )
-    client.responses.cancel(made.id)
-    found = events(replay(house, made.id))
-    assert names(found)[:3] == IN_BACKGROUND and names(found)[-1] == "response.incomplete"
-    assert found[-1]["response"]["status"] == "cancelled"
-
-
 def test_a_reader_who_leaves_a_response_in_the_background_leaves_it_alone(client: OpenAI) -> None:
     stream = client.responses.create(model="sim", input="x", background=True, stream=True, max_output_tokens=20)
     first = next(iter(stream))
     stream.close()
     response_id = first.response.id  # type: ignore[union-attr]
     eventually(lambda: client.responses.retrieve(response_id).status == "incomplete")
-
-
-def test_one_idempotency_key_gives_one_stream(house: House) -> None:
-    body = {"input": "once", "max_output_tokens": TOKENS}
-    first, second = (streamed(house, body, {"Idempotency-Key": "streams"}) for _ in range(2))
-    assert without_pings(first) == without_pings(second)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +273,7 @@ def test_a_reader_of_a_stored_response_hears_of_a_silent_one(tmp_path: Path) -> 
     environ = {"PENSTOCK_SIM_STEP_MS": "300", "PENSTOCK_API_KEEP_ALIVE_S": "0.05"}
     with serving(tmp_path, **environ) as house:
         made = json.loads(house.post("/v1/responses", {"model": "sim", "input": "x", "background": True,
-                                                       "max_output_tokens": 12})[2])  # fmt: skip
+                                                       "max_output_tokens": 4})[2])  # fmt: skip
         with ThreadPoolExecutor() as pool:
             reader = pool.submit(house.get, f"/v1/responses/{made['id']}?stream=true")
             house.start("workers")
