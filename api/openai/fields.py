@@ -43,17 +43,21 @@ def refusal(what: str) -> PydanticCustomError:
     return PydanticCustomError("refused", "{what}", {"what": what})
 
 
-def _check_count(value: Any) -> Any:
+def _at_most(entries: int) -> BeforeValidator:
     """Check the number of entries first, because each wrong entry would be an error of its own."""
-    if isinstance(value, dict) and len(value) > _MAX_METADATA:
-        raise refusal(f"may have at most {_MAX_METADATA} entries")
-    return value
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > entries:
+            raise refusal(f"may have at most {entries:,} entries")
+        return value
+
+    return BeforeValidator(check)
 
 
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=_MAX_METADATA),
-    BeforeValidator(_check_count),
+    _at_most(_MAX_METADATA),
 ]
 
 MAX_BIASES = 1024
@@ -62,11 +66,9 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def _check_biases(value: Any) -> Any:
-    """Check keys and count, before each wrong entry would be an error of its own."""
+    """Check keys before each wrong one would be an error of its own."""
     if not isinstance(value, dict):
         return value
-    if len(value) > MAX_BIASES:
-        raise refusal(f"may have at most {MAX_BIASES:,} entries")
     if not all(isinstance(key, str) and _TOKEN_ID.fullmatch(key) and int(key) < 2**31 for key in value):
         raise refusal('must have token ids as its names, such as {"50256": -100}')
     return value
@@ -76,6 +78,7 @@ LogitBias: TypeAlias = Annotated[
     dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]],
     Field(max_length=MAX_BIASES, fail_fast=True),
     BeforeValidator(_check_biases),
+    _at_most(MAX_BIASES),
 ]
 
 _DISCONNECT = re.compile(r"cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2}|3600)")

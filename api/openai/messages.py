@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-import msgspec
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -202,13 +201,6 @@ class CalledFunction(StrictBody):
     """JSON, as the model wrote it."""
 
 
-def arguments_of(text: Any, field: str) -> str:
-    """The arguments of a function whose one argument is the text that a custom tool got. Raises a refusal."""
-    if not isinstance(text, str):
-        raise refusal(f"needs `{field}`, the text that its tool got")
-    return msgspec.json.encode({"input": text}).decode()
-
-
 class MessageCall(StrictBody):
     """A call in an assistant's message."""
 
@@ -220,16 +212,6 @@ class MessageCall(StrictBody):
     """May be left out."""
     function: CalledFunction
     """The function, and the arguments of the call."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_custom_tool(cls, fields: Any) -> Any:
-        """The history of another server may have calls of custom tools: a model here reads them as of a function."""
-        if not isinstance(fields, dict) or fields.get("type") != "custom" or not isinstance(fields.get("custom"), dict):
-            return fields
-        custom = fields["custom"]
-        function = {"name": custom.get("name"), "arguments": arguments_of(custom.get("input"), "custom.input")}
-        return {key: each for key, each in fields.items() if key not in ("type", "custom")} | {"function": function}
 
     @property
     def call(self) -> ToolCall:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, by_shape, refusal, shape
-from api.openai.messages import FunctionName, TextPart, arguments_of, unless_assistant, words_of
+from api.openai.messages import FunctionName, TextPart, unless_assistant, words_of
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
 
@@ -169,17 +169,8 @@ class ItemReference(ClosedBody):
     """The id of an input or output item of a stored response."""
 
 
-_CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "function_call_output"}
-"""Items of custom tools, whose text a model here reads as the one argument of a function."""
-
-
 def _check_kind(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind in _CUSTOM:
-        rest = {name: each for name, each in value.items() if name != "input"}
-        if kind == "custom_tool_call":
-            rest["arguments"] = arguments_of(value.get("input"), "input")
-        return {**rest, "type": _CUSTOM[kind]}
     if kind is None or (isinstance(kind, str) and (kind in _KINDS or _HOSTED.fullmatch(kind))):
         return value
     kinds = ", ".join(map(repr, _KINDS))
