@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from flow import kept
-from house import House, eventually
+from house import House
 from msgspec.structs import replace
 from redis import Redis
 from rendered import completion, facts_of
@@ -193,23 +192,3 @@ def test_every_look_at_a_long_result_tells_the_same(empty_house: House) -> None:
     texts = [json.loads(data)["text"] for data in re.findall(r"event: delta\nid: \S+\ndata: (.*)\n", log)]
     assert texts == [row.text for row in end.rows]
     assert f"event: completed\nid: {shown['last_event_id']}\n" in log
-
-
-def test_who_leaves_while_waiting_leaves_nothing_behind(empty_house: House) -> None:
-    """Each request ends with its connection, long before the job or the wait does."""
-    house, leaving = empty_house, 40
-    house.start_api()
-    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
-    job_id = json.loads(house.post("/v1/jobs", body)[2])["id"]
-
-    def ended() -> int:
-        text = house.get("/metrics")[1].decode()
-        found = re.findall(r'requests_total\{code="499",endpoint="/v1/jobs/\{job_id\}",[^}]*\} ([0-9.]+)', text)
-        return int(sum(map(float, found)))
-
-    head = f"GET /v1/jobs/{job_id}?wait=600 HTTP/1.1\r\nHost: 127.0.0.1:{house.port}\r\n\r\n"
-    for _ in range(leaving):
-        with socket.create_connection(("127.0.0.1", house.port)) as connection:
-            connection.sendall(head.encode())
-    eventually(lambda: ended() == leaving)
-    assert json.loads(house.get(f"/v1/jobs/{job_id}")[1])["status"] == "queued"

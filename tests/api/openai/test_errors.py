@@ -119,8 +119,7 @@ def test_refusals_for_load_come_back_when_the_wait_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "whole", "milliseconds"),
-    [(0.0, "1", "1000"), (2.5, "3", "2500"), (120.4, "120", "120000"), (1e9, "120", "120000")],
+    ("seconds", "whole", "milliseconds"), [(0.0, "1", "1000"), (2.5, "3", "2500"), (1e9, "120", "120000")]
 )
 def test_retry_after_stays_within_what_libraries_accept(seconds: float, whole: str, milliseconds: str) -> None:
     """At least a second, never above 120, rounded up."""

@@ -13,15 +13,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 
 pytestmark = pytest.mark.slow
 
-KEYS = """
-id object created_at completed_at status incomplete_details model previous_response_id instructions output error tools
-tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs temperature
-reasoning usage max_output_tokens max_tool_calls store background service_tier metadata safety_identifier
-prompt_cache_key
-"""
-"""The fields that the Open Responses specification requires of a response."""
 
-NEVER_NULL = ("temperature", "service_tier", "truncation", "top_p", "text", "tools", "output", "model", "status")
 LONG = 4000
 """Tokens of a response that is still running when it is cancelled."""
 
@@ -65,15 +57,6 @@ def test_a_response_is_created_and_retrieved(client: OpenAI) -> None:
     assert (made.metadata, made.background) == ({"a": "b"}, False)
     assert made.output_text and made.usage is not None and made.usage.output_tokens == 128
     assert client.responses.retrieve(made.id).to_dict() == made.to_dict()
-
-
-def test_the_object_has_every_field_of_the_standard(house: House) -> None:
-    status, headers, made = raw(house, "POST", "/v1/responses", {"model": "sim", "input": "hello"})
-    assert status == 200 and len(KEYS.split()) == 31 and set(KEYS.split()) <= made.keys()
-    assert type(made["created_at"]) is int and type(made["completed_at"]) is int
-    assert all(made[name] is not None for name in NEVER_NULL) and made["text"]["verbosity"] == "medium"
-    assert made["id"] == "resp_" + headers["x-job-id"]
-    assert raw(house, "GET", f"/v1/responses/{made['id']}")[2] == made
 
 
 def test_a_response_in_the_background_is_a_job(house: House, client: OpenAI) -> None:
@@ -226,17 +209,6 @@ def test_an_item_is_referred_to(client: OpenAI) -> None:
     turns: Any = [{"role": "user", "content": "one"}, {"role": "assistant", "content": first.output_text}]
     again = client.responses.create(model="sim", input=references, max_output_tokens=3)
     assert again.output_text == client.responses.create(model="sim", input=turns, max_output_tokens=3).output_text
-
-
-def test_the_input_tokens_are_those_of_the_later_usage(client: OpenAI) -> None:
-    asked: Any = {"model": "sim", "input": "how many tokens are these?", "instructions": "count"}
-    counted = client.responses.input_tokens.count(**asked)
-    made = client.responses.create(**asked, max_output_tokens=1)
-    assert made.usage is not None
-    assert counted.object == "response.input_tokens" and counted.input_tokens == made.usage.input_tokens > 1
-    more: Any = {"model": "sim", "input": "more", "previous_response_id": made.id}
-    used = client.responses.create(**more, max_output_tokens=1).usage
-    assert used is not None and client.responses.input_tokens.count(**more).input_tokens == used.input_tokens
 
 
 def test_input_tokens_are_counted_without_a_step_of_the_engine(house: House) -> None:
