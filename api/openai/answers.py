@@ -88,7 +88,7 @@ UNIX_S = maybe(told(NUMBER, "Unix seconds"))
 REDIS_S = told(NUMBER, "Unix seconds of Redis time")
 
 TIER = word_of("priority", "default", "flex")
-CANCELLED_BY = words_of(CancelledBy) | {"description": "Who cancelled it, if that is known."}
+CANCELLED_BY = told(words_of(CancelledBy), "Who cancelled it, if that is known.")
 ITEM_STATUS = word_of("in_progress", "completed", "incomplete")
 LEADER = maybe(object_of(id=STRING, epoch=INTEGER))
 
@@ -139,7 +139,7 @@ CHAT_MESSAGE = extended(
 VECTOR: Schema = {"anyOf": [list_of(NUMBER), told(STRING, "With encoding_format base64.")]}
 RANKED = extended(
     object_of(index=told(INTEGER, "Of the document in the request."), relevance_score=NUMBER),
-    document=object_of(text=STRING) | {"description": "With return_documents."},
+    document=told(object_of(text=STRING), "With return_documents."),
 )
 
 
@@ -226,29 +226,23 @@ def _job_with(**properties: Schema) -> Schema:
     return extended(JOB, **properties) | {"required": [*JOB["required"], *properties]}
 
 
-CLOCK_ERRORS = {"description": "Clock error bound of each process; a part that spans both may be wrong by the sum."}
 TIMING = object_of(
     id=STRING,
     object=word_of("job.timing"),
     status=words_of(JobState),
     attempts=INTEGER,
-    parts_ms=object_of(**{part.name: maybe(NUMBER | {"description": part.meaning}) for part in (*PARTS, EGRESS_FIRST)}),
-    reasons=LABELS | {"description": "Why a part has no time."},
-    groups_ms=object_of(
-        **{name: NUMBER | {"description": f"The sum of {', '.join(parts)}."} for name, parts in GROUPS.items()}
-    ),
+    parts_ms=object_of(**{part.name: maybe(told(NUMBER, part.meaning)) for part in (*PARTS, EGRESS_FIRST)}),
+    reasons=told(LABELS, "Why a part has no time."),
+    groups_ms=object_of(**{name: told(NUMBER, f"The sum of {', '.join(parts)}.") for name, parts in GROUPS.items()}),
     sum_ms=told(NUMBER, "Sum of all parts except egress_first, which overlaps decode."),
     until=maybe(told(STRING, "The stamp at which end_to_end_ms ends.")),
     **each(maybe(NUMBER), "end_to_end_ms", *LATENCIES),
-    clock_error_ms=object_of(api=NUMBER, worker=NUMBER) | CLOCK_ERRORS,
+    clock_error_ms=told(object_of(api=NUMBER, worker=NUMBER), "A part that spans both may be wrong by the sum."),
     stamps=object_of(**each(maybe(REDIS_S), *STAMPS)),
 )
 
 BATCH_TIMES = ("in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 BATCH_FAULT = object_of(**each(STRING, "code", "message"), line=maybe(INTEGER), param=maybe(STRING))
-LINES_DISTINCT = told(
-    INTEGER, "Lines that differ, which are computed; 0 until the file is read. The others get copies."
-)
 BATCH = object_of(
     object=word_of("batch"),
     **each(STRING, "id", "endpoint", "input_file_id", "completion_window"),
@@ -261,9 +255,7 @@ BATCH = object_of(
     usage=RESPONSE_USAGE,
     metadata=maybe(LABELS),
     paused=BOOLEAN,
-    lines_distinct=LINES_DISTINCT,
-    lines_in_queue=told(INTEGER, "Lines that wait in a lane or run."),
-    lines_retried=told(INTEGER, "How often a line was sent again after a fault of the engine."),
+    **each(INTEGER, "lines_distinct", "lines_in_queue", "lines_retried"),
     lines_per_second=told(NUMBER, "Lines that ended a second, lately."),
 )
 
@@ -271,19 +263,15 @@ BATCH = object_of(
 # --- what operators and the console read -----------------------------------------------------------------------------
 
 
-WORKER_STATE = word_of("starting", "ready", "draining", "drained")
 WORKER = object_of(
-    **each(STRING, "id", "host"),
-    state=WORKER_STATE,
-    shape=maybe(STRING),
+    **each(STRING, "id", "host", "phase"),
+    state=word_of("starting", "ready", "draining", "drained"),
+    **each(maybe(STRING), "shape", "cordon"),
     since=REDIS_S,
     **each(INTEGER, "slots", "running"),
     step_ms=maybe(NUMBER),
-    cordon=maybe(told(STRING, "Why the worker takes no more jobs.")),
-    phase=told(STRING, 'What it does while it starts; "" if that is not known.'),
-    away=list_of(STRING)
-    | {"description": "The servers that it waits for, each with the reason; none while one is there."},
-    away_s=told(NUMBER, "For how long they have been away."),
+    away=told(list_of(STRING), "The servers that it waits for, each with the reason; none while one is there."),
+    away_s=NUMBER,
 )
 COUNTS = {"want": maybe(INTEGER), **each(INTEGER, "ready", "starting", "draining", "min", "max")}
 SHAPE = object_of(**COUNTS, takes=told(BOOLEAN, "Whether new jobs go to this shape."))
@@ -294,13 +282,11 @@ POOL = object_of(
     reason=maybe(STRING),
     **COUNTS,
     pool=maybe(word_of(*get_args(PoolKind))),
-    epoch=maybe(told(INTEGER, "Epoch of the scheduler that decided it.")),
+    epoch=maybe(INTEGER),
     decided_at=maybe(REDIS_S),
-    wake_s=maybe(told(NUMBER, "Seconds until the first worker is ready.")),
-    cold_start_s=maybe(NUMBER),
+    **each(maybe(NUMBER), "wake_s", "cold_start_s"),
     override=maybe(object_of(want=maybe(INTEGER), paused=BOOLEAN, by=STRING, at=REDIS_S, until=maybe(REDIS_S))),
-    stalled=maybe(object_of(cause=STRING, fix=STRING))
-    | {"description": "Why no worker can ever run its jobs unless somebody changes something."},
+    stalled=maybe(object_of(cause=STRING, fix=STRING)),
     lanes=object_of(**each(LANE, *Priority)),
     workers=list_of(WORKER),
     leaving=list_of(STRING),
@@ -350,7 +336,7 @@ ANSWERS: dict[str, Schema] = {
     "Ranking": object_of(
         **each(STRING, "id", "model"),
         object=word_of("list"),
-        results=list_of(RANKED) | {"description": "The best first."},
+        results=told(list_of(RANKED), "The best first."),
         usage=TASK_USAGE,
     ),
     "TokenIds": object_of(count=INTEGER, tokens=list_of(INTEGER), max_model_len=told(INTEGER, "The model's context.")),

@@ -158,9 +158,7 @@ def body_too_complex(limit: int) -> ApiError:
     return ApiError(400, "body_too_complex", message)
 
 
-def unsupported_media_type() -> ApiError:
-    message = "The body must be JSON. Send it with 'Content-Type: application/json'."
-    return ApiError(415, "unsupported_media_type", message)
+unsupported_media_type = partial(ApiError, 415, "unsupported_media_type", "The body must be JSON: application/json.")
 
 
 def unsupported_coding(known: Iterable[str]) -> ApiError:
@@ -174,9 +172,7 @@ def coding_mismatch(name: str) -> ApiError:
     return ApiError(400, "invalid_content_encoding", message)
 
 
-def unsupported_upload() -> ApiError:
-    message = "The body must be multipart/form-data with the parts 'purpose' and 'file'."
-    return ApiError(415, "unsupported_media_type", message)
+unsupported_upload = partial(ApiError, 415, "unsupported_media_type", "The body must be multipart/form-data.")
 
 
 def encoded_part(field: str) -> ApiError:
@@ -214,9 +210,8 @@ def previous_response_not_found(response_id: str) -> ApiError:
     return ApiError(400, "previous_response_not_found", message, param="previous_response_id")
 
 
-def conversation_unreadable() -> ApiError:
-    message = "What the store holds of this conversation cannot be read. Delete it, and begin another."
-    return ApiError(500, "malformed_conversation", message, headers=FINAL)
+_UNREADABLE = "What the store holds of this conversation cannot be read. Delete it, and begin another."
+conversation_unreadable = partial(ApiError, 500, "malformed_conversation", _UNREADABLE, headers=FINAL)
 
 
 def conversation_locked() -> ApiError:
@@ -236,10 +231,9 @@ def response_still_ends() -> ApiError:
     return ApiError(409, "response_still_ends", message, headers=retry_after(1))
 
 
-def offset_gone() -> ApiError:
-    """The log has no such offset: the store was restored from an older copy, or the offset was made up."""
-    message = "The stream no longer has this offset. Read it again from its beginning: offset=-1."
-    return ApiError(410, "offset_gone", message, param="offset")
+_NO_OFFSET = "The stream has no such offset. Read it again from its beginning: offset=-1."
+offset_gone = partial(ApiError, 410, "offset_gone", _NO_OFFSET, param="offset")
+"""The store was restored from an older copy, or the offset was made up."""
 
 
 def cursor_lost() -> ApiError:
@@ -265,9 +259,8 @@ def result_expired(job_id: str) -> ApiError:
 # --- one job per idempotency key -----------------------------------------------------------------------------------
 
 
-def idempotency_key_reused() -> ApiError:
-    message = "This Idempotency-Key came with another body before. Use a new key for a new request."
-    return ApiError(422, "idempotency_key_reused", message)
+_OTHER_BODY = "This Idempotency-Key came with another body before. Use a new key for a new request."
+idempotency_key_reused = partial(ApiError, 422, "idempotency_key_reused", _OTHER_BODY)
 
 
 # --- not now -------------------------------------------------------------------------------------------------------
@@ -413,8 +406,8 @@ def resume_impossible(job_id: str) -> ApiError:
     return ApiError(500, "resume_impossible", message, headers=FINAL | {"X-Job-Id": job_id})
 
 
-def deadline_exceeded() -> ApiError:
-    return ApiError(408, "deadline_exceeded", "The job's deadline passed before its last token.", headers=FINAL)
+_TOO_LATE = "The job's deadline passed before its last token."
+deadline_exceeded = partial(ApiError, 408, "deadline_exceeded", _TOO_LATE, headers=FINAL)
 
 
 CANCELLED: Mapping[str, str] = {

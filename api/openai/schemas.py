@@ -7,7 +7,6 @@ are OpenAI fields that Penstock knows but does not support, so that no client ta
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -88,11 +87,6 @@ class CompletionFields(GenerationRequest):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    @abstractmethod
-    def logprobs_asked(self) -> int | None:
-        """The `logprobs` of Sampling."""
-
-    @property
     def token_limit(self) -> int | None:
         return self.max_tokens
 
@@ -113,7 +107,6 @@ class CompletionFields(GenerationRequest):
             "seed": self.seed,
             "n": self.n or 1,
             "stop": tuple(stop for stop in stops if stop),
-            "logprobs": self.logprobs_asked,
             "json_schema": self.schema_asked,
             "ignore_eos": bool(self.ignore_eos or self.min_tokens),
         }
@@ -156,8 +149,8 @@ class ChatRequest(ToolFields, CompletionFields):
         return Chat(tuple([message.turn for message in self.messages]))
 
     @property
-    def logprobs_asked(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
+    def sampler_fields(self) -> dict[str, Any]:
+        return super().sampler_fields | {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
 
     @property
     def token_limit(self) -> int | None:
@@ -214,8 +207,8 @@ class CompletionRequest(CompletionFields):
         return 1 if isinstance(self.prompt, str) or isinstance(self.prompt[0], int) else len(self.prompt)
 
     @property
-    def logprobs_asked(self) -> int | None:
-        return self.logprobs
+    def sampler_fields(self) -> dict[str, Any]:
+        return super().sampler_fields | {"logprobs": self.logprobs}
 
 
 class ChatJobRequest(OfJob, ChatRequest):
