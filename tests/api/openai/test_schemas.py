@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -12,11 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from api.openai.errors import ApiError
-from api.openai.fields import QueueOptions
 from api.openai.generation import UNKNOWN
 from api.openai.responses.items import shown_turn
 from api.openai.results import input_object
-from api.openai.schemas import MODELS, ChatJobRequest, Kind, Request, clamp, ignored_fields, parse, to_job
+from api.openai.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
 from penstock.tools import Tool, ToolCall, Tools
 from streaming.jobs.codec import decode_job, encode
@@ -315,25 +313,6 @@ def test_the_deepest_json_that_is_allowed_passes() -> None:
     assert "levels" in refused("chat", fields + b"[" * 128 + b"]" * 128 + b"}").message
 
 
-def large_schema(properties: int, characters: int, values: int, levels: int) -> dict[str, Any]:
-    """A strict schema with so many properties, characters of names and values, values of enums, and levels."""
-    size = characters // (properties + values)
-    names = [f"{number:0{size}d}" for number in range(properties)]
-    schema: dict[str, Any] = {"type": "string", "enum": [f"v{number:0{size - 1}d}" for number in range(values)]}
-    for level in range(levels, 0, -1):
-        rest = {each: {"type": "string", "description": "A name."} for each in names[levels:]} if level == 1 else {}
-        fields = {names[level - 1]: schema} | rest
-        schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
-    return schema
-
-
-def test_the_largest_schema_that_openai_takes_is_taken() -> None:
-    """5,000 properties, 120,000 characters of names and values, 1,000 values of enums, 10 levels."""
-    schema = large_schema(5000, 120_000, 1000, 10)
-    wrapped = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
-    assert chat(response_format=wrapped).sampling.json_schema == schema
-
-
 def test_a_forced_call_leaves_no_text_for_a_schema() -> None:
     """Where the model may choose, the engine has to hold its text to it."""
     for choice, schema in (("required", None), (None, {}), ("auto", {}), ("none", {})):
@@ -443,48 +422,6 @@ def test_a_refusal_is_an_item_of_the_input(kind: Any, message: dict[str, Any]) -
     assert shown_turn("msg_1", turn)["content"] == [REFUSAL]
 
 
-WRONG: tuple[Any, ...] = (
-    5, -1, 2.5, 2**70, "x", "", True, [], [5], [None], ["x"], [[]], [{}], {}, {"x": 5}, {"type": "x"}, {"type": 5},
-    [{"type": 5}], {"id": 5}, {"type": "function"}, [{"type": "function"}], [{"role": "x"}],
-    {"format": {"type": 5}},
-)  # fmt: skip
-RAW = re.compile(
-    r"Input|should|valid |validation|pydantic|instance|Value error|Field required|literal|union|tag|None\b"
-)
-"""Words of a validator, which no sentence of ours has."""
-
-
-@pytest.mark.parametrize("kind", BASES)
-def test_no_message_is_a_validators(kind: Any) -> None:
-    """Each field of a body, and each of what is in it, with values of every wrong type."""
-    fields = {*(ChatJobRequest if kind == "job" else MODELS[kind]).model_fields, "messages", "tools", "queue"}
-    inner = {
-        "messages": "role content tool_calls tool_call_id function_call name refusal",
-        "tools": "type function name",
-        "input": "type role content id call_id output",
-        "queue": " ".join(QueueOptions.model_fields),
-        "text": "format verbosity",
-        "reasoning": "effort summary",
-        "response_format": "type json_schema",
-    }
-    seen = set[str]()
-    for name in fields:
-        bodies = [{name: value} for value in WRONG]
-        for part in inner.get(name, "").split():
-            for value in WRONG:
-                item = {"role": "user", "content": "x", part: value} if name in ("messages", "input") else {part: value}
-                bodies.append({name: [item] if name in ("messages", "tools", "input") else item})
-        for body in bodies:
-            try:
-                parse(kind, json.dumps({"model": "m", **BASES[kind], **body}).encode())
-            except ApiError as error:
-                words = f"{error.param}: {error.message}"
-                seen.add(words)
-                assert error.status == 400 and RAW.search(error.message) is None, words
-                assert error.param is None or error.param.split(".")[0].split("[")[0] in error.message, words
-    assert len(seen) > 20
-
-
 def test_a_call_by_its_older_name_is_a_call() -> None:
     call = {"name": "f", "arguments": "{}"}
     history = [
@@ -498,9 +435,6 @@ def test_a_call_by_its_older_name_is_a_call() -> None:
 WHOLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "chat": ("chat", {"messages": MESSAGES, "max_tokens": 8, "logprobs": True, "top_logprobs": 3,
                       "queue": {"deadline_ms": 1000, "max_queue_ms": 900}}),
-    "lists of ids": ("completion", {"prompt": [[1, 2], [3]]}),
-    "response": ("response", {"input": "x", "max_output_tokens": 20, "top_logprobs": 0}),
-    "rerank": ("rerank", {"query": "a", "documents": ["b"], "top_n": 1}),
     "a schema": ("job", {"messages": MESSAGES, "response_format": {"type": "json_schema",
         "json_schema": {"name": "s", "schema": {"type": "integer", "minimum": 2}}}}),
 }  # fmt: skip

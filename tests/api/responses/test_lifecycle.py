@@ -173,17 +173,14 @@ def test_what_a_request_refers_to_counts_each_time(tmp_path: Path) -> None:
         with pytest.raises(BadRequestError, match=r"6000 bytes \(\[api\] body_limit\). Refer to fewer") as refused:
             responses.create(input=[item] * 4, **brief)  # type: ignore[call-overload]
         assert refused.value.param == "input"
-        function = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
-        arguments = json.dumps({"a": "x" * 1500})
         calls: Any = [
-            {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": json.dumps({"a": "x" * 1500})},
             {"type": "function_call_output", "call_id": "c", "output": "o"},
         ]
-        fields: Any = {**brief, "input": calls, "tools": [function], "tool_choice": "none"}
-        last = responses.create(**fields)
+        last = responses.create(**brief, input=calls)  # type: ignore[call-overload]
         with pytest.raises(BadRequestError, match="begin another") as refused:
             for _ in range(5):
-                last = responses.create(**fields, previous_response_id=last.id)
+                last = responses.create(**brief, input=calls, previous_response_id=last.id)  # type: ignore[call-overload]
         assert refused.value.param == "previous_response_id" and last.previous_response_id is not None
 
 
