@@ -28,7 +28,6 @@ class Param(NamedTuple):
 
 _MOMENT: Schema = NUMBER | {"minimum": 0, "maximum": 1e11}
 _STATES: Schema = {"enum": [state.value for state in JobState]}
-_PARTS: Schema = {"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
 _LANES: Schema = STRING | {"enum": [lane.value for lane in Priority]}
 
 PARAMS = {
@@ -49,7 +48,7 @@ PARAMS = {
     "offset": Param("offset", STRING, "Only messages after it: `Stream-Next-Offset`, `-1` (all), or `now` (none yet)."),
     "live": Param("live", {"enum": ["long-poll", "sse"]}, "Wait for the next messages, or stream them."),
     "file_limit": Param("limit", INTEGER | {"minimum": 1, "maximum": 10_000}, "Rows on a page."),
-    "response_include": Param("include", _PARTS, "Without effect: a response shows what it was created with."),
+    "response_include": Param("include", STRING, "Without effect: a response shows what it was created with."),
     "stream_cursor": Param("cursor", INTEGER | {"minimum": 0, "maximum": 10**12}, "Of a live read: the last "
                            "`Stream-Cursor`."),
     "since": Param("since", _MOMENT, "Only jobs accepted at this time or later, in Unix seconds."),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from penstock.engine import Failure, TaskKind
+from penstock.engine import Failure
 from penstock.text import counted
 from streaming.errors import QuotaExceeded
 from streaming.jobs.codec import Terminal
@@ -108,27 +108,17 @@ def refuse_if(condition: object, param: str, what: str) -> None:
         raise invalid_request(f"{param} {what}.", param)
 
 
-TASK_FIELDS: Mapping[TaskKind, str] = {
-    "embed": "input",
-    "rerank": "documents",
-    "tokenize": "prompt",
-    "detokenize": "tokens",
-}
-"""The field with what a task is about."""
-
-
 def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
     """`needed`: bytes that the job brings and may write; `most`: what a store that holds no other gives to one."""
     param = "prompt" if prompt_count(job.prompt) > 1 else "n" if job.sampling.n > 1 else "max_tokens"
     remedy = "Lower max_tokens or n, send the prompts in several requests, or leave logprobs out."
     if job.task is not None:
-        param = TASK_FIELDS[job.task.kind] if job.response is None else "input"
-        remedy = f"Send {param} in several requests."
+        param, remedy = "", "Send fewer inputs in several requests."
     message = (
         f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store, and this store has at most "
         f"{most / _MIB:,.1f} MiB for one request, however long it waits. {remedy}"
     )
-    return ApiError(400, "too_large_for_store", message, param=param)
+    return ApiError(400, "too_large_for_store", message, param=param or None)
 
 
 def unknown_route(base_path: str = "", meant: str = "") -> ApiError:
@@ -288,23 +278,14 @@ def deadline_unreachable(field: str, limit_ms: int, lane: Priority, wait: Wait) 
 
 def quota_exceeded(quota: QuotaExceeded, param: str | None = None) -> ApiError:
     """The tenant keeps as much as it may. A client library's next tries would be refused as well."""
-    what, fix = _QUOTAS[quota.name]
+    fix = "Jobs are forgotten [redis] retention_s after their end, which makes room."
+    if quota.name == "file_bytes":
+        fix = "Delete files that you do not need (DELETE /v1/files/{id})."
     message = (
-        f"You keep {quota.used} {what} and may keep {quota.limit}. {fix} "
+        f"You keep {quota.used} of {quota.name} and may keep {quota.limit}. {fix} "
         f"The limit is {quota.name} of [quotas], or of quotas in the row of your key in [keys]."
     )
     return ApiError(429, "quota_exceeded", message, param=param or quota.name, headers=FINAL)
-
-
-_RETENTION = "Jobs are forgotten [redis] retention_s after their end, which makes room."
-
-_QUOTAS = {
-    "jobs": ("jobs", _RETENTION),
-    "job_bytes": ("bytes of requests", _RETENTION),
-    "result_bytes": ("bytes of results", _RETENTION),
-    "file_bytes": ("bytes of files", "Delete files that you do not need (DELETE /v1/files/{id})."),
-}
-"""What each quota counts, and what makes room."""
 
 
 def no_capacity(retry_s: float, eta_ms: int | None = None) -> ApiError:

@@ -25,7 +25,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 MAX_MESSAGES = 1024
-MAX_PROMPTS = 128
+MAX_INPUTS = 2048
+"""Prompts of a completion, or inputs of a task; `[api] max_choices_per_request` bounds those of completions further."""
 MAX_SCHEMA_BYTES = 512 * 1024
 """OpenAI takes 5,000 properties and 120,000 characters of names and values, which is about 400 KiB of JSON."""
 WEEK_MS = 7 * 24 * 3600 * 1000
@@ -166,7 +167,7 @@ PromptIds: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Fi
 BY_TEXTS_OR_IDS = by_shape(
     _prompt_shape, "a string, or a list of strings, of token ids or of lists of token ids; not empty"
 )
-_SEVERAL = Field(max_length=MAX_PROMPTS, fail_fast=True)
+_SEVERAL = Field(max_length=MAX_INPUTS, fail_fast=True)
 Prompt: TypeAlias = Annotated[
     Annotated[PromptText, Tag("<str>")]
     | Annotated[list[PromptText], _SEVERAL, Tag("<list of str>")]

@@ -14,16 +14,8 @@ import msgspec
 from pydantic import Field, Tag
 
 from api.openai.errors import refuse_if
-from api.openai.fields import (
-    BY_TEXTS_OR_IDS,
-    MAX_MESSAGES,
-    PromptIds,
-    PromptText,
-    StrictBody,
-    by_shape,
-    inputs_of,
-    shape,
-)
+from api.openai.fields import MAX_INPUTS, MAX_MESSAGES, PromptText, StrictBody, by_shape, inputs_of, shape
+from api.openai.fields import Prompt as PromptField
 from api.openai.generation import OfJob, QueuedRequest
 from api.openai.messages import ChatMessage
 from penstock.engine import Input, ModelCard, Sampling, Task
@@ -31,21 +23,9 @@ from penstock.loops import Sliced
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, TaskForm, Text, Tokens
 
-MAX_INPUTS = 2048
 GROUP_INPUTS = 64
 """Inputs that an engine computes at once; another worker computes only the groups that have no answer."""
 MAX_DIMENSIONS = 65_536
-
-_SEVERAL = Field(max_length=MAX_INPUTS, fail_fast=True)
-
-
-EmbeddingInput: TypeAlias = Annotated[
-    Annotated[PromptText, Tag("<str>")]
-    | Annotated[list[PromptText], _SEVERAL, Tag("<list of str>")]
-    | Annotated[PromptIds, Tag("<list of int>")]
-    | Annotated[list[PromptIds], _SEVERAL, Tag("<list of list>")],
-    BY_TEXTS_OR_IDS,
-]
 
 
 def groups_of(inputs: list[Input], first: tuple[Input, ...] = ()) -> Inputs:
@@ -65,7 +45,7 @@ class TaskRequest(QueuedRequest):
 class EmbeddingRequest(TaskRequest):
     """The body of POST /v1/embeddings."""
 
-    input: EmbeddingInput
+    input: PromptField
     """One text or several, or their token ids; at most 2,048."""
     encoding_format: Literal["float", "base64"] | None = None
     """`base64`: of little-endian float32. Null: `float`."""

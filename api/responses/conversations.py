@@ -23,7 +23,7 @@ from api.openai.responses.conversation import (
     conversation_object,
     new_items,
 )
-from api.responses.endpoints import check_include, items_page
+from api.responses.endpoints import items_page
 from api.responses.stored import MAX_READS, current
 from streaming.errors import ConversationChanged
 from streaming.ids import joined
@@ -72,7 +72,6 @@ async def add_items(request: Request) -> Response:
     asked, key = await _asked(request, ItemsRequest), idempotency_key(request.scope)
     token = _token(asked.items, joined(caller.tenant, request.url.path, key) if key else secrets.token_hex(16))
     items, ignored = new_items(asked.items, token), ignored_header(asked)
-    check_include(request)
     for _ in range(MAX_READS):
         conversation = await _own(request)
         if not items or _already_added(conversation, token):
@@ -91,7 +90,6 @@ async def add_items(request: Request) -> Response:
 async def list_items(request: Request) -> Response:
     """GET /v1/conversations/{id}/items[?after=&limit=&order=&include=]: list the items, the newest first."""
     after, number = request.query_params.get("after"), None
-    check_include(request)
     conversation = await _own(request)
     if after is not None:
         number = next((item.number for item in conversation.items if item.id == after), None)
@@ -104,7 +102,6 @@ async def list_items(request: Request) -> Response:
 
 async def show_item(request: Request) -> Response:
     """GET /v1/conversations/{id}/items/{item_id}: show one item."""
-    check_include(request)
     return as_json(_item(request, await _own(request)).shown)
 
 

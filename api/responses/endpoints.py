@@ -29,7 +29,7 @@ from api.openai.rendering import Facts
 from api.openai.responses.events import START
 from api.openai.responses.items import job_of, response_id
 from api.openai.responses.object import RUNNING, ended_response, form_of, response_object
-from api.openai.responses.request import INCLUDED, Context, InputFields, ResponseRequest
+from api.openai.responses.request import Context, InputFields, ResponseRequest
 from api.openai.schemas import Kind
 from api.prepared import prepare, read_request
 from api.query import value_of
@@ -89,7 +89,6 @@ async def _reply(services: Services, admitted: Admitted, asked: InputFields, *, 
 async def retrieve(request: Request) -> ASGIApp:
     """GET /v1/responses/{id}[?stream=true&starting_after=n]: show the response, or stream its events after one."""
     services, query = services_of(request), request.query_params
-    check_include(request)
     streams, after = value_of(query, "stream") == "true", value_of(query, "starting_after")
     if after is not None and not streams:
         raise errors.invalid_request("starting_after needs stream=true.", "starting_after")
@@ -152,7 +151,6 @@ async def delete(request: Request) -> Response:
 async def listing(request: Request) -> Response:
     """GET /v1/responses/{id}/input_items[?after=&limit=&order=]: list the items of the response's own input."""
     after = request.query_params.get("after")
-    check_include(request)
     items = own_items(await own_response(request))
     places = {item["id"]: place for place, item in enumerate(items)}
     if after is not None and after not in places:
@@ -179,11 +177,3 @@ async def own_response(request: Request) -> JobRecord:
         raise errors.response_not_found()
     request.scope["state"]["job"] = record.job.id
     return record
-
-
-def check_include(request: Request) -> None:
-    """Refuse values of `include` that name nothing here. Raises ApiError (400)."""
-    query = request.query_params
-    for value in (*query.getlist("include"), *query.getlist("include[]")):
-        if value not in (*INCLUDED, ""):
-            raise errors.invalid_request(f"include must be one of {', '.join(INCLUDED)}, or left out.", "include")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, field_validator
 
@@ -63,18 +63,6 @@ class FlatToolFields(OfferedTools):
 
 
 LOGPROBS = "message.output_text.logprobs"
-Included: TypeAlias = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]
-INCLUDED: tuple[str, ...] = get_args(Included)
-"""What `include` may name. Of these, answers have log-probabilities only; the others are ignored."""
 
 _OTHER_NAMES = "is no field of this endpoint. Use"
 
@@ -263,7 +251,7 @@ class ResponseRequest(InputFields):
     """Answer at once; the response goes on whoever disconnects. Needs `store`."""
     store: bool | None = True
     """Whether it can be retrieved later, for as long as jobs are kept."""
-    include: Annotated[list[Included], Field(max_length=16, fail_fast=True)] | None = None
+    include: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=16, fail_fast=True)] | None = None
     """What else the answer holds. Log-probabilities are refused if the engine has none; others ignored."""
     truncation: Literal["auto", "disabled"] | None = None
     """`auto` is ignored: too long an input is refused."""

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 from house import House, eventually
-from msgspec.structs import replace
 from redis import Redis
 
 from api.auth import access_errors
 from api.openai import errors
 from api.openai.errors import ApiError, Wait
 from api.stream import connection_guard
-from penstock.engine import ChatTurn, Failure, Task, TaskKind
+from penstock.engine import ChatTurn, Failure
 from streaming.errors import QuotaExceeded
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Chat, Job, JobState
@@ -199,11 +198,3 @@ def test_a_client_is_told_no_command_of_the_operators(empty_house: House) -> Non
         assert b"the store is not one that this server may use" in answer
         assert b"reset" not in answer and b"redis." not in answer
     assert "penstock store reset --yes" in empty_house.log("api")
-
-
-@pytest.mark.parametrize(("kind", "param"), errors.TASK_FIELDS.items())
-def test_a_task_that_no_store_can_hold_names_its_own_field(kind: TaskKind, param: str) -> None:
-    """It has neither max_tokens nor n that could be lowered."""
-    error = errors.too_large_for_store(replace(JOB, task=Task(kind=kind)), 9 << 20, 8 << 20)
-    assert (error.status, error.code, error.param) == (400, "too_large_for_store", param)
-    assert error.message.endswith(f"Send {param} in several requests.") and "max_tokens" not in error.message

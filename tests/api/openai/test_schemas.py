@@ -259,7 +259,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
         ({"tool_choice": "required"}, "tool_choice"), ({"truncation": "some"}, "truncation"),
         ({"conversation": {"name": "c"}}, "conversation.id"), ({"conversation": ""}, "conversation"),
         ({"max_tokens": 5}, "max_tokens"), ({"messages": []}, "messages"), ({"n": 2}, "n"),
-        ({"response_format": {"type": "text"}}, "response_format"), ({"include": ["results"]}, "include[0]"),
+        ({"response_format": {"type": "text"}}, "response_format"), ({"include": [5]}, "include[0]"),
         ({"top_logprobs": 2}, "top_logprobs"), ({"background": True, "store": False}, "store"),
         ({"reasoning": {"effort": "most"}}, "reasoning.effort"),
         ({"text": {"format": SCHEMA_FORM | {"name": "x"}}}, "text.format.schema"),
