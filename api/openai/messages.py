@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -22,21 +22,11 @@ from api.openai.fields import MAX_MESSAGES, SchemaObject, StrictBody, by_shape, 
 from penstock.engine import ChatTurn
 from penstock.tools import Tool, ToolCall, Tools
 
-OTHER_PARTS = {
-    "image": "images are not supported here: describe the image",
-    "file": "files are not supported here: send the file's text",
-    "audio": "audio is not supported here: send its transcript",
-    "video": "videos are not supported here: describe the video",
-}
-"""By what another kind of part holds, the beginning of the remedy."""
-_OTHER_KIND = re.compile("(?:input_)?(image|file|audio|video)(?:_url)?")
-
 
 class TextPart(StrictBody):
     """One part of a message's content."""
 
     PASSED = True
-    TEXT_KIND: ClassVar[str] = "text"
 
     type: Literal["text", "input_text", "output_text", "refusal"]
     """Images, files, audio and videos are refused."""
@@ -45,24 +35,12 @@ class TextPart(StrictBody):
     refusal: str | None = None
     """The text of a part of type `refusal`."""
 
-    @field_validator("type", mode="before")
-    @classmethod
-    def _only_text(cls, kind: Any) -> Any:
-        if isinstance(kind, str) and (match := _OTHER_KIND.fullmatch(kind)):
-            raise refusal(f"is {kind!r}, but {OTHER_PARTS[match[1]]} in a part of type {cls.TEXT_KIND!r}")
-        return kind
-
     @field_validator("text")
     @classmethod
     def _has_text(cls, text: str | None, info: ValidationInfo) -> str | None:
         if text is None and info.data.get("type", "refusal") != "refusal":
             raise refusal("is required")
         return text
-
-    @property
-    def ignored(self) -> list[str]:
-        other = "text" if self.type == "refusal" else "refusal"
-        return [other] if getattr(self, other) else []
 
     @property
     def words(self) -> str:

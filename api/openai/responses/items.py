@@ -50,7 +50,6 @@ class Part(TextPart):
     """One part of an item's content."""
 
     PASSED = False
-    TEXT_KIND = "input_text"
 
 
 TEXT_OR_LIST = by_shape(shape, "a string or a list")
