@@ -82,7 +82,7 @@ LogitBias: TypeAlias = Annotated[
     _at_most(MAX_BIASES),
 ]
 
-_DISCONNECT = re.compile(r"cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2}|3600)")
+_DISCONNECT = r"^(cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2}|3600))$"
 
 
 PASSABLE = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -274,14 +274,7 @@ class QueueOptions(ClosedBody):
     """From acceptance to the start of the work."""
     do_not_queue: bool | None = False
     """Answer 503 at once unless a worker is free."""
-    on_disconnect: str | None = Field(default=None, json_schema_extra={"pattern": f"^({_DISCONNECT.pattern})$"})
+    on_disconnect: Annotated[str, Field(pattern=_DISCONNECT)] | None = None
     """When the reader goes away: 'cancel', 'continue', or 'grace:<seconds>' (0 to 3600), then cancel."""
     webhook: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
     """Who is told how the job ends: the name of a [webhooks] entry of your tenant, or a URL that its `urls` allow."""
-
-    @field_validator("on_disconnect")
-    @classmethod
-    def _known(cls, value: str | None) -> str | None:
-        if value is not None and not _DISCONNECT.fullmatch(value):
-            raise refusal("must be 'cancel', 'continue' or 'grace:<seconds>' with 0 to 3600 seconds")
-        return value

@@ -182,9 +182,7 @@ def explained(error: ValidationError, model: type[BaseModel]) -> ApiError:
     *above, last = loc = first["loc"]
     pattern = _WORDS.get(first["type"], "has a value of the wrong kind")
     words = first["msg"] if first["type"] in _OURS else pattern.format_map(first.get("ctx", {}))
-    if first["type"] == "extra_forbidden" and above == ["response_format"]:
-        words = "is not supported here: use type 'json_schema' with the schema in json_schema.schema"
-    elif first["type"] == "extra_forbidden":
+    if first["type"] == "extra_forbidden":
         known = (QueueOptions if above == ["queue"] else model).model_fields
         hint = f" ({nearest(str(last)[:64], known)})" if above in ([], ["queue"]) else ""
         words = f"is no known field{hint}"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Discriminator,
     Field,
     Tag,
@@ -89,18 +87,10 @@ class Function(StrictBody):
 _HOSTED_KIND = r"^[a-z][a-z0-9_.-]{0,63}$"
 
 
-def _hosted(kind: Any) -> Any:
-    if not isinstance(kind, str) or not re.fullmatch(_HOSTED_KIND, kind):
-        raise refusal("must be 'function', or another kind of tool by its name in small letters")
-    return kind
-
-
 class HostedTool(StrictBody):
     """A tool that OpenAI's servers run, such as `web_search`. It is dropped and named in X-Ignored-Fields."""
 
-    type: Annotated[str, BeforeValidator(_hosted), Field(pattern=_HOSTED_KIND, max_length=64)] = Field(
-        json_schema_extra={"not": {"const": "function"}}
-    )
+    type: str = Field(pattern=_HOSTED_KIND, max_length=64, json_schema_extra={"not": {"const": "function"}})
     """Any kind but `function`."""
 
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Container, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
-from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, by_shape, refusal, shape
+from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, by_shape, shape
 from api.openai.messages import FunctionName, TextPart, unless_assistant, words_of
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
@@ -40,7 +40,6 @@ def item_of(item: str) -> tuple[str, bool, int] | None:
 
 HOSTED = r"^([a-z_]{1,56}_call(_output)?|mcp_[a-z_]{1,56}|tool_search_output|compaction(_trigger)?)$"
 """Items of tools that OpenAI's servers run, and of kinds of tools that have no place here."""
-_HOSTED = re.compile(HOSTED)
 _KINDS = ("message", "item_reference", "function_call", "function_call_output", "reasoning")
 
 ItemId: TypeAlias = Annotated[str, Field(max_length=128)]
@@ -168,14 +167,6 @@ class ItemReference(ClosedBody):
     """The id of an input or output item of a stored response."""
 
 
-def _check_kind(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind is None or (isinstance(kind, str) and (kind in _KINDS or _HOSTED.fullmatch(kind))):
-        return value
-    kinds = ", ".join(map(repr, _KINDS))
-    raise refusal(f"must have the type {kinds}, or that of a tool's item, such as 'web_search_call'")
-
-
 def _kind(value: Any) -> str:
     if not isinstance(value, dict):
         return "<message>"
@@ -196,7 +187,6 @@ Item: TypeAlias = Annotated[
     | Annotated[HostedItem, Tag("<hosted>")]
     | Annotated[ItemReference, Tag("<reference>")],
     Discriminator(_kind),
-    BeforeValidator(_check_kind),
 ]
 
 

@@ -58,8 +58,6 @@ class FlatToolFields(OfferedTools):
 
     tools: Annotated[list[AnyFlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
-    parallel_tool_calls: bool | None = True
-    """False: at most one call in an answer."""
 
 
 LOGPROBS = "message.output_text.logprobs"

@@ -266,7 +266,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
         ({"input": [said(IMAGE)]}, "input[0].content[0].type"),
         ({"input": [said({"type": "input_text"})]}, "input[0].content[0].text"),
         ({"input": [OUTPUT]}, "input[0].output"), ({"input": [OUTPUT | {"output": {}}]}, "input[0].output"),
-        ({"input": [{"type": "computer"}]}, "input[0]"), ({"input": []}, "input"),
+        ({"input": [{"type": "computer"}]}, "input[0].type"), ({"input": []}, "input"),
     )),
 ]  # fmt: skip
 
