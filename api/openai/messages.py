@@ -124,10 +124,6 @@ class ChatTool(FunctionTool):
     def tool(self) -> Tool:
         return self.function.as_tool(extras_of(self, self.function))
 
-    @property
-    def name(self) -> str:
-        return self.function.name
-
 
 ToolChoice: TypeAlias = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<str>")]
@@ -197,14 +193,6 @@ class OfferedTools(StrictBody):
     parallel_tool_calls: bool | None = None
     """False: at most one call in an answer."""
 
-    @field_validator("tools")
-    @classmethod
-    def _different(cls, tools: list[Any] | None) -> list[Any] | None:
-        names = [tool.name for tool in tools or () if not isinstance(tool, HostedTool)]
-        if len(set(names)) < len(names):
-            raise refusal("must have different names")
-        return tools
-
     @property
     def functions(self) -> list[Any]:
         """The tools without those that do not run here."""
@@ -214,13 +202,14 @@ class OfferedTools(StrictBody):
     def tools_asked(self) -> Tools | None:
         """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
         offered, parallel = tuple([tool.tool for tool in self.functions]), self.parallel_tool_calls is not False
+        known = {tool.name for tool in offered}
+        refuse_if(len(known) < len(offered), "tools", "must have different names")
         mode, names = _chosen(self.tool_choice)
         if mode == "none" or (self.tool_choice in (None, "auto") and not offered):
             return None
         what = "needs tools: give the functions to choose from. Tools of other kinds do not run here"
         refuse_if(not offered, "tool_choice", what)
-        unknown = not {tool.name for tool in offered}.issuperset(names)
-        refuse_if(unknown, "tool_choice", "names a function that is not in tools")
+        refuse_if(not known.issuperset(names), "tool_choice", "names a function that is not in tools")
         if mode == "function":  # the others are still shown to the model
             return Tools(offered=offered, choice="required", named=names[0], parallel=parallel)
         some = tuple([tool for tool in offered if not names or tool.name in names])
