@@ -202,7 +202,8 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
          "tools[0].function.parameters"),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"), ({"tools": [TOOL], "logprobs": True}, "logprobs"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [5]}}, "tool_choice"),
-        ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": True}, "max_tokens"),
+        *(({"max_tokens": value}, "max_tokens") for value in (0, True, 8.5, "8", [8.0])),
+        ({"queue": {"deadline_ms": 8.5}}, "queue.deadline_ms"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
         ({"temperature": "0.5"}, "temperature"), ({"temperature": 2.1}, "temperature"),
         ({"stop": ["a"] * 5}, "stop"), ({"stop": ["a", 5, 6]}, "stop[1]"), ({"stop": {}}, "stop"),
@@ -454,18 +455,6 @@ def test_whole_floats_are_integers(what: str) -> None:
     kind, fields = WHOLE[what]
     asked = {"model": "m"} | fields
     assert parse(kind, json.dumps(with_floats(asked)).encode()) == parse(kind, json.dumps(asked).encode())
-
-
-@pytest.mark.parametrize("number", ["8.5", "true", '"8"', "1e-1", '"NaN"', "[8.0]"])
-@pytest.mark.parametrize("field", ["max_tokens", "queue.deadline_ms", "top_logprobs"])
-def test_what_is_no_integer_is_refused_by_the_name_of_its_field(field: str, number: str) -> None:
-    *above, name = field.split(".")
-    inner = f'"{name}": {number}'
-    body = f'{{"model": "m", "logprobs": true, "messages": {json.dumps(MESSAGES)}, '
-    body += f'"{above[0]}": {{{inner}}}}}' if above else f"{inner}}}"
-    with pytest.raises(ApiError) as error:
-        parse("chat", body.encode())
-    assert error.value.param == field and error.value.message.startswith(f"{field} must be")
 
 
 @pytest.mark.parametrize("number", ["1e3", "1E+3", "1000.0", "1000"])

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.client import HTTPResponse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -219,7 +220,8 @@ def test_a_slow_reader_gets_every_event(house: House) -> None:
             data = head
             while chunk := connection.recv(65_536):
                 data += chunk
-            answer = HTTPResponse(cast(Any, Sent(data)))
+            received = SimpleNamespace(makefile=lambda *_, data=data: io.BytesIO(data))
+            answer = HTTPResponse(cast(Any, received))
             answer.begin()
             assert without_pings(answer.read()) == replay(house, response_id)
 
@@ -234,16 +236,6 @@ def begin(connection: socket.socket, port: int, line: bytes, body: bytes) -> tup
     while (match := re.search(rb"resp_job_[0-9a-f]{32}", data)) is None:
         data += connection.recv(256)
     return match[0].decode(), data
-
-
-class Sent:
-    """What a connection has received, for the parser of the standard library."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, *_: Any) -> io.BytesIO:
-        return io.BytesIO(self._data)
 
 
 def test_a_reader_of_a_stored_response_hears_of_a_silent_one(tmp_path: Path) -> None:
