@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -146,18 +147,13 @@ _OURS = ("refused", "shape")
 """Kinds of errors whose text is ours. Any other kind without words above is said to be a value of the wrong kind."""
 
 
-_INTEGER_EXPECTED = ("int_type", "shape")
-
 Body = TypeVar("Body", bound=BaseModel)
 
 
 def validated(model: type[Body], fields: dict[str, Any]) -> Body:
     """Validate a body. JSON has one type of number, so whole floats (8.0) pass for integers. Raises ApiError (400)."""
-    try:
+    with contextlib.suppress(ValidationError):
         return model.model_validate(fields)
-    except ValidationError as error:
-        if not any(each["type"] in _INTEGER_EXPECTED for each in error.errors(include_input=False, include_url=False)):
-            raise explained(error, model) from None
     try:
         return model.model_validate(with_integers(fields))
     except ValidationError as error:

@@ -31,10 +31,6 @@ LOWEST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express; OpenAI uses the same value."""
 
 
-def chat_logprobs(logprobs: Iterable[Logprob]) -> dict[str, Any]:
-    return {"content": token_logprobs(logprobs), "refusal": None}
-
-
 def token_logprobs(logprobs: Iterable[Logprob]) -> list[dict[str, Any]]:
     """Render one object per token, as chats and responses have them."""
     return [
@@ -202,7 +198,9 @@ class Facts(msgspec.Struct, frozen=True):
 
     def logprobs_object(self, logprobs: Iterable[Logprob], offset: int = 0) -> dict[str, Any]:
         """Render a choice's `logprobs`; `offset` is the number of its characters before these tokens."""
-        return chat_logprobs(logprobs) if self.chat else text_logprobs(logprobs, offset)
+        if self.chat:
+            return {"content": token_logprobs(logprobs), "refusal": None}
+        return text_logprobs(logprobs, offset)
 
 
 def _head(kind: str, model: str, priority: Priority, fingerprint: str | None) -> dict[str, Any]:

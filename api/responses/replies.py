@@ -84,6 +84,15 @@ class Follower:
         if self._buffer is not None:
             self._buffer.hang_up()
 
+    async def write_to(self, writer: PacedWriter, note_written: Callable[[], None] = lambda: None) -> None:
+        """Write the rest of the sequence at the reader's pace. Raises ClientGone."""
+        async with aclosing(self.events()) as events:
+            async for data in events:
+                if data:
+                    await writer.write(data, more=True)
+                note_written()
+        await writer.write(b"", more=False)
+
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the rest of the sequence, and comments while nothing happens. Raises ClientGone."""
         try:
@@ -180,8 +189,7 @@ class Follower:
             else:
                 async with self._services.store_client.turns:
                     data = self._sequence.deltas(part)
-            if data:
-                yield data
+            yield data
             self._check_reader()
 
     def _end(self, terminal: Terminal) -> bytes:
@@ -264,16 +272,14 @@ class ResponseStream(StreamReply):
         follower = self._follower = Follower(services, record, self._events.has, live=True, measure=self._measure)
         if self._buffer.hung_up:
             raise ClientGone
-        async with aclosing(follower.events()) as events:
-            async for data in events:
-                if data:
-                    await self._writer.write(data, more=True)
-                if self._flow.last:
-                    self._delivery.note_first_sent()
-        await self._writer.write(b"", more=False)
+        await follower.write_to(self._writer, self._note_written)
         self._buffer.terminal = follower.ended
         self._delivery.last_got = time.monotonic()
         self._delivery.last_sent = time.monotonic()
+
+    def _note_written(self) -> None:
+        if self._flow.last:
+            self._delivery.note_first_sent()
 
     async def _fail(self, send: Send, error: ApiError) -> None:
         self._services.metrics.count_error(error.code)
@@ -326,11 +332,7 @@ class StoredStream:
         try:
             with Watched(scope, self._follower.hang_up):
                 await send(start_message(200, STREAM_HEADERS | self._headers))
-                async with aclosing(self._follower.events()) as events:
-                    async for data in events:
-                        if data:
-                            await writer.write(data, more=True)
-                await writer.write(b"", more=False)
+                await self._follower.write_to(writer)
         except (ClientGone, OSError):
             pass
         except asyncio.CancelledError:  # drain_s is over
