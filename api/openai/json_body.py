@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -152,10 +151,12 @@ Body = TypeVar("Body", bound=BaseModel)
 
 def validated(model: type[Body], fields: dict[str, Any]) -> Body:
     """Validate a body. JSON has one type of number, so whole floats (8.0) pass for integers. Raises ApiError (400)."""
-    with contextlib.suppress(ValidationError):
-        return model.model_validate(fields)
     try:
-        return model.model_validate(with_integers(fields))
+        return model.model_validate(fields)
+    except ValidationError:
+        fields = with_integers(fields)
+    try:
+        return model.model_validate(fields)
     except ValidationError as error:
         raise explained(error, model) from None
 
