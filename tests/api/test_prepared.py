@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from api.auth.keys import Caller
 from api.openai.errors import ApiError
 from api.openai.schemas import Kind
-from api.prepared import PreparedRequest, PreparedRequests, prepare, read_request
+from api.prepared import MAX_CACHED, PreparedRequest, PreparedRequests, prepare, read_request
 from api.services import Services
 from api.settings import ApiSettings
 from penstock.engine import Capabilities, ModelCard
@@ -145,6 +145,13 @@ def test_a_repeated_field_is_validated_too(field: bytes, bad: bytes) -> None:
             lambda each=each: prepare(served, CALLER, read_request(served, state(), "chat", each), waits=True)
         )
         assert kept == fresh and (each == body) == (kept[0] != 400)
+
+
+def test_each_of_many_options_is_prepared_for_itself() -> None:
+    served, prepared = services(), PreparedRequests()
+    for seed in [*range(MAX_CACHED + 8), 0]:
+        body = BODY.replace(b'"presence_penalty": 1', b'"seed": %d' % seed)
+        assert prepared.read(served, state(), "chat", body, waits=True).job.sampling.seed == seed
 
 
 def test_the_model_of_a_refused_request_is_noted() -> None:
