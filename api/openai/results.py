@@ -52,7 +52,7 @@ NEWER_LIMIT = "max_completion_tokens"
 
 def input_object(job: Job) -> dict[str, Any]:
     """Render a job's request. Fields without effect, and those left at their defaults, are not kept."""
-    found = {"endpoint": job.endpoint.path, "model": job.model}
+    found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model}
     if job.response is not None:
         found |= _response(job, job.response)
     else:

@@ -126,8 +126,8 @@ def _turn(item: ConversationItem) -> ChatTurn:
                 return ChatTurn("tool", output, call_id=call_id)
             case {"type": "message", "role": str(role), "content": list(parts)} if role in ROLES:
                 return _message(ROLES[role], parts)
-            case {"type": "reasoning", **fields}:
-                return reasoned_turn("".join([part["text"] for part in fields.get("content", ())]))
+            case {"type": "reasoning"} as shown:
+                return reasoned_turn("".join([part["text"] for part in shown.get("content", ())]))
         raise ValueError("it is no item of a conversation")
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # also for what is no UTF-8
         raise DecodeError(bytes(item.shown), error) from error
