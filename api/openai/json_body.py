@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
+import pydantic_core
 from pydantic import BaseModel, ValidationError
 
 from api.openai import errors
@@ -98,11 +100,12 @@ def read_object(body: bytes) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(without_mark(body))
         msgspec.msgpack.encode(fields)
-    except OverflowError:
-        raise invalid_request("The body has a whole number of more than 64 bits.") from None
     except RecursionError:
         raise _too_deep() from None
-    except ValueError as error:  # its text says what was expected, at which byte
+    except (ValueError, OverflowError) as error:  # its text says what was expected, at which byte
+        if field := _bad_number_field(body):
+            message = f"{field} must be a finite number, of at most 64 bits if it is whole."
+            raise invalid_request(message, field) from None
         fault = fault_of(body)
         raise invalid_request(f"The body is not valid JSON: {f'it is {fault}' if fault else error}.") from None
     if not isinstance(fields, dict):
@@ -114,6 +117,26 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 def _too_deep() -> ApiError:
     return invalid_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
+
+
+def _bad_number_field(body: bytes) -> str:
+    """Return the path of the first number that is not finite, or beyond 64 bits; "" if something else is wrong."""
+    try:
+        return _bad_number(pydantic_core.from_json(without_mark(body)), "")
+    except ValueError:
+        return ""
+
+
+def _bad_number(value: Any, path: str) -> str:
+    if (isinstance(value, float) and not math.isfinite(value)) or (
+        isinstance(value, int) and not -(2**63) <= value < 2**64
+    ):
+        return path[:128]
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    steps = (
+        (f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}".lstrip("."), each) for step, each in inner
+    )
+    return next(filter(None, (_bad_number(each, at) for at, each in steps)), "")
 
 
 def nested_beyond(value: Any, levels: int) -> bool:

@@ -126,7 +126,7 @@ def test_fields_that_are_ignored_are_named(house: House, client: OpenAI) -> None
     assert updated.headers["x-ignored-fields"] == "unread"
     path = f"/v1/conversations/{made.parse().id}/items"
     status, answer = raw(house, "POST", path, {"items": [call | {"kept": 10**40}]})
-    assert status == 400 and "more than 64 bits" in answer["error"]["message"]
+    assert (status, answer["error"]["param"]) == (400, "items[0].kept")
 
 
 @pytest.mark.parametrize(
