@@ -345,7 +345,7 @@ class CountRequest(InputFields):
 def check_line(request: ResponseRequest) -> None:
     """Refuse what a line of a batch cannot ask for: what is stored, or a response in the background.
     Raises ApiError (400)."""
-    what = "has no place in a batch, whose lines run by themselves. Send the whole conversation in input"
+    what = "has no place in a batch, whose lines run at the same time. Send the conversation in input"
     refuse_if(request.previous_response_id is not None, "previous_response_id", what)
     refuse_if(request.conversation is not None, "conversation", what)
     refuse_if(request.references, "input", "cannot refer to items in a batch. Send them as messages")
