@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from batching import begin, client, content, ended
 from brokering import intake_of
-from house import House, free_port, serving
+from house import House, serving
 
 from api.openai.errors import ApiError
 from api.openai.schemas import Kind, check_choices, parse
@@ -73,18 +72,6 @@ def test_the_field_at_fault_is_named(kind: Kind, fields: dict[str, Any], param: 
         check_choices(request, 4)
     assert (caught.value.status, caught.value.param) == (400, param)
     check_choices(request, request.prompts * (request.n or 1))
-
-
-def test_the_setting_is_obeyed(tmp_path: Path) -> None:
-    """Higher for whoever needs it, lower for a chat's n."""
-    with serving(tmp_path, "workers", PENSTOCK_API_MAX_CHOICES_PER_REQUEST="1024") as house:
-        status, _, data = house.post("/v1/completions", SMALL)
-        assert status == 200 and len(json.loads(data)["choices"]) == 1024
-        port = free_port()
-        house.start_api(port, PENSTOCK_API_MAX_CHOICES_PER_REQUEST="2")
-        few = {"model": "sim", "messages": MESSAGES, "max_tokens": 2}
-        for n, status in ((2, 200), (3, 400)):
-            assert house.request("POST", "/v1/chat/completions", few | {"n": n}, port=port)[0] == status
 
 
 def test_a_line_of_a_batch_is_held_to_it(house: House) -> None:

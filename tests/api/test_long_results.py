@@ -169,14 +169,6 @@ def test_a_long_answer_is_rendered_in_slices(chat: bool) -> None:
     assert shown["choices"][0]["logprobs"] == json.loads(to_json(facts.logprobs_object([odd] * 950)))
 
 
-def test_a_short_answer_of_several_choices_is_rendered_at_once() -> None:
-    """In one slice: it is over before others could have their turn."""
-    facts = facts_of(choices=3, job_id=JOB)
-    end = long_end(rows=10)
-    rows = [replace(row, index=row.seq % 3) for row in end.rows]
-    assert list(completion_in_slices(facts, end, rows)) == []
-
-
 async def test_the_events_of_a_long_answer_are_told_in_slices(wire: RedisClient) -> None:
     """One write and one turn of the loop for so many of them."""
     end = long_end()

@@ -12,7 +12,7 @@ import pytest
 
 from api.openai.errors import ApiError
 from api.uploads import Allowance, receive
-from streaming.batches.file_store import FileStore, Incoming
+from streaming.batches.file_store import FileStore
 from streaming.errors import QuotaExceeded
 
 KIND = "multipart/form-data; boundary=cut"
@@ -107,15 +107,6 @@ async def test_a_name_that_is_no_text_is_a_name_all_the_same(file_store: FileSto
     assert left(file_store) == []
 
 
-async def test_a_part_without_a_name_is_no_other_part(file_store: FileStore) -> None:
-    """Whatever stood before it."""
-    unnamed = b"--cut\r\nContent-Type: text/plain\r\n\r\nresponses\r\n"
-    file = b'--cut\r\nContent-Disposition: form-data; name="file"'
-    upload = await take(file_store, [form().replace(file, unnamed + file)])
-    assert upload.fields["purpose"] == "batch"
-    upload.incoming.discard()
-
-
 def with_fields(count: int) -> bytes:
     """A form of so many parts: one is the file, one the purpose."""
     parts = [f'--cut\r\nContent-Disposition: form-data; name="f{number}"\r\n\r\nx\r\n' for number in range(count - 2)]
@@ -158,23 +149,6 @@ async def test_the_limit_holds_while_it_is_read(file_store: FileStore) -> None:
         await receive(endless(), KIND, file_store, allowed(), 5)
     assert refused.value.status == 413 and given <= LIMIT // 1024 + 1
     assert left(file_store) == []
-
-
-async def test_the_disk_is_written_in_blocks(file_store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small the pieces are that it comes in."""
-    monkeypatch.setattr("api.uploads.BLOCK_BYTES", 1000)
-    sizes: list[int] = []
-    write = Incoming.write
-
-    def noted(incoming: Incoming, data: bytes) -> None:
-        sizes.append(len(data))
-        write(incoming, data)
-
-    monkeypatch.setattr(Incoming, "write", noted)
-    whole = form(b"x" * 2500)
-    upload = await take(file_store, [whole[at : at + 100] for at in range(0, len(whole), 100)])
-    assert sum(sizes) == 2500 and len(sizes) == 3 and min(sizes[:-1]) >= 1000
-    upload.incoming.discard()
 
 
 async def test_the_quota_holds_while_it_is_read(file_store: FileStore) -> None:
