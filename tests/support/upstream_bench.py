@@ -148,6 +148,12 @@ async def bench(
             await bench.engine.stop()
 
 
+async def asked_of(fake: FakeUpstream, prompt: Any = HELLO, **asked: Any) -> Answer:
+    """The answer of one server to one request. `asked`: as of Bench.ask."""
+    async with bench(fake) as desk:
+        return await desk.ask(prompt, **asked)
+
+
 def _kind(fakes: tuple[FakeUpstream, ...]) -> str:
     """The kinds that no page of a server tells."""
     return "openai" if fakes[0].kind == "openai" else ""

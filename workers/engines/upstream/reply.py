@@ -17,10 +17,10 @@ from workers.engines.upstream.http import (
     MAX_PARAM,
     MAX_WORDS,
     PINGS,
+    ServerError,
     decoded,
     error_of,
     leniently_decoded,
-    name_of,
     plain,
     without,
 )
@@ -98,14 +98,6 @@ class Chunk(msgspec.Struct, gc=False):
     object: Any = None
 
 
-class Uncounted(Chunk, gc=False):
-    """One chunk, read without its counts."""
-
-    usage: Any = None
-    prompt_progress: Any = None
-    verbose: Any = msgspec.field(default=None, name="__verbose")
-
-
 class _KnownDelta(ChatDelta, gc=False, forbid_unknown_fields=True):
     """A delta that has nothing beside the fields that are read, and those that bring nothing."""
 
@@ -136,23 +128,14 @@ decode = msgspec.json.Decoder(Chunk).decode
 """Raises msgspec.DecodeError, also for values of wrong types and numbers out of bounds."""
 decode_known = msgspec.json.Decoder(_KnownChunk).decode
 """Like `decode`, of a chunk without extras. Raises msgspec.DecodeError also for one that may have some."""
-_decode_uncounted = msgspec.json.Decoder(Uncounted).decode
 
 
-def decode_uncounted(data: bytes) -> Chunk:
-    """The chunk as if it had no counts. Raises msgspec.DecodeError if something else of it is wrong too."""
-    chunk = _decode_uncounted(data)
-    chunk.usage = chunk.prompt_progress = chunk.verbose = None
-    return chunk
-
-
-def error_in(chunk: Chunk, data: bytes) -> Any:
-    """The decoded chunk if it tells an error, in any form; else None. An object without choices that tells none, such
-    as a ping, is no error."""
-    if not (chunk.error or chunk.object == "error" or (chunk.choices is None and chunk.usage is None)):
-        return None
-    found = decoded(data)
-    return found if error_of(found) is not None else None
+def error_in(chunk: Chunk, data: bytes) -> ServerError | None:
+    """The error that a chunk tells in any form. An object without choices that tells none, such as a ping, is no
+    error."""
+    if chunk.error or chunk.object == "error" or (chunk.choices is None and chunk.usage is None):
+        return error_of(decoded(data))
+    return None
 
 
 def is_blank(data: bytes) -> bool:
@@ -394,23 +377,23 @@ def by_finish(reason: str) -> ReplyOutcome | None:
     return ReplyOutcome(End.DONE, finish="stop")
 
 
-def by_status(status: int, body: bytes, decoded: Any) -> ReplyOutcome:
-    """A reply with an error status. `decoded`: its body as JSON, or None."""
-    words, _, param = error_of(decoded) or (plain(body.decode(errors="replace")), 0, None)
+def by_status(status: int, body: bytes) -> ReplyOutcome:
+    """A reply with an error status."""
+    error = error_of(decoded(body))
+    words, param = (error.words, error.param) if error else (plain(body.decode(errors="replace")), None)
     return _by_code(status, f"HTTP {status}", words, param)
 
 
-def by_error(decoded: Any) -> ReplyOutcome:
+def by_error(error: ServerError) -> ReplyOutcome:
     """An error inside a stream that began with 200."""
-    words, code, param = error_of(decoded) or ("an error without words", 0, None)
-    reason = f"error {code} inside the stream" if code else "an error inside the stream"
-    outcome = _by_code(code, reason, words, param) if code else ReplyOutcome(End.BROKEN, reason, words=words)
-    return replace(outcome, told=outcome.end is End.BROKEN and name_of(decoded) not in GOING_ON)
+    reason = f"error {error.status} inside the stream" if error.status else "an error inside the stream"
+    outcome = _by_code(error.status, reason, error.words, error.param)
+    return replace(outcome, told=outcome.end is End.BROKEN and error.name not in GOING_ON)
 
 
-def by_cut(reason: str, *, sent: bool = True, bare: bool = False) -> ReplyOutcome:
+def by_cut(reason: str, *, sent: bool = True, bare: bool = False, stalled: bool = False) -> ReplyOutcome:
     """A stream that ended without a finish reason."""
-    return ReplyOutcome(End.BROKEN, reason, sent=sent, bare=bare)
+    return ReplyOutcome(End.BROKEN, reason, sent=sent, bare=bare, stalled=stalled)
 
 
 def by_malformed(what: str) -> ReplyOutcome:
