@@ -175,14 +175,9 @@ class UpstreamEngine:
         pool = self._pool_of(request.served_by)
         if pool is None:
             return f"{request.served_by} began the answer, and is no fallback any more"
-        reasons, tried = list[str](), self._broken.refused(request.text_id)
-        for endpoint in pool.ready:
-            if endpoint.facts is not None:
-                rung, reason = continuation.choose(endpoint.facts, request, request.past, tried)
-                if rung is not Rung.RESTART:
-                    return ""
-                reasons.append(reason)
-        return reasons[0] if reasons else ""
+        known, tried = [each.facts for each in pool.ready if each.facts], self._broken.refused(request.text_id)
+        ways = [continuation.choose(facts, request, request.past, tried) for facts in known]
+        return ways[0][1] if ways and all(rung is Rung.RESTART for rung, _ in ways) else ""
 
     async def stop(self) -> None:
         for request_id in list(self._live):
@@ -305,13 +300,13 @@ class UpstreamEngine:
         # Without a finish reason an answer is complete if its server has nothing to add to it, or gives no finish
         # reasons and cannot continue it.
         cannot_add = outcome.end is End.RESTART and generation.bare_ends >= MAX_BARE_ENDS
-        if outcome.end is End.DONE or cannot_add or (outcome.bare and generation.is_bare_end):
+        if outcome.end is End.DONE or cannot_add or (outcome.how == "bare" and generation.is_bare_end):
             return generation.last(outcome.finish or ("length" if generation.is_spent else "stop"))
         if outcome.end is End.RESTART:
             log.warning("no server can continue an answer: %s", outcome.reason, extra={"request": generation.id})
             generation.counts.refused = frozenset(generation.tried)
             return self._returned(generation)
-        breaks, restarts = generation.counts.breaks, generation.counts.restarts if outcome.sent else 0
+        breaks, restarts = generation.counts.breaks, generation.counts.restarts if outcome.how != "unsent" else 0
         if outcome.end is End.FAILED or breaks >= MAX_BREAKS or restarts >= MAX_RESTARTS:
             return generation.last(failure=outcome.failure)
         return None

@@ -128,7 +128,7 @@ class UpstreamExchange:
             try:
                 reader = await client.exchange(data, begin)
             except ConnectError as error:
-                return by_cut(str(error), sent=False)
+                return by_cut(str(error), "unsent")
             finally:
                 self.readers.pop(generation.id, None)
             assert reader.outcome is not None
@@ -289,7 +289,7 @@ class UpstreamExchange:
         try:
             reply = await place.client.ask("POST", path, body, key.secret, limit_s, trace)
         except (ConnectError, BrokenReply) as error:
-            raise Unprepared(by_cut(f"{path}: {error}", sent=isinstance(error, BrokenReply))) from None
+            raise Unprepared(by_cut(f"{path}: {error}", "unsent" if isinstance(error, ConnectError) else "")) from None
         key.note(reply.headers, time.monotonic(), time.time())
         if reply.status != 200:
             outcome = by_status(400 if tasks.TOO_LARGE in reply.body else reply.status, reply.body)
@@ -317,7 +317,7 @@ def note_end(place: ServerPlace, rung: Rung, reader: StreamReader, outcome: Repl
         generation.kept_at = (place, *stop)
     if outcome.end in (End.BUSY, End.KEY):  # it goes on meanwhile
         return outcome
-    if rung is Rung.REATTACH and outcome.told:
+    if rung is Rung.REATTACH and outcome.how == "told":
         outcome = ReplyOutcome(End.RESTART, f"it has ended there: {outcome.reason}")
     if outcome.end is not End.BROKEN:
         stop_generation(generation)
@@ -327,7 +327,7 @@ def note_end(place: ServerPlace, rung: Rung, reader: StreamReader, outcome: Repl
     elif reader.status == 200 or continuation.JOB_HEADER in reader.headers:
         generation.counts.vain += 1
     vain = generation.counts.vain >= MAX_VAIN
-    if (vain and facts.reattach == "key") or ((vain or outcome.stalled) and generation.rows):
+    if (vain and facts.reattach == "key") or ((vain or outcome.how == "stalled") and generation.rows):
         generation.tried.add(Rung.REATTACH)
         stop_generation(generation)
     return outcome  # one at a llama-server that has shown nothing is replaced by the next one

@@ -282,7 +282,7 @@ class StreamReader(Reply):
                 self._take(whole if self._splitter is None else self._splitter.flush())
             if self.done.done():
                 return
-            cut = by_cut(problem or "the stream ended without a finish reason", bare=not problem)
+            cut = by_cut(problem or "the stream ended without a finish reason", "" if problem else "bare")
             failed = self.status not in (0, 200)
             outcome = reply.by_status(self.status, self.body[:MAX_ERROR_BYTES]) if failed else self.outcome or cut
         except Exception as error:  # noqa: BLE001 - the boundary of a reply: its request must end
@@ -306,7 +306,7 @@ class StreamReader(Reply):
             return
         limit_s = between_s if self.received else first_s
         if now - self.generation.progress_at > limit_s:
-            self.settle(by_cut(f"no token for {limit_s:g} s", stalled=True))
+            self.settle(by_cut(f"no token for {limit_s:g} s", "stalled"))
 
     # --- a chunk -------------------------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class StreamReader(Reply):
         """Turn one chunk into a piece, if it brings anything. `outcome` is set when it says how the reply ends."""
         finished = self.outcome  # of an earlier chunk: the answer is complete, whatever comes now
         if data == DONE:
-            self.outcome = finished or by_cut("[DONE] without a finish reason", bare=True)
+            self.outcome = finished or by_cut("[DONE] without a finish reason", "bare")
             return None
         try:
             chunk = self._read(data)

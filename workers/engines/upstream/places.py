@@ -396,6 +396,10 @@ class ServerEndpoint:
         _, wait = choose_key(self.keys, cost, now)
         return max(wait, self.held_until - now, 0.0)
 
+    def slots(self, now: float) -> int:
+        """Its budget; while it has no room or a rate limit holds, no more than what runs."""
+        return self.budget.limit if not self.budget.saturated and self.wait_s(1, now) <= 0 else self.in_flight
+
     def enter(self, cost: int, now: float) -> ServerPlace:
         """Take a place at a server that is ready."""
         assert self.facts is not None

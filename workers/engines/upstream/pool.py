@@ -116,12 +116,8 @@ class ServerPool:
         return ""
 
     def slots(self, now: float) -> int:
-        """The budgets of the servers that are there; while a rate limit holds, no more than what runs."""
-        slots = 0
-        for each in self.ready:
-            open_ = not each.budget.saturated and each.wait_s(1, now) <= 0
-            slots += each.budget.limit if open_ else each.in_flight
-        return slots
+        """What the servers that are there may run."""
+        return sum([each.slots(now) for each in self.ready])
 
     def share(self, workers: int) -> None:
         """So many workers use its servers."""
@@ -270,7 +266,7 @@ class ServerPool:
         breaker, was_closed = endpoint.breaker, endpoint.breaker.closed
         name = generation.request.text_id or generation.id
         has_token = bool(generation.received) and generation.progress_at >= sent_at
-        if outcome.bare:
+        if outcome.how == "bare":
             endpoint.bare_ends += 1
             generation.bare_ends = endpoint.bare_ends
         elif outcome.end is End.DONE and not (generation.reply and generation.reply.is_over):
@@ -279,13 +275,13 @@ class ServerPool:
             breaker.succeed()
             endpoint.budget.note_success()
         elif outcome.end is End.BROKEN:
-            if outcome.sent:
+            if outcome.how != "unsent":
                 generation.note_break(self.model)
             log.warning("%s broke an answer: %s", endpoint.url, outcome.reason, extra={"request": generation.id})
-            if not outcome.malformed:
+            if outcome.how != "malformed":
                 answered_at = self.exchange.answered_at(endpoint)
-                cut = not (outcome.status or outcome.stalled or outcome.bare or has_token)
-                down = not outcome.sent
+                cut = not (outcome.status or outcome.how in ("stalled", "bare") or has_token)
+                down = outcome.how == "unsent"
                 breaker.fail(outcome.reason, now, request=name, down=down, cut=cut, answered_at=answered_at)
         elif outcome.end is End.FAILED:  # by the request's own fault, so the server is well
             breaker.succeed()

@@ -79,7 +79,7 @@ def test_an_error_inside_a_stream_is_read_like_a_status() -> None:
     assert inside({"message": "too long", "code": 400}).end is End.FAILED
     assert inside({"message": "gone", "type": "server_error"}).end is End.BROKEN
     assert inside({"message": "x", "code": "rate_limit_exceeded"}).end is End.BROKEN
-    told = [inside({"code": code}).told for code in ("job_cancelled", "draining", 503)]
+    told = [inside({"code": code}).how == "told" for code in ("job_cancelled", "draining", 503)]
     assert told == [True, False, False]
 
 
