@@ -316,19 +316,6 @@ async def test_cached_tokens_are_told_only_where_tenants_are_told_apart(kind: st
     assert answer.prompt_tokens == 3 and max(piece.cached_tokens for piece in answer.pieces) == cached
 
 
-async def test_many_streams() -> None:
-    """Each on a connection of its own, and each whole."""
-    fake = FakeUpstream("llama-server", step_s=0.01)
-    fake.slots = 64
-    fake.open.clear()
-    async with bench(fake, first_token_s=30, between_tokens_s=30) as desk:
-        asking = asyncio.gather(*(desk.ask(HELLO, max_tokens=20) for _ in range(64)))
-        await until(lambda: fake.running == 64)
-        fake.open.set()
-        answers = await asking
-    assert {(answer.text, answer.tokens, answer.returns) for answer in answers} == {("".join(ANSWER[:20]), 20, 0)}
-
-
 # --- keys and limits -------------------------------------------------------------------------------------------------
 
 
