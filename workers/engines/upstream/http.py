@@ -478,20 +478,15 @@ class UpstreamClient:
     ) -> bytes:
         """The bytes of one request; `path` with the base. The key goes into the header alone. `trace`: its
         `traceparent`. `more`: further headers, of plain letters."""
-        lines = [
-            f"{method} {path} HTTP/1.1",
-            f"Host: {bracketed(self.address.host)}:{self.address.port}",
-            f"Accept: {'text/event-stream' if stream else 'application/json'}",
-            "Accept-Encoding: identity",
-            "User-Agent: penstock",
-            *[f"{name}: {value}" for name, value in more.items()],
-        ]
-        if body:
-            lines.append("Content-Type: application/json")
-        if method != "GET":
-            lines.append(f"Content-Length: {len(body)}")
-        if trace:
-            lines.append(f"traceparent: {trace}")
-        if key:
-            lines.append(f"Authorization: Bearer {key}")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
+        headers = {
+            "Host": f"{bracketed(self.address.host)}:{self.address.port}",
+            "Accept": "text/event-stream" if stream else "application/json",
+            "Accept-Encoding": "identity",
+            "User-Agent": "penstock",
+            "Content-Type": "application/json" if body else "",
+            "Content-Length": "" if method == "GET" else str(len(body)),
+            "traceparent": trace,
+            "Authorization": f"Bearer {key}" if key else "",
+        }
+        lines = [f"{name}: {value}\r\n" for name, value in (*headers.items(), *more.items()) if value]
+        return f"{method} {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1") + body

@@ -70,10 +70,7 @@ class ServerPool:
     """Servers of one model."""
 
     def __init__(
-        self,
-        model: UpstreamModel,
-        emit: Callable[[Piece], None],
-        spawn: Callable[[Coroutine[Any, Any, object]], None],
+        self, model: UpstreamModel, emit: Callable[[Piece], None], spawn: Callable[[Coroutine[Any, Any, object]], None]
     ) -> None:
         """`spawn`: begins a task that the engine owns."""
         self.model, self.settings, self._spawn = model.name, model.settings, spawn
