@@ -427,28 +427,26 @@ class ServerEndpoint:
 
     async def probe(self) -> None:
         """Ask the server what it is; the breaker learns whether it is there. Raises ProbeFailed."""
-        before, key = self.facts, self.keys[0].secret
+        before, reason, lasting = self.facts, "", False
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                facts = await ServerProbe(self.client, self._settings, self._model, key).facts()
-        except Exception as error:  # noqa: BLE001 - the boundary of a probe: it must not be the last one
-            failed = self._failed_probe(error)
-            self.breaker.fail_probe(str(failed), time.monotonic(), lasting=failed.lasting)
-            raise failed from None
+                facts = await ServerProbe(self.client, self._settings, self._model, self.keys[0].secret).facts()
+        except ProbeFailed as error:
+            reason, lasting = without(self.secrets, str(error))[:MAX_PROBE_WORDS], error.lasting
+        except TimeoutError:
+            reason = f"no answer within {PROBE_TIMEOUT_S:g} s"
+        except Exception as error:  # the boundary of a probe: it must not be the last one
+            log.exception("%s: a probe cannot read what it says", self.url)
+            reason = f"its pages cannot be read ({type(error).__name__})"
+        if reason:
+            self.breaker.fail_probe(reason, time.monotonic(), lasting=lasting)
+            raise ProbeFailed(reason, lasting=lasting)
         if facts.assumed and before is not None:  # its API process has just started
             facts = before
         self.facts = facts
         if before is None or before.slots != facts.slots or not (self.breaker.closed or self.breaker.in_doubt):
             self.budget.reset(facts.slots or self._settings.slots)
         self.breaker.half_open()
-
-    def _failed_probe(self, error: Exception) -> ProbeFailed:
-        if isinstance(error, TimeoutError):
-            return ProbeFailed(f"no answer within {PROBE_TIMEOUT_S:g} s")
-        if isinstance(error, ProbeFailed):
-            return ProbeFailed(without(self.secrets, str(error))[:MAX_PROBE_WORDS], lasting=error.lasting)
-        log.exception("%s: a probe cannot read what it says", self.url, exc_info=error)
-        return ProbeFailed(f"its pages cannot be read ({type(error).__name__})")
 
     async def read_gauges(self, now: float) -> None:
         """Adapt the budget to what the server says of its load, at most once per interval and only while it runs
