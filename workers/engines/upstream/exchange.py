@@ -228,7 +228,7 @@ class UpstreamExchange:
         if request.ids:
             return None
         needs_ids = rung is Rung.IDS or (request.sampling.max_tokens is None and facts.kind in LIMITED)
-        if not needs_ids or rung is Rung.TEXT or facts.mixed or not facts.tokenizes:
+        if not needs_ids or rung is Rung.TEXT or facts.mixed or not facts.tokenize:
             return None
         if rung is Rung.IDS:
             await self._check_alignment(generation, place)

@@ -46,8 +46,6 @@ class ServerFacts(Capabilities, frozen=True, kw_only=True):
     """How a conversation becomes a prompt of /completions: its "template" renders it as text, or "tokenize" as ids."""
     mixed: bool = False
     """Whether a prompt may mix texts and ids."""
-    tokenizes: bool = False
-    """Whether /tokenize turns a text into ids, and /detokenize ids into a text."""
     prefill: Prefill = ""
     """How a chat continues the beginning of an answer."""
     reattach: Reattach = ""
@@ -91,23 +89,16 @@ class ServerFacts(Capabilities, frozen=True, kw_only=True):
 
     def capabilities(self) -> Capabilities:
         """What follows for requests."""
-        own = {name: getattr(self, name) for name in Capabilities.__struct_fields__}
-        return Capabilities(
-            **own
-            | {
-                "forced_tools": self.tools and self.forced_tools,
-                "tools_with_schema": self.tools and self.tools_with_schema and self.json_schema,
-                "reattaches": bool(self.reattach),
-                "passes_fields": True,
-                "embedding_dimensions": self.embed and self.embedding_dimensions,
-                "tokenize": self.tokenizes,
-                "tokenize_chats": self.tokenizes and bool(self.chat_ids),
-            }
-        )
+        can = {name: getattr(self, name) for name in Capabilities.__struct_fields__}
+        can["forced_tools"] &= self.tools
+        can["tools_with_schema"] &= self.tools and self.json_schema
+        can["embedding_dimensions"] &= self.embed
+        found = {"reattaches": bool(self.reattach), "tokenize_chats": self.tokenize and bool(self.chat_ids)}
+        return Capabilities(**can | found | {"passes_fields": True})
 
 
 SAMPLING: dict[str, Any] = dict.fromkeys(("top_k", "min_p", "repetition_penalty", "logit_bias", "ignore_eos"), True)
-SELF_HOSTED: dict[str, Any] = {**SAMPLING, "token_prompts": True, "token_ids": True, "tokenizes": True,
+SELF_HOSTED: dict[str, Any] = {**SAMPLING, "token_prompts": True, "token_ids": True, "tokenize": True,
                                "repetition_span": True, "logprobs": MAX_LOGPROBS, "json_schema": True}  # fmt: skip
 """What llama-server, vLLM and SGLang have in common."""
 CONTINUES: Prefill = "continue_final_message"
@@ -146,7 +137,7 @@ def of_card(facts: ServerFacts, card: object) -> ServerFacts:
     except msgspec.ValidationError:
         return msgspec.structs.replace(facts, assumed=True)
     ours = {"chat": True, "tools": can.tools or can.forced_tools, "json_resume": False, "tool_resume": False}
-    return msgspec.structs.replace(facts, **msgspec.structs.asdict(can) | ours, tokenizes=can.tokenize)
+    return msgspec.structs.replace(facts, **msgspec.structs.asdict(can) | ours)
 
 
 def of(kind: str, **known: object) -> ServerFacts:
@@ -250,7 +241,7 @@ class ServerProbe:
             body = {"model": known["model"], "messages": [{"role": "user", "content": "a"}]}
             found = await self._tried("/tokenize", body | {"add_generation_prompt": True}, based=False)
             if not isinstance(_object(found).get("tokens"), list):
-                known |= {"chat_ids": "", "tokenizes": False}
+                known |= {"chat_ids": "", "tokenize": False}
         facts = of(kind, **known)
         if kind == "penstock":  # a try of its tasks would be a job, and wake workers
             facts = of_card(facts, entry.get("capabilities"))
