@@ -225,7 +225,7 @@ class ServerPool:
                 endpoint = self._choose(cost, now)
                 if endpoint is None and self.ready:
                     return
-                place.set_result(endpoint and endpoint.enter(cost, now))
+                place.set_result(None if endpoint is None else endpoint.enter(cost, now))
             heapq.heappop(self._waiting)
 
     def _choose(self, cost: int, now: float) -> ServerEndpoint | None:

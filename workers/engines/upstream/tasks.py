@@ -59,13 +59,12 @@ def body_of(facts: ServerFacts, request: Request, task: Task) -> dict[str, Any]:
             return body | {"query": query, "documents": documents, "top_n": len(documents)}
         case "detokenize":
             return ({} if is_llama else body) | {"tokens": list(request.ids)}
-        case _ if not isinstance(request.prompt, str):
-            turns = [turn.shown for turn in request.turns]
-            return body | {"messages": turns, "add_generation_prompt": task.generation_prompt}
-        case _ if is_llama:
-            return text_body(request.prompt, special=task.special_tokens)
-        case _:
-            return body | {"prompt": request.prompt, "add_special_tokens": task.special_tokens}
+    if not isinstance(request.prompt, str):
+        turns = [turn.shown for turn in request.turns]
+        return body | {"messages": turns, "add_generation_prompt": task.generation_prompt}
+    if is_llama:
+        return text_body(request.prompt, special=task.special_tokens)
+    return body | {"prompt": request.prompt, "add_special_tokens": task.special_tokens}
 
 
 def text_body(prompt: str, *, special: bool) -> dict[str, Any]:
