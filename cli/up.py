@@ -680,7 +680,7 @@ def _check_engines(deployment: Deployment, home: DataDir, machine: Machine) -> N
 
 
 def _fetch(home: DataDir, machine: Machine) -> Path:
-    """Fetch the default model. Ctrl-C or SIGTERM ends the command; the next start resumes the download."""
+    """Fetch the default model. Ctrl-C or SIGTERM ends the command."""
     from workers.engines.llamacpp.weights import WeightsError, fetch  # noqa: PLC0415 - imports a converter, not needed by other engines
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
