@@ -6,16 +6,13 @@ import msgspec
 import pytest
 from sim_worker import Running, Start, ended, expected, failure_of, put_job, text_of, until
 
-from streaming.fleet.processes import LengthStore
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.keys import fleet_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from workers import slot_shares as victims
 from workers.engines.sim.settings import SimSettings
-from workers.gate import VERSION, OutputLengths
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
@@ -99,64 +96,6 @@ async def test_a_drain_hands_back_what_waits_at_the_gate(wire: RedisClient, star
     await start(FULL)
     for number, job in enumerate(jobs):
         assert text_of(await ended(wire, job.id)) == expected(f"job {number}", 250)
-
-
-async def test_the_history_survives_a_restart(wire: RedisClient, start: Start) -> None:
-    """A worker that starts is as wise as the one before it was; so is one of another engine setting."""
-    queue, running = Queue(wire), await start(FULL)
-    for number in range(3):
-        job = await put_job(queue, f"job {number}", 20 + number)
-        await ended(wire, job.id)
-    await running.worker._lengths._write()
-    assert 0 < await wire.redis.ttl(fleet_key("lengths", "m")) <= 7 * 24 * 3600
-    later = await start(FULL)
-    await until(lambda: _knows(later, (20, 21, 22)))
-
-
-async def _knows(running: Running, lengths: tuple[int, ...]) -> bool:
-    return running.worker._gate.gate.history.message().lanes.get("standard", ()) == lengths
-
-
-async def test_a_newer_history_is_left_to_newer_workers(
-    wire: RedisClient, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is neither read nor overwritten."""
-    store = LengthStore(wire)
-    assert await store.write("m", VERSION + 1, b"of the future")
-    queue, running = Queue(wire), await start(FULL)
-    job = await put_job(queue, "hello", 9)
-    await ended(wire, job.id)
-    await running.worker._lengths._write()
-    assert await store.read("m") == (VERSION + 1, b"of the future")
-    assert "are left to newer workers" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("version", "lengths"),
-    [
-        (str(VERSION), msgspec.msgpack.encode({"lanes": {"standard": ["long"]}})),
-        (str(VERSION), msgspec.msgpack.encode({"lanes": {"standard": [1 << 63]}})),
-        (str(VERSION), b"\x81\xa5lanes\x81\xa1\xff\x90"),
-        (str(VERSION), b"\x81\xa1z" + b"\x91" * 10_000 + b"\x90"),
-        ("9" * 5000, b"\x80"),
-        ("new", b"\x80"),
-    ],
-    ids=["a text", "a large number", "no UTF-8", "nested deeply", "a version of 5000 digits", "no version"],
-)
-async def test_a_history_that_cannot_be_read_is_replaced(
-    wire: RedisClient, start: Start, caplog: pytest.LogCaptureFixture, version: str, lengths: bytes
-) -> None:
-    """The worker starts all the same, and says so."""
-    store = LengthStore(wire)
-    assert await store.read("m") is None
-    await wire.redis.hset(fleet_key("lengths", "m"), mapping={"version": version, "lengths": lengths})
-    queue, running = Queue(wire), await start(FULL)
-    job = await put_job(queue, "hello", 9)
-    await ended(wire, job.id)
-    await running.worker._lengths._write()
-    stored = await store.read("m")
-    assert msgspec.msgpack.decode(stored[1], type=OutputLengths).lanes == {"standard": (9,)}
-    assert "replaced" in caplog.text
 
 
 async def test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_as_it_needs(

@@ -101,8 +101,8 @@ def test_the_end_of_each_job_is_logged(caplog: pytest.LogCaptureFixture) -> None
     recorder = Recorder("m", Metrics.start("", "worker"), Tracing())
     ends = [("a", JobState.FAILED), ("b", JobState.COMPLETED), ("c", JobState.COMPLETED)]
     with caplog.at_level(logging.INFO):
-        recorder.written([Terminal("x", JobState.CANCELLED, 0)], "worker-1")
-        recorder.written([Terminal(job, state, 0) for job, state in ends], "worker-1")
+        recorder.written([(attempt(1), Terminal("x", JobState.CANCELLED, 0))], 1, "worker-1")
+        recorder.written([(attempt(1), Terminal(job, state, 0)) for job, state in ends], 1, "worker-1")
     found = [(each.message, vars(each)["jobs"], vars(each)["worker"]) for each in caplog.records]
     assert found == [
         ("jobs cancelled", ["x"], "worker-1"),
@@ -176,8 +176,8 @@ def claimed(job: Job, number: int, claimed_ms: int, earlier: tuple[PastAttempt, 
 def end(traces: AttemptTraces, attempt: Attempt) -> None:
     """Its job is completed, and that is written."""
     terminal = Terminal(attempt.job.id, JobState.COMPLETED, 0, usage=Usage(1, 2))
-    traces.over(attempt, terminal)
-    traces.written([terminal])
+    traces.over(terminal)
+    traces.written(attempt, terminal)
 
 
 def sampled(tracing: Tracing) -> Job:
@@ -240,9 +240,10 @@ def test_an_attempt_that_others_have_now_is_not_written_here(tracing: Tracing, c
     """A worker that was fenced says nothing: whoever ends the job describes it as lost, under the same id."""
     job = sampled(tracing)
     traces = AttemptTraces(tracing, "worker-1")
-    traces.claimed(claimed(job, 1, 3_000))
+    lost = claimed(job, 1, 3_000)
+    traces.claimed(lost)
     traces.forget(job.id)
-    traces.written([Terminal(job.id, JobState.COMPLETED, 0)])
+    traces.written(lost, Terminal(job.id, JobState.COMPLETED, 0))
     heir = claimed(job, 2, 9_500, (PastAttempt("worker-1", 3_000, 9_000, None, "lost"),))
     traces.claimed(heir)
     end(traces, heir)

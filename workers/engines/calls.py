@@ -221,13 +221,18 @@ class TagWriter:
 
     def _call(self, text: str) -> str:
         self._called = True
-        try:
-            call = json.loads(text)
-            name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return opened("") + without_marks(text)  # the check of the answer fails the job
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        return opened(str(name)) + without_marks(written)
+        return _written_call(text)
+
+
+def _written_call(text: str) -> str:
+    """The call that an object with a name and arguments is."""
+    try:
+        call = json.loads(text)
+        name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return opened("") + without_marks(text)  # the check of the answer fails the job
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return opened(str(name)) + without_marks(written)
 
 
 class NamedWriter:
@@ -245,34 +250,15 @@ class NamedWriter:
 
 
 class ObjectWriter:
-    """Writes the one call of an answer that a grammar holds to `{"name": "…", "arguments": {…}}`, as it comes."""
-
-    _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
+    """Writes the one call of an answer that a grammar holds to `{"name": "…", "arguments": {…}}`, once it is whole."""
 
     def __init__(self) -> None:
-        self._head = ""
-        self._open = False
-        self._arguments = ""
         self._held = ""
-        """The end of what came: its last brace closes the outer object."""
 
     def write(self, text: str) -> str:
-        begin = ""
-        if not self._open:
-            self._head += text
-            if (found := self._HEAD.match(self._head)) is None:
-                return ""
-            self._open, text = True, self._head[found.end() :]
-            begin = opened(str(json.loads(found[1])))
-        joined = self._held + text
-        body = joined.rstrip()
-        cut = len(body) - 1 if body.endswith("}") else len(joined)
-        self._held = joined[cut:]
-        self._arguments += joined[:cut]
-        return begin + joined[:cut]
+        self._held += text
+        return ""
 
     def end(self, *, whole: bool) -> str:
-        """The rest. `whole`: nothing cut the object. Then, and behind whole arguments, its last brace is not theirs."""
-        if not self._open:  # a call that was cut before its arguments is left out
-            return opened("") + without_marks(self._head) if self._head and whole else ""
-        return "" if whole or _is_object(self._arguments) else self._held
+        """The call; one that was cut is left out."""
+        return _written_call(self._held) if whole or _is_object(self._held) else ""

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-import msgspec
 import pytest
 
 from bench.order.gate import simulated
@@ -17,7 +16,6 @@ from workers.gate import (
     MIN_RESERVE,
     MIN_TENANT_LENGTHS,
     REDRAWN,
-    UNKNOWN,
     WINDOW,
     WINDOW_TEXTS,
     Gate,
@@ -26,7 +24,6 @@ from workers.gate import (
     KvCapacity,
     LengthHistory,
     LengthWindow,
-    OutputLengths,
     Reserve,
     admit,
     future_peak,
@@ -34,9 +31,16 @@ from workers.gate import (
 )
 
 
+def window_of(*lengths: int, unknown: int = 0) -> LengthWindow:
+    window = LengthWindow(unknown)
+    for length in lengths:
+        window.add(length)
+    return window
+
+
 def text(prompt: int, limit: int, generated: int = 0, lengths: tuple[int, ...] = ()) -> HeldText:
     """One whose answer is as long as one of `lengths`, or its limit."""
-    return HeldText(prompt, limit, LengthWindow(lengths, unknown=not lengths), Random(1), generated)
+    return HeldText(prompt, limit, window_of(*lengths, unknown=not lengths), Random(1), generated)
 
 
 def gate_of(*lengths: int, lane: str = "standard") -> Gate:
@@ -237,13 +241,13 @@ def test_only_the_newest_lengths_count() -> None:
     window = LengthWindow(unknown=WINDOW // 2)
     for length in [*range(5000, 5050), *([10] * WINDOW)]:
         window.add(length)
-    assert (len(window), window.known) == (WINDOW, (10,) * WINDOW)
+    assert len(window) == WINDOW
     assert set(window.draws(0, 9999, 100, Random(3))) == {10}
 
 
 def test_a_running_text_is_drawn_from_the_lengths_above_what_it_has() -> None:
     """Evenly over the parts between neighbours: what it has, 100, 200, its limit; all within these."""
-    window = LengthWindow([10, 20, 100, 200])
+    window = window_of(10, 20, 100, 200)
     drawn = window.draws(50, 1000, 30_000, Random(4))
     assert min(drawn) > 50 and max(drawn) <= 1000
     parts = Counter("low" if each <= 100 else "middle" if each <= 200 else "high" for each in drawn)
@@ -254,7 +258,7 @@ def test_a_running_text_is_drawn_from_the_lengths_above_what_it_has() -> None:
 @pytest.mark.parametrize("generated", [0, 1, 9, 10, 11, 49, 99])
 def test_no_draw_leaves_the_bounds(generated: int) -> None:
     """Above what it has and at most its limit, also where the history is longer, shorter, or unknown."""
-    for window in (LengthWindow([10, 60, 500]), LengthWindow(unknown=3), LengthWindow([10], unknown=3), LengthWindow()):
+    for window in (window_of(10, 60, 500), LengthWindow(3), window_of(10, unknown=3), LengthWindow()):
         drawn = window.draws(generated, 100, 500, Random(5))
         assert all(generated < each <= 100 for each in drawn)
 
@@ -277,26 +281,7 @@ def test_the_history_is_bounded() -> None:
             history.add("batch", f"tenant-{number}", number)
         if number == MAX_TENANTS - 1:
             history.add("batch", "tenant-0", 0)  # it is not silent any more
-    message = history.message()
-    kept = (*range(11, MAX_TENANTS), 0, *range(MAX_TENANTS, MAX_TENANTS + 10))
-    assert [each.tenant for each in message.tenants] == [f"tenant-{number}" for number in kept]
-    assert {len(each.lengths) for each in message.tenants} == {len(message.lanes["batch"])} == {WINDOW}
-    assert len(msgspec.msgpack.encode(message)) < 64_000
-
-
-def test_a_stored_history_continues() -> None:
-    """The same draws as before; what was unknown is unknown again, and no sentinel is stored."""
-    history = LengthHistory()
-    for length in range(1, 81):
-        history.add("standard", "t", length)
-    data = msgspec.msgpack.encode(history.message())
-    again = LengthHistory(msgspec.msgpack.decode(data, type=OutputLengths))
-    for tenant in ("t", "other"):
-        then = [of.window("standard", tenant).draws(3, 500, 50, Random(9)) for of in (history, again)]
-        assert then[0] == then[1]
-    assert again.message() == history.message() and again.added == 0
-    assert UNKNOWN not in history.message().lanes["standard"]
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"lanes": {"standard": [1] * (WINDOW + 1)}}, OutputLengths)
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"lanes": {"standard": [-1]}}, OutputLengths)
+    lane = history.window("batch")
+    known = [number for number in range(MAX_TENANTS + 10) if history.window("batch", f"tenant-{number}") is not lane]
+    assert known == [0, *range(11, MAX_TENANTS + 10)]
+    assert {len(history.window("batch", f"tenant-{number}")) for number in known} == {len(lane)} == {WINDOW}

@@ -96,7 +96,7 @@ def admitted(
     colocation.note_chat(chat_prompt)
     running = texts - len(prefills)
     sizes = [(size, 0) for size in prefills] + [(held // max(1, running), 1)] * running
-    window, random = LengthWindow((100,)), Random(1)
+    window, random = LengthWindow(1), Random(1)
     beside = [HeldText(size - generated, 1000, window, random, generated) for size, generated in sizes]
     return colocation.admit(prompt, beside, offline)[:2]
 
@@ -145,7 +145,7 @@ STEP_S, PREFILL_S = 0.01, 0.0001
 
 
 def text(prompt: int = 200, generated: int = 0) -> HeldText:
-    return HeldText(prompt, 1000, LengthWindow((100,)), Random(1), generated)
+    return HeldText(prompt, 1000, LengthWindow(1), Random(1), generated)
 
 
 class Played:

@@ -58,11 +58,10 @@ class LlamacppTasks:
         if running := self._running.get(request_id):
             running.cancel()
 
-    def stop(self, timeout_s: float) -> bool:
-        """End all of them. Blocks until llama.cpp is out of its calls; returns False if it is not in time."""
+    def stop(self, timeout_s: float) -> None:
+        """End all of them. Blocks until llama.cpp is out of its calls, at most so long."""
         wait(self._calls, timeout_s)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        return not self._calls
 
     async def _run(self, request: Request, task: Task) -> None:
         try:

@@ -165,15 +165,11 @@ def chained(link: Callable[[dict[str, str]], dict[str, Any]], length: int) -> di
         (chained(lambda each: {"allOf": [each]}, 99), ""),
         (chained(lambda each: ANY | {"properties": {"x": each}}, 490), ""),
         (chained(lambda each: {"type": "array", "items": each}, 5000), "levels of schemas"),
-        (
-            ANY | {"properties": {"a": {"enum": []}}, "required": ["a"]},
-            "It may be `enum` or `false` at #/properties/a.",
-        ),
-        (ANY | {"properties": {"a": {"pattern": "a$b"}}, "required": ["a"]}, "It may be `pattern` at #/properties/a."),
+        (ANY | {"properties": {"a": {"pattern": "a$b"}}, "required": ["a"]}, "llama.cpp cannot hold its output"),
     ],
 )
 async def test_a_huge_schema_holds_up_nobody(desk: EngineDesk, schema: dict[str, Any], refused: str) -> None:
-    """Counts and chains that would take llama.cpp minutes, or its stack; a refusal names the keyword."""
+    """Counts and chains that would take llama.cpp minutes, or its stack."""
     answer = await desk.ask(STORY, max_tokens=9, json_schema=schema, **GREEDY)
     assert refused in failed(answer).message if refused else answer.failure is None
 
@@ -190,40 +186,11 @@ async def test_logprobs_come_with_each_token(desk: EngineDesk, count: int) -> No
 EMOJI = "Repeat: 😀 日本 🎉🎉 é\nRepeat: 😀 日本 🎉🎉 é\nRepeat:"
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, {"temperature": 1.0, "seed": 3}, {**GREEDY, "stop": ["eat"]}])
-async def test_a_token_within_a_character_has_a_row(desk: EngineDesk, sampling: dict[str, Any]) -> None:
-    """As many rows as tokens, with the bytes of the text, and the same text as without them."""
-    sampling = {**sampling, "repetition_penalty": 1.0}  # llama.cpp forgets a cached prompt in its penalty
-    answer = await desk.ask(EMOJI, max_tokens=24, logprobs=2, **sampling)
-    parts = [row for row in answer.logprobs if row.token.startswith("bytes:")]
-    assert parts and b"".join(token_bytes(row.token) for row in answer.logprobs) == answer.text.encode()
-    assert len(answer.ids) == len(answer.logprobs) and 0 <= answer.n - len(answer.logprobs) < 4, "a cut character"
-    assert all(len(row.top) == 2 and row.logprob <= 0 for row in answer.logprobs)
-    if "seed" not in sampling:
-        plain = await desk.ask(EMOJI, max_tokens=24, **sampling)
-        assert (answer.text, answer.finish, answer.n) == (plain.text, plain.finish, plain.n)
-        assert answer.prompt_tokens == plain.prompt_tokens
-    at = next(place for place, row in enumerate(answer.logprobs) if row in parts)
-    before = "".join(row.token for row in answer.logprobs[:at])
-    past = [(before, answer.ids[:at], at)] if at else []
-    again = await desk.ask(EMOJI, past, max_tokens=at + 3, logprobs=2, **sampling)
-    assert [token for token, _ in again.logprobs[0].top] == [token for token, _ in parts[0].top]
-
-
-@pytest.mark.parametrize(("sampling", "cut"), [({}, 1), ({"stop": ("🎉🎉",)}, 5), ({"max_tokens": 14}, 0)])
-async def test_a_token_within_a_character_of_json_has_a_row(
-    desk: EngineDesk, sampling: dict[str, Any], cut: int
-) -> None:
-    """Its grammar is not begun again in the middle: the rows come with the end, and the text is as without them. The
-    end token has no row, nor have the tokens of a stop; its first begins with a space, which is shown."""
-    schema = ANY | {"properties": {"a": {"const": "é 🎉🎉 日本 x"}, "b": {"enum": ["🎉"]}}, "required": ["a", "b"]}
-    sampling = {"max_tokens": 60, "json_schema": schema, **GREEDY, **sampling}
-    plain = await desk.ask(EMOJI, **sampling)
-    answer = await desk.ask(EMOJI, logprobs=2, **sampling)
-    assert (answer.text, answer.finish, answer.n) == (plain.text, plain.finish, plain.n)
-    assert any(row.token.startswith("bytes:") for row in answer.logprobs) or "stop" in sampling
+async def test_the_tokens_of_one_character_share_a_row(desk: EngineDesk) -> None:
+    """The rows have the bytes of the text."""
+    answer = await desk.ask(EMOJI, max_tokens=24, logprobs=2, stop=["eat"], **GREEDY)
     assert b"".join(token_bytes(row.token) for row in answer.logprobs) == answer.text.encode()
-    assert answer.n - len(answer.logprobs) == cut and all(len(row.top) == 2 for row in answer.logprobs)
+    assert 0 < len(answer.logprobs) < answer.n and all(len(row.top) == 2 for row in answer.logprobs)
 
 
 async def test_a_seed_repeats_a_text(desk: EngineDesk) -> None:
