@@ -105,15 +105,6 @@ async def test_it_has_half_of_the_cache(wire: RedisClient, start: Start) -> None
     assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 2
 
 
-async def test_the_longest_prompt_is_what_counts(wire: RedisClient, start: Start) -> None:
-    """Choices are not told apart: were the shortest taken for all, a few long ones would fill the cache."""
-    running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=8, kv_tokens=400), engine=Counted)
-    texts = ("short", "long" * 100, *["short"] * 6)
-    job = await put_job(Queue(wire), prompt=Text(texts), sampling=Sampling(max_tokens=20))
-    await exact(wire, job, 20)
-    assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 1
-
-
 @pytest.mark.parametrize(("lines", "choices"), [(20, 1), (6, 10)])
 async def test_lane_batch_leaves_the_reserved_slots_free(
     wire: RedisClient, start: Start, lines: int, choices: int
@@ -207,20 +198,6 @@ async def test_a_drain_hands_over_what_was_not_started(wire: RedisClient, start:
 async def _ended_choices(wire: RedisClient, job: Job) -> bool:
     reader = JobReader(wire)
     return any(row.finish for row in await deltas_of(reader, await reader.record(job.id)))
-
-
-async def test_long_ones_are_checkpointed_while_choices_wait(wire: RedisClient, start: Start) -> None:
-    """The log in front of them is trimmed, and nothing is lost of what was said or waits."""
-    queue = Queue(wire)
-    running = await start(
-        SimSettings(step_ms=1, prefill_ms=1, slots=2), WorkerSettings(checkpoint_frames=50, drain_s=0.1)
-    )
-    job = await put_many(queue, 4, 400)
-    await until(lambda: any(attempt.is_checkpointed for attempt in running.worker._attempts.values()))
-    running.stop.set()
-    await running.task
-    await start(SimSettings(step_ms=1, prefill_ms=1, slots=8))
-    await exact(wire, job, 400)
 
 
 async def test_json_that_was_not_all_started_is_computed_again_as_a_whole(wire: RedisClient, start: Start) -> None:

@@ -198,16 +198,6 @@ async def test_a_worker_that_finds_only_newer_jobs_claims_less_and_less_often(wi
     assert claimer._pause_s == MIN_PAUSE_S
 
 
-async def test_a_hold_that_is_taken_back_is_felt_at_once(wire: RedisClient) -> None:
-    """The claimer looks without waiting for its next poll; where nothing was held it is not woken."""
-    claimer, _ = a_claimer(wire, Lease(wire, "m"))
-    claimer.hold(0)
-    assert not claimer._look.is_set()
-    claimer.hold(60_000)
-    claimer.hold(0)
-    assert claimer._look.is_set()
-
-
 async def test_each_round_begins_with_another_partition(wire: RedisClient) -> None:
     """Where one has more than there is room for, the others are not left out."""
     lease, rounds = Lease(wire, "m"), list[list[int]]()
@@ -260,29 +250,3 @@ async def test_a_job_that_ends_between_its_claim_and_its_reading_is_not_begun(
     claimer, hands = a_claimer(wire, second)
     assert await claimer._begin_continued([claim]) == []
     assert hands.begun == ([] if has_ended else [job.id])
-
-
-async def test_claims_are_logged_with_job_and_worker(wire: RedisClient, caplog: pytest.LogCaptureFixture) -> None:
-    """All claims of a call in one line, a continuation with what there is to continue, and a suspect by itself."""
-    queue, job = Queue(wire), None
-    for name in ("worker-1", "worker-2", "worker-3"):
-        lease = Lease(wire, "m", name)
-        await lease.register()
-        if job is None:
-            job = await put_job(queue)
-        claimer, _ = a_claimer(wire, lease)
-        with caplog.at_level("INFO"):
-            for _ in range(2):  # the first says whether suspects wait
-                await claimer._claim(0, 1, 1)
-        await lapse(wire, lease)
-    found = [vars(each) for each in caplog.records if each.name == "workers.claimer" and "worker" in vars(each)]
-    assert [(each["worker"], each["message"]) for each in found] == [
-        ("worker-1", "jobs claimed"),
-        ("worker-2", "jobs claimed"),
-        ("worker-2", "a job is continued"),
-        ("worker-3", "a job runs alone, for it may have ended workers"),
-        ("worker-3", "a job is continued"),
-    ]
-    assert all(job.id in (each.get("job"), *each.get("jobs", ())) for each in found)
-    assert (found[2]["attempt"], found[2]["tokens"]) == (2, 0)
-    assert [each.get("alone") for each in found] == [False, False, None, True, None]

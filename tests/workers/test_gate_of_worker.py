@@ -57,17 +57,6 @@ async def test_a_waiting_job_does_not_hold_back_chats_that_fit(wire: RedisClient
         assert (await ended(wire, job.id)).state is JobState.COMPLETED
 
 
-async def test_jobs_of_a_lane_begin_in_the_order_of_their_claims(wire: RedisClient, start: Start) -> None:
-    """One claim brings three: the second does not fit, and the third waits behind it, though it would."""
-    queue = Queue(wire)
-    jobs = [await put_job(queue, f"job {number}", tokens) for number, tokens in enumerate((250, 200, 10))]
-    await start(FULL, WorkerSettings(drain_s=5))
-    ends = [(await ended(wire, job.id)).terminal for job in jobs]
-    released = [end.generated.released for end in ends if end is not None]
-    assert len(released) == 3 and released == sorted(released)
-    assert ends[0] is not None and released[1] > ends[0].generated.first, "the second did not wait"
-
-
 @pytest.mark.parametrize("way", ["cancel", "deadline"])
 async def test_a_job_that_waits_at_the_gate_ends_at_once(wire: RedisClient, start: Start, way: str) -> None:
     """No choice of it runs whose end could end it, and the next job takes its turn."""
@@ -85,17 +74,6 @@ async def test_a_job_that_waits_at_the_gate_ends_at_once(wire: RedisClient, star
     after = await put_job(queue, "after", 5)
     assert (await ended(wire, after.id)).state is JobState.COMPLETED
     assert not running.worker._starter.waiting and not running.worker._gate._waiting
-
-
-async def test_a_drain_hands_back_what_waits_at_the_gate(wire: RedisClient, start: Start) -> None:
-    queue, running = Queue(wire), await start(FULL, WorkerSettings(drain_s=0))
-    jobs = [await put_job(queue, f"job {number}", 250) for number in range(2)]
-    await until(lambda: _holds(running, 2))
-    running.stop.set()
-    await running.task
-    await start(FULL)
-    for number, job in enumerate(jobs):
-        assert text_of(await ended(wire, job.id)) == expected(f"job {number}", 250)
 
 
 async def test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_as_it_needs(
@@ -129,31 +107,9 @@ async def test_what_can_never_fit_is_refused_at_once(wire: RedisClient, start: S
     assert await _runs(running, 1), "the long job was over"
 
 
-async def test_what_can_never_fit_does_not_wait_behind_others(wire: RedisClient, start: Start) -> None:
-    """One claim brings three jobs: while the second waits at the gate, the engine refuses the third."""
-    queue = Queue(wire)
-    jobs = [await put_job(queue, text, tokens) for text, tokens in (("long", 300), ("large", 200), ("x" * 2400, 50))]
-    running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=0))
-    await _is_refused(wire, jobs[2])
-    assert await _runs(running, 1) and await _holds(running, 2), "the others were over"
-
-
 async def _is_refused(wire: RedisClient, job: Job) -> None:
     record = await ended(wire, job.id)
     assert (failure_of(record).code, failure_of(record).status) == ("context_length_exceeded", 400)
-
-
-async def test_a_chat_that_does_not_fit_anyway_preempts_nothing(wire: RedisClient, start: Start) -> None:
-    """Beside a job of lane standard it would not fit, even if every line of a batch gave way."""
-    queue = Queue(wire)
-    running = await start(msgspec.structs.replace(FULL, step_ms=10), WorkerSettings(drain_s=0))
-    await put_job(queue, "standard", 300)
-    lines = [await put_job(queue, f"line {number}", 60, priority=Priority.BATCH) for number in range(3)]
-    await until(lambda: _runs(running, 4))
-    chat = await put_job(queue, "chat" * 200, 150, priority=Priority.INTERACTIVE)
-    records = [await ended(wire, job.id) for job in (*lines, chat)]
-    assert [each.state for each in records] == [JobState.COMPLETED] * 4
-    assert not [each for record in records for each in record.attempts if each.outcome == "preempted"]
 
 
 async def test_a_batch_job_gives_way_as_soon_as_it_has_run_for_long_enough(

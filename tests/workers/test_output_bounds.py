@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 from sim_worker import FAST, Start, a_job, ended, expected, failure_of, put_job, text_of
 
-from penstock.engine import RETURNED, EngineTimes, ModelCard, Piece, Request, Sampling, Step
-from streaming.jobs.job import JobState, Text
+from penstock.engine import RETURNED, EngineTimes, ModelCard, Piece, Request, Step
+from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
 from workers.engines.sim.engine import SimEngine
@@ -66,20 +66,6 @@ async def test_it_fails_its_own_job_and_the_others_go_on(
         other = await ended(wire, job.id)
         assert other.state is JobState.COMPLETED and text_of(other) == expected(text, 20)
     assert [each.message for each in caplog.records].count(failure_of(record).message) == 1
-
-
-async def test_it_fails_a_job_of_several_texts(wire: RedisClient, start: Start) -> None:
-    """Its other texts end with it, and the worker drains."""
-    queue = Queue(wire)
-    spoil = {"spoil": staticmethod(lambda piece: replace(piece, ids=(HUGE,)) if piece.id.endswith("/2") else piece)}
-    running = await start(FAST, engine=type("SpoilingOne", (Spoiling,), spoil))
-    bad = a_job(queue, prompt=Text(("one", "two")), sampling=Sampling(max_tokens=50, n=2))
-    running.engine.bad.add(bad.id)
-    await queue.put(bad)
-    assert (await ended(wire, bad.id)).state is JobState.FAILED
-    running.stop.set()
-    async with asyncio.timeout(20):
-        await running.task
 
 
 async def test_counts_whose_sum_is_too_large_fail_the_job(wire: RedisClient, start: Start) -> None:

@@ -116,27 +116,6 @@ async def test_waiting_choices_leave_the_place_beyond_the_slots(bench: Bench) ->
     await bench.ended([*jobs, chat])
 
 
-async def test_a_higher_lane_has_every_place_that_becomes_free(bench: Bench) -> None:
-    """As long as there are jobs in it, no choice of a lower one is started."""
-    jobs = await bench.begin(3)
-    chats = [await bench.chat() for _ in range(6)]
-    for chat in chats:
-        await bench.given(chat)
-        bench.engine.end()
-    assert bench.engine.given[4:10] == [chat.id for chat in chats]
-    await bench.ended([*jobs, *chats])
-
-
-async def test_of_choices_that_wait_the_highest_lane_goes_first(bench: Bench) -> None:
-    """Where several places become free in one step, too. (Lines of a batch would be preempted.)"""
-    lines = await bench.begin(2, priority=Priority.STANDARD)
-    chat = await put_many(bench.queue, 8, 4, priority=Priority.INTERACTIVE)
-    await bench.given(chat)
-    bench.engine.end(*lines)
-    assert bench.engine.given[4:] == [chat.id, chat.id], "both of its share, and no line's beside them"
-    await bench.ended([*lines, chat])
-
-
 async def test_jobs_of_the_same_lane_and_choices_have_a_place_each_in_turn(bench: Bench) -> None:
     """Neither holds up the other: a stream of jobs, and choices that waited before them."""
     jobs = await bench.begin(3)

@@ -20,7 +20,7 @@ from streaming.fleet.processes import this_process
 from streaming.jobs.codec import Generated, Terminal, Usage, decode_job, encode
 from streaming.jobs.job import Chat, Job, JobState, PastAttempt
 from streaming.jobs.lease import PREEMPTED
-from streaming.jobs.reaper import attempt_id, own_attempts
+from streaming.jobs.reaper import attempt_id
 from streaming.order import Priority
 from telemetry.gpu import GpuReading
 from telemetry.metrics import Metrics
@@ -66,16 +66,6 @@ def test_jobs_are_counted_by_how_often_they_were_begun(metrics: Metrics) -> None
     assert shown(metrics, "penstock_queue_time_seconds_sum") == {("m", "batch"): 2}
 
 
-def test_failed_jobs_alone_are_counted_as_failures(metrics: Metrics) -> None:
-    """By their reasons; the codes of cancelled and expired ones are no failures."""
-    recorder = Recorder("m", metrics, Tracing())
-    for state, code in ((JobState.FAILED, "engine_error"), (JobState.CANCELLED, "c"), (JobState.EXPIRED, "e")):
-        recorder.ended(attempt(1), Terminal(JOB.id, state, 0, failure=Failure(code, "", 500)))
-    recorder.ended(attempt(1), Terminal(JOB.id, JobState.COMPLETED, 0))
-    assert shown(metrics, "penstock_job_failures_total") == {("engine_error",): 1}
-    assert shown(metrics, "penstock_jobs_total").keys() == {("m", str(state)) for state in JobState if state.final}
-
-
 def test_the_parts_of_completed_jobs_are_counted(metrics: Metrics) -> None:
     """In seconds, up to the engine's last token; not of a job that failed, and not a part whose end is not known."""
     recorder, held = Recorder("m", metrics, Tracing()), attempt(1)
@@ -87,13 +77,6 @@ def test_the_parts_of_completed_jobs_are_counted(metrics: Metrics) -> None:
     sums = {part: spent for (_, part), spent in shown(metrics, "penstock_part_seconds_sum").items() if part in counts}
     assert sums == {"queue": 2.0, "retries": 0.0, "gate": 0.5, "prefill": 0.5, "decode": 5.0}
     assert counts == dict.fromkeys(sums, 1)
-
-
-def test_the_slots_of_the_engine_are_shown(metrics: Metrics) -> None:
-    """All there are, those that jobs hold, and those kept for jobs that come."""
-    Recorder("m", metrics, Tracing()).engine(Stats(slots=8, running=5), 2)
-    names = ("slots", "running", "reserved_slots")
-    assert [shown(metrics, f"penstock_worker_{name}") for name in names] == [{("m",): 8}, {("m",): 5}, {("m",): 2}]
 
 
 def test_the_end_of_each_job_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -134,28 +117,6 @@ def test_a_sample_has_the_energy_and_the_load_of_the_gpus_that_tell_them(metrics
     facts = process._facts()
     assert facts["gpus"] == {"GPU-1": 7.5, "GPU-3": 9.0}
     assert facts["gpu_busy"] == {"GPU-1": 0.5, "GPU-2": 0.0}
-
-
-def test_gpus_that_tell_nothing_have_no_series(metrics: Metrics) -> None:
-    """Absent, never 0."""
-    recorder = Recorder("m", metrics, Tracing())
-    recorder.gpus({})
-    assert shown(metrics, "penstock_gpu_energy_joules") == {} == shown(metrics, "penstock_gpu_busy_ratio")
-    recorder.gpus({"GPU-1": GpuReading(joules=7.5), "GPU-2": GpuReading(busy=0.0, watts=310.5)})
-    assert shown(metrics, "penstock_gpu_energy_joules") == {("GPU-1",): 7.5}
-    assert shown(metrics, "penstock_gpu_busy_ratio") == {("GPU-2",): 0.0}
-    assert shown(metrics, "penstock_gpu_power_watts") == {("GPU-2",): 310.5}
-    assert shown(metrics, "penstock_gpu_memory_used_bytes") == {}
-
-
-def test_a_job_that_goes_on_with_earlier_tokens_is_counted(metrics: Metrics) -> None:
-    """One that begins anew is not."""
-    recorder = Recorder("m", metrics, Tracing())
-    recorder.claimed(attempt(2))
-    continued = attempt(2)
-    continued.seq = 3
-    recorder.claimed(continued)
-    assert shown(metrics, "penstock_continuations_total") == {("m",): 1}
 
 
 REPLAYED = PastAttempt("worker-0", 1, 2, 0, "lost")
@@ -251,12 +212,6 @@ def test_an_attempt_that_others_have_now_is_not_written_here(tracing: Tracing, c
     chats = [span for span in collector.sent if span.name == "chat m"]
     assert [attributes_of(span)["penstock.job.state"] for span in chats].count("lost") == 1
     assert sorted(span.span_id.hex() for span in chats) == sorted({attempt_id(job, 3_000), attempt_id(job, 9_500)})
-
-
-def test_attempts_at_the_job_that_is_replayed_are_not_its_own() -> None:
-    """Their spans belong to another job, whose ids nobody can find from this one."""
-    own = PastAttempt("worker-1", 3_000, 9_000, None, "lost")
-    assert own_attempts(REPLAY, (REPLAYED, own)) == [own]
 
 
 def test_a_job_without_a_sampled_trace_costs_no_span(tracing: Tracing, collector: Collector) -> None:

@@ -12,7 +12,6 @@ from streaming.jobs.settings import NO_WEIGHTS
 from streaming.order import Priority
 from workers.slot_shares import (
     ACTIVE_S,
-    MAX_CROWDING,
     MIN_RUN_S,
     RunningJob,
     SlotShares,
@@ -30,10 +29,6 @@ def shares(weights: Mapping[str, float] = NO_WEIGHTS, **texts: int) -> SlotShare
         for _ in range(count):
             found.begin(tenant)
     return found
-
-
-def test_a_tenant_alone_crowds_nobody() -> None:
-    assert shares(a=8).crowding(8, 0.0) == ()
 
 
 def test_a_tenant_with_more_than_an_equal_share_crowds_the_others() -> None:
@@ -54,31 +49,12 @@ def test_a_share_is_by_weight() -> None:
     assert found.crowding(8, 1.0) == ("other",)
 
 
-def test_one_text_is_never_more_than_a_share() -> None:
-    """However many tenants there are."""
-    found = shares(**{f"t{number}": 1 for number in range(20)}, large=2)
-    assert found.crowding(4, 0.0) == ("large",)
-
-
 def test_a_tenant_counts_for_a_while_after_its_last_text() -> None:
     found = shares(a=8, b=2)
     found.end("b", 10.0)
     found.end("b", 20.0)
     assert found.crowding(8, 20.0 + ACTIVE_S) == ("a",)
     assert found.crowding(8, 20.1 + ACTIVE_S) == ()
-
-
-def test_a_tenant_that_returns_counts_once() -> None:
-    found = shares(a=5, b=1)
-    found.end("b", 0.0)
-    found.begin("b")
-    assert found.crowding(9, ACTIVE_S + 1) == ("a",)
-    assert found.crowding(12, ACTIVE_S + 1) == (), "its share is six of twelve"
-
-
-def test_of_very_many_tenants_those_with_the_most_texts_are_named() -> None:
-    found = shares(**{f"t{number}": 2 + number for number in range(30)})
-    assert found.crowding(1, 0.0) == tuple(f"t{number}" for number in range(29, 29 - MAX_CROWDING, -1))
 
 
 @pytest.mark.parametrize(
@@ -124,11 +100,6 @@ def test_the_youngest_go_first_and_no_more_than_needed() -> None:
     assert found.jobs == ("young", "middle", "old")
     assert found.reason == "5 places are needed for lane interactive: the 3 youngest batch jobs free 3"
     assert choose_victims(jobs, 0, NOW).jobs == ()
-
-
-def test_choices_count_as_places() -> None:
-    jobs = [batch_job("one", 1), batch_job("four", 2, texts=4), batch_job("waits", 0, texts=0)]
-    assert choose_victims(jobs, 3, NOW).jobs == ("one", "four")
 
 
 @pytest.mark.parametrize(

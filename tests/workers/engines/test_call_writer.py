@@ -89,12 +89,6 @@ def test_tags_are_read_however_they_are_split(size: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["a < b <tool", "no call <tool_cal", "\n"])
-def test_text_without_a_call_is_unchanged(text: str) -> None:
-    writer = TagWriter()
-    assert "".join(map(writer.write, text)) + writer.end(whole=True) == text
-
-
 def test_a_call_that_is_no_json_is_a_call_nobody_offered() -> None:
     """So the check of the answer fails the job."""
     writer = TagWriter()

@@ -27,7 +27,6 @@ from workers.gate import (
     Reserve,
     admit,
     future_peak,
-    worlds,
 )
 
 
@@ -119,23 +118,6 @@ def test_a_text_that_has_outgrown_its_draws_is_drawn_again() -> None:
     assert all(min(each.finals) > 490 for each in gate.held.values())
 
 
-def test_a_text_at_its_limit_needs_no_draw() -> None:
-    gate = gate_of(10)
-    gate.held = {"a": gate.text("standard", "t", 10, 20, 20)}
-    assert gate.peak(KvCapacity(9, 1000)) <= 31
-
-
-@pytest.mark.parametrize("texts", [1, 60, 130])
-def test_more_worlds_are_drawn_when_fewer_texts_run(texts: int) -> None:
-    """Many texts end, and the few that are left need more draws than before."""
-    gate = gate_of(10, 500)
-    gate.held = {str(number): gate.text("standard", "t", 10, 600) for number in range(130)}
-    capacity = KvCapacity(999, 10**6)
-    gate.peak(capacity)
-    gate.held = dict(list(gate.held.items())[:texts])
-    assert gate.admit(gate.text("standard", "t", 10, 600), capacity).admitted
-
-
 def test_the_reserve_rises_with_evictions_and_falls_without() -> None:
     reserve = Reserve()
     assert reserve.share == MIN_RESERVE == 0.05
@@ -153,15 +135,6 @@ def test_the_reserve_rises_with_evictions_and_falls_without() -> None:
     for _ in range(20):
         reserve.note(WINDOW_TEXTS, 95)
     assert reserve.share == MIN_RESERVE
-
-
-def test_an_engine_that_restarted_counts_from_zero() -> None:
-    reserve = Reserve()
-    reserve.note(0, 3)
-    reserve.note(0, 1)
-    assert reserve.share == 0.05
-    reserve.note(0, 2)
-    assert reserve.share == pytest.approx(0.07)
 
 
 def load(seed: int, count: int) -> list[ModelText]:
@@ -216,11 +189,6 @@ def test_the_formula_equals_counting_on_a_thousand_random_batches() -> None:
     assert sum(len(each) > 5 for each in batches) > 300  # it was no test of empty batches
 
 
-@pytest.mark.parametrize(("texts", "count"), [(0, 5), (1, 5), (49, 5), (50, 5), (51, 4), (128, 2), (200, 2), (201, 1)])
-def test_fewer_worlds_for_more_texts(texts: int, count: int) -> None:
-    assert worlds(texts) == count
-
-
 def test_at_first_every_text_is_expected_to_use_its_limit() -> None:
     """As GUARANTEED_NO_EVICT reserves it."""
     window = LengthHistory().window("standard")
@@ -235,14 +203,6 @@ def test_each_answer_replaces_an_unknown_one() -> None:
         window.add(10)
         shares.append(window.draws(0, 99, 400, Random(2)).count(99) / 400)
     assert shares[0] > 0.9 and 0.4 < shares[len(shares) // 2 - 1] < 0.6 and shares[-1] == 0
-
-
-def test_only_the_newest_lengths_count() -> None:
-    window = LengthWindow(unknown=WINDOW // 2)
-    for length in [*range(5000, 5050), *([10] * WINDOW)]:
-        window.add(length)
-    assert len(window) == WINDOW
-    assert set(window.draws(0, 9999, 100, Random(3))) == {10}
 
 
 def test_a_running_text_is_drawn_from_the_lengths_above_what_it_has() -> None:

@@ -49,13 +49,6 @@ def test_json_is_not_escaped_for_html() -> None:
     )
 
 
-def test_loops_can_be_left_and_the_date_asked_for() -> None:
-    """Two things templates in circulation rely on."""
-    template = ChatTemplate("{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}x{% endfor %}")
-    assert template.render(messages_of([ChatTurn("user", "a"), ChatTurn("user", "b")])) == "x"
-    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}").render(messages_of([ChatTurn("user", "a")]))) == 10
-
-
 def test_a_template_may_refuse() -> None:
     """Its own words reach the requester."""
     template = "{% if messages[0].role != 'user' %}{{ raise_exception('roles must alternate') }}{% endif %}"

@@ -21,13 +21,11 @@ from workers.engines.llamacpp import prompt as tokenizer_module
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.prompt import Tokenizer
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.json_check import check
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 SLOTS, CONTEXT = 4, 512
 GREEDY: dict[str, Any] = {"temperature": 0.0}
-SHORT = (ChatTurn("user", "What is the capital of France?"),)
 STORY = (ChatTurn("user", "Tell me a long story about a river."),)
 
 
@@ -125,12 +123,6 @@ async def test_a_schema_yields_json_of_its_shape(desk: EngineDesk) -> None:
     assert value["gates"] in range(10)
 
 
-async def test_the_empty_schema_means_any_object(desk: EngineDesk) -> None:
-    """The first thing is a brace."""
-    answer = await desk.ask(STORY, max_tokens=30, json_schema={}, **GREEDY)
-    assert answer.text.lstrip().startswith("{")
-
-
 @pytest.mark.parametrize(
     "schema", [{"type": "nope"}, {"$ref": "#/definitions/none"}, {"type": "string", "pattern": "(("}]
 )
@@ -200,15 +192,6 @@ async def test_a_seed_repeats_a_text(desk: EngineDesk) -> None:
         assert texts[0] == texts[1]
 
 
-async def test_penalties_reach_the_sampler(desk: EngineDesk) -> None:
-    """A reward for repetition makes the text repeat itself, a penalty makes it vary."""
-    distinct = {}
-    for penalty in (-2.0, 2.0):
-        answer = await desk.ask(STORY, max_tokens=20, frequency_penalty=penalty, presence_penalty=penalty, **GREEDY)
-        distinct[penalty] = len(set(answer.ids))
-    assert distinct[-2.0] < distinct[2.0]
-
-
 async def test_further_sampling_reaches_the_sampler(desk: EngineDesk) -> None:
     """Each field alone changes or fixes the text as it should."""
     plain = await desk.ask(STORY, max_tokens=10, **GREEDY)
@@ -221,17 +204,6 @@ async def test_further_sampling_reaches_the_sampler(desk: EngineDesk) -> None:
     varied = await desk.ask(STORY, max_tokens=24, repetition_penalty=2.0, **GREEDY)
     same = await desk.ask(STORY, max_tokens=24, repetition_penalty=0.5, **GREEDY)
     assert len(set(same.ids)) < len(set(varied.ids))
-
-
-async def test_the_end_of_a_text_can_be_ignored(desk: EngineDesk) -> None:
-    """A text that ends by itself goes on to its limit, also when another attempt continues it."""
-    short = await desk.ask(SHORT, max_tokens=60, **GREEDY)
-    assert (short.finish, len(short.ids) < 50) == ("stop", True)
-    whole = await desk.ask(SHORT, max_tokens=60, ignore_eos=True, **GREEDY)
-    assert (whole.finish, len(whole.ids)) == ("length", 60)
-    past = [(short.text, short.ids, len(short.ids))]
-    rest = await desk.ask(SHORT, past, max_tokens=60, ignore_eos=True, **GREEDY)
-    assert (rest.finish, len(short.ids) + len(rest.ids)) == ("length", 60)
 
 
 async def test_a_bias_of_a_token_that_is_not_there_is_refused(desk: EngineDesk) -> None:
@@ -297,32 +269,11 @@ async def test_a_prompt_over_the_context_fails_with_both_numbers(desk: EngineDes
     assert any(int(word) >= 600 for word in failure.message.split() if word.isdigit())
 
 
-async def test_a_prompt_and_max_tokens_over_the_context_fail(desk: EngineDesk) -> None:
-    """Before anything is generated."""
-    result = await desk.ask("One, two", max_tokens=CONTEXT)
-    assert failed(result).code == "context_length_exceeded"
-    assert f"{CONTEXT} more" in failed(result).message
-    assert result.n == 0
-
-
 async def test_without_max_tokens_the_context_is_the_limit(desk: EngineDesk) -> None:
     """Exactly the context of the settings, not what llama.cpp rounded it up to."""
     result = await desk.ask("river " * 500, **GREEDY)
     assert result.finish in ("length", "stop")
     assert result.prompt_tokens + result.n <= CONTEXT
-
-
-async def test_a_past_without_token_ids_is_continued_as_one_prompt(desk: EngineDesk) -> None:
-    """Two texts would be two prompts to llama.cpp, whose tokens it would mix."""
-    rest = await desk.ask("Count: ", [("one, two, three,", (), 6)], max_tokens=10, **GREEDY)
-    whole = await desk.ask("Count: one, two, three,", max_tokens=4, **GREEDY)
-    assert (rest.text, rest.n, rest.finish) == (whole.text, whole.n, whole.finish)
-
-
-async def test_nothing_is_left_to_generate(desk: EngineDesk) -> None:
-    """When earlier attempts used up max_tokens, or showed the stop string, the end comes at once."""
-    assert (await desk.ask(STORY, [("One", (4,), 3)], max_tokens=3)).finish == "length"
-    assert (await desk.ask(STORY, [("One END", (), 3)], max_tokens=9, stop=("END",))).finish == "stop"
 
 
 async def test_tokens_of_long_characters_are_counted(desk: EngineDesk) -> None:
@@ -361,13 +312,6 @@ async def test_a_prompt_is_checked_before_it_is_given(desk: EngineDesk) -> None:
         assert caught.value.failure.code == "context_length_exceeded"
     with pytest.raises(Refused):
         await desk.engine.check(Request("r", (10**6,), Sampling()))
-
-
-async def test_where_tokens_cannot_be_counted_nothing_is_refused(tmp_path: Path) -> None:
-    """The slot that takes the prompt counts it."""
-    tokenizer = Tokenizer(tmp_path / "no.sock", "key")
-    assert await tokenizer.count(["text"]) is None
-    await tokenizer.close()
 
 
 async def test_a_count_whose_reply_never_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -521,32 +465,3 @@ async def test_a_forced_call_is_held_to_its_function(desk: EngineDesk, named: st
         assert arguments["place"] in ("weir", "dam") and 1 <= arguments["days"] <= 9 and len(arguments) == 2
     else:
         assert arguments["silent"] in (True, False)
-
-
-PHONE = {"type": "string", "format": "phone", "maxLength": 3, "pattern": "^(?!b)"}
-POINTING: dict[str, dict[str, Any]] = {
-    "a place": ANY | {"properties": {"a": {"anyOf": [{"const": "x1"}]}, "b": {"$ref": "#/properties/a/anyOf/0"}}},
-    "the root": ANY | {"properties": {"a": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}}},
-    "unknown words": ANY | {"properties": {"a": PHONE}, "not": {"required": ["b"]}, "if": True, "then": True},
-}
-
-
-@pytest.mark.parametrize("name", POINTING)
-async def test_one_tool_and_two_have_the_same_references(desk: EngineDesk, name: str) -> None:
-    """Also beside a function whose definitions have the same names."""
-    tool = Tool("f", "", POINTING[name] | {"required": [*POINTING[name]["properties"]]})
-    other = Tool("g", "", ANY | {"properties": {"q": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"const": "q"}}})
-    for tools in (Tools(offered=(tool,), choice="required"), Tools(offered=(tool, other), choice="required")):
-        answer = await desk.result(desk.send(STORY, tools=tools, max_tokens=80, **GREEDY))
-        assert answer.failure is None
-        (call,) = read_answer((answer.text,)).calls
-        schema = next(each.schema for each in tools.offered if each.name == call.name)
-        assert answer.finish == "length" or check(schema, [call.arguments]) == {"violation": ""}
-
-
-async def test_a_schema_of_a_tool_that_cannot_be_held_is_refused(desk: EngineDesk) -> None:
-    """With the field that it stands in."""
-    broken = {"type": "object", "properties": {"a": {"$ref": "http://example.org/x.json"}}, "required": ["a"]}
-    tools = Tools(offered=(Tool("f", "", broken),), choice="required")
-    failure = failed(await desk.result(desk.send(STORY, tools=tools, max_tokens=9)))
-    assert (failure.status, failure.param) == (400, "tools")

@@ -119,13 +119,3 @@ def test_what_was_held_back_for_a_stop_string_comes_with_the_end() -> None:
     )
     last = generation.last()
     assert (last.text, last.ids, last.n, last.finish) == (" t", (0,), 1, "length")
-
-
-def test_a_request_that_was_cancelled_says_nothing_more() -> None:
-    """Not even what was held back because a stop string may begin with it."""
-    generation = begun(stop=("two",))
-    chunk = {"choices": [{"text": "t", "finish_reason": None}], "__verbose": {"tokens_predicted": 1, "tokens": [5]}}
-    assert generation.take(chunk).text == ""
-    generation.cancelled = True
-    last = generation.last()
-    assert (last.text, last.ids, last.n, last.finish) == ("", (), 0, "cancelled")
