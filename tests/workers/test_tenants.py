@@ -93,7 +93,7 @@ async def test_slots_are_chosen_by_tenant_then_by_what_they_have_then_by_age() -
     """A slot of another tenant is never better for what it has cached."""
     slots = [Slot(0, "red", ["abcdef"], 1), Slot(1, "blue", ["abcxyz"], 2), Slot(2, "red", ["abc"], 3)]
     asked = [generation(tenant, "abcdefgh") for tenant in ("red", "blue", "green")]
-    assert [max(slots, key=lambda slot: slot.fitness(each)).number for each in asked] == [0, 1, 0]  # noqa: B023
+    assert [max(slots, key=lambda slot: slot.fitness(each)).number for each in asked] == [0, 1, 0]
 
 
 async def test_a_request_that_owns_nothing_leaves_nothing_to_the_owner_before_it() -> None:
