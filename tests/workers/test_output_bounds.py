@@ -14,7 +14,6 @@ from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
 from workers.engines.sim.engine import SimEngine
-from workers.preemption import MAX_KNOWN, MAX_RETURNS, ReturnCounts
 
 HUGE = 10**30
 
@@ -80,15 +79,6 @@ async def test_counts_whose_sum_is_too_large_fail_the_job(wire: RedisClient, sta
     assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.usage.completion == 0
     after = await put_job(queue, "after", 20)
     assert (await ended(wire, after.id)).state is JobState.COMPLETED
-
-
-def test_a_job_may_come_back_often_and_any_time_with_new_tokens() -> None:
-    counts = ReturnCounts()
-    assert all(counts.note("j", 5) for _ in range(MAX_RETURNS)) and not counts.note("j", 5)
-    assert all(counts.note("k", deltas) for deltas in range(5 * MAX_RETURNS))
-    for number in range(2 * MAX_KNOWN):
-        counts.note(f"x{number}", 0)
-    assert len(counts._counts) == MAX_KNOWN
 
 
 class Returning(SimEngine):
