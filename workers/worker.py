@@ -175,13 +175,16 @@ class Worker:
         if not can.passes_fields and (job := without_passed(job)) is not claim.job:
             claim = replace(claim, job=job)
         attempt = self._attempts[job.id] = Attempt(claim, history)
-        for address in self._claimer.followers(job.id):
-            attempt.follow(address)
+        early = self._claimer.early(job.id)
+        cancel = next((each for each in early if isinstance(each, Cancel)), None)
+        for control in early:
+            if isinstance(control, Follow):
+                attempt.follow(control.address)
         self._recorder.claimed(attempt, self._now_us(attempt.partition))
         if failure is not None:
             attempt.stop(JobState.FAILED, failure)
-        elif (by := self._claimer.early_cancel(job.id)) is not None:
-            attempt.stop(JobState.CANCELLED, CANCELLED, by)
+        elif cancel is not None:
+            attempt.stop(JobState.CANCELLED, CANCELLED, cancel.by)
         else:
             self._starter.submit(attempt)
             if attempt.waits and job.priority is Priority.INTERACTIVE and job.task is None:
@@ -375,7 +378,7 @@ class Worker:
                 if attempt := self._attempts.get(job_id):
                     attempt.follow(address)
                 else:
-                    self._claimer.note_follow(job_id, address)
+                    self._claimer.note(control)
             case Cordon(reason):
                 self._on_cordon(reason)
             case Hold(for_ms):
@@ -420,7 +423,7 @@ class Worker:
     def _cancel(self, job_id: str, by: str) -> None:
         attempt = self._attempts.get(job_id)
         if attempt is None:
-            self._claimer.note_cancel(job_id, by)
+            self._claimer.note(Cancel(job_id, by))
         elif not attempt.over or attempt.is_checked:
             attempt.stamps.cancelled = attempt.stamps.cancelled or time.monotonic()
             self._stop(attempt, JobState.CANCELLED, CANCELLED, by)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from sim_worker import a_claim
 
-from penstock.engine import NEUTRAL_PRIORITY, Capabilities, ChatTurn, EngineTimes, Logprob, Piece, Sampling
+from penstock.engine import Capabilities, ChatTurn, EngineTimes, Logprob, Piece, Sampling
 from streaming.jobs.codec import Delta, Generated, Opening, Run, Section, Usage, decode_terminal, encode, encode_delta
 from streaming.jobs.history import History
 from streaming.jobs.job import Chat, Job, PastAttempt, Text
@@ -158,17 +158,6 @@ def test_copies_of_one_prompt_have_seeds_of_their_own() -> None:
     assert seeds == [7, 8, 7, 8]
     assert all(request.sampling.seed is None for request in attempt_with([], TWO, Sampling(n=2)).requests().values())
     assert [request.sampling.seed for request in attempt_with([], TWO, Sampling(seed=7)).requests().values()] == [7, 7]
-
-
-def test_every_text_of_a_job_has_the_priority_of_its_lane() -> None:
-    """Higher lanes have a higher one, and standard is what a request without a lane has."""
-    prompt, sampling = Text(("a", "b")), Sampling(n=2)
-    asked = [attempt_with([], prompt, sampling, lane).requests().values() for lane in Priority]
-    by_lane = [{request.priority for request in requests} for requests in asked]
-    assert [len(requests) for requests in asked] == [4, 4, 4]
-    assert all(len(priorities) == 1 for priorities in by_lane)
-    high, neutral, low = (priorities.pop() for priorities in by_lane)
-    assert 0 <= low < neutral < high <= 1 and neutral == NEUTRAL_PRIORITY
 
 
 async def test_a_job_without_a_first_token_has_no_last_one(wire: RedisClient) -> None:

@@ -15,7 +15,7 @@ from sim_worker import Running, Start, ended, expected, put_job, text_of, until
 
 from penstock.engine import Capabilities, Stats
 from streaming.fleet.plans import Plans, claim_lead
-from streaming.jobs.codec import encode
+from streaming.jobs.codec import Cancel, Follow, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JOB_VERSION, JobState
 from streaming.jobs.lease import Claim, Claimed, Lease, UnreadableClaim
@@ -167,14 +167,15 @@ async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: 
     claims = [asyncio.create_task(claimer._claim(partition, 1, 1)) for partition in (0, 1)]
     while not (claimer.may_bring(0) and claimer.may_bring(1)):
         await asyncio.sleep(0)
-    claimer.note_follow("j", "reader")
-    claimer.note_cancel("j", "owner")
+    said = [Follow("j", "reader"), Cancel("j", "owner")]
+    for control in said:
+        claimer.note(control)
     gates[0].set()
     await claims[0]
-    assert claimer.followers("j") == ["reader"] and claimer.early_cancel("j") == "owner"
+    assert claimer.early("j") == said
     gates[1].set()
     await claims[1]
-    assert claimer.followers("j") == () and claimer.early_cancel("j") is None
+    assert claimer.early("j") == ()
 
 
 async def test_a_worker_that_finds_only_newer_jobs_claims_less_and_less_often(wire: RedisClient) -> None:
@@ -218,17 +219,6 @@ async def test_each_round_begins_with_another_partition(wire: RedisClient) -> No
     rounds.append([])
     await claimer.run([0, 1, 2])
     assert rounds[:3] == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
-
-
-async def test_suspects_wait_for_a_claim_of_another_partition(wire: RedisClient) -> None:
-    """It may bring jobs, and nothing runs beside a suspect."""
-    claimer, hands = a_claimer(wire, Lease(wire, "m"))
-    hands.running, hands.is_laden = 0, False
-    claimer._suspects.add(0)
-    assert claimer._wanted(0)[0] > 0 and claimer._wanted(1) == (0, 0)
-    claimer._claims[1] = asyncio.create_task(asyncio.sleep(0, result=False))
-    assert claimer._wanted(0) == (0, 0)
-    await claimer._claims[1]
 
 
 @pytest.mark.parametrize("has_ended", [False, True])

@@ -144,19 +144,6 @@ def test_only_answers_that_ended_by_themselves_or_at_their_limit_are_learned() -
     assert bench.keeper.gate.held == {}
 
 
-def test_answers_that_ended_count_once_beside_evictions() -> None:
-    """Five evictions without another ended text are too many, however many texts had ended before."""
-    bench = Bench(Stats(slots=999, kv_tokens=10**6, evicts=True))
-    for _ in range(250):
-        attempt = bench.text(limit=1)
-        assert bench.begin(attempt)
-        bench.give(attempt, 1, "length")
-    bench.keeper.report()
-    bench.noted.load = Stats(slots=999, kv_tokens=10**6, evicts=True, evictions=5)
-    bench.keeper.report()
-    assert [reserve for _, reserve in bench.noted.gauges] == pytest.approx([0.05, 0.07])
-
-
 def slow_steps(bench: Bench) -> None:
     """Steps of a millisecond a text, as the worker reports them."""
     now = 0.0
@@ -182,18 +169,3 @@ def test_lines_of_a_batch_begin_only_while_a_chat_keeps_its_targets() -> None:
     for attempt, _ in list(bench.keeper.running.values()):
         bench.give(attempt, 100, "length")
     assert bench.begin(late)
-
-
-def test_one_line_of_a_batch_runs_on_an_engine_that_is_too_slow_for_the_targets() -> None:
-    """Beside other texts, which never leave it idle. The next line waits until the first has ended."""
-    bench = Bench(Stats(slots=8), LatencyTargets(itl_ms=1.5))
-    others = [bench.text() for _ in range(2)]
-    for other in others:
-        assert bench.begin(other)
-        bench.give(other, 1)
-    slow_steps(bench)
-    lines = [bench.text(lane=Priority.BATCH) for _ in range(2)]
-    assert bench.keeper.batch_room(3, 0) == 3
-    assert [bench.begin(line) for line in lines] == [True, False] and bench.keeper.batch_room(3, 0) == 0
-    bench.give(lines[0], 100, "length")
-    assert bench.begin(lines[1])

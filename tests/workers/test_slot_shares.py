@@ -19,7 +19,6 @@ from workers.slot_shares import (
     obstacle,
     reserved_slots,
     room_for_batch,
-    tenant_slots,
 )
 
 
@@ -55,14 +54,6 @@ def test_a_tenant_counts_for_a_while_after_its_last_text() -> None:
     found.end("b", 20.0)
     assert found.crowding(8, 20.0 + ACTIVE_S) == ("a",)
     assert found.crowding(8, 20.1 + ACTIVE_S) == ()
-
-
-@pytest.mark.parametrize(
-    ("slots", "wanted", "kept"),
-    [(256, None, 2), (192, None, 2), (191, None, 1), (64, None, 1), (63, None, 0), (1, None, 0), (4, 2, 2), (4, 9, 3)],
-)
-def test_kept_slots(slots: int, wanted: int | None, kept: int) -> None:
-    assert tenant_slots(slots, wanted) == kept
 
 
 @pytest.mark.parametrize(

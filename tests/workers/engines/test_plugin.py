@@ -96,11 +96,6 @@ def test_options_are_held_against_the_engines_own_struct(
     assert str(refused.value).startswith(problem)
 
 
-def test_an_engine_without_settings_gets_its_options_as_they_are() -> None:
-    built = registry.build_plugin("some_engines:Plain", "m", {"any": [1, "two"]})
-    assert vars(built) == {"options": {"any": [1, "two"]}}
-
-
 @pytest.mark.parametrize("name", ["echo_engine:Echo", "some_engines:Outer.Inner", "some_engines:made"])
 def test_a_class_a_nested_class_or_a_function_makes_an_engine(name: str) -> None:
     assert callable(registry.build_plugin(name, "m", {}).submit)
@@ -113,16 +108,6 @@ def test_an_entry_point_gives_an_engine_a_name(monkeypatch: pytest.MonkeyPatch) 
     assert type(registry.build_plugin("echo", "m", {"slots": 3})).__name__ == "Echo"
     with pytest.raises(ConfigError, match=r"up\.engine: no engine 'ecco' is installed \(did you mean 'echo'"):
         check_name("ecco", "up.engine")
-
-
-def test_an_installed_engine_of_a_built_in_name_is_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    """Penstock's own is built, as if the other were not there."""
-    found = EntryPoints([EntryPoint("sim", "echo_engine:Echo", registry.GROUP)])
-    monkeypatch.setattr(registry, "entry_points", lambda group: found.select(group=group))
-    built = build("m", ModelSettings(engine="sim"), Config({}), tmp_path)
-    assert type(built).__name__ != "Echo" and "write the installed one of that name as module:class" in caplog.text
 
 
 def test_a_name_is_checked_without_an_import() -> None:

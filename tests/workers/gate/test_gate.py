@@ -56,12 +56,6 @@ def test_a_text_is_admitted_if_the_peak_fits_to_the_token() -> None:
     assert admit(more, held, KvCapacity(8, 299)) == (False, "kv", 300)
 
 
-def test_tokens_that_end_in_time_are_counted_once() -> None:
-    """A text that is nearly done has gone when the new one is large."""
-    assert admit(text(10, 200), [text(100, 50, 49)], KvCapacity(8, 210)).admitted
-    assert not admit(text(10, 200), [text(100, 50, 49)], KvCapacity(8, 209)).admitted
-
-
 def test_what_is_pinned_or_reserved_is_taken() -> None:
     held, more = [text(100, 50)], text(100, 50)
     assert admit(more, held, KvCapacity(8, 400, taken=100)).admitted
@@ -88,24 +82,6 @@ def test_an_engine_that_never_evicts_keeps_whole_limits_free() -> None:
     assert admit(more, held, KvCapacity(4, 200, evicts=False)) == (True, "", 200)
     assert admit(more, held, KvCapacity(4, 199, evicts=False)) == (False, "kv", 200)
     assert admit(more, held, KvCapacity(4, 199)).admitted
-
-
-def test_the_history_lets_more_texts_in_than_their_limits_would() -> None:
-    capacity = KvCapacity(100, 1000)
-    cold, warm = gate_of(), gate_of(20)
-    for gate, most in ((cold, 4), (warm, 33)):
-        while gate.admit(each := gate.text("standard", "t", 10, 200), capacity).admitted:
-            gate.held[str(len(gate.held))] = each
-        assert len(gate.held) == most
-
-
-def test_how_many_like_one_fit() -> None:
-    gate = gate_of(40)
-    gate.held = {"a": gate.text("standard", "t", 60, 40)}
-    assert gate.fitting(gate.text("standard", "t", 60, 40), KvCapacity(9, 500), 20) == 4
-    assert gate.fitting(gate.text("standard", "t", 60, 40), KvCapacity(3, 500), 20) == 2
-    assert gate.fitting(gate.text("standard", "t", 60, 40), KvCapacity(9, 500), 3) == 3
-    assert list(gate.held) == ["a"]
 
 
 def test_a_text_that_has_outgrown_its_draws_is_drawn_again() -> None:

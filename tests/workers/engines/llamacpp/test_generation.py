@@ -108,14 +108,3 @@ def test_what_earlier_attempts_generated_may_have_ended_it(past: str, finish: st
     generation = Generation(Request("r", "Hi", sampling, words), ["Hi"], 512)
     assert generation.done == bool(finish)
     assert generation.last().finish == finish
-
-
-def test_what_was_held_back_for_a_stop_string_comes_with_the_end() -> None:
-    """The length ends the text where the stop string may have begun."""
-    generation = begun(stop=("two",))
-    assert generation.take(chunk(0, " t")).text == ""
-    generation.take(
-        {"choices": [{"text": "", "finish_reason": "length"}], "__verbose": {"tokens_predicted": 1, "tokens": []}}
-    )
-    last = generation.last()
-    assert (last.text, last.ids, last.n, last.finish) == (" t", (0,), 1, "length")

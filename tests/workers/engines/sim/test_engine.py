@@ -158,17 +158,6 @@ async def test_faults_need_to_be_allowed(start: Start) -> None:
     assert by_id["a"][-1].failure is not None and text(by_id["b"]) == expected("b", 4)
 
 
-async def test_it_says_when_it_first_ran_a_request(start: Start) -> None:
-    """With the last piece. One that waits for a slot is scheduled when it gets it, long after the first."""
-    bench = await start(slots=1, step_ms=2)
-    for name in ("first", "second"):
-        bench.engine.submit(Request(name, name, Sampling(max_tokens=20)))
-    ended = await bench.until_ended("first", "second")
-    first, second = ended["first"][-1].times, ended["second"][-1].times
-    assert first is not None and second is not None and second.scheduled - first.scheduled >= 0.036
-    assert all(piece.times is None for pieces in ended.values() for piece in pieces[:-1])
-
-
 async def test_a_prefill_of_one_step_is_done_with_the_next_step(start: Start) -> None:
     """However late the step came that it waited for; an idle engine begins it at once."""
     bench = await start(step_ms=4, prefill_ms=4)
@@ -242,14 +231,6 @@ async def test_prompts_cost_steps_by_their_tokens() -> None:
     steps_ms, given = await stepped(settings, long, short)
     assert steps_ms[:4] == [3, 3, 3, 1]  # 20, 20, then 10 and all 10 of the short one
     assert given == [["a", "b"], ["a", "b"], ["b"]]
-
-
-async def test_what_is_cached_of_a_prompt_is_not_computed_again() -> None:
-    """The second time the same prompt costs no prefill."""
-    settings = SimSettings(step_ms=1, prefill_ms=0, prefill_ms_per_1k_tokens=100, slots=1, cache_prompts=4)
-    requests = [Request(name, "x" * 400, Sampling(max_tokens=1)) for name in "ab"]
-    steps_ms, _ = await stepped(settings, *requests)
-    assert steps_ms[:2] == [11, 1]
 
 
 @pytest.mark.parametrize("policy", ["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"])

@@ -29,7 +29,6 @@ from streaming.fleet.settings import ModelSettings
 from streaming.order import Priority
 from workers.attempt import ENGINE_PRIORITY
 from workers.engines.trtllm import args as trtllm_args
-from workers.engines.trtllm import engine as trtllm
 from workers.engines.trtllm import text as trtllm_sampling
 from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.inflight import MIN_BURST
@@ -475,33 +474,6 @@ async def test_a_load_that_fails_is_the_end_of_the_engine(rig: Any, monkeypatch:
     monkeypatch.setattr(DoubleLLM, "load_error", MemoryError("out of device memory"))
     with pytest.raises(EngineDead, match="out of device memory"):
         await rig()
-
-
-async def test_the_event_loop_goes_on_while_it_loads(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The import and the construction of LLM take minutes; heartbeats and presence must go on meanwhile."""
-    turns, loading = [0], threading.Event()
-
-    async def turn() -> None:
-        while True:
-            turns[0] += 1
-            await asyncio.sleep(0)
-
-    def slowly(step: Callable[..., Any]) -> Callable[..., Any]:
-        def wait(*args: Any, **given: Any) -> Any:
-            before, deadline = turns[0], time.monotonic() + DEADLINE_S
-            loading.set()
-            while turns[0] < before + 100:
-                assert time.monotonic() < deadline, "the event loop stands still"
-                time.sleep(0.001)
-            return step(*args, **given)
-
-        return wait
-
-    monkeypatch.setattr(trtllm, "load_library", slowly(trtllm.load_library))
-    monkeypatch.setattr(DoubleLLM, "__init__", slowly(DoubleLLM.__init__))
-    turning = asyncio.create_task(turn())
-    assert (await rig()).card.name == "toy" and loading.is_set()
-    turning.cancel()
 
 
 async def test_a_load_that_is_called_off_leaves_no_engine_behind(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
