@@ -341,18 +341,12 @@ def never_fits(text: HeldText, capacity: KvCapacity) -> bool:
 def peak(held: Sequence[HeldText], capacity: KvCapacity) -> int:
     """Tokens that the texts will hold at most; of an engine that never evicts, what it keeps free for them."""
     if not capacity.evicts:
-        return _promised(held)
-    return max(future_peak(_future(held, world)) for world in range(worlds(len(held))))
-
-
-def _future(held: Sequence[HeldText], world: int) -> list[Holding]:
-    """What each text will still generate in a world, and what it holds now."""
-    return [(each.finals[world] - (now := each.generated), each.prompt + now) for each in held]
-
-
-def _promised(held: Sequence[HeldText]) -> int:
-    """Tokens that the texts hold if all of them use their limit, and none ends before the others have."""
-    return sum([each.prompt + each.limit for each in held])
+        return sum([each.prompt + each.limit for each in held])
+    futures = (
+        [(each.finals[world] - (now := each.generated), each.prompt + now) for each in held]
+        for world in range(worlds(len(held)))
+    )
+    return max(map(future_peak, futures))
 
 
 class Gate:

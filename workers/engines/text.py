@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.engine import Logprob, Piece, token_bytes, token_text
+from penstock.engine import Failure, Logprob, Piece, token_bytes, token_text
 from penstock.extras import merged
 
 
@@ -190,6 +190,13 @@ def shared_characters(one: str, other: str) -> int:
 def length(prompt: Sequence[str | int]) -> int:
     """Length of a prompt; a character of a text and a token id count as one each."""
     return sum(len(part) if isinstance(part, str) else 1 for part in prompt)
+
+
+def too_long(field: str, prompt_tokens: int, max_tokens: int | None, context: int) -> Failure:
+    """The refusal of a request that does not fit into the context, with its numbers. `field`: of the prompt."""
+    asked = f", and {max_tokens} were asked for the answer" if max_tokens else ""
+    message = f"{field}: this model's context is {context} tokens; the prompt has {prompt_tokens} tokens{asked}."
+    return Failure("context_length_exceeded", f"{message} Shorten it, or lower max_tokens.", 400, field)
 
 
 class ControlTokens:

@@ -37,7 +37,7 @@ from workers.engines import manifest
 from workers.engines.constraint import begins_json
 from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp.prompt import Tokenizer, max_tokens_of
-from workers.engines.llamacpp.request import UNUSABLE_SCHEMA, Generation, engine_error, invalid, too_long
+from workers.engines.llamacpp.request import UNUSABLE_SCHEMA, Generation, engine_error, invalid, over_context
 from workers.engines.llamacpp.settings import LlamacppSettings, card_of
 from workers.engines.llamacpp.tasks import LlamacppTasks
 from workers.engines.llamacpp.weights import fetch
@@ -167,7 +167,7 @@ class LlamacppEngine:
             return
         tokens = await self._tokenizer.count(prompt)
         if tokens is not None and tokens + wanted > self._context:
-            raise Refused(too_long(request, tokens, self._context))
+            raise Refused(over_context(request, tokens, self._context))
 
     def submit(self, request: Request) -> None:
         """Raises Refused, EngineDead."""

@@ -18,7 +18,7 @@ from workers.engines.calls import NamedWriter, ObjectWriter, TagWriter
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.reasoning import ReasoningMarker
 from workers.engines.schema import mapped, plain
-from workers.engines.text import TokenGate, joined
+from workers.engines.text import TokenGate, joined, too_long
 
 UNUSABLE_SCHEMA = (
     "llama.cpp cannot hold its output to this JSON schema: each `type` and `pattern` must be valid, some value must "
@@ -274,11 +274,11 @@ class Generation:
         """Record the prompt's length when it first becomes known; fail a prompt that is too long."""
         self.prompt_tokens, self._cached = prompt_tokens, cached
         if not self._request.past and prompt_tokens + (self.remaining or 1) > self._context:
-            self.fail(too_long(self._request, prompt_tokens, self._context))
+            self.fail(over_context(self._request, prompt_tokens, self._context))
 
     def _refusal(self, error: Mapping[str, Any]) -> Failure:
         if error.get("type") == "exceed_context_size_error":
-            return too_long(self._request, error["n_prompt_tokens"], self._context)
+            return over_context(self._request, error["n_prompt_tokens"], self._context)
         message = f"llama.cpp refused the request: {error.get('message')}"
         return invalid(message) if error.get("code") == 400 else engine_error(message)
 
@@ -329,14 +329,6 @@ def engine_error(message: str) -> Failure:
     return Failure(code="engine_error", message=message, status=500)
 
 
-def too_long(request: Request, prompt_tokens: int, context: int) -> Failure:
-    """The failure of a request whose prompt, or prompt plus completion, exceeds the context."""
-    what, wanted = "messages" if request.turns else "prompt", request.sampling.max_tokens
-    asked = f" and max_tokens asks for {wanted} more" if wanted else ""
-    return Failure(
-        code="context_length_exceeded",
-        message=f"the {what} came to {prompt_tokens} tokens{asked}, but this model's context is {context} tokens. "
-        f"Shorten the {what}" + (" or lower max_tokens." if wanted else "."),
-        status=400,
-        param=what,
-    )
+def over_context(request: Request, prompt_tokens: int, context: int) -> Failure:
+    """The failure of a request whose prompt, or prompt and completion together, exceed the context."""
+    return too_long("messages" if request.turns else "prompt", prompt_tokens, request.sampling.max_tokens, context)

@@ -296,7 +296,7 @@ def admit(request: Request, codec: Codec, limits: EngineLimits) -> tuple[Live, l
     budget = trtllm_sampling.budget(request.sampling, len(prompt), limits)
     failure = trtllm_sampling.refusal(request.sampling, prompt, limits)
     if failure is None and request.past_tokens < budget:
-        failure = trtllm_sampling.unresumable(request.sampling, len(prompt), len(past), limits)
+        failure = trtllm_sampling.unresumable(len(prompt), len(past), limits)
     if failure is not None:
         raise Refused(failure)
     text = TextStream(codec, request, prompt, past)
