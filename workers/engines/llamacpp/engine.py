@@ -141,18 +141,11 @@ class LlamacppEngine:
             on_phase("checking the model file against its manifest")
             await asyncio.to_thread(manifest.check, self._settings.manifest, manifest.shards(self._path))
         on_phase("reading the model file")
-        await asyncio.to_thread(self._read)
+        self._prompts = await asyncio.to_thread(self._read)
         on_phase("loading weights")
-        await asyncio.to_thread(self._load)
-        if self._prompts is not None and self._tokenizer is not None:
-            self._tasks = LlamacppTasks(
-                self._prompts,
-                self._tokenizer,
-                self._server,
-                context=self._context,
-                slots=self._settings.slots,
-                emit=self._push,
-            )
+        self._tokenizer = await asyncio.to_thread(self._load)
+        about, slots = (self._prompts, self._tokenizer, self._server), self._settings.slots
+        self._tasks = LlamacppTasks(*about, context=self._context, slots=slots, emit=self._push)
         return card_of(self._model, self._context, self._prompts, self._settings, self._embedding_size)
 
     async def check(self, request: Request) -> None:
@@ -236,16 +229,17 @@ class LlamacppEngine:
 
     # --- starting and stopping -------------------------------------------------------------------------------------
 
-    def _read(self) -> None:
+    def _read(self) -> Prompts:
         try:
             from workers.engines.llamacpp.prompt import Prompts  # noqa: PLC0415 - needs jinja2, of the same extra
         except ImportError as error:
             raise _not_installed(error) from error
         try:
             file = gguf.read(self._path)
-            self._prompts = Prompts(file)
+            prompts = Prompts(file)
             self._context = min(self._settings.context, file.context_length or self._settings.context)
             self._pooled, self._embedding_size = file.pooling, file.embedding_length
+            return prompts
         except gguf.GgufError as error:
             raise EngineDead(str(error)) from error
         except (TypeError, ValueError, struct.error) as error:  # metadata of the wrong type
@@ -253,7 +247,7 @@ class LlamacppEngine:
                 f"cannot use the model file {self._path}: it is damaged ({error}). Get it again."
             ) from error
 
-    def _load(self) -> None:
+    def _load(self) -> Tokenizer:
         # The library reads these once, on load: its threads must not spin at barriers, other processes need the cores.
         os.environ["OMP_WAIT_POLICY"] = "passive"
         os.environ["GOMP_SPINCOUNT"] = "0"
@@ -266,11 +260,10 @@ class LlamacppEngine:
         except OSError as error:
             raise EngineDead(f"no folder can be made in {tempfile.gettempdir()}: {error}. Make room there.") from error
         try:
-            self._tokenizer = Tokenizer(self._folder / "engine.sock", secrets.token_hex(32))
-            params = xllamacpp.CommonParams()
-            self._server = xllamacpp.Server(
-                fill(params, self._settings, self._path, self._context, self._tokenizer, pooled=self._pooled)
-            )
+            tokenizer, params = Tokenizer(self._folder / "engine.sock", secrets.token_hex(32)), xllamacpp.CommonParams()
+            fill(params, self._settings, self._path, self._context, tokenizer, pooled=self._pooled)
+            self._server = xllamacpp.Server(params)
+            return tokenizer
         except Exception as error:  # the library raises whatever its C++ side throws
             shutil.rmtree(self._folder, ignore_errors=True)  # nothing in it is needed
             raise EngineDead(
@@ -402,15 +395,10 @@ MIN_EMBEDDING_BATCH = 512
 """Tokens that a text to embed may have at least."""
 
 
-def batch_of(settings: LlamacppSettings) -> int:
-    """Prompt tokens per prefill batch, which for most poolings must hold a whole text."""
-    return max(settings.batch, MIN_EMBEDDING_BATCH) if settings.embeddings else settings.batch
-
-
 def fill(
     params: Any, settings: LlamacppSettings, path: Path, context: int, listener: Tokenizer, *, pooled: bool
-) -> Any:
-    """Fill in the parameters, and return them.
+) -> None:
+    """Fill in the parameters.
 
     Args:
         params: the library's CommonParams.
@@ -420,7 +408,8 @@ def fill(
     threads = settings.threads or max(1, _cores() - 1)
     params.model.path = str(path)
     params.n_parallel, params.n_ctx = settings.slots, settings.slots * context
-    params.n_batch = params.n_ubatch = batch_of(settings)
+    # For most poolings a batch must hold a whole text.
+    params.n_batch = params.n_ubatch = max(settings.batch, MIN_EMBEDDING_BATCH * settings.embeddings)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.n_gpu_layers = settings.gpu_layers
     # 0: this cache would share prompts between all slots, and so between tenants.
@@ -434,7 +423,6 @@ def fill(
         params.embedding = True
         name = settings.pooling or ("unspecified" if pooled else "last")
         params.pooling_type = getattr(type(params.pooling_type), f"LLAMA_POOLING_TYPE_{name.upper()}")
-    return params
 
 
 def _cores() -> int:
