@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
 
-MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
-"""Backoff after a claim that brought jobs which only a newer version can read: doubled while claims bring nothing
-else. These jobs wait for a newer worker without being claimed over and over."""
+NEWER_PAUSE_S = 0.5
+"""After a claim that brought jobs which only a newer version can read: they wait for a newer worker without being
+claimed over and over."""
 
 
 def job_restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta]) -> str:
@@ -100,7 +100,7 @@ class Claimer:
         """Partitions whose last claim failed without a reply."""
         self._held_until = -math.inf
         """Until this monotonic time new jobs are left to workers of another shape."""
-        self._newer_until, self._pause_s = dict[int, float](), MIN_PAUSE_S
+        self._newer_until: dict[int, float] = {}
         """By partition: until this monotonic time its jobs of a newer version are left to newer workers."""
         self._fenced: set[int] = set()
         """Partitions where the worker's lease was revoked."""
@@ -237,9 +237,7 @@ class Claimer:
         if newer:
             log.warning("%d jobs are of a newer version and are put back, the first is %s", len(newer), newer[0].id)
             await self._lease.decline(newer)
-        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S) if newer and len(newer) == len(jobs) else MIN_PAUSE_S
-        if newer:
-            self._newer_until[partition] = time.monotonic() + self._pause_s
+            self._newer_until[partition] = time.monotonic() + NEWER_PAUSE_S
 
     async def _begin_all(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
         """Begin jobs; returns those whose logs are of a newer version. Raises Unavailable."""

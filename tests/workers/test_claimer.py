@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +17,12 @@ from streaming.fleet.plans import Plans, claim_lead
 from streaming.jobs.codec import Cancel, Follow, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JOB_VERSION, JobState
-from streaming.jobs.lease import Claim, Claimed, Lease, UnreadableClaim
+from streaming.jobs.lease import Claim, Claimed, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
-from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer
+from workers.claimer import Claimer
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
@@ -176,27 +175,6 @@ async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: 
     gates[1].set()
     await claims[1]
     assert claimer.early("j") == ()
-
-
-async def test_a_worker_that_finds_only_newer_jobs_claims_less_and_less_often(wire: RedisClient) -> None:
-    """The pause doubles with every such claim, up to its limit, and is short again after a job it can read."""
-    lease = Lease(wire, "m")
-
-    async def decline(_: Sequence[UnreadableClaim]) -> None:
-        return
-
-    lease.decline = decline  # type: ignore[method-assign]
-    claimer, _ = a_claimer(wire, lease)
-    pauses = []
-    for _ in range(12):
-        await claimer._begin_jobs(0, [UnreadableClaim("j", 1, "newer", newer=True)])
-        pauses.append(claimer._pause_s)
-    assert pauses == [min(MIN_PAUSE_S * 2 ** (place + 1), MAX_PAUSE_S) for place in range(12)]
-    assert pauses[2] == 4 * pauses[0] and pauses[-1] == MAX_PAUSE_S
-    assert claimer._wanted(0) == (0, 0), "it does not pause"
-    readable = UnreadableClaim("k", 2, "broken")  # by this version: it is ended here
-    await claimer._begin_jobs(0, [UnreadableClaim("j", 1, "newer", newer=True), readable])
-    assert claimer._pause_s == MIN_PAUSE_S
 
 
 async def test_each_round_begins_with_another_partition(wire: RedisClient) -> None:

@@ -201,21 +201,3 @@ async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: R
     assert len(engine.live) == 4 and [job_of(each) for each in engine.live].count(later.id) == 1
     await until(lambda: _is_over(running))
     nothing_left(running)
-
-
-async def test_a_share_of_the_slots_is_by_weight(wire: RedisClient, start: Start) -> None:
-    """The tenant of weight three has three of four slots, and the kept one is not kept from it."""
-    queue = Queue(wire)
-    settings = WorkerSettings(poll_ms=NEVER_MS, drain_s=0, prefetch=0, tenant_slots=1)
-    running = await start(SLOTS, settings, engine=Manual, weights={"heavy": 3.0})
-    engine = running.engine
-    small = await put_job(queue, tenant="light")
-    await until(lambda: len(engine.live) == 1)
-    engine.end(small)
-    for _ in range(6):
-        await put_job(queue, tenant="heavy")
-    await until(lambda: len(engine.live) == 4)
-    engine.end()
-    await until(lambda: len(engine.live) == 4)
-    await until(lambda: _is_over(running) and len(engine.given) == 7)
-    nothing_left(running)

@@ -25,12 +25,12 @@ from sim_worker import (
     until,
 )
 
-from penstock.engine import Request, Sampling
+from penstock.engine import Sampling
 from streaming.errors import Fenced
 from streaming.ids import new_job_id
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import NOTHING, History, LoggedRun
-from streaming.jobs.job import JobState, Text
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claimed, HeldJob, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -81,24 +81,6 @@ async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: Red
     assert (await ended(wire, cancelled.id)).state is JobState.CANCELLED
     assert (await ended(wire, late.id)).state is JobState.EXPIRED
     await until(lambda: running.engine.stats().running == 0 and running.worker.running == 0)
-
-
-async def test_only_jobs_of_several_prompts_are_checked_before_they_begin(
-    wire: RedisClient, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engine refuses a single one when it is submitted: its prompt is not read twice."""
-    running, queue, checked = await start(), Queue(wire), list[object]()
-
-    async def check(request: Request) -> None:
-        checked.append(request.prompt)
-
-    monkeypatch.setattr(running.engine, "check", check)
-    sampling = Sampling(n=3)
-    for prompt in (a_job(queue).prompt, Text(("one",)), Text(("one", "two"))):
-        assert checked == []
-        claim = a_claim(a_job(queue, prompt=prompt, sampling=sampling))
-        assert await running.worker._starter.refusal(claim) is None
-    assert checked == ["one", "two"], "each once"
 
 
 async def test_a_job_cancelled_before_its_claim_is_answered_is_not_computed(wire: RedisClient, start: Start) -> None:
