@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.engine import (
     EngineDead,
@@ -36,17 +36,13 @@ from penstock.engine import (
 from workers.engines import manifest
 from workers.engines.constraint import begins_json
 from workers.engines.llamacpp import gguf
-from workers.engines.llamacpp.prompt import Tokenizer, max_tokens_of
+from workers.engines.llamacpp.prompt import Prompts, Tokenizer, max_tokens_of
 from workers.engines.llamacpp.request import UNUSABLE_SCHEMA, Generation, engine_error, invalid, over_context
 from workers.engines.llamacpp.settings import LlamacppSettings, card_of
 from workers.engines.llamacpp.tasks import LlamacppTasks
 from workers.engines.llamacpp.weights import fetch
 from workers.engines.schema import UnusableSchemaError
 from workers.engines.text import joined, length, shared_length
-
-if TYPE_CHECKING:
-    from workers.engines.llamacpp.prompt import Prompts
-
 
 MIN_SHARED = 0.1
 """Share of a prompt that a slot must have cached to be preferred; otherwise the least recently used slot is chosen."""
@@ -178,8 +174,8 @@ class LlamacppEngine:
         """Cancel a request: a waiting one ends now, a running one at its next token or next batch of its prompt."""
         if self._tasks is not None:
             self._tasks.cancel(request_id)
-        if request_id in self._live:
-            generation, serving = self._live[request_id]
+        if (live := self._live.get(request_id)) is not None:
+            generation, serving = live
             generation.cancelled = True
             if serving.cancel():  # it waits still
                 self._end(generation)
@@ -211,7 +207,7 @@ class LlamacppEngine:
         """Cancel all requests and unload. Running ones get their last piece if they end within STOP_TIMEOUT_S."""
         for request_id in list(self._live):
             self.cancel(request_id)
-        running = [serving for _, serving in self._live.values()]
+        running = [serving for _, serving in list(self._live.values())]
         ended = await asyncio.to_thread(wait, running, STOP_TIMEOUT_S)
         self._threads.shutdown(wait=False)
         if self._tasks is not None:
@@ -230,10 +226,6 @@ class LlamacppEngine:
     # --- starting and stopping -------------------------------------------------------------------------------------
 
     def _read(self) -> Prompts:
-        try:
-            from workers.engines.llamacpp.prompt import Prompts  # noqa: PLC0415 - needs jinja2, of the same extra
-        except ImportError as error:
-            raise _not_installed(error) from error
         try:
             file = gguf.read(self._path)
             prompts = Prompts(file)
@@ -254,7 +246,8 @@ class LlamacppEngine:
         try:
             import xllamacpp  # noqa: PLC0415 - after the environment is set
         except ImportError as error:
-            raise _not_installed(error) from error
+            problem = f"the embedded engine is not installed ({error}): pip install 'penstock[llamacpp]'"
+            raise EngineDead(problem) from error
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # mode 0700
         except OSError as error:
@@ -380,10 +373,6 @@ class LlamacppEngine:
             by_request.setdefault(piece.id, []).append(piece)
         self._steps += 1
         self._on_step([joined(request_id, parts) for request_id, parts in by_request.items()])
-
-
-def _not_installed(error: ImportError) -> EngineDead:
-    return EngineDead(f"the embedded engine is not installed ({error}): pip install 'penstock[llamacpp]'")
 
 
 def build(model: str, settings: LlamacppSettings, data_dir: Path) -> LlamacppEngine:

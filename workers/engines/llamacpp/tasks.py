@@ -10,15 +10,12 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.engine import Failure, Piece, Refused, Request, Task
-from workers.engines.llamacpp.prompt import Tokenizer, TokenizerFailed, max_tokens_of, max_told_bytes
+from workers.engines.llamacpp.prompt import Prompts, Tokenizer, TokenizerFailed, max_tokens_of, max_told_bytes
 from workers.engines.llamacpp.request import engine_error, invalid
 from workers.engines.task_answers import told_scores, told_tokens
-
-if TYPE_CHECKING:
-    from workers.engines.llamacpp.prompt import Prompts
 
 TOO_LONG = ("is too large to process", "exceeds the available context")
 """Parts of llama.cpp's words for an input that does not fit."""
