@@ -179,9 +179,11 @@ class Recorder:
 
     def unreadable(self, end: Terminal, ended_us: int) -> None:
         """Record the end of a job that cannot be read."""
-        code = end.failure.code if end.failure else ""
-        about = {"id": end.job, "model": self._model, "by": self._process, "code": code}
-        self.sink.write(RequestRecord(ended_us=ended_us or wall_us(), state=end.state.value, **about))
+        ended_us, code = ended_us or wall_us(), end.failure.code if end.failure else ""
+        record = RequestRecord(
+            id=end.job, ended_us=ended_us, state=end.state.value, model=self._model, by=self._process, code=code
+        )
+        self.sink.write(record)
         self.failed(end)
 
     def ended_by_script(self, record: JobRecord) -> None:
