@@ -169,11 +169,12 @@ class _Cursor:
         return value
 
     def string(self) -> str:
-        length = self.number("<Q")
-        if length > len(self._data) - self.at:
+        first = self.at + 8
+        length = int.from_bytes(self._data[self.at : first], "little")
+        if length > len(self._data) - first:
             raise _CorruptError(f"a text of {length} bytes does not fit in it")
-        self.at += length
-        return self._data[self.at - length : self.at].decode("utf-8", errors="replace")
+        self.at = first + length
+        return self._data[first : self.at].decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
