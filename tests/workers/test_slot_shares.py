@@ -12,11 +12,12 @@ from streaming.jobs.settings import NO_WEIGHTS
 from streaming.order import Priority
 from workers.slot_shares import (
     ACTIVE_S,
+    MAX_PARKED_DELTAS,
     MIN_RUN_S,
     RunningJob,
     SlotShares,
     choose_victims,
-    obstacle,
+    preemptible,
     reserved_slots,
     room_for_batch,
 )
@@ -87,26 +88,24 @@ def test_the_youngest_go_first_and_no_more_than_needed() -> None:
     jobs = [batch_job("old", 300), batch_job("young", 1), batch_job("middle", 20)]
     assert choose_victims(jobs, 1, NOW).jobs == ("young",)
     assert choose_victims(jobs, 2, NOW).jobs == ("young", "middle")
-    found = choose_victims(jobs, 5, NOW)
-    assert found.jobs == ("young", "middle", "old")
-    assert found.reason == "5 places are needed for lane interactive: the 3 youngest batch jobs free 3"
+    assert choose_victims(jobs, 5, NOW).jobs == ("young", "middle", "old")
     assert choose_victims(jobs, 0, NOW).jobs == ()
 
 
 @pytest.mark.parametrize(
-    ("job", "why"),
+    ("job", "gives_way"),
     [
-        (batch_job("a", lane=Priority.STANDARD), "lane standard is not preempted"),
-        (batch_job("a", lane=Priority.INTERACTIVE), "lane interactive is not preempted"),
-        (batch_job("a", is_resumable=False), "it cannot be continued exactly"),
-        (batch_job("a", MIN_RUN_S - 0.001, is_continued=True), "it was put back before and has run for less than 30 s"),
-        (batch_job("a", MIN_RUN_S, is_continued=True), ""),
-        (batch_job("a", 0), ""),
+        (batch_job("a", lane=Priority.STANDARD), False),
+        (batch_job("a", lane=Priority.INTERACTIVE), False),
+        (batch_job("a", is_resumable=False), False),
+        (batch_job("a", deltas=MAX_PARKED_DELTAS + 1), False),
+        (batch_job("a", MIN_RUN_S - 0.001, is_continued=True), False),
+        (batch_job("a", MIN_RUN_S, is_continued=True), True),
+        (batch_job("a", 0), True),
     ],
 )
-def test_who_is_left_alone(job: RunningJob, why: str) -> None:
-    assert obstacle(job, NOW) == why
-    assert choose_victims([job], 1, NOW).jobs == (() if why else ("a",))
+def test_who_is_left_alone(job: RunningJob, gives_way: bool) -> None:
+    assert bool(preemptible([job], NOW)) == gives_way
 
 
 JOBS = st.lists(
@@ -128,8 +127,8 @@ def test_whatever_runs_no_job_is_taken_in_vain(jobs: list[RunningJob], texts: in
     """Each victim may be taken, without the last one the places would not do, and none is left while one more would."""
     by_id = {job.id: job for job in jobs}
     victims = [by_id[each] for each in choose_victims(jobs, texts, NOW).jobs]
-    assert all(not obstacle(job, NOW) and job.texts for job in victims)
+    assert all(preemptible([job], NOW) for job in victims)
     assert sum(job.texts for job in victims[:-1]) < max(texts, 1)
     if sum(job.texts for job in victims) < texts:
-        allowed = [job for job in jobs if job.texts and not obstacle(job, NOW)]
+        allowed = preemptible(jobs, NOW)
         assert len(victims) == len(allowed)
