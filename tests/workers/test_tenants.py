@@ -25,7 +25,7 @@ from workers.engines.text import ControlTokens
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 CONTEXT = 512
-SECRET = "The patient in room 7 is called Ada Byron, and her diagnosis is a secret between her and the doctor. " * 4
+SECRET = "The patient in room 7 is called Ada Byron, and her diagnosis is a secret between her and the doctor. " * 3
 OPENING, CLOSING = "<|im_start|>", "<|im_end|>"
 
 
@@ -55,7 +55,7 @@ async def test_a_right_guess_of_another_tenants_prompt_is_not_seen(one_slot: Ten
     assert (await one_slot.ask_as("blue", SECRET)).cached_tokens == 0
     assert (await one_slot.ask_as("blue", SECRET)).cached_tokens > 50
     await one_slot.ask_as("red", SECRET)
-    await one_slot.ask_as("blue", "Something else, so that what was cached for the slot could be kept elsewhere. " * 4)
+    await one_slot.ask_as("blue", "Something else, so that what was cached for the slot could be kept elsewhere. " * 2)
     assert (await one_slot.ask_as("blue", SECRET)).cached_tokens == 0
 
 

@@ -108,21 +108,6 @@ async def test_a_stop_string_across_tokens_cuts_exactly(desk: EngineDesk) -> Non
     assert 0 < cut.n < 24
 
 
-async def test_a_schema_yields_json_of_its_shape(desk: EngineDesk) -> None:
-    """Constrained, whatever the model would rather say."""
-    schema = {
-        "type": "object",
-        "properties": {"kind": {"enum": ["weir", "dam"]}, "gates": {"type": "integer", "maximum": 9, "minimum": 0}},
-        "required": ["kind", "gates"],
-        "additionalProperties": False,
-    }
-    answer = await desk.ask(STORY, max_tokens=120, json_schema=schema, **GREEDY)
-    value = json.loads(answer.text)
-    assert answer.finish == "stop"
-    assert value["kind"] in ("weir", "dam")
-    assert value["gates"] in range(10)
-
-
 @pytest.mark.parametrize(
     "schema", [{"type": "nope"}, {"$ref": "#/definitions/none"}, {"type": "string", "pattern": "(("}]
 )
@@ -194,13 +179,13 @@ async def test_a_seed_repeats_a_text(desk: EngineDesk) -> None:
 
 async def test_further_sampling_reaches_the_sampler(desk: EngineDesk) -> None:
     """Each field alone changes or fixes the text as it should."""
-    plain = await desk.ask(STORY, max_tokens=10, **GREEDY)
-    banned = await desk.ask(STORY, max_tokens=10, logit_bias=dict.fromkeys(plain.ids, -100.0), **GREEDY)
+    plain = await desk.ask(STORY, max_tokens=5, **GREEDY)
+    banned = await desk.ask(STORY, max_tokens=5, logit_bias=dict.fromkeys(plain.ids, -100.0), **GREEDY)
     assert not set(plain.ids) & set(banned.ids)
     forced = await desk.ask(STORY, max_tokens=5, logit_bias={28: 100.0}, **GREEDY)
     assert forced.ids == (28,) * 5
     for narrow in ({"top_k": 1}, {"min_p": 1.0}):
-        assert (await desk.ask(STORY, max_tokens=10, temperature=2.0, seed=5, **narrow)).ids == plain.ids
+        assert (await desk.ask(STORY, max_tokens=5, temperature=2.0, seed=5, **narrow)).ids == plain.ids
     varied = await desk.ask(STORY, max_tokens=24, repetition_penalty=2.0, **GREEDY)
     same = await desk.ask(STORY, max_tokens=24, repetition_penalty=0.5, **GREEDY)
     assert len(set(same.ids)) < len(set(varied.ids))
@@ -223,11 +208,11 @@ async def test_a_continuation_goes_on_where_the_first_attempt_stopped(
 ) -> None:
     """The text is the undisturbed run's, and nothing is emitted twice. Penalties count what an earlier attempt
     generated, since its tokens are part of the prompt."""
-    sampling = {"max_tokens": 24, **GREEDY, **sampling}
+    sampling = {"max_tokens": 12, **GREEDY, **sampling}
     request_id = desk.send(STORY, **sampling)
     whole = await desk.result(request_id)
     tokens = [(piece.text, piece.ids, piece.n) for piece in desk.pieces(request_id) if piece.n]
-    for at in (1, 9):
+    for at in (1, 7):
         past = tokens[:at]
         rest = await desk.ask(STORY, past, **sampling)
         assert "".join(text for text, _, _ in past) + rest.text == whole.text, at
@@ -267,13 +252,6 @@ async def test_a_prompt_over_the_context_fails_with_both_numbers(desk: EngineDes
     assert (failure.code, failure.status, failure.param) == ("context_length_exceeded", 400, param)
     assert str(CONTEXT) in failure.message
     assert any(int(word) >= 600 for word in failure.message.split() if word.isdigit())
-
-
-async def test_without_max_tokens_the_context_is_the_limit(desk: EngineDesk) -> None:
-    """Exactly the context of the settings, not what llama.cpp rounded it up to."""
-    result = await desk.ask("river " * 500, **GREEDY)
-    assert result.finish in ("length", "stop")
-    assert result.prompt_tokens + result.n <= CONTEXT
 
 
 async def test_tokens_of_long_characters_are_counted(desk: EngineDesk) -> None:
@@ -389,7 +367,7 @@ async def test_silence_is_taken_for_a_hang(real_model: Path) -> None:
     desk = EngineDesk(LlamacppEngine("m", LlamacppSettings(slots=1, context=512, batch=512, hang_s=0.001), real_model))
     await desk.start()
     assert desk.engine.health().ok
-    request_id = desk.send("river " * 150, max_tokens=1)
+    request_id = desk.send("river " * 60, max_tokens=1)
     await until(lambda: not desk.engine.health().ok)
     assert "silent" in desk.engine.health().reason
     await desk.result(request_id)
@@ -451,7 +429,7 @@ SILENT = {"type": "object", "properties": {"silent": {"type": "boolean"}}, "requ
 OFFERED = (Tool("visit", "Visit a place.", PLACE), Tool("wait", "Wait.", SILENT))
 
 
-@pytest.mark.parametrize("named", ["visit", "wait", ""])
+@pytest.mark.parametrize("named", ["visit", ""])
 async def test_a_forced_call_is_held_to_its_function(desk: EngineDesk, named: str) -> None:
     """By our own grammar: a named function, or one of several, whose definitions are kept apart."""
     tools = Tools(offered=OFFERED, choice="required", named=named)

@@ -108,3 +108,14 @@ def test_what_earlier_attempts_generated_may_have_ended_it(past: str, finish: st
     generation = Generation(Request("r", "Hi", sampling, words), ["Hi"], 512)
     assert generation.done == bool(finish)
     assert generation.last().finish == finish
+
+
+def test_without_max_tokens_the_context_is_the_limit() -> None:
+    """Exactly the context of the settings, not what llama.cpp rounded it up to."""
+    generation = Generation(Request("r", "Hi", Sampling()), ["Hi"], 4)
+    generation.take({"prompt_progress": {"total": 2, "cache": 1}})
+    for number in range(2):
+        assert not generation.done
+        generation.take(chunk(number, "a"))
+    last = generation.last()
+    assert (last.finish, last.prompt_tokens, last.cached_tokens) == ("length", 2, 1)
