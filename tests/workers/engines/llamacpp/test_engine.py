@@ -367,7 +367,7 @@ async def test_silence_is_taken_for_a_hang(real_model: Path) -> None:
     desk = EngineDesk(LlamacppEngine("m", LlamacppSettings(slots=1, context=512, batch=512, hang_s=0.001), real_model))
     await desk.start()
     assert desk.engine.health().ok
-    request_id = desk.send("river " * 60, max_tokens=1)
+    request_id = desk.send("river " * 150, max_tokens=1)
     await until(lambda: not desk.engine.health().ok)
     assert "silent" in desk.engine.health().reason
     await desk.result(request_id)
