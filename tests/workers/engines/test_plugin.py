@@ -110,6 +110,16 @@ def test_an_entry_point_gives_an_engine_a_name(monkeypatch: pytest.MonkeyPatch) 
         check_name("ecco", "up.engine")
 
 
+def test_an_installed_engine_of_a_built_in_name_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Penstock's own is built, as if the other were not there."""
+    found = EntryPoints([EntryPoint("sim", "echo_engine:Echo", registry.GROUP)])
+    monkeypatch.setattr(registry, "entry_points", lambda group: found.select(group=group))
+    built = build("m", ModelSettings(engine="sim"), Config({}), tmp_path)
+    assert type(built).__name__ != "Echo" and "write the installed one of that name as module:class" in caplog.text
+
+
 def test_a_name_is_checked_without_an_import() -> None:
     """A built-in one, and a class; whether that can be imported is for the worker's environment to say."""
     check_name("sim", "up.engine")

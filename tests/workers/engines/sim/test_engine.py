@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +16,7 @@ from penstock.tools import Tool, Tools, read_answer
 from workers.engines.sim.answers import count_tokens, token_text
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings, card_of
+from workers.json_check import check
 
 
 class Bench:
@@ -147,6 +149,16 @@ async def test_cancel_frees_the_slot_in_a_step(start: Start) -> None:
     assert bench.engine.stats().running == bench.engine.stats().waiting == 0
 
 
+async def test_nothing_of_it_goes_on_once_it_has_stopped(start: Start) -> None:
+    """Also where it is stopped in the middle of a text."""
+    before = asyncio.all_tasks()
+    bench = await start()
+    bench.engine.submit(Request("a", "a", Sampling(max_tokens=5000)))
+    assert asyncio.all_tasks() > before
+    await bench.engine.stop()
+    assert asyncio.all_tasks() == before and not bench.engine.health().ok
+
+
 async def test_faults_need_to_be_allowed(start: Start) -> None:
     """The words do nothing in an engine that serves people; where allowed, one request fails and the others live."""
     tame, wild = await start(), await start(faults=True)
@@ -156,6 +168,17 @@ async def test_faults_need_to_be_allowed(start: Start) -> None:
     assert text((await tame.until_ended("a", "b"))["a"]) == expected("[[fail@2]]", 4)
     by_id = await wild.until_ended("a", "b")
     assert by_id["a"][-1].failure is not None and text(by_id["b"]) == expected("b", 4)
+
+
+async def test_it_says_when_it_first_ran_a_request(start: Start) -> None:
+    """With the last piece. One that waits for a slot is scheduled when it gets it, long after the first."""
+    bench = await start(slots=1, step_ms=2)
+    for name in ("first", "second"):
+        bench.engine.submit(Request(name, name, Sampling(max_tokens=20)))
+    ended = await bench.until_ended("first", "second")
+    first, second = ended["first"][-1].times, ended["second"][-1].times
+    assert first is not None and second is not None and second.scheduled - first.scheduled >= 0.036
+    assert all(piece.times is None for pieces in ended.values() for piece in pieces[:-1])
 
 
 async def test_a_prefill_of_one_step_is_done_with_the_next_step(start: Start) -> None:
@@ -233,6 +256,30 @@ async def test_prompts_cost_steps_by_their_tokens() -> None:
     assert given == [["a", "b"], ["a", "b"], ["b"]]
 
 
+async def test_a_step_is_longer_for_each_text_in_it() -> None:
+    """Without the setting it is as long for many as for one."""
+    requests = [Request(name, name, Sampling(max_tokens=each)) for name, each in (("a", 1), ("b", 1), ("c", 3))]
+    for cost, expected_ms in ((2.0, [7, 3, 3]), (0.0, [1, 1, 1])):
+        steps_ms, _ = await stepped(SimSettings(step_ms=1, prefill_ms=0, step_ms_per_text=cost), *requests)
+        assert steps_ms[:3] == expected_ms
+
+
+async def test_a_fault_makes_each_step_longer() -> None:
+    """From the step behind it on, for all texts: the scheduler replaces a worker for that."""
+    steps_ms, _ = await stepped(
+        SimSettings(step_ms=1, prefill_ms=0, faults=True), Request("a", "[[slow@1]]", Sampling(max_tokens=4))
+    )
+    assert steps_ms[:4] == [1, 1, 5, 5]
+
+
+async def test_what_is_cached_of_a_prompt_is_not_computed_again() -> None:
+    """The second time the same prompt costs no prefill."""
+    settings = SimSettings(step_ms=1, prefill_ms=0, prefill_ms_per_1k_tokens=100, slots=1, cache_prompts=4)
+    requests = [Request(name, "x" * 400, Sampling(max_tokens=1)) for name in "ab"]
+    steps_ms, _ = await stepped(settings, *requests)
+    assert steps_ms[:2] == [11, 1]
+
+
 @pytest.mark.parametrize("policy", ["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"])
 async def test_the_inputs_of_a_task_are_computed_one_after_another(start: Start, policy: str) -> None:
     """Together they may be larger than the cache, which holds one at a time, also one as large as itself."""
@@ -246,6 +293,35 @@ async def test_the_inputs_of_a_task_are_computed_one_after_another(start: Start,
 
 
 OBJECT = {"type": "object", "additionalProperties": False}
+POINTING: dict[str, dict[str, Any]] = {
+    "a place": OBJECT | {"properties": {"a": {"anyOf": [{"const": 1}]}, "b": {"$ref": "#/properties/a/anyOf/0"}}},
+    "the root": OBJECT | {"properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+    "a list of itself": OBJECT | {"properties": {"a": {"type": "array", "items": {"$ref": "#"}}}},
+    "a chain": OBJECT | {"properties": {"a": {"$ref": "#/definitions/N"}}, "definitions": {
+        "N": {"$ref": "#/definitions/M"}, "M": {"const": 2}}},
+    "an anchor": OBJECT | {"properties": {"a": {"$ref": "#here"}}, "$defs": {"N": {"$anchor": "here", "const": "y"}}},
+    "an id": OBJECT | {"$id": "https://a.example/x", "properties": {"a": {"$ref": "n.json#/$defs/M"}}, "$defs": {
+        "N": {"$id": "n.json", "$defs": {"M": {"const": 3}}}}},
+    "escaped": OBJECT | {"properties": {"a": {"$ref": "#/$defs/a%20b~1c~0d"}}, "$defs": {"a b/c~d": {"const": "z"}}},
+    "ten levels": functools.reduce(
+        lambda inner, _: OBJECT | {"properties": {"a": inner}, "required": ["a"]}, range(10), {"type": "string"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POINTING)
+async def test_one_tool_and_two_have_the_same_references(start: Start, name: str) -> None:
+    """The arguments follow the schema, also beside a function whose definitions have the same names."""
+    schema = POINTING[name] | {"required": [*POINTING[name]["properties"]]}
+    other = Tool("g", "", OBJECT | {"properties": {"q": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"const": "q"}}})
+    bench, found = await start(), list[str]()
+    for number, offered in enumerate(((Tool("f", "", schema),), (Tool("f", "", schema), other))):
+        tools = Tools(offered=offered, choice="required")
+        bench.engine.submit(Request(f"r{number}", (ChatTurn("user", "hi"),), Sampling(), tools=tools))
+        ended = await bench.until_ended(f"r{number}")
+        (call,) = read_answer([piece.text for piece in ended[f"r{number}"]]).calls
+        assert call.name == "f" and check(schema, [call.arguments]) == {"violation": ""}
+        found.append(call.arguments)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("properties", [["x", "y"], ["x"]])
