@@ -20,7 +20,6 @@ from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Claimed, Finish, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
-from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import malformed_keep_s
 from streaming.keys import partition_key, prefix
@@ -245,21 +244,6 @@ async def test_a_claim_leaves_no_waiting_job_behind(desk: Desk, noise: str) -> N
     await desk.finish(desk.lease)
     assert await desk.states(desk.whole) == {"completed"}
     await desk.all_end()
-
-
-async def test_numbers_beyond_all_bounds_are_none(desk: Desk) -> None:
-    """A worker that was given such an attempt, and one that looked for such a frame, ended; so did the next."""
-    await desk.put()
-    await desk.claim()
-    redis: Any = desk.wire.redis
-    await redis.hset(desk.key(desk.spoiled["attempt"]), "attempt", NOISE["digits"])
-    await redis.hset(desk.key(desk.spoiled["runs"]), "runs", b"w:" + NOISE["digits"] + b":1;")
-    await redis.hset(desk.key(desk.spoiled["created"]), "created", NOISE["digits"])
-    await desk.lapse()
-    claims = by_id(await (await a_lease(desk.wire)).claim(0, 50))
-    assert desk.spoiled["attempt"] not in claims and isinstance(claims[desk.spoiled["runs"]], UnreadableClaim)
-    records = await JobReader(desk.wire).records([desk.spoiled[name] for name in ("attempt", "runs", "created")])
-    assert [record and record.state for record in records] == [JobState.FAILED] * 3
 
 
 @each_noise

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from flow import MODEL, a_job, append, delta, deltas_of
+from flow import MODEL, a_job, append, delta
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,17 +97,6 @@ async def test_one_pass_serves_all_jobs_of_a_claim(wire: RedisClient) -> None:
     for claim, each in zip(claims, found, strict=True):
         assert each.rows == [delta(claim, seq) for seq in range(1, 2 * history.PAGE + 1)]
         assert each.sections == (Section(1, Run(lease.id, claim.number)),)
-
-
-async def test_who_asks_at_the_same_time_is_read_together(wire: RedisClient) -> None:
-    """Different jobs, and the same job behind different deltas."""
-    _, claims = await running(wire, 8, 10)
-    reader = JobReader(wire)
-    records = [await reader.record(claim.job.id) for claim in claims]
-    before = await reads(wire)
-    found = await asyncio.gather(*(deltas_of(reader, record, after) for record in records for after in (0, 4, 10)))
-    assert await reads(wire) - before <= 2  # the first one is not kept waiting for the others
-    assert [[row.seq for row in rows] for rows in found] == [list(range(after + 1, 11)) for after in (0, 4, 10)] * 8
 
 
 async def test_others_have_their_turn_while_a_log_is_read(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,21 +52,6 @@ async def test_no_other_worker_is_touched(wire: RedisClient) -> None:
     assert held.job.id in await living.beat(0)
 
 
-async def test_it_counts_as_a_lost_worker(wire: RedisClient) -> None:
-    """A job that kills its worker is given up after as many losses as if each lease had lapsed."""
-    metrics = Metrics.start("", "worker")
-    reaper, given_up = Reaper(wire, metrics), 0
-    await Queue(wire).put(a_job(Queue(wire)))
-    for _ in range(wire.settings.max_attempts + 1):
-        lease = await a_lease(wire)
-        claimed = await lease.claim(0, 1)
-        if claimed.suspects:
-            await lease.claim(0, 1, alone=True)
-        given_up += (await reaper.sweep(ended=lease.id)).given_up
-    assert given_up == 1
-    assert b'penstock_job_failures_total{code="poison"} 1.0' in metrics.expose()
-
-
 async def test_an_outage_of_the_store_extends_no_lease_of_a_dead_process(wire: RedisClient) -> None:
     """Half a lease without a sweep gives every worker one more lease, but not one whose process has ended."""
     dead, living, reaper = await a_lease(wire), await a_lease(wire), Reaper(wire)

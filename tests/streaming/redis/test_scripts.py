@@ -35,12 +35,6 @@ def test_a_script_has_the_shared_functions_it_uses_and_what_these_use() -> None:
     assert "local function unusual" not in source and "local function exact_ms" not in source
 
 
-def test_the_name_changes_with_the_text() -> None:
-    one, other = (library(f"#!lua name=test\nreturn {number}") for number in (1, 2))
-    assert one.name != other.name and library("#!lua name=test\nreturn 1") == one
-    assert re.fullmatch(LIBRARIES + "[0-9a-f]{8}", one.name)
-
-
 def test_functions_keep_no_state_but_that_of_their_round() -> None:
     """Of the variables outside functions, only two are ever assigned or filled; every round begins with new ones."""
     shared = "".join((lua_prelude(), lua_constants(), *SHARED.values()))
