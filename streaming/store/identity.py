@@ -24,7 +24,7 @@ from streaming.redis.settings import RedisSettings
 FORMAT = 4
 """The version of everything in the store: keys, messages, and what scripts read and write. Every change of these must
 raise it, because a process of one version must not work on a store of another."""
-FORMAT_DIGEST = "1b5bc8c1a2dba61b"
+FORMAT_DIGEST = "0577315a76f3e108"
 """Digest of everything that FORMAT versions; tests/streaming/store/test_identity.py fails when it changes."""
 
 RECOVERY_TIMEOUT_S = 5.0
@@ -49,7 +49,9 @@ async def enter_store(client: RedisClient) -> Identity:
     """Compare the store's identity with this process's settings; give an empty store one. Takes one round trip, except
     in the first process. Raises ConfigError if this process must not use the store, Unavailable."""
     found = await read_identity(client)
-    if found is None and await _is_used(client):
+    # Every version writes some of these keys in its first seconds.
+    used = [("EXISTS", slot, fixed_keys(slot)) for slot in (FLEET_SLOT, 0)]
+    if found is None and any(await client.calls(used)):
         found = await _awaited(client)
         if found is None:
             raise ConfigError("redis.url", f"this store has no format version: {_other_version(0)}", _drain())
@@ -109,11 +111,6 @@ def _drain() -> str:
 def _parsed(fields: list[Any]) -> Identity:
     form, partitions, deployment = (field or b"" for field in fields)
     return Identity(int(form or 0), int(partitions or 0), deployment.decode())
-
-
-async def _is_used(client: RedisClient) -> bool:
-    """Whether Penstock has run on this store: every version writes some of these keys in its first seconds."""
-    return any(await client.calls([("EXISTS", slot, fixed_keys(slot)) for slot in (FLEET_SLOT, 0)]))
 
 
 async def _awaited(client: RedisClient) -> Identity | None:
