@@ -26,7 +26,7 @@ from api.openai.results import result
 from api.openai.schemas import Kind, Request, check_choices, parse, to_job
 from penstock.engine import ModelCard
 from penstock.text import fault_of
-from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
+from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, read_answer
 from streaming.batches.store import Batch
 from streaming.jobs.job import HINTS, Chat, Inputs, Job, JobState, Prompt, ResponseForm, Text, Tokens
 from streaming.jobs.places import weight_of
@@ -272,14 +272,14 @@ def output_lines(
             With "" they are left out.
     """
     unanswered = not_run(reason) if reason else b""
-    with (folder / "input").open("rb") as source, AnswerReader(folder) as answers:
+    with (folder / "input").open("rb") as source:
         for place, original in enumerate(plan.duplicate_of):
             end = ledger.ends[original]
             if end is None and (not reason or outcome is not LineOutcome.FAILED):
                 continue
             if end is not None and end.outcome is not outcome:
                 continue
-            stored = answers.read(end) if end is not None else unanswered
+            stored = read_answer(folder, end) if end is not None else unanswered
             yield output_line(batch_id, plan.numbers[place], plan.read(source, place), stored)
 
 

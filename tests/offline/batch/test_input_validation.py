@@ -10,7 +10,7 @@ import pytest
 from batching import jsonl, line
 
 from offline.batch.lines import MAX_FAULTS, Terms, ValidatedInput, ValidationInterrupted, validate_input
-from streaming.batches.ledger import AnswerReader, Ledger, LineOutcome, Segment
+from streaming.batches.ledger import Ledger, LineOutcome, Segment, read_answer
 
 TERMS = Terms("/v1/chat/completions", {"sim", "other"}, 1000)
 
@@ -103,8 +103,7 @@ def test_a_heavy_line_is_answered_with_the_error(tmp_path: Path) -> None:
     nested = jsonl([deep]).replace(b'"DEEP"', b"[" * 250 + b"]" * 250)
     found, ledger = validated(tmp_path, jsonl([line(0), heavy]) + nested + jsonl([line(3)]))
     assert (found.faults, found.refused, list(found.plan.order)) == ([], 2, [0, 3])
-    with AnswerReader(tmp_path) as answers:
-        kept = [json.loads(answers.read(end)) for end in ledger.ends if end]
+    kept = [json.loads(read_answer(tmp_path, end)) for end in ledger.ends if end]
     codes = [each["response"]["body"]["error"]["code"] for each in kept]
     assert codes == ["body_too_complex", "invalid_request_error"]
 
