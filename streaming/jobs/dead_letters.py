@@ -20,7 +20,8 @@ from streaming.jobs.settings import NO_WEIGHTS
 from streaming.keys import parse_lane, partition_key
 from streaming.redis.client import RedisClient
 
-LETTERS_PER_READ = 500
+MAX_LETTERS = 20_000
+"""More than a partition keeps (`dead_letter` in streaming/lua/shared/waiting.lua)."""
 LETTER_ID = re.compile(r"([0-9]{1,3})-([0-9]{1,15}-[0-9]{1,10})")
 
 
@@ -50,8 +51,7 @@ class DeadLetters:
         """List the dead letters of all partitions, newest first."""
         found = []
         for partition in self._client.partitions:
-            entries = await self._newest(partition, "+", limit)
-            found += [_letter(partition, entry, fields) for entry, fields in entries]
+            found += [_letter(partition, *entry) for entry in await self._newest(partition, limit)]
         return sorted(found, key=lambda letter: letter.at_ms, reverse=True)[:limit]
 
     async def get(self, letter_id: str) -> DeadLetter:
@@ -66,13 +66,9 @@ class DeadLetters:
 
     async def _of_job(self, partition: int, job_id: str) -> DeadLetter:
         """The newest letter of a job. Raises UnknownJob."""
-        last = "+"
-        while last:
-            entries = await self._newest(partition, last, LETTERS_PER_READ)
-            for letter in [_letter(partition, *each) for each in entries]:
-                if letter.job == job_id:
-                    return letter
-            last = f"({entries[-1][0].decode()}" if len(entries) == LETTERS_PER_READ else ""
+        for entry in await self._newest(partition, MAX_LETTERS):
+            if (letter := _letter(partition, *entry)).job == job_id:
+                return letter
         raise UnknownJob(job_id)
 
     async def drop(self, letter_id: str) -> None:
@@ -95,10 +91,10 @@ class DeadLetters:
             await self.drop(letter.id)
         return accepted
 
-    async def _newest(self, partition: int, last: str, count: int) -> list[Any]:
-        """Entries up to `last`, the newest first."""
+    async def _newest(self, partition: int, count: int) -> list[Any]:
+        """Entries, the newest first."""
         key = partition_key(partition, "dead")
-        entries: list[Any] = await self._client.call("XREVRANGE", partition, key, last, "-", "COUNT", count)
+        entries: list[Any] = await self._client.call("XREVRANGE", partition, key, "+", "-", "COUNT", count)
         return entries
 
     def _place(self, letter_id: str) -> tuple[int, str]:
@@ -111,21 +107,17 @@ class DeadLetters:
 def _letter(partition: int, entry: bytes, fields: Sequence[bytes]) -> DeadLetter:
     texts = [field.decode(errors="replace") for field in fields]
     words = dict(zip(texts[::2], texts[1::2], strict=True))
+    lane = words.get("lane", "")
+    with contextlib.suppress(ValueError, IndexError):  # no lane's key
+        lane = ":".join(parse_lane(lane))
     return DeadLetter(
         id=f"{partition}-{entry.decode()}",
         reason=words.get("reason", ""),
         at_ms=int(entry.split(b"-")[0]),
         job=words.get("job", ""),
-        lane=_lane_name(words.get("lane", "")),
+        lane=lane,
         entry=words.get("entry", ""),
     )
-
-
-def _lane_name(key: str) -> str:
-    """A lane's key as model:priority; any other key as it is."""
-    with contextlib.suppress(ValueError, IndexError):
-        return ":".join(parse_lane(key))
-    return key
 
 
 def _again(record: JobRecord, job_id: str) -> Job:

@@ -184,10 +184,10 @@ def history_of(runs: Sequence[LoggedRun], logged: Mapping[Run, Logged]) -> Histo
             sections = list(logged[run].copied)  # the runs before it, some of whose own deltas may be trimmed
         sections.append(Section(min(own, default=max(rows, default=0) + 1), run))
     openings = [opening for each in runs if (opening := logged[each.run].opening) is not None]
-    if not openings:
-        return History([rows[seq] for seq in sorted(rows)], tuple(sections))
-    first, last = openings[0], openings[-1]
-    times = first.begun_ms or first.at_ms, last.at_ms, last.kept_ms
+    times: tuple[int, ...] = ()
+    if openings:
+        first, last = openings[0], openings[-1]
+        times = first.begun_ms or first.at_ms, last.at_ms, last.kept_ms
     return History([rows[seq] for seq in sorted(rows)], tuple(sections), *times)
 
 
@@ -206,8 +206,15 @@ async def read_log(client: RedisClient, partition: int, name: LogName, first: in
             return
         for _, fields in entries:
             for data in fields.values():
-                frame = _frame(data, name)
-                if frame is None:
+                try:
+                    frame = decode_reply(data)
+                except NewerMessage:
+                    raise
+                except DecodeError as error:
+                    what = LOG_KINDS[name.kind]
+                    log.error("a frame in the %s %s cannot be read and is left out: %s", what, name.name, error)
+                    continue
+                if not isinstance(frame, Frame):
                     continue
                 yield frame
                 rows += len(frame.rows)
@@ -217,15 +224,3 @@ async def read_log(client: RedisClient, partition: int, name: LogName, first: in
         if len(entries) < PAGE:
             return
         start = f"({entries[-1][0].decode()}"
-
-
-def _frame(data: bytes, name: LogName) -> Frame | None:
-    """Decode a frame; None if it is malformed or not a frame. Raises NewerMessage."""
-    try:
-        reply = decode_reply(data)
-    except NewerMessage:
-        raise
-    except DecodeError as error:
-        log.error("a frame in the %s %s cannot be read and is left out: %s", LOG_KINDS[name.kind], name.name, error)
-        return None
-    return reply if isinstance(reply, Frame) else None

@@ -20,14 +20,7 @@ from streaming.jobs.codec import LONG_BYTES, encode, record_rows, without_rows
 from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import FIRST, QueuePlace, QueuePlaces
-from streaming.jobs.records import (
-    JobRecord,
-    malformed_record,
-    parse_record,
-    read_end,
-    salvaged,
-    was_cut_short,
-)
+from streaming.jobs.records import JobRecord, malformed_record, parse_record, read_end, salvaged, was_cut_short
 from streaming.keys import REQUEUED, partition_key
 from streaming.order import Priority
 from streaming.redis.client import Call, ClientUser, RedisClient, ScriptBatcher

@@ -27,10 +27,7 @@ ARGUMENT_KINDS: Mapping[str, tuple[str, ...]] = {"waiting": ("lane", *REQUEUED)}
 """Scripts that take a key as an argument, and the kinds of that key."""
 
 CONNECTION = frozenset(
-    {
-        *("ping", "time", "info", "fcall", "subscribe"),
-        *("client|setinfo", "select", "cluster|slots", "command"),
-    }
+    {*("ping", "time", "info", "fcall", "subscribe"), *("client|setinfo", "select", "cluster|slots", "command")}
 )
 """Commands of every connection, redis-py's own among them."""
 LOADING = frozenset({"function|load", "function|list", "function|delete"})
