@@ -316,6 +316,8 @@ FIELDS = (
     "event", "type", "subject", "tenant", "endpoint", "at", "state", "attempt", "tried", "due", "status", "problem",
     "url",
 )  # fmt: skip
+"""Of a message's record, in the order of WebhookMessage."""
+NUMBERS = ("at", "attempt", "tried", "due", "status")
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,16 +450,11 @@ def _attempt(now: int, message: Sequence[Any]) -> DeliveryAttempt:
 
 def _message(name: str, values: Sequence[bytes | None]) -> WebhookMessage | None:
     """Decode a message; None if there is none. Malformed numbers become 0."""
-    pairs = zip(FIELDS, values, strict=True)
-    raw: dict[str, Any] = {field: (value or b"").decode(errors="replace") for field, value in pairs}
-    if not raw["state"]:
+    texts = [(value or b"").decode(errors="replace") for value in values]
+    if not texts[FIELDS.index("state")]:
         return None
-    at_ms, attempts, tried_ms, due_ms, status = (
-        _number(raw.pop(field)) for field in ("at", "attempt", "tried", "due", "status")
-    )
-    return WebhookMessage(
-        id=name, at_ms=at_ms, attempts=attempts, tried_ms=tried_ms, due_ms=due_ms, status=status, **raw
-    )
+    read: list[Any] = [_number(text) if field in NUMBERS else text for field, text in zip(FIELDS, texts, strict=True)]
+    return WebhookMessage(name, *read)
 
 
 def _number(text: str) -> int:

@@ -271,7 +271,8 @@ class Lease:
         Raises Fenced, Unavailable, Rewound (an append found frames missing before it: repeat the appends of that
         partition and their jobs' finishes).
         """
-        if behind := _behind(calls, await self._client.calls(calls)):
+        answered = zip(calls, await self._client.calls(calls), strict=True)
+        if behind := {partition for (name, partition, _), answer in answered if name == "append" and answer == -1}:
             raise Rewound(behind)
 
     def send_nowait(self, calls: Sequence[Call], on_done: Callable[[Sequence[Any] | None], None]) -> bool:
@@ -343,11 +344,6 @@ class Lease:
                     log.warning("a message to this worker is ignored: %s", error)
                 else:
                     yield control
-
-
-def _behind(calls: Sequence[Call], answers: Sequence[Any]) -> set[int]:
-    """Partitions whose append found frames missing."""
-    return {call[1] for call, answer in zip(calls, answers, strict=True) if call[0] == "append" and answer == -1}
 
 
 def _claim(item: Sequence[bytes], partition: int, now: float, frame: int, worker: str) -> Claim | UnreadableClaim:

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 
 from penstock.engine import Failure
 from penstock.loops import ROWS_PER_SLICE, ExpectedErrors, Sliced, at_once, run_periodically
@@ -450,13 +451,8 @@ def stamps_of(job: Job, state: JobState, raw: Mapping[str, bytes], terminal: Ter
 
 def with_delivery(stamps: Stamps, delivered: Delivered) -> Stamps:
     """The stamps of a job with those of its answer."""
-    return replace(
-        stamps,
-        first_got=delivered.first_got or None,
-        first_sent=delivered.first_sent or None,
-        last_got=delivered.last_got or None,
-        last_sent=delivered.last_sent or None,
-    )
+    known = {name: getattr(delivered, name) or None for name in ("first_got", "first_sent", "last_got", "last_sent")}
+    return replace(stamps, **known)
 
 
 def _job(job_id: str, body: bytes, raw: Mapping[str, bytes]) -> tuple[Job, DecodeError | None]:
@@ -552,6 +548,7 @@ def request_record(record: JobRecord, by: str) -> RequestRecord:
     stamps, job, end = record.stamps, record.job, record.terminal
     outcomes = Counter([attempt.outcome for attempt in record.attempts])
     generated, failure = (end.generated, end.failure) if end else (Generated(), None)
+    times: dict[str, Any] = {f"{name.removesuffix('_us')}_us": at for name, at in asdict(generated).items()}
     return RequestRecord(
         id=job.id,
         ended_us=stamps.ended or record.done_ms * 1000,
@@ -565,14 +562,6 @@ def request_record(record: JobRecord, by: str) -> RequestRecord:
         accepted_us=stamps.accepted or 0,
         started_us=stamps.started or 0,
         claimed_us=stamps.claimed or 0,
-        released_us=generated.released,
-        scheduled_us=generated.scheduled,
-        first_us=generated.first,
-        last_us=generated.last,
-        clock_us=generated.clock_us,
-        shown_us=generated.shown,
-        shown_claimed_us=generated.shown_claimed,
-        kept_us=generated.kept,
         prompt_tokens=end.usage.prompt if end else 0,
         completion_tokens=end.usage.completion if end else 0,
         cached_tokens=end.usage.cached if end else 0,
@@ -580,4 +569,5 @@ def request_record(record: JobRecord, by: str) -> RequestRecord:
         lost=outcomes["lost"],
         handed_back=outcomes["handed_back"] + outcomes["returned"],
         preempted=outcomes["preempted"],
+        **times,
     )

@@ -47,6 +47,7 @@ CHECKS_PER_S = 200
 Held: TypeAlias = dict[ReorderBuffer, Flow | None]
 """The buffers that one read brought rows for, each with the flow that took them past it, if one did."""
 
+NOBODY = Subscribers()
 GONE = Failure("job_lost", "The store no longer has this job.", 500)
 
 
@@ -63,8 +64,8 @@ class Relay:
         self._behind: set[ReorderBuffer] = set()
         """Buffers that may lack deltas; they are checked before the others."""
         self._hurry = asyncio.Event()
-        self._by_run: dict[str, dict[int, tuple[ReorderBuffer, ...]]] = {}
-        """The buffers for each run, by worker and number of the run: where the rows of a frame go."""
+        self._by_run: dict[str, dict[int, Subscribers]] = {}
+        """The subscribers of each run, by worker and number of the run: where the rows of a frame go."""
         self._reads: dict[int, Rounds[ReorderBuffer, None]] = {}
         """By partition. Buffers that start to follow, or whose jobs end, at the same time read the log together."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -88,7 +89,7 @@ class Relay:
         buffer.checked = asyncio.get_running_loop().time()
         subscribers = self._subscribers.setdefault(job_id, Subscribers())
         buffer.openings = subscribers.openings
-        self._set_subscribers(subscribers, (*subscribers.buffers, buffer))
+        subscribers.buffers += (buffer,)
         return buffer
 
     def close(self, buffer: ReorderBuffer) -> None:
@@ -97,20 +98,13 @@ class Relay:
         if subscribers is None or buffer not in subscribers.buffers:
             return
         self._behind.discard(buffer)
-        self._set_subscribers(subscribers, tuple(each for each in subscribers.buffers if each is not buffer))
-        if not subscribers.buffers:
-            del self._subscribers[buffer.job_id]
-
-    def _set_subscribers(self, subscribers: Subscribers, buffers: tuple[ReorderBuffer, ...]) -> None:
-        """Replace the buffers of a job."""
-        subscribers.buffers = buffers
+        subscribers.buffers = tuple(each for each in subscribers.buffers if each is not buffer)
+        if subscribers.buffers:
+            return
+        del self._subscribers[buffer.job_id]
         for worker, run_number in subscribers.runs:
-            runs = self._by_run[worker]
-            if buffers:
-                runs[run_number] = buffers
-                continue
-            del runs[run_number]
-            if not runs:
+            del self._by_run[worker][run_number]
+            if not self._by_run[worker]:
                 del self._by_run[worker]
 
     def listening(self, job_id: str) -> bool:
@@ -192,8 +186,7 @@ class Relay:
             self._hurry.set()
 
     def _listeners(self, job_id: str) -> Sequence[ReorderBuffer]:
-        subscribers = self._subscribers.get(job_id)
-        return subscribers.buffers if subscribers else ()
+        return self._subscribers.get(job_id, NOBODY).buffers
 
     def _dispatch_rows(self, frame: Frame, held: Held, valid: Container[Run] | None = None) -> None:
         """Pass a frame's rows to the buffers of their jobs. Of a frame from the log only those of runs that the records
@@ -210,7 +203,7 @@ class Relay:
         if valid is not None:
             rows = tuple([row for row in rows if Run(worker, abs(row.run_number)) in valid])
         for row in rows:
-            for buffer in runs.get(row.run_number, ()):
+            for buffer in runs.get(row.run_number, NOBODY).buffers:
                 flow = buffer.flow
                 if (
                     flow is None
@@ -251,7 +244,7 @@ class Relay:
             return
         runs = self._by_run.setdefault(run.worker, {})
         if run.number not in runs:
-            runs[run.number] = subscribers.buffers
+            runs[run.number] = subscribers
             subscribers.runs.append((run.worker, run.number))
         subscribers.openings.setdefault(run, opening)
         for copied, its_opening in openings_of(opening.job, opening.copied):

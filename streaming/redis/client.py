@@ -125,12 +125,12 @@ class Query(Generic[T]):
     parse: Callable[[list[Any]], T]
 
 
-def _ms_of(answers: list[Any]) -> int:
-    seconds, micros = answers[0]
-    return int(seconds) * 1000 + int(micros) // 1000
+def _microseconds(time_answer: Sequence[bytes]) -> int:
+    seconds, micros = map(int, time_answer)
+    return seconds * 1_000_000 + micros
 
 
-NOW = Query([("TIME", 0, ())], _ms_of)
+NOW = Query([("TIME", 0, ())], lambda answers: _microseconds(answers[0]) // 1000)
 """Redis time in milliseconds, the only clock of the protocol."""
 
 
@@ -326,8 +326,7 @@ class RedisClient:
 
     async def time_us(self, place: str) -> int:
         """The clock of one server, in microseconds. Raises Unavailable."""
-        ((seconds, micros),) = await self.run_at(place, [("TIME",)])
-        return int(seconds) * 1_000_000 + int(micros)
+        return _microseconds((await self.run_at(place, [("TIME",)]))[0])
 
     @asynccontextmanager
     async def subscribe(self, channel: str) -> AsyncIterator[Subscription]:
@@ -401,8 +400,7 @@ class RedisClient:
         started = time.time()
         settings = [("CONFIG", "GET", name) for name in ("appendfsync", "min-replicas-to-write")]
         answers = await self._topology.run_scripts(place, [("INFO",), ("TIME",), *settings])
-        info, (seconds, micros) = checked(answers[:2])
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        info, now = checked(answers[:2])
         return {
             "place": place,
             "server": _info(info, b"server_name") or "redis",
@@ -417,7 +415,7 @@ class RedisClient:
             "maxmemory-policy": _info(info, b"maxmemory_policy"),
             "min-replicas-to-write": _setting(answers[3]),
             "replicas": str(len(re.findall(rb"^slave\d+:.*\bstate=online\b", info, re.MULTILINE))),
-            "offset_ms": str(round(now_ms - (started + time.time()) * 500)),
+            "offset_ms": str(round(_microseconds(now) / 1000 - (started + time.time()) * 500)),
         }
 
 
