@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 
 import pytest
 from flow import a_job, a_lease, append, claim_one, delta, lapse, put_job
@@ -13,7 +12,7 @@ from streaming.errors import Fenced, Unavailable
 from streaming.ids import new_job_id
 from streaming.jobs.codec import Run, Section, Terminal, decode_reply
 from streaming.jobs.job import JobState
-from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim, without_rows
+from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease, without_rows
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader
@@ -23,7 +22,6 @@ from streaming.keys import channel, partition_key
 from streaming.redis.client import RedisClient
 
 LANE = partition_key(0, "lane", "m", "standard")
-RETRY = partition_key(0, "retry", "m", "standard")
 
 
 async def running(wire: RedisClient, **changes: object) -> tuple[Lease, str, Claim]:
@@ -76,18 +74,6 @@ async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: RedisClient)
     await finish(lease, job.id, claim.number)
     await queue.put(job)
     assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is JobState.COMPLETED
-
-
-@pytest.mark.parametrize("hours", [-1, 1])
-async def test_a_clients_clock_decides_nothing(wire: RedisClient, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
-    """An hour fast or slow here: no lease lapses before its time, and one that has lapsed is found."""
-    now = time.time
-    monkeypatch.setattr(time, "time", lambda: now() + 3600 * hours)
-    lease, job_id, _ = await running(wire)
-    assert await lease.beat(0) == {job_id: HeldJob(1, False)}
-    assert not await Reaper(wire).sweep()
-    await wire.redis.zadd(partition_key(0, "leases"), {lease.id: await wire.now_ms() - 1})
-    assert (await Reaper(wire).sweep()).requeued == 1
 
 
 async def test_the_time_the_store_was_away_ends_no_lease(wire: RedisClient) -> None:
@@ -217,15 +203,6 @@ async def test_a_job_begins_anew_at_the_word_of_its_own_run_only(wire: RedisClie
     assert (after.runs, after.epoch) == (before.runs[1:], before.epoch + 1)
     with pytest.raises(Fenced):
         await lost.restart(job_id, run)
-
-
-async def test_a_job_that_is_put_back_for_a_newer_worker_waits_no_longer_than_it_may(wire: RedisClient) -> None:
-    """Nobody has begun it: the limit on its waiting holds on."""
-    lease, job_id, claim = await running(wire, max_queue_ms=60_000)
-    await lease.decline([UnreadableClaim(job_id, claim.number, "", newer=True)])
-    assert await wire.redis.hget(partition_key(0, "job", job_id), "lane") == LANE.encode()
-    await wire.redis.zadd(partition_key(0, "timers"), {job_id: 1}, xx=True)
-    assert (await Reaper(wire).sweep()).expired == 1
 
 
 async def test_a_request_is_counted_once_however_long_its_job_took(wire: RedisClient) -> None:

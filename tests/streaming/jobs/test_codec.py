@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import zlib
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -13,18 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import engine
 from penstock.engine import ChatTurn, Sampling, Task
 from penstock.loops import at_once
 from penstock.tools import Tool, ToolCall, Tools
-from streaming import events as event_settings
-from streaming.batches import file_store as batch_settings
-from streaming.batches import store as batches
 from streaming.errors import DecodeError, NewerMessage
-from streaming.fleet import plans, process
-from streaming.fleet import settings as model_settings
-from streaming.jobs import codec, job, records
-from streaming.jobs import settings as quota_settings
 from streaming.jobs.codec import (
     TAGS,
     Delta,
@@ -45,7 +35,6 @@ from streaming.jobs.codec import (
 )
 from streaming.jobs.job import JOB_VERSION, Chat, Inputs, Job, JobState, TaskForm, Text
 from streaming.order import Priority
-from streaming.redis import settings as redis_settings
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=40)
 DELTAS = st.builds(
@@ -160,18 +149,3 @@ def test_what_a_job_asks_for_comes_back(fields: dict[str, Any]) -> None:
     fields = {"prompt": Text(("x",)), **fields}
     job = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, **fields)
     assert decode_job(encode(job)) == job
-
-
-SETTINGS = [redis_settings, batch_settings, event_settings, quota_settings, model_settings]
-MESSAGES = [engine, job, codec, records, batches, process, plans, *SETTINGS]
-NOT_SENT = (engine.Request,)
-"""What an engine is given stays in its process."""
-
-
-@pytest.mark.parametrize("module", MESSAGES, ids=lambda module: str(module.__name__))
-def test_what_is_left_out_is_of_its_fields_kind(module: ModuleType) -> None:
-    """A default is written as any value is: another process must be able to read it."""
-    for _, kind in inspect.getmembers(module, lambda each: inspect.isclass(each) and issubclass(each, msgspec.Struct)):
-        for field in () if kind in NOT_SENT else msgspec.structs.fields(kind):
-            if field.default is not msgspec.NODEFAULT:
-                assert msgspec.convert(field.default, field.type) == field.default, (kind, field.name)

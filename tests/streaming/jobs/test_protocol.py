@@ -316,25 +316,6 @@ async def suspects(wire: RedisClient, count: int) -> None:
         await lapse(wire, lease)
 
 
-async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: RedisClient) -> None:
-    """A job whose worker was lost is not expired by max_queue_ms, and its deadline still ends it in the queue."""
-    queue, reader = Queue(wire), JobReader(wire)
-    begun, late = a_job(queue, max_queue_ms=400), a_job(queue, deadline_ms=400, max_queue_ms=300)
-    for job in (begun, late):
-        await queue.put(job)
-    lease = await a_lease(wire)
-    assert len((await lease.claim(0, 2)).jobs) == 2
-    await lapse(wire, lease)
-
-    async def expired() -> bool:
-        await Reaper(wire).sweep()
-        return (await reader.record(late.id)).state is JobState.EXPIRED
-
-    await until(expired)
-    assert await limit_passed(wire, late.id) == "queue.deadline_ms"
-    assert (await claim_one(await a_lease(wire))).job.id == begun.id
-
-
 async def test_resets_that_know_the_same_epoch_begin_one_new_epoch(wire: RedisClient) -> None:
     """Two readers that miss the same deltas ask for a reset with the same number: the job's epoch rises once."""
     queue, reader = Queue(wire), JobReader(wire)

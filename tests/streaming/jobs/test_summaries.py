@@ -63,12 +63,6 @@ def test_pages_hold_every_job_once_in_order(partitions: list[list[Place]], limit
     assert found == sorted((place for own in jobs for place in own if is_listed(place)), reverse=True)
 
 
-def test_nothing_is_shown_behind_a_partition_that_stopped_looking() -> None:
-    """It may have jobs there that come first; a page without any still leads on."""
-    fast = PagePart([((1, "a"), summary((1, "a")))], None)
-    assert merged([fast, PagePart([], (5, "z"))], 10) == JobPage([], (5, "z"))
-
-
 async def pages(wire: RedisClient, limit: int, wanted: JobFilter = ANY) -> list[str]:
     found: list[str] = []
     before = None

@@ -141,15 +141,6 @@ async def test_a_server_without_its_replicas_is_asked_for_over_a_new_connection(
     assert await connections() > before + 1
 
 
-def test_a_url_without_its_beginning_names_what_was_meant() -> None:
-    """But only a host and port are repeated: anything else may hold a password."""
-    with pytest.raises(ValueError, match=r"^url: must begin with .*; did you mean redis://localhost:6390\?$"):
-        RedisSettings(url="localhost:6390")
-    with pytest.raises(ValueError, match=r"^url: must begin with ") as refused:
-        RedisSettings(url="user:secret@localhost:6390")
-    assert "secret" not in str(refused.value)
-
-
 async def test_subscribers_are_counted_by_channel(wire: RedisClient, redis_url: str) -> None:
     """By which a worker knows whom nobody listens to any more."""
     with Redis.from_url(redis_url) as client, client.pubsub() as one, client.pubsub() as two:

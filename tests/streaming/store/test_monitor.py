@@ -96,16 +96,6 @@ async def test_a_store_that_was_replaced_by_another_is_refused(
         assert monitor.reason == ""
 
 
-async def test_a_store_that_is_silent_is_not_waited_for(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process begins without it, and enters later."""
-    monitor = StoreMonitor(wire)
-    monkeypatch.setattr(monitors, "ENTER_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(monitor, "enter", asyncio.Event().wait)
-    async with asyncio.timeout(20):
-        await monitor.try_to_enter()
-    assert not monitor.entered.is_set()
-
-
 async def test_a_process_that_found_no_store_enters_late(opened: Callable[..., RedisClient], tmp_path: Path) -> None:
     """It refuses work until then; and goes on refusing where the store is not its own."""
     port = free_port()
