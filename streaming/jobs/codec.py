@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
@@ -273,14 +274,10 @@ TAG = re.compile(r"[a-z][0-9]{0,3}")
 """A message's kind and its version; no number: version 1."""
 
 
-_REPLY = msgspec.msgpack.Decoder(Reply)
-_CONTROL = msgspec.msgpack.Decoder(Control)
 _JOB = msgspec.msgpack.Decoder(Job)
-_TERMINAL = msgspec.msgpack.Decoder(Terminal)
 _DELTAS = msgspec.msgpack.Decoder(tuple[Delta, ...])
 _PARTS = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...])
 _KEPT = msgspec.msgpack.Decoder(tuple[str | Delta, ...])
-_DRAFT = msgspec.msgpack.Decoder(Draft)
 _METADATA = msgspec.msgpack.Decoder(dict[str, str])
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -381,18 +378,6 @@ def _array(count: int, items: bytes | bytearray) -> bytes:
     return b"".join((_ARRAY_32, count.to_bytes(4, "big"), items))
 
 
-def decode_reply(data: bytes) -> Reply:
-    """Raises NewerMessage, DecodeError."""
-    reply: Reply = _decode_tagged(_REPLY, data)
-    return reply
-
-
-def decode_control(data: bytes) -> Control:
-    """Raises NewerMessage, DecodeError."""
-    control: Control = _decode_tagged(_CONTROL, data)
-    return control
-
-
 def decode_job(data: bytes) -> Job:
     """Raises NewerMessage, DecodeError."""
     try:
@@ -405,16 +390,6 @@ def decode_job(data: bytes) -> Job:
     if job.v > JOB_VERSION:
         raise NewerMessage(data)
     return job
-
-
-def decode_terminal(data: bytes) -> Terminal:
-    """Raises NewerMessage, DecodeError."""
-    return _decode_tagged(_TERMINAL, data)
-
-
-def decode_draft(data: bytes) -> Draft:
-    """Raises NewerMessage, DecodeError."""
-    return _decode_tagged(_DRAFT, data)
 
 
 def encode_metadata(metadata: dict[str, str]) -> bytes:
@@ -443,6 +418,13 @@ def _any_message(data: bytes) -> Any:
         return msgspec.msgpack.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
+
+
+decode_reply: Callable[[bytes], Reply] = partial(_decode_tagged, msgspec.msgpack.Decoder(Reply))
+decode_control: Callable[[bytes], Control] = partial(_decode_tagged, msgspec.msgpack.Decoder(Control))
+decode_terminal: Callable[[bytes], Terminal] = partial(_decode_tagged, msgspec.msgpack.Decoder(Terminal))
+decode_draft: Callable[[bytes], Draft] = partial(_decode_tagged, msgspec.msgpack.Decoder(Draft))
+"""Raise NewerMessage, DecodeError."""
 
 
 def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:

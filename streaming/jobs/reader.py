@@ -275,7 +275,8 @@ class Summaries(ClientUser):
             fields = [word for pair in zip(FIELDS, values, strict=True) if pair[1] is not None for word in pair]
             fields += (b"tenant", tenant.encode())  # the list that was read is the tenant's
             try:
-                record = _listed(job_id, fields, epoch)
+                record = parse_record(job_id, fields, epoch, bodies=False)
+                assert record is not None, "the script leaves out what has no state"
             except MalformedJob as error:
                 done_ms = await fail_malformed(self._client, job_id, error)
                 record = replace(malformed_record(job_id, fields, done_ms), created_ms=int(time))
@@ -291,11 +292,3 @@ def merged(parts: Sequence[PagePart], limit: int) -> JobPage:
     found.sort(key=lambda job: job[0], reverse=True)
     behind = found[limit - 1][0] if len(found) > limit else reached
     return JobPage([record for _, record in found[:limit]], behind)
-
-
-def _listed(job_id: str, fields: Sequence[bytes], epoch: bytes | None) -> JobRecord:
-    """Raises MalformedJob."""
-    record = parse_record(job_id, fields, epoch, bodies=False)
-    if record is None:
-        raise MalformedJob("it has no state")
-    return record

@@ -100,15 +100,10 @@ if not part then
   buffer_sum('usage', tenant, ends, size)
   if usage then usage.jobs, usage.requests = usage.jobs + 1, usage.requests + size end
 end
-local expires = nil
-if given.deadline_ms then
-  redis.call('HSET', job, 'deadline', now + given.deadline_ms)
-  expires = now + given.deadline_ms
-end
-if given.max_queue_ms then
-  redis.call('HSET', job, 'queue_deadline', now + given.max_queue_ms)
-  expires = math.min(expires or math.huge, now + given.max_queue_ms)
-end
+local expires = (given.deadline_ms or given.max_queue_ms)
+  and now + math.min(given.deadline_ms or math.huge, given.max_queue_ms or math.huge)
+if given.deadline_ms then redis.call('HSET', job, 'deadline', now + given.deadline_ms) end
+if given.max_queue_ms then redis.call('HSET', job, 'queue_deadline', now + given.max_queue_ms) end
 if expires then redis.call('ZADD', timers_key(), expires, id) end
 if key then
   redis.call('SET', key, id .. ':' .. digest)
