@@ -15,7 +15,7 @@ from guarded import GuardedHouse, as_user, guarded
 from redis import Redis
 
 from streaming.batches.store import Batches, Files
-from streaming.errors import UnknownConversation, UnknownFile, UnknownJob
+from streaming.errors import UnknownBatch, UnknownConversation, UnknownFile, UnknownJob
 from streaming.events import Redeliveries, Webhooks
 from streaming.fleet.plans import Overrides, Plans
 from streaming.fleet.processes import ConsoleSessions, Fleet, LengthStore
@@ -25,7 +25,7 @@ from streaming.jobs.history import LogName, read_log
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import CATALOGUE, FLEET, FLEET_SLOT, fleet_key, partition_key, prefix
-from streaming.redis.client import RedisClient, cursor_after
+from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.acl import COMMANDS, COMMON_COMMANDS, CONNECTION, SCRIPTS
 from streaming.store.identity import enter_store, read_identity
@@ -40,8 +40,8 @@ LIBRARY = {"hello", "auth", "client"}
 Calls = Callable[[RedisClient], list[Awaitable[Any]]]
 SENT: Mapping[str, Calls] = {
     "api": lambda wire: [
-        *(cursor_after(wire, 0, partition_key(0, kind, TENANT), FILE, TENANT) for kind in ("files", "batches")),
-        Files(wire).recent(TENANT, None, 5), Files(wire).recent(TENANT, None, 5, newest_first=False),
+        Files(wire).recent(TENANT, FILE, 5), Batches(wire).recent(TENANT, FILE, 5),
+        Files(wire).recent(TENANT, None, 5, newest_first=False),
         Files(wire).get(FILE, TENANT), Batches(wire).recent(TENANT, None, 5), Batches(wire).totals([TENANT]),
         Webhooks(wire).recent(5), JobReader(wire).was_known(TENANT, JOB), drained(read_log(wire, 0, LOG, 1)),
         DeadLetters(wire).recent(5), DeadLetters(wire).get(LETTER), DeadLetters(wire).drop(LETTER),
@@ -115,7 +115,7 @@ async def heard(store: GuardedHouse, role: str) -> set[tuple[str, str]]:
         fill(root)
         with root.monitor() as monitor:
             for call in SENT[role](wire):
-                with contextlib.suppress(UnknownConversation, UnknownFile, UnknownJob):
+                with contextlib.suppress(UnknownBatch, UnknownConversation, UnknownFile, UnknownJob):
                     await call
             await wire.close()
             with Redis.from_url(store.redis_url) as other:
