@@ -80,25 +80,6 @@ async def test_one_that_is_closed_without_a_word_counts_as_lost(line: SharedConn
     assert await line.run([("PING",)]) == [b"PONG"]
 
 
-async def test_a_server_is_not_waited_for_when_its_connection_is_closed(
-    line: SharedConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that reads nothing more would hold up whoever closes it."""
-    asked: list[bool] = []
-    await line.run([("PING",)])
-    connection = line._connection
-    assert connection is not None
-    disconnect = connection.disconnect
-
-    async def noted(nowait: bool = False) -> None:
-        asked.append(nowait)
-        await disconnect(nowait=nowait)
-
-    monkeypatch.setattr(connection, "disconnect", noted)
-    await line.close()
-    assert asked[0] is True
-
-
 async def test_who_leaves_disturbs_nobody(line: SharedConnection) -> None:
     """The answers of a cancelled task are dropped, those behind them are not."""
     await line.run([("PING",)])

@@ -349,7 +349,7 @@ async def test_a_store_that_refuses_writes_costs_no_job_an_attempt(
     loops = (lambda: lease.beat(0), lambda: lease.beat(1), reaper.sweep)
     tasks = [asyncio.create_task(repeat(number, what)) for number, what in enumerate(loops)]
     name, value = refusing.split()
-    for _ in range(4):
+    for _ in range(2):
         before = list(done)
         await until(lambda b=before: all(now > then for now, then in zip(done, b, strict=True)))  # type: ignore[misc]
         client.config_set(name, value)
