@@ -85,7 +85,9 @@ REFUSED: list[tuple[Job, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("asked", "lacking", "param", "words"), REFUSED)
-def test_each_refusal_names_its_field(asked: Job, lacking: dict[str, Any], param: str, words: str) -> None:
+def test_fields_and_tools_that_an_engine_lacks_are_refused_by_name(
+    asked: Job, lacking: dict[str, Any], param: str, words: str
+) -> None:
     """The failure is a 400 that names field, model and remedy; an engine that honours everything runs the same job."""
     assert unsupported(asked, ALL) is None
     failure = unsupported(asked, replace(ALL, **lacking))

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flow import a_job, put_job
 from house import free_port, redis_process
+from hypothesis import given
+from hypothesis import strategies as st
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from penstock.config import ConfigError, build
 from streaming.errors import LaneFull, Unavailable
+from streaming.ids import partition_of
 from streaming.jobs.queue import Queue
-from streaming.keys import partition_key
-from streaming.redis.client import EAGER_CALLS, MAX_BATCHED_CALLS, Call, RedisClient, Then, translated
+from streaming.jobs.reader import JobReader
+from streaming.jobs.records import MAX_AT_ONCE, Delivered, Deliveries
+from streaming.keys import lua_prelude, partition_key, prefix
+from streaming.order import lua_constants
+from streaming.redis.client import EAGER_CALLS, MAX_BATCHED_CALLS, MAX_LIBRARIES, Call, RedisClient, Then, translated
+from streaming.redis.clock import Clock, ClockOffset, better, measured
+from streaming.redis.scripts import LIBRARIES, Library, assemble, load_library
 from streaming.redis.settings import Address, RedisSettings, parse_address
 
 
@@ -258,3 +270,157 @@ async def test_a_caller_that_leaves_takes_nobody_with_it(wire: Counted) -> None:
     leaving.cancel()
     wire.gate.set()
     assert (await staying).created_ms > 0
+
+
+# --- The function library: what is in it, how it comes to a server, and that calls leave nothing behind ---
+
+LUA = files("streaming") / "lua"
+SHARED = {path.name: path.read_text("utf-8") for path in (LUA / "shared").iterdir()}
+
+
+def library(text: str, shared: str = "") -> Library:
+    """The shared functions and further ones, with these scripts alone."""
+    own = f"-- A file.\n\n{text}\n"
+    return assemble(SHARED | {"claims.lua": SHARED["claims.lua"] + shared, "own.lua": own})
+
+
+def test_a_script_has_the_shared_functions_it_uses_and_what_these_use() -> None:
+    """A word in a comment takes no function along, neither in the script nor in a function that it uses."""
+    shared = (
+        "local function helper(x) return to_member(x) end\n-- helper, unusual\nlocal function unusual(x) return x end\n"
+    )
+    source = library("#!lua name=test\nreturn helper(ARGV[1]) -- not unusual(x)", shared).sources["test"]
+    assert "local function helper" in source and "local function to_member" in source
+    assert "local function unusual" not in source and "local function exact_ms" not in source
+
+
+def test_functions_keep_no_state_but_that_of_their_round() -> None:
+    """Of the variables outside functions, only two are ever assigned or filled; every round begins with new ones."""
+    shared = "".join((lua_prelude(), lua_constants(), *SHARED.values()))
+    outer = set(re.findall(r"^local (?!function)(\w+)", shared, re.MULTILINE))
+    text = re.sub(r"--.*", "", load_library().text)
+    assert {"P", "round", "STATES", "PRIORITIES"} < outer
+    for name in outer - {"P", "round"}:
+        assert name.isupper(), name
+        assert not re.search(rf"(?<!local )\b{name}(\[[^\]]*\]|\.\w+)? = ", text), name
+        assert not re.search(rf"table\.\w+\({name}\b", text), name
+    assert len(re.findall(r"\b(?:P|round) = ", text)) == 3  # declared, and set for each round
+
+
+async def test_a_round_that_fails_leaves_nothing_to_the_next(wire: RedisClient) -> None:
+    """Neither what it was to write nor what it has read."""
+    scripts = "#!lua name=spoil\nbuffer_sum('usage', ARGV[1], '9999999999', 5)\nround.reserved_total = 7\n"
+    own = library(
+        f"{scripts}return 1\n#!lua name=look\nreturn {{total_reserved_bytes(), redis.call('EXISTS', kept_key('t'))}}"
+    )
+    await wire.redis.function_load(own.text)
+    try:
+        kept = partition_key(0, "kept", "t")
+        await wire.redis.set(kept, "not a hash")
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await wire.redis.fcall(f"{own.name}_spoil", 1, prefix(0), 1, "t")
+        await wire.redis.delete(kept)
+        assert await wire.redis.fcall(f"{own.name}_look", 1, prefix(0), 0) == [[0, 0]]
+        assert await wire.redis.fcall(f"{own.name}_spoil", 1, prefix(0), 1, "t", 1, "t") == [1, 1]
+        assert await wire.redis.hvals(kept) == [b"10"]
+    finally:
+        await wire.redis.function_delete(own.name)
+
+
+async def libraries(wire: RedisClient) -> set[str]:
+    return {each[1].decode() for each in await wire.redis.function_list(f"{LIBRARIES}*")}
+
+
+async def test_versions_run_beside_each_other_and_old_ones_do_not_pile_up(wire: RedisClient) -> None:
+    """A process loads its library where that is missing, and removes some of the others if there are many. One whose
+    library was removed loads it again."""
+    await wire.redis.function_flush()
+    older = RedisClient.open(wire.settings)
+    text = load_library().text.replace(load_library().name, f"{LIBRARIES}{0:08x}")
+    older._library = replace(load_library(), name=f"{LIBRARIES}{0:08x}", text=text)
+    try:
+        for _ in range(3):
+            await asyncio.gather(*(each.call("lead", -1, "x", 1000) for each in (wire, older) for _ in range(5)))
+            assert await libraries(wire) == {load_library().name, f"{LIBRARIES}{0:08x}"}
+            await wire.redis.flushall()
+        for number in range(1, 2 * MAX_LIBRARIES):
+            name = f"{LIBRARIES}{number:08x}"
+            await wire.redis.function_load(f"#!lua name={name}\nredis.register_function('{name}', function() end)")
+        foreign = f"{LIBRARIES}of_another_program"
+        await wire.redis.function_load(f"#!lua name={foreign}\nredis.register_function('{foreign}', function() end)")
+        await wire.redis.function_delete(load_library().name)
+        await wire.call("record", 0, "none")
+        left = await libraries(wire)
+        assert {load_library().name, foreign} <= left and len(left) == MAX_LIBRARIES + 1
+        await older.call("record", 0, "none")
+    finally:
+        await older.close()
+        await wire.redis.function_flush()
+
+
+# --- Redis time as a process tells it by itself, within the bound it states; and the notes of when answer ---
+
+
+@given(st.integers(-(10**15), 10**15), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_the_truth_lies_within_the_bound(truth: int, there: int, back: int) -> None:
+    """However unequal the ways to the server and back are."""
+    sent = 5_000_000
+    offset = measured(sent, sent + there + truth, sent + there + back)
+    assert abs(offset.value - truth) <= offset.error <= (there + back) // 2 + 2
+
+
+def test_the_narrower_of_two_is_gone_by_until_it_is_contradicted() -> None:
+    """An old narrow one beats a fresh wide one; age widens it; a clock that was set ends it."""
+    narrow, wide = ClockOffset(1_000, 50, 0), ClockOffset(1_300, 400, 0)
+    assert better(None, wide, 0) is wide
+    assert better(narrow, wide, 0) is narrow and better(wide, narrow, 0) is narrow
+    later = 10_000_000
+    assert narrow.error_at(later) == 50 + 500
+    assert better(narrow, ClockOffset(1_300, 400, later), later).taken == later
+    assert better(narrow, ClockOffset(900_000, 400, 0), 0).value == 900_000
+
+
+async def test_it_tells_the_servers_time(wire: RedisClient) -> None:
+    """Before and after a question to the server, within its bound; and nothing before it was ever compared."""
+    clock = Clock(wire)
+    assert clock.at(time.monotonic(), 0) == 0 == clock.error_us(0)
+    await clock.renew()
+    assert clock.at(0.0, 0) == 0, "a time that is not known stays so"
+    (place,) = await wire.homes()
+    before = clock.at(time.monotonic(), 0)
+    server = await wire.time_us(place)
+    after = clock.at(time.monotonic(), 0)
+    bound = clock.error_us(0)
+    assert 0 < bound < 1_000_000 and before - bound <= server <= after + bound
+
+
+async def test_deliveries_are_noted_once_and_only_for_jobs_that_are_kept(wire: RedisClient) -> None:
+    """More than go into one script; a second note changes nothing; a job that is gone does not come back as a key."""
+    queue, deliveries, reader = Queue(wire), Deliveries(wire), JobReader(wire)
+    jobs = [a_job(queue) for _ in range(MAX_AT_ONCE + 3)]
+    for job in jobs[:3]:
+        await queue.put(job)
+    for number, job in enumerate(jobs):
+        deliveries.note(job.id, Delivered(first_got=number + 1, clock_us=7))
+    assert deliveries.of(jobs[1].id) == Delivered(first_got=2, clock_us=7)
+    await deliveries.write()
+    assert deliveries.of(jobs[1].id) is None
+    assert (await reader.record(jobs[1].id)).delivered == Delivered(first_got=2, clock_us=7)
+    deliveries.note(jobs[1].id, Delivered(first_got=99))
+    await deliveries.write()
+    assert (await reader.record(jobs[1].id)).delivered == Delivered(first_got=2, clock_us=7)
+    gone = jobs[5].id
+    assert not await wire.redis.exists(partition_key(partition_of(gone) or 0, "job", gone))
+
+
+async def test_times_divide_a_millisecond(wire: RedisClient) -> None:
+    """Accepted in microseconds of the server's own clock, and still in whole milliseconds for everybody else."""
+    queue, clock = Queue(wire), Clock(wire)
+    await clock.renew()
+    before = clock.at(time.monotonic(), 0) - clock.error_us(0)
+    job = a_job(queue)
+    accepted = await queue.put(job)
+    after = clock.at(time.monotonic(), 0) + clock.error_us(0)
+    record = await JobReader(wire).record(job.id)
+    assert record.stamps.accepted is not None and before <= record.stamps.accepted <= after
+    assert accepted.created_ms == record.created_ms == record.stamps.accepted // 1000
