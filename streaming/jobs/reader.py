@@ -17,7 +17,7 @@ from penstock.engine import ModelCard
 from streaming.errors import MalformedJob, NewerMessage, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import LONG_BYTES, encode, record_rows, without_rows
-from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun
+from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, LoggedRun
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import FIRST, QueuePlace, QueuePlaces
 from streaming.jobs.records import JobRecord, malformed_record, parse_record, read_end, salvaged, was_cut_short
@@ -142,7 +142,7 @@ class JobReader:
 
         Raises Unavailable, NewerMessage (one of its workers has a newer version).
         """
-        return await self._histories.read(HistoryRequest(job_id, runs))
+        return await self._histories.read(job_id, runs)
 
     async def place(self, record: JobRecord, old_s: float = 0.0) -> QueuePlace:
         """The job's place in the order of the queue. The answer may be `old_s` old, so that one read serves many

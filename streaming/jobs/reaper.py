@@ -67,9 +67,6 @@ class Swept:
     lapses: tuple[Lapse, ...] = ()
     """In the first partition, and in others those of workers that held jobs there."""
 
-    def __bool__(self) -> bool:
-        return any((self.lapsed_workers, self.requeued, self.expired, self.given_up, self.spared))
-
 
 class Reaper:
     """Reaper of one process; remembers each partition's count of sweeps, to detect that the store lost data."""
