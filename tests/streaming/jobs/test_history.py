@@ -15,7 +15,7 @@ from penstock.loops import Rounds
 from streaming.errors import Unavailable
 from streaming.jobs import history
 from streaming.jobs.codec import Delta, Frame, Run, Section
-from streaming.jobs.history import Histories, HistoryRequest, Logged, LoggedRun, LogName, by_log, deal, history_of
+from streaming.jobs.history import Histories, Logged, LoggedRun, LogName, by_log, deal, history_of
 from streaming.jobs.lease import SILENT, Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -61,10 +61,10 @@ def test_each_log_is_read_from_the_first_frame_that_anybody_wants() -> None:
     again = [LoggedRun(Run("w", 7), 2), LoggedRun(Run("w", 8), 9)]
     parked = [LoggedRun(Run("v", 9), 0), LoggedRun(Run("w", 10), 4)]
     asked = [
-        HistoryRequest("a", runs),
-        HistoryRequest("b", again),
-        HistoryRequest("c", ()),
-        HistoryRequest("d", parked),
+        ("a", runs),
+        ("b", again),
+        ("c", ()),
+        ("d", parked),
     ]
     assert by_log(asked) == {LogName("log", "v"): 5, LogName("log", "w"): 2, LogName("parked", "d"): 0}
 
@@ -120,7 +120,7 @@ async def test_others_have_their_turn_while_a_log_is_read(wire: RedisClient, mon
     monkeypatch.setattr(wire.redis, "xrange", noted)
     counting = asyncio.create_task(count())
     record = await JobReader(wire).record(claims[0].job.id)
-    rows = (await Histories(wire).read(HistoryRequest(record.job.id, record.runs))).rows
+    rows = (await Histories(wire).read(record.job.id, record.runs)).rows
     counting.cancel()
     assert len(rows) == 40 and len(at_answer) == 1
     assert turns - at_answer[0] >= 20 * 40 // 100 - 1

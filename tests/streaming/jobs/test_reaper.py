@@ -9,7 +9,7 @@ from streaming.errors import Fenced
 from streaming.ids import new_job_id
 from streaming.jobs.lease import Claim, Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.reaper import Reaper
+from streaming.jobs.reaper import Reaper, Swept
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
@@ -27,7 +27,7 @@ async def test_the_jobs_of_a_process_that_ended_wait_for_no_lapse(wire: RedisCli
     """Another worker has them at once; a write of the dead one that arrives late is refused."""
     dead, heir, reaper = await a_lease(wire), await a_lease(wire), Reaper(wire)
     claim = await running(wire, dead)
-    assert not await reaper.sweep(), "its lease is valid"
+    assert await reaper.sweep() == Swept(), "its lease is valid"
     swept = await reaper.sweep(ended=dead.id)
     assert (swept.lapsed_workers, swept.requeued) == (1, 1)
     assert [lapse.jobs for lapse in swept.lapses] == [(claim.job.id,)]

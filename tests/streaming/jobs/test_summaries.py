@@ -213,7 +213,7 @@ async def test_a_made_up_cursor_reads_no_more_than_a_page(wire: RedisClient) -> 
 async def test_the_last_page_of_a_long_list_costs_what_the_first_does(wire: RedisClient) -> None:
     """Each job is listed once, the newest first. A state that hardly any job has is looked for in bounds: a page may be
     empty, and leads on."""
-    waiting, ids = await put_job(Queue(wire)), [f"job_00{number:030x}" for number in range(1_500)]
+    waiting, ids = await put_job(Queue(wire)), [f"job_00{number:030x}" for number in range(2_400)]
     now, lane = await wire.now_ms(), partition_key(0, "lane", MODEL, Priority.BATCH)
     redis: Any = wire.redis
     pipeline = redis.pipeline(transaction=False)
