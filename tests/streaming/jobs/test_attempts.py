@@ -100,24 +100,6 @@ async def test_the_first_reader_stores_the_tokens_if_no_sweep_has(wire: RedisCli
     assert len(whole.terminal.rows) == 3
 
 
-async def test_a_job_cancelled_after_its_worker_was_lost_keeps_its_tokens(wire: RedisClient) -> None:
-    """Cancelled while it runs and then lost; and cancelled while it waits for its second worker."""
-    queue, reader = Queue(wire), JobReader(wire)
-    for waits in (False, True):
-        job = await put_job(queue)
-        lease, claim = await claimed(wire, "worker-1")
-        await wrote(lease, claim, [row(claim, 1, prompt=(4, 0))])
-        if not waits:
-            await queue.cancel(job.id)
-        await lapse(wire, lease)
-        if waits:
-            await queue.cancel(job.id)
-        record = await reader.record(job.id)
-        assert record.state is JobState.CANCELLED and record.terminal is not None
-        assert record.terminal.usage == Usage(4, 1, 0) and len(record.terminal.rows) == 1
-        assert [(each.outcome, each.tokens) for each in record.attempts] == [("lost", 1)]
-
-
 @pytest.mark.parametrize("place", ["waits", "runs", "lost", "handed back"])
 async def test_the_record_says_who_cancelled_a_job_first(wire: RedisClient, place: str) -> None:
     """Whoever ends it: the cancel itself, its worker, the sweep after its worker was lost, or a worker that drains."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ from flow import MODEL, a_job, append, delta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loops import Rounds
-from streaming.errors import Unavailable
 from streaming.jobs import history
 from streaming.jobs.codec import Delta, Frame, Run, Section
 from streaming.jobs.history import Histories, Logged, LoggedRun, LogName, by_log, deal, history_of
@@ -125,30 +122,3 @@ async def test_others_have_their_turn_while_a_log_is_read(wire: RedisClient, mon
     assert len(rows) == 40 and len(at_answer) == 1
     assert turns - at_answer[0] >= 20 * 40 // 100 - 1
     assert {row.run_number for row in rows} == {claims[0].number}
-
-
-async def test_a_round_holds_all_that_was_asked_during_the_last() -> None:
-    """Its error is told to each of them; whoever has left meanwhile is left out."""
-    held: list[list[int]] = []
-    begun, go = asyncio.Event(), asyncio.Event()
-
-    async def work(items: Sequence[int]) -> Sequence[int]:
-        held.append(list(items))
-        begun.set()
-        await go.wait()
-        if 3 in items:
-            raise Unavailable("away")
-        return [10 * item for item in items]
-
-    rounds: Rounds[int, int] = Rounds(work)
-    first = rounds.ask(1)
-    await begun.wait()
-    second, third, left = (rounds.ask(item) for item in (2, 3, 4))
-    await asyncio.sleep(0)
-    left.cancel()
-    await asyncio.sleep(0)
-    go.set()
-    told = await asyncio.gather(first, second, third, return_exceptions=True)
-    assert told[0] == 10 and held == [[1], [2, 3]]
-    assert isinstance(told[1], Unavailable) and isinstance(told[2], Unavailable)
-    assert await rounds.ask(6) == 60

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from flow import a_lease, append, claim_one, delta, numbers_read, put_job, until
 
-from streaming.errors import UnknownJob
 from streaming.jobs.codec import Delta, Ended, Frame, Opening, Run, Section, Terminal, author, encode
 from streaming.jobs.history import LogName, read_log
 from streaming.jobs.job import JobState
@@ -182,20 +181,6 @@ async def test_a_fault_nobody_expected_costs_no_reader(
     await running.finish()
     assert await numbers_read(buffer) == [1, 2, 3]
     assert broken == 2 and "nobody thought of this" in caplog.text
-
-
-async def test_a_late_follower_gets_everything_and_then_the_rest(wire: RedisClient, relay: Relay) -> None:
-    """Somebody else's running job: what was before comes from the log, what follows from the relay."""
-    job_id = Queue(wire).new_id("t")
-    running = await Running.begin(wire, relay, job_id, reply_to="")
-    await running.write(3, "-")
-    buffer = relay.open(job_id, after=1, runs=[running.run])
-    await relay.follow(buffer)
-    await running.write(3, relay.address)
-    await running.finish()
-    assert await numbers_read(buffer) == [2, 3, 4, 5, 6]
-    with pytest.raises(UnknownJob):
-        await relay.follow(relay.open(Queue(wire).new_id("t")))
 
 
 async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: RedisClient, relay: Relay) -> None:
