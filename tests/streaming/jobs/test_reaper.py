@@ -45,7 +45,7 @@ async def test_no_other_worker_is_touched(wire: RedisClient) -> None:
     await left.leave()
     before = await wire.redis.zrange(LEASES, 0, -1, withscores=True)
     for ended in (left.id, "", "0123456789ab"):
-        assert not await reaper.sweep(ended=ended)
+        assert await reaper.sweep(ended=ended) == Swept()
         assert await wire.redis.zrange(LEASES, 0, -1, withscores=True) == before
     assert (await reaper.sweep(ended=dead.id)).requeued == 0
     assert {name.decode() for name in await wire.redis.zrange(LEASES, 0, -1)} == {living.id, successor.id}
