@@ -23,8 +23,7 @@ from typing import NamedTuple
 from planner.facts.catalogue import PlanError
 from planner.search import quantile, tpots_s
 from planner.simulator.engine import EngineShape, ModelEngine, ModelText
-from planner.simulator.pool import PoolSimulation
-from planner.simulator.queues import PenstockQueue, PenstockWorker
+from planner.simulator.queues import PenstockQueue, PenstockWorker, PoolSimulation
 
 REGIME = 95
 """Batch at which DistServe's decode times change their slope."""

@@ -180,42 +180,13 @@ class ModelEngine:
         prefilled = self._prefill(max(0, self.shape.prefill_tokens - decoding))
         tokens = [text for text in self.running if not text.to_prefill]
         seconds = self.shape.costs.step_s(len(tokens), self.held, *prefilled)
-        return self._gave(ModelStep(seconds, tokens, evicted=evicted), 1)
-
-    def alike(self) -> int:
-        """How many of the next steps only give each running text a token, without an end before the last of them: 0 if
-        the next one does more, or may."""
-        if not self.running or any(text.to_prefill for text in self.running):
-            return 0
-        if self.waiting and len(self.running) < self.shape.slots and self._fits(self.waiting[0]):
-            return 0
-        texts = len(self.running)
-        steps = min(text.output - text.generated for text in self.running)
-        if texts > 1:
-            steps = min(steps, (self.shape.kv_tokens - self.held) // texts)
-        return max(0, steps)
-
-    def alike_s(self) -> tuple[float, float]:
-        """Seconds of the first of these steps, and by how much each is longer than the one before it. (The time of a
-        step grows in a straight line with the tokens in the cache.)"""
-        texts, costs = len(self.running), self.shape.costs
-        first_s = costs.step_s(texts, self.held, 0)
-        return first_s, costs.step_s(texts, self.held + texts, 0) - first_s
-
-    def leap(self, steps: int) -> ModelStep:
-        """Do so many of these steps at once. The duration is their sum."""
-        first_s, more_s = self.alike_s()
-        return self._gave(ModelStep(steps * first_s + more_s * steps * (steps - 1) / 2, list(self.running)), steps)
-
-    def _gave(self, done: ModelStep, steps: int) -> ModelStep:
-        """Each text of a step got so many tokens: those that have all leave."""
-        for text in done.tokens:
-            text.generated += steps
-        self.held += steps * len(done.tokens)
-        done.ended = [text for text in done.tokens if text.is_done]
-        for text in done.ended:
+        for text in tokens:
+            text.generated += 1
+        self.held += len(tokens)
+        ended = [text for text in tokens if text.is_done]
+        for text in ended:
             self._drop(text)
-        return done
+        return ModelStep(seconds, tokens, ended, evicted)
 
     def _take(self) -> None:
         budget = self.shape.prefill_tokens - sum([text.to_prefill for text in self.running])

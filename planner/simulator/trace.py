@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -23,6 +23,7 @@ import msgspec
 from penstock.text import fault_of
 
 COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type")
+LENGTHS = ("prompt", "answer")
 CONVERSATION, API = "Conversation log", "API log"
 LANES = {CONVERSATION: "interactive", API: "standard"}
 """People wait for a conversation; a program that calls the API can wait a little."""
@@ -58,6 +59,8 @@ class Trace:
     .jsonl if it has JSON lines."""
 
     path: Path
+    plain: bool = False
+    """Whether a CSV may have the columns LENGTHS instead: requests without a time."""
     failed: int = 0
 
     def __iter__(self) -> Iterator[TraceRow]:
@@ -83,31 +86,28 @@ class Trace:
     def _rows(self) -> Iterator[TraceRow]:
         with self.path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
-            if missing := [name for name in COLUMNS if name not in self._columns(rows)]:
-                raise Malformed(f"{self.path}: no column {', '.join(map(repr, missing))}")
             try:
+                names = rows.fieldnames or ()
+                is_plain = self.plain and set(LENGTHS) <= set(names)
+                if not is_plain and (missing := [name for name in COLUMNS if name not in names]):
+                    other = f"; or write the columns {','.join(LENGTHS)}" if self.plain else ""
+                    raise Malformed(f"{self.path}: no column {', '.join(map(repr, missing))}{other}")
                 for row in rows:
-                    yield _request(row, f"{self.path}, line {rows.line_num}")
+                    yield _request(row, is_plain, f"{self.path}, line {rows.line_num}")
             except csv.Error as error:
                 raise Malformed(f"{self.path}, line {rows.line_num + 1}: {error}") from None
 
-    def _columns(self, rows: csv.DictReader[str]) -> Sequence[str]:
-        try:
-            return rows.fieldnames or ()
-        except csv.Error as error:
-            raise Malformed(f"{self.path} is no CSV: {error}") from None
 
-
-def _request(row: dict[str, str], where: str) -> TraceRow:
+def _request(row: dict[str, str], is_plain: bool, where: str) -> TraceRow:
     try:
-        at = float(row["Timestamp"])
-        prompt, answer = int(float(row["Request tokens"])), int(float(row["Response tokens"]))
+        at = 0.0 if is_plain else float(row["Timestamp"])
+        prompt, answer = (int(float(row[name])) for name in (LENGTHS if is_plain else COLUMNS[2:4]))
     except (TypeError, ValueError, OverflowError) as error:
         raise Malformed(f"{where}: {error}") from None
     if at < 0 or prompt < 0 or answer < 0 or not math.isfinite(at):
         raise Malformed(f"{where}: a number is negative or not finite")
-    lane = LANES.get((row["Log Type"] or "").strip(), "standard")
-    return TraceRow(at, max(1, prompt), answer, lane, (row["Model"] or "").strip())
+    lane = LANES.get((row.get("Log Type") or "").strip(), "standard")
+    return TraceRow(at, max(1, prompt), answer, lane, (row.get("Model") or "").strip())
 
 
 def cut(
