@@ -11,17 +11,14 @@ Workloads, by name or from a file of lengths, are here too.
 
 from __future__ import annotations
 
-import csv
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from penstock.text import fault_of
 from planner.facts.catalogue import PlanError, UnknownName, nearest
 from planner.load import LatencySlo, PlanInput, RequestLengths
 from planner.search import (
@@ -333,7 +330,6 @@ def slo_of(ttft_ms: float, tpot_ms: float, share: float) -> LatencySlo:
 
 MAX_ROWS = 100_000
 """Rows that are read of a file."""
-COLUMNS = ("prompt", "answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,11 +347,10 @@ class Workload:
 def workloads() -> dict[str, Workload]:
     """The named ones."""
     text = (Path(__file__).parent / "facts" / "workloads.toml").read_text(encoding="utf-8")
-    return {name: _named(name, **row) for name, row in tomllib.loads(text).items()}
-
-
-def _named(name: str, prompt: int, answer: int, source: str, requests: int = 0) -> Workload:
-    return Workload(name, source, RequestLengths(prompt, answer), requests)
+    return {
+        name: Workload(name, row["source"], RequestLengths(row["prompt"], row["answer"]), row.get("requests", 0))
+        for name, row in tomllib.loads(text).items()
+    }
 
 
 def workload(name: str) -> Workload:
@@ -369,7 +364,13 @@ def workload(name: str) -> Workload:
         return found
     path = Path(name)
     if path.is_file():
-        return Workload(path.name, f"the file {path}", mix_of(_rows(path), f"{path}"))
+        try:
+            rows = [(row.prompt, row.answer) for row in islice(Trace(path, plain=True), MAX_ROWS)]
+        except Malformed as error:
+            raise PlanError(f"--workload {error}") from None
+        except OSError as error:
+            raise PlanError(f"--workload {path}: {error.strerror or error}") from None
+        return Workload(path.name, f"the file {path}", mix_of(rows, f"{path}"))
     if path.suffix or "/" in name:
         raise PlanError(f"--workload {name}: there is no such file")
     raise UnknownName(f"no workload {name!r} is known: {nearest(name, workloads())}, or give a file of lengths")
@@ -382,43 +383,3 @@ def mix_of(rows: Iterable[tuple[int, int]], what: str) -> RequestLengths:
         raise PlanError(f"{what} has no request with an answer")
     prompt, answer = (max(1, round(sum(each) / len(mix))) for each in zip(*mix, strict=True))
     return RequestLengths(prompt, answer, mix)
-
-
-def _rows(path: Path) -> Iterator[tuple[int, int]]:
-    """Prompt and answer of each request of a file. Raises PlanError."""
-    try:
-        if path.suffix == ".jsonl" or not _is_plain(path):
-            yield from ((max(1, row.prompt), row.answer) for row in Trace(path) if row.answer > 0)
-            return
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            for number, row in enumerate(csv.DictReader(file), 2):
-                yield _lengths(row, f"{path}, line {number}")
-    except UnicodeDecodeError:
-        raise PlanError(f"--workload {path}: it is {fault_of(path.read_bytes())}") from None
-    except (Malformed, OSError, csv.Error) as error:
-        raise PlanError(f"--workload {path}{_said(path, error)}") from None
-
-
-def _said(path: Path, error: Exception) -> str:
-    """What a reader says of a file, without its name; and of one with other columns, which would do."""
-    text = str(getattr(error, "strerror", None) or error)
-    rest = text.removeprefix(f"{path}")
-    other = "; or write the columns prompt,answer" if "no column" in text else ""
-    return f"{rest if rest != text else f': {text}'}{other}"
-
-
-def _is_plain(path: Path) -> bool:
-    """Whether a CSV has this module's own columns."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        return set(COLUMNS) <= set(next(csv.reader(file), []))
-
-
-def _lengths(row: dict[str, Any], where: str) -> tuple[int, int]:
-    try:
-        prompt, answer = (int(row[name]) for name in COLUMNS)
-    except (TypeError, ValueError):
-        said = ",".join(f"{row[name]}" for name in COLUMNS)
-        raise PlanError(f"{where}: {said!r} are no two whole numbers of tokens; write them as 512,256") from None
-    if prompt < 1 or answer < 1:
-        raise PlanError(f"{where}: {prompt},{answer}; both lengths are whole numbers from 1")
-    return prompt, answer

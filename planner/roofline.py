@@ -11,9 +11,9 @@ follow MoE-Lens.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Literal, TypeAlias
 
 from planner.facts.catalogue import Accelerator
@@ -175,10 +175,10 @@ def _norms(given: PlanInput, tokens: float) -> RooflinePart:
 
 
 def ridge_batch(given: PlanInput, context: float) -> int | None:
-    """The smallest batch (a power of two, then by halves) whose decode step is bound by arithmetic in its matrices.
+    """The smallest batch whose decode step is bound by arithmetic in its matrices.
 
-    None: there is none, for reading the activations keeps them bound by memory. Attention, whose cache grows with the
-    batch, never leaves the memory bound, and is not asked.
+    None: there is none up to MAX_BATCH, for reading the activations keeps them bound by memory. Attention, whose cache
+    grows with the batch, never leaves the memory bound, and is not asked.
     """
 
     def bound(batch: int) -> bool:
@@ -187,15 +187,8 @@ def ridge_batch(given: PlanInput, context: float) -> int | None:
         ]
         return sum(part.seconds for part in parts if part.bound == "compute") * 2 > sum(part.seconds for part in parts)
 
-    doubling = takewhile(lambda batch: batch <= MAX_BATCH, (1 << power for power in range(64)))
-    high = next((batch for batch in doubling if bound(batch)), None)
-    if high is None:
-        return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if bound(middle) else (middle, high)
-    return high
+    batch = bisect_left(range(1, MAX_BATCH + 1), True, key=bound) + 1
+    return batch if batch <= MAX_BATCH else None
 
 
 def roofline_advice(given: PlanInput, context: float, step: Roofline, ridge: int | None, most: int) -> str:
