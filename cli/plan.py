@@ -118,7 +118,5 @@ def _print(answer: PlanAnswer, *, as_json: bool) -> None:
             emit(f"{table.title}\n")
         print_table(table.header, table.rows)
         emit("\n")
-    if answer.plot:
-        emit("\n".join(part for line in answer.plot.split("\n") for part in fitted(sys.stdout, line)) + "\n\n")
     for line in (answer.advice, *answer.notes):
         emit("\n".join(fitted(sys.stdout, line)) + "\n")

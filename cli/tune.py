@@ -350,8 +350,8 @@ def frontier(
     if context is not None and not wanted.withheld:
         notes += searches.settings_lines(server.model, wanted)
     exit_code = INTERRUPTED if sweep.interrupted else DONE
-    advice, plot = tuning.tuning_advice(found, wanted), searches.frontier_plot(found)
-    return PlanAnswer(value, [searches.frontier_table(found)], advice, plot, notes, exit_code)
+    advice = tuning.tuning_advice(found, wanted)
+    return PlanAnswer(value, [searches.frontier_table(found)], advice, notes, exit_code)
 
 
 def planned(

@@ -44,8 +44,6 @@ class DeviceCost:
     limit: Limit
     price_per_hour: float | None
     """Of all `tp` devices."""
-    points: tuple[FrontierPoint, ...] = ()
-    """Batches that fit, doubling, and the largest."""
 
     @property
     def per_million(self) -> float | None:
@@ -69,28 +67,7 @@ def knee_of(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, Limit]:
 
 def cost_of(given: PlanInput, price: float | None) -> DeviceCost:
     """The cost on one kind of device, `price` per hour and device. Raises PlanError if the model does not fit."""
-    points = modelled(given)
-    return DeviceCost(given.device, *knee_of(points), None if price is None else price * given.tp, tuple(points))
-
-
-@dataclass(frozen=True, slots=True)
-class CostPoint:
-    """One batch on one device: how long a request takes, and what a million tokens cost."""
-
-    gpu: str
-    batch: int
-    latency_s: float
-    price_per_million_tokens: float
-
-
-def cost_points(found: Sequence[DeviceCost]) -> list[CostPoint]:
-    """Every batch on every device whose price is known."""
-    return [
-        CostPoint(each.device.name, point.batch, point.latency_s, per_million(each.price_per_hour, point.tokens_s))
-        for each in found
-        if each.price_per_hour is not None
-        for point in each.points
-    ]
+    return DeviceCost(given.device, *knee_of(modelled(given)), None if price is None else price * given.tp)
 
 
 def cost_advice(found: Sequence[DeviceCost], currency: str = "") -> str:

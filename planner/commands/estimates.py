@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from string import ascii_lowercase
 from typing import Any
 
 import click
 
-from planner.commands.answers import PlanAnswer, PlanTable, gb, inputs_of, known, plot, seconds, three
+from planner.commands.answers import PlanAnswer, PlanTable, gb, inputs_of, known, seconds, three
 from planner.commands.inputs import (
     BITS,
     EFFICIENCY,
@@ -24,19 +23,17 @@ from planner.commands.inputs import (
     plan_command,
 )
 from planner.cost import (
-    CostPoint,
     DeviceCost,
     WhatIfCase,
     bits_apart,
     cost_advice,
     cost_of,
-    cost_points,
     what_if_advice,
 )
 from planner.cost import what_if as asked
 from planner.facts.catalogue import Accelerator, PlanError
 from planner.facts.model import ModelShape
-from planner.knee import batches, pareto
+from planner.knee import batches
 from planner.load import MAX_GPUS, PlanInput, Precision, RequestLengths
 from planner.memory import BLOCK_TOKENS, attention_offloaded, memory_advice, memory_plan, streamed_step_s
 from planner.roofline import (
@@ -126,8 +123,6 @@ def roofline(given: PlanInput, batch: int | None, chunk: int) -> PlanAnswer:
         ],
         "moe": experts,
     }
-    points = [(each, each / found.seconds) for each, found in curve]
-    marked = next((point for point in points if ridge is not None and point[0] >= ridge), None)
     return PlanAnswer(
         value,
         [
@@ -135,7 +130,6 @@ def roofline(given: PlanInput, batch: int | None, chunk: int) -> PlanAnswer:
             _step_table(first, f"Prefill of a prompt of {lengths.prompt} tokens, lower bounds"),
         ],
         roofline_advice(given, lengths.mean, step, ridge, most),
-        plot(points, "batch", "tokens/s", marked, "the ridge") if len(points) > 1 else "",
         _expert_notes(experts, chunk),
     )
 
@@ -244,14 +238,11 @@ def cost(
         "efficiency": efficiency,
         "gpus": [_cost_json(each) for each in found],
     }
-    points = cost_points(found)
-    kept = pareto(points, lambda each: each.price_per_million_tokens, lambda each: each.latency_s)
-    value["pareto"] = [asdict(each) for each in kept]
     value["assumed_prices"] = {each.name: each.price_per_hour for each in assumed if each.price_per_hour is not None}
     currency = CURRENCY if value["assumed_prices"] else ""
     value["currency"] = currency or None
-    advice, drawn = cost_advice(found, currency), pareto_plot(points, kept)
-    return PlanAnswer(value, [_cost_table(found, currency or "price")], advice, drawn, assumed_prices(assumed))
+    table = _cost_table(found, currency or "price")
+    return PlanAnswer(value, [table], cost_advice(found, currency), assumed_prices(assumed))
 
 
 def assumed_prices(devices: Sequence[Accelerator]) -> list[str]:
@@ -260,20 +251,6 @@ def assumed_prices(devices: Sequence[Accelerator]) -> list[str]:
     if not named:
         return []
     return [f"Assumed prices, US dollars of an hour on demand in 2025: {', '.join(named)}. Give your own with --price."]
-
-
-def pareto_plot(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> str:
-    """Price over latency of all batches: a letter for each GPU, capital where no other batch beats it in both. Without
-    prices: ""."""
-    if not points:
-        return ""
-    letters = dict(zip(dict.fromkeys(each.gpu for each in points), ascii_lowercase, strict=False))
-    points = sorted(points, key=kept.__contains__)  # those that are kept are drawn last, over the others
-    signs = "".join(letters[each.gpu].upper() if each in kept else letters[each.gpu] for each in points)
-    drawn = plot([(each.latency_s, each.price_per_million_tokens) for each in points], "latency of a request, s",
-                 "price of a million tokens", signs=signs)  # fmt: skip
-    names = ", ".join(f"{letter}: {name}" for name, letter in letters.items())
-    return f"{drawn}\n{names}; each letter is a batch, doubling; capital: no other is as cheap at less latency"
 
 
 def _cost_json(each: DeviceCost) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from planner.commands.answers import PlanAnswer, PlanTable, inputs_of, known, plot, seconds, three
+from planner.commands.answers import PlanAnswer, PlanTable, inputs_of, known, seconds, three
 from planner.commands.estimates import assumed_prices
 from planner.commands.inputs import EFFICIENCY, GPU, GPUS, LEAST, MOST, SLO, plan_command, search_options
 from planner.cost import best_by_concurrency, grid_advice, knee_of, per_million
@@ -91,12 +91,6 @@ def power_note(readings: Mapping[int, Sequence[LevelReading]], device: Accelerat
     watts = (reading.joules or 0.0) / reading.seconds
     share = watts / (device.watts * max(1, gpus))
     return [f"At {clients} at once the GPUs draw {watts:.0f} W, {100 * share:.0f} % of their limit ({device.name})."]
-
-
-def frontier_plot(found: MeasuredFrontier) -> str:
-    points = [(float(point.batch), point.tokens_s) for point in found.points]
-    marked = next(point for point in points if point[0] == found.knee.batch)
-    return plot(points, "requests at once", "tokens/s", marked, "the knee")
 
 
 def frontier_notes(found: MeasuredFrontier, wanted: Recommendation) -> list[str]:
@@ -190,9 +184,8 @@ def search(given: PlanInput, rate: float | None, price: float | None, watch: Sea
         **COLUMNS,
         **({} if rate is None else AT_RATE_COLUMNS),
     }
-    drawn = _plot(found, gpus, price) if len(found) > 1 else ""
-    advice, notes = search_advice(given, found), _notes(given.efficiency, found) + assumed_prices(assumed)
-    return PlanAnswer(value, [PlanTable.of(found[:SHOWN], columns)], advice, drawn, notes)
+    notes = [*_notes(given.efficiency, found), *assumed_prices(assumed)]
+    return PlanAnswer(value, [PlanTable.of(found[:SHOWN], columns)], search_advice(given, found), notes)
 
 
 def cost_of(each: PlanOutcome, gpus: int, price: float | None) -> float:
@@ -210,17 +203,6 @@ def _cost_json(each: PlanOutcome, gpus: int, price: float | None) -> dict[str, f
         "gpu_hours_per_million_tokens": cost_of(each, gpus, None),
         "price_per_million_tokens": None if price is None else cost_of(each, gpus, price),
     }
-
-
-def _plot(found: list[PlanOutcome], gpus: int, price: float | None) -> str:
-    kept = cheapest(found, gpus, price)
-    found = sorted(found, key=kept.__contains__)  # those that are kept are drawn last, over the others
-    points = [(each.alone_s, cost_of(each, gpus, price)) for each in found]
-    signs = "".join("P" if each in kept else "." for each in found)
-    y = "GPU-hours of a million tokens" if price is None else "price of a million tokens"
-    names = ", ".join(each.plan.name for each in kept)
-    drawn = plot(points, "latency of a lone request, s", y, signs=signs)
-    return f"{drawn}\nP: no other is as cheap at less latency: {names}"
 
 
 def marks_of(outcome: PlanOutcome, found: list[PlanOutcome]) -> str:

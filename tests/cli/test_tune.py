@@ -202,7 +202,7 @@ def test_a_penstock_gets_the_lines_of_its_settings(
     yields(monkeypatch, 100, 180, 182, 183)
     words = "--in 32 --out 4 --repeats 1 --requests 16 --max 8 --card opt-125m --gpu a100-40gb"
     page = told(f"tune frontier --url {server.url} {words}").out
-    assert "requests at once" in page and "Set a batch of 2" in page and "% sure" in page
+    assert "at once" in page and "Set a batch of 2" in page and "% sure" in page
     assert ("Put this into penstock.toml" in page) == shown
     assert ("# engine sim: options.slots = 2, options.kv_tokens = 8192" in page) == shown
 
