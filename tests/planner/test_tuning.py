@@ -14,16 +14,6 @@ from planner.load import RequestLengths
 LINE = tuning.LatencyLine(1.0, 0.1)
 
 
-def test_two_probes_give_the_line() -> None:
-    line = tuning.line_of(1.1, 5, 1.5)
-    assert (line.a, line.b) == pytest.approx((1.0, 0.1))
-    assert tuning.line_of(1.0, 5, 0.9).b == 0  # noise: more clients are no faster
-
-
-def test_a_level_takes_its_rounds_one_after_the_other() -> None:
-    assert LINE.level_s(tuning.SweepLevel(10, 40)) == pytest.approx(4 * 2.0)
-
-
 def test_a_sweep_asks_eight_times_for_each_client_up_to_the_requests() -> None:
     plan = tuning.sweep_plan(LINE, 60, 64, 1e9)
     assert plan.levels == tuple(

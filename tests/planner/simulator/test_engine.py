@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from bench.order.gate import simulated
-from planner.simulator.engine import AdmissionRule, EngineShape, KvPolicy, ModelEngine, ModelText, StepCosts
+from planner.simulator.engine import EngineShape, KvPolicy, ModelEngine, ModelText, StepCosts
 
 COSTS = StepCosts(fixed_s=1.0, text_s=0.1, held_s=0.001, prefill_s=0.01)
 
@@ -103,13 +102,6 @@ def test_an_aborted_text_keeps_what_it_has_generated() -> None:
     engine.abort(other)
     engine.step()
     assert (one.generated, one.to_prefill) == (3, 0)
-
-
-def test_texts_that_arrive_later_are_begun_later() -> None:
-    texts = [ModelText(10, 5, 9, arrived_s=at) for at in (0.0, 100.0)]
-    outcome = simulated(texts, AdmissionRule("MAX_UTILIZATION"), EngineShape(costs=COSTS))
-    assert (outcome.tokens, outcome.steps, outcome.most_running) == (10, 10, 1)
-    assert 100 < outcome.seconds < 110
 
 
 def test_the_books_hold_over_a_random_load() -> None:
