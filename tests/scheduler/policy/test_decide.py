@@ -206,17 +206,6 @@ def test_jobs_that_can_wait_are_fitted_into_the_slots_there_are() -> None:
     assert plan.outlook["batch"].wait_s == 36_000 / 400, "36 jobs of 1,000 tokens at 400 tokens a second"
 
 
-def test_jobs_that_can_wait_keep_no_more_workers_than_usually_come() -> None:
-    """Two workers of four slots run eight, and none came lately: one worker is enough for an hour's target."""
-    limits, world = ScalingLimits(1, 4, idle_s=60, cold_start_s=10), []
-    for now in range(0, 600, 10):
-        served = {"batch": Served(now, now * 1000)}
-        workers = tuple(a_worker(name, slots=4, running=4, served=served) for name in ("v", "w"))
-        world.append((float(now), Snapshot("m", (LaneLoad("batch", 20, 8, 60.0),), workers)))
-    plans = follow(PolicyState(2), limits, world)
-    assert plans[-1].want == 1
-
-
 def test_a_near_deadline_is_met_by_more_workers() -> None:
     """The same backlog with a job at its end that is due in 30 s: as many workers as begin all before it by then."""
     plan = batch_of_ten_seconds(35, DueJob(30.0, 34))
@@ -241,16 +230,6 @@ def test_a_rush_is_expected_where_there_was_one() -> None:
     assert rushing[-1].want == 4, "16 jobs, 5 to a worker"
     assert rushing[-1].reason.startswith("at most 8 interactive jobs at once lately, up to 16 while a worker starts")
     assert quiet[-1].want == 2, "8 jobs"
-
-
-def test_the_jobs_that_are_there_now_are_a_reason_too() -> None:
-    """More of them at once than there ever were, and no room is expected for still more."""
-    limits, lane = ScalingLimits(0, 20, cold_start_s=60.0, cover=1.0), LaneLoad("interactive")
-    workers = tuple(a_worker(f"w{n}", slots=5) for n in range(6))
-    jobs = [8] * 800 + [30]
-    world = [(10.0 * n, Snapshot("m", (replace(lane, running=each),), workers)) for n, each in enumerate(jobs)]
-    last = follow(None, limits, world)[-1]
-    assert (last.want, last.reason) == (6, "30 interactive jobs, 5 to a worker")
 
 
 def test_free_slots_are_believed_until_jobs_grow_old() -> None:
@@ -313,12 +292,6 @@ def test_new_limits_apply_at_once() -> None:
     assert (plan.want, plan.reason) == (4, "the limits are 1 to 4")
 
 
-def test_the_budget_is_a_limit() -> None:
-    """At 2.5 an hour for each, 6 an hour pay for two workers, whatever waits."""
-    plan = decide(seen(waiting=99, oldest_s=9), replace(LIMITS, cost=2.5, budget=6.0), PolicyState(1), 0.0)
-    assert plan.want == 2
-
-
 def test_a_hand_on_the_gate_overrides() -> None:
     """A pinned number is what is wanted; a pause changes nothing; both say so and end without a trace."""
     busy = seen(waiting=99, oldest_s=9)
@@ -340,14 +313,6 @@ def test_no_worker_is_added_while_no_server_is_there() -> None:
     one_there = (*gone, a_worker("w9", slots=4))
     assert decide(replace(busy, workers=one_there), LIMITS, away.state, 1.0).want == 4
     assert decide(busy, LIMITS, away.state, 1.0).want == 4
-
-
-def test_the_first_decision_keeps_the_workers_there_are() -> None:
-    """Without a state, running and starting workers are taken over instead of being stopped."""
-    snapshot = seen(running=8, ready=2)
-    assert (
-        decide(replace(snapshot, workers=(*snapshot.workers, a_worker("s", "starting"))), LIMITS, None, 0.0).want == 3
-    )
 
 
 def test_a_model_with_no_workers_allowed_stays_at_zero() -> None:
