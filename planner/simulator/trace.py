@@ -1,20 +1,16 @@
-"""Requests of a trace, in BurstGPT's columns or APEX's JSON lines, and requests that are generated with such gaps.
+"""Requests of a trace, in BurstGPT's columns or APEX's JSON lines.
 
 APEX's lines: {"StartTimeOffset": ns, "ContextTokens": n, "GeneratedTokens": n}. BurstGPT's columns: Timestamp (s),
 Model, Request tokens, Response tokens, Total tokens, Log Type; newer files add Session ID and Elapsed time. A row
 without response tokens is a request that failed: counted, never sent.
-
-Generated gaps are Gamma with shape 1/cv^2 and scale cv^2/rate: mean 1/rate, coefficient of variation cv.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
@@ -110,14 +106,11 @@ def _request(row: dict[str, str], is_plain: bool, where: str) -> TraceRow:
     return TraceRow(at, max(1, prompt), answer, lane, (row.get("Model") or "").strip())
 
 
-def cut(
-    requests: Iterable[TraceRow], *, begin: float = 0.0, end: float = float("inf"), scale: float = 1.0, longest: int = 0
-) -> Iterator[TraceRow]:
-    """The requests of [begin, end) seconds, `scale` times as fast, so that the first may come at 0; lengths cut to a
-    context of `longest` tokens, the prompt first (0: as they are)."""
+def cut(requests: Iterable[TraceRow], *, scale: float = 1.0, longest: int = 0) -> Iterator[TraceRow]:
+    """The requests `scale` times as fast; lengths cut to a context of `longest` tokens, the prompt first (0: as they
+    are)."""
     for each in requests:
-        if begin <= each.at < end:
-            yield _clipped(replace(each, at=(each.at - begin) / scale), longest)
+        yield _clipped(replace(each, at=each.at / scale), longest)
 
 
 def _clipped(request: TraceRow, longest: int) -> TraceRow:
@@ -125,34 +118,3 @@ def _clipped(request: TraceRow, longest: int) -> TraceRow:
         return request
     answer = min(request.answer, longest - 1)
     return replace(request, prompt=min(request.prompt, longest - answer), answer=answer)
-
-
-MAX_RANK = 256
-PROMPT_UNIT, ANSWER_UNIT = 16, 6
-"""Tokens of a generated request: so many times a rank up to MAX_RANK, drawn with a probability of 1 / rank (Zipf)."""
-API_SHARE = 0.3
-"""Of generated calls, those by programs, on the standard lane; the others are conversations, on lane interactive."""
-
-
-def arrivals(rate: float, cv: float, chance: random.Random, seconds: float) -> Iterator[float]:
-    """Times at which `rate` requests a second come, in the mean."""
-    at = 0.0
-    while (at := at + chance.gammavariate(1 / cv**2, cv**2) / rate) < seconds:
-        yield at
-
-
-def requests(rate: float, cv: float, seed: int, seconds: float) -> Iterator[TraceRow]:
-    """The requests of so many seconds, by time; the same for the same seed."""
-    chance = random.Random(seed)  # noqa: S311 - a workload, not a secret
-    prompts, answers = _ranks(chance), _ranks(chance)
-    for at in arrivals(rate, cv, chance, seconds):
-        prompt, answer = PROMPT_UNIT * next(prompts), ANSWER_UNIT * next(answers)
-        yield TraceRow(at, prompt, answer, "standard" if chance.random() < API_SHARE else "interactive")
-
-
-def _ranks(chance: random.Random) -> Iterator[int]:
-    """For ever."""
-    ranks = range(1, MAX_RANK + 1)
-    weights = list(accumulate(1 / rank for rank in ranks))
-    while True:
-        yield from chance.choices(ranks, cum_weights=weights, k=1024)

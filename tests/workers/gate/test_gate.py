@@ -9,8 +9,9 @@ from random import Random
 import msgspec
 import pytest
 
+from bench.order.engines import NoEvictEngine
 from bench.order.gate import simulated
-from planner.simulator.engine import AdmissionRule, EngineShape, Greedy, ModelText, PastFuture
+from planner.simulator.engine import AdmissionRule, EngineShape, Greedy, ModelEngine, ModelText, PastFuture
 from workers.gate import (
     MAX_RESERVE,
     MAX_TENANTS,
@@ -170,13 +171,13 @@ def load(seed: int, count: int) -> list[ModelText]:
 def test_the_gate_prevents_nearly_all_evictions_and_costs_no_throughput() -> None:
     """In the engine model, a small one: against the engine's own policies, and against looking at now alone."""
     outcomes = {
-        name: simulated(load(5, 1200), rule, EngineShape(8000, 128, kv_policy=rule.kv_policy))
-        for name, rule in {
-            "never": AdmissionRule("GUARANTEED_NO_EVICT"),
-            "always": AdmissionRule("MAX_UTILIZATION"),
-            "greedy": Greedy(),
-            "gate": PastFuture(Random(6)),
-        }.items()
+        name: simulated(load(5, 1200), rule, EngineShape(8000, 128), engine)
+        for name, rule, engine in (
+            ("never", AdmissionRule(), NoEvictEngine),
+            ("always", AdmissionRule(), ModelEngine),
+            ("greedy", Greedy(), ModelEngine),
+            ("gate", PastFuture(Random(6)), ModelEngine),
+        )
     }
     assert len({each.tokens for each in outcomes.values()}) == 1  # the same work
     assert outcomes["never"].evictions == 0 < outcomes["always"].evictions
