@@ -195,21 +195,13 @@ def roofline_advice(given: PlanInput, context: float, step: Roofline, ridge: int
     """What limits the step, and what that means for the batch."""
     attention = next(part for part in step.parts if part.name == "attention")
     share = 100 * attention.seconds / step.seconds
-    said = f"The decode step is bound by {'memory' if step.bound == 'memory' else 'arithmetic'}"
-    if ridge is None:
-        said += ", at every batch"
-    elif most < ridge:
-        said += (
-            f": its matrices reach the ridge at a batch of {ridge}, and {most} fit, so more memory means more tokens"
-        )
-    else:
-        said += f": its matrices reach the ridge at a batch of {ridge}, beyond which a larger batch only adds latency"
-    if share >= ATTENTION_SHARE:
-        said += (
-            f". Reading the cache takes {share:.0f} % of the step, which grows with the batch: "
-            "fewer --kv-bits or a --kv-budget help more than fewer --w-bits"
-        )
-    return said + "."
+    means = "more memory means more tokens" if most < (ridge or 0) else "beyond it a larger batch only adds latency"
+    reach = (
+        ", at every batch" if ridge is None else f": its matrices reach the ridge at a batch of {ridge}, and {means}"
+    )
+    cache = f". Reading the cache takes {share:.0f} % of the step: fewer --kv-bits or a --kv-budget help most"
+    bound = "memory" if step.bound == "memory" else "arithmetic"
+    return f"The decode step is bound by {bound}{reach}{cache if share >= ATTENTION_SHARE else ''}."
 
 
 # Communication. Sizes are bytes, `bytes_s` is one direction of a link, `hop_s` the latency of one step. TPI-LLM's

@@ -37,8 +37,9 @@ def measured(random: Random, t_mem: float, t_comp: float, repeats: int, noise: f
     }
 
 
-@pytest.mark.slow
-def test_a_hundred_exact_curves() -> None:
+def test_a_hundred_exact_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise each draw of the measurements is the same."""
+    monkeypatch.setattr("planner.knee.RESAMPLED", 5)
     for seed in range(100):
         t_mem, t_comp, wanted = curve(Random(seed))
         found = knee(measured(Random(0), t_mem, t_comp, 1, 0.0), Random(0))
@@ -55,15 +56,15 @@ def settled(random: Random, t_mem: float, t_comp: float) -> tuple[Knee, int]:
 
 
 @pytest.mark.slow
-def test_a_hundred_curves_with_noise_of_three_percent() -> None:
+def test_fifty_curves_with_noise_of_three_percent() -> None:
     """Three repeats suffice for most; a knee just beside a power of two takes more, for then both are nearly right."""
     repeats = []
-    for seed in range(100):
+    for seed in range(50):
         t_mem, t_comp, wanted = curve(Random(seed))
         found, count = settled(Random(1000 + seed), t_mem, t_comp)
         assert found.batch == wanted and found.is_fitted, seed
         repeats.append(count)
-    assert sorted(repeats)[75] == 3
+    assert sorted(repeats)[37] == 3
 
 
 def test_a_fit_recovers_the_curve() -> None:
@@ -96,16 +97,8 @@ def test_a_knee_at_the_largest_batch_is_there_or_beyond() -> None:
     which nobody measured."""
     rates = (1998, 3948, 7590, 13742, 24989, 40690, 61346, 80569, 104900, 116849)
     found = knee({2**power: [rate] for power, rate in enumerate(rates)}, Random(1))
-    assert (found.batch, found.ruled, found.is_fitted, found.is_beyond) == (512, 512, True, True) and found.gain < GAIN
+    assert (found.batch, found.is_fitted, found.is_beyond) == (512, True, True) and found.gain < GAIN
     assert found.reason.endswith("nothing beyond 512 was measured")
-
-
-def test_single_doublings_may_have_another_knee_than_the_curve() -> None:
-    """The medians of OPT-1.3B on an H200: 128 to 256 gained 9.9 %, and the curve has 256."""
-    rates = (650, 1245, 2300, 4210, 7062, 10867, 14829, 17940, 19716, 20563)
-    found = knee({2**power: [rate] for power, rate in enumerate(rates)}, Random(1))
-    assert (found.batch, found.ruled, found.is_beyond) == (256, 128, False)
-    assert found.reason.endswith("by a curve through all batches; by single doublings, the knee is 128")
 
 
 def test_points_that_another_beats_are_dropped() -> None:

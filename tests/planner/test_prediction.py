@@ -85,14 +85,11 @@ def off(**scales: float) -> list[fitting.ComparedLoad]:
     return found
 
 
-def test_the_worst_load_and_a_constant_stand_beside_the_median() -> None:
-    """Fitted 100, 400, 1600: their median is 400; of 200, 800 and 3200 it is off by 100 %, 50 % and 87.5 %."""
+def test_the_worst_load_stands_beside_the_median() -> None:
     found = off(tokens_s=1.1)
     found[5] = replace(found[5], predicted=replace(found[5].predicted, tokens_s=2 * 3200.0))
     assert fitting.errors_of(found).tokens_s == pytest.approx(0.1)
     assert fitting.errors_of(found, max).tokens_s == pytest.approx(1.0)
-    assert fitting.constant_errors_of(found).tokens_s == pytest.approx(0.875)
-    assert "whatever the load" not in fitting.fit_advice(found)
 
 
 def test_a_known_engine_comes_back() -> None:
@@ -111,16 +108,6 @@ def test_workers_are_fitted_together_and_do_not_count_beside_each_other() -> Non
     assert list(fitting.by_worker(twice)) == ["a", "b"]
     one, both = fitted(texts, LIMITS), fitting.fitted(twice, LIMITS)
     assert both.times.step_s(8, 4000, 0) == pytest.approx(one.times.step_s(8, 4000, 0), rel=0.01)
-
-
-def test_requests_all_alike_tell_what_a_step_takes() -> None:
-    """What cannot be told is 0: a text alone of one length tells no share of a text or of the cache."""
-    alike = [
-        each._replace(prompt=100, answer=11, begun_s=n, arrived_s=n, first_s=n + 0.1, last_s=n + 0.3, heard_s=n + 0.1)
-        for n, each in enumerate(served_texts()[:60])
-    ]
-    found = fitting.fitted(alike, LIMITS)
-    assert found.times.step_s(1, 100, 0) == pytest.approx(0.02, rel=0.01)
 
 
 def test_too_little_is_refused() -> None:
