@@ -58,6 +58,8 @@ class Span:
     """
 
     __slots__ = ("_carrier", "_token")
+    recorded = False
+    """Whether the collector gets it."""
 
     def __init__(self, carrier: dict[str, str]) -> None:
         self._carrier = carrier
@@ -84,11 +86,6 @@ class Span:
     def carrier(self) -> dict[str, str]:
         """The context for child spans, also in other processes: `traceparent`, and `tracestate` if there is one."""
         return self._carrier
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the collector gets it."""
-        return False
 
     def add_event(self, name: str, at_ns: int | None = None, attributes: Attributes | None = None) -> None:
         """Note something that happens within the span, now or at `at_ns` (Unix nanoseconds)."""
@@ -230,6 +227,7 @@ class RecordedSpan(Span):
     """
 
     __slots__ = ("attributes", "ended", "events", "kind", "links", "name", "parent", "sender", "start_ns")
+    recorded = True
 
     def __init__(
         self,
@@ -253,10 +251,6 @@ class RecordedSpan(Span):
         self.events: list[tuple[str, Mapping[str, Any], int]] = []
         """Name, attributes and time of each."""
         self.ended = False
-
-    @property
-    def recorded(self) -> bool:
-        return True
 
     def add_event(self, name: str, at_ns: int | None = None, attributes: Attributes | None = None) -> None:
         self.events.append((name, clean(attributes) if attributes else {}, at_ns or time.time_ns()))
@@ -309,19 +303,9 @@ class SpanSender:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415
 
-        class OwnResource(Resource):
-            """The resource of this process: the exporter groups spans by resource, and the SDK's hash is that of all
-            its attributes as JSON, for every span."""
-
-            __hash__ = object.__hash__
-
-            def __eq__(self, other: object) -> bool:
-                return self is other
-
         exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces", timeout=EXPORT_TIMEOUT_S)
-        about = Resource.create({"service.name": service, "service.namespace": "penstock"})
         self._trace, self._sdk = trace, sdk
-        self._resource = OwnResource(about.attributes, about.schema_url)
+        self._resource = Resource.create({"service.name": service, "service.namespace": "penstock"})
         self._scope = InstrumentationScope("penstock")
         self._sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
         self._well = trace.Status()
