@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import time
-import warnings
 from datetime import datetime
 from typing import Any
 
@@ -87,17 +86,6 @@ def test_nothing_is_lost_to_a_value_that_cannot_be_encoded(lines: io.StringIO) -
     event = logged(lines)
     assert (event["message"], event["text"], event["number"]) == ("odd", "\\ud800", str(1 << 80))
     assert event["thing"] == "<Broken cannot be shown: ValueError>"
-
-
-def test_warnings_become_events(lines: io.StringIO) -> None:
-    """Python's own warnings come as JSON lines too."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        logging.captureWarnings(False)
-        logging.captureWarnings(True)
-        warnings.warn("old thing", DeprecationWarning, stacklevel=1)
-    assert "old thing" in logged(lines)["message"]
-    assert logged(lines)["logger"] == "py.warnings"
 
 
 def test_the_default_stream_is_stderr(capsys: pytest.CaptureFixture[str], lines: io.StringIO) -> None:
