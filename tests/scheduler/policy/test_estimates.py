@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,6 @@ from worker_report import a_worker
 from scheduler.policy.demand import (
     BUCKET_S,
     Ahead,
-    BurstConfig,
     Demand,
     Flow,
     Rush,
@@ -140,25 +140,27 @@ def test_the_quantile_leaves_its_share_below(past: list[tuple[float, float]], sh
 @given(st.floats(1.2, 4), st.integers(5, 200))
 def test_a_rush_that_comes_again_and_again_is_met(factor: float, jobs: int) -> None:
     """Demand that jumps by a factor every ten minutes finds, after a while, room for the jump before it comes."""
-    rush, lens = Rush(), BurstConfig(60.0, 120.0, 1.0, 8)
+    rush = Rush()
+    lens: dict[str, Any] = {"horizon_s": 60.0, "while_s": 120.0, "cover": 1.0, "each": 8}
     room_before = 0.0
     for tick in range(720):
         now = 10.0 * tick
         rushing = tick % 60 >= 54
         if tick % 60 == 54:
             room_before = rush.room
-        rush = follow(rush, jobs * factor if rushing else jobs, lens, now)
+        rush = follow(rush, jobs * factor if rushing else jobs, now, **lens)
     assert room_before >= jobs * factor * 0.999
 
 
 def test_a_calm_past_needs_no_more_than_its_peak() -> None:
     """Constant demand is met exactly, once it has been constant for a while; until then with some reserve."""
-    rush, lens = Rush(), BurstConfig(60.0, 300.0, 0.99, 8)
+    rush = Rush()
+    lens: dict[str, Any] = {"horizon_s": 60.0, "while_s": 300.0, "cover": 0.99, "each": 8}
     for tick in range(30):
-        rush = follow(rush, 20, lens, 10.0 * tick)
+        rush = follow(rush, 20, 10.0 * tick, **lens)
     assert rush.room > 25
     for tick in range(30, 400):
-        rush = follow(rush, 20, lens, 10.0 * tick)
+        rush = follow(rush, 20, 10.0 * tick, **lens)
     assert rush.room == 20
 
 
