@@ -268,16 +268,6 @@ def test_work_that_cannot_be_attributed_keeps_every_worker() -> None:
     assert [plan.want for plan in plans] == [3, 3, 3]
 
 
-def test_what_a_worker_holds_is_learned_and_corrected() -> None:
-    """Long waits teach how much a worker really takes; seeing it take more corrects that upwards, not downwards."""
-    first = decide(
-        seen(waiting=9, oldest_s=MIN_QUEUED_S, running=8, ready=2, slots=64), LIMITS, PolicyState(2), 0.0
-    ).state
-    second = decide(seen(running=12, ready=2, slots=64), LIMITS, first, 1.0).state
-    third = decide(seen(running=2, ready=2, slots=64), LIMITS, second, 2.0).state
-    assert [state.demand.capacity for state in (first, second, third)] == [4, 6, 6]
-
-
 def test_a_full_cache_limits_what_a_worker_takes() -> None:
     """Three jobs that take half of the cache of a worker with 64 slots: it runs five, not 64."""
     worker = a_worker("w", slots=64, running=3, kv_tokens=8000, kv_used=4000)

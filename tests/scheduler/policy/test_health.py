@@ -75,14 +75,11 @@ def test_a_healthy_worker_is_not_cordoned_in_an_hour(count: int) -> None:
     assert Team(count, seed=count).pass_by(3600).cordons == ()
 
 
-@pytest.mark.parametrize(
-    ("count", "noise", "slow"),
-    [
-        (4, 0.0, {1: 1.5}),  # half as slow again, among workers so alike that this is many deviations
-        (4, 0.25, dict.fromkeys(range(4), 5.0)),  # all: a machine that is busy slows every worker on it
-        (1, 0.25, {0: 5.0}),  # a lonely one has no peers
-    ],
-)
+@pytest.mark.parametrize(("count", "noise", "slow"), [
+    (4, 0.0, {1: 1.5}),  # half as slow again, among workers so alike that this is many deviations
+    (4, 0.25, dict.fromkeys(range(4), 5.0)),  # all: a machine that is busy slows every worker on it
+    (1, 0.25, {0: 5.0}),  # a lonely one has no peers
+])  # fmt: skip
 def test_others_are_not_to_blame(count: int, noise: float, slow: dict[int, float]) -> None:
     team = Team(count, seed=7, noise=noise)
     team.pass_by(120)
