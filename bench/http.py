@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import re
 from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
 HOST = "127.0.0.1"
 MAX_LINE_BYTES = 1 << 20
-JOB_ID = re.compile(rb"\r\nx-job-id: (job_[0-9a-f]{32})\r\n", re.IGNORECASE)
-"""In the head of an answer, Penstock's name for the job."""
-
 Headers = dict[str, str]
 """Names in lower case."""
 

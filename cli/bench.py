@@ -20,14 +20,10 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
         "One-token jobs per second, against Celery, arq and taskiq.",
         "penstock bench jobs --rounds 1 --seconds 2",
     ),
-    "gpu": (
-        "An engine on a GPU by itself and behind Penstock: throughput and first tokens.",
-        "penstock bench gpu --quick",
-    ),
     "order": ("The order and the gate beside other rules, simulated.", "penstock bench order --part gate --quick"),
     "recovery": (
-        "Kill a worker or an API process under load: how long readers wait.",
-        "penstock bench recovery --quick",
+        "Kill the only worker of `penstock up`: how long its reader waits.",
+        "penstock bench recovery --rounds 1",
     ),
     "conformance": (
         "The conformance suite of Open Responses, from a folder of yours, against real processes.",

@@ -25,7 +25,7 @@ from redis import Redis
 from terminals import OnTerminal
 
 from bench.penstock import MODEL
-from bench.recovery.shows import Reader
+from bench.recovery.reader import Reader
 from cli.log_lines import START
 from penstock import __version__
 
