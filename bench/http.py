@@ -11,6 +11,8 @@ import msgspec
 
 HOST = "127.0.0.1"
 MAX_LINE_BYTES = 1 << 20
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+"""Head of a stream of events."""
 Headers = dict[str, str]
 """Names in lower case."""
 
@@ -32,6 +34,11 @@ def request(
         *(f"{name}: {value}" for name, value in (headers or {}).items()),
     ]
     return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+def chunk(data: bytes) -> bytes:
+    """A part of a body whose length nobody knows at its begin."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 @contextlib.asynccontextmanager
