@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
-OF_OTHERS = {"engine"}
-"""Folders of examples that have their own tests."""
+OF_OTHERS = {"engine", "erase"}
+"""Folders and programs of examples that have their own tests."""
 
 
 @pytest.fixture(scope="module")

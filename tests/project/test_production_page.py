@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import MODEL, ROOT, blocks, commands
+from commands import MODEL, ROOT, commands
 from house import House, eventually, serving
 from redis import Redis
 
@@ -83,15 +83,13 @@ def house(tmp_path: Path) -> Any:
 
 def test_the_program_erases_one_job_and_all_of_a_tenant(house: House) -> None:
     """A job that has not ended is left alone. Webhook messages about the others, which nobody takes, go with them."""
-    program = house.folder / "erase.py"
-    program.write_text(next(block for block in blocks(PAGE, "python") if "erase.py" in block), encoding="utf-8")
 
     def submit(**fields: Any) -> str:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, **fields}
         return str(json.loads(house.post("/v1/jobs", body)[2])["id"])
 
     def erase(*ids: str) -> str:
-        words = [sys.executable, str(program), house.redis_url, "local", *ids]
+        words = [sys.executable, ROOT / "examples" / "erase.py", house.redis_url, "local", *ids]
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
     def conversation() -> str:
