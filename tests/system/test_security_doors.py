@@ -329,10 +329,6 @@ def test_nothing_a_client_says_becomes_a_header(house: House, hostile: str) -> N
         assert hostile not in headers.values()
 
 
-def test_an_upload_is_a_form(house: House) -> None:
-    assert house.post("/v1/files", b"{}", by("red"))[0] == 415
-
-
 def test_no_field_says_whose_a_job_is(house: House) -> None:
     """Nor what its key may do: such names in a body are ignored, and said to be."""
     wanted = {"tenant": "blue", "admin": True, "id": UNKNOWN["job_id"], "reply_to": "x", "created": 1, "keep_s": 9}

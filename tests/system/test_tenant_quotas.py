@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import flow
@@ -22,7 +21,6 @@ from penstock.engine import ChatTurn
 from streaming.batches.store import Files, StoredFile
 from streaming.errors import QuotaExceeded
 from streaming.ids import partition_of
-from streaming.jobs import quotas as quotas_module
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Finish
@@ -181,14 +179,6 @@ async def test_bytes_are_counted_until_the_record_is_gone_and_no_longer(wire: Re
     assert all(int(name.lstrip(b"r")) > now_s for name in await wire.redis.hkeys(key))  # type: ignore[misc]
 
 
-async def test_lines_of_batches_are_not_jobs_of_a_tenant(wire: RedisClient) -> None:
-    """They are counted as the file that their answers become."""
-    queue = Queue(wire)
-    await queue.put_parts([a_job(queue)])
-    await run(wire)
-    assert await Quotas(wire).usage(TENANT) == TenantUsage()
-
-
 async def test_partitions_share_a_limit(redis_url: str) -> None:
     """What other partitions hold is taken off, as it was a second ago at most; a process that just came knows it."""
     wire = RedisClient.open(RedisSettings(url=redis_url, partitions=4))
@@ -205,41 +195,6 @@ async def test_partitions_share_a_limit(redis_url: str) -> None:
         assert (refused.value.used, refused.value.limit) == (20, 20)
     await queue.put(jobs[0], quota=QuotaSettings(jobs=21))
     await wire.close()
-
-
-async def test_what_other_partitions_hold_is_as_it_was_a_second_ago(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not older: a tenant would exceed its limit by all that it brought since."""
-    now_s, quota = 1000.0, QuotaSettings(jobs=10)
-    monkeypatch.setattr(quotas_module, "time", SimpleNamespace(monotonic=lambda: now_s))
-    wire = RedisClient.open(RedisSettings(url=redis_url, partitions=2))
-    quotas, queue = Quotas(wire), Queue(wire)
-
-    async def left() -> int:
-        return (await quotas.left(TENANT, 0, quota))["jobs"]
-
-    assert await left() == 10
-    await queue.put(next(job for _ in range(200) if partition_of((job := a_job(queue)).id) == 1))
-    now_s += 0.9
-    assert await left() == 10
-    now_s += 0.2
-    assert await left() == 9
-    await wire.close()
-
-
-async def test_how_jobs_stand_is_counted_in_all_slices(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few are looked at in one call."""
-    monkeypatch.setattr(quotas_module, "MAX_LOOKED", 2)
-    queue, lease = Queue(wire), await flow.a_lease(wire)
-    for _ in range(3):
-        await queue.put(a_job(queue))
-    for _ in range(3):
-        await flow.claim_one(lease)
-    for _ in range(4):
-        await queue.put(a_job(queue))
-    usage = await Quotas(wire).usage(TENANT)
-    assert (usage.jobs, usage.waiting, usage.running) == (7, 4, 3)
 
 
 async def test_the_loss_of_one_partition_refuses_nobody_elsewhere(

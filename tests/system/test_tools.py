@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from batching import begin, client, ended, line
 from house import House, serving
-from openai import BadRequestError, LengthFinishReasonError, OpenAI
-from pydantic import BaseModel
+from openai import OpenAI
 
 pytestmark = pytest.mark.slow
 
@@ -132,80 +131,6 @@ def test_the_choice_is_kept(openai: OpenAI) -> None:
     assert [call["name"] for call in calls_of(single.choices[0].message).values()] == ["get_weather"]
 
 
-def test_results_of_calls_go_back(openai: OpenAI) -> None:
-    """An agent's loop: the call and its result are in the next prompt, whose answer is text."""
-    first = openai.chat.completions.create(**chat("get_weather"))
-    message = first.choices[0].message
-    assert message.tool_calls
-    history = [
-        {"role": "user", "content": "get_weather"},
-        message.model_dump(exclude_none=True),
-        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"},
-    ]
-    second = openai.chat.completions.create(**chat("", max_tokens=5) | {"messages": history})
-    assert second.choices[0].message.content and second.choices[0].finish_reason == "length"
-    alone = openai.chat.completions.create(**chat("get_weather", max_tokens=5, tools=[]))
-    assert second.usage and alone.usage and second.usage.prompt_tokens > alone.usage.prompt_tokens + 8
-
-
-def test_the_clients_own_helper_parses(openai: OpenAI) -> None:
-    """`.parse` with a pydantic model, as its tool helper sends it: strict."""
-
-    class Weather(BaseModel):
-        city: str
-        days: int
-
-    import openai as package  # noqa: PLC0415 - the name is the fixture's here
-
-    parsed = openai.chat.completions.parse(
-        model="sim",
-        messages=[{"role": "user", "content": "weather"}],
-        tools=[package.pydantic_function_tool(Weather, name="get_weather")],
-    )
-    assert parsed.choices[0].message.tool_calls
-    assert isinstance(parsed.choices[0].message.tool_calls[0].function.parsed_arguments, Weather)
-
-
-def test_a_limit_cuts_the_arguments_visibly(openai: OpenAI) -> None:
-    strict = [tool("get_weather", strict=True)]
-    with pytest.raises(LengthFinishReasonError):
-        openai.chat.completions.parse(**chat("x", max_tokens=3, tools=strict))
-    cut = openai.chat.completions.create(**chat("x", max_tokens=3))
-    assert cut.choices[0].finish_reason == "length"
-
-
-OTHER = {"type": "function", "function": {"name": "other"}}
-HOSTED = {"type": "web_search"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields", "param", "words"),
-    [
-        ("chat", {"tool_choice": OTHER}, "tool_choice", "not in tools"),
-        ("chat", {"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
-        ("chat", {"tools": [{"type": "custom"}], "tool_choice": {"type": "custom"}}, "tool_choice.type", "must be"),
-        ("chat", {"tools": [tool("a"), tool("a")]}, "tools", "different names"),
-        ("chat", {"response_format": {"type": "json_object"}}, "response_format", "force its call"),
-        (
-            "response",
-            {"tools": [HOSTED], "tool_choice": HOSTED},
-            "tool_choice.type",
-            "must be",
-        ),
-        ("response", {"tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "not in tools"),
-        ("response", {"text": {"format": {"type": "json_object"}}}, "text.format", "force its call"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_field_and_remedy(
-    openai: OpenAI, kind: str, fields: dict[str, Any], param: str, words: str
-) -> None:
-    asked: Any = chat("x") if kind == "chat" else {"model": "sim", "input": "x", "tools": FLAT}
-    create: Any = openai.chat.completions.create if kind == "chat" else openai.responses.create
-    with pytest.raises(BadRequestError, match=words) as caught:
-        create(**asked | fields)
-    assert caught.value.param == param
-
-
 def test_jobs_and_batches_take_tools(openai: OpenAI) -> None:
     """The job shows its request as it was accepted, its result and its events; lines of a batch have calls too."""
     asked = chat("get_time", tool_choice="required", parallel_tool_calls=False)
@@ -221,17 +146,6 @@ def test_jobs_and_batches_take_tools(openai: OpenAI) -> None:
     by_id = {each["custom_id"]: each["response"]["body"]["choices"][0] for each in lines}
     assert by_id["r-1"]["message"]["tool_calls"][0]["function"]["name"] == "get_time"
     assert "tool_calls" not in by_id["r-2"]["message"]
-
-
-def test_events_go_on_after_each_one(openai: OpenAI, house: House) -> None:
-    """Whatever event was the last, the rest is the same: parts of calls do not depend on where a reader began."""
-    made = openai.post("/jobs", body=chat("get_weather get_time"), cast_to=dict[str, Any])
-    whole = house.events(made["id"])
-    parts = [part for _, name, data in whole if name == "delta" for part in data.get("tool_calls", ())]
-    assert [part["function"]["name"] for part in parts if "id" in part] == ["get_weather", "get_time"]
-    assert whole[-1][2]["finish_reasons"] == ["tool_calls"]
-    for place, (event, _, _) in enumerate(whole[:-1]):
-        assert house.events(made["id"], event) == whole[place + 1 :]
 
 
 def test_a_worker_killed_in_a_call_is_not_seen(tmp_path: Path) -> None:

@@ -204,17 +204,6 @@ def test_every_endpoint_has_one_operation(house: House, collector: Collector) ->
     assert set(counted(house)) == set(LABELS["gen_ai_operation_name"].split(", "))
 
 
-def test_the_ratio_alone_decides(house: House, collector: Collector) -> None:
-    """At 0 nothing is sent, not even for a caller whose trace is sampled; the answer is the same."""
-    house.environ["PENSTOCK_TELEMETRY_TRACE_RATIO"] = "0"
-    house.start_all("workers")
-    sampled = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    assert house.post("/v1/chat/completions", chat(5), sampled)[0] == 200
-    house.start("workers", "--id", "later")  # lives longer than a batch of spans waits
-    eventually(lambda: house.log("workers").count('"message":"ready"') == 2)
-    assert collector.sent == []
-
-
 def test_batches_and_webhooks_are_in_traces(house: House, collector: Collector) -> None:
     """Each line has a trace of its own that links to the request for the batch; a webhook is in the trace of what it
     tells of, and carries it on."""
