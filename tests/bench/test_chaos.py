@@ -80,10 +80,3 @@ async def test_a_fault_that_does_not_bite_is_repeated_and_then_fails_the_row(tmp
     bites[:] = [False] * 9
     outcome = await play_row(row, tmp_path / "none")
     assert not outcome.passed and outcome.missed == row.most_missed + 1
-
-
-def test_every_row_says_what_it_proves() -> None:
-    """Names are unique; each row has a sentence, trials, a short form, and a reason for what it may refuse."""
-    assert len({row.id for row in ROWS}) == len(ROWS)
-    for row in ROWS:
-        assert row.proves.endswith(".") and row.short <= row.trials and row.budget.why, row.id

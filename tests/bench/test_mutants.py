@@ -7,7 +7,7 @@ import pytest
 from redis import Redis
 
 from bench.mutants import lua
-from bench.mutants.__main__ import CHECKSUM, folders_of, rows, try_mutant
+from bench.mutants.__main__ import folders_of, rows, try_mutant
 from bench.mutants.lua import Mutant
 from bench.trials import TreeCopies
 
@@ -74,11 +74,6 @@ def test_a_mutant_is_noticed_by_a_test_that_passes_without_it(
     assert [(row["room"], row["percent"]) for row in rows([trial])] == [
         (room, 100 * bool(noticed)) for room in ("api", "all")
     ]
-
-
-def test_the_test_that_fails_at_every_change_is_there() -> None:
-    file, _, name = CHECKSUM.partition("::")
-    assert f"def {name}(" in (SOURCE / file).read_text()
 
 
 def test_the_tests_of_a_file_are_those_of_its_folder_then_of_its_room_and_then_of_all_others() -> None:
