@@ -18,7 +18,6 @@ import pytest
 from batching import answers_are_right, begin, content, ended, line
 from docker_files import (
     COMPOSE,
-    DOCKER,
     ONES,
     ROOT,
     SECTIONS,
@@ -97,19 +96,6 @@ def test_the_key_opens_the_door(made: tuple[Path, str]) -> None:
     check_exposure(config.section("api", ApiSettings).host, keyring)
     assert keyring.caller(f"Bearer {key}").tenant == "first"
     assert key not in settings.read_text() and "[keys" not in (COMPOSE / "penstock.example.toml").read_text()
-
-
-def test_the_settings_made_stay_out_of_the_repository() -> None:
-    """They are somebody's own."""
-    made = [
-        (folder.parent / name).relative_to(ROOT)
-        for folder in DOCKER.rglob("penstock.example.toml")
-        for name in ("penstock.toml", "secrets/api.env", "secrets/users.acl", "images-by-digest/kustomization.yaml")
-    ]
-    paths = "\n".join(map(str, [*made, "docker/compose/.env"]))
-    command = ["git", "check-ignore", "--stdin", "--verbose", "--non-matching"]
-    asked = subprocess.run(command, cwd=ROOT, input=paths, capture_output=True, text=True, check=False)
-    assert not [line for line in asked.stdout.splitlines() if line.startswith("::")], "these would be committed"
 
 
 # --- containers ------------------------------------------------------------------------------------------------------
@@ -210,15 +196,6 @@ def test_each_container_may_little(service: str) -> None:
     assert spec["deploy"]["resources"]["limits"]["memory"], "one that grows must not take the others with it"
 
 
-def test_the_page_names_what_is_there() -> None:
-    """Files and folders of docs/deployment.md exist, the settings that are yet to be made aside."""
-    page = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
-    named = {path.rstrip("./") for path in re.findall(r"(?<!tests/)docker/[\w./-]+", page)}
-    assert len(named) > 8
-    made = {"docker/compose/penstock.toml", "docker/compose/.env", "docker/compose/secrets/grafana.env"}
-    assert {path for path in named if not (ROOT / path).exists()} - made == set()
-
-
 # --- alive -----------------------------------------------------------------------------------------------------------
 
 
@@ -251,13 +228,6 @@ def guarded_redis(folder: Path, data: Path) -> Iterator[dict[str, str]]:
     (data / program).mkdir()
     with redis_process(data / program, None, *options, login=login) as url:
         yield {role: each.replace("redis:6379/0", url.partition("//")[2]) for role, each in logins(folder).items()}
-
-
-async def test_a_role_may_not_read_the_servers_settings(made: tuple[Path, str], tmp_path: Path) -> None:
-    """Passwords are among them. All it lacks is the fsync, which it then says it cannot check."""
-    with guarded_redis(made[0].parent, tmp_path) as urls:
-        (warning,) = await shortfalls(urls["api"])
-    assert "appendfsync is unknown" in warning
 
 
 class Container:

@@ -117,7 +117,6 @@ def config_of(owner: Object, settings: Path) -> Config:
 
 
 ALL = [(overlay, owner["metadata"]["name"]) for overlay in OVERLAYS for owner in pods(overlay)]
-OURS = [(overlay, name) for overlay, name in ALL if name != "penstock-redis"]
 
 
 def owner_of(overlay: str, name: str) -> Object:
@@ -175,19 +174,6 @@ def test_mounts_and_ports_are_there(overlay: str, name: str) -> None:
     assert scraped is None or int(scraped) in ports.values()
     if only["image"] in IMAGES:
         assert [str(port) for port in ports.values()] == IMAGES[only["image"]][1].ports()
-
-
-@pytest.mark.parametrize(("overlay", "name"), OURS)
-def test_probes_are_what_the_role_answers(overlay: str, name: str) -> None:
-    """The API at its door; the others by what they say in Redis, ready to begin with and alive from then on."""
-    owner = owner_of(overlay, name)
-    role, only = role_of(owner), container(owner)
-    if role == "api":
-        assert only["readinessProbe"]["httpGet"]["path"] == "/readyz"
-        assert only["livenessProbe"]["httpGet"]["path"] == "/healthz"
-    else:
-        assert only["startupProbe"]["exec"]["command"] == ["penstock", "probe", role]
-        assert only["livenessProbe"]["exec"]["command"] == ["penstock", "probe", role, "--alive"]
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -278,20 +264,6 @@ def test_selectors_find_their_pods(overlay: str) -> None:
         offered = {port["name"] for name in names for port in container(owner_of(overlay, name))["ports"]}
         assert names
         assert {port["port"] for rule in policy["spec"].get("ingress", ()) for port in rule["ports"]} <= offered
-
-
-def test_redis_and_its_workers_reach_nothing_else() -> None:
-    """Where Redis is in the cluster, its pods open no connection, and workers only to it and to look up names."""
-    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind("cpu", "NetworkPolicy")}
-    redis, worker = policies["penstock-to-redis"], policies["workers-to-redis"]
-    assert redis["policyTypes"] == ["Ingress", "Egress"] and redis["egress"] == []
-    assert worker["podSelector"]["matchLabels"][COMPONENT] == "worker" and worker["policyTypes"] == ["Egress"]
-    to_redis, names = worker["egress"]
-    assert to_redis["to"][0]["podSelector"] == redis["podSelector"]
-    assert [port["port"] for port in to_redis["ports"]] == [
-        container(owner_of("cpu", "penstock-redis"))["ports"][0]["containerPort"]
-    ]
-    assert {port["port"] for port in names["ports"]} == {53}
 
 
 def may_reach(overlay: str, name: str, namespace: str, port: int) -> bool:

@@ -236,26 +236,3 @@ def test_small_files_are_bounded_too(door: House) -> None:
     for file in files:
         openai.files.delete(file.id)
     assert kept(door, "small") == (0, 0)
-
-
-async def commands(wire: RedisClient, limit: int | None) -> dict[str, int]:
-    """What the store does for one file: its commands and how often."""
-    files = Files(wire)
-    await wire.redis.config_resetstat()
-    await files.put(await a_file(wire, 5000), limit)
-    found: dict[str, Any] = await wire.redis.info("commandstats")
-    ours = ("cmdstat_info", "cmdstat_function|load", "cmdstat_function|list")
-    return {name: each["calls"] for name, each in found.items() if name not in ours}
-
-
-@pytest.mark.parametrize("limit", [None, 10**9])
-async def test_a_file_costs_the_same_beside_many(wire: RedisClient, limit: int | None) -> None:
-    """Nothing is added up, and nothing is read that grows with their number."""
-    files = Files(wire)
-    await commands(wire, limit)
-    few = await commands(wire, limit)
-    for _ in range(200):
-        await files.put(await a_file(wire, 1))
-    assert await commands(wire, limit) == few
-    assert not few.keys() & {f"cmdstat_{name}" for name in ("hvals", "hgetall", "hkeys", "hscan", "zrange", "smembers")}
-    assert await Quotas(wire).file_bytes(TENANT) == 200 * LEAST_FILE + 3 * 5000

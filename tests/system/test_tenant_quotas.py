@@ -11,9 +11,8 @@ from typing import Any
 
 import flow
 import pytest
-from batching import client, content, ended, jsonl, line
+from batching import client, jsonl, line
 from house import House, key_rows, redis_process, unstarted
-from openai import RateLimitError
 from redis import Redis
 
 from cli.__main__ import main
@@ -307,41 +306,6 @@ def test_a_tenant_over_its_quota_is_told_what_and_what_to_do(emptied: House) -> 
     assert (error["code"], error["param"], error["type"]) == ("quota_exceeded", "jobs", "rate_limit_error")
     assert "2 jobs and may keep 2" in error["message"] and "[quotas]" in error["message"]
     assert chat(emptied, "bob")[0] == 200
-
-
-def test_files_and_batches_are_bounded(emptied: House) -> None:
-    """An upload over the quota leaves no byte on the disk; a batch whose output would come on top is refused, unless it
-    was accepted before."""
-    ann = client(emptied, "ann")
-    lines = [line(number) for number in range(4)]
-    file = ann.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
-
-    def begin(key: str = "") -> Any:
-        headers = {"Idempotency-Key": key} if key else {}
-        return ann.batches.create(
-            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", extra_headers=headers
-        )
-
-    batch = begin("once")
-    on_disk = {path.name for path in (emptied.folder / ".penstock/files/files").iterdir()}
-    with pytest.raises(RateLimitError) as refused:
-        ann.files.create(file=("more.jsonl", jsonl([line(number) for number in range(20)])), purpose="batch")
-    assert refused.value.code == "quota_exceeded" and refused.value.param == "file"
-    done = ended(ann, batch)
-    assert done.output_file_id is not None
-    assert [each["custom_id"] for each in content(ann, done.output_file_id)] == [each["custom_id"] for each in lines]
-    output = ann.files.retrieve(done.output_file_id)
-    left = {path.name for path in (emptied.folder / ".penstock/files/files").iterdir()}
-    assert left == on_disk | {output.id}
-    assert not list((emptied.folder / ".penstock/files/incoming").iterdir())
-    assert max(file.bytes, LEAST_FILE) + max(output.bytes, LEAST_FILE) > 8000, "the output fills the quota"
-    assert begin("once").id == batch.id
-    with pytest.raises(RateLimitError) as refused:
-        begin()
-    assert refused.value.code == "quota_exceeded" and "DELETE /v1/files" in refused.value.message
-    assert {path.name for path in (emptied.folder / ".penstock/files/batches").iterdir()} <= {batch.id}
-    ann.files.delete(output.id)
-    assert ended(ann, begin()).status == "completed"
 
 
 def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -117,20 +117,6 @@ def test_a_whole_answer_a_stream_and_the_stored_answer_hold_the_same_calls(opena
     ]
 
 
-def test_the_choice_is_kept(openai: OpenAI) -> None:
-    """none, required, named, allowed, and one call at most."""
-    none = openai.chat.completions.create(**chat("get_time", tool_choice="none", max_tokens=4))
-    assert none.choices[0].message.tool_calls is None and none.choices[0].finish_reason == "length"
-    named = {"type": "function", "function": {"name": "get_time"}}
-    for choice in (named, {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}):
-        answer = openai.chat.completions.create(**chat("get_weather", tool_choice=choice))
-        assert [call["name"] for call in calls_of(answer.choices[0].message).values()] == ["get_time"]
-    single = openai.chat.completions.create(
-        **chat("get_weather get_time", tool_choice="required", parallel_tool_calls=False)
-    )
-    assert [call["name"] for call in calls_of(single.choices[0].message).values()] == ["get_weather"]
-
-
 def test_jobs_and_batches_take_tools(openai: OpenAI) -> None:
     """The job shows its request as it was accepted, its result and its events; lines of a batch have calls too."""
     asked = chat("get_time", tool_choice="required", parallel_tool_calls=False)
@@ -191,18 +177,3 @@ def test_a_response_has_an_item_for_each_call(openai: OpenAI) -> None:
         json.loads(item.arguments) for item in whole.output if item.type == "function_call"
     ]
     assert len({call.call_id for call in calls} | {call.id for call in calls}) == 4
-
-
-def test_a_response_is_continued_with_the_output_of_its_call(openai: OpenAI) -> None:
-    """The call is in the input by the response's id, as it is, or by its own id."""
-    asked: Any = {"model": "sim", "tools": FLAT, "max_output_tokens": 40}
-    first = openai.responses.create(input="get_time", **asked)
-    (call,) = first.output
-    output = {"type": "function_call_output", "call_id": call.call_id, "output": "noon"}
-    second = openai.responses.create(previous_response_id=first.id, input=[output], **asked)
-    assert second.output[0].type == "message" and second.output_text
-    for item in (call.model_dump(exclude_none=True), {"type": "item_reference", "id": call.id}):
-        third = openai.responses.create(input=[{"role": "user", "content": "get_time"}, item, output], **asked)
-        assert third.output_text == second.output_text
-        shown = list(openai.responses.input_items.list(third.id, order="asc"))
-        assert [each.type for each in shown] == ["message", "function_call", "function_call_output"]
