@@ -1,4 +1,4 @@
-"""Four rows of the fault matrix in short: the harness plays them, and the promise holds."""
+"""Two rows of the fault matrix in short: the harness plays them, and the promise holds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.slow
 KNOWN = {row.id: row for row in ROWS}
 
 
-@pytest.mark.parametrize("row_id", ["F04", "F10b", "F38"])
+@pytest.mark.parametrize("row_id", ["F04", "F10b"])
 async def test_nothing_is_lost_or_doubled_by_a_kill(row_id: str, tmp_path: Path) -> None:
-    """The store dies while jobs run and wait; an API process and a worker die at once; upstream servers die. Every
-    client gets every token once, and one end."""
+    """The store dies while jobs run and wait; an API process and a worker die at once. Every client gets every token
+    once, and one end."""
     outcome = await play_row(replace(KNOWN[row_id], trials=1), tmp_path)
     assert outcome.passed, what_failed(outcome)
     assert outcome.trials == 1 and outcome.stalls

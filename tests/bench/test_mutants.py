@@ -35,19 +35,16 @@ def test_a_line_of_a_script_is_changed_in_one_place(line: str, expected: list[st
 @pytest.mark.slow
 def test_mutants_of_scripts_are_drawn_alike_by_a_seed_and_can_be_loaded(redis_url: str) -> None:
     with Redis.from_url(redis_url) as server:
-        drawn = lua.draw(server, SOURCE, 1, 5)
-        assert drawn == lua.draw(server, SOURCE, 1, 5)
-        assert drawn != lua.draw(server, SOURCE, 2, 5)
+        drawn = lua.draw(server, SOURCE, 1, 2)
+        assert drawn == lua.draw(server, SOURCE, 1, 2) != lua.draw(server, SOURCE, 2, 2)
         broken = Mutant("streaming/lua/accept.lua", "#!lua name=put\nif then")
         assert not lua.compiles(server, SOURCE, broken)
-        assert all(lua.compiles(server, SOURCE, each) for each in drawn)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "noticed"),
     [
-        ("RIGHT = False\nEVEN = 1\n", "tests/api/test_a.py::test_right"),
         ("RIGHT = True\nEVEN = 0\n", "tests/workers/test_b.py::test_even"),
         ("RIGHT = EVEN = 2\n", ""),
         ("RIGHT = EVEN\n", "no test that could be run (pytest: 2)"),
