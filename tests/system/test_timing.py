@@ -103,8 +103,7 @@ def test_tokens_are_counted_as_they_are_written(empty_house: House) -> None:
 WAYS = {
     "stream": ("/v1/chat/completions", {"stream": True}),
     "whole": ("/v1/chat/completions", {}),
-    "job": ("/v1/jobs", {}),
-    "two texts": ("/v1/jobs", {"n": 2}),
+    "job": ("/v1/jobs", {"n": 2}),
 }
 
 
@@ -121,7 +120,7 @@ def test_the_first_token_after_a_lost_worker_is_what_the_reader_saw(empty_house:
         eventually(lambda: overview_of(house)["rates"]["tokens_per_s"] == 0)
         since = time.time()
         with ThreadPoolExecutor() as pool:
-            asked = pool.submit(house.post, path, chat(way, max_tokens=200, **more))
+            asked = pool.submit(house.post, path, chat(way, max_tokens=400, **more))
             eventually(lambda: overview_of(house)["rates"]["tokens_per_s"] > 0)
             worker.kill()
             worker.wait()
@@ -150,7 +149,7 @@ def first_token_is_the_readers(house: House, way: str, job_id: str, since: float
     assert pause_ms <= parts["retries"] <= timing["sum_ms"] - parts["decode"]
     assert list(parts).index("retries") > list(parts).index("prefill"), "the first token came before the loss"
     queued_ms = 1000 * (lost["started_at"] - job["created_at"])
-    assert parts["decode"] >= 1700 and timing["groups_ms"]["queue"] <= queued_ms + 5
+    assert parts["decode"] >= 3500 and timing["groups_ms"]["queue"] <= queued_ms + 5
     same = ("retries", "decode")
     expected = pytest.approx([ttft_ms, *(parts[name] for name in same)], abs=2)
 
