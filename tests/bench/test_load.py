@@ -102,11 +102,11 @@ async def serving(
     answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[int]:
     """A server whose connections have all ended behind the `with`."""
-    ended = []
+    ended: list[asyncio.Event] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         done = asyncio.Event()
-        ended.append(done.wait())
+        ended.append(done)
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             await answer(reader, writer)
         writer.close()
@@ -116,7 +116,7 @@ async def serving(
 
     async with await asyncio.start_server(handle, "127.0.0.1", port := free_port()):
         yield port
-        await asyncio.gather(*ended)
+        await asyncio.gather(*(each.wait() for each in ended))
 
 
 async def test_an_answer_that_is_cut_off_is_an_error_and_the_next_one_connects_again() -> None:
