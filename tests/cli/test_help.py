@@ -98,14 +98,6 @@ def test_bash_completes(with_command: dict[str, str]) -> None:
     assert dict(zip(OFFERED, done.stdout.splitlines(), strict=True)) == OFFERED, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("shell", "mark"), [("zsh", "#compdef penstock"), ("fish", "complete --no-files --command penstock")]
-)
-def test_scripts_of_other_shells(shell: str, mark: str, told: Any) -> None:
-    """Each is for the command's name."""
-    assert mark in told("completion", shell).out
-
-
 def test_the_page_of_variables_is_filtered_by_words(told: Any) -> None:
     """By name, section or meaning, whatever the case; a word that none has is wrong usage."""
     page = told("help environment Redis url").out

@@ -101,14 +101,3 @@ def test_where_lines_end(text: str, lines: list[str]) -> None:
     """A word without room stays whole, for what is copied; wide characters may stand at the end of a line."""
     assert shown(list(text), 12 if " " in text else 10) == "\n".join(lines)
     assert cells(lines[0]) <= 12 or "http" in lines[0]
-
-
-def test_a_word_is_shown_once_its_end_is_there() -> None:
-    written = list[str]()
-    wrapper = StreamWrapper(written.append, lambda: 10)
-    wrapper.feed("one tw")
-    assert "".join(written) == "one"
-    wrapper.feed("o three")
-    assert "".join(written) == "one two"
-    wrapper.flush()
-    assert "".join(written) == "one two\nthree"
