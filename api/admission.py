@@ -30,17 +30,7 @@ from api.services import Services
 from api.waits import WaitLimit, exceeds
 from penstock.loops import ExpectedErrors, retry
 from penstock.text import without_mark
-from streaming.errors import (
-    Abandoned,
-    LaneFull,
-    NeverFits,
-    NoCapacity,
-    StoreFull,
-    Unavailable,
-    UnknownBatch,
-    UnknownFile,
-    UnknownJob,
-)
+from streaming import errors as store
 from streaming.ids import joined, partition_of
 from streaming.jobs.job import CancelledBy, Job
 from streaming.jobs.queue import Accepted
@@ -64,7 +54,7 @@ async def out_of_reach(services: Services, job: Job, limit: WaitLimit) -> ApiErr
         return None
     try:
         waiting = await services.job_reader.expected_place(job, services.cards.get(job.model))
-    except Unavailable:
+    except store.Unavailable:
         return None  # the put will find out
     wait = waits.wait(job, waiting)
     if wait is None or not exceeds(wait, limit, settled=settled):
@@ -174,7 +164,7 @@ async def accept(
     caller: Caller = scope["state"]["caller"]
     key = idempotency_key(scope)
     # A full store accepts no new job, but a repeated request with its key may still fetch its answer.
-    if full := services.durability_error if key else services.refusal:
+    if full := services.store.refusal if key else services.refusal:
         raise errors.store_full(full)
     state = scope["state"]
     form = prepared.job.response
@@ -195,23 +185,17 @@ async def accept(
     if services.tracing.recording and is_sampled(job.trace) and not accepted.joined:
         about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
-    wait = None if accepted.joined else _expected_wait(services, job, accepted, prepared.limit)
+    headers, wait = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.place.before)}, None
     if accepted.joined:
         job = msgspec.structs.replace(job, id=accepted.id)
-    return Admitted(
-        job, partition, accepted, buffer, prepared.asked, _headers(prepared, accepted, wait), bool(key), wait
-    )
-
-
-def _expected_wait(services: Services, job: Job, accepted: Accepted, limit: WaitLimit | None) -> Wait | None:
-    """Return the wait that the client is told, and note it, to be compared with the measured one."""
-    position = accepted.place.in_lane
-    prediction = services.waits.predict_at(job, position)
-    if prediction is None:
-        return None
-    wait = services.waits.shown_wait(job, position, prediction)
-    services.wait_sampler.note(job.id, prediction, wait, limit and limit.ms)
-    return wait
+    elif found := services.waits.show(job, accepted.place.in_lane):
+        wait = found[1]
+        headers["X-Queue-ETA-Ms"] = str(wait.eta_ms)
+        # It is compared with the measured one.
+        services.wait_sampler.note(job.id, *found, prepared.limit and prepared.limit.ms)
+    if prepared.ignored:
+        headers["X-Ignored-Fields"] = prepared.ignored
+    return Admitted(job, partition, accepted, buffer, prepared.asked, headers, bool(key), wait)
 
 
 async def _accept(
@@ -230,7 +214,7 @@ async def _accept(
             return accepted, buffer
         services.relay.close(buffer)
         # If that job was abandoned by its client, or has expired meanwhile, the key is free: put again.
-        with contextlib.suppress(Abandoned, UnknownJob):
+        with contextlib.suppress(store.Abandoned, store.UnknownJob):
             return accepted, await _join(services, accepted.id, whole=not job.stream)
 
 
@@ -250,7 +234,7 @@ async def _put(
         kind = job.endpoint.encode() if job.task is not None else b""
         digest = hashlib.sha256(kind + body).hexdigest()
     reason = services.headroom.reason
-    refusal = refused or (StoreFull(reason) if reason else None)
+    refusal = refused or (store.StoreFull(reason) if reason else None)
     late: ApiError | None = None
     try:
         if refusal is None and prepared.limit is not None:
@@ -266,17 +250,17 @@ async def _put(
             quota=quota,
             version=asked.version_read,
         )
-    except NeverFits as error:
+    except store.NeverFits as error:
         raise errors.too_large_for_store(job, error.needed, error.most) from None
-    except LaneFull as error:
+    except store.LaneFull as error:
         retry_s = services.waits.retry_s(job, error.waiting)
         raise errors.queue_full(error.waiting, error.own, retry_s, _eta_ms(services, job)) from None
-    except NoCapacity:
+    except store.NoCapacity:
         if late is not None:
             raise late from None
         retry_s = services.waits.retry_s(job)
         raise errors.no_capacity(retry_s, _eta_ms(services, job)) from None
-    except Unavailable:
+    except store.Unavailable:
         if key:  # the put may have succeeded: the client's retry finds the job
             raise errors.acceptance_unknown() from None
         # Without a key no client could find it.
@@ -298,10 +282,10 @@ async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
     Retries `cancel` until the store answers. If there is nothing to cancel, the put may still be on its way, for as
     long as TCP sends it again: looks for it again, at growing intervals.
     """
-    expected = ExpectedErrors(Unavailable, log.debug, "a refused put is withdrawn later: %s")
+    expected = ExpectedErrors(store.Unavailable, log.debug, "a refused put is withdrawn later: %s")
     for pause_s in WITHDRAW_PAUSES_S:
         await asyncio.sleep(pause_s)
-        with contextlib.suppress(UnknownJob, UnknownBatch, UnknownFile):
+        with contextlib.suppress(store.UnknownJob, store.UnknownBatch, store.UnknownFile):
             await retry(cancel, expected, itertools.repeat(WITHDRAW_RETRY_DELAY_S))
             return
 
@@ -317,7 +301,7 @@ async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffe
     buffer.accepted = True
     try:
         await services.relay.follow(buffer, joining=True)
-    except Unavailable:
+    except store.Unavailable:
         services.relay.close(buffer)
         raise errors.job_unreadable(job_id) from None
     except BaseException:
@@ -335,12 +319,3 @@ def idempotency_key(scope: Scope) -> str:
     if len(key) > MAX_KEY_CHARS:
         raise errors.invalid_request(f"Idempotency-Key has {len(key)} characters, at most {MAX_KEY_CHARS} are taken.")
     return joined("header", key) if key else ""
-
-
-def _headers(prepared: PreparedRequest, accepted: Accepted, wait: Wait | None) -> dict[str, str]:
-    headers = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.place.before)}
-    if wait is not None:
-        headers["X-Queue-ETA-Ms"] = str(wait.eta_ms)
-    if prepared.ignored:
-        headers["X-Ignored-Fields"] = prepared.ignored
-    return headers

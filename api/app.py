@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Any
@@ -61,52 +61,39 @@ class Endpoints:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["app"] = self._app
-        receive, endpoint = decoded(scope, receive), scope["state"]["endpoint"]
+        scope["app"], state = self._app, scope["state"]
+        receive, endpoint = decoded(scope, receive), state["endpoint"]
         try:
             if isinstance(endpoint, (JobEndpoint, Responses)):  # a union is made anew at each call
                 await endpoint(scope, receive, send)
             else:
                 await (await endpoint(Request(scope, receive, send)))(scope, receive, send)
         except Exception as error:  # one request must not stop the others
-            started = "status" in scope["state"]
-            handler = next((HANDLERS[kind] for kind in type(error).__mro__ if kind in HANDLERS and not started), _bug)
-            response = await handler(Request(scope), error)
-            if not started:
-                await response(scope, receive, send)
-            if handler is _bug:  # the server logs it and closes the connection
-                raise
+            answer = None if "status" in state else self._answer_to(error, scope)
+            if answer is not None:
+                await answer(scope, receive, send)
+                return
+            # A bug, or anything that breaks off an answer. The server closes the connection.
+            log.error("request failed", exc_info=error, extra={"request_id": state["request_id"]})
+            answer = self._refused(errors.internal_error(state["request_id"]), scope)
+            if "status" not in state:
+                await answer(scope, receive, send)
+            raise
 
+    def _answer_to(self, error: Exception, scope: Scope) -> Response | None:
+        """Return the answer to an exception; None to one that is a bug."""
+        if isinstance(error, ClientDisconnect):  # nobody reads this answer; metrics count its status
+            log.debug("a client disconnected in its request", extra={"request_id": scope["state"]["request_id"]})
+            return Response(status_code=CLIENT_GONE)
+        if isinstance(error, store.Unavailable):
+            log.warning("refused, the store is down: %s", error)
+            return self._refused(errors.store_unavailable(read=scope["method"] in ("GET", "HEAD")), scope)
+        refusal = next((REFUSED[kind] for kind in type(error).__mro__ if kind in REFUSED), None)
+        return None if refusal is None else self._refused(refusal(error), scope)
 
-def _answer(request: Request, error: ApiError) -> Response:
-    services: Services = request.app.state.services
-    request.scope["state"]["code"] = error.code
-    return error_response(services, error)
-
-
-async def _client_gone(request: Request, _error: Exception) -> Response:
-    """The client disconnected before the end of its request. Nobody reads this answer; metrics count its status."""
-    log.debug(
-        "a client disconnected in the middle of its request", extra={"request_id": request.scope["state"]["request_id"]}
-    )
-    return Response(status_code=CLIENT_GONE)
-
-
-async def _unavailable(request: Request, error: Exception) -> Response:
-    log.warning("refused, the store is down: %s", error)
-    return _answer(request, errors.store_unavailable(read=request.method in ("GET", "HEAD")))
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    return _answer(request, next(REFUSED[kind] for kind in type(error).__mro__ if kind in REFUSED)(error))
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-    """Log an unexpected exception, or any that breaks off an answer, and answer with the request id by which to find
-    it in the log."""
-    request_id = request.scope["state"]["request_id"]
-    log.error("request failed", exc_info=error, extra={"request_id": request_id})
-    return _answer(request, errors.internal_error(request_id))
+    def _refused(self, error: ApiError, scope: Scope) -> Response:
+        scope["state"]["code"] = error.code
+        return error_response(self._app.state.services, error)
 
 
 CLIENT_GONE = 499
@@ -125,9 +112,3 @@ REFUSED: dict[type[Exception], Callable[[Any], ApiError]] = {
     store.KeyReused: lambda _: errors.idempotency_key_reused(),
 }
 """The answers to errors that mean the same at every endpoint, such as those of the store."""
-
-HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-    ClientDisconnect: _client_gone,
-    store.Unavailable: _unavailable,
-    **dict.fromkeys(REFUSED, _refused),
-}

@@ -153,14 +153,10 @@ class _StoredLog:
         return cls(services, record, record.terminal.rows, record.terminal.sections)
 
     @property
-    def runs(self) -> list[Run]:
-        return _runs(self.record)
-
-    @property
     def last(self) -> Cursor:
         """The cursor of the last message."""
         if self.record.terminal is not None:
-            return cursor.end(self.record.epoch, self.runs, self.record.terminal)
+            return cursor.end(self.record.epoch, _runs(self.record), self.record.terminal)
         return self._cursor(self.rows[-1]) if self.rows else Cursor(self.record.epoch, cursor.START)
 
     def place(self, seen: Cursor) -> Place | None:
@@ -202,7 +198,7 @@ class _StoredLog:
 
     def _cursor(self, row: Delta) -> Cursor:
         """Return the cursor of a delta. Raises ApiError (410) if the record does not name the run that wrote it."""
-        run, runs = author(self.sections, row.seq), self.runs
+        run, runs = author(self.sections, row.seq), _runs(self.record)
         if run is None or run not in runs:
             raise errors.offset_gone()
         return cursor.delta(self.record.epoch, runs.index(run) + 1, row.seq, run)

@@ -10,6 +10,7 @@ sse-starlette serves the stream: here its handling of disconnects matters more t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -151,7 +152,7 @@ async def job_log(
     place = cursor.resume(seen, record) if seen else Place()
     while True:
         if place is None:
-            record = await (_new_epoch if shown else _read_again)(services, record)
+            record = await (_new_epoch if shown else _outline)(services, record)
             services.metrics.stream_resets.inc()
             yield [job_events.reset_event(record.epoch)]
             place, shown = Place(), True
@@ -165,18 +166,18 @@ async def job_log(
             await asyncio.sleep(RESET_DELAY_S)
 
 
-async def _read_again(services: Services, record: JobRecord) -> JobRecord:
+async def _outline(services: Services, record: JobRecord) -> JobRecord:
     """Return the job's record as it is now."""
     return await patiently(lambda: services.job_reader.outline(record.job.id))
 
 
 async def _new_epoch(services: Services, record: JobRecord) -> JobRecord:
     """Return the job's record in a later epoch than `record`, in which no event id names an event of this one."""
-    known = await _read_again(services, record)
+    known = await _outline(services, record)
     if known.epoch != record.epoch:
         return known
     await patiently(lambda: services.queue.reset(known.job.id, known.resets))
-    return await _read_again(services, known)
+    return await _outline(services, known)
 
 
 class EventReader:
@@ -197,31 +198,28 @@ class EventReader:
 
     async def events(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the rest of the log. Raises HistoryChanged, LogBroken."""
+        if self._place.over:
+            return
         try:
-            async for rendered in self._events():
+            async for rendered in self._before_start():
                 yield rendered
+            async for rendered in self._deltas():
+                yield rendered
+            record = await self._at_end()
+            if was_cut_short(record):  # its tokens could not be read
+                raise NewerMessage(b"")
+            yield [*self._starts(record, len(record.runs)), job_events.terminal_event(record)]
         except UnknownJob:
-            raise LogBroken(await self._lost()) from None
+            raise LogBroken(self._lost()) from None
         except NewerMessage:
             raise LogBroken(self._error(from_failure(NEWER))) from None
 
-    async def _events(self) -> AsyncIterator[Iterable[JobEvent]]:
-        if self._place.over:
-            return
-        async for rendered in self._before_start():
-            yield rendered
-        async for rendered in self._deltas():
-            yield rendered
-        record = await self._at_end(self._ended)
-        if was_cut_short(record):  # its tokens could not be read
-            raise NewerMessage(b"")
-        yield [*self._starts(record, len(record.runs)), job_events.terminal_event(record)]
-
-    async def _at_end(self, terminal: Terminal | None) -> JobRecord:
+    async def _at_end(self) -> JobRecord:
         """Return the record of the ended job. If its retention passed meanwhile, use the terminal record that the
         buffer delivered. Raises UnknownJob, HistoryChanged."""
+        terminal = self._ended
         try:
-            record = await self._outline()
+            record = await _outline(self._services, self._record)
         except UnknownJob:
             if terminal is None or terminal.failure is GONE:
                 raise
@@ -257,21 +255,15 @@ class EventReader:
         if not self._started and record.runs and record.epoch == self._record.epoch:
             yield list(self._starts(record, 1))
 
-    async def _outline(self) -> JobRecord:
-        return await patiently(lambda: self._services.job_reader.outline(self._record.job.id))
-
     async def _queue_place(self, record: JobRecord) -> QueuePlace:
         return await patiently(lambda: self._services.job_reader.place(record, POSITION_INTERVAL_S))
 
     async def _deltas(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the deltas of each run, after its `started`, until the job's end."""
         services, place = self._services, self._place
-        # What a delta of calls means depends on those before it, so they are read again.
-        buffer = (
-            services.relay.open(self._record.job.id, place.after, runs=place.runs)
-            if self._parts is None
-            else services.relay.open(self._record.job.id)
-        )
+        if self._parts is not None:  # what a delta of calls means depends on those before it, so they are read again
+            place = Place()
+        buffer = services.relay.open(self._record.job.id, place.after, runs=place.runs)
         buffer.accepted = True
         try:
             await patiently(lambda: services.relay.follow(buffer))
@@ -286,9 +278,9 @@ class EventReader:
                     interruption = buffer.interruption
                     if interruption is not None and interruption.place >= self._started:  # no later run has begun
                         yield [job_events.interrupted_event(interruption.attempt)]
-                if terminal is not None and terminal.failure is NEWER:
-                    raise NewerMessage(b"")
                 if terminal is not None:
+                    if terminal.failure is NEWER:
+                        raise NewerMessage(b"")
                     self._ended, self._had_ended = terminal, buffer.over
                     return
         finally:
@@ -299,12 +291,12 @@ class EventReader:
         for first in range(0, len(rows), ROWS_PER_WRITE):
             part = rows[first : first + ROWS_PER_WRITE]
             authors = {buffer.author(row.seq) for row in part}
-            if not authors.issubset(self._runs):
-                await self._reload_record()
-            if len(part) < ROWS_PER_WRITE:
-                yield list(self._deltas_of(part, buffer))
-                continue
-            async with self._services.store_client.turns:
+            if not authors.issubset(self._runs):  # another worker has started the job
+                record = await _outline(self._services, self._record)
+                if record.epoch != self._record.epoch:
+                    raise HistoryChanged
+                self._record, self._runs = record, [logged.run for logged in record.runs]
+            async with self._services.store_client.turns if len(part) == ROWS_PER_WRITE else contextlib.nullcontext():
                 rendered = list(self._deltas_of(part, buffer))
             yield rendered
 
@@ -325,13 +317,6 @@ class EventReader:
             self._seq, self._last = row.seq, (run,)
             yield job_events.delta_event(facts, cursor.delta(self._record.epoch, place, row.seq, run), row, parts)
 
-    async def _reload_record(self) -> None:
-        """Read the job's record again, because another worker has started the job. Raises HistoryChanged."""
-        record = await self._outline()
-        if record.epoch != self._record.epoch:
-            raise HistoryChanged
-        self._record, self._runs = record, [logged.run for logged in record.runs]
-
     def _starts(self, record: JobRecord, last_place: int) -> Iterator[JobEvent]:
         """Yield `started` for every run up to this one that the reader does not have yet."""
         for place in range(self._started + 1, last_place + 1):
@@ -343,7 +328,7 @@ class EventReader:
         """Return the last event of a log that cannot be read to its end."""
         return JobEvent("error", None, counted(error, self._services.metrics.count_error))
 
-    async def _lost(self) -> JobEvent:
+    def _lost(self) -> JobEvent:
         """Return the last event of a job that the store lost. Of one that had ended, the outcome is unknown."""
         if self._had_ended:
             return self._error(from_failure(EXPIRED))

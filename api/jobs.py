@@ -37,6 +37,11 @@ def as_json(value: object, status: int = 200, headers: dict[str, str] | None = N
     return Response(to_json(value), status, headers, media_type="application/json")
 
 
+def fields_of(value: object, *names: str) -> dict[str, Any]:
+    """Return these fields of an object, by name, as they are rendered."""
+    return {name: getattr(value, name) for name in names}
+
+
 def ignored_header(body: StrictBody) -> dict[str, str]:
     """Name the ignored fields of a body that makes no job; what a later job passes on is not ignored."""
     names = ignored_fields(body, UNKNOWN)

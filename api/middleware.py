@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,7 +30,6 @@ from telemetry.tracing import NO_TRACING, TRACEPARENT, TRACESTATE, Attributes, e
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 OWN_ID = re.compile(r"req_[0-9a-f]{24}")
 """A request id that was made here."""
-
 MAX_LOGGED_PATH = 200
 """Characters of a path without a route that are looked at."""
 LINKS = (b"location", b"stream-url")
@@ -77,7 +76,9 @@ class Observed:
         headers: dict[bytes, bytes] = dict(
             reversed(scope["headers"])
         )  # the first of several headers with one name counts
-        request_id = _request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
+        request_id = headers.get(b"x-request-id", b"").decode("latin-1")
+        if not REQUEST_ID.fullmatch(request_id):
+            request_id = new_id()
         tracing = NO_TRACING if scope["path"] in PROBES else self._services.tracing
         span = tracing.enter(scope["method"], _trace_context(headers))
         # Token streams write straight to the server (`server_send`, `connection`), past every middleware.
@@ -166,7 +167,7 @@ def refusal(state: Mapping[str, Any], status: int, process: str) -> RequestRecor
     """The record of a request that became no job. An id that its client chose is left out: it may hold anything."""
     request_id, caller, now_us = state["request_id"], state.get("caller"), int(time.time() * 1e6)
     return RequestRecord(
-        id=request_id if OWN_ID.fullmatch(request_id) else f"req_{random.getrandbits(96):024x}",
+        id=request_id if OWN_ID.fullmatch(request_id) else new_id(),
         ended_us=now_us,
         received_us=now_us - int((time.monotonic() - state["received"]) * 1e6),
         state=REFUSED,
@@ -190,8 +191,9 @@ def _trace_context(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     return extract({name: headers.get(name.encode(), b"").decode("latin-1") for name in (TRACEPARENT, TRACESTATE)})
 
 
-def _request_id(given: str) -> str:
-    return given if given and REQUEST_ID.fullmatch(given) else f"req_{random.getrandbits(96):024x}"
+def new_id() -> str:
+    """Return a new request id."""
+    return f"req_{random.getrandbits(96):024x}"
 
 
 if sys.version_info >= (3, 14):
@@ -202,7 +204,6 @@ else:
 SLICE_BYTES = 64 * 1024
 PIECE_BYTES = 16 * 1024
 """Encoded bytes that a decompressor gets at once: it copies what it does not take."""
-MAX_CODINGS = 3
 MAX_OVERHEAD_BYTES = 256 * 1024
 """Encoded bytes that may decode to nothing, besides four for each decoded byte: more than a block of zstd, of which
 nothing is decoded before its end. Empty parts cost time, too."""
@@ -213,7 +214,7 @@ MAX_WINDOW_LOG = 23
 
 
 def decoded(scope: Scope, receive: Receive) -> Receive:
-    """Return what receives the body of a request without its content codings. It raises ApiError (400, 415).
+    """Return what receives the body of a request without its content coding. It raises ApiError (400, 415).
 
     It decodes slice by slice: that bounds the memory and the time that a small body may cost which decodes to a large
     one. Readers of a body count the decoded bytes against their own limit, and stop.
@@ -225,44 +226,29 @@ def decoded(scope: Scope, receive: Receive) -> Receive:
 
 async def _messages(scope: Scope, receive: Receive) -> AsyncIterator[Message]:
     """Yield the messages of a decoded body, and then those that come after it."""
-    # The outermost coding, which was applied last, comes first.
-    stages, more = [_Stage(name) for name in reversed(_codings(scope))], True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            yield message
-            continue
-        more = message.get("more_body", False)
-        for part in _through(stages, message.get("body", b"")):
-            await asyncio.sleep(0)
-            yield {"type": "http.request", "body": part, "more_body": True}
-    for stage in stages:
-        stage.check_end()
-    yield {"type": "http.request", "body": b"", "more_body": False}
+    value = b",".join([value for name, value in scope["headers"] if name == b"content-encoding"]).decode("latin-1")
+    names = [name.strip().lower().removeprefix("x-") for name in value.split(",")]
+    names = [name for name in names if name not in ("", "identity")]
+    if len(names) > 1 or not all(name in _NEW for name in names):
+        raise errors.unsupported_coding(_NEW)
+    if names:
+        coding, more = _Coding(names[0]), True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                yield message
+                continue
+            more = message.get("more_body", False)
+            for part in coding.decode(message.get("body", b"")):
+                await asyncio.sleep(0)
+                yield {"type": "http.request", "body": part, "more_body": True}
+        coding.check_end()
+        yield {"type": "http.request", "body": b"", "more_body": False}
     while True:
         yield await receive()
 
 
-def _codings(scope: Scope) -> list[str]:
-    """Return the names of the codings in the order in which they were applied. Raises ApiError (415)."""
-    value = b",".join([value for name, value in scope["headers"] if name == b"content-encoding"]).decode("latin-1")
-    names = [name.strip().lower().removeprefix("x-") for name in value.split(",")]
-    names = [name for name in names if name not in ("", "identity")]
-    # The window of zstd is kept for as long as the body is open, so there is one of them.
-    if len(names) > MAX_CODINGS or names.count("zstd") > 1 or not all(name in _NEW for name in names):
-        raise errors.unsupported_coding(_NEW)
-    return names
-
-
-def _through(stages: Sequence[_Stage], data: bytes) -> Iterator[bytes]:
-    if not stages:
-        yield data
-        return
-    for part in stages[0].decode(data):
-        yield from _through(stages[1:], part)
-
-
-class _Stage:
+class _Coding:
     """Decoder of one coding, which may consist of several parts (members of gzip, frames of zstd)."""
 
     def __init__(self, name: str) -> None:
@@ -280,13 +266,15 @@ class _Stage:
         self._taken += len(data)
         full = False
         while data or full:
-            if self._part is None or self._part.eof:
-                if self._part is not None and self._name == "deflate":
+            if self._part is not None and self._part.eof:
+                if self._name == "deflate":
                     raise errors.coding_mismatch(self._name)
-                if self._part is not None and self._name == "gzip" and not data[0]:
+                if self._name == "gzip" and not data[0]:
                     data = data.lstrip(b"\0")  # padding, as gzip(1) takes it
                     self._check_overhead(len(data))
                     continue
+                self._part = None
+            if self._part is None:
                 self._part = _NEW[self._name](data)
                 self._taken += PART_COST_BYTES
             try:

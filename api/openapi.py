@@ -35,38 +35,32 @@ _SECURITY: dict[Access, list[dict[str, list[str]]]] = {Access.ANYONE: [], Access
 """Security of routes that differ from the document's default."""
 
 ERRORS = {
-    400: "invalid_request_error, context_length_exceeded, too_large_for_store: `param` names it. body_too_complex. "
-    "previous_response_not_found.",
+    400: "invalid_request_error, context_length_exceeded, too_large_for_store and others: `param` names the field.",
     401: "invalid_api_key: no key, or an unknown one. admin_token_required: under /admin of a server without keys.",
     403: "permission_denied: the key has no such right. foreign_origin: sent by a page of a refused origin.",
-    404: "model_not_found; job_not_found, response_not_found, file_not_found, batch_not_found, also for those of "
-    "another tenant.",
+    404: "model_not_found, job_not_found and others: it does not exist, or belongs to another tenant.",
     408: "deadline_exceeded_in_queue or deadline_exceeded: its deadline passed. request_timeout: sent too slowly.",
-    409: "job_cancelled: there is no result. batch_not_steerable. "
-    "response_still_ends: delete it again in a second. stream_reset: read it from its first event.",
+    409: "job_cancelled: there is no result. batch_not_steerable, response_still_ends, stream_reset.",
     410: "result_expired: the retention time is over. offset_gone: read the stream from its beginning.",
     413: "payload_too_large: the body is above the limit.",
     415: "unsupported_media_type: the body must be application/json.",
     421: "misdirected_request: sent to a Host name that this server does not answer to.",
     422: "idempotency_key_reused: an earlier request had the same key and another body.",
-    429: "queue_full: the lane holds no more waiting jobs. deadline_unreachable: the wait is longer than the request "
-    "allows. quota_exceeded: your tenant's storage quota is used up.",
+    429: "queue_full, deadline_unreachable: the wait is too long. quota_exceeded: your tenant's quota is used up.",
     500: "The job failed (its own code), or internal_error.",
-    503: "no_capacity, draining, store_unavailable or too_many_connections: try again after "
-    "Retry-After, or read the job that X-Job-Id names.",
+    503: "no_capacity, draining, store_unavailable or too_many_connections: try again after Retry-After.",
     504: "wait_timeout: the answer took too long; the job goes on and X-Job-Id names it.",
 }
 
 EMPTY = {204: "Nothing came in time, or nothing will come any more.", 304: "Your copy is still what there is."}
 """Answers without a body."""
 
+_RETRY = ("Retry-After", "retry-after-ms", "x-should-retry")
 _ERROR_HEADERS = {
     401: ("WWW-Authenticate",),
-    408: ("x-should-retry",),
-    409: ("Retry-After", "retry-after-ms", "x-should-retry"),
-    429: ("Retry-After", "retry-after-ms", "x-should-retry"),
-    500: ("x-should-retry",),
-    503: ("Retry-After", "retry-after-ms", "X-Job-Id", "Location", "x-should-retry"),
+    **dict.fromkeys((408, 500), ("x-should-retry",)),
+    **dict.fromkeys((409, 429), _RETRY),
+    503: (*_RETRY, "X-Job-Id", "Location"),
     504: ("X-Job-Id", "Location", "x-should-retry"),
 }
 
@@ -90,19 +84,6 @@ HEADERS = {
     "WWW-Authenticate": "Bearer",
 }
 
-
-PATH_PARAMS = {
-    "model": "The name of a model.",
-    "response_id": "The id of a response.",
-    "job_id": "The id of a job.",
-    "tenant": "The name of a tenant.",
-    "message_id": "The id of a webhook message.",
-    "letter_id": "The id of a dead letter.",
-    "file_id": "The id of a file.",
-    "conversation_id": "The id of a conversation.",
-    "item_id": "The id of an item of the conversation.",
-    "batch_id": "The id of a batch.",
-}
 
 HEADER_PARAMS = {
     "If-None-Match": "304 without a body if the answer has this ETag.",
@@ -206,7 +187,8 @@ def _parameters() -> dict[str, Schema]:
     def param(name: str, where: str, kind: Schema, words: str) -> Schema:
         return {"name": name, "in": where, "required": where == "path", "schema": kind, "description": words}
 
-    paths = {name: param(name, "path", STRING, words) for name, words in PATH_PARAMS.items()}
+    named = {name for route in ROUTES if route.summary for name in PATH_PARAM.findall(route.path)}
+    paths = {name: param(name, "path", STRING, f"Which {name.removesuffix('_id')}.") for name in sorted(named)}
     headers = {name: param(name, "header", STRING, words) for name, words in HEADER_PARAMS.items()}
     queries = {key: param(name, "query", kind, words) for key, (name, kind, words) in PARAMS.items()}
     return paths | headers | queries

@@ -16,6 +16,7 @@ from api.auth.keys import Caller
 from api.openai import errors
 from api.openai.fields import MAX_MESSAGES
 from api.openai.json_body import is_heavy
+from api.openai.responses.request import ResponseRequest
 from api.openai.schemas import ChatRequest, Kind, Request, check_choices, ignored_fields, parse, to_job
 from api.waits import WaitLimit, limit_of
 from penstock.engine import ChatTurn, ModelCard
@@ -153,9 +154,9 @@ def prepare(services: Services, caller: Caller, asked: Request, *, waits: bool) 
 def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool) -> tuple[str, str]:
     """Return who gets the events of a job, and the webhook that the request names, as Job has them: nobody else, if its
     client waits for the answer. Raises ApiError (400)."""
-    form, subscriptions = asked.response_form, services.subscriptions
-    if form is not None:
-        letters = subscriptions.of_responses(tenant) if form.background else ""
+    subscriptions, response = services.subscriptions, isinstance(asked, ResponseRequest)
+    if isinstance(asked, ResponseRequest):
+        letters = subscriptions.of_responses(tenant) if asked.background else ""
     else:
         letters = "" if waits else subscriptions.of_jobs(tenant)
     if not asked.queue.webhook:
@@ -164,4 +165,4 @@ def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool)
         webhook = subscriptions.webhook(tenant, asked.queue.webhook)
     except ValueError as error:
         raise errors.invalid_request(f"queue.webhook {error}.", "queue.webhook") from None
-    return with_webhook(letters, response=form is not None), webhook
+    return with_webhook(letters, response=response), webhook

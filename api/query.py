@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from starlette.datastructures import QueryParams
 
 from api.openai.answers import INTEGER, NUMBER, STRING, Schema
-from api.openai.errors import invalid_request
+from api.openai.errors import invalid_request, refuse_if
 from streaming.jobs.job import JobState
 from streaming.order import Priority
 
 WHOLE = re.compile(r"([0-9]{1,15})(?:\.0{1,15})?")
+NUMERAL = re.compile(r"[0-9]{0,15}\.?[0-9]{0,15}(?<=[0-9.])")
 """With a bound, because int() raises on thousands of digits, and a URL may hold that many."""
 
 
@@ -27,7 +28,6 @@ class Param(NamedTuple):
 
 _MOMENT: Schema = NUMBER | {"minimum": 0, "maximum": 1e11}
 _STATES: Schema = {"enum": [state.value for state in JobState]}
-_PARTS: Schema = {"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
 _LANES: Schema = STRING | {"enum": [lane.value for lane in Priority]}
 
 PARAMS = {
@@ -48,7 +48,7 @@ PARAMS = {
     "offset": Param("offset", STRING, "Only messages after it: `Stream-Next-Offset`, `-1` (all), or `now` (none yet)."),
     "live": Param("live", {"enum": ["long-poll", "sse"]}, "Wait for the next messages, or stream them."),
     "file_limit": Param("limit", INTEGER | {"minimum": 1, "maximum": 10_000}, "Rows on a page."),
-    "response_include": Param("include", _PARTS, "Without effect: a response shows what it was created with."),
+    "response_include": Param("include", STRING, "Without effect: a response shows what it was created with."),
     "stream_cursor": Param("cursor", INTEGER | {"minimum": 0, "maximum": 10**12}, "Of a live read: the last "
                            "`Stream-Cursor`."),
     "since": Param("since", _MOMENT, "Only jobs accepted at this time or later, in Unix seconds."),
@@ -72,17 +72,19 @@ def value_of(query: QueryParams, key: str) -> Any:
     text = query.get(name)
     if text is None or (not text and key in MAY_BE_EMPTY):
         return None
-    kind = schema.get("type")
-    if kind == "integer":
+    if schema.get("type") == "integer":
         return whole_number(text, name, schema["minimum"], schema["maximum"])
-    if kind == "number":
-        return _number(text, name, schema)
-    if "enum" in schema and text not in schema["enum"]:
-        raise invalid_request(f"{name} must be one of {', '.join(schema['enum'])}, or left out.", name)
-    if "pattern" in schema and not re.fullmatch(schema["pattern"], text):
-        raise invalid_request(f"{name} must be the {meaning}", name)
-    if len(text) > schema.get("maxLength", len(text)):
-        raise invalid_request(f"{name} may have at most {schema['maxLength']} characters.", name)
+    if schema.get("type") == "number":
+        number = float(text) if NUMERAL.fullmatch(text) else math.nan
+        what = f"must be a number from {schema['minimum']:,} to {schema['maximum']:,.0f}"
+        refuse_if(not schema["minimum"] <= number <= schema["maximum"], name, what)
+        return number
+    if "enum" in schema:
+        refuse_if(text not in schema["enum"], name, f"must be one of {', '.join(schema['enum'])}, or left out")
+    if "pattern" in schema:
+        refuse_if(not re.fullmatch(schema["pattern"], text), name, f"must be the {meaning.rstrip('.')}")
+    longest = schema.get("maxLength", len(text))
+    refuse_if(len(text) > longest, name, f"may have at most {longest} characters")
     return text
 
 
@@ -92,15 +94,3 @@ def whole_number(text: str, param: str, minimum: int, maximum: int) -> int:
     if match is None or not minimum <= int(match[1]) <= maximum:
         raise invalid_request(f"{param} must be a whole number from {minimum} to {maximum}.", param)
     return int(match[1])
-
-
-def _number(text: str, param: str, schema: Schema) -> float:
-    minimum, maximum = schema["minimum"], schema["maximum"]
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not minimum <= number <= maximum:
-        expected = "time in Unix seconds" if schema is _MOMENT else f"number of seconds from {minimum:g} to {maximum:g}"
-        raise invalid_request(f"{param} must be a {expected}.", param)
-    return number

@@ -136,20 +136,12 @@ class Services:
             log.error("a background task failed", exc_info=error)
 
     @property
-    def durability_error(self) -> str:
-        """Why clients may not use the store now (wrong store, or not durable enough); "" while they may.
-
-        Raises Unavailable until the store was reached for the first time.
-        """
-        return self.store.refusal
-
-    @property
     def refusal(self) -> str:
         """Why the store accepts no new work now, also for want of room; "" while it does.
 
         Raises Unavailable until the store was reached for the first time.
         """
-        return self.durability_error or self.headroom.reason
+        return self.store.refusal or self.headroom.reason
 
     def quotas(self, caller: Caller) -> QuotaSettings:
         """Return the storage quotas of the caller's tenant."""
@@ -169,17 +161,14 @@ class Services:
     async def _sweep(self) -> None:
         """Sweep expired leases, once the store is known to be this deployment's."""
         await self.store.entered.wait()
+
+        def record_end(record: JobRecord) -> None:
+            self.records.write(request_record(record, self.name))
+
         reaper = Reaper(
-            self.store_client,
-            self.metrics,
-            salvager=self.job_reader,
-            on_end=self._record_end,
-            tracing=self.tracing,
+            self.store_client, self.metrics, salvager=self.job_reader, on_end=record_end, tracing=self.tracing
         )
         await reaper.keep_sweeping(SWEEP_INTERVAL_S)
-
-    def _record_end(self, record: JobRecord) -> None:
-        self.records.write(request_record(record, self.name))
 
     async def learn_cards(self) -> None:
         """Read the cards, if one of a configured model is not known yet: a worker may have just loaded it."""
@@ -206,14 +195,9 @@ class Services:
                     )
                     self.waits.plans.learn(plans, now_ms)
                     workers = [each for each in processes if each.role == "worker"]
-                    is_led = any(each.role == "scheduler" for each in processes)
-                    stalls = {
-                        model: stall
-                        for model, settings in self.models.items()
-                        if (
-                            stall := stall_of(
-                                model, settings, workers, plans.get(model), overrides.get(model), is_led=is_led
-                            )
-                        )
-                    }
+                    is_led, stalls = any(each.role == "scheduler" for each in processes), {}
+                    for model, settings in self.models.items():
+                        plan, override = plans.get(model), overrides.get(model)
+                        if stall := stall_of(model, settings, workers, plan, override, is_led=is_led):
+                            stalls[model] = stall
                     self.waits.readiness.learn(workers, stalls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Literal
 
@@ -106,12 +107,10 @@ def _network(word: str) -> IPv4Network | IPv6Network:
     try:
         return ip_network(word)
     except ValueError:
-        pass
-    try:
-        meant = str(ip_network(word, strict=False))
-    except ValueError:
         meant = "a network such as 10.1.0.0/16"
-    raise ValueError(f"trusted_proxies: {word!r} is no network; write {meant} or one address.")
+        with suppress(ValueError):
+            meant = str(ip_network(word, strict=False))
+        raise ValueError(f"trusted_proxies: {word!r} is no network; write {meant} or one address.") from None
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,16 +11,7 @@ from api.admission import services_of
 from api.jobs import as_json, job_headers, own_record
 from api.openai.answers import LATENCIES
 from streaming.jobs.records import Delivered, JobRecord, with_delivery
-from telemetry.latency import (
-    EGRESS_FIRST,
-    GROUPS,
-    STAMPS,
-    Stamps,
-    first_seen,
-    split,
-    time_per_output_token,
-    time_to_first_token,
-)
+from telemetry import latency
 
 
 async def show(request: Request) -> Response:
@@ -35,10 +26,10 @@ async def show(request: Request) -> Response:
 def timing_object(record: JobRecord, delivered: Delivered | None) -> dict[str, Any]:
     """Render the breakdown: times in milliseconds (None with a reason), timestamps in Unix seconds of Redis time."""
     stamps = with_delivery(record.stamps, delivered) if delivered else record.stamps
-    found = split(stamps, over=record.state.final, unsent=_unsent(record, delivered))
+    found = latency.split(stamps, over=record.state.final, unsent=_unsent(record, delivered))
     reasons = dict(found.reasons)
     if delivered and delivered.whole:
-        reasons[EGRESS_FIRST.name] = "the answer was sent in one piece"
+        reasons[latency.EGRESS_FIRST.name] = "the answer was sent in one piece"
     generated = record.terminal.generated if record.terminal else None
     return {
         "id": record.job.id,
@@ -47,7 +38,7 @@ def timing_object(record: JobRecord, delivered: Delivered | None) -> dict[str, A
         "attempts": record.attempt,
         "parts_ms": {name: _ms(time) for name, time in found.parts.items()},
         "reasons": reasons,
-        "groups_ms": {name: _ms(found.group(name)) for name in GROUPS},
+        "groups_ms": {name: _ms(found.group(name)) for name in latency.GROUPS},
         "sum_ms": _ms(found.total),
         "end_to_end_ms": _ms(found.end_to_end),
         "until": found.until or None,
@@ -56,7 +47,7 @@ def timing_object(record: JobRecord, delivered: Delivered | None) -> dict[str, A
             "api": _ms(max(record.job.clock_us, delivered.clock_us if delivered else 0)),
             "worker": _ms(generated.clock_us if generated else 0),
         },
-        "stamps": {name: _seconds(getattr(stamps, name)) for name in STAMPS},
+        "stamps": {name: _seconds(getattr(stamps, name)) for name in latency.STAMPS},
     }
 
 
@@ -69,7 +60,7 @@ def _unsent(record: JobRecord, delivered: Delivered | None) -> str:
     return "not noted: the client left or waited too long, its API process was lost, or this was a moment ago"
 
 
-def _latencies(record: JobRecord, stamps: Stamps, delivered: Delivered | None) -> dict[str, float | None]:
+def _latencies(record: JobRecord, stamps: latency.Stamps, delivered: Delivered | None) -> dict[str, float | None]:
     """Return the latencies at this server, without the network to the client; in the engine, if no request waited."""
     whole, tokens = bool(delivered and delivered.whole), record.terminal.usage.completion if record.terminal else 0
     sent, first, last = stamps.received, stamps.first_sent, stamps.last_sent
@@ -78,9 +69,9 @@ def _latencies(record: JobRecord, stamps: Stamps, delivered: Delivered | None) -
     if delivered is None:
         first, last = stamps.first_token, stamps.last_token
     got = stamps.last_got if whole else stamps.first_got
-    shown = first_seen(stamps, whole=whole)
-    per_token = time_per_output_token(first, last, tokens) if first is not None and last is not None else None
-    seen, at_gateway = (None if at is None else time_to_first_token(sent, at) for at in (shown, got))
+    shown = latency.first_seen(stamps, whole=whole)
+    per_token = latency.time_per_output_token(first, last, tokens) if first is not None and last is not None else None
+    seen, at_gateway = (None if at is None else latency.time_to_first_token(sent, at) for at in (shown, got))
     return dict(zip(LATENCIES, map(_ms, (seen, at_gateway, per_token)), strict=True))
 
 

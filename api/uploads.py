@@ -6,7 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -14,6 +16,9 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from api.openai import errors
 from streaming.batches.file_store import FileStore, Incoming
 from streaming.errors import QuotaExceeded
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 BLOCK_BYTES = 256 * 1024
 """Bytes of one write to disk, and thus held in memory."""
@@ -95,18 +100,23 @@ async def receive(
         QuotaExceeded: the tenant may not keep so many bytes.
         OSError: the disk refused the file.
     """
+    reader = _Reader(file_store, allowance)
     try:
-        reader = _Reader(_boundary(content_type), file_store, allowance)
-    except FormParserError as error:  # a bad boundary
-        raise _invalid(error) from None
-    try:
-        await reader.read(stream, idle_timeout_s)
-    except BaseException:
+        parser = MultipartParser(_boundary(content_type), reader.callbacks)
+        while chunk := await _next(stream, idle_timeout_s):
+            parser.write(chunk)
+            await reader.write_out(BLOCK_BYTES)
+        if not reader.ended:
+            raise errors.invalid_request("The body ends before its last part does.")
+        await reader.write_out(1)
+    except BaseException as error:
         if reader.upload.incoming is not None:
             reader.upload.incoming.discard()
+        if isinstance(error, FormParserError):
+            raise errors.invalid_request(f"The body is not valid multipart/form-data: {error}.") from None
+        if isinstance(error, TimeoutError):
+            raise errors.upload_stalled(idle_timeout_s) from None
         raise
-    finally:
-        reader.close()
     return reader.upload
 
 
@@ -117,54 +127,32 @@ def _boundary(content_type: str) -> bytes:
     return options[b"boundary"]
 
 
-def _invalid(error: FormParserError) -> errors.ApiError:
-    return errors.invalid_request(f"The body is not valid multipart/form-data: {error}.")
-
-
 class _Reader:
-    """Collects what the parser's callbacks report; `read` writes it to disk."""
+    """Collects what the parser's callbacks report; `write_out` writes it to disk."""
 
-    def __init__(self, boundary: bytes, file_store: FileStore, allowance: Allowance) -> None:
-        self.upload = Upload()
+    def __init__(self, file_store: FileStore, allowance: Allowance) -> None:
+        self.upload, self.ended = Upload(), False
         self._file_store, self._allowance = file_store, allowance
         self._header, self._value = bytearray(), bytearray()
         self._headers: dict[bytes, bytes] = {}
-        self._field, self._is_file = "", False
+        self._field, self._is_file, self._opening = "", False, False
         self._text, self._block = bytearray(), bytearray()
         self._parts = 0
-        self._opening = self._ended = False
-        self._parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._part_begin,
-                "on_header_field": self._header_field,
-                "on_header_value": self._header_value,
-                "on_header_end": self._header_end,
-                "on_headers_finished": self._headers_finished,
-                "on_part_data": self._part_data,
-                "on_part_end": self._part_end,
-                "on_end": self._end,
-            },
-        )
 
-    async def read(self, stream: AsyncIterator[bytes], idle_timeout_s: float) -> None:
-        try:
-            while chunk := await _next(stream, idle_timeout_s):
-                self._parser.write(chunk)
-                await self._write(BLOCK_BYTES)
-        except FormParserError as error:
-            raise _invalid(error) from None
-        except TimeoutError:
-            raise errors.upload_stalled(idle_timeout_s) from None
-        if not self._ended:
-            raise errors.invalid_request("The body ends before its last part does.")
-        await self._write(1)
+    @property
+    def callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self._part_begin,
+            "on_header_field": partial(self._header_data, self._header),
+            "on_header_value": partial(self._header_data, self._value),
+            "on_header_end": self._header_end,
+            "on_headers_finished": self._headers_finished,
+            "on_part_data": self._part_data,
+            "on_part_end": self._part_end,
+            "on_end": self._end,
+        }
 
-    def close(self) -> None:
-        """Drop the parser, which refers back to this reader, so that the received bytes are freed at once."""
-        del self._parser
-
-    async def _write(self, min_bytes: int) -> None:
+    async def write_out(self, min_bytes: int) -> None:
         """Write the collected bytes to disk, if there are at least `min_bytes`."""
         if self._opening:
             self._opening = False
@@ -174,8 +162,6 @@ class _Reader:
             self.upload.lines += block.count(b"\n")
             await asyncio.to_thread(self.upload.incoming.write, block)
 
-    # --- callbacks of the parser -------------------------------------------------------------------------------------
-
     def _part_begin(self) -> None:
         self._parts += 1
         if self._parts > MAX_PARTS:
@@ -184,15 +170,8 @@ class _Reader:
         self._text.clear()
         self._field, self._is_file = "", False
 
-    def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._header += data[start:end]
-        self._check_header_size()
-
-    def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-        self._check_header_size()
-
-    def _check_header_size(self) -> None:
+    def _header_data(self, kept: bytearray, data: bytes, start: int, end: int) -> None:
+        kept += data[start:end]
         if len(self._header) + len(self._value) > MAX_HEADER_BYTES:
             raise errors.invalid_request("A part of the body has too long a header.")
 
@@ -221,15 +200,14 @@ class _Reader:
             self._block += data[start:end]
         else:
             self._text += data[start:end]
-            if len(self._text) > MAX_FIELD_BYTES:
-                raise errors.invalid_request(f"{self._field[:64]} is too long.", self._field[:64])
+            errors.refuse_if(len(self._text) > MAX_FIELD_BYTES, self._field[:64], "is too long")
 
     def _part_end(self) -> None:
         if not self._is_file:
             self.upload.fields[self._field] = self._text.decode("utf-8", "replace")
 
     def _end(self) -> None:
-        self._ended = True
+        self.ended = True
 
 
 async def _next(stream: AsyncIterator[bytes], idle_timeout_s: float) -> bytes:

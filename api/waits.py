@@ -7,7 +7,6 @@ import math
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from api.openai.errors import Wait
@@ -70,14 +69,6 @@ class Prediction(NamedTuple):
     seconds: float
 
 
-class _Factors(NamedTuple):
-    """What a prediction is multiplied by, and then its ends."""
-
-    middle: float
-    low: float | None = None
-    high: float | None = None
-
-
 class _Error(NamedTuple):
     """How one prediction held."""
 
@@ -89,58 +80,41 @@ class _Error(NamedTuple):
     """It ended in the queue: both ratios would be larger."""
 
 
-class _Errors:
-    """The latest errors of one source."""
-
-    def __init__(self) -> None:
-        self._kept: deque[_Error] = deque(maxlen=MAX_ERRORS)
-        self._factors = _Factors(1.0)
-
-    def add(self, error: _Error) -> None:
-        self._kept.append(error)
-        while self._kept[0].learned < error.learned - LEARNED_S:
-            self._kept.popleft()
-        latest = sorted((each.of_predicted, each.bound) for each in list(self._kept)[-LATEST:])
-        middle = _quantile(latest, 0.5)
-        if middle is None:
-            middle = max(1.0, latest[-1][0])
-        if len(self._kept) < MIN_ERRORS:
-            self._factors = _Factors(middle)
-            return
-        ordered = sorted((each.of_told, each.bound) for each in self._kept)
-        low, high = _quantile(ordered, LOW), _quantile(ordered, HIGH)
-        if low is None:
-            low = max(1 / TRUSTED_FACTOR, ordered[-1][0])
-        self._factors = _Factors(middle, low, high)
-
-    def factors(self, now: float) -> _Factors:
-        """Those that hold now; without errors lately, none is known."""
-        return self._factors if self._kept and self._kept[-1].learned >= now - LEARNED_S else _Factors(1.0)
-
-
 class WaitErrors:
-    """The recent errors of each source, in one process; bounded by models times lanes times four."""
+    """The latest errors of each source, in one process; bounded by models times lanes times four."""
 
     def __init__(self) -> None:
-        self._errors: defaultdict[EstimateSource, _Errors] = defaultdict(_Errors)
+        self._kept: defaultdict[EstimateSource, deque[_Error]] = defaultdict(lambda: deque(maxlen=MAX_ERRORS))
+        self._factors: dict[EstimateSource, tuple[float, float | None, float | None]] = {}
+        """What a prediction is multiplied by, and then the ends of its band."""
 
     def learn(self, prediction: Prediction, told: Wait, waited_s: float, *, bound: bool = False) -> None:
         """Add a measured wait, and what its client was told. `bound`: the job would have waited longer."""
+        now, kept = time.monotonic(), self._kept[prediction.source]
         of_predicted = (waited_s + OFFSET_S) / (prediction.seconds + OFFSET_S)
         of_told = (waited_s + OFFSET_S) / (told.eta_ms / 1000 + OFFSET_S)
-        self._errors[prediction.source].add(_Error(time.monotonic(), of_predicted, of_told, bound))
+        kept.append(_Error(now, of_predicted, of_told, bound))
+        while kept[0].learned < now - LEARNED_S:
+            kept.popleft()
+        latest = sorted((each.of_predicted, each.bound) for each in list(kept)[-LATEST:])
+        middle, low, high = _quantile(latest, 0.5) or max(1.0, latest[-1][0]), None, None
+        if len(kept) >= MIN_ERRORS:
+            ordered = sorted((each.of_told, each.bound) for each in kept)
+            low = _quantile(ordered, LOW) or max(1 / TRUSTED_FACTOR, ordered[-1][0])
+            high = _quantile(ordered, HIGH)
+        self._factors[prediction.source] = middle, low, high
 
     def wait(self, prediction: Prediction) -> Wait:
         """Correct a prediction, with its band if enough errors are known."""
-        middle, low, high = self._errors[prediction.source].factors(time.monotonic())
+        kept = self._kept[prediction.source]
+        is_known = kept and kept[-1].learned >= time.monotonic() - LEARNED_S
+        middle, low, high = self._factors[prediction.source] if is_known else (1.0, None, None)
         eta_s = _scaled(prediction.seconds, middle)
         if low is None:
             return Wait(int(1000 * eta_s))
-        low_s = _scaled(eta_s, low)
-        if high is None:
-            return Wait(int(1000 * max(eta_s, low_s)), int(1000 * low_s))
-        high_s = _scaled(eta_s, high)
-        return Wait(int(1000 * min(max(eta_s, low_s), high_s)), int(1000 * low_s), int(1000 * high_s))
+        low_s, high_s = _scaled(eta_s, low), math.inf if high is None else _scaled(eta_s, high)
+        eta_s = min(max(eta_s, low_s), high_s)
+        return Wait(int(1000 * eta_s), int(1000 * low_s), None if high is None else int(1000 * high_s))
 
 
 def _scaled(seconds: float, factor: float) -> float:
@@ -166,8 +140,6 @@ STALE_S = 10.0
 """A plan or a report of a worker that is older than this is ignored."""
 WAITING = "waiting for its server"
 """State of a worker that is ready, none of whose servers are there."""
-NO_WORKERS: Mapping[str, int] = Counter()
-NO_STALLS: Mapping[str, Stall] = {}
 
 
 class WorkerReadiness:
@@ -176,19 +148,22 @@ class WorkerReadiness:
     def __init__(self) -> None:
         self._states: Mapping[str, Counter[str]] = {}
         """How many workers of each model are in each state."""
-        self._stalls: Mapping[str, Stall] = NO_STALLS
+        self._stalls: Mapping[str, Stall] = {}
         self._read = -math.inf
         self._ready: dict[str, float] = {}
         """When a worker of each model was last seen ready, else when this process first looked; monotonic time."""
 
-    def learn(self, workers: Iterable[Process], stalls: Mapping[str, Stall] = NO_STALLS) -> None:
+    def learn(self, workers: Iterable[Process], stalls: Mapping[str, Stall] | None = None) -> None:
         """Store the reports of all workers, and which models are stalled."""
-        states: dict[str, Counter[str]] = {}
+        states: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for worker in workers:
-            state = WAITING if worker.away and worker.state == "ready" else worker.state
-            states.setdefault(worker.model, Counter())[state] += 1
-        self._states, self._stalls, self._read = states, stalls, time.monotonic()
+            states[worker.model][WAITING if worker.away and worker.state == "ready" else worker.state] += 1
+        self._states, self._stalls, self._read = states, stalls or {}, time.monotonic()
         self._ready |= {model: self._read for model, found in states.items() if "ready" in found}
+
+    @property
+    def _is_fresh(self) -> bool:
+        return time.monotonic() - self._read <= STALE_S
 
     def missing_s(self, model: str) -> float:
         """For how many seconds no worker of this model has been ready, as far as this process knows."""
@@ -197,21 +172,20 @@ class WorkerReadiness:
 
     def ready(self, model: str) -> int:
         """How many workers of the model are ready; 0 if that is not known."""
-        return self._states.get(model, NO_WORKERS)["ready"] if time.monotonic() - self._read <= STALE_S else 0
+        return self._states[model]["ready"] if self._is_fresh and model in self._states else 0
 
     @property
     def stalled(self) -> dict[str, str]:
         """By model, why no worker may run its jobs; of stalled models only."""
-        fresh = time.monotonic() - self._read <= STALE_S
-        return {model: stall.cause for model, stall in self._stalls.items()} if fresh else {}
+        return {model: stall.cause for model, stall in self._stalls.items()} if self._is_fresh else {}
 
     def problem(self, model: str) -> str:
         """Why no worker can claim a job of this model now; "" if one can, or if it is not known."""
-        states = self._states.get(model, NO_WORKERS)
-        if time.monotonic() - self._read > STALE_S:
+        if not self._is_fresh:
             return ""
         if stall := self._stalls.get(model):
             return f"no worker may run it: {stall.cause}"
+        states = self._states.get(model, ())
         if "ready" in states:
             return ""
         found = ", ".join(f"one is {state}" for state in sorted(states)) or "none is running"
@@ -288,23 +262,37 @@ RATE_WINDOW_S = 60.0
 MAX_ENDS = 4096
 
 
+class _ReadPlan(NamedTuple):
+    """A plan, when it was made, and when this process saw last that the model should have more workers (both in
+    monotonic time)."""
+
+    plan: Plan
+    made: float
+    ordered: float
+
+
 class PlanReader:
     """The plans that this process read last, and the waits that follow from them."""
 
     def __init__(self) -> None:
-        self._plans: Mapping[str, Plan] = {}
-        self._made: dict[str, float] = {}
-        """When each plan was made, in monotonic time."""
-        self._ordered: dict[str, float] = {}
-        """When this process saw last that a model should have more workers, in monotonic time."""
+        self._plans: Mapping[str, _ReadPlan] = {}
 
     def learn(self, plans: Mapping[str, Plan], now_ms: int) -> None:
         """Store the plans, read at `now_ms` of Redis time."""
-        before, self._plans, now = self._plans, plans, time.monotonic()
-        for model, plan in plans.items():
-            if model not in before or plan.want > before[model].want:
-                self._ordered[model] = now
-        self._made = {model: now - max(0, now_ms - plan.at_ms) / 1000 for model, plan in plans.items()}
+        before, now = self._plans, time.monotonic()
+        self._plans = {
+            model: _ReadPlan(
+                plan,
+                now - max(0, now_ms - plan.at_ms) / 1000,
+                before[model].ordered if model in before and plan.want <= before[model].plan.want else now,
+            )
+            for model, plan in plans.items()
+        }
+
+    def fresh(self, model: str, most_s: float = STALE_S) -> Plan | None:
+        """Return the plan that a scheduler has published for this model, unless it is older than `most_s` seconds."""
+        known = self._plans.get(model)
+        return known.plan if known is not None and time.monotonic() - known.made <= most_s else None
 
     def eta_ms(self, model: str, lane: Priority, before: int | None) -> int | None:
         """Return the milliseconds until a job with `before` others ahead of it in its lane starts; None: unknown.
@@ -312,24 +300,21 @@ class PlanReader:
         The plan holds the wait at the lane's end when it was made (`before` None: this one); each job more or less
         since then adds or removes the plan's time per job. A job never starts before the first worker is ready.
         """
-        plan = self._plans.get(model)
+        plan = self.fresh(model)
         prospect = plan.lanes.get(lane) if plan is not None else None
-        if plan is None or prospect is None or prospect.wait_s is None or self._age(model) > STALE_S:
+        if plan is None or prospect is None or prospect.wait_s is None:
             return None
-        wake_s = self.wake_s(model)
         more = 0 if before is None else before - prospect.waiting
         behind_s = prospect.wait_s - plan.wake_s + more * prospect.each_s
-        return int(1000 * (wake_s + max(0.0, behind_s)))
+        return int(1000 * (self._wake_s(model) + max(0.0, behind_s)))
 
-    def wake_s(self, model: str) -> float:
+    def _wake_s(self, model: str) -> float:
         """Return the seconds until the model's first worker is ready; 0 if one is, or was expected by now."""
-        plan = self._plans.get(model)
-        if plan is None:
-            return 0.0
+        plan, made, _ = self._plans[model]
         # With zero workers wanted, this job causes the cold start, which has not begun; draining workers do not help.
         if not plan.want:
             return max(plan.wake_s, plan.cold_start_s)
-        return max(0.0, plan.wake_s - self._age(model)) if plan.wake_s else 0.0
+        return max(0.0, plan.wake_s - (time.monotonic() - made)) if plan.wake_s else 0.0
 
     def expects_start(self, model: str, missing_s: float) -> bool:
         """Whether the model's first worker is still expected: not if it has not become ready within a cold start.
@@ -337,35 +322,24 @@ class PlanReader:
         Args:
             missing_s: seconds for which no worker of the model has been ready.
         """
-        plan, wake_s = self._plans.get(model), self.wake_s(model)
-        if plan is None or not plan.want:
-            return wake_s > 0
-        waited_s = min(missing_s, time.monotonic() - self._ordered[model])
-        return wake_s > 0 and waited_s <= max(plan.wake_s, plan.cold_start_s)
-
-    def knows(self, model: str) -> bool:
-        """Whether a scheduler has published a fresh plan for this model, even one without an estimate."""
-        return self._age(model) <= STALE_S
+        if model not in self._plans or self._wake_s(model) <= 0:
+            return False
+        plan, _, ordered = self._plans[model]
+        return not plan.want or min(missing_s, time.monotonic() - ordered) <= max(plan.wake_s, plan.cold_start_s)
 
     def can_judge(self, model: str) -> bool:
         """Whether a plan is fresh, and workers are there or wanted. While the model sleeps, its first job wakes it."""
-        plan = self._plans.get(model)
-        return plan is not None and plan.want > 0 and self._age(model) <= FRESH_S
+        plan = self.fresh(model, FRESH_S)
+        return plan is not None and plan.want > 0
 
     def wanted(self, model: str) -> int:
         """How many workers the model should have; 0 without a plan."""
-        plan = self._plans.get(model)
-        return 0 if plan is None else plan.want
+        return self._plans[model].plan.want if model in self._plans else 0
 
     def above(self, model: str, lane: Priority) -> int:
         """Return the jobs that waited in higher lanes when the plan was made."""
-        plan = self._plans.get(model)
-        lanes = {} if plan is None else plan.lanes
+        lanes = self._plans[model].plan.lanes if model in self._plans else {}
         return sum([lanes[higher].waiting for higher in HIGHER[lane] if higher in lanes])
-
-    def _age(self, model: str) -> float:
-        """Return the seconds since the plan was made; infinite without one."""
-        return time.monotonic() - self._made.get(model, -math.inf)
 
 
 class CompletionRate:
@@ -404,7 +378,7 @@ class WaitEstimates:
         Args:
             before: Of all partitions; None: all jobs of the lane.
         """
-        estimator: Estimator = "plan" if self.plans.knows(job.model) else "rate"
+        estimator: Estimator = "plan" if self.plans.fresh(job.model) else "rate"
         if self.readiness.problem(job.model):
             missing_s = self.readiness.missing_s(job.model)
             if estimator == "rate" or not self.plans.expects_start(job.model, missing_s):
@@ -415,10 +389,6 @@ class WaitEstimates:
             eta_ms = self.completions.eta_ms(job.model, before or 0)
         return None if eta_ms is None else Prediction(EstimateSource.of(job, estimator), eta_ms / 1000)
 
-    def predict_at(self, job: Job, position: int) -> Prediction | None:
-        """The same by a position in one partition: workers take from all of them alike."""
-        return self.predict(job, position * self._partitions)
-
     def wait(self, job: Job, before: int | None = None) -> Wait | None:
         """Return the corrected wait of a job that is put now, with its band if that is known."""
         prediction = self.predict(job, before)
@@ -426,13 +396,16 @@ class WaitEstimates:
 
     def wait_of(self, job: Job, position: int) -> Wait | None:
         """Return the wait to show for a waiting job: it rises only if more jobs are ahead of it than before."""
-        prediction = self.predict_at(job, position)
-        return None if prediction is None else self.shown_wait(job, position, prediction)
+        found = self.show(job, position)
+        return found and found[1]
 
-    def shown_wait(self, job: Job, position: int, prediction: Prediction) -> Wait:
-        """The same for a prediction made just now, for that position."""
+    def show(self, job: Job, position: int) -> tuple[Prediction, Wait] | None:
+        """Return the same with the prediction. `position` is in one partition: workers take from all of them alike."""
+        prediction = self.predict(job, position * self._partitions)
+        if prediction is None:
+            return None
         ahead = position + self.plans.above(job.model, job.priority)
-        return self.shown.settle(job.id, self.errors.wait(prediction), ahead)
+        return prediction, self.shown.settle(job.id, self.errors.wait(prediction), ahead)
 
     def has_all_workers(self, model: str) -> bool:
         """Whether no worker is on its way that could shorten a wait: the plan counts those that are ready."""
@@ -459,8 +432,9 @@ CLOCK_SLACK_S = 1.0
 store's clock was set."""
 
 
-@dataclass(slots=True)
-class _Watched:
+class _Watched(NamedTuple):
+    """A sampled job: what was predicted and told, and when it was accepted and is looked at next (monotonic time)."""
+
     prediction: Prediction
     told: Wait
     since: float
@@ -476,34 +450,21 @@ class WaitSampler:
 
     def __init__(self, reader: JobReader, errors: WaitErrors) -> None:
         self._reader, self._errors = reader, errors
-        self._watched: dict[str, _Watched] = {}
-        self._counts: Counter[EstimateSource] = Counter()
+        self.watched: dict[str, _Watched] = {}
+        """The sampled jobs, by id."""
         self._sampled_at: dict[EstimateSource, float] = {}
 
     def note(self, job_id: str, prediction: Prediction, told: Wait, limit_ms: int | None = None) -> None:
         """Consider a job for the sample; it was accepted just now, and its client was told this wait. `limit_ms`: it
         expires then."""
         now, source = time.monotonic(), prediction.source
-        if now - self._sampled_at.get(source, float("-inf")) < SAMPLE_INTERVAL_S or self._counts[source] >= MAX_WATCHED:
+        if now - self._sampled_at.get(source, -math.inf) < SAMPLE_INTERVAL_S:
+            return
+        if sum(each.prediction.source == source for each in self.watched.values()) >= MAX_WATCHED:
             return
         self._sampled_at[source] = now
         ends_s = prediction.seconds if limit_ms is None else min(prediction.seconds, limit_ms / 1000)
-        self.watch(job_id, prediction, told, now + max(SAMPLE_INTERVAL_S, ends_s))
-
-    def watch(self, job_id: str, prediction: Prediction, told: Wait, look_at: float) -> None:
-        """Look at a job from then on (monotonic time) until it has started."""
-        if job_id not in self._watched:
-            self._counts[prediction.source] += 1
-        self._watched[job_id] = _Watched(prediction, told, time.monotonic(), look_at)
-
-    @property
-    def watched(self) -> int:
-        """Jobs watched."""
-        return len(self._watched)
-
-    def due(self, now: float) -> list[str]:
-        """The jobs to look at."""
-        return [job_id for job_id, watched in self._watched.items() if watched.look_at <= now]
+        self.watched[job_id] = _Watched(prediction, told, now, now + max(SAMPLE_INTERVAL_S, ends_s))
 
     async def keep_measuring(self) -> None:
         """Look at the watched jobs for ever."""
@@ -513,19 +474,17 @@ class WaitSampler:
     async def look(self) -> None:
         """Read the jobs that are due, and learn from those that have started. Raises Unavailable."""
         now = time.monotonic()
-        due = self.due(now)
+        due = [job_id for job_id, watched in self.watched.items() if watched.look_at <= now]
         records = await self._reader.records(due, bodies=False, resultless=due) if due else []
         for job_id, record in zip(due, records, strict=True):
-            watched = self._watched[job_id]
-            measured = None if record is None else measured_wait(record, watched.prediction.seconds)
+            prediction, told, since, _ = watched = self.watched.pop(job_id)
+            measured = None if record is None else measured_wait(record, prediction.seconds)
             if measured is not None:
-                if measured.seconds <= now - watched.since + CLOCK_SLACK_S:
-                    self._errors.learn(watched.prediction, watched.told, measured.seconds, bound=measured.bound)
+                if measured.seconds <= now - since + CLOCK_SLACK_S:
+                    self._errors.learn(prediction, told, measured.seconds, bound=measured.bound)
             elif record is not None and not record.state.final:
-                watched.look_at = now + max(SAMPLE_INTERVAL_S, RECHECK_SHARE * (now - watched.since))
-                continue
-            del self._watched[job_id]
-            self._counts[watched.prediction.source] -= 1
+                look_at = now + max(SAMPLE_INTERVAL_S, RECHECK_SHARE * (now - since))
+                self.watched[job_id] = watched._replace(look_at=look_at)
 
 
 class MeasuredWait(NamedTuple):

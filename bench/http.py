@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import re
 from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
 HOST = "127.0.0.1"
 MAX_LINE_BYTES = 1 << 20
-JOB_ID = re.compile(rb"\r\nx-job-id: (job_[0-9a-f]{32})\r\n", re.IGNORECASE)
-"""In the head of an answer, Penstock's name for the job."""
-
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+"""Head of a stream of events."""
 Headers = dict[str, str]
 """Names in lower case."""
 
@@ -36,6 +34,11 @@ def request(
         *(f"{name}: {value}" for name, value in (headers or {}).items()),
     ]
     return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+def chunk(data: bytes) -> bytes:
+    """A part of a body whose length nobody knows at its begin."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -239,11 +239,6 @@ def _stats() -> Iterator[tuple[int, list[str]]]:
 def _fields(path: Path) -> list[str]:
     """Of /proc/<pid>/stat, behind the name: state, parent, ..."""
     return path.read_text().rpartition(")")[2].split()
-
-
-def spent(before: Mapping[str, float], after: Mapping[str, float], names: Iterable[str] | None = None) -> float:
-    """Seconds that went by between two readings, summed over processes (all, or those named)."""
-    return sum(after[name] - before.get(name, 0.0) for name in (after if names is None else names))
 
 
 def _accepts(port: int) -> bool:

@@ -9,7 +9,7 @@ import sys
 import click
 
 from cli.app import app
-from cli.output import DONE, INTERRUPTED, Problem, complain, drop
+from cli.output import Exit, Problem, complain, drop
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,18 +24,18 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         return _unread()
     except SystemExit as end:  # click's own way out: of shell completion with 0, of a broken pipe with 1
-        return _unread() if end.code else DONE
+        return _unread() if end.code else Exit.DONE
     except (KeyboardInterrupt, click.Abort):
-        return INTERRUPTED
+        return Exit.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the boundary: whatever went wrong becomes an error block and a code
         return _failed(error, as_json="--json" in words, debug="--debug" in words)
-    return code if isinstance(code, int) else DONE
+    return code if isinstance(code, int) else Exit.DONE
 
 
 def _unread() -> int:
     """The reader of our output closed the pipe: this is no error, and the exit must flush nothing more into it."""
     drop(sys.__stdout__)  # type: ignore[arg-type]
-    return DONE
+    return Exit.DONE
 
 
 def _failed(error: Exception, *, as_json: bool, debug: bool) -> int:

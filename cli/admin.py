@@ -17,7 +17,7 @@ import click
 from api.auth.hosts import is_loopback
 from cli.app import Group
 from cli.client import Client, limit_option
-from cli.jobs import job_timed, print_attempts, print_input
+from cli.jobs import print_attempts, print_input
 from cli.options import Period, command
 from cli.output import (
     CommandResult,
@@ -74,9 +74,9 @@ def show_letter(client: Client, letter_id: str) -> CommandResult:
     Examples:
       penstock dlq show 0-1795486176000-0
     """
-    letter = timed(client.get(f"/admin/dlq/{letter_id}"))
+    letter = client.get(f"/admin/dlq/{letter_id}")
     job = letter.get("job") or {}
-    fields = {name: value for name, value in letter.items() if name != "job"}
+    fields = {name: value for name, value in timed(letter).items() if name != "job"}
     fields |= {f"job {name}": job.get(name) for name in ("status", "model", "priority", "attempts")}
     refused = ""
     if job:
@@ -92,7 +92,7 @@ def show_letter(client: Client, letter_id: str) -> CommandResult:
         if refused:
             note(refused)
 
-    return CommandResult(letter | ({"job": job_timed(job)} if job else {}), shown)
+    return CommandResult(timed(letter), shown)
 
 
 @command("replay", dlq)
@@ -103,7 +103,7 @@ def replay_letter(client: Client, letter_id: str) -> CommandResult:
     Examples:
       penstock dlq replay 0-1795486176000-0
     """
-    job = job_timed(client.post(f"/admin/dlq/{letter_id}/replay", {}))
+    job = timed(client.post(f"/admin/dlq/{letter_id}/replay", {}))
     return line_result(job, job["id"])
 
 
@@ -182,15 +182,12 @@ def tenants(client: Client, tenant: str | None) -> CommandResult:
       penstock tenants
       penstock tenants research --json
     """
-    found = client.get(f"/admin/tenants/{tenant}" if tenant else "/admin/tenants")
-    rows = [_tenant_row(each) for each in ([found] if tenant else found["data"])]
-    return CommandResult(found if tenant else found["data"], lambda: print_rows(rows, TENANT_COLUMNS))
-
-
-def _tenant_row(found: dict[str, Any]) -> dict[str, Any]:
-    limits = found["limits"]
-    bounded = {name: f"{found[name]}/{limits[name]}" for name in LIMITED if limits[name] is not None}
-    return {**found, **bounded}
+    found: Any = client.get(f"/admin/tenants/{tenant}") if tenant else client.get("/admin/tenants")["data"]
+    rows = []
+    for each in [found] if tenant else found:
+        limits = {name: limit for name, limit in each["limits"].items() if name in LIMITED and limit is not None}
+        rows.append(each | {name: f"{each[name]}/{limit}" for name, limit in limits.items()})
+    return CommandResult(found, lambda: print_rows(rows, TENANT_COLUMNS))
 
 
 @command("console")
@@ -261,7 +258,7 @@ def status(client: Client) -> CommandResult:
                     note(f"{worker['id']} waits for its server, {worker['away_s']:.0f} s: {'; '.join(worker['away'])}")
         note(f"{leader['id']} leads (epoch {leader['epoch']})" if leader else "no scheduler leads: nothing is changed")
 
-    return CommandResult(map(shown, answer["data"]), show)
+    return CommandResult(map(timed, answer["data"]), show)
 
 
 @command("log", scale)
@@ -272,7 +269,7 @@ def log(client: Client) -> CommandResult:
     Examples:
       penstock scale log
     """
-    actions = [timed(action) for action in client.get("/admin/pools")["actions"]]
+    actions = list(map(timed, client.get("/admin/pools")["actions"]))
     return list_result(actions, ACTIONS, "nothing was done yet", map(_said, actions))
 
 
@@ -313,22 +310,15 @@ def resume(client: Client, model: str) -> CommandResult:
     Examples:
       penstock scale resume sim
     """
-    return _found_pool(client.delete(_path(model)))
-
-
-def shown(pool: dict[str, Any]) -> dict[str, Any]:
-    """A pool for JSON output: the API's object with RFC 3339 times."""
-    override = pool["override"] and timed(pool["override"])
-    workers = [timed(worker) for worker in pool["workers"]]
-    return timed(pool) | {"override": override, "workers": workers}
+    return _pool(client.delete(_path(model)))
 
 
 def _override(client: Client, model: str, body: dict[str, Any], hold_s: int | None) -> CommandResult:
-    return _found_pool(client.put(_path(model), body if hold_s is None else body | {"for_s": hold_s}))
+    return _pool(client.put(_path(model), body if hold_s is None else body | {"for_s": hold_s}))
 
 
-def _found_pool(pool: dict[str, Any]) -> CommandResult:
-    return CommandResult(shown(pool), lambda: _table([pool]))
+def _pool(pool: dict[str, Any]) -> CommandResult:
+    return CommandResult(timed(pool), lambda: _table([pool]))
 
 
 def _table(pools: Sequence[dict[str, Any]]) -> None:
@@ -340,11 +330,8 @@ def _table(pools: Sequence[dict[str, Any]]) -> None:
 
 def _shapes(pool: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name, shape in pool.get("shapes", {}).items():
-        yield (
-            shape
-            | {"range": f"{shape['min']}-{shape['max']}"}
-            | {"model": pool["model"], "shape": f"{name} (new jobs)" if shape["takes"] else name}
-        )
+        named = {"model": pool["model"], "shape": f"{name} (new jobs)" if shape["takes"] else name}
+        yield shape | named | {"range": f"{shape['min']}-{shape['max']}"}
 
 
 def _path(model: str) -> str:
@@ -355,20 +342,17 @@ def _path(model: str) -> str:
 
 def _row(pool: dict[str, Any]) -> dict[str, Any]:
     waits = [lane["wait_s"] for lane in pool["lanes"].values() if lane["wait_s"] is not None]
+    by_hand = None
+    if override := pool["override"]:
+        until = "" if override["until"] is None else f" until {rfc3339(override['until'])}"
+        what = "paused" if override["paused"] else f"set to {override['want']}"
+        by_hand = f"{what} by {override['by']} at {rfc3339(override['at'])}{until}"
     return pool | {
         "range": f"{pool['min']}-{pool['max']}",
         "waiting": sum(lane["waiting"] for lane in pool["lanes"].values()),
         "wait": f"{min(waits):.1f} s" if waits else None,
-        "override": _hand(pool["override"]),
+        "override": by_hand,
     }
-
-
-def _hand(override: dict[str, Any] | None) -> str | None:
-    if override is None:
-        return None
-    what = "paused" if override["paused"] else f"set to {override['want']}"
-    until = "" if override["until"] is None else f" until {rfc3339(override['until'])}"
-    return f"{what} by {override['by']} at {rfc3339(override['at'])}{until}"
 
 
 def _said(action: dict[str, Any]) -> dict[str, Any]:

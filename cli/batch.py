@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-import difflib
 import hashlib
 import json
 import math
@@ -14,8 +14,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,14 +26,10 @@ from cli.app import Group
 from cli.client import Client, limit_option
 from cli.options import command
 from cli.output import (
-    DONE,
-    ENDED_BADLY,
-    INTERRUPTED,
-    UNREACHABLE,
     CommandResult,
+    Exit,
     Problem,
     ProgressLine,
-    VisibleBytes,
     emit,
     explaining,
     fields_result,
@@ -42,6 +38,7 @@ from cli.output import (
     note,
     short,
     timed,
+    visible,
 )
 from penstock.files import replacing, write_file
 from penstock.text import counted, fault_of, read_text
@@ -53,8 +50,6 @@ CHAT = "/v1/chat/completions"
 TEXT_COLUMNS = ("prompt", "text")
 """Columns used as the prompt if there is no template."""
 TEXTS = (".txt", ".md")
-MAX_NAME = 64
-"""Characters of a column's name that are compared."""
 MAX_FIELD = 16 * 1024 * 1024
 
 
@@ -65,10 +60,8 @@ class Recipe:
     model: str
     template: str = ""
     id_column: str = ""
-    options: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of every request, for example max_tokens."""
-    flags: tuple[str, ...] = ()
-    """The command's flags behind the fields above. They do not change lines that are whole requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +95,16 @@ def prepare(source: Path, recipe: Recipe, target: BinaryIO) -> Prepared:
 
 
 def batch_lines(source: Path, recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a batch, in the order of the input."""
+    """Yield the lines of a batch, in the order of the input. Lines that are whole requests stay as they are."""
     is_table = source.suffix.lower() == ".csv"
     rows = _texts(source) if source.is_dir() else _table(source) if is_table else _json_lines(source)
-    unused = recipe.flags
     with explaining(f"{source} cannot be read", code="usage"):
         try:
             for place, row in rows:
-                if not isinstance(row.get("body"), dict):
-                    yield _line(source, place, row, recipe)
-                    continue
-                if "url" not in row:
+                is_whole = isinstance(row.get("body"), dict)
+                if is_whole and "url" not in row:
                     raise _wrong(source, f"line {place}: a request needs a url, such as {CHAT}, beside its body")
-                if unused:
-                    note(f"no effect on lines that are whole requests: {', '.join(unused)}")
-                    unused = ()
-                yield row
+                yield row if is_whole else _line(source, place, row, recipe)
         except UnicodeDecodeError:
             raise _wrong(source, f"it is {fault_of(source.read_bytes())}") from None
 
@@ -156,63 +143,48 @@ def _texts(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for path in sorted(source.rglob("*")):
         if path.suffix.lower() in TEXTS and path.is_file():
             name = path.relative_to(source).as_posix()
-            yield name, {"custom_id": name, "name": path.stem, "text": _text(path)}
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_text(path)
-    except ValueError as error:
-        raise _wrong(path, str(error)) from None
+            try:
+                yield name, {"custom_id": name, "name": path.stem, "text": read_text(path)}
+            except ValueError as error:
+                raise _wrong(path, str(error)) from None
 
 
 def _line(source: Path, place: str, row: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    options = dict(recipe.options or {})
     if "messages" in row:
         own = {name: value for name, value in row.items() if name != "custom_id"}
-        body = {"model": recipe.model, **options, **own}
+        body = {"model": recipe.model, **recipe.options, **own}
     else:
-        text = _filled(source, place, row, recipe.template or _default_template(source, place, row))
-        body = {"model": recipe.model, "messages": [{"role": "user", "content": text}], **options}
+        text = _filled(source, place, row, recipe.template)
+        body = {"model": recipe.model, "messages": [{"role": "user", "content": text}], **recipe.options}
     if recipe.id_column and recipe.id_column not in row:
-        raise _no_column(source, place, recipe.id_column, "--id-column")
+        raise _wrong(source, f"row {place} has no column {recipe.id_column!r}, which --id-column names")
     given = row.get(recipe.id_column or "custom_id")
     name = f"row-{place}" if given in (None, "") else str(given)
     return {"custom_id": name, "method": "POST", "url": CHAT, "body": body}
 
 
-def _default_template(source: Path, place: str, row: Mapping[str, Any]) -> str:
-    if known := next((name for name in TEXT_COLUMNS if name in row), ""):
-        return f"{{{known}}}"
-    columns = ", ".join(map(str, row)) or "none"
-    alike = (difflib.get_close_matches(str(name)[:MAX_NAME], TEXT_COLUMNS, 1) for name in row)
-    meant = next((names[0] for names in alike if names), "")
-    what = f"{source}, row {place}: which column is the text?"
-    cause = f"its columns are {columns}" + (f"; did you mean {meant}?" if meant else "")
-    next_step = f"--template 'Summarize: {{{next(iter(row), 'column')}}}'" if not meant else ""
-    raise Problem(what, cause=cause, next_step=next_step, code="usage")
-
-
 def _filled(source: Path, place: str, row: Mapping[str, Any], template: str) -> str:
-    used = set[str]()
+    """The template with the row's columns; without one, the column that is the text."""
+    columns, used = ", ".join(map(str, row)) or "none", set[str]()
+    if not template:
+        known = next((name for name in TEXT_COLUMNS if name in row), "")
+        if not known:
+            what, next_step = f"{source}, row {place}: which column is the text?", "--template 'Summarize: {COLUMN}'"
+            raise Problem(what, cause=f"its columns are {columns}", next_step=next_step, code="usage")
+        template = f"{{{known}}}"
 
     def value(match: re.Match[str]) -> str:
-        if match[1] not in row:
-            if WORD.fullmatch(match[1]):
-                raise _no_column(source, place, match[1], "the template")
-            return match[0]
-        used.add(match[1])
-        return str(row[match[1]] if row[match[1]] is not None else "")
+        if match[1] in row:
+            used.add(match[1])
+            return str(row[match[1]] if row[match[1]] is not None else "")
+        if WORD.fullmatch(match[1]):
+            raise _wrong(source, f"row {place} has no column {match[1]!r}, which the template names")
+        return match[0]
 
     text = SLOT.sub(value, template)
     if not used:
-        columns = ", ".join(map(str, row)) or "none"
         raise _wrong(source, f"the template names no column of row {place}, which are {columns}")
     return text
-
-
-def _no_column(source: Path, place: str, name: str, by: str) -> Problem:
-    return _wrong(source, f"row {place} has no column {name!r}, which {by} names")
 
 
 def _wrong(source: Path, what: str) -> Problem:
@@ -273,14 +245,15 @@ class BatchRun:
                 progress.say(f"{batch['id']} goes on: {done}, {counts['failed']} of them failed")
                 raise
             except Problem as problem:
-                if problem.exit_code == UNREACHABLE:
+                if problem.exit_code == Exit.UNREACHABLE:
                     problem.next_step = f"{batch['id']} goes on: the same command takes it up again"
                 raise
             progress.phase("fetching the answers")
             files = {self.target: batch["output_file_id"], self.errors: batch["error_file_id"]}
             for path, file_id in files.items():
                 if file_id:
-                    self._fetch(file_id, path)
+                    with explaining(f"cannot write {path}"), replacing(path) as write:  # completely or not at all
+                        self.client.download(f"/v1/files/{file_id}/content", write)
                 elif begun.written:  # by an earlier batch
                     path.unlink(missing_ok=True)
             self._keep(msgspec.structs.replace(begun, written=begun.written or any(files.values())))
@@ -288,7 +261,7 @@ class BatchRun:
 
     def _check_paths(self) -> None:
         """Raises Problem if the run would replace its input, or a device."""
-        with explaining(f"{self.target.parent} cannot be used", next_step="choose another -o"):
+        with self._usable():
             for path in (self.target, self.errors, self._note):
                 if path.exists() and (path.samefile(self.source) or not path.is_file()):
                     cause = "it is the input" if path.is_file() else "it is no regular file"
@@ -306,46 +279,44 @@ class BatchRun:
                 except Problem as problem:
                     if problem.code != "batch_not_found":
                         raise
-                    begun = self._begin(prepared, written=begun.written)
+                    begun = self._keep(_new(begun.digest, begun))
             if not begun.file:
-                total, name = lines.tell(), f"{self.source.stem or 'batch'}.jsonl"
+                progress.phase(f"uploading {lines.tell() / 1e6:.1f} MB")
                 lines.seek(0)
-                told = partial(progress.amount, "uploading", total=total)
-                uploaded = self.client.upload("/v1/files", name, lines, on_read=told, purpose="batch")
+                name = f"{self.source.stem or 'batch'}.jsonl"
+                uploaded = self.client.upload("/v1/files", name, lines, purpose="batch")
                 begun = self._keep(msgspec.structs.replace(begun, file=uploaded["id"]))
         body = {"input_file_id": begun.file, "endpoint": prepared.endpoint, "completion_window": self.window}
         batch = self.client.post("/v1/batches", body, **{"Idempotency-Key": begun.key})
         return batch, self._keep(msgspec.structs.replace(begun, batch=batch["id"]))
 
     def _begun(self, prepared: Prepared) -> Begun:
+        digest, before = f"{prepared.digest}:{self.window}", None
         try:
-            with explaining(f"{self.target.parent} cannot be used", next_step="choose another -o"):
-                kept = self._note.read_bytes() if self._note.exists() else None
-            begun = msgspec.json.decode(kept, type=Begun) if kept is not None else None
+            with self._usable():
+                before = msgspec.json.decode(self._note.read_bytes(), type=Begun) if self._note.exists() else None
         except msgspec.MsgspecError as error:
             raise Problem(f"{self._note} cannot be read", cause=str(error), next_step=f"rm {self._note}") from None
-        if self.again or begun is None:
-            return self._begin(prepared, written=begun is not None and begun.written)
-        if begun.digest != f"{prepared.digest}:{self.window}":
+        if before is None or self.again:
+            return self._keep(_new(digest, before))
+        if before.digest != digest:
             what, cause = f"{self.target} belongs to another run", "its input or its options were different"
             raise Problem(what, cause=cause, next_step="another -o, or --again to start over", code="another_run")
-        if begun.batch:
-            note(f"going on with {begun.batch}")
-        return begun
-
-    def _begin(self, prepared: Prepared, *, written: bool) -> Begun:
-        digest = f"{prepared.digest}:{self.window}"
-        return self._keep(Begun(digest=digest, key=secrets.token_hex(16), written=written))
+        if before.batch:
+            note(f"going on with {before.batch}")
+        return before
 
     def _keep(self, begun: Begun) -> Begun:
-        with explaining(f"{self.target.parent} cannot be used", next_step="choose another -o"):
+        with self._usable():
             write_file(self._note, msgspec.json.encode(begun))
         return begun
 
-    def _fetch(self, file_id: str, target: Path) -> None:
-        """Download a file completely or not at all."""
-        with explaining(f"cannot write {target}"), replacing(target) as write:
-            self.client.download(f"/v1/files/{file_id}/content", write)
+    def _usable(self) -> AbstractContextManager[None]:
+        return explaining(f"{self.target.parent} cannot be used", next_step="choose another -o")
+
+
+def _new(digest: str, before: Begun | None) -> Begun:
+    return Begun(digest=digest, key=secrets.token_hex(16), written=before is not None and before.written)
 
 
 def show_progress(progress: ProgressLine, batch: dict[str, Any]) -> None:
@@ -396,11 +367,10 @@ def run(
     template: str,
     id_column: str,
     model: str | None,
-    max_tokens: int | None,
-    temperature: float | None,
     window: str,
     again: bool,
     as_json: bool,
+    **options: float | None,
 ) -> int:
     """Compute every line of INPUT and write the answers to a file.
 
@@ -414,18 +384,14 @@ def run(
       penstock batch run rows.csv -o out.jsonl --template '{text}' --id-column id
       penstock batch run notes/ -o out.jsonl --window 1h --max-tokens 64
     """
-    options = {"max_tokens": max_tokens, "temperature": temperature}
     given = {name: value for name, value in options.items() if value is not None}
-    flags = {"--model": model, "--template": template, "--id-column": id_column, "--max-tokens": max_tokens,
-             "--temperature": temperature}  # fmt: skip
-    named = tuple([name for name, value in flags.items() if value not in (None, "")])
-    recipe = Recipe(model or client.default_model(), template, id_column, given, named)
+    recipe = Recipe(model or client.default_model(), template, id_column, given)
     work = BatchRun(client, source, target, recipe, window, again)
     try:
         ended = work.start()
     except KeyboardInterrupt:
         note("\nstopped; the same command takes it up again")
-        return INTERRUPTED
+        return Exit.INTERRUPTED
     counts = ended["request_counts"]
 
     def shown() -> None:
@@ -440,7 +406,7 @@ def run(
             note("the same command with --again starts over")
 
     CommandResult(timed(ended), shown).print(as_json=as_json)
-    return DONE if ended["status"] == "completed" and not counts["failed"] else ENDED_BADLY
+    return Exit.DONE if ended["status"] == "completed" and not counts["failed"] else Exit.ENDED_BADLY
 
 
 @command("ls", batch)
@@ -477,8 +443,13 @@ def output(client: Client, batch_id: str) -> None:
     Examples:
       penstock batch output batch_00c69952 > out.jsonl
     """
-    shown = VisibleBytes().feed if sys.stdout.isatty() else bytes
-    client.download(f"/v1/batches/{batch_id}/output", lambda data: sys.stdout.buffer.write(shown(data)))
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # chunks may split a character
+    is_terminal = sys.stdout.isatty()
+
+    def write(data: bytes) -> None:
+        sys.stdout.buffer.write(visible(decode(data)).encode() if is_terminal else data)
+
+    client.download(f"/v1/batches/{batch_id}/output", write)
 
 
 @command("errors", batch)

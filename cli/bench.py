@@ -8,38 +8,16 @@ from importlib.util import find_spec
 import click
 
 from cli.app import Group
-from cli.output import emit
 
-PROGRAMS: dict[str, tuple[str, ...]] = {
-    "gateway": (
-        "Penstock and other gateways in front of the same simulated engine.",
-        "penstock bench gateway --quick",
-        "penstock bench gateway --base main",
-    ),
-    "jobs": (
-        "One-token jobs per second, against Celery, arq and taskiq.",
-        "penstock bench jobs --rounds 1 --seconds 2",
-    ),
-    "gpu": (
-        "An engine on a GPU by itself and behind Penstock: throughput and first tokens.",
-        "penstock bench gpu --quick",
-    ),
-    "order": ("The order and the gate beside other rules, simulated.", "penstock bench order --part gate --quick"),
-    "recovery": (
-        "Kill a worker or an API process under load: how long readers wait.",
-        "penstock bench recovery --quick",
-    ),
-    "conformance": (
-        "The conformance suite of Open Responses, from a folder of yours, against real processes.",
-        "penstock bench conformance --suite ~/suites/openresponses",
-    ),
-    "chaos": (
-        "Fault injection: kill, stop, cut off, fill up and flood real processes, and judge what clients received.",
-        "penstock bench chaos --list",
-        "penstock bench chaos --rows F01 --short",
-    ),
+PROGRAMS = {
+    "gateway": "Penstock and other gateways in front of the same simulated engine.",
+    "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
+    "order": "The order and the gate beside other rules, simulated.",
+    "recovery": "Kill the only worker of `penstock up`: how long its reader waits.",
+    "conformance": "The conformance suite of Open Responses, from a folder of yours, against real processes.",
+    "chaos": "Fault injection: kill, stop, cut off, fill up and flood real processes, and judge what clients received.",
 }
-"""Help line of each program, and examples. A program parses its own arguments."""
+"""Help line of each program, which parses its own arguments."""
 
 
 class BenchGroup(Group):
@@ -61,7 +39,7 @@ def _command(name: str) -> click.Command:
 
     @click.command(
         name,
-        short_help=PROGRAMS[name][0],
+        short_help=PROGRAMS[name],
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     )
@@ -73,8 +51,6 @@ def _command(name: str) -> click.Command:
         try:
             return int(module.main(list(words)))
         except SystemExit as end:  # argparse raises it for --help and for wrong arguments
-            if end.code == 0:
-                emit("\n".join(["", "Examples:", *(f"  {line}" for line in PROGRAMS[name][1:]), ""]))
             return end.code if isinstance(end.code, int) else 0
 
     return run

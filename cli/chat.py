@@ -16,7 +16,7 @@ import click
 
 from cli.client import Client
 from cli.jobs import AnswerPrinter, interruption, print_answer, stdin_text
-from cli.options import command, completed
+from cli.options import command
 from cli.output import Leaving, Problem, ProgressLine, complain, ended_by_signals, explaining, note
 from penstock.client import StreamEvent
 from penstock.files import write_file
@@ -30,22 +30,15 @@ def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
     The job is cancelled when its reader leaves: with Ctrl-C, or by closing the terminal or the pipe.
     """
     body = {**options, "messages": turns, "queue": {"priority": "interactive"}}
-    printer = AnswerPrinter()
     with ended_by_signals(), ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
         progress.phase("waiting for the first token")
         progress.explain(lambda: client.worker_problem(options["model"]))
+        printer = _ChatPrinter(progress)
         client.on_retry(partial(printer.waiting, say=progress.say))
         key, job_id = uuid.uuid4().hex, ""
-
-        def seen(event: StreamEvent) -> None:
-            if event.text:
-                progress.end()
-            if words := interruption(event):
-                printer.aside(f"({words})", progress.say)
-
         try:
             job_id = client.submit(body, key)["id"]
-            print_answer(client, job_id, printer, seen)
+            print_answer(client, job_id, printer)
         except (KeyboardInterrupt, BrokenPipeError):
             progress.end()
             with suppress(Problem):
@@ -54,6 +47,21 @@ def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
                 client.post(f"/v1/jobs/{job_id}/cancel", {})
             raise
     return printer.text
+
+
+class _ChatPrinter(AnswerPrinter):
+    """Prints an answer, and beside it that its worker is lost and who goes on."""
+
+    def __init__(self, progress: ProgressLine) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def take(self, event: StreamEvent) -> None:
+        if event.text:
+            self._progress.end()
+        if words := interruption(event):
+            self.aside(f"({words})", self._progress.say)
+        super().take(event)
 
 
 PROMPT = ">>> "
@@ -109,7 +117,6 @@ class TerminalChat:
             except KeyboardInterrupt:
                 note("\n(stopped)")
             except Problem as problem:
-                problem.next_step = completed(problem.next_step)
                 complain(problem, as_json=False)
 
     def _obey(self, line: str) -> None:
@@ -139,10 +146,7 @@ class TerminalChat:
             note("nothing has been asked yet")
             return
         answered = len(self._turns) > 1 and self._turns[-2]["content"] == self._question
-        before = self._turns[-1] if answered else None
         self._answer(self._question, self._turns[:-2] if answered else self._turns)
-        if self._turns[-1] == before:
-            note("(the same answer: the model gives it each time; change the question, /system or /model)")
 
     def _model(self, name: str) -> None:
         served = [str(model["id"]) for model in self._client.get("/v1/models")["data"]]
@@ -163,10 +167,10 @@ class TerminalChat:
             note(f"{name} exists already; choose another name" if name else "say where: /save FILE")
             return
         turns = self.with_system(self._turns)
-        as_json = json.dumps(turns, ensure_ascii=False, indent=1)
-        as_text = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
+        text = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
+        text = json.dumps(turns, ensure_ascii=False, indent=1) if path.suffix == ".json" else text
         with explaining(f"cannot write {path}"):
-            write_file(path, ((as_json if path.suffix == ".json" else as_text) + "\n").encode())
+            write_file(path, f"{text}\n".encode())
         self._saved.add(path)
         note(f"saved {len(self._turns)} turns to {path}")
 

@@ -19,37 +19,29 @@ import httpx2
 from api.settings import ApiSettings
 from cli.instance import DataDir
 from cli.options import F, Where
-from cli.output import FORBIDDEN, Problem, note
+from cli.output import Exit, Problem, note
 from penstock.client import ApiRefusal, InvalidAddress, NoAnswer, Pause, PenstockClient, StreamEvent
-from penstock.client_protocol import EMPTY, EventsUnreadable, InvalidRequest, lines_of, refusal_of, without_login
-from penstock.config import Config
-from penstock.text import counted, read_text
+from penstock.client_protocol import EMPTY, EventsUnreadable, InvalidRequest, refusal_of, without_login
+from penstock.text import read_text
 
 KEY = "PENSTOCK_API_KEY"
 CONNECT_TIMEOUT_S = 5.0
 PATIENCE_S = 60.0
 """How long a command that waits for an answer tries again while no server answers."""
 PAGE = 100
-KEY_FILE = "the file `api-key` (mode 0600) of the data folder of the running instance"
-SEND_A_KEY = f"set {KEY}, or put the key in {KEY_FILE}"
-SEND_ADMIN_KEY = f"use an admin key, one with admin = true in [keys]: {SEND_A_KEY}"
-OTHER_KEY = (
-    f"the key in {KEY} (or {KEY_FILE}) is not in [keys]; check it, or restart the server after changing penstock.toml"
-)
-FIND_TOKEN = f"use --data-dir FOLDER, or set {KEY} to the contents of FOLDER/run/admin-token"
-NOT_TO_REDIS = "an admin token is not sent to an address out of Redis"
 NAME_ONE = "--url http://HOST:8000 (or PENSTOCK_URL)"
-NO_URL = "drop --url and PENSTOCK_URL and "
 ADMIN = "/admin/"
-LISTED_BY = {
+NEXT_STEPS = {
     "model_not_found": "name one of these with --model, or leave the model out",
     "job_not_found": "penstock jobs ls",
     "batch_not_found": "penstock batch ls",
     "dead_letter_not_found": "penstock dlq ls",
     "webhook_not_found": "penstock webhooks ls",
     "tenant_not_found": "penstock tenants",
+    "permission_denied": "use a key with admin = true",
+    "admin_token_required": f"use --data-dir FOLDER, or set {KEY} to the contents of FOLDER/run/admin-token",
 }
-"""What to do about a wrong name, by the code of the refusal: mostly the command that lists the right ones."""
+"""What to do about a refusal, by its code: mostly the command that lists the right names."""
 SAME_MACHINE = ("127.0.0.1", "localhost", "::1")
 """Host names of an instance on this machine."""
 
@@ -59,17 +51,14 @@ class Client:
 
     Args:
         home: data folder of the instance, if it is known to run on this machine: its first answer is waited for.
-        without_token: why no admin token was found, if the address was not given.
     """
 
     key: str
     """Sent as a bearer token; "" if there is none."""
 
-    def __init__(
-        self, url: str, key: str, *, model: str = "", home: DataDir | None = None, without_token: str = ""
-    ) -> None:
+    def __init__(self, url: str, key: str, *, model: str = "", home: DataDir | None = None) -> None:
         self.url, self.key, self._model, self._home = url.rstrip("/"), key, model, home
-        self._without_token, self._admin_token = without_token, _kept_key(home.admin_token) if home else ""
+        self._admin_token = _kept_key(home.admin_token) if home else ""
         with self._explained():
             self._api = PenstockClient(url, key, patience_s=PATIENCE_S, first_patience_s=PATIENCE_S if home else 0.0)
         self._api.http.event_hooks["response"] = [_note_ignored]
@@ -104,19 +93,24 @@ class Client:
             return cls(where.url, named)
         config = where.config()
         by_redis = "url" in config.raw.get("redis", {})
-        if (where.data_dir and not where.redis_url) or (home.was_used() and not by_redis):
-            raise _not_running(home)
-        if named or _kept_key(home.api_key):
-            # Any process that writes to Redis, or listens on the port, could obtain the key.
-            if not by_redis:
-                raise _not_running(home, "an API key is not sent to whoever may listen at the configured port")
+        key, is_other = named or _kept_key(home.api_key), where.data_dir and not where.redis_url
+        if by_redis and key and not is_other:
             what = "an API key is not sent to an address out of Redis"
-            cause, next_step = "every process that may write there can name an API", NAME_ONE
-            raise Problem(what, cause=cause, next_step=next_step, code="address_required")
-        if by_redis:
-            return cls(_registered(config), "", without_token=NOT_TO_REDIS)
+            cause = "every process that may write there can name an API"
+            raise Problem(what, cause=cause, next_step=NAME_ONE, code="address_required")
+        if is_other or key or (home.was_used() and not by_redis):
+            what, next_step = f"nothing is running in {home.path}", f"penstock up, or {NAME_ONE}"
+            cause = "an API key is not sent to whoever may listen at the configured port" if key else ""
+            raise Problem(what, cause=cause, next_step=next_step, code="not_running")
         api = config.section("api", ApiSettings)
-        return cls(f"http://{api.host}:{api.port}", "", without_token=f"nothing is running in {home.path}")
+        if not by_redis:
+            return cls(f"http://{api.host}:{api.port}", "")
+        from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, rarely needed
+
+        urls = (each.url for each in processes(config) if each.role == "api" and each.url and each.state == "ready")
+        if url := next(urls, ""):
+            return cls(url, "")
+        raise Problem("no API process is registered in this Redis", next_step="penstock up", code="unreachable")
 
     def __enter__(self) -> Self:
         return self
@@ -179,11 +173,9 @@ class Client:
     def delete(self, path: str) -> dict[str, Any]:
         return self._json("DELETE", path)
 
-    def upload(
-        self, path: str, name: str, file: BinaryIO, *, on_read: Callable[[int], None], **fields: str
-    ) -> dict[str, Any]:
-        """Upload a file as a form, streamed; calls `on_read` with the number of bytes read so far."""
-        form = {"file": (name, _Counted(file, on_read), "application/jsonl")}
+    def upload(self, path: str, name: str, file: BinaryIO, **fields: str) -> dict[str, Any]:
+        """Upload a file as a form, streamed."""
+        form = {"file": (name, file, "application/jsonl")}
         with self._streamed("POST", path, data=fields, files=form) as response:
             return dict(json.loads(response.read()))
 
@@ -194,9 +186,12 @@ class Client:
                 write(chunk)
 
     def lines(self, path: str) -> Iterator[bytes]:
-        """Yield the lines of a response of JSON lines."""
+        """Yield the lines of a response of JSON lines, which end at a newline only."""
+        rest = b""
         with self._streamed("GET", path) as response:
-            yield from lines_of(response.iter_bytes())
+            for chunk in response.iter_bytes():
+                *whole, rest = (rest + chunk).split(b"\n")
+                yield from filter(None, whole)
 
     @contextmanager
     def _streamed(self, method: str, path: str, **options: Any) -> Iterator[httpx2.Response]:
@@ -213,7 +208,7 @@ class Client:
                     raise refusal_of(response.status_code, response.read(), response.headers.get("x-request-id", ""))
                 yield response
         except httpx2.TransportError as error:
-            raise self._no_penstock(self._api.url, str(error) or type(error).__name__) from None
+            raise _no_penstock(self._api.url, str(error) or type(error).__name__) from None
 
     def _json(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = EMPTY, *, patient: bool = False
@@ -229,9 +224,11 @@ class Client:
         try:
             yield
         except NoAnswer as error:
-            raise self._no_penstock(error.url, error.cause) from None
+            raise _no_penstock(error.url, error.cause) from None
         except ApiRefusal as error:
-            raise self._refused(error, path) from None
+            exit_code = Exit.FORBIDDEN if error.status in (401, 403) else Exit.FAILED
+            more = {"next_step": self._next_step(error.code, path), "request_id": error.request_id}
+            raise Problem(error.message, exit_code=exit_code, code=error.code, **more) from None
         except EventsUnreadable as error:
             raise Problem(error.message, code=error.code) from None
         except InvalidRequest as error:
@@ -240,73 +237,20 @@ class Client:
             what, next_step = f"{without_login(self.url)} is no address", "e.g. http://127.0.0.1:8000"
             raise Problem(what, cause=str(error), next_step=next_step, code="usage") from None
 
-    def _no_penstock(self, url: str, cause: str) -> Problem:
-        what = f"no penstock answers at {without_login(url)}"
-        next_step = "penstock up, or say where it is with --url or --data-dir"
-        return Problem(what, cause=cause, next_step=next_step, code="unreachable")
-
-    def _refused(self, refusal: ApiRefusal, path: str) -> Problem:
-        """The Problem for an error answer of the API."""
-        message, cause = refusal.message, ""
-        if refusal.code == "admin_token_required":  # the server's message addresses people who write requests by hand
-            message, cause = f"/admin of {self._api.url} needs its admin token", self._without_token
-        return Problem(
-            message,
-            cause=cause,
-            next_step=self._next_step(refusal.code, self._api.url + path),
-            exit_code=FORBIDDEN if refusal.status in (401, 403) else 1,
-            code=refusal.code,
-            request_id=refusal.request_id,
-        )
-
-    def _next_step(self, code: str, url: str) -> str:
+    def _next_step(self, code: str, path: str) -> str:
         """What to do about a refusal; "" if its message says so."""
-        has_key, address = bool(self.key or self._admin_token), urlsplit(url)
-        wanted = SEND_ADMIN_KEY if address.path.startswith(ADMIN) else SEND_A_KEY
-        steps = LISTED_BY | {
-            "admin_token_required": FIND_TOKEN if self._without_token else NO_URL + FIND_TOKEN,
-            "permission_denied": "use a key with admin = true",
-            "invalid_api_key": OTHER_KEY if has_key else wanted,
-        }
-        if not has_key:
-            tunnel = f"use --url http://127.0.0.1:{address.port or 80} (ssh -L from another machine)"
-            steps["misdirected_request"] = f"{tunnel}, or configure a key"
-        return steps.get(code, "")
+        if code == "invalid_api_key":
+            key = "an admin key" if path.startswith(ADMIN) else "a key"
+            return f"set {KEY} to {key} of [keys], or put it in the file `api-key` (mode 0600) of the data folder"
+        if code == "misdirected_request" and not (self.key or self._admin_token):
+            port = urlsplit(self._api.url).port or 80
+            return f"use --url http://127.0.0.1:{port} (ssh -L from another machine), or configure a key"
+        return NEXT_STEPS.get(code, "")
 
 
-def _note_ignored(response: httpx2.Response) -> None:
-    """Tell which fields of the request had no effect."""
-    if fields := response.headers.get("x-ignored-fields"):
-        note(f"ignored by the server: {fields}")
-
-
-class _Counted:
-    """A file that reports how much of it was read."""
-
-    def __init__(self, file: BinaryIO, on_read: Callable[[int], None]) -> None:
-        self._file, self._on_read = file, on_read
-        self.seek, self.tell, self.fileno = file.seek, file.tell, file.fileno
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self._on_read(self._file.tell())
-        return data
-
-
-def _not_running(home: DataDir, cause: str = "") -> Problem:
-    """The error for the folder of an instance that does not run: what answers elsewhere is another instance."""
-    what, next_step = f"nothing is running in {home.path}", f"penstock up, or {NAME_ONE}"
-    return Problem(what, cause=cause, next_step=next_step, code="not_running")
-
-
-def _registered(config: Config) -> str:
-    """The address of an API process that is registered in Redis."""
-    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, rarely needed
-
-    for process in processes(config):
-        if process.role == "api" and process.url and process.state == "ready":
-            return process.url
-    raise Problem("no API process is registered in this Redis", next_step="penstock up", code="unreachable")
+def _no_penstock(url: str, cause: str) -> Problem:
+    what, next_step = f"no penstock answers at {without_login(url)}", "penstock up, or say where: --url or --data-dir"
+    return Problem(what, cause=cause, next_step=next_step, code="unreachable")
 
 
 def _address(url: str) -> tuple[str, str | None, int | None]:
@@ -317,6 +261,12 @@ def _address(url: str) -> tuple[str, str | None, int | None]:
         return parts.scheme, host, parts.port
     except ValueError:  # the request will report the error
         return "", None, None
+
+
+def _note_ignored(response: httpx2.Response) -> None:
+    """Tell which fields of the request had no effect."""
+    if fields := response.headers.get("x-ignored-fields"):
+        note(f"ignored by the server: {fields}")
 
 
 def _kept_key(path: Path) -> str:
@@ -346,7 +296,6 @@ class Listing(NamedTuple):
 
     path: str
     noun: str
-    plural: str
     front: str = ""
     after: str = ""
     following: str = ""
@@ -354,10 +303,10 @@ class Listing(NamedTuple):
 
 
 LISTINGS = {
-    "job_id": Listing("/v1/jobs", "job", "jobs", "job_", "cursor", "next_cursor"),
-    "batch_id": Listing("/v1/batches", "batch", "batches", "batch_", "after", "last_id"),
-    "letter_id": Listing("/admin/dlq", "dead letter", "dead letters", other="job_id"),
-    "message_id": Listing("/admin/webhooks", "webhook message", "webhook messages", "msg_"),
+    "job_id": Listing("/v1/jobs", "job", "job_", "cursor", "next_cursor"),
+    "batch_id": Listing("/v1/batches", "batch", "batch_", "after", "last_id"),
+    "letter_id": Listing("/admin/dlq", "dead letter", other="job_id"),
+    "message_id": Listing("/admin/webhooks", "webhook message", "msg_"),
 }
 """By the name of a command's argument."""
 
@@ -366,34 +315,27 @@ def whole_id(client: Client, argument: str, given: str) -> str:
     """Complete the beginning of an id, with or without its front, from the whole list. A whole id, and text that begins
     none, is returned unchanged: the server then answers. Raises Problem if it is too short, if several ids begin so, or
     if the list is cut off before its end."""
-    if LISTINGS[argument].front and DIGITS.fullmatch(given):
-        given = LISTINGS[argument].front + given
+    listing = LISTINGS[argument]
+    if listing.front and DIGITS.fullmatch(given):
+        given = listing.front + given
     if TOO_SHORT.fullmatch(given):
-        what = f"{given} is too short to stand for one {LISTINGS[argument].noun}"
+        what = f"{given} is too short to stand for one {listing.noun}"
         raise Problem(what, next_step="give more digits: at least four", code="ambiguous_id")
     if not BEGINNING.fullmatch(given):
         return given
-    listing = LISTINGS[argument]
-    ids = (each.get(field) or "" for each in _all(client, listing, given) for field in ("id", listing.other))
-    found = [each for each in dict.fromkeys(ids) if each.startswith(given)]
-    if len(found) > 1:
-        names = ", ".join(found[:MAX_NAMED]) + (f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "")
-        what = f"{given} is the beginning of {counted(len(found), listing.noun, listing.plural)}"
-        raise Problem(what, cause=names, next_step="give more digits", code="ambiguous_id")
-    return found[0] if len(found) == 1 else given
-
-
-def _all(client: Client, listing: Listing, given: str) -> Iterator[dict[str, Any]]:
     if listing.after:
-        yield from client.pages(listing.path, sys.maxsize, listing.after, listing.following)
-        return
-    found = client.get(listing.path, limit=PAGE)["data"]
-    yield from found
-    if len(found) == PAGE:
-        what = f"{given} cannot be completed"
-        cause = f"there are more {listing.plural} than the newest {PAGE}, which the server lists"
+        rows = list(client.pages(listing.path, sys.maxsize, listing.after, listing.following))
+    elif len(rows := client.get(listing.path, limit=PAGE)["data"]) == PAGE:
+        cause = f"the server lists only the newest {PAGE}"
         next_step = "give the whole id; a pipe or --json of `ls` shows it"
-        raise Problem(what, cause=cause, next_step=next_step, code="ambiguous_id")
+        raise Problem(f"{given} cannot be completed", cause=cause, next_step=next_step, code="ambiguous_id")
+    ids = dict.fromkeys(str(each.get(field) or "") for each in rows for field in ("id", listing.other))
+    found = [each for each in ids if each.startswith(given)]
+    if len(found) > 1:
+        names = ", ".join(found[:MAX_NAMED]) + (" …" if len(found) > MAX_NAMED else "")
+        what = f"{given} is the beginning of several {listing.noun} ids"
+        raise Problem(what, cause=names, next_step="give more digits", code="ambiguous_id")
+    return found[0] if found else given
 
 
 def whole_ids(client: Client, arguments: Mapping[str, Any]) -> dict[str, str]:

@@ -12,10 +12,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,7 +25,7 @@ from cli.output import Problem, ProgressLine
 from cli.supervisor import Program, signal_name
 from offline.settings import OfflineSettings
 from penstock import bundle
-from penstock.config import Config, ConfigError, expanded, load, nearest
+from penstock.config import Config, ConfigError, build, expanded, load, nearest
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events import EventSettings, WebhookSettings
@@ -43,6 +43,8 @@ from workers.engines.upstream.places import checked_models, keys_of
 from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe
 from workers.engines.upstream.settings import UpstreamSettings, url_problem
 from workers.settings import WorkerSettings
+
+T = TypeVar("T")
 
 KINDS: dict[str, type[msgspec.Struct]] = {
     "up": UpSettings,
@@ -113,12 +115,13 @@ class Deployment:
 
     def check_model_files(self) -> None:
         """Check the model files that are set, before workers fail on them again and again. Raises ConfigError."""
-        for name, shape, pool in self.pools:
+        for name, _, pool in self.pools:
             option = MODEL_FILES.get(pool.engine) if pool.most_workers > 0 else None
             file = option and (pool.options.get(option) or self.config.raw.get(pool.engine, {}).get(option))
             if not option or not file or (pool.engine == "trtllm" and not Path(file).is_absolute()):  # a hub's name
                 continue
-            key, path = _option_key(name, shape, self.models[name], option), expanded(file).absolute()
+            key = f"models.{name}.options.{option}" if option in pool.options else f"{pool.engine}.{option}"
+            path = expanded(file).absolute()
             if not path.exists():
                 raise ConfigError(key, f"there is no {path}", "correct the path, or fetch the model first")
             if not os.access(path, os.R_OK):
@@ -239,13 +242,6 @@ def _default_name(config: Config, up: UpSettings) -> str:
     return checkpoint.rpartition("/")[2]
 
 
-def _option_key(name: str, shape: str, model: ModelSettings, option: str) -> str:
-    """The key that sets this option of a pool: its shape's, its model's or its engine's."""
-    if shape and option in model.shapes[shape].options:
-        return f"models.{name}.shapes.{shape}.options.{option}"
-    return f"models.{name}.options.{option}" if option in model.options else f"{model.engine}.{option}"
-
-
 def is_gguf(path: Path) -> bool:
     """Whether the file begins as a GGUF file does. Raises OSError."""
     if not path.is_file():  # a folder; a pipe would have no end
@@ -267,12 +263,10 @@ def environment() -> dict[str, str]:
 
 
 CHECK_TIMEOUT_S = 120.0
-ERROR = "error: "
 MANUAL = "see docs/engines.md"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCheck:
+class EngineCheck(NamedTuple):
     """What was found of one pool's engine. `error` is None if it can be built."""
 
     pool: str
@@ -303,15 +297,14 @@ def _error(key: str, argv: Sequence[str], env: Mapping[str, str]) -> ConfigError
         return ConfigError(key, f"the engine was not built within {CHECK_TIMEOUT_S:.0f} s", MANUAL)
     if done.returncode == 0:
         return None
-    if done.returncode < 0:
-        name = signal_name(-done.returncode)
-        return ConfigError(key, f"the process that built the engine was killed by {name}", MANUAL)
-    try:
+    with contextlib.suppress(msgspec.DecodeError):
         return ConfigError(*msgspec.json.decode(done.stdout.rpartition(b"\n\n")[2], type=tuple[str, str, str]))
-    except msgspec.DecodeError:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-    ended = f"the process that built the engine exited with {done.returncode}"
-    return ConfigError(key, lines[-1].removeprefix(ERROR) if lines else ended, MANUAL)
+    ended = (
+        f"was killed by {signal_name(-done.returncode)}" if done.returncode < 0 else f"exited with {done.returncode}"
+    )
+    lines = done.stderr.decode(errors="replace").strip().splitlines() if done.returncode > 0 else []
+    ended = lines[-1].removeprefix("error: ") if lines else f"the process that built the engine {ended}"
+    return ConfigError(key, ended, MANUAL)
 
 
 KEY_VARIABLES = "PENSTOCK_UPSTREAM_KEY_ENV"
@@ -322,8 +315,7 @@ RETRY_DELAY_S = 0.5
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:/-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLook:
+class ServerLook(NamedTuple):
     """What was found of one server. `facts` is None if it cannot be used."""
 
     pool: str
@@ -334,7 +326,7 @@ class ServerLook:
 
 def with_upstream(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """The flags of `up` with what --upstream implies: the engine, and the name of the server's only model. Raises
-    Problem."""
+    Problem, ConfigError."""
     url, engine = flags.get("upstream"), flags.get("engine")
     if url is None:
         return dict(flags)
@@ -342,48 +334,44 @@ def with_upstream(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[
         raise Problem(f"--upstream needs no --engine {engine}", next_step="leave out one of them", code="usage")
     name = flags.get("model") or environ.get("PENSTOCK_MODEL")
     if name is None:
-        first, *_ = [part.strip() for part in url.split(",") if part.strip()] or [""]
+        first = next((part.strip() for part in url.split(",") if part.strip()), "")
         if problem := url_problem(first):
             raise Problem(f"--upstream: {problem}", code="usage")
-        name = _only_model(first, environ)
+        names = _names_of(first, environ)
+        if len(names) != 1:
+            shown = ", ".join(names[:MAX_NAMED]) or "none that it names"
+            raise Problem(f"{first} has {len(names)} models: {shown}", next_step="name one with --model", code="usage")
+        name = own_name(names[0])
     return {**flags, "engine": "upstream", "model": name}
 
 
-def _only_model(url: str, environ: Mapping[str, str]) -> str:
-    """The name of the only model of a server, as a name here. Raises Problem."""
-    try:
-        settings = UpstreamSettings(urls=(url,), key_env=tuple(environ.get(KEY_VARIABLES, "").split(",")[:1]))
-    except ValueError:
-        settings = UpstreamSettings(urls=(url,))
-    try:
-        keys = keys_of(settings, "upstream")
-        names = _names_of(url, settings, keys[0].secret if keys else "", environ)
-    except ConfigError as error:
-        raise Problem(str(error), code="usage") from None
-    except ProbeFailed as error:
-        hint = "start it, correct the address, or name its model with --model to wait for it"
-        if error.lasting:
-            hint = f"put its key into a variable, and the variable's name into {KEY_VARIABLES}"
-        raise Problem(f"{url} cannot be used: {error}", next_step=hint, code="unreachable") from None
-    if len(names) != 1:
-        shown = ", ".join(names[:MAX_NAMED]) or "none that it names"
-        raise Problem(f"{url} has {len(names)} models: {shown}", next_step="name one with --model", code="usage")
-    return own_name(names[0])
-
-
-def _names_of(url: str, settings: UpstreamSettings, key: str, environ: Mapping[str, str]) -> list[str]:
+def _names_of(url: str, environ: Mapping[str, str]) -> list[str]:
     """The names of a server's models. Waits while it says that it is not ready, at most START_TIMEOUT_S, and shows for
-    how long. Raises ProbeFailed."""
+    how long. Raises Problem, ConfigError."""
+    key_env = environ.get(KEY_VARIABLES, "").partition(",")[0]
+    settings = build(UpstreamSettings, {"urls": url, "key_env": key_env}, "upstream")
     until = time.monotonic() + START_TIMEOUT_S
     with ProgressLine(sys.stderr, environ) as progress:
         while True:
             try:
-                return asyncio.run(_names(url, settings, key))
+                return asyncio.run(_ask(url, settings, "upstream", "", ServerProbe.names))
             except ProbeFailed as error:
                 if not error.starting or time.monotonic() >= until:
-                    raise
+                    hint = "start it, correct the address, or name its model with --model to wait for it"
+                    if error.lasting:
+                        hint = f"put its key into a variable, and the variable's name into {KEY_VARIABLES}"
+                    raise Problem(f"{url} cannot be used: {error}", next_step=hint, code="unreachable") from None
                 progress.phase(f"waiting for {url}: {error}")
             time.sleep(RETRY_DELAY_S)
+
+
+async def _ask(
+    url: str, settings: UpstreamSettings, where: str, model: str, question: Callable[[ServerProbe], Awaitable[T]]
+) -> T:
+    """Ask one server something. Raises ProbeFailed; ConfigError, whose key begins with `where`."""
+    keys = keys_of(settings, where)
+    with contextlib.closing(UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)) as client:
+        return await question(ServerProbe(client, settings, model, keys[0].secret if keys else ""))
 
 
 def own_name(name: str) -> str:
@@ -393,30 +381,16 @@ def own_name(name: str) -> str:
     return plain if MODEL_NAME.fullmatch(plain) else "upstream"
 
 
-async def _names(url: str, settings: UpstreamSettings, key: str) -> list[str]:
-    with contextlib.closing(UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)) as client:
-        return await ServerProbe(client, settings, "", key).names()
-
-
 def look(deployment: Deployment) -> Iterator[ServerLook]:
     """Ask every server of every model with the engine `upstream` what it is."""
     for name, shape, pool in deployment.pools:
-        if pool.engine == "upstream":
-            settings = deployment.config.section("upstream", UpstreamSettings, pool.options)
-            yield from asyncio.run(_look(name, pool_name(name, shape), settings))
-
-
-async def _look(model: str, pool: str, settings: UpstreamSettings) -> list[ServerLook]:
-    try:
-        keys = keys_of(settings, f"models.{model}.options")
-    except ConfigError as error:
-        return [ServerLook(pool, url, None, str(error)) for url in settings.urls]
-    return [await _look_at(model, pool, url, settings, keys[0].secret if keys else "") for url in settings.urls]
-
-
-async def _look_at(model: str, pool: str, url: str, settings: UpstreamSettings, key: str) -> ServerLook:
-    with contextlib.closing(UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)) as client:
-        try:
-            return ServerLook(pool, url, await ServerProbe(client, settings, model, key).facts())
-        except ProbeFailed as error:
-            return ServerLook(pool, url, None, str(error))
+        if pool.engine != "upstream":
+            continue
+        settings = deployment.config.section("upstream", UpstreamSettings, pool.options)
+        for url in settings.urls:
+            facts, problem = None, ""
+            try:
+                facts = asyncio.run(_ask(url, settings, f"models.{name}.options", name, ServerProbe.facts))
+            except (ConfigError, ProbeFailed) as error:
+                problem = str(error)
+            yield ServerLook(pool_name(name, shape), url, facts, problem)

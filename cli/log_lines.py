@@ -13,21 +13,8 @@ from typing import Any
 
 REDIS_LINE = re.compile(r"[0-9]+:[A-Z] ([0-9]{1,2} [A-Z][a-z]{2} [0-9]{4} [0-9:]{8}\.[0-9]{3}) ([.*#-]) (.*)")
 REDIS_LEVELS = {".": "debug", "-": "debug", "*": "info", "#": "warning"}
-START = "penstock %s starts"
-"""The first record of each run of `penstock up` in its own log."""
-STARTER = "cli.up"
-"""The logger that writes START."""
 HEAD = ("time", "level", "service", "pid", "logger", "message", "process", "exception", "stack", "trace_ids", "span_id")
 """Fields of a record that `pretty` does not show as `name=value`."""
-FIRST_ERROR = 400
-"""HTTP status."""
-POLLED = frozenset(
-    {
-        *("/admin/overview", "/admin/jobs", "/admin/jobs/{job_id}", "/admin/dlq", "/admin/pools", "/admin/keys"),
-        *("/admin/tenants", "/v1/batches", "/v1/batches/{batch_id}", "/v1/jobs/{job_id}"),
-    }
-)
-"""Routes that are read again and again to see what has changed."""
 ANY_ID = re.compile(r"(?:[a-z]{2,12}[-_])?[0-9a-f]{12,}")
 """Of a job, a request, a trace, a lease or anything else that gets a random id."""
 
@@ -81,30 +68,6 @@ def _of_text(line: str, before: str) -> dict[str, Any]:
     return {"time": before, "level": "info", "message": line}
 
 
-def is_of_trace(line: LogLine, trace: str) -> bool:
-    """Whether a line names a trace whose id begins so."""
-    several = line.fields.get("trace_ids")
-    named = [line.fields.get("trace_id"), *(several if isinstance(several, list) else ())]
-    return any(isinstance(each, str) and each.startswith(trace) for each in named)
-
-
-def is_poll(line: LogLine) -> bool:
-    """Whether a line is a request that was answered and that an open page of the console, `penstock top`, `jobs watch`
-    or a program that waits for a job repeats by itself."""
-    fields = line.fields
-    status, route = fields.get("status"), str(fields.get("route"))
-    if fields.get("logger") != "api.access" or fields.get("method") != "GET" or not isinstance(status, int):
-        return False
-    return status < FIRST_ERROR and (route in POLLED or route.startswith("/console/assets/"))
-
-
-def starts_run(line: LogLine) -> bool:
-    """Whether a run of `penstock up` begins with this line."""
-    before, after = START.split("%s")
-    said = str(line.fields.get("message"))
-    return line.fields.get("logger") == STARTER and said.startswith(before) and said.endswith(after)
-
-
 def text_of(fields: dict[str, Any]) -> str:
     """What a record says, in one line: its message, or of a request what was asked and answered."""
     if fields.get("logger") == "api.access" and "status" in fields:
@@ -117,18 +80,16 @@ def pretty(line: LogLine, *, ids: bool = True) -> str:
     """Format a line for a terminal: local time, process, message, and the fields that these do not contain. Without
     `ids`, leave ids out; of a list of ids, give the number."""
     fields, said = line.fields, text_of(line.fields)
-    added = (
-        (name, value) for name, value in fields.items() if value != line.process and _adds(name, value, said, fields)
-    )
-    if not ids:
-        named = ((name, value) for name, value in added if not (isinstance(value, str) and ANY_ID.fullmatch(value)))
-        added = ((name, len(value) if isinstance(value, list) else value) for name, value in named)
+    shown = [said]
+    for name, value in fields.items():
+        is_id = isinstance(value, str) and ANY_ID.fullmatch(value)
+        if value != line.process and (ids or not is_id) and _adds(name, value, said, fields):
+            brief = len(value) if isinstance(value, list) and not ids else value
+            shown.append(f"{name}={_value(brief, name)}")
     traces = ["\n" + str(fields[name]).rstrip() for name in ("exception", "stack") if fields.get(name)]
-    shown = [said, *(f"{name}={_value(value, name)}" for name, value in added)]
     text = "  ".join(part for part in (" ".join(shown), *traces) if part)
     level = str(fields.get("level", ""))
-    if level in ("warning", "error", "critical"):
-        text = f"{level}: {text}"
+    text = f"{level}: {text}" if level in ("warning", "error", "critical") else text
     return f"{_clock(line.time)} {line.process:<12} {text}"
 
 

@@ -18,14 +18,12 @@ from typing import BinaryIO
 
 import click
 
-from cli.log_lines import LogLine, is_of_trace, is_poll, parse_line, pretty, starts_run
+from cli.log_lines import LogLine, parse_line, pretty
 from cli.options import Where, command
-from cli.output import DONE, INTERRUPTED, Problem, fitted, print_json, shorten_ids, styled, visible
+from cli.output import Exit, Problem, fitted, print_json, shorten_ids, styled, visible
 from cli.processes import ORDER
 
 FOLLOW_INTERVAL_S = 0.2
-MIN_RUNS = 2
-"""Runs that the logs must have, so that one is the previous one."""
 COLOURS = {"warning": 33, "error": 31, "critical": 31}
 BLOCK_BYTES = 1 << 20
 INDENT = len("11-24 02:12:13.123 ")
@@ -33,23 +31,17 @@ INDENT = len("11-24 02:12:13.123 ")
 
 @dataclass(slots=True)
 class Filters:
-    """Which lines to show; "": any. A line is of a job if it names it anywhere."""
+    """Which lines to show; "": any. A line is of a job or trace if it names it anywhere."""
 
     job: str = ""
     trace: str = ""
     role: str = ""
     process: str = ""
-    since: str = ""
-    until: str = ""
-    """Times; a line without one passes if none is asked for."""
-    polls: bool = True
 
     def passes(self, line: LogLine, raw: str) -> bool:
         return (
-            (self.polls or not is_poll(line))
-            and (self.since <= line.time and (not self.until or line.time < self.until))
-            and self.job in raw
-            and (not self.trace or is_of_trace(line, self.trace))
+            self.job in raw
+            and (not self.trace or f'"{self.trace}' in raw)
             and self.role in ("", line.role)
             and self.process in ("", line.process)
         )
@@ -66,7 +58,6 @@ class LogFile:
     before: str = ""
     rest: bytes = field(default=b"", repr=False)
     """The last line, while its end is not written."""
-    is_first: bool = True
 
     @property
     def process(self) -> str:
@@ -75,10 +66,9 @@ class LogFile:
     def lines(self, filters: Filters) -> Iterator[LogLine]:
         """Yield the lines that pass, from where the last call ended."""
         older = self.path.with_name(f"{self.process}.log.1")
-        for path in (older, self.path) if self.is_first else (self.path,):
+        for path in (self.path,) if self.inode else (older, self.path):
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 yield from self._of(file, filters)
-        self.is_first = False
 
     def _of(self, file: BinaryIO, filters: Filters) -> Iterator[LogLine]:
         now = os.fstat(file.fileno())
@@ -108,14 +98,8 @@ def process_of(path: Path) -> str:
 @click.option("--role", type=click.Choice((*ORDER, "up")), default=None, help="Only processes of this role.")
 @click.option("--process", default="", help="Only this process, as `penstock ps` names it.")
 @click.option("-n", "--lines", "count", type=click.IntRange(0), help="Only the newest N lines [all].")
-@click.option("--previous", is_flag=True, help="Only the run of `penstock up` before the newest one.")
 @click.option("-v", "--verbose", is_flag=True, help="On a terminal, show ids too.")
 @click.option("--pretty", "for_people", is_flag=True, help="Lines for people, also into a pipe.")
-@click.option(
-    "--polls",
-    is_flag=True,
-    help="For people, too: what the console, `top`, `jobs watch` and waiting programs ask again and again.",
-)
 def logs(
     follow: bool,
     job: str,
@@ -123,10 +107,8 @@ def logs(
     role: str | None,
     process: str,
     count: int | None,
-    previous: bool,
     where: Where,
     for_people: bool,
-    polls: bool,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -146,45 +128,23 @@ def logs(
     folder = where.home().logs
     files: dict[Path, LogFile] = {}
     filters = Filters(job, trace.lower(), role or "", process.removesuffix(f"@{socket.gethostname()}"))
-    as_json = as_json or not (for_people or sys.stdout.isatty())
-    filters.polls = polls or as_json
+    show = partial(_show, as_json=as_json or not (for_people or sys.stdout.isatty()), ids=verbose)
     if not any(folder.glob("*.log*")):
         what = f"there are no logs in {folder}"
         raise Problem(what, next_step="penstock up, or name another folder with --data-dir", code="no_logs")
-    if previous:
-        filters.since, filters.until = _previous_run(folder)
     try:
         found: Iterable[LogLine] = merged(folder, files, filters)
-        show = partial(_show, as_json=as_json, ids=verbose)
         shown = show(found if count is None else deque(found, count))
         if not (shown or follow or count == 0):
-            raise _nothing(filters, folder, files)
-        while follow and not previous:
+            cause = "there are logs of " + ", ".join(sorted(map(process_of, files)))
+            next_step = "penstock jobs ls" if job else "penstock ps"
+            raise Problem(f"no such line is in {folder}", cause=cause, next_step=next_step, code="no_lines")
+        while follow:
             time.sleep(FOLLOW_INTERVAL_S)
             show(merged(folder, files, filters))
     except KeyboardInterrupt:
-        return INTERRUPTED
-    return DONE
-
-
-def _previous_run(folder: Path) -> tuple[str, str]:
-    """When the run of `penstock up` before the newest one began, and when that one did. Raises Problem."""
-    times = [line.time for line in LogFile(folder / "up.log").lines(Filters()) if starts_run(line)]
-    if len(times) < MIN_RUNS:
-        raise Problem(
-            f"the logs in {folder} have no run before the newest one", next_step="penstock logs", code="no_lines"
-        )
-    return times[-2], times[-1]
-
-
-def from_now(folder: Path) -> dict[Path, LogFile]:
-    """The logs of a folder, without the lines that are there."""
-    files = {path: LogFile(path, is_first=False) for path in _paths(folder)}
-    for path, file in files.items():
-        with contextlib.suppress(FileNotFoundError):  # there is an older one alone
-            now = path.stat()
-            file.inode, file.offset = now.st_ino, now.st_size
-    return files
+        return Exit.INTERRUPTED
+    return Exit.DONE
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -197,15 +157,6 @@ def merged(folder: Path, files: dict[Path, LogFile], filters: Filters) -> Iterat
     for path in _paths(folder):
         files.setdefault(path, LogFile(path))
     return heapq.merge(*(file.lines(filters) for file in files.values()), key=attrgetter("time"))
-
-
-def _nothing(filters: Filters, folder: Path, files: Iterable[Path]) -> Problem:
-    """Why no line was shown."""
-    given = [("job", filters.job), ("trace", filters.trace), ("role", filters.role), ("process", filters.process)]
-    wanted = ", ".join(f"{name} {value}" for name, value in given if value)
-    what = f"no line of the logs in {folder} is of {wanted}" if wanted else f"the logs in {folder} are empty"
-    cause = "there are logs of " + ", ".join(sorted(process_of(path) for path in files))
-    return Problem(what, cause=cause, next_step="penstock jobs ls" if filters.job else "penstock ps", code="no_lines")
 
 
 def _show(found: Iterable[LogLine], *, as_json: bool, ids: bool) -> int:

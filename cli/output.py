@@ -9,22 +9,27 @@ Also Problem, the error that ends a command with an exit code."""
 
 from __future__ import annotations
 
-import codecs
 import contextlib
+import enum
 import itertools
 import json
 import math
 import os
 import re
+import shutil
 import signal
 import sys
 import textwrap
 import threading
 import time
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+from cli.suggestions import completed
 
 TEXTS = ("reason", "message", "last_error", "override", "by", "value", "what_it_is", "next_attempt_at", "url", "prompt")
 """Columns of free text, which wrap at words; if there is no room for them, they stand below their row."""
@@ -43,9 +48,7 @@ GAP, BELOW = "  ", 4
 """Between two columns, and blanks before the second line of what stands below a row."""
 MIN_NAME = 5
 MIN_TEXT = 30
-MIN_DIGITS = 8
-"""Shortest id that is shown, in hexadecimal digits after its prefix."""
-ID = re.compile(r"(job_|batch_|msg_|file-)([0-9a-f]{32})")
+ID = re.compile(r"\b((?:job_|batch_|msg_|file-)[0-9a-f]{8})[0-9a-f]{24}\b")
 JOINED = "\x00"
 """Stands for a blank at which a line must not end. No text that is shown contains it."""
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -61,13 +64,10 @@ def table_lines(
     Args:
         now: Unix time that times are relative to.
     """
-    names = column_names(header)
+    names = [title.lower().replace(" ", "_") for title in header]
     if width < math.inf:
-        short = shortener(cell for row in rows for cell in row)
-        header = [
-            "WHEN" if name == "at" else title.removesuffix(" AT") for name, title in zip(names, header, strict=True)
-        ]
-        rows = [[_shown(name, cell, short, now) for name, cell in zip(names, row, strict=True)] for row in rows]
+        header = ["WHEN" if title == "AT" else title.removesuffix(" AT") for title in header]
+        rows = [[_shown(name, cell, now) for name, cell in zip(names, row, strict=True)] for row in rows]
     widths = [
         max(cells(line) for cell in column for line in cell.split("\n")) for column in zip(header, *rows, strict=True)
     ]
@@ -79,44 +79,24 @@ def table_lines(
         for parts in itertools.zip_longest(*columns, fillvalue=""):
             line = ""
             for place, text in zip(places, parts, strict=True):
-                blank = " " * (widths[place] - cells(text)) + GAP
-                line += (painted(names[place], text, row[0]) if colour else text) + blank
+                line += painted(names[place], text, row[0]) if colour else text
+                line += " " * (widths[place] - cells(text)) + GAP
             yield line.rstrip()
 
     lines = [f"\x1b[1m{line}\x1b[0m" if colour else line for line in row_lines(header, colour=False)]
     for row in rows:
         lines += row_lines(row, colour=colour)
-        hidden = [place for place in range(len(names)) if place not in places and row[place] != "-"]
-        figures, below = list[str](), list[str]()
-        for place in hidden:
-            said = f"{GAP}{header[place].lower()}: {row[place]}"
-            if names[place] in TEXTS:
-                below += _cell_lines(names[place], said, int(width), BELOW)
-            elif figures and cells(figures[-1] + said) <= width:
-                figures[-1] += said
-            else:
-                figures.append(said)
-        lines += [part for line in figures for part in _cell_lines("", line, int(width), BELOW)] + below
+        below = [place for place in range(len(names)) if place not in places and row[place] != "-"]
+        said = [f"{header[place].lower()}: {row[place]}" for place in below if names[place] in TEXTS]
+        figures = GAP.join(f"{header[place].lower()}: {row[place]}" for place in below if names[place] not in TEXTS)
+        for text in filter(None, (figures, *said)):
+            lines += wrapped(GAP + " ".join(text.split("\n")), int(width), BELOW, whole_words=False)
     return lines
 
 
-def column_names(header: Sequence[str]) -> list[str]:
-    """The columns' names, as `print_rows` makes titles of them."""
-    return [title.lower().replace(" ", "_") for title in header]
-
-
-def shortener(texts: Iterable[str]) -> Callable[[str], str]:
-    """A function that shortens an id, to as many digits as tell all ids among `texts` apart."""
-    found = {match[0] for text in texts if (match := ID.fullmatch(text))}
-    digits = MIN_DIGITS
-    while len({_cut_id(each, digits) for each in found}) < len(found):
-        digits += 1
-    return lambda text: _cut_id(text, digits)
-
-
 def shorten_ids(text: str) -> str:
-    """A line with every id in it shortened."""
-    return ID.sub(lambda match: _cut_id(match[0], MIN_DIGITS), text)
+    """A line with every id in it as short as commands take it, nearly always; they say so where several begin alike."""
+    return ID.sub(r"\1", text)
 
 
 def ago(seconds: float) -> str:
@@ -140,22 +120,19 @@ def cells(text: str) -> int:
     """Columns of a terminal that a line takes."""
     if text.isascii():
         return len(text)
-    return sum(_CELLS.get(unicodedata.east_asian_width(char), 1) for char in text if not unicodedata.combining(char))
+    from rich.cells import cell_len  # noqa: PLC0415 - rich takes 50 ms, and most lines are ASCII
 
-
-_CELLS = {"W": 2, "F": 2}
+    return cell_len(text)
 
 
 def cut(text: str, width: int) -> str:
     """The line, ended by an ellipsis if it is too wide."""
     if cells(text) <= width:
         return text
-    if width < 1:
-        return ""
-    kept = text[: width - 1]
-    while cells(kept) > width - 1:
+    kept = text[: max(0, width - 1)]
+    while cells(kept) > width - 1 > 0:
         kept = kept[:-1]
-    return f"{kept}…"
+    return f"{kept}…" if width > 0 else ""
 
 
 def _fit(names: Sequence[str], titles: Sequence[str], widths: list[int], width: float) -> list[int]:
@@ -188,28 +165,19 @@ def painted(name: str, text: str, first: str) -> str:
     return f"\x1b[{paint}m{text}\x1b[0m" if paint else text
 
 
-def _cell_lines(name: str, cell: str, width: int, indent: int = 0) -> list[str]:
-    if name == "prompt":
-        return [cut(cell, width)]
+def _cell_lines(name: str, cell: str, width: int) -> list[str]:
     lines = cell.split("\n")
-    if name in NAMES:
+    if name in NAMES or name == "prompt":
         return [cut(line, width) for line in lines]
-    if name not in TEXTS and not indent:
-        return lines
-    return [part for line in lines for part in wrapped(line, width, indent, whole_words=False)]
+    return [part for line in lines for part in wrapped(line, width, whole_words=False)] if name in TEXTS else lines
 
 
-def _shown(name: str, cell: str, short: Callable[[str], str], now: float) -> str:
+def _shown(name: str, cell: str, now: float) -> str:
     if TIME.fullmatch(cell) and name != "value":
         return ago(now - datetime.fromisoformat(cell).timestamp())
     if name.endswith("_bytes"):
         return "/".join(size(int(part)) if part.isdecimal() else part for part in cell.split("/"))
-    return (cell if name == "value" else short(cell)).expandtabs()
-
-
-def _cut_id(text: str, digits: int) -> str:
-    match = ID.fullmatch(text)
-    return match[1] + match[2][:digits] if match else text
+    return (cell if name == "value" else shorten_ids(cell)).expandtabs()
 
 
 COMMAND = re.compile(r"\S*penstock(?: [^\s,;]+)+")
@@ -238,72 +206,62 @@ class StreamWrapper:
 
     def __init__(self, write: Callable[[str], object], width: Callable[[], int]) -> None:
         self._write, self._width = write, width
-        self._word, self._gap = "", ""
+        self._held = ""
+        """The blanks before a word, and the word as far as it is there."""
         self._column = 0
-        self._after_wide = False
 
     def feed(self, text: str) -> None:
         """Take a piece, and write what is complete."""
         for char in text:
             if char == "\n":
+                self.begin_line()
+                self._write("\n")
+                continue
+            if char.isspace() and self._held.strip():
                 self.flush()
-                self._put("\n")
-                self._column = 0
-            elif char.isspace():
-                self._end_word()
-                self._gap += char
-            else:
-                self._word += char
-                # A wide character may stand at the end of a line, and a word without room is broken by the terminal.
-                if cells(char) > 1 or cells(self._word) >= self._width():
-                    self._end_word()
+            self._held += char
+            # A wide character may stand at the end of a line, and a word without room is broken by the terminal.
+            if cells(char) > 1 or cells(self._held) >= self._width():
+                self.flush()
 
     def flush(self) -> None:
         """Write what was held back."""
-        self._end_word()
-        self._put(self._gap)
-        self._gap = ""
+        held, self._held, width = self._held, "", self._width()
+        word, size = held.lstrip(), cells(held.expandtabs())
+        # Without a blank before it, it is the rest of a word that has no room in any line.
+        may_break = word and (word != held or cells(word[0]) > 1)
+        if may_break and self._column and self._column + size > width:
+            held, size, self._column = f"\n{word}", cells(word), 0
+        if held:
+            self._write(held)
+            self._column = (self._column + size - 1) % width + 1
 
     def begin_line(self) -> None:
-        """Note that something else was written, and that the text goes on in a new line."""
+        """Write what was held back; the text goes on in a new line."""
         self.flush()
         self._column = 0
 
-    def _end_word(self) -> None:
-        if not self._word:
-            return
-        width, gap, word = self._width(), self._gap, self._word
-        # Else it is the rest of a word that has no room in any line. Beside a wide character a line may end.
-        may_break = gap or cells(word[0]) > 1 or self._after_wide
-        self._after_wide = cells(word[-1]) > 1
-        if may_break and self._column and self._column + cells(gap.expandtabs() + word) > width:
-            gap = ""
-            self._put("\n")
-            self._column = 0
-        self._put(gap + word)
-        self._column = (self._column + cells(gap.expandtabs() + word) - 1) % width + 1
-        self._gap = self._word = ""
 
-    def _put(self, text: str) -> None:
-        if text:
-            self._write(text)
+class Exit(enum.IntEnum):
+    """Exit codes (`penstock help exit-codes`)."""
 
-
-DONE = 0
-FAILED = 1
-USAGE = 2
-UNREACHABLE = 3
-FORBIDDEN = 4
-ENDED_BADLY = 5
-STILL_RUNNING = 6
-INTERRUPTED = 130
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    FORBIDDEN = 4
+    ENDED_BADLY = 5
+    STILL_RUNNING = 6
+    INTERRUPTED = 130
 
 
 EXIT_CODES = {
-    **dict.fromkeys(("usage", "settings", "plan", "another_run", "ambiguous_id", "not_confirmed"), USAGE),
-    **dict.fromkeys(("unreachable", "not_running", "address_required", "redis_unreachable", "no_logs"), UNREACHABLE),
-    **dict.fromkeys(("key_exposed", "key_unreadable"), FORBIDDEN),
-    "wait_timeout": STILL_RUNNING,
+    **dict.fromkeys(("usage", "settings", "plan", "another_run", "ambiguous_id", "not_confirmed"), Exit.USAGE),
+    **dict.fromkeys(
+        ("unreachable", "not_running", "address_required", "redis_unreachable", "no_logs"), Exit.UNREACHABLE
+    ),
+    **dict.fromkeys(("key_exposed", "key_unreadable"), Exit.FORBIDDEN),
+    "wait_timeout": Exit.STILL_RUNNING,
 }
 """By the code of an error; with any other one a command has failed."""
 
@@ -324,7 +282,7 @@ class Problem(Exception):
     ) -> None:
         super().__init__(message)
         self.message, self.cause, self.next_step = message, cause, next_step
-        self.exit_code = EXIT_CODES.get(code, FAILED) if exit_code is None else exit_code
+        self.exit_code = EXIT_CODES.get(code, Exit.FAILED) if exit_code is None else exit_code
         self.code, self.request_id = code, request_id
 
 
@@ -354,6 +312,16 @@ def terminal_width(stream: TextIO) -> int:
     with contextlib.suppress(OSError, ValueError):  # ValueError: io.UnsupportedOperation, of a stream without a file
         return os.get_terminal_size(stream.fileno()).columns or WIDTH
     return WIDTH
+
+
+def rich_console(width: int | None = None) -> Console:
+    """A console of rich for stdout. `width`: None for that of the terminal, which may change."""
+    from rich.console import Console  # noqa: PLC0415 - 50 ms that few commands need
+
+    colour = styled(sys.stdout, os.environ)
+    height = None if width is None else shutil.get_terminal_size().lines  # rich ignores a width alone if TERM=dumb
+    return Console(width=width, height=height, color_system="standard" if colour else None, no_color=not colour,
+                   force_terminal=colour or None, highlight=False, emoji=False, markup=False)  # fmt: skip
 
 
 def emit(text: str) -> None:
@@ -442,18 +410,32 @@ def list_result(
     return CommandResult(iter(values), show)
 
 
+NESTED = ("attempt_log", "job", "override", "workers")
+"""Fields of the API's objects that hold objects with times."""
+
+
 def timed(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The object with its own Unix times as RFC 3339, the format of all JSON output."""
-    return {name: rfc3339(value) if _is_time(name, value) else value for name, value in found.items()}
+    """The object, and those in it, with Unix times as RFC 3339, the format of all JSON output."""
+    return {name: _timed(name, value) for name, value in found.items()}
 
 
-def _is_time(name: str, value: Any) -> bool:
-    return (name in ("at", "since", "until") or name.endswith(("_at", "_since"))) and isinstance(value, int | float)
+def _timed(name: str, value: Any) -> Any:
+    is_time = name in ("at", "since", "until") or name.endswith(("_at", "_since"))
+    match value:
+        case int() | float() if is_time:
+            return rfc3339(value)
+        case dict() if name in NESTED:
+            return timed(value)
+        case list() if name in NESTED:
+            return [_timed(name, each) for each in value]
+        case _:
+            return value
 
 
 def note(text: str) -> None:
     """Print a message to stderr."""
-    _write_note("\n".join(part for line in visible(text).split("\n") for part in fitted(sys.stderr, line)))
+    lines = visible(completed(text)).split("\n")
+    _write_note("\n".join(part for line in lines for part in fitted(sys.stderr, line)))
 
 
 def fitted(stream: TextIO, line: str, indent: int = 0) -> list[str]:
@@ -537,21 +519,9 @@ def _escaped(found: re.Match[str]) -> str:
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
-class VisibleBytes:
-    """Incremental `visible` for UTF-8 chunks, which may split a character."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, data: bytes) -> bytes:
-        """Return the bytes that may be written now."""
-        return visible(self._decoder.decode(data)).encode()
-
-
 REDRAW_INTERVAL_S = 0.1
 EXPLAIN_INTERVAL_S = 1.0
 REPEAT_INTERVAL_S = 10.0
-BAR_WIDTH = 24
 MAX_STEPS = 10_000
 MIN_MEASURED_S = 2.0
 """Time that a phase must have lasted before its remaining time is shown."""
@@ -565,21 +535,15 @@ class ProgressLine:
     ten seconds.
     """
 
-    def __init__(
-        self, stream: TextIO, environ: Mapping[str, str], *, quiet: bool = False, delay_s: float = 0.0
-    ) -> None:
-        """`delay_s`: where there is no terminal, phases that are over sooner are not mentioned."""
-        self._stream = stream
+    def __init__(self, stream: TextIO, environ: Mapping[str, str], *, quiet: bool = False) -> None:
+        self._stream, self._quiet = stream, quiet
         self._live = stream.isatty() and environ.get("TERM") != "dumb"
-        self._quiet, self._delay_s = quiet, delay_s
         self._lock = threading.RLock()
-        self._text, self._bar, self._amount, self._since = "", "", "", 0.0
+        self._text, self._amount, self._since = "", "", 0.0
         self._share, self._first_share = 0.0, 0.0
         self._width = 0
         self._why: Callable[[], str] = str
-        self._looked = 0.0
-        self._reason = ""
-        self._printed = 0.0
+        self._reason, self._looked, self._printed = "", 0.0, 0.0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
 
@@ -596,7 +560,7 @@ class ProgressLine:
         text = visible(text)
         with self._lock:
             if text != self._text:
-                self._text, self._bar, self._amount, self._since = text, "", "", time.monotonic()
+                self._text, self._amount, self._since = text, "", time.monotonic()
                 self._share = self._first_share = 0.0
                 self._show(changed=True)
 
@@ -612,7 +576,7 @@ class ProgressLine:
             self._share = done / total if total > 0 else 0.0
             self._first_share = self._share if begins else self._first_share
             steps = None if detail is None else f"{done}/{total}  {visible(detail)}".rstrip()
-            self._bar, self._amount = bar(done, total), steps or amount(done, total)
+            self._amount = steps or amount(done, total)
 
     def say(self, text: str, indent: int = 0) -> None:
         """Print permanent lines; the phase continues below them. `indent`: of what has no room in its line."""
@@ -643,38 +607,24 @@ class ProgressLine:
             return
         if self._live:
             self._clear()
-            if self._text:
-                line = self._fitted()
+            if self._text:  # one column stays free, because some terminals wrap a full line
+                room = terminal_width(self._stream) - 1
+                whole = f"  {shorten_ids(self._line())}"
+                line = whole if cells(whole) <= room else cut(f"  {shorten_ids(self._line(bar_width=0))}", room)
                 write_or_drop(self._stream, line)
                 self._width = cells(line)
-            return
-        now, due = time.monotonic(), max(self._since + self._delay_s, self._printed + REPEAT_INTERVAL_S)
-        if self._text and (now >= due or (changed and not self._delay_s)):
+        elif self._text and (changed or time.monotonic() >= self._printed + REPEAT_INTERVAL_S):
             write_or_drop(self._stream, (self._text if changed else self._line()) + "\n")
-            self._printed = now
+            self._printed = time.monotonic()
 
-    def _line(self) -> str:
-        measured = " ".join(filter(None, (self._bar, self._amount)))
-        return "  ".join(filter(None, (self._said(), measured, self._clock())))
-
-    def _said(self) -> str:
-        return f"{self._text} ({self._reason})" if self._reason else self._text
-
-    def _clock(self) -> str:
+    def _line(self, bar_width: int = 24) -> str:
+        """The phase and why nothing happens, how much is done, how long it has taken and will take."""
+        bar = f"[{'#' * int(bar_width * min(1.0, self._share)):.<{bar_width}}]" if bar_width and self._share else ""
         spent = time.monotonic() - self._since
         rest = remaining_s(spent, self._first_share, self._share)
-        return f"{spent:.1f} s" + ("" if rest is None else f", about {short(rest)} left")
-
-    def _fitted(self) -> str:
-        """The line for a terminal: without the bar if it is too long, then with less of the phase's text. One column
-        stays free, because some terminals wrap a full line."""
-        room = terminal_width(self._stream) - 1
-        whole = "  " + shorten_ids(self._line())
-        if cells(whole) <= room:
-            return whole
-        figures = "".join(f"  {each}" for each in (self._amount, self._clock()) if each)
-        text = cut("  " + shorten_ids(self._said()), max(0, room - cells(figures)))
-        return cut((text + figures).removeprefix("  "), room)
+        clock = f"{spent:.1f} s" + ("" if rest is None else f", about {short(rest)} left")
+        text = f"{self._text} ({self._reason})" if self._reason else self._text
+        return "  ".join(filter(None, (text, bar, self._amount, clock)))
 
     def _clear(self) -> None:
         if self._width:  # blanks instead of an escape sequence, which also works with styles off
@@ -706,14 +656,6 @@ def amount(done: int, total: int) -> str:
     if total <= 0:
         return f"{done / 1e6:.1f} MB"
     return f"{done}/{total}" if total < MAX_STEPS else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
-
-
-def bar(done: int, total: int) -> str:
-    """A progress bar; "" if the total is unknown."""
-    if total <= 0:
-        return ""
-    filled = min(BAR_WIDTH, BAR_WIDTH * done // total)
-    return f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}]"
 
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 from click.shell_completion import get_completion_class
@@ -39,7 +39,12 @@ ELSEWHERE = {
 """Variables that are no settings: what each is, and what counts without it."""
 
 
+HEAD = (
+    "Variables, each with its default in brackets. Those of the first part are also keys of penstock.toml\n"
+    "(flags outrank variables, variables the file), in the section named above them."
+)
 MEANING_INDENT = "      "
+NAME_WIDTH = 40
 
 UP_SETS = {
     ("redis", "url"): "a server of its own in `penstock up`, else redis://127.0.0.1:6379/0",
@@ -103,42 +108,33 @@ def environment_page(words: Sequence[str] = ()) -> str:
     """Every environment variable, with its kind, its default and, below, its meaning; of those with words, only these.
     Raises Problem if none has all of the words."""
     from cli.deployment import KINDS  # noqa: PLC0415 - every section's settings
-    from penstock.config import (  # noqa: PLC0415
-        ALIASES,
-        ENV_PREFIX,
-        TABLES,
-        describe,
-        field_meanings,
-    )
+    from penstock import config  # noqa: PLC0415
 
-    rows = []
-    short = {target: name for name, target in ALIASES.items()}
+    def rows(section: str, *fields: tuple[str, str, str, str]) -> Iterator[str]:
+        shown = [each for each in fields if _has(words, section, *each)]
+        yield from ("", section) if shown and section else ("",) if shown else ()
+        for name, kind, default, meaning in shown:
+            yield f"  {name:<{NAME_WIDTH}}  {kind} [{default}]"
+            yield from [MEANING_INDENT + meaning] if meaning else []
+
+    lines = list[str]()
+    short = {target: name for name, target in config.ALIASES.items()}
     for section, kind in KINDS.items():
-        if section in TABLES:
+        if section in config.TABLES:
             continue
-        head, found = [("", "", "", ""), (f"[{section}]", "", "", "")], []
-        hints, meanings = typing.get_type_hints(kind), field_meanings(kind)
+        hints, meanings = typing.get_type_hints(kind), config.field_meanings(kind)
+        fields = list[tuple[str, str, str, str]]()
         for key, default in zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True):
             if typing.get_origin(hints[key]) is not dict:  # a table has no variable
-                name = short.get((section, key), f"{ENV_PREFIX}{section}_{key}".upper())
+                name = short.get((section, key), f"{config.ENV_PREFIX}{section}_{key}".upper())
                 shown = UP_SETS.get((section, key)) or _default(default)
-                found.append((name, describe(hints[key]), shown, meanings.get(key, "")))
-        wanted = [row for row in found if _has(words, section, *row)]
-        rows += [*head, *wanted] if wanted else []
-    others = [(name, text, default, "") for name, (text, default) in ELSEWHERE.items() if _has(words, name, text)]
-    rows += [("", "", "", ""), *others] if others else []
-    if not rows:
+                fields.append((name, config.describe(hints[key]), shown, meanings.get(key, "")))
+        lines += rows(f"[{section}]", *fields)
+    lines += rows("", *((name, text, default, "") for name, (text, default) in ELSEWHERE.items()))
+    if not lines:
         said = f"no variable has {' '.join(words)!r} in its name, section or meaning"
         raise Problem(said, next_step="penstock help environment", code="usage")
-    width = max(len(name) for name, *_ in rows)
-    lines = [
-        "Variables, each with its default in brackets. Those of the first part are also keys of penstock.toml",
-        "(flags outrank variables, variables the file), in the section named above them.",
-    ]
-    for name, kind_text, default_text, meaning in rows:
-        lines.append(f"  {name:<{width}}  {kind_text} [{default_text}]" if kind_text else name)
-        lines += [MEANING_INDENT + meaning] if meaning else []
-    return "\n".join([*lines, ""])
+    return "\n".join([HEAD, *lines, ""])
 
 
 def _has(words: Sequence[str], *texts: str) -> bool:
@@ -148,17 +144,10 @@ def _has(words: Sequence[str], *texts: str) -> bool:
 
 def _default(value: object) -> str:
     """A default as people read it."""
-    match value:
-        case None:
-            return "not set"
-        case "":
-            return "empty"
-        case bool():
-            return str(value).lower()
-        case tuple():
-            return ", ".join(map(str, value)) or "none"
-        case _:
-            return str(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return "not set" if value is None else text or "empty"
 
 
 VARIABLE = "_PENSTOCK_COMPLETE"

@@ -15,7 +15,7 @@ import click
 
 from cli.app import Group
 from cli.options import Command, Where, json_option, moment
-from cli.output import INTERRUPTED, Problem, ProgressLine, emit, fitted, note, print_json, print_table
+from cli.output import Exit, Problem, ProgressLine, emit, fitted, note, print_json, print_table
 from planner.commands.answers import PlanAnswer
 from planner.commands.inputs import PlanCommand
 from planner.facts.catalogue import PlanError
@@ -80,7 +80,7 @@ def _command(plan: PlanCommand) -> click.Command:
 
     def call(as_json: bool, **values: Any) -> int:
         try:
-            with ProgressLine(sys.stderr, os.environ, quiet=as_json, delay_s=1.0) as progress:
+            with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
                 progress.phase(plan.shown)
                 watch = SearchWatch(partial(progress.amount, plan.shown))
                 values |= {"watch": watch} if plan.takes("watch") else {}
@@ -91,7 +91,7 @@ def _command(plan: PlanCommand) -> click.Command:
         _print(answer, as_json=as_json)
         if watch.interrupted:
             note("interrupted: these are the best of those that were tried")
-            return INTERRUPTED
+            return Exit.INTERRUPTED
         return answer.exit_code
 
     command = click.command(plan.name, cls=Command, help=plan.function.__doc__)(json_option(call))

@@ -14,16 +14,14 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
-from cli.instance import ProcessEntry
 from cli.supervisor import Child, ProcessLimits, Program, Supervisor
 from penstock.text import counted
 from streaming.errors import Unavailable
 from streaming.fleet.plans import Action, ActionKind, Plan, Plans, pool_name
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
-from streaming.jobs.reaper import Lapse, Reaper
+from streaming.jobs.reaper import Reaper
 
 POLL_INTERVAL_S = 0.5
 
@@ -100,9 +98,7 @@ class PoolSupervisor:
         return next(name for name in names if name not in self._supervisor.children)
 
 
-async def follow(
-    pools: Sequence[PoolSupervisor], plans: Plans, by: str, on_store: Callable[[str], object] = lambda _: None
-) -> None:
+async def follow(pools: Sequence[PoolSupervisor], plans: Plans, by: str, on_store: Callable[[str], object]) -> None:
     """Keep every pool at the planned size. While Redis is unavailable, pools stay as they are.
 
     Args:
@@ -110,23 +106,16 @@ async def follow(
     """
     async with contextlib.aclosing(plans.news(POLL_INTERVAL_S)) as news:
         async for _ in news:
-            on_store(await _round(pools, plans, by))
-
-
-async def _round(pools: Sequence[PoolSupervisor], plans: Plans, by: str) -> str:
-    """Returns why Redis is unavailable; "" if it is not."""
-    try:
-        found = await plans.read()
-        for pool in pools:
-            if (plan := found.get(pool.model)) and plan.pool == "local":
-                await pool.follow(plan, plans, by)
-    except Unavailable as error:
-        log.warning("the plan cannot be followed, the pools stay as they are: %s", error)
-        return str(error)
-    return ""
-
-
-OnReleased: TypeAlias = Callable[[Child, Sequence[Lapse]], None]
+            why = ""
+            try:
+                found = await plans.read()
+                for pool in pools:
+                    if (plan := found.get(pool.model)) and plan.pool == "local":
+                        await pool.follow(plan, plans, by)
+            except Unavailable as error:
+                why = str(error)
+                log.warning("the plan cannot be followed, the pools stay as they are: %s", error)
+            on_store(why)
 
 
 class LeaseRelease:
@@ -136,51 +125,39 @@ class LeaseRelease:
     successor or of another machine's worker is never touched. If Redis does not answer, the lease lapses as usual.
     """
 
-    def __init__(self, reaper: Reaper, on_released: OnReleased = lambda *_: None, fleet: Fleet | None = None) -> None:
-        """`on_released`: told what became of the jobs of an exited worker, by partition; nothing if Redis does not
-        answer or the lease had lapsed. `fleet`: an exited worker is removed from it, so that its slots and tokens count
-        no longer."""
-        self._reaper, self._on_released, self._fleet = reaper, on_released, fleet
+    def __init__(self, reaper: Reaper, fleet: Fleet) -> None:
+        """`fleet`: an exited worker is removed from it, so that its slots and tokens count no longer."""
+        self._reaper, self._fleet = reaper, fleet
         self._leases: dict[str, str] = {}
         """Lease of each running worker process, by the worker's id."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def noticed(self, child: Child) -> bool:
-        """Call this whenever the status of a worker has changed. Returns whether `on_released` follows."""
+    def noticed(self, child: Child) -> None:
+        """Call this whenever the status of a worker has changed."""
         name, status = child.program.id, child.status
         if status.state == "ready":
             self._leases[name] = status.detail
         elif status.pid is None and (lease := self._leases.pop(name, "")):
-            task = asyncio.create_task(self._release(child, lease, status))
-            self._tasks.add(task)
+            self._tasks.add(task := asyncio.create_task(self._release(name, lease, status.cause)))
             task.add_done_callback(self._tasks.discard)
-            return True
-        return False
 
     async def close(self, timeout_s: float) -> None:
         """Wait for the releases that have begun, at most `timeout_s`, and drop the others."""
-        tasks = set(self._tasks)
-        if tasks:
-            await asyncio.wait(tasks, timeout=timeout_s)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _release(self, child: Child, lease: str, status: ProcessEntry) -> None:
+    async def _release(self, worker: str, lease: str, cause: str) -> None:
         """End the lease, and log with which last words its worker left which jobs."""
-        worker, lapses = child.program.id, list[Lapse]()
         try:
             swept = await self._reaper.sweep(ended=lease)
         except Unavailable as error:
             log.warning("%s: its jobs wait until lease %s lapses: %s", worker, lease, error)
         else:
             own = f"{worker}@{socket.gethostname()}"  # other machines have workers of the same id
-            lapses = [lapse for lapse in swept.lapses if lapse.worker == own]
-            said = f"{worker} has exited{f' ({status.cause})' if status.cause else ''}"
-            held = [job_id for lapse in lapses for job_id in lapse.jobs]
+            held = [job_id for lapse in swept.lapses if lapse.worker == own for job_id in lapse.jobs]
+            said = f"{worker} has exited{f' ({cause})' if cause else ''}"
             back, jobs = counted(swept.requeued, "job"), {"jobs": held} if held else {}
             log.info("%s: lease %s ends, %s back in the queue", said, lease, back, extra=jobs)
-        self._on_released(child, lapses)
-        if self._fleet is not None:
-            with contextlib.suppress(Unavailable):  # its entry expires a little later
-                await self._fleet.remove(lease)
+        with contextlib.suppress(Unavailable):  # its entry expires a little later
+            await self._fleet.remove(lease)

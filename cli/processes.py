@@ -22,8 +22,8 @@ import msgspec
 
 from api.settings import ApiSettings
 from cli.instance import SUPERVISED, Instance, ProcessEntry
-from cli.options import Where, command, completed
-from cli.output import FAILED, CommandResult, Problem, ProgressLine, note, print_rows, timed
+from cli.options import Where, command
+from cli.output import CommandResult, Exit, Problem, ProgressLine, note, print_rows, timed
 from penstock.config import Config
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process
 
@@ -52,35 +52,37 @@ def ps(where: Where, as_json: bool) -> None:
       penstock ps --json
       penstock ps --redis-url redis://127.0.0.1:6379/0
     """
-    instance = None if where.redis_url else where.home().read()
-    if instance is not None:
-        found = rows_of(instance, where.config())
-        _found(found.own, COLUMNS).print(as_json=as_json)
-        if found.others:
-            if not as_json:
-                note(f"on other machines, or in other data folders of {socket.gethostname()}:")
-            _found(found.others, FLEET_COLUMNS).print(as_json=as_json)
-        if not as_json:
-            note(completed(found.problem or verdict(instance)))
+    config, instance = where.config(), None if where.redis_url else where.home().read()
+    if instance is None:
+        if "url" not in config.raw.get("redis", {}):
+            where.home().running()  # raises Problem
+        from cli.registry import processes  # noqa: PLC0415 - imports a Redis client
+
+        if not (fleet := processes(config)):
+            raise Problem("nothing is running on this Redis", next_step="penstock up", code="not_running")
+        _print(_in_order(map(fleet_row, fleet)), FLEET_COLUMNS, as_json=as_json)
         return
-    config = where.config()
-    if "url" not in config.raw.get("redis", {}):
-        where.home().running()  # raises Problem
-    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client
+    found = rows_of(instance, config)
+    _print(found.own, COLUMNS, as_json=as_json)
+    if found.others:
+        if not as_json:
+            note(f"on other machines, or in other data folders of {socket.gethostname()}:")
+        _print(found.others, FLEET_COLUMNS, as_json=as_json)
+    if not as_json:
+        note(found.problem or verdict(instance))
 
-    if not (fleet := processes(config)):
-        raise Problem("nothing is running on this Redis", next_step="penstock up", code="not_running")
-    _found(_in_order(map(fleet_row, fleet)), FLEET_COLUMNS).print(as_json=as_json)
 
-
-def _found(rows: list[dict[str, Any]], names: Sequence[str]) -> CommandResult:
-    """The processes, in a table of these columns; with "shape" if any process has one."""
+def _print(rows: list[dict[str, Any]], names: Sequence[str], *, as_json: bool) -> None:
+    """Print the processes: a table of these columns, with "shape" if any process has one."""
     if any(each["shape"] for each in rows):
         place = names.index("model") + 1
         names = (*names[:place], "shape", *names[place:])
-    shown = [each | {"state": SERVER_AWAY} if each["away"] and each["state"] == "ready" else each for each in rows]
-    used = [each | {"used": f"{each['running']}/{each['slots']}"} if each.get("slots") else each for each in shown]
-    return CommandResult(rows, lambda: print_rows(used, names))
+    shown = []
+    for each in rows:
+        state = SERVER_AWAY if each["away"] and each["state"] == "ready" else each["state"]
+        used = f"{each['running']}/{each['slots']}" if each.get("slots") else None
+        shown.append(each | {"state": state, "used": used})
+    CommandResult(rows, lambda: print_rows(shown, names)).print(as_json=as_json)
 
 
 class ProcessRows(NamedTuple):
@@ -95,24 +97,22 @@ def rows_of(instance: Instance, config: Config) -> ProcessRows:
     """The rows of `penstock ps`."""
     from cli.registry import processes  # noqa: PLC0415 - imports a Redis client
 
+    def judged(fleet: Sequence[Process] | None) -> list[dict[str, Any]]:
+        now = time.time()
+        return _in_order(row(entry) | {"state": judged_state(entry, fleet, now)} for entry in instance.processes)
+
     if instance.state != "ready":
         return ProcessRows(_in_order(map(row, instance.processes)), [])
     try:
         fleet = processes(config, instance, STORE_TIMEOUT_S)
-        own = _judged_rows(instance, fleet)
+        own = judged(fleet)
         if any(each["state"] == SILENT for each in own):  # reports may have expired while the store was away
             time.sleep(HEARTBEAT_INTERVAL_S + 0.5)
             fleet = processes(config, instance, STORE_TIMEOUT_S)
-            own = _judged_rows(instance, fleet)
+            own = judged(fleet)
     except Problem as error:
-        problem = f"the store does not answer, so no request is accepted: {error.cause}"
-        return ProcessRows(_judged_rows(instance, None), [], problem)
+        return ProcessRows(judged(None), [], f"the store does not answer, so no request is accepted: {error.cause}")
     return ProcessRows(own, _in_order(map(fleet_row, others_of(instance, fleet))))
-
-
-def _judged_rows(instance: Instance, fleet: Sequence[Process] | None) -> list[dict[str, Any]]:
-    now = time.time()
-    return _in_order(row(entry) | {"state": judged_state(entry, fleet, now)} for entry in instance.processes)
 
 
 def judged_state(entry: ProcessEntry, fleet: Sequence[Process] | None, now: float) -> str:
@@ -185,10 +185,9 @@ def probe(role: str, name: str | None, alive: bool, where: Where) -> None:
         from cli import ports  # noqa: PLC0415 - imports an event loop, which `ps` does without
 
         settings = config.section("api", ApiSettings)
-        address = urlsplit(instance.url) if instance else None
-        host = address.hostname if address else ports.WILDCARDS.get(settings.host, settings.host)
-        port = address.port if address else settings.port
-        _probe_api(host or "", port or 0, "/healthz" if alive else "/readyz")
+        host = ports.WILDCARDS.get(settings.host, settings.host)
+        address = urlsplit(instance.url if instance else ports.url_of(host, settings.port)).netloc
+        _probe_api(address, "/healthz" if alive else "/readyz")
         return
     from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, not needed for an API process
 
@@ -200,36 +199,28 @@ def probe(role: str, name: str | None, alive: bool, where: Where) -> None:
         note(f"taken to live: {problem.cause}")
         return
     host = socket.gethostname()
-    _probe_fleet(found, role, name or host, host if name else "", alive=alive)
+    same = [each for each in found if (each.role, each.id) == (role, name or host)]
+    states = {each.state for each in same if not name or each.host == host}  # other machines may have the same name
+    if not states:
+        what = f"{role} {name or host} has said nothing lately"
+        raise Problem(what, next_step="penstock ps", exit_code=Exit.FAILED, code="not_running")
+    if not alive and "ready" not in states:
+        raise Problem(f"{role} {name or host} is {', '.join(sorted(states))}", code="not_ready")
 
 
-def _probe_api(host: str, port: int, path: str) -> None:
+def _probe_api(address: str, path: str) -> None:
     import http.client  # noqa: PLC0415 - used by this probe alone
 
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        status, body = answer.status, answer.read()
+        with contextlib.closing(http.client.HTTPConnection(address, timeout=TIMEOUT_S)) as connection:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            status, body = answer.status, answer.read()
     except (OSError, http.client.HTTPException) as error:
-        said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        what = f"nothing answers at {host}:{port}"
-        raise Problem(what, cause=said or type(error).__name__, code="unreachable") from None
-    finally:
-        connection.close()
+        cause = str(error) or type(error).__name__
+        raise Problem(f"nothing answers at {address}", cause=cause, code="unreachable") from None
     if status != 200:
         raise Problem(f"{path} answers {status}", cause=body.decode(errors="replace"), code="not_ready")
-
-
-def _probe_fleet(found: Sequence[Process], role: str, name: str, host: str, *, alive: bool) -> None:
-    """Probe a process by its report. `host`: its machine, if other machines may run one of the same name; else ""."""
-    states = {each.state for each in found if (each.role, each.id) == (role, name) and host in ("", each.host)}
-    if not states:
-        raise Problem(
-            f"{role} {name} has said nothing lately", next_step="penstock ps", exit_code=FAILED, code="not_running"
-        )
-    if not alive and "ready" not in states:
-        raise Problem(f"{role} {name} is {', '.join(sorted(states))}", code="not_ready")
 
 
 POLL_INTERVAL_S = 0.05

@@ -26,15 +26,14 @@ from cli.deployment import load_deployment
 from cli.instance import DataDir
 from cli.options import TIME_HINT, Where, command, config_option, moment
 from cli.output import (
-    DONE,
-    INTERRUPTED,
     WIDTH,
+    Exit,
     Problem,
     ProgressLine,
     explaining,
     note,
     print_json,
-    styled,
+    rich_console,
     terminal_width,
     visible,
 )
@@ -44,95 +43,84 @@ from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.records.reader import GROUP_OF
 from telemetry.records.schema import RecordSettings
 from telemetry.report.energy import EnergyFigures
-from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
-from telemetry.report.finding import Advice
-from telemetry.report.ideal import ModelRunTime
+from telemetry.report.figures import GroupFigures, WindowUsage
 from telemetry.report.report import RequestReport, Scope, report_of
 
 BAR = 30
 PAGE_WIDTH = 110
 """Columns of the report as a file."""
 CUT_SHORT = "Interrupted: this is of the records that were read."
+LATENCIES = ("wait for a worker", "first token", "between tokens (engine)", "whole answer")
 COLOURS = {"engine": "cyan", "queue": "yellow", "gateway": "magenta", "recovery": "red"}
 
 
 class Visible:
-    """A renderable of rich whose text is escaped before it gets its styles. So text from others cannot style the
-    terminal, and a style is never escaped."""
+    """Blocks of rich, an empty line behind each, whose text is escaped before it gets its styles. So text from others
+    cannot style the terminal, and a style is never escaped."""
 
-    def __init__(self, *parts: RenderableType) -> None:
-        self._parts = parts
+    def __init__(self, blocks: Sequence[RenderableType]) -> None:
+        self._blocks = blocks
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for part in self._parts:
-            for segment in console.render(part, options):
+        for block in self._blocks:
+            for segment in console.render(Padding(block, (0, 0, 1, 0)), options):
                 yield segment if segment.control else Segment(visible(segment.text), segment.style)
-
-
-def stacked(blocks: Sequence[RenderableType]) -> RenderableType:
-    """Blocks of rich, an empty line behind each."""
-    return Visible(*(Padding(block, (0, 0, 1, 0)) for block in blocks))
 
 
 def html(blocks: Sequence[RenderableType]) -> str:
     """The blocks as one HTML file without external assets."""
     console = Console(record=True, file=io.StringIO(), width=PAGE_WIDTH, highlight=False, emoji=False, markup=False)
-    console.print(stacked(blocks))
+    console.print(Visible(blocks))
     return console.export_html(inline_styles=True)
 
 
-def emit_styled(*blocks: RenderableType) -> None:
+def emit_styled(blocks: Sequence[RenderableType]) -> None:
     """Write blocks of rich to stdout, an empty line between them, in at most 80 columns."""
     width = min(WIDTH, terminal_width(sys.stdout)) if sys.stdout.isatty() else WIDTH
-    colour = styled(sys.stdout, os.environ)
-    console = Console(
-        width=width, color_system="standard" if colour else None, no_color=not colour, force_terminal=colour,
-        highlight=False, emoji=False, markup=False,
-    )  # fmt: skip
+    console = rich_console(width)
     with console.capture() as capture:
-        console.print(stacked(blocks))
+        console.print(Visible(blocks))
     sys.stdout.write("\n".join(line.rstrip() for line in capture.get().rstrip().split("\n")) + "\n")
 
 
 def shown(report: RequestReport) -> list[RenderableType]:
     """The report for people, in blocks."""
-    whole = report.figures.whole
+    figures, whole = report.figures, report.figures.whole
     blocks: list[RenderableType] = [Text(CUT_SHORT, "bold yellow")] if report.interrupted else []
-    blocks.append(_headline(report))
+    states = ", ".join(f"{number:,} {state}" for state, number in whole.states.items())
+    since, until = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}" for at in (report.since, report.until))
+    said = f"\n{since} to {until} UTC; {whole.requests:,} requests{f': {states}' if states else ''}"
+    blocks.append(Text.assemble((report.verdict, "bold"), (said, "dim")))
     if report.advice:
         blocks.append(_advice(report))
     elif whole.requests:
         blocks.append(Text("Nothing stands out: no threshold is exceeded.", "dim"))
     if whole.requests:
-        blocks += [_latencies(whole), _parts(whole), *_groups(report), _usage(report.figures.usage)]
-        if report.figures.usage.energy is not None:
-            blocks += _energy(report.figures.usage.energy)
+        latencies = _table("latency", "p50", "p90", "p99", "most", "mean", "requests")
+        for name, found in zip(LATENCIES, (whole.wait, whole.ttft, whole.itl, whole.e2e), strict=True):
+            times = (found.p50, found.p90, found.p99, found.max, found.mean) if found else ()
+            latencies.add_row(
+                name, *(map(duration, times) if found else ["–"] * 5), f"{found.count:,}" if found else "–"
+            )
+        blocks += [latencies, _parts(whole), *_groups(report), _usage(figures.usage)]
+        if figures.usage.energy is not None:
+            blocks += _energy(figures.usage.energy)
     if report.run_times:
-        blocks.append(_run_times(report.run_times))
+        table = _table("run time", "observed", "alone", "alone on the fastest", "contention", "fitted to")
+        for each in report.run_times:
+            spent = map(duration, (each.observed, each.denoised, each.idealized))
+            table.add_row(each.model, *spent, shared(each.contention), f"{each.fitted} (≤ {each.beside} beside)")
+        blocks.append(table)
     if lost := report.torn_lines + report.newer_lines:
         blocks.append(Text(f"{lost} lines of the records could not be read and are left out.", "dim"))
     return blocks
 
 
-def _time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
-
-
-def _headline(report: RequestReport) -> RenderableType:
-    whole = report.figures.whole
-    states = ", ".join(f"{number:,} {state}" for state, number in whole.states.items())
-    text = Text(report.verdict, "bold")
-    text.append(f"\n{_time(report.since)} to {_time(report.until)} UTC; {whole.requests:,} requests", "dim")
-    return text.append(f": {states}" if states else "", "dim")
-
-
 def _advice(report: RequestReport) -> RenderableType:
     found: list[RenderableType] = [Text("What to change first", "bold underline")]
     for number, each in enumerate(report.advice, 1):
-        text = Text(f"{number}. {each.title}. ", "bold yellow")
-        text.append(f"{each.reason} ", "default not bold")
-        text.append(each.change, "dim not bold")
-        found.append(text)
+        title = (f"{number}. {each.title}. ", "bold yellow")
+        found.append(Text.assemble(title, f"{each.reason} ", (each.change, "dim")))
     return Stack(*found)
 
 
@@ -141,22 +129,6 @@ def _table(*columns: str) -> Table:
     for number, name in enumerate(columns):
         table.add_column(name, justify="right" if number else "left", overflow="fold", header_style="dim")
     return table
-
-
-def _latencies(whole: GroupFigures) -> RenderableType:
-    table = _table("latency", "p50", "p90", "p99", "most", "mean", "requests")
-    rows = (("wait for a worker", whole.wait), ("first token", whole.ttft), ("between tokens (engine)", whole.itl),
-            ("whole answer", whole.e2e))  # fmt: skip
-    for name, found in rows:
-        table.add_row(name, *_five(found))
-    return table
-
-
-def _five(found: Distribution | None) -> tuple[str, ...]:
-    if found is None:
-        return ("–",) * 6
-    times = (found.p50, found.p90, found.p99, found.max, found.mean)
-    return (*map(duration, times), f"{found.count:,}")
 
 
 def _parts(whole: GroupFigures) -> RenderableType:
@@ -184,15 +156,11 @@ def _groups(report: RequestReport) -> Iterable[RenderableType]:
             continue
         table = _table(title, "requests", "tokens", "wait p50", "p99", "first p50", "p99", "whole p99")
         for group in groups:
-            wait, first, whole = group.wait, group.ttft, group.e2e
-            table.add_row(
-                group.name,
-                f"{group.requests:,}",
-                f"{group.completion_tokens:,}",
-                *((duration(wait.p50), duration(wait.p99)) if wait else ("–", "–")),
-                *((duration(first.p50), duration(first.p99)) if first else ("–", "–")),
-                duration(whole.p99) if whole else "–",
-            )
+            pairs = [
+                (duration(each.p50), duration(each.p99)) if each else ("–", "–") for each in (group.wait, group.ttft)
+            ]
+            counts = f"{group.requests:,}", f"{group.completion_tokens:,}"
+            table.add_row(group.name, *counts, *pairs[0], *pairs[1], duration(group.e2e.p99) if group.e2e else "–")
         yield table
 
 
@@ -223,22 +191,12 @@ def _energy(energy: EnergyFigures) -> Iterable[RenderableType]:
     yield Text("; ".join(words) + f"; idle {three(energy.idle_joules)} J.")
 
 
-def _run_times(found: Sequence[ModelRunTime]) -> RenderableType:
-    table = _table("run time", "observed", "alone", "alone on the fastest", "contention", "fitted to")
-    for each in found:
-        times = map(duration, (each.observed, each.denoised, each.idealized))
-        table.add_row(each.model, *times, shared(each.contention), f"{each.fitted} (≤ {each.beside} beside)")
-    return table
-
-
 # --- comparison ------------------------------------------------------------------------------------------------------
 
 
 def ratio(before: float | None, after: float | None) -> str:
     """The second divided by the first, as people read it."""
-    if before is None or after is None or not before:
-        return "–"
-    return f"x {after / before:.2f}"
+    return "–" if after is None or not before else f"x {after / before:.2f}"
 
 
 def compared(before: RequestReport, after: RequestReport, names: Sequence[str]) -> list[RenderableType]:
@@ -246,12 +204,7 @@ def compared(before: RequestReport, after: RequestReport, names: Sequence[str]) 
     table, one, two = _table("", names[0], names[1], "B / A"), before.figures, after.figures
     counts = one.whole.requests, two.whole.requests
     table.add_row("requests", *(f"{each:,}" for each in counts), ratio(*counts))
-    for name, attribute in {
-        "wait": "wait",
-        "first token": "ttft",
-        "between tokens (engine)": "itl",
-        "whole": "e2e",
-    }.items():
+    for name, attribute in zip(LATENCIES, ("wait", "ttft", "itl", "e2e"), strict=True):
         for rank in ("p50", "p99"):
             x, y = (getattr(getattr(each.whole, attribute), rank, None) for each in (one, two))
             table.add_row(f"{name} {rank}", duration(x), duration(y), ratio(x, y))
@@ -259,31 +212,15 @@ def compared(before: RequestReport, after: RequestReport, names: Sequence[str]) 
         x, y = getattr(one.usage, name), getattr(two.usage, name)
         if x is not None or y is not None:
             table.add_row(name.replace("_", " "), three(x), three(y), ratio(x, y))
-    partial = [Text(CUT_SHORT, "bold yellow")] if before.interrupted or after.interrupted else []
-    verdicts = Stack(*partial, Text(f"A: {before.verdict}"), Text(f"B: {after.verdict}"))
-    changes = changed_findings(before.advice, after.advice)
+    cut = [Text(CUT_SHORT, "bold yellow")] if before.interrupted or after.interrupted else []
+    verdicts = Stack(*cut, Text(f"A: {before.verdict}"), Text(f"B: {after.verdict}"))
+    titles = [[each.title for each in report.advice] for report in (before, after)]
+    changes = [f"Only in A: {title}." for title in titles[0] if title not in titles[1]]
+    changes += [f"Only in B: {title}." for title in titles[1] if title not in titles[0]]
     return [verdicts, table, *([Text("\n".join(changes))] if changes else [])]
 
 
-def changed_findings(before: Sequence[Advice], after: Sequence[Advice]) -> list[str]:
-    """What the findings of two reports have not in common; a kind of which each has one is one finding."""
-    kept = {each.title for each in before} & {each.title for each in after}
-    gone, new = ([each for each in found if each.title not in kept] for found in (before, after))
-    single = {
-        kind
-        for kind in {each.kind for each in gone} & {each.kind for each in new}
-        if all(sum(each.kind == kind for each in found) == 1 for found in (gone, new))
-    }
-    both = {each.kind: each.title for each in new if each.kind in single}
-    return [
-        *(f"In both: {each.title} → {both[each.kind]}." for each in gone if each.kind in single),
-        *sorted(f"Only in A: {each.title}." for each in gone if each.kind not in single),
-        *sorted(f"Only in B: {each.title}." for each in new if each.kind not in single),
-    ]
-
-
 WHOLE = "FROM..TO, or a folder of records"
-READING = "reading records"
 
 
 @command("report")
@@ -300,14 +237,12 @@ def report(
     since: str | None,
     start: str | None,
     end: str | None,
-    model: str,
-    lane: str,
-    tenant: str,
     target: Path | None,
     compare: tuple[str, str] | None,
     config: Path | None,
     where: Where,
     as_json: bool,
+    **only: str,
 ) -> int:
     """Say what happened, where the time went and what to change first, from the records of this machine.
 
@@ -321,7 +256,6 @@ def report(
     """
     folder, prices = source(where, config)
     now = time.time()
-    only = {"model": model, "lane": lane, "tenant": tenant}
     if compare is not None:
         if since or start or end or target:
             next_step = "leave out --since, --from, --to and --html"
@@ -330,8 +264,8 @@ def report(
         if as_json:
             print_json({name: msgspec.to_builtins(each) for name, each in zip("ab", pair, strict=True)})
         else:
-            emit_styled(*compared(pair[0], pair[1], compare))
-        return _exit_code(*pair)
+            emit_styled(compared(pair[0], pair[1], compare))
+        return Exit.INTERRUPTED if any(each.interrupted for each in pair) else Exit.DONE
     if since and start:
         raise Problem("--since and --from both say when to begin", next_step="leave one out", code="usage")
     scope = Scope(moment(start or since or "1h", now), moment(end, now) if end else now, **only)
@@ -343,14 +277,10 @@ def report(
     if as_json:
         print_json(msgspec.to_builtins(found))
     elif target is None:
-        emit_styled(*shown(found))
+        emit_styled(shown(found))
     if not found.figures.whole.requests and not as_json:
         note(f"no request ended in this window, by the records in {folder}")
-    return _exit_code(found)
-
-
-def _exit_code(*found: RequestReport) -> int:
-    return INTERRUPTED if any(each.interrupted for each in found) else DONE
+    return Exit.INTERRUPTED if found.interrupted else Exit.DONE
 
 
 def source(where: Where, config: Path | None) -> tuple[Path, Mapping[str, float]]:
@@ -378,7 +308,6 @@ def window(text: str, folder: Path, now: float, only: Mapping[str, str]) -> tupl
 def _made(folder: Path, scope: Scope, prices: Mapping[str, float], *, quiet: bool) -> RequestReport:
     if scope.until <= scope.since:
         raise Problem("the window ends before it begins", next_step=TIME_HINT, code="usage")
-    line = ProgressLine(sys.stderr, os.environ, quiet=quiet, delay_s=1.0)
+    line = ProgressLine(sys.stderr, os.environ, quiet=quiet or not sys.stderr.isatty())
     with explaining(f"{folder} cannot be read"), line as progress:
-        progress.phase(READING)
-        return report_of(folder, scope, prices, partial(progress.amount, READING))
+        return report_of(folder, scope, prices, partial(progress.amount, "reading records"))

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import click
 
 from cli.app import Group
-from cli.embedded import Embedded, end_orphan, find_server
+from cli.embedded import start_embedded
 from cli.instance import DataDir
-from cli.options import Where, command, completed
+from cli.options import Where, command
 from cli.output import CommandResult, Problem, note, print_table
 from cli.registry import connected, store_settings, unreachable
 from cli.supervisor import Supervisor
 from penstock.text import counted
-from streaming.batches.file_store import FilesSettings, FileStore
+from streaming.batches.file_store import FileStore
 from streaming.errors import Unavailable
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -61,7 +61,9 @@ def show(where: Where) -> CommandResult:
       penstock store show
       penstock store show --redis-url redis://127.0.0.1:6379/0
     """
-    return _with_store(where, lambda store_client: _show(store_client, _file_store(where)))
+    return _with_store(
+        where, lambda store_client: _show(store_client, FileStore(where.home().files_of(where.config())))
+    )
 
 
 @command("adopt", store)
@@ -77,7 +79,9 @@ def adopt(yes: bool, where: Where) -> None:
       penstock store adopt
       penstock store adopt --yes
     """
-    _with_store(where, lambda store_client: _adopt(store_client, _file_store(where), yes=yes))
+    _with_store(
+        where, lambda store_client: _adopt(store_client, FileStore(where.home().files_of(where.config())), yes=yes)
+    )
 
 
 @command("reset", store)
@@ -147,31 +151,18 @@ async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> None
         what = f"{counted(len(names), 'process uses', 'processes use')} this store: {', '.join(names[:5])}"
         next_step = "stop them first: penstock down, or SIGTERM; they are forgotten ten seconds later"
         raise Problem(what, next_step=next_step, code="in_use")
-    contents = await identities.count_contents(store_client)
-    if not yes:
-        _print(contents, as_json=as_json)
-        what = "nothing was deleted; the table says what would be"
-        raise Problem(what, next_step="penstock store reset --yes", code="not_confirmed")
-    deleted = await identities.reset_store(store_client)
-    _print(contents, as_json=as_json)
-    kept = "No file was: to use their folder with the emptied store, penstock store adopt --yes"
-    note(completed(f"{counted(deleted, 'key')} deleted. {kept}"))
-
-
-def _print(counts: dict[str, int], *, as_json: bool) -> None:
+    counts = await identities.count_contents(store_client)
+    deleted = await identities.reset_store(store_client) if yes else 0
     rows = [(words, str(counts[name])) for name, words in WORDS.items()]
     CommandResult(counts, lambda: print_table(("WHAT", "NUMBER"), rows)).print(as_json=as_json)
+    if not yes:
+        what = "nothing was deleted; the table says what would be"
+        raise Problem(what, next_step="penstock store reset --yes", code="not_confirmed")
+    kept = "No file was: to use their folder with the emptied store, penstock store adopt --yes"
+    note(f"{counted(deleted, 'key')} deleted. {kept}")
 
 
 # --- which store, which folder ---------------------------------------------------------------------------------------
-
-
-def _file_store(where: Where) -> FileStore:
-    """The folder of files of this deployment. Raises ConfigError."""
-    config = where.config()
-    if "dir" in config.raw.get("files", {}):
-        return FileStore(config.section("files", FilesSettings).dir)
-    return FileStore(where.home().files)
 
 
 def _with_store(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
@@ -207,13 +198,9 @@ async def _store(where: Where) -> AsyncIterator[RedisSettings]:
 @asynccontextmanager
 async def _embedded(home: DataDir) -> AsyncIterator[str]:
     """Run the data folder's embedded server while no `penstock up` does. Raises Problem."""
-    server = find_server()
-    if server is None:
-        raise Problem("the embedded server is not installed", next_step='pip install "penstock[embedded]"')
-    await end_orphan(home.redis)
     home.prepare()
-    embedded, supervisor = Embedded.prepare(server, home.redis, 0), Supervisor(lambda _child: None)
-    child = supervisor.start(embedded.program(home.log("redis-1")))
+    supervisor = Supervisor(lambda _child: None)
+    embedded, child = await start_embedded(home, supervisor, 0)
     try:
         async with asyncio.timeout(REDIS_START_S):
             await supervisor.until(lambda: child.status.state == "ready")

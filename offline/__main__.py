@@ -155,7 +155,7 @@ class OfflineProcess:
             expected = ExpectedErrors(Unavailable, self._lifeline.wait, "waiting for Redis: %s")
             await retry_until(stop, self._tools.store.enter, expected, ENTER_RETRY_DELAY_S)
             tasks += [asyncio.create_task(work()) for work in self._loops]
-            celery = _CeleryThread(self._app, self.settings.concurrency, self._me.id)
+            celery = _celery_thread(self._app, self.settings.concurrency, self._me.id)
             async with present(Fleet(self._tools.store_client), self._describe):
                 celery.start()
                 if self._consumer is not None:
@@ -166,7 +166,8 @@ class OfflineProcess:
                 self._runner.stop.set()
                 if self._consumer is not None:
                     await self._consumer.stop()
-                await asyncio.to_thread(celery.stop, self.settings.drain_s)
+                celery_state.should_stop = 0
+                await asyncio.to_thread(celery.join, self.settings.drain_s)
         finally:
             for task in tasks:
                 task.cancel()
@@ -174,7 +175,9 @@ class OfflineProcess:
             await self._tools.store_client.close()
         return 0
 
-    async def _until_stopped(self, stop: asyncio.Event, tasks: list[asyncio.Task[None]], celery: _CeleryThread) -> None:
+    async def _until_stopped(
+        self, stop: asyncio.Event, tasks: list[asyncio.Task[None]], celery: threading.Thread
+    ) -> None:
         """Raises what one of the loops raises; ends the process when Celery has ended by itself."""
         while not stop.is_set():
             if not celery.is_alive():
@@ -210,31 +213,19 @@ class OfflineProcess:
         return msgspec.structs.replace(self._me, state=state, slots=slots, running=running)
 
 
-class _CeleryThread:
-    """Celery's worker beside the event loop. It takes no signals; it is asked to stop by its own state."""
-
-    def __init__(self, app: Celery, concurrency: int, name: str) -> None:
-        self._worker = WorkController(
-            app=app,
-            hostname=name,
-            pool="threads",
-            concurrency=concurrency,
-            without_gossip=True,
-            without_mingle=True,
-            without_heartbeat=True,
-        )
-        self._thread = threading.Thread(target=self._worker.start, name="celery", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def stop(self, seconds: float) -> None:
-        """Take nothing more, let tasks end; what has not ended then ends with the process."""
-        celery_state.should_stop = 0
-        self._thread.join(seconds)
+def _celery_thread(app: Celery, concurrency: int, name: str) -> threading.Thread:
+    """The thread of Celery's worker, beside the event loop. It takes no signals; it is asked to stop by its own state:
+    it then takes nothing more, and what has not ended when the process ends is left to other processes."""
+    worker = WorkController(
+        app=app,
+        hostname=name,
+        pool="threads",
+        concurrency=concurrency,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+    return threading.Thread(target=worker.start, name="celery", daemon=True)
 
 
 if __name__ == "__main__":

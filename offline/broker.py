@@ -118,7 +118,6 @@ class Broker:
         )  # fmt: skip
         self._address = self._connection.as_uri()  # without its password
         self._received: list[Message] = []
-        self._queues: set[str] = set()
         self._producer: Producer | None = None
 
     def connect(self) -> None:
@@ -162,12 +161,9 @@ class Broker:
         with self._reached():
             if self._producer is None:
                 self._producer = self._connection.Producer(self._connection.channel())
-            if queue not in self._queues:
-                _queue(queue)(self._producer.channel).declare()
-                self._queues.add(queue)
             self._producer.publish(
                 body, exchange="", routing_key=queue, content_type=content_type, content_encoding="utf-8",
-                headers=headers, message_id=message_id, delivery_mode=2, retry=False,
+                headers=headers, message_id=message_id, delivery_mode=2, retry=False, declare=[_queue(queue)],
             )  # fmt: skip
 
     def ack(self, message: Message) -> None:

@@ -11,7 +11,7 @@ import random
 import socket
 import ssl
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -42,6 +42,7 @@ from streaming.events import (
     DeliveryAttempt,
     Event,
     Outbox,
+    State,
     Webhooks,
     WebhookSettings,
     allows_url,
@@ -60,16 +61,9 @@ JITTER = 0.2
 GONE = 410
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDecision:
-    """When to retry, and why; `wait_s` is None to give up."""
-
-    wait_s: float | None
-    reason: str
-
-
-def after_failure(tries: int, age_s: float, status: int, give_up_s: float, chance: float) -> RetryDecision:
-    """Decide when to retry a delivery: after 5 s, 30 s, 3 min, 18 min, 1.8 h, then every 6 h, up to `give_up_s`.
+def after_failure(tries: int, age_s: float, status: int, give_up_s: float, chance: float) -> tuple[float | None, str]:
+    """Seconds until a delivery is retried, and why: 5 s, 30 s, 3 min, 18 min, 1.8 h, then every 6 h, up to `give_up_s`;
+    None: it is given up.
 
     Args:
         tries: failed attempts so far.
@@ -79,11 +73,11 @@ def after_failure(tries: int, age_s: float, status: int, give_up_s: float, chanc
         chance: a random number from 0 to 1, for the jitter.
     """
     if status == GONE:
-        return RetryDecision(None, "the endpoint answered 410 Gone")
+        return None, "the endpoint answered 410 Gone"
     wait_s = min(FIRST_S * FACTOR ** min(tries - 1, 10), MAX_WAIT_S) * (1 + JITTER * (2 * chance - 1))
     if age_s + wait_s > give_up_s:
-        return RetryDecision(None, f"{tries} attempts in {age_s:.0f} s, and the next would be after {give_up_s:.0f} s")
-    return RetryDecision(wait_s, f"attempt {tries} failed, the next is in {wait_s:.0f} s")
+        return None, f"{tries} attempts in {age_s:.0f} s, and the next would be after {give_up_s:.0f} s"
+    return wait_s, f"attempt {tries} failed, the next is in {wait_s:.0f} s"
 
 
 PREFIX = "response."
@@ -236,6 +230,12 @@ MAX_IN_FLIGHT = 8
 """Concurrent attempts at one endpoint, in one process."""
 MAX_ANSWER_BYTES = 64 * 1024
 """Bytes read of an endpoint's answer."""
+ENDS: Mapping[str, tuple[State, int, str]] = {
+    "delivered": ("delivered", logging.INFO, "webhook delivered"),
+    "retried": ("pending", logging.WARNING, "webhook not delivered: %s; %s"),
+    "failed": ("failed", logging.ERROR, "webhook given up: %s; %s"),
+}
+"""By what came of an attempt: the state of its message, the level and the words of the log line."""
 
 DELIVERY_ERRORS = (NetworkError, ProtocolError, TimeoutException, UnsupportedProtocol, TimeoutError, OSError)
 
@@ -379,23 +379,18 @@ class WebhookDispatcher:
             log.exception("a webhook could not be sent", extra={"endpoint": endpoint.name, "message_id": attempt.id})
             status, problem = 0, f"{type(error).__name__}: {error}"
         span.end(error=problem or None, attributes={names.STATUS_CODE: status} if status else None)
+        end, reason, wait_s = "delivered", "", None
+        if problem:
+            chance = random.random()  # noqa: S311 - spreads load, not a secret
+            give_up_s = endpoint.settings.give_up_s
+            wait_s, reason = after_failure(attempt.tries, attempt.age_ms / 1000, status, give_up_s, chance)
+            end = "failed" if wait_s is None else "retried"
+        state, level, words = ENDS[end]
+        said = f"{problem}; given up: {reason}" if end == "failed" else problem
+        await self._webhooks.settle(attempt, state, status, said, int(1000 * (wait_s or 0)))
+        self._metrics.webhooks.labels(end).inc()
         about = {"endpoint": endpoint.name, "message_id": attempt.id, "type": attempt.type}
-        if not problem:
-            await self._webhooks.settle(attempt, "delivered", status, "")
-            self._metrics.webhooks.labels("delivered").inc()
-            log.info("webhook delivered", extra=about)
-            return
-        give_up_s = endpoint.settings.give_up_s
-        chance = random.random()  # noqa: S311 - spreads load, not a secret
-        decision = after_failure(attempt.tries, attempt.age_ms / 1000, status, give_up_s, chance)
-        if decision.wait_s is None:
-            await self._webhooks.settle(attempt, "failed", status, f"{problem}; given up: {decision.reason}")
-            self._metrics.webhooks.labels("failed").inc()
-            log.error("webhook given up: %s; %s", problem, decision.reason, extra=about)
-            return
-        await self._webhooks.settle(attempt, "pending", status, problem, int(1000 * decision.wait_s))
-        self._metrics.webhooks.labels("retried").inc()
-        log.warning("webhook not delivered: %s; %s", problem, decision.reason, extra=about)
+        log.log(level, words, *((problem, reason) if problem else ()), extra=about)
 
     async def _begin_span(self, endpoint: WebhookEndpoint, attempt: DeliveryAttempt) -> Span:
         """Begin the span of an attempt, in the trace of the job or batch that it tells of. Raises Unavailable."""

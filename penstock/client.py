@@ -42,7 +42,6 @@ from penstock.client_protocol import (
     EMPTY,
     FINAL,
     ApiRefusal,
-    BodyPiece,
     Broken,
     Call,
     EventsUnreadable,
@@ -56,6 +55,7 @@ from penstock.client_protocol import (
     Pause,
     PenstockError,
     Send,
+    SentEvent,
     ServerList,
     StreamEvent,
     StreamReset,
@@ -81,7 +81,7 @@ class CallConnection:
     def __init__(self, http: httpx2.Client, on_retry: Callable[[Pause], object]) -> None:
         self._http, self._on_retry = http, on_retry
         self._open = ExitStack()
-        self._pieces: Iterator[bytes] = iter(())
+        self._events: Iterator[httpx2.ServerSentEvent] = iter(())
 
     def __enter__(self) -> Self:
         return self
@@ -95,13 +95,13 @@ class CallConnection:
             options = _request_options(request)
             response = self._open.enter_context(self._http.stream(request.method, request.url, **options))
             if request.streamed and response.status_code == 200:
-                self._pieces = response.iter_bytes()
+                self._events = iter(httpx2.EventSource(response, max_event_size=None))
                 return _answer(response, b"")
             return _answer(response, response.read())
 
-    async def read(self) -> BodyPiece:
+    async def read(self) -> SentEvent:
         with _breaks():
-            return BodyPiece(next(self._pieces, b""), time.monotonic())
+            return _sent(next(self._events, None))
 
     async def pause(self, pause: Pause) -> None:
         self._open.close()
@@ -115,7 +115,7 @@ class AsyncCallConnection:
     def __init__(self, http: httpx2.AsyncClient, on_retry: Callable[[Pause], object]) -> None:
         self._http, self._on_retry = http, on_retry
         self._open = AsyncExitStack()
-        self._pieces: AsyncIterator[bytes] | None = None
+        self._events: AsyncIterator[httpx2.ServerSentEvent] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,14 +130,14 @@ class AsyncCallConnection:
             stream = self._http.stream(request.method, request.url, **options)
             response = await self._open.enter_async_context(stream)
             if request.streamed and response.status_code == 200:
-                self._pieces = response.aiter_bytes()
+                self._events = aiter(httpx2.EventSource(response, max_event_size=None))
                 return _answer(response, b"")
             return _answer(response, await response.aread())
 
-    async def read(self) -> BodyPiece:
-        assert self._pieces is not None
+    async def read(self) -> SentEvent:
+        assert self._events is not None
         with _breaks():
-            return BodyPiece(await anext(self._pieces, b""), time.monotonic())
+            return _sent(await anext(self._events, None))
 
     async def pause(self, pause: Pause) -> None:
         await self._open.aclose()
@@ -158,6 +158,12 @@ def _breaks() -> Iterator[None]:
 def _request_options(request: Send) -> dict[str, Any]:
     timeout = httpx2.Timeout(request.timeout_s, connect=min(CONNECT_TIMEOUT_S, request.timeout_s))
     return {"headers": dict(request.headers), "content": request.body or None, "timeout": timeout}
+
+
+def _sent(event: httpx2.ServerSentEvent | None) -> SentEvent:
+    if event is None:
+        raise Broken("the server ended the stream", time.monotonic())
+    return SentEvent(event.event, event.id, event.data, time.monotonic())
 
 
 def _answer(response: httpx2.Response, body: bytes) -> HttpAnswer:

@@ -12,7 +12,7 @@ import json
 import math
 import random
 import re
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -116,61 +116,13 @@ class StreamEvent:
         return int(self.data.get("index", 0))
 
 
-class ServerSentEvent(NamedTuple):
-    """One server-sent event. `id` is the last id of the stream so far."""
+class SentEvent(NamedTuple):
+    """One server-sent event. `id` is the last id of the stream so far; `at` is monotonic time in seconds."""
 
     name: str
     id: str
     data: str
-
-
-class EventParser:
-    """Parses server-sent events from the pieces of a stream; comments and events without data are skipped."""
-
-    def __init__(self) -> None:
-        self._lines = LineSplitter()
-        self._name = self._id = ""
-        self._data: list[str] = []
-
-    def feed(self, piece: bytes) -> Iterator[ServerSentEvent]:
-        """Yield the events that are complete with this piece."""
-        for data_line in self._lines.feed(piece):
-            line = data_line.removesuffix(b"\r").decode(errors="replace")
-            field, _, value = line.partition(":")
-            value = value.removeprefix(" ")
-            match field:
-                case "" if not line:
-                    if self._data:
-                        yield ServerSentEvent(self._name or "message", self._id, "\n".join(self._data))
-                    self._name, self._data = "", []
-                case "event":
-                    self._name = value
-                case "id":
-                    self._id = value
-                case "data":
-                    self._data.append(value)
-
-
-class LineSplitter:
-    """Splits the pieces of a stream into lines. They end at a newline only: text may hold other line separators."""
-
-    def __init__(self) -> None:
-        self._rest: list[bytes] = []
-
-    def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Yield the lines that are complete with this piece."""
-        first, *others = piece.split(b"\n")
-        self._rest.append(first)
-        for line in others:
-            yield b"".join(self._rest)
-            self._rest = [line]
-
-
-def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a whole stream that are not empty."""
-    splitter = LineSplitter()
-    for piece in pieces:
-        yield from filter(None, splitter.feed(piece))
+    at: float
 
 
 def refusal_of(status: int, body: bytes, request_id: str) -> ApiRefusal:
@@ -272,13 +224,6 @@ class HttpAnswer(NamedTuple):
     """Monotonic time, in seconds."""
 
 
-class BodyPiece(NamedTuple):
-    """The next bytes of a streamed body; none at its end."""
-
-    data: bytes
-    at: float
-
-
 class Broken(Exception):
     """Raised when the connection failed; `at` is monotonic time in seconds. `reached`: a server had accepted it, so it
     may have seen the request."""
@@ -302,8 +247,8 @@ class Connection(Protocol):
     async def send(self, request: Send) -> HttpAnswer:
         """Send a request, and return its answer. Raises Broken."""
 
-    async def read(self) -> BodyPiece:
-        """Read on in the body of the last request. Raises Broken."""
+    async def read(self) -> SentEvent:
+        """Read the next event in the body of the last request. Raises Broken, also at its end."""
 
     async def pause(self, pause: Pause) -> None:
         """Wait before the next try."""
@@ -495,21 +440,18 @@ class Call:
                 got = await self._try(retry, "GET", path, b"", headers, SILENCE_S, streamed=True)
                 if not got.headers.get("content-type", "").startswith("text/event-stream"):
                     raise NoAnswer(self._servers.url, "its answer is no event stream")
-                parser = EventParser()
-                while (piece := await self._connection.read()).data:
-                    for sent in parser.feed(piece.data):
-                        cursor = sent.id or after
-                        event = _event(job_id, sent, cursor, piece.at)
-                        retry.progress()
-                        after = cursor
-                        if event.name == "ping":
-                            continue
-                        yield event
-                        if event.name in FINAL:
-                            if event.name != "completed":
-                                raise JobFailed(event.data)
-                            return
-                raise Broken("the server ended the stream", piece.at)
+                while True:
+                    sent = await self._connection.read()
+                    event = _event(job_id, sent, sent.id or after)
+                    retry.progress()
+                    after = event.id
+                    if event.name == "ping":
+                        continue
+                    yield event
+                    if event.name in FINAL:
+                        if event.name != "completed":
+                            raise JobFailed(event.data)
+                        return
             except (Broken, Refused) as failure:
                 await self._connection.pause(retry.after(failure))
 
@@ -560,7 +502,7 @@ class Call:
         return RetryState(self._servers, patience or self._patience, self._chance, **limits)
 
 
-def _event(job_id: str, sent: ServerSentEvent, cursor: str, at: float) -> StreamEvent:
+def _event(job_id: str, sent: SentEvent, cursor: str) -> StreamEvent:
     """Raises StreamReset, EventsUnreadable; Refused if the server is too old for the job."""
     if sent.name == "ping":
         return StreamEvent(sent.name, cursor, {})
@@ -575,7 +517,7 @@ def _event(job_id: str, sent: ServerSentEvent, cursor: str, at: float) -> Stream
     if sent.name == "error":
         error = data.get("error") or {}
         if error.get("code") == NEWER_VERSION:
-            raise Refused(HttpAnswer(503, EMPTY, sent.data.encode(), at))
+            raise Refused(HttpAnswer(503, EMPTY, sent.data.encode(), sent.at))
         raise EventsUnreadable(str(error.get("code")), str(error.get("message")))
     return StreamEvent(sent.name, cursor, data)
 

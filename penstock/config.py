@@ -29,8 +29,6 @@ import msgspec
 
 from penstock.text import read_text
 
-MAX_PARSES = 100
-"""Most parses of a settings file to find the line of one key: a supervisor that serves others may ask."""
 FLAGS = {
     "host": ("api", "host"),
     "port": ("api", "port"),
@@ -57,56 +55,21 @@ class Sources:
     variables: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """By setting, the variable that set it."""
     path: Path | None = None
+    file: Mapping[str, Any] = field(default_factory=dict)
+    """What the file at `path` holds."""
 
     def of(self, key: str) -> str:
-        """What set this key, such as "api.port": "set in penstock.toml, line 3"; "" if nothing did."""
+        """What set this key, such as "api.port": "set in penstock.toml"; "" if nothing did."""
         section, _, name = key.partition(".")
         if (section, name) in self.flags:
-            return f"set by the flag {self._flag((section, name))}"
+            flags = (f"set by the flag --{flag.replace('_', '-')}" for flag in FLAGS if FLAGS[flag] == (section, name))
+            return next(flags, "set on the command line")
         if variable := self.variables.get((section, name)):
             return f"set by the variable {variable}"
-        if self.path is None:
-            return ""
-        try:
-            line = line_of(read_text(self.path), key)
-        except (OSError, ValueError):  # the error that is told has this as its cause
+        if self.path is None or not _has(self.file, key):
             return ""
         here = Path.cwd()
-        shown = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
-        return f"set in {shown}, line {line}" if line else ""
-
-    def _flag(self, target: tuple[str, str]) -> str:
-        names = (f"--{name.replace('_', '-')}" for name, setting in FLAGS.items() if setting == target)
-        return next(names, "on the command line")
-
-
-def line_of(text: str, key: str) -> int:
-    """The line of a TOML text that sets `key`, which may be a table's name; 0 if none does, or if MAX_PARSES do not
-    find it. Raises ValueError if the text is no TOML.
-
-    The parser tells no lines. So this bisects the lines where the statement may begin: before the right one and all
-    earlier ones the text does not set the key, before all later ones it does.
-    """
-    if not _has(tomllib.loads(text), key):
-        return 0
-    lines, name = text.split("\n"), key.rpartition(".")[2]
-    # A key may be written with escapes, or stand in an inline table behind a value of several lines.
-    left = [number for number, line in enumerate(lines) if any(mark in line for mark in (name, "\\", "{"))]
-    line = 0
-    for _ in range(MAX_PARSES):
-        if not left:
-            return line
-        middle = len(left) // 2
-        try:
-            before = tomllib.loads("\n".join(lines[: left[middle]]))
-        except tomllib.TOMLDecodeError:
-            del left[middle]  # within a value of several lines
-            continue
-        if _has(before, key):
-            left = left[:middle]
-        else:
-            line, left = left[middle] + 1, left[middle + 1 :]
-    return 0
+        return f"set in {self.path.relative_to(here) if self.path.is_relative_to(here) else self.path}"
 
 
 def _has(table: Mapping[str, Any], key: str) -> bool:
@@ -239,20 +202,24 @@ def load(
         kinds: the sections that this process reads; for a section of tables, the struct of one table.
         flags: values from the command line by (section, key); None: not given.
     """
-    with _naming(Sources(path=path)):
-        raw = _from_file(path, kinds)
+    raw = _from_file(path)
+    with _naming(Sources(path=path, file=raw)):
+        for section, values in raw.items():
+            if section not in SECTIONS:
+                raise ConfigError(section, "no such section", nearest(section, SECTIONS))
+            if not isinstance(values, dict):
+                raise ConfigError(section, f"expected a table [{section}], got {type(values).__name__}")
     variables = _variables(kinds, environ)
     for (section, key), variable in variables.items():
         raw.setdefault(section, {})[key] = environ[variable]
     given = {target: value for target, value in (flags or {}).items() if value is not None}
     for (section, key), value in given.items():
         raw.setdefault(section, {})[key] = value
-    config = Config(raw, Sources(given.keys(), variables, path))
+    config = Config(raw, Sources(given.keys(), variables, path, raw))
     with config.naming_sources():
         for name, kind in kinds.items():
             if name in TABLES:
-                with _offering_options(kinds):
-                    config.table(name, kind)
+                config.table(name, kind)
             else:
                 config.section(name, kind)
     return config
@@ -407,30 +374,11 @@ def describe(kind: Any) -> str:
     return names.get(cast(type, kind), getattr(kind, "__name__", str(kind)))
 
 
-@contextmanager
-def _offering_options(kinds: Mapping[str, type[msgspec.Struct]]) -> Iterator[None]:
-    """Name `options` for a setting that no model has and a built-in engine has."""
-    try:
-        yield
-    except ConfigError as error:
-        where, _, key = error.key.rpartition(".")
-        known = (engine in kinds and key in kinds[engine].__struct_fields__ for engine in ENGINES)
-        if where.startswith("models.") and error.problem == UNKNOWN and any(known):
-            raise ConfigError(error.key, UNKNOWN, f"did you mean 'options.{key}'?") from None
-        raise
-
-
-def _misplaced(key: str, kinds: Mapping[str, type[msgspec.Struct]]) -> str:
-    """A hint that names the sections that have this key; "" if none has."""
-    found = [name for name, kind in kinds.items() if name not in TABLES and key in kind.__struct_fields__]
-    return "did you mean " + ", ".join(f"[{name}] {key}" for name in found) + "?" if found else ""
-
-
-def _from_file(path: Path | None, kinds: Mapping[str, type[msgspec.Struct]]) -> dict[str, dict[str, Any]]:
+def _from_file(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        raw = tomllib.loads(read_text(path))
+        return tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise ConfigError(str(path), "no such file", "correct the path") from None
     except ValueError as error:
@@ -438,13 +386,6 @@ def _from_file(path: Path | None, kinds: Mapping[str, type[msgspec.Struct]]) -> 
         raise ConfigError(str(path), f"cannot be read: {error}", hint) from None
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error}") from None
-    for section, values in raw.items():
-        if section not in SECTIONS:
-            hint = "" if isinstance(values, dict) else _misplaced(section, kinds)
-            raise ConfigError(section, "no such section", hint or nearest(section, SECTIONS))
-        if not isinstance(values, dict):
-            raise ConfigError(section, f"expected a table [{section}], got {type(values).__name__}")
-    return raw
 
 
 def _variables(kinds: Mapping[str, type[msgspec.Struct]], environ: Mapping[str, str]) -> dict[tuple[str, str], str]:

@@ -120,9 +120,12 @@ def run_process(
     options = parser.parse_args(arguments)
     lifeline = Lifeline.from_environ()
     try:
+        path = options.config or (Path(FILE) if Path(FILE).exists() else None)
+        saved = options.settings
+        config = Config.saved(saved) if saved else load(sections, path=path, environ=os.environ)
         with contextlib.ExitStack() as on_exit:
-            work = start(Launch(options, _config(options, sections), lifeline, on_exit))
-            with asyncio.Runner(loop_factory=_new_loop) as runner:
+            work = start(Launch(options, config, lifeline, on_exit))
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 return runner.run(work)
     except ConfigError as error:
         code, reason = 2, str(error)
@@ -131,6 +134,14 @@ def run_process(
     lifeline.say("failed", reason)
     sys.stderr.write(f"error: {reason}\n")
     return code
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
 
 
 @contextlib.contextmanager
@@ -159,27 +170,10 @@ def collect_rarely() -> None:
     gc.set_threshold(20_000, 50, 100)
 
 
-def _config(options: argparse.Namespace, sections: Mapping[str, type[msgspec.Struct]]) -> Config:
-    if options.settings:
-        return Config.saved(options.settings)
-    path = options.config or (Path(FILE) if Path(FILE).exists() else None)
-    return load(sections, path=path, environ=os.environ)
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop  # noqa: PLC0415 - not on every platform
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
 BACKLOG = 2048
 LOCALHOST = ("127.0.0.1", "::1")
 MISSING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 """Errors of an address that this machine does not have."""
-MAX_TRIES = 20
-"""Searches for a port that is free on each address."""
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -189,36 +183,27 @@ def listen(host: str, port: int) -> list[socket.socket]:
     Args:
         port: 0 for one that is free on each address.
     """
+    found: list[socket.socket] = []
     hosts = LOCALHOST if host.lower() == "localhost" else (host,)
-    for left in reversed(range(MAX_TRIES)):
-        found: list[socket.socket] = []
-        try:
-            for each in hosts:
-                try:
-                    found.append(_listening(each, found[0].getsockname()[1] if found else port))
-                except OSError as error:
-                    if error.errno not in MISSING or (each == hosts[-1] and not found):
-                        raise
-            break
-        except OSError as error:
-            for opened in found:
-                opened.close()
-            if port or error.errno != errno.EADDRINUSE or not left:
-                raise
+    try:
+        for each in hosts:
+            try:
+                found.append(_listening(each, found[0].getsockname()[1] if found else port))
+            except OSError as error:
+                if error.errno not in MISSING or (each == hosts[-1] and not found):
+                    raise
+    except OSError as error:
+        for opened in found:
+            opened.close()
+        if found and not port and error.errno == errno.EADDRINUSE:  # the port that 127.0.0.1 got is taken on ::1
+            return listen(host, port)
+        raise
     return found
 
 
 def _listening(host: str, port: int) -> socket.socket:
     """Raises OSError."""
-    family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-        0
-    ]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` listens on IPv4, too
+    return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=takes_both)

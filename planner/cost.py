@@ -95,22 +95,19 @@ def cost_points(found: Sequence[DeviceCost]) -> list[CostPoint]:
 
 def cost_advice(found: Sequence[DeviceCost], currency: str = "") -> str:
     """Which device to take, and why. `currency`: of the prices, if it is known."""
-    priced = [each for each in found if each.per_million is not None]
+    priced = sorted((each.per_million, each.device.name, each.point.batch) for each in found if each.per_million)
     if len(priced) == len(found):
-        best = min(priced, key=lambda each: each.per_million or 0.0)
-        others = [each for each in priced if each is not best]
-        beside = ", ".join(
-            f"{(each.per_million or 0) / (best.per_million or 1):.2f} x on {each.device.name}" for each in others
+        (least, name, batch), *others = priced
+        said = (
+            f"{name} is the cheapest: {f'{least:.3g} {currency}'.rstrip()} for a million tokens at a batch of {batch}"
         )
-        price = f"{best.per_million:.3g} {currency}".rstrip()
-        return f"{best.device.name} is the cheapest: {price} for a million tokens at a batch of {best.point.batch}" + (
-            f", beside {beside}." if beside else "."
-        )
+        beside = ", ".join(f"{price / least:.2f} x on {other}" for price, other, _ in others)
+        return f"{said}, beside {beside}." if beside else f"{said}."
     slow, *faster = sorted(found, key=lambda each: each.point.tokens_s)
     if not faster:
         return (
-            f"{slow.device.name} yields {3600 * slow.point.tokens_s / 1e6:.3g} million tokens an hour at a batch of "
-            f"{slow.point.batch}; give --price {slow.device.name}=PRICE for the price of a million."
+            f"{slow.device.name} yields {3600 * slow.point.tokens_s / 1e6:.3g} million tokens an hour; give --price "
+            f"{slow.device.name}=PRICE for the price of a million."
         )
     ratios = ", ".join(
         f"{each.device.name} may cost up to {each.point.tokens_s / slow.point.tokens_s:.1f} x" for each in faster
@@ -151,7 +148,7 @@ def grid(given: PlanInput, concurrencies: Sequence[int] = CONCURRENCIES) -> list
         if is_valid(plan, given.model) and fits(given, plan)
     ]
     if not found:
-        raise unfitting(given, f"no layout of {given.model.name} fits")
+        raise unfitting(given)
     return found
 
 
@@ -236,12 +233,11 @@ def _case(name: str, given: PlanInput, *, must: bool) -> WhatIfCase:
 def what_if_advice(cases: Sequence[WhatIfCase]) -> str:
     """What helps most, and what the doubled load takes."""
     now, doubled = cases[0], cases[1]
-    same = [each for each in cases[2:] if each.point and not each.name.startswith(("answers", "on "))]
-    helps = max(same, key=lambda each: each.point.tokens_s if each.point else 0.0, default=None)
     said = f"The load takes {now.gpus} {now.given.device.name}, twice the load {doubled.gpus}"
-    if helps is not None and helps.point and now.point and helps.point.tokens_s > 1.05 * now.point.tokens_s:
-        times = helps.point.tokens_s / now.point.tokens_s
-        said += f". {helps.name.capitalize()} would help most: {times:.2f} x the tokens of a GPU"
+    rates = {each.name: each.point.tokens_s for each in cases if each.point and each.name.startswith(("weights", "KV"))}
+    if rates and now.point and (most := max(rates.values())) > 1.05 * now.point.tokens_s:
+        name = max(rates, key=rates.__getitem__)
+        said += f". {name.capitalize()} would help most: {most / now.point.tokens_s:.2f} x the tokens of a GPU"
     elif now.limit == "knee":
         said += ". Fewer bits help little, for throughput ends at its knee and not at the memory"
     return said + "."
@@ -317,5 +313,4 @@ def timeline_advice(rows: Sequence[TimelineRow], kept: float, slo: LatencySlo) -
     if kept >= slo.share and worst.kept >= slo.share:
         return f"{said}, at no time fewer than {100 * worst.kept:.0f} %: the plan serves this trace."
     said += f"; fewest, {100 * worst.kept:.0f} %, of those that come from second {worst.begin_s:,.0f} on"
-    late = "first tokens" if worst.ttft_p90_s > slo.ttft_s else "further tokens"
-    return f"{said}, whose {late} are late" + (": more replicas (--dp) would serve them." if kept < slo.share else ".")
+    return said + (": more replicas (--dp) would serve them." if kept < slo.share else ".")

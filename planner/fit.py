@@ -13,7 +13,7 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from operator import mul
 from random import Random
@@ -23,8 +23,7 @@ from typing import NamedTuple
 from planner.facts.catalogue import PlanError
 from planner.search import quantile, tpots_s
 from planner.simulator.engine import EngineShape, ModelEngine, ModelText
-from planner.simulator.pool import PoolSimulation
-from planner.simulator.queues import PenstockQueue, PenstockWorker
+from planner.simulator.queues import PenstockQueue, PenstockWorker, PoolSimulation
 
 REGIME = 95
 """Batch at which DistServe's decode times change their slope."""
@@ -455,8 +454,6 @@ MIN_LOAD, MAX_LOADS = 20, 16
 """Requests of a load, and loads, into which records are divided."""
 MAX_ERROR = 0.15
 """A fit with a larger error in any figure is not planned with."""
-FIGURES = {"tokens_s": "throughput", "ttft_p50_s": "TTFT p50", "ttft_p90_s": "TTFT p90", "tpot_p50_s": "TPOT p50"}
-"""Of a load, by field."""
 
 
 def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale: float = 1.0) -> list[ModelText]:
@@ -488,6 +485,9 @@ class LoadFigures:
     tpot_p50_s: float
 
 
+FIGURES = tuple(each.name for each in fields(LoadFigures))
+
+
 @dataclass(frozen=True, slots=True)
 class ComparedLoad:
     """The requests of one span of time, measured and predicted."""
@@ -504,7 +504,9 @@ def loads_of(served: Sequence[ServedText]) -> list[list[ServedText]]:
     """Divide texts into loads, by arrival: at moments at which nothing was in flight, or if there are too few of them,
     into equal numbers. Raises PlanError."""
     if len(served) < MIN_REQUESTS:
-        raise PlanError(f"{len(served)} requests can be used, and a fit needs {MIN_REQUESTS}")
+        raise PlanError(
+            f"{len(served)} requests can be used, and a fit needs {MIN_REQUESTS} that completed in their first attempt"
+        )
     if len(served) > MAX_TEXTS:
         raise PlanError(
             f"{len(served):,} requests are more than the {MAX_TEXTS:,} that are simulated: --since would cut them"
@@ -545,29 +547,12 @@ def compared(
 
 
 def errors_of(found: Sequence[ComparedLoad], of: Callable[[list[float]], float] = median) -> LoadFigures:
-    """|predicted / measured - 1| over the loads that were held out: of each figure, the median or the most."""
-    return _held_out(found, lambda name: [getattr(each.predicted, name) for each in found if each.held_out], of)
-
-
-def constant_errors_of(found: Sequence[ComparedLoad]) -> LoadFigures:
-    """Medians, for a predictor that knows nothing of load: it always says the median of the loads that were fitted. A
-    simulator that is no better has not shown that it knows more."""
-
-    def constant(name: str) -> list[float]:
-        seen = [getattr(each.measured, name) for each in found if not each.held_out]
-        return [median(seen)] * sum(each.held_out for each in found)
-
-    return _held_out(found, constant, median)
-
-
-def _held_out(
-    found: Sequence[ComparedLoad], said: Callable[[str], list[float]], of: Callable[[list[float]], float]
-) -> LoadFigures:
-    """`said`: what is predicted of a figure, for each load that was held out. One without a figure does not count."""
+    """|predicted / measured - 1| over the loads that were held out: of each figure, the median or the most. A load
+    without a figure does not count."""
 
     def error(name: str) -> float:
-        seen = [getattr(each.measured, name) for each in found if each.held_out]
-        errors = [abs(value / true - 1) for value, true in zip(said(name), seen, strict=True) if true > 0]
+        pairs = [(getattr(each.predicted, name), getattr(each.measured, name)) for each in found if each.held_out]
+        errors = [abs(said / true - 1) for said, true in pairs if true > 0]
         return of(errors) if errors else 0.0
 
     return LoadFigures(*map(error, FIGURES))
@@ -595,19 +580,14 @@ def _figures(tokens: int, seconds: float, ttfts: Sequence[float], tpots: Sequenc
 
 def fit_advice(found: Sequence[ComparedLoad]) -> str:
     """How far the prediction may be trusted."""
-    errors, constant = errors_of(found), constant_errors_of(found)
-    held_out = sum(each.held_out for each in found)
-    said = (
+    errors, held_out = errors_of(found), sum(each.held_out for each in found)
+    worst = max(getattr(errors, name) for name in FIGURES)
+    return (
         f"Fitted to {len(found) - held_out} loads, the simulator predicts the {held_out} others to "
         f"{100 * errors.tokens_s:.0f} % in throughput, {100 * errors.ttft_p50_s:.0f} % in TTFT p50, "
-        f"{100 * errors.ttft_p90_s:.0f} % in TTFT p90 and {100 * errors.tpot_p50_s:.0f} % in TPOT p50 (medians)"
-    )
-    worst = max(getattr(errors, name) for name in FIGURES)
-    said += (
-        ": its step times may be planned with"
+        f"{100 * errors.ttft_p90_s:.0f} % in TTFT p90 and {100 * errors.tpot_p50_s:.0f} % in TPOT p50 (medians): "
+    ) + (
+        "its step times may be planned with."
         if worst <= MAX_ERROR
-        else ": too far to plan with latencies; records of more, and of more different, loads would help"
+        else "too far to plan with latencies; records of more, and of more different, loads would help."
     )
-    if beaten := [what for name, what in FIGURES.items() if getattr(constant, name) < getattr(errors, name)]:
-        said += f". The median of the fitted loads, whatever the load, is nearer in {' and '.join(beaten)}"
-    return said + "."

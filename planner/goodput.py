@@ -11,17 +11,14 @@ Workloads, by name or from a file of lengths, are here too.
 
 from __future__ import annotations
 
-import csv
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from penstock.text import fault_of
 from planner.facts.catalogue import PlanError, UnknownName, nearest
 from planner.load import LatencySlo, PlanInput, RequestLengths
 from planner.search import (
@@ -31,7 +28,7 @@ from planner.search import (
     SearchWatch,
     attainment,
     fits,
-    is_valid,
+    plans,
     requests,
     serve,
     unfitting,
@@ -56,8 +53,6 @@ MAX_SIMULATED = 4
 """Deployments of each kind whose goodput is searched for."""
 MAX_DEPLOYMENTS = 8
 """Deployments that are shown."""
-LONG_PROMPTS = 4.0
-"""A prompt of so many times the answer speaks for prefill apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,15 +214,12 @@ def deployments(given: PlanInput) -> list[ServingSetup]:
 
 def _replicas(given: PlanInput, gpus: int) -> list[ParallelPlan]:
     """Equal replicas on so many GPUs, which fit."""
-    found = []
-    for tp in (1, 2, 4, 8, 16):
-        for pp in (1, 2, 4):
-            if gpus % (tp * pp):
-                continue
-            plan = ParallelPlan(gpus // (tp * pp), pp, tp)
-            if is_valid(plan, given.model) and fits(given, plan):
-                found.append(plan)
-    return found
+    return [
+        plan
+        for plan in plans(given.model, gpus)
+        if plan.tp in (1, 2, 4, 8, 16) and plan.pp in (1, 2, 4) and plan.ep == 1 and not plan.attention_dp
+        if fits(given, plan)
+    ]
 
 
 def promising(given: PlanInput, found: Sequence[ServingSetup]) -> list[ServingSetup]:
@@ -240,41 +232,29 @@ def best_goodput(given: PlanInput, watch: SearchWatch | None = None) -> list[Goo
     given.lengths.check(given.model)
     found = deployments(given)
     if not found:
-        raise unfitting(given, f"{given.model.name} does not fit")
+        raise unfitting(given)
     able = promising(given, found)
     if not able:
         raise PlanError(_unkept(given, [served(given, each, 1e-3, 1)[0] for each in found]))
-    watch, rates, likeliest = watch or SearchWatch(), dict[ServingSetup, float](), _likeliest(given, able)
-    apart = None
-    try:
-        for number, each in enumerate(likeliest):
-            watch.told(number, len(likeliest))
-            rates[each] = goodput(given, each)
-        first = max(rates, key=lambda each: (rates[each], -each.gpus))
-        apart = goodput(given, first, jointly=False)
-    except KeyboardInterrupt:
-        if not rates:
-            raise
-        watch.interrupted = True
+    watch, likeliest, apart = watch or SearchWatch(), _likeliest(given, able), None
+    rates = dict(zip(likeliest, watch.tried(likeliest, lambda each: goodput(given, each)), strict=False))
+    first = max(rates, key=lambda each: (rates[each], -each.gpus))
+    if not watch.interrupted:
+        try:
+            apart = goodput(given, first, jointly=False)
+        except KeyboardInterrupt:
+            watch.interrupted = True
     rows = sorted(rates.items(), key=lambda each: (-each[1], each[0].gpus))[:MAX_DEPLOYMENTS]
     return [GoodputRow(each, rate, apart if number == 0 else None) for number, (each, rate) in enumerate(rows)]
 
 
 def _unkept(given: PlanInput, lone: Sequence[ModelText]) -> str:
-    """Which objective lone requests of several deployments miss, with the least that any takes."""
+    """That lone requests of several deployments miss the objectives, with the least that any takes."""
     first, token = 1e3 * min(text.ttft_s for text in lone), 1e3 * min(text.tpot_s for text in lone)
-    ttft, tpot = 1e3 * given.slo.ttft_s, 1e3 * given.slo.tpot_s
-    missed = []
-    if first > ttft:
-        missed.append(f"{ttft:g} ms to its first token (--ttft-ms): the quickest comes after {first:.0f} ms")
-    if token > tpot:
-        missed.append(f"{tpot:g} ms a token (--tpot-ms): a token takes at least {token:.0f} ms")
-    if not missed:  # one deployment keeps the one, another the other
-        missed.append(
-            f"both {ttft:g} ms to its first token and {tpot:g} ms a token in one deployment: the least are "
-            f"{first:.0f} ms and {token:.0f} ms in different ones"
-        )
-    return f"on {given.gpus} x {given.device.name} not even a lone request keeps {'; nor '.join(missed)}"
+    return (
+        f"on {given.gpus} x {given.device.name} not even a lone request keeps {given.slo.words}: the least are "
+        f"{first:.0f} ms and {token:.0f} ms (--ttft-ms, --tpot-ms)"
+    )
 
 
 def _likeliest(given: PlanInput, found: Sequence[ServingSetup]) -> list[ServingSetup]:
@@ -299,26 +279,15 @@ def work_note(given: PlanInput, top: ServingSetup) -> str:
 
 def goodput_advice(given: PlanInput, rows: Sequence[GoodputRow]) -> str:
     """Which deployment to take, and whether prefill should be apart."""
-    top = rows[0]
-    said = (
-        f"Take {top.deployment.name}: {top.rate:.3g} requests a second keep {given.slo.words} "
-        f"({top.per_gpu:.3g} for each GPU)"
-    )
+    top, together = rows[0], next((row for row in rows if row.deployment.prefill is None), None)
+    said = f"Take {top.deployment.name}: {top.rate:.3g} requests a second keep {given.slo.words}"
     if top.separate_rate is not None and top.separate_rate > 1.05 * top.rate:
         said += f"; judged one by one, {top.separate_rate:.3g} would seem to hold"
-    together = next((row for row in rows if row.deployment.prefill is None), None)
     if top.deployment.prefill is None:
-        if given.gpus == 1:
-            return f"{said}. Prefill apart needs two GPUs or more."
-        why = (
-            "prompts are not long enough"
-            if given.lengths.prompt < LONG_PROMPTS * given.lengths.answer
-            else "GPUs that prefill would idle"
-        )
-        return f"{said}. Prefill apart yields no more: {why}."
-    if together is None:
+        return f"{said}. Prefill apart " + ("needs two GPUs or more." if given.gpus == 1 else "yields no more.")
+    if together is None or not together.rate:
         return f"{said}. Prefill beside decode keeps them at no rate that is among the best."
-    return f"{said}, {top.rate / together.rate:.2f} x what prefill beside decode does." if together.rate else said + "."
+    return f"{said}, {top.rate / together.rate:.2f} x what prefill beside decode does."
 
 
 def slo_of(ttft_ms: float, tpot_ms: float, share: float) -> LatencySlo:
@@ -333,7 +302,6 @@ def slo_of(ttft_ms: float, tpot_ms: float, share: float) -> LatencySlo:
 
 MAX_ROWS = 100_000
 """Rows that are read of a file."""
-COLUMNS = ("prompt", "answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,11 +319,10 @@ class Workload:
 def workloads() -> dict[str, Workload]:
     """The named ones."""
     text = (Path(__file__).parent / "facts" / "workloads.toml").read_text(encoding="utf-8")
-    return {name: _named(name, **row) for name, row in tomllib.loads(text).items()}
-
-
-def _named(name: str, prompt: int, answer: int, source: str, requests: int = 0) -> Workload:
-    return Workload(name, source, RequestLengths(prompt, answer), requests)
+    return {
+        name: Workload(name, row["source"], RequestLengths(row["prompt"], row["answer"]), row.get("requests", 0))
+        for name, row in tomllib.loads(text).items()
+    }
 
 
 def workload(name: str) -> Workload:
@@ -369,7 +336,13 @@ def workload(name: str) -> Workload:
         return found
     path = Path(name)
     if path.is_file():
-        return Workload(path.name, f"the file {path}", mix_of(_rows(path), f"{path}"))
+        try:
+            rows = [(row.prompt, row.answer) for row in islice(Trace(path, plain=True), MAX_ROWS)]
+        except Malformed as error:
+            raise PlanError(f"--workload {error}") from None
+        except OSError as error:
+            raise PlanError(f"--workload {path}: {error.strerror or error}") from None
+        return Workload(path.name, f"the file {path}", mix_of(rows, f"{path}"))
     if path.suffix or "/" in name:
         raise PlanError(f"--workload {name}: there is no such file")
     raise UnknownName(f"no workload {name!r} is known: {nearest(name, workloads())}, or give a file of lengths")
@@ -382,43 +355,3 @@ def mix_of(rows: Iterable[tuple[int, int]], what: str) -> RequestLengths:
         raise PlanError(f"{what} has no request with an answer")
     prompt, answer = (max(1, round(sum(each) / len(mix))) for each in zip(*mix, strict=True))
     return RequestLengths(prompt, answer, mix)
-
-
-def _rows(path: Path) -> Iterator[tuple[int, int]]:
-    """Prompt and answer of each request of a file. Raises PlanError."""
-    try:
-        if path.suffix == ".jsonl" or not _is_plain(path):
-            yield from ((max(1, row.prompt), row.answer) for row in Trace(path) if row.answer > 0)
-            return
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            for number, row in enumerate(csv.DictReader(file), 2):
-                yield _lengths(row, f"{path}, line {number}")
-    except UnicodeDecodeError:
-        raise PlanError(f"--workload {path}: it is {fault_of(path.read_bytes())}") from None
-    except (Malformed, OSError, csv.Error) as error:
-        raise PlanError(f"--workload {path}{_said(path, error)}") from None
-
-
-def _said(path: Path, error: Exception) -> str:
-    """What a reader says of a file, without its name; and of one with other columns, which would do."""
-    text = str(getattr(error, "strerror", None) or error)
-    rest = text.removeprefix(f"{path}")
-    other = "; or write the columns prompt,answer" if "no column" in text else ""
-    return f"{rest if rest != text else f': {text}'}{other}"
-
-
-def _is_plain(path: Path) -> bool:
-    """Whether a CSV has this module's own columns."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        return set(COLUMNS) <= set(next(csv.reader(file), []))
-
-
-def _lengths(row: dict[str, Any], where: str) -> tuple[int, int]:
-    try:
-        prompt, answer = (int(row[name]) for name in COLUMNS)
-    except (TypeError, ValueError):
-        said = ",".join(f"{row[name]}" for name in COLUMNS)
-        raise PlanError(f"{where}: {said!r} are no two whole numbers of tokens; write them as 512,256") from None
-    if prompt < 1 or answer < 1:
-        raise PlanError(f"{where}: {prompt},{answer}; both lengths are whole numbers from 1")
-    return prompt, answer

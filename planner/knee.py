@@ -15,6 +15,7 @@ from random import Random
 from statistics import fmean, median
 from typing import TypeVar
 
+from planner.fit import least_squares
 from planner.load import PlanInput
 from planner.memory import memory_plan
 from planner.roofline import decode, prefill
@@ -44,9 +45,6 @@ class Knee:
     """Whether the curve was fitted; else the rule saw the medians themselves."""
     is_beyond: bool
     """Whether it is the largest batch that was measured: the knee is there or beyond."""
-    ruled: int
-    """The knee by SLM-Pareto's rule alone, asked of the medians: the first batch that doubling gains less than GAIN,
-    else the largest. Noise of a few percent moves it, which is why the fit is asked first."""
     reason: str
 
 
@@ -54,17 +52,10 @@ def knee(samples: Samples, random: Random) -> Knee:
     """Find the knee. Raises ValueError for fewer than two batch sizes."""
     if len(samples) < 2:
         raise ValueError(f"{len(samples)} batch sizes: a knee needs two or more")
-    found = _found(samples)
-    noise = _noise(samples)
-    again = [_found(_drawn(samples, noise, random))[0] for _ in range(RESAMPLED)]
-    batch, more, is_fitted = found
-    share = sum(each == batch for each in again) / RESAMPLED
-    ruled, _ = _ruled({each: median(samples[each]) for each in sorted(samples)}, samples)
-    is_beyond = batch == max(samples)
-    reason = _reason(batch, more, is_beyond=is_beyond)
-    if ruled != batch:
-        reason += f", by a curve through all batches; by single doublings, the knee is {ruled}"
-    return Knee(batch, more, share, is_fitted, is_beyond, ruled, reason)
+    batch, more, is_fitted = _found(samples)
+    noise, is_beyond = _noise(samples), batch == max(samples)
+    share = sum(_found(_drawn(samples, noise, random))[0] == batch for _ in range(RESAMPLED)) / RESAMPLED
+    return Knee(batch, more, share, is_fitted, is_beyond, _reason(batch, more, is_beyond=is_beyond))
 
 
 def _reason(batch: int, more: float, *, is_beyond: bool) -> str:
@@ -102,14 +93,8 @@ def _ruled(curve: Mapping[int, float], measured: Iterable[int]) -> tuple[int, fl
 def fitted(samples: Samples) -> tuple[float, float] | None:
     """t_mem and t_comp by least squares of B / thr = t_mem + t_comp B, where noise is a share of the value. None: the
     measurements have no such curve, for one of the two would be negative."""
-    # Weighted by 1 / y^2, the sums of w, w x, w y, w x^2 and w x y are those of z^2, z^2 x, z, z^2 x^2 and z x.
-    points = [(batch, rate / batch) for batch, rates in samples.items() for rate in rates if rate > 0]
-    whole = sum([z * z for _, z in points])
-    x0 = sum([z * z * x for x, z in points]) / whole
-    y0 = sum([z for _, z in points]) / whole
-    spread = sum([z * z * x * x for x, z in points]) / whole - x0 * x0
-    t_comp = (sum([z * x for x, z in points]) / whole - x0 * y0) / spread
-    t_mem = y0 - t_comp * x0
+    points = [(batch, rate) for batch, rates in samples.items() for rate in rates if rate > 0]
+    t_mem, t_comp = least_squares([(1.0, batch) for batch, _ in points], [batch / rate for batch, rate in points])
     return (t_mem, t_comp) if t_mem > 0 and t_comp > 0 else None
 
 

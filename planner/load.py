@@ -67,10 +67,8 @@ class RequestLengths:
             )
         if self.whole > model.context:
             raise PlanError(
-                f"{self.prompt} + {self.answer} tokens are more than the {model.context} of {model.name}'s context; "
-                f"--out {max(1, model.context - self.prompt)} would fit"
-                if self.prompt < model.context
-                else f"a prompt of {self.prompt} tokens is more than {model.name}'s context of {model.context} holds"
+                f"{self.prompt} + {self.answer} tokens are more than the {model.context} of {model.name}'s context: "
+                "give less with --in or --out"
             )
 
 
@@ -167,10 +165,7 @@ class PlanInput:
 
     def __post_init__(self) -> None:
         if self.tp < 1 or self.model.heads % self.tp:
-            fitting = [each for each in (1, 2, 4, 8, 16, 32) if self.model.heads % each == 0]
-            raise PlanError(
-                f"--tp {self.tp}: it must divide the {self.model.heads} heads of {self.model.name}; {fitting} would"
-            )
+            raise PlanError(f"--tp {self.tp}: it must divide the {self.model.heads} heads of {self.model.name}")
         if not 0 < self.efficiency <= 1:
             raise PlanError(f"--efficiency {self.efficiency:g}: a share of the roofline is more than 0 and at most 1")
         if not 1 <= self.gpus <= MAX_GPUS:

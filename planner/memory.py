@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from planner.facts.catalogue import Accelerator, PlanError, devices
+from planner.facts.catalogue import Accelerator, PlanError
 from planner.load import PlanInput
 from planner.roofline import decode, send_s, streamed_layer_s
 
@@ -26,9 +26,8 @@ PAPER_CAP = 512
 """The largest batch of SLM-Pareto's Table 1."""
 BLOCK_TOKENS = 32
 """TensorRT-LLM's tokens_per_block: a request takes whole blocks of the cache."""
-MAX_TP = 64
 NARROW_BITS = 8.0
-"""What weights or cache are proposed to be narrowed to."""
+"""What the cache is proposed to be narrowed to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +80,9 @@ def memory_plan(given: PlanInput, activation_bytes: float = 0.0, block: int = BL
         raise PlanError(
             f"{model.name} does not fit on {_devices(given)}: weights and one request take "
             f"{(weights + activation_bytes + request) / 1e9:.1f} GB of {usable / 1e9:.1f} usable"
-            f"{'' if tp == 1 else ' on each'}; {_what_fits(given, activation_bytes, block)} would fit"
+            f"{'' if tp == 1 else ' on each'}; more devices (--tp), fewer --w-bits or another --gpu would do"
         )
     return plan
-
-
-def _what_fits(given: PlanInput, activation_bytes: float, block: int) -> str:
-    """The smallest changes that make it fit, as flags: more of these devices, fewer bits, another device."""
-    model, bits, tokens = given.model, given.precision, _blocks(given.lengths.mean, block)
-
-    def fits(device: Accelerator = given.device, w_bits: float = bits.w, tp: int = given.tp) -> bool:
-        request = model.kv_token_bytes(bits.kv, tp, given.lengths.mean) * tokens
-        return model.weight_bytes(w_bits) / tp + activation_bytes + request <= USABLE * device.memory_bytes
-
-    degrees = [each for each in divisors(model.heads) if given.tp < each <= MAX_TP and fits(tp=each)]
-    widths = [each for each in (NARROW_BITS, 4.0) if each < bits.w and fits(w_bits=each)]
-    larger = sorted(filter(fits, devices().values()), key=lambda each: each.memory_bytes)
-    found = [f"--tp {each}" for each in degrees[:1]] + [f"--w-bits {each:g}" for each in widths[:1]]
-    found += [f"--gpu {each.name}" for each in larger[:1]]
-    rest = (
-        "fewer --activation-gb or a smaller --block" if activation_bytes or block > BLOCK_TOKENS else "a smaller model"
-    )
-    return " or ".join(found) or rest
 
 
 def memory_advice(given: PlanInput, plan: MemoryPlan) -> str:

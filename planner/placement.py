@@ -184,16 +184,12 @@ def _texts(loads: Sequence[PlanInput]) -> list[ModelText]:
 
 
 def place_advice(loads: Sequence[PlanInput], found: Placement) -> str:
-    """What is placed where, and what the last copy gained."""
-    said, slo = [], loads[0].slo
+    """What is placed where, and whether that is enough."""
+    slo, said = loads[0].slo, []
     for number, gpu in enumerate(found.copies, 1):
         names = [f"{count} x {load.model.name}" for load, count in zip(loads, gpu, strict=True) if count]
-        if names:
-            said.append(f"GPU {number}: {' + '.join(names)}")
+        said.append(f"GPU {number}: {' + '.join(names) or 'not needed'}")
     told = f"{'; '.join(said)}. {100 * found.kept:.1f} % of the requests keep {slo.words}"
-    if len(found.steps) > 1:
-        told += f"; the last copy gained {100 * (found.steps[-1] - found.steps[-2]):.1f} points"
     if found.kept < slo.share:
         told += f", less than the {100 * slo.share:.0f} % that are wanted: give more --gpus"
-    empty = sum(not sum(gpu) for gpu in found.copies)
-    return told + (f". GPUs that are not needed: {empty}." if empty else ".")
+    return told + "."

@@ -11,9 +11,9 @@ follow MoE-Lens.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Literal, TypeAlias
 
 from planner.facts.catalogue import Accelerator
@@ -175,10 +175,10 @@ def _norms(given: PlanInput, tokens: float) -> RooflinePart:
 
 
 def ridge_batch(given: PlanInput, context: float) -> int | None:
-    """The smallest batch (a power of two, then by halves) whose decode step is bound by arithmetic in its matrices.
+    """The smallest batch whose decode step is bound by arithmetic in its matrices.
 
-    None: there is none, for reading the activations keeps them bound by memory. Attention, whose cache grows with the
-    batch, never leaves the memory bound, and is not asked.
+    None: there is none up to MAX_BATCH, for reading the activations keeps them bound by memory. Attention, whose cache
+    grows with the batch, never leaves the memory bound, and is not asked.
     """
 
     def bound(batch: int) -> bool:
@@ -187,36 +187,21 @@ def ridge_batch(given: PlanInput, context: float) -> int | None:
         ]
         return sum(part.seconds for part in parts if part.bound == "compute") * 2 > sum(part.seconds for part in parts)
 
-    doubling = takewhile(lambda batch: batch <= MAX_BATCH, (1 << power for power in range(64)))
-    high = next((batch for batch in doubling if bound(batch)), None)
-    if high is None:
-        return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if bound(middle) else (middle, high)
-    return high
+    batch = bisect_left(range(1, MAX_BATCH + 1), True, key=bound) + 1
+    return batch if batch <= MAX_BATCH else None
 
 
 def roofline_advice(given: PlanInput, context: float, step: Roofline, ridge: int | None, most: int) -> str:
     """What limits the step, and what that means for the batch."""
     attention = next(part for part in step.parts if part.name == "attention")
     share = 100 * attention.seconds / step.seconds
-    said = f"The decode step is bound by {'memory' if step.bound == 'memory' else 'arithmetic'}"
-    if ridge is None:
-        said += ", at every batch"
-    elif most < ridge:
-        said += (
-            f": its matrices reach the ridge at a batch of {ridge}, and {most} fit, so more memory means more tokens"
-        )
-    else:
-        said += f": its matrices reach the ridge at a batch of {ridge}, beyond which a larger batch only adds latency"
-    if share >= ATTENTION_SHARE:
-        said += (
-            f". Reading the cache takes {share:.0f} % of the step, which grows with the batch: "
-            "fewer --kv-bits or a --kv-budget help more than fewer --w-bits"
-        )
-    return said + "."
+    means = "more memory means more tokens" if most < (ridge or 0) else "beyond it a larger batch only adds latency"
+    reach = (
+        ", at every batch" if ridge is None else f": its matrices reach the ridge at a batch of {ridge}, and {means}"
+    )
+    cache = f". Reading the cache takes {share:.0f} % of the step: fewer --kv-bits or a --kv-budget help most"
+    bound = "memory" if step.bound == "memory" else "arithmetic"
+    return f"The decode step is bound by {bound}{reach}{cache if share >= ATTENTION_SHARE else ''}."
 
 
 # Communication. Sizes are bytes, `bytes_s` is one direction of a link, `hop_s` the latency of one step. TPI-LLM's

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from random import Random
 from statistics import fmean
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from planner.facts.catalogue import PlanError
 from planner.facts.model import ModelShape
@@ -371,6 +370,14 @@ def fits(given: PlanInput, plan: ParallelPlan) -> bool:
         return False
 
 
+def unfitting(given: PlanInput) -> PlanError:
+    """No plan fits."""
+    return PlanError(
+        f"{given.model.name} does not fit on {given.gpus} x {given.device.name} with any parallelism; "
+        "more --gpus, fewer --w-bits or another --gpu would do"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PlanOutcome:
     """What one plan does."""
@@ -388,6 +395,10 @@ class PlanOutcome:
     """At the rate."""
 
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+
 @dataclass(slots=True)
 class SearchWatch:
     """Follows a search from outside."""
@@ -397,29 +408,32 @@ class SearchWatch:
     interrupted: bool = False
     """Whether Ctrl-C ended the search early; its result then is the best of what was tried."""
 
+    def tried(self, candidates: Sequence[T], trial: Callable[[T], R]) -> list[R]:
+        """What a trial of each candidate gives; after Ctrl-C, of those tried. Raises KeyboardInterrupt if none was."""
+        found = list[R]()
+        try:
+            for number, each in enumerate(candidates):
+                self.told(number, len(candidates))
+                found.append(trial(each))
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            self.interrupted = True
+        return found
+
 
 def search(given: PlanInput, watch: SearchWatch | None = None) -> list[PlanOutcome]:
     """Every plan that fits, by throughput; after Ctrl-C, of those tried. Raises PlanError if none does."""
     given.lengths.check(given.model)
-    watch, found, candidates = watch or SearchWatch(), [], list(plans(given.model, given.gpus))
-    try:
-        for number, plan in enumerate(candidates):
-            watch.told(number, len(candidates))
-            if (outcome := tried(given, plan)) is not None:
-                found.append(outcome)
-    except KeyboardInterrupt:
-        if not found:
-            raise
-        watch.interrupted = True
-    if not found:
-        raise unfitting(given, f"{given.model.name} does not fit", " with any parallelism")
+    candidates = [plan for plan in plans(given.model, given.gpus) if fits(given, plan)]
+    if not candidates:
+        raise unfitting(given)
+    found = (watch or SearchWatch()).tried(candidates, lambda plan: tried(given, plan))
     return sorted(found, key=lambda each: -each.backlog.tokens_s)
 
 
-def tried(given: PlanInput, plan: ParallelPlan) -> PlanOutcome | None:
-    """What a plan does; None if weights, workspace and one request do not fit."""
-    if not fits(given, plan):
-        return None
+def tried(given: PlanInput, plan: ParallelPlan) -> PlanOutcome:
+    """What a plan that fits does."""
     replica = ReplicaModel(given, plan)
 
     def load(count: int, rate: float) -> ServedLoad:
@@ -463,8 +477,7 @@ def best(found: Sequence[PlanOutcome]) -> BestPlans:
 
 def search_advice(given: PlanInput, found: Sequence[PlanOutcome]) -> str:
     """Which plan to take, and why."""
-    top = best(found)
-    quick, wide = top.latency, top.throughput
+    quick, wide, _ = best(found)
     if quick.plan == wide.plan:
         said = f"Take {quick.plan.name}: it has the least latency and the most throughput of {len(found)}"
     else:
@@ -475,21 +488,8 @@ def search_advice(given: PlanInput, found: Sequence[PlanOutcome]) -> str:
         )
     if given.rate is None:
         return said + "."
-    keeping = [
-        (each.at_rate.joules_token, each.plan.name)
-        for each in found
-        if each.at_rate and each.kept and each.kept.both >= given.slo.share
-    ]
-    said += (
-        f". At {given.rate:g} requests a second, {len(keeping)} of {len(found)} plans keep both objectives for "
-        f"{100 * given.slo.share:.0f} % of the requests"
+    keeping = sum(each.kept is not None and each.kept.both >= given.slo.share for each in found)
+    return (
+        f"{said}. At {given.rate:g} requests a second, {keeping} of {len(found)} plans keep both objectives for "
+        f"{100 * given.slo.share:.0f} % of the requests."
     )
-    return said + (f"; {min(keeping, key=itemgetter(0))[1]} with the least energy." if keeping else ".")
-
-
-def unfitting(given: PlanInput, said: str, how: str = "") -> PlanError:
-    """What does not fit, with the least number of the same GPUs, doubling, on which some plan does, or fewer bits."""
-    more = (given.gpus << power for power in range(1, 7))
-    enough = next((gpus for gpus in more if any(fits(given, plan) for plan in plans(given.model, gpus))), None)
-    would = "fewer --w-bits, or another GPU," if enough is None else f"--gpus {enough}"
-    return PlanError(f"{said} on {given.gpus} x {given.device.name}{how}; {would} would fit")

@@ -19,7 +19,7 @@ from planner.facts.catalogue import Accelerator, PlanError
 from planner.facts.model import ModelShape
 from planner.knee import GAIN, FrontierPoint, Knee, doublings, fitted, knee, pareto
 from planner.load import PlanInput, Precision, RequestLengths
-from planner.memory import BLOCK_TOKENS, SLACK_BYTES, USABLE, copy_bytes, kv_tokens_of, replicas_for
+from planner.memory import BLOCK_TOKENS, kv_tokens_of, replicas_for
 
 ROUNDS = 8
 """Requests of one client at low concurrency."""
@@ -224,12 +224,8 @@ class Recommendation:
     kv_tokens: int
     """That so many requests hold at their ends, in whole blocks: GUARANTEED_NO_EVICT keeps as much free. At least one
     whole context of the model, else the server would refuse prompts that it takes today."""
-    kv_bytes: float | None = None
-    """This and the next two are None unless the model's shape and the device are known."""
-    spare_bytes: float | None = None
-    """Of one device, with one replica of that batch."""
     replicas: int | None = None
-    """That fit on one device, each with that batch (SLM-Pareto)."""
+    """That fit on one device, each with that batch (SLM-Pareto). None: the model's shape or the device is unknown."""
     withheld: str = ""
     """Why none of it should be set; "": nothing speaks against it."""
 
@@ -251,12 +247,9 @@ def recommend(
     if model is None or device is None:
         return Recommendation(batch, max(least, tokens), withheld=why)
     given = PlanInput(model, device, lengths, Precision.stored(model))
-    weights, token = copy_bytes(given)
-    kv_bytes = float(tokens * token)
-    spare = USABLE * device.memory_bytes - weights - kv_bytes - SLACK_BYTES
     replicas = replicas_for(given, batch)
     tokens = min(kv_tokens_of(given, replicas), tokens) if replicas else tokens
-    return Recommendation(batch, max(least, tokens), kv_bytes, spare, replicas, why)
+    return Recommendation(batch, max(least, tokens), replicas, why)
 
 
 def _whole_blocks(tokens: int) -> int:
@@ -277,18 +270,11 @@ def tuning_advice(found: MeasuredFrontier, wanted: Recommendation) -> str:
         more = 2 * found.points[-1].batch
         how = "more --budget" if found.left_out else f"--max {more} with at least --requests {more}"
         return f"No batch is advised, for {wanted.withheld}. Leave the one that is set; {how} would tell more."
-    point = next(each for each in found.points if each.batch == found.knee.batch)
-    top = max(found.points, key=lambda each: each.tokens_s)
-    said = f"Set a batch of {wanted.max_batch_size}: {found.knee.reason}"
-    if top.batch != point.batch:
-        said += (
-            f". {top.batch} at once yield {top.tokens_s / point.tokens_s:.2f} x the tokens, and a request takes "
-            f"{top.latency_s / point.latency_s:.2f} x as long"
-        )
+    said = [f"Set a batch of {wanted.max_batch_size}: {found.knee.reason}"]
     if wanted.replicas is not None and wanted.replicas > 1:
-        said += f". {wanted.replicas} replicas with such a batch fit on one GPU: small models gain by them"
+        said.append(f"{wanted.replicas} replicas with such a batch fit on one GPU: small models gain by them")
     elif wanted.replicas == 0:
-        said += ". Not one replica with such a batch fits on the GPU: take a smaller batch"
+        said.append("Not one replica with such a batch fits on the GPU: take a smaller batch")
     if found.repeats > 1 and found.knee.confidence < ENOUGH:
-        said += f". The knee is unsure ({100 * found.knee.confidence:.0f} %): more --repeats would tell"
-    return said + "."
+        said.append(f"The knee is unsure ({100 * found.knee.confidence:.0f} %): more --repeats would tell")
+    return ". ".join(said) + "."

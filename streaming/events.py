@@ -63,35 +63,37 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long attempts are retried, with backoff."""
 
     def __post_init__(self) -> None:
-        check_endpoint(self)
+        """Raises ValueError, whose text never has the secret."""
+        check_tenant("tenant", self.tenant)
+        for field, text in (("url", self.url), *(("urls", each) for each in self.urls)):
+            url = urlsplit(text)
+            if url.scheme not in PORTS or not url.hostname or url.username is not None:
+                raise ValueError(f"{field} must be https://host/path, without a user")
+            if not text.isascii():
+                raise ValueError(f"{field} must be ASCII: write its host as xn--... and escape its path with %")
+            if url.scheme == "http" and not self.allow_http:
+                raise ValueError(f"{field} must begin with https:// (allow_http = true lifts that)")
+            if not _port_of(url):
+                raise ValueError(f"{field} must have a port from 1 to 65535, or none")
+            if field == "urls" and (_origin_and_path(text) is None or url.query):
+                raise ValueError(
+                    "urls must be plain ASCII without spaces, '#', '?', '..' and escapes of such characters"
+                )
+        for network in self.networks:
+            ipaddress.ip_network(network)
+        signing_key(self.secret)
 
 
-def check_endpoint(endpoint: WebhookSettings) -> None:
-    """Validate an endpoint. Raises ValueError, whose text never has the secret."""
-    check_tenant("tenant", endpoint.tenant)
-    for field, text in (("url", endpoint.url), *(("urls", each) for each in endpoint.urls)):
-        url = urlsplit(text)
-        if url.scheme not in ("https", "http") or not url.hostname or url.username is not None:
-            raise ValueError(f"{field} must be https://host/path, without a user")
-        if not text.isascii():
-            raise ValueError(f"{field} must be ASCII: write its host as xn--... and escape its path with %")
-        if url.scheme == "http" and not endpoint.allow_http:
-            raise ValueError(f"{field} must begin with https:// (allow_http = true lifts that)")
-        if not _has_port(url):
-            raise ValueError(f"{field} must have a port from 1 to 65535, or none")
-        if field == "urls" and (_origin_and_path(text) is None or url.query):
-            raise ValueError("urls must be plain ASCII without spaces, '#', '?', '..' and escapes of such characters")
-    for network in endpoint.networks:
-        ipaddress.ip_network(network)
-    signing_key(endpoint.secret)
+PORTS = {"https": 443, "http": 80}
+"""By scheme: the port of a URL that names none."""
 
 
-def _has_port(url: SplitResult) -> bool:
-    """Whether a URL names a port that can be, or none. The error of the library may repeat a part of a password."""
+def _port_of(url: SplitResult) -> int:
+    """The port of a URL; 0 if there cannot be such a one. The library's error may repeat a part of a password."""
     try:
-        return url.port != 0
+        return PORTS.get(url.scheme, 0) if url.port is None else url.port
     except ValueError:
-        return False
+        return 0
 
 
 _PRINTABLE = re.compile(r"""[!"$-\[\]-~]{1,2048}""")
@@ -106,14 +108,12 @@ def _origin_and_path(text: str) -> tuple[tuple[str, str, int], str] | None:
     """Split a URL into its origin (scheme, host, port) and its path; None if it is not one that may be compared."""
     try:
         url = urlsplit(text)
-        port = {"https": 443, "http": 80}.get(url.scheme, 0) if url.port is None else url.port
     except ValueError:
         return None
+    port = _port_of(url)
     if not _PRINTABLE.fullmatch(text) or not url.hostname or url.username is not None or not port:
         return None
-    if not _WITHIN.fullmatch(url.path):
-        return None
-    return (url.scheme, url.hostname, port), url.path or "/"
+    return ((url.scheme, url.hostname, port), url.path or "/") if _WITHIN.fullmatch(url.path) else None
 
 
 def allows_url(endpoint: WebhookSettings, text: str) -> bool:
@@ -122,13 +122,9 @@ def allows_url(endpoint: WebhookSettings, text: str) -> bool:
     asked = _origin_and_path(text)
     if asked is None:
         return False
-    for each in endpoint.urls:
-        allowed = _origin_and_path(each)
-        if allowed is not None and asked[0] == allowed[0]:
-            prefix, path = allowed[1], asked[1]
-            if path == prefix or path.startswith(prefix.rstrip("/") + "/"):
-                return True
-    return False
+    (origin, path) = asked
+    allowed = [each for each in map(_origin_and_path, endpoint.urls) if each is not None and each[0] == origin]
+    return any(path == prefix or path.startswith(prefix.rstrip("/") + "/") for _, prefix in allowed)
 
 
 def signing_key(secret: str) -> bytes:
@@ -320,6 +316,8 @@ FIELDS = (
     "event", "type", "subject", "tenant", "endpoint", "at", "state", "attempt", "tried", "due", "status", "problem",
     "url",
 )  # fmt: skip
+"""Of a message's record, in the order of WebhookMessage."""
+NUMBERS = ("at", "attempt", "tried", "due", "status")
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,16 +450,11 @@ def _attempt(now: int, message: Sequence[Any]) -> DeliveryAttempt:
 
 def _message(name: str, values: Sequence[bytes | None]) -> WebhookMessage | None:
     """Decode a message; None if there is none. Malformed numbers become 0."""
-    pairs = zip(FIELDS, values, strict=True)
-    raw: dict[str, Any] = {field: (value or b"").decode(errors="replace") for field, value in pairs}
-    if not raw["state"]:
+    texts = [(value or b"").decode(errors="replace") for value in values]
+    if not texts[FIELDS.index("state")]:
         return None
-    at_ms, attempts, tried_ms, due_ms, status = (
-        _number(raw.pop(field)) for field in ("at", "attempt", "tried", "due", "status")
-    )
-    return WebhookMessage(
-        id=name, at_ms=at_ms, attempts=attempts, tried_ms=tried_ms, due_ms=due_ms, status=status, **raw
-    )
+    read: list[Any] = [_number(text) if field in NUMBERS else text for field, text in zip(FIELDS, texts, strict=True)]
+    return WebhookMessage(name, *read)
 
 
 def _number(text: str) -> int:

@@ -208,9 +208,6 @@ FLEET = (
     Key("proc:{}", "string"),
     # Model cards by model name. Writers: card, by a worker that has loaded. Lifetime: for ever.
     Key("card", "hash"),
-    # By model: the newest output lengths of its answers by lane and tenant (lengths), and the version of that message.
-    # Writers: lengths, every few seconds while answers end. Lifetime: a week after its newest write.
-    Key("lengths:{}", "hash"),
     # The scheduler that acts, by the name it leads under. Writers: lead. Lifetime: a few seconds.
     Key("leader", "string"),
     # Grows with every new leader; what was decided under an older one is not done any more. Writers: lead. Lifetime:

@@ -1,4 +1,4 @@
-"""Order of the queue: which waiting job a worker gets next, and why. Pure: plain data in, a pick with its reason out.
+"""Order of the queue: which waiting job a worker gets next, and why. Pure: plain data in, a pick out.
 
 `streaming/lua/shared/claims.lua` implements the same rule in O(log n); tests/streaming/jobs/test_order_stateful.py
 holds both equal. The rule, in this order:
@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 
 class Priority(StrEnum):
@@ -139,12 +139,15 @@ Snapshot = Mapping[Priority, LaneQueue]
 """The lanes of one model in one partition; a lane from which the worker may claim nothing is left out."""
 
 
-class Turn(StrEnum):
+class Turn(Enum):
     """Why a lane goes first."""
 
-    LANE = "it is the highest lane in which a job waits"
-    FLOOR = "its lane gets at least one unit of work in 20 while higher lanes are busy"
-    AGE = "it waited so long that its lane takes turns with the next higher one"
+    LANE = auto()
+    """It is the highest lane in which a job waits."""
+    FLOOR = auto()
+    """Its lane gets at least one unit of work in FLOOR + 1 while higher lanes are busy."""
+    AGE = auto()
+    """It waited so long that its lane takes turns with the next higher one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,6 @@ class Pick:
     job: WaitingJob | RequeuedJob
     lane: Priority
     turn: Turn
-    reason: str
 
 
 def next_job(snapshot: Snapshot, now_ms: int) -> Pick | None:
@@ -170,11 +172,7 @@ def next_job(snapshot: Snapshot, now_ms: int) -> Pick | None:
     queue = snapshot[lane]
     if not queue:
         return None
-    if queue.requeued:
-        return Pick(queue.requeued[0], lane, turn, f"lane {lane}: {turn}; a worker had begun the job")
-    job = queue.fairest
-    counter = queue.counters[job.tenant]
-    return Pick(job, lane, turn, f"lane {lane}: {turn}; tenant {job.tenant} got least ({counter}); its most urgent job")
+    return Pick(queue.requeued[0] if queue.requeued else queue.fairest, lane, turn)
 
 
 def is_aged(queue: LaneQueue, lane: Priority, now_ms: int) -> bool:

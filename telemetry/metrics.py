@@ -104,7 +104,7 @@ class Metrics(RequestMetrics, JobMetrics, WorkerMetrics, OfflineMetrics, RecordM
             return row
         if row.kind == "gauge":
             return Gauge(*about, registry=self._registry, multiprocess_mode=row.combined)
-        if not row.buffered:
+        if row.kind == "counter" and not row.buffered:
             counter = Counter(*about, registry=self._registry)
             for value in row.values if len(row.labels) == 1 else ():
                 counter.labels(value)

@@ -58,6 +58,8 @@ class Span:
     """
 
     __slots__ = ("_carrier", "_token")
+    recorded = False
+    """Whether the collector gets it."""
 
     def __init__(self, carrier: dict[str, str]) -> None:
         self._carrier = carrier
@@ -84,11 +86,6 @@ class Span:
     def carrier(self) -> dict[str, str]:
         """The context for child spans, also in other processes: `traceparent`, and `tracestate` if there is one."""
         return self._carrier
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the collector gets it."""
-        return False
 
     def add_event(self, name: str, at_ns: int | None = None, attributes: Attributes | None = None) -> None:
         """Note something that happens within the span, now or at `at_ns` (Unix nanoseconds)."""
@@ -230,6 +227,7 @@ class RecordedSpan(Span):
     """
 
     __slots__ = ("attributes", "ended", "events", "kind", "links", "name", "parent", "sender", "start_ns")
+    recorded = True
 
     def __init__(
         self,
@@ -253,10 +251,6 @@ class RecordedSpan(Span):
         self.events: list[tuple[str, Mapping[str, Any], int]] = []
         """Name, attributes and time of each."""
         self.ended = False
-
-    @property
-    def recorded(self) -> bool:
-        return True
 
     def add_event(self, name: str, at_ns: int | None = None, attributes: Attributes | None = None) -> None:
         self.events.append((name, clean(attributes) if attributes else {}, at_ns or time.time_ns()))

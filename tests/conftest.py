@@ -26,8 +26,11 @@ from workers.engines.llamacpp import weights
 
 ROOT = Path(__file__).parents[1]
 LONGEST = (
-    "cli/test_up.py", "system/test_shapes.py", "system/test_security_fields.py", "system/test_upstream_tasks.py",
-    "system/test_security_doors.py", "system/test_upstream.py", "bench/", "cli/", "system/",
+    "cli/test_up.py", "bench/test_entrypoints.py", "cli/test_ps.py", "cli/test_colour_terminal.py",
+    "system/test_upstream_tasks.py", "system/test_security_fields.py", "system/test_responses.py", "cli/test_client.py",
+    "bench/test_chaos.py", "api/auth/test_access.py", "system/test_canaries.py", "cli/plan/test_plan.py",
+    "api/test_bounds.py", "api/test_batches.py", "system/test_conversations.py", "system/", "cli/", "bench/", "docker/",
+    "api/",
 )  # fmt: skip
 """Where the tests are that take longest, the longest first, by the beginnings of their files."""
 

@@ -164,8 +164,8 @@ class WorkerProcess:
         self._metrics, self._tracing, self._records, self._lifeline = metrics, tracing, records, lifeline
         self._worker: Worker | None = None
         self._tally = WorkCounters()
+        self._recorder = Recorder(me.model, metrics, tracing, self._tally, records, me.name, me.id)
         self._gpus = None if records is NO_RECORDS else gpu_source(config.section("telemetry", TelemetrySettings))
-        self._recorder: Recorder | None = None
         self._state = me.state
         self._cordoned = self._phase = ""
         self._stop = asyncio.Event()
@@ -179,11 +179,7 @@ class WorkerProcess:
         self._store = StoreMonitor(client)
         try:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
-            me = self._me
-            self._recorder = recorder = Recorder(
-                me.model, self._metrics, self._tracing, self._tally, self._records, me.name, me.id
-            )
-            return await self._serve(client, recorder)
+            return await self._serve(client)
         except EngineDead as error:
             return self._failed(f"the engine does not start: {error}")
         except ConfigError as error:
@@ -192,7 +188,7 @@ class WorkerProcess:
             await self._engine.stop()
             await client.close()
 
-    async def _serve(self, client: RedisClient, recorder: Recorder) -> int:
+    async def _serve(self, client: RedisClient) -> int:
         fleet = Fleet(client)
         if isinstance(self._engine, CallTracer):
             self._engine.trace_calls(self._tracing)
@@ -203,7 +199,7 @@ class WorkerProcess:
             expected = ExpectedErrors(Unavailable, self._lifeline.wait, "waiting for Redis: %s")
             for step in (self._store.require, partial(fleet.publish_card, card)):
                 await retry_until(self._stop, step, expected, ENTER_RETRY_DELAY_S)
-            return await self._work(client, card, recorder)
+            return await self._work(client, card)
 
     async def _load(self) -> ModelCard | None:
         """Start the engine; None if this process is told to stop before it has."""
@@ -217,8 +213,8 @@ class WorkerProcess:
             return None
         return loading.result()
 
-    async def _work(self, client: RedisClient, card: ModelCard, recorder: Recorder) -> int:
-        settings = self._config.section("worker", WorkerSettings)
+    async def _work(self, client: RedisClient, card: ModelCard) -> int:
+        settings, recorder = self._config.section("worker", WorkerSettings), self._recorder
         collect_rarely()
         self._worker = Worker(
             client, self._engine, card, settings, recorder, self._on_cordon, self._me.name, self._targets, self._weights
@@ -294,8 +290,7 @@ class WorkerProcess:
         """What a sample says of this worker."""
         stats, tally = self._engine.stats(), self._tally
         gpus = self._gpus.read() if self._gpus is not None else {}
-        if self._recorder is not None:
-            self._recorder.gpus(gpus)
+        self._recorder.gpus(gpus)
         return {
             **self._counts(stats),
             "step_s": round(tally.step_s, 4),

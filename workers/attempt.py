@@ -42,7 +42,7 @@ from streaming.order import Priority
 from streaming.redis.clock import Clock
 from workers.engines.calls import FoundCalls, check_calls
 from workers.engines.constraint import FILTERED, complete_texts
-from workers.engines.task_answers import check_task_piece
+from workers.engines.task_answers import check_task_answer
 
 
 class AttemptStamps:
@@ -421,8 +421,8 @@ class Attempt:
 
     def _close(self, index: int, piece: Piece, now: float) -> None:
         """Process the last piece of a choice. Raises ValueError for an answer that no reader could use."""
-        if self.job.task is not None:
-            check_task_piece(self.job.task, inputs_of(self.job, index), piece)
+        if self.job.task is not None and piece.finish == "stop":
+            check_task_answer(self.job.task, inputs_of(self.job, index), piece.text)
         self._open.discard(index)
         self.stamps.finish(piece.times, now)
         if piece.failure is not None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from penstock.engine import Capabilities
 from streaming.errors import Fenced, NewerMessage, Unavailable
-from streaming.jobs.codec import Delta, Draft
+from streaming.jobs.codec import Cancel, Delta, Draft, Follow
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job, is_continuable
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
 
-MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
-"""Backoff after a claim that brought jobs which only a newer version can read: doubled while claims bring nothing
-else. These jobs wait for a newer worker without being claimed over and over."""
+NEWER_PAUSE_S = 0.5
+"""After a claim that brought jobs which only a newer version can read: they wait for a newer worker without being
+claimed over and over."""
 
 
 def job_restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta]) -> str:
@@ -92,17 +92,15 @@ class Claimer:
         """By partition, the claim that has no reply yet."""
         self._under_way: set[int] = set()
         """Partitions with a claim in flight, or whose claimed jobs are being begun."""
-        self._cancelled: dict[str, str] = {}
-        """By job whose cancel arrived before the reply of its claim: who cancelled it."""
-        self._followers: dict[str, list[str]] = {}
-        """By job, addresses of readers that followed it before the reply of its claim arrived."""
+        self._early = defaultdict[str, list[Cancel | Follow]](list)
+        """By job, what was heard of it before the reply of its claim arrived."""
         self._suspects: set[int] = set()
         """Partitions whose suspects (jobs that may have killed a worker) this worker runs, one at a time."""
         self._unanswered: set[int] = set()
         """Partitions whose last claim failed without a reply."""
         self._held_until = -math.inf
         """Until this monotonic time new jobs are left to workers of another shape."""
-        self._newer_until, self._pause_s = dict[int, float](), MIN_PAUSE_S
+        self._newer_until: dict[int, float] = {}
         """By partition: until this monotonic time its jobs of a newer version are left to newer workers."""
         self._fenced: set[int] = set()
         """Partitions where the worker's lease was revoked."""
@@ -152,23 +150,14 @@ class Claimer:
         """Whether a claim is in flight there: Redis may count jobs as this worker's that it does not know yet."""
         return partition in self._under_way
 
-    def note_cancel(self, job_id: str, by: str) -> None:
-        """Remember a cancel of an unknown job, which a claim in flight may bring."""
+    def note(self, control: Cancel | Follow) -> None:
+        """Remember what is said of an unknown job, which a claim in flight may bring."""
         if self._under_way:
-            self._cancelled[job_id] = by
+            self._early[control.job].append(control)
 
-    def note_follow(self, job_id: str, address: str) -> None:
-        """Remember a reader's address for an unknown job, which a claim in flight may bring."""
-        if self._under_way:
-            self._followers.setdefault(job_id, []).append(address)
-
-    def followers(self, job_id: str) -> Sequence[str]:
-        """Addresses that followed the job before it was claimed."""
-        return self._followers.get(job_id, ())
-
-    def early_cancel(self, job_id: str) -> str | None:
-        """Who cancelled the job, if its cancel arrived before the job."""
-        return self._cancelled.get(job_id)
+    def early(self, job_id: str) -> Sequence[Cancel | Follow]:
+        """What was said of the job before it was claimed."""
+        return self._early.get(job_id, ())
 
     async def _claim_from(self, partition: int) -> bool:
         """Claim from one partition. Returns whether it may hold more jobs.
@@ -219,8 +208,7 @@ class Claimer:
         finally:
             self._under_way.discard(partition)
             if not self._under_way:
-                self._cancelled.clear()
-                self._followers.clear()
+                self._early.clear()
         if claimed is None:
             await asyncio.sleep(self._settings.poll_ms / 1000)
             return False
@@ -249,9 +237,7 @@ class Claimer:
         if newer:
             log.warning("%d jobs are of a newer version and are put back, the first is %s", len(newer), newer[0].id)
             await self._lease.decline(newer)
-        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S) if newer and len(newer) == len(jobs) else MIN_PAUSE_S
-        if newer:
-            self._newer_until[partition] = time.monotonic() + self._pause_s
+            self._newer_until[partition] = time.monotonic() + NEWER_PAUSE_S
 
     async def _begin_all(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
         """Begin jobs; returns those whose logs are of a newer version. Raises Unavailable."""

@@ -5,14 +5,12 @@ It reads no clock, no store and no engine; the planner and the benchmarks use it
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from random import Random
-from typing import Annotated, Literal, NamedTuple, TypeAlias, get_args
-
-import msgspec
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 SMOOTHING = 50
 """Values over which `Smoothed` takes the mean."""
@@ -57,29 +55,6 @@ MIN_TENANT_LENGTHS = 50
 """A tenant with so many answers in a lane is predicted from its own."""
 MAX_TENANTS = 64
 """Tenants with a history of their own, over all lanes; the one that has been silent for longest makes room."""
-VERSION = 1
-"""Of the message OutputLengths."""
-
-Length: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
-Lengths: TypeAlias = Annotated[tuple[Length, ...], msgspec.Meta(max_length=WINDOW)]
-
-
-class TenantLengths(msgspec.Struct, frozen=True, array_like=True):
-    """Output lengths of one tenant in one lane, oldest first."""
-
-    lane: str
-    tenant: str
-    lengths: Lengths
-
-
-class OutputLengths(msgspec.Struct, frozen=True, kw_only=True):
-    """The history of one model as it is stored; a process of another version writes another `v`."""
-
-    v: int = VERSION
-    lanes: dict[str, Lengths] = {}
-    """By lane, oldest first."""
-    tenants: Annotated[tuple[TenantLengths, ...], msgspec.Meta(max_length=MAX_TENANTS)] = ()
-    """The one that has been silent for longest first."""
 
 
 class LengthWindow:
@@ -87,26 +62,15 @@ class LengthWindow:
 
     __slots__ = ("_by_age", "_known", "_sorted")
 
-    def __init__(self, lengths: Iterable[int] = (), unknown: int = 0) -> None:
-        """
-        Args:
-            lengths: oldest first.
-            unknown: answers of unknown length that count at first; each known length replaces one.
-        """
-        known = tuple(lengths)[-WINDOW:]
-        self._by_age = deque([UNKNOWN] * (unknown - len(known)))
-        self._by_age.extend(known)
-        self._sorted = sorted(self._by_age)
-        self._known = len(known)
+    def __init__(self, unknown: int = 0) -> None:
+        """`unknown`: answers of unknown length that count at first; each known length replaces one."""
+        self._by_age = deque([UNKNOWN] * unknown)
+        self._sorted = list(self._by_age)
+        self._known = 0
 
     def __len__(self) -> int:
         """Number of known lengths."""
         return self._known
-
-    @property
-    def known(self) -> tuple[int, ...]:
-        """The known lengths, oldest first."""
-        return tuple(length for length in self._by_age if length != UNKNOWN)
 
     def add(self, length: int) -> None:
         """Note the length of an answer that has ended."""
@@ -146,40 +110,22 @@ class LengthWindow:
 class LengthHistory:
     """Output lengths of one model, by lane, and by tenant where enough are known."""
 
-    def __init__(self, stored: OutputLengths | None = None) -> None:
-        stored = stored or OutputLengths()
-        self._lanes = {lane: LengthWindow(lengths, WINDOW // 2) for lane, lengths in stored.lanes.items()}
-        self._tenants: OrderedDict[tuple[str, str], LengthWindow] = OrderedDict(
-            ((each.lane, each.tenant), LengthWindow(each.lengths)) for each in stored.tenants
-        )
-        self.added = 0
-        """Answers that were noted since this object was made."""
+    def __init__(self) -> None:
+        self._lanes = defaultdict[str, LengthWindow](lambda: LengthWindow(WINDOW // 2))
+        self._tenants: OrderedDict[tuple[str, str], LengthWindow] = OrderedDict()
 
     def add(self, lane: str, tenant: str, length: int) -> None:
         """Note an answer that has ended by itself or at its limit."""
-        self.added += 1
-        self._lane(lane).add(length)
-        mine = self._tenants.pop((lane, tenant), None)
-        mine = LengthWindow() if mine is None else mine
-        mine.add(length)
-        self._tenants[lane, tenant] = mine  # at the end: the newest
+        self._lanes[lane].add(length)
+        self._tenants.setdefault((lane, tenant), LengthWindow()).add(length)
+        self._tenants.move_to_end((lane, tenant))
         if len(self._tenants) > MAX_TENANTS:
             self._tenants.popitem(last=False)
 
     def window(self, lane: str, tenant: str = "") -> LengthWindow:
         """What a tenant's texts in a lane are drawn from; without a tenant, the lane's."""
-        mine: LengthWindow | None = self._tenants.get((lane, tenant))
-        return mine if mine is not None and len(mine) >= MIN_TENANT_LENGTHS else self._lane(lane)
-
-    def message(self) -> OutputLengths:
-        """What is stored of it."""
-        tenants = (TenantLengths(lane, tenant, each.known) for (lane, tenant), each in self._tenants.items())
-        return OutputLengths(lanes={lane: each.known for lane, each in self._lanes.items()}, tenants=tuple(tenants))
-
-    def _lane(self, lane: str) -> LengthWindow:
-        if lane not in self._lanes:
-            self._lanes[lane] = LengthWindow(unknown=WINDOW // 2)
-        return self._lanes[lane]
+        mine = self._tenants.get((lane, tenant))
+        return mine if mine is not None and len(mine) >= MIN_TENANT_LENGTHS else self._lanes[lane]
 
 
 Holding: TypeAlias = tuple[int, int]
@@ -395,18 +341,12 @@ def never_fits(text: HeldText, capacity: KvCapacity) -> bool:
 def peak(held: Sequence[HeldText], capacity: KvCapacity) -> int:
     """Tokens that the texts will hold at most; of an engine that never evicts, what it keeps free for them."""
     if not capacity.evicts:
-        return _promised(held)
-    return max(future_peak(_future(held, world)) for world in range(worlds(len(held))))
-
-
-def _future(held: Sequence[HeldText], world: int) -> list[Holding]:
-    """What each text will still generate in a world, and what it holds now."""
-    return [(each.finals[world] - (now := each.generated), each.prompt + now) for each in held]
-
-
-def _promised(held: Sequence[HeldText]) -> int:
-    """Tokens that the texts hold if all of them use their limit, and none ends before the others have."""
-    return sum([each.prompt + each.limit for each in held])
+        return sum([each.prompt + each.limit for each in held])
+    futures = (
+        [(each.finals[world] - (now := each.generated), each.prompt + now) for each in held]
+        for world in range(worlds(len(held)))
+    )
+    return max(map(future_peak, futures))
 
 
 class Gate:

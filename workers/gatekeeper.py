@@ -1,7 +1,7 @@
 """Gatekeeper: applies the gate (workers/gate.py) to one worker's engine, and learns from what the engine does.
 
 It follows the texts that the engine runs, says which may begin and how many jobs may be claimed, and notes how long
-answers become and how long steps take. `LengthKeeper` shares those lengths between workers.
+answers become and how long steps take.
 """
 
 from __future__ import annotations
@@ -11,12 +11,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from random import Random
 
-import msgspec
-
 from penstock.engine import Engine, Failure, ModelCard, Piece
-from penstock.loops import ExpectedErrors, coalesced, run_periodically
-from streaming.errors import Unavailable
-from streaming.fleet.processes import LengthStore
+from penstock.loops import coalesced
 from streaming.fleet.settings import LaneTargets, LatencyTargets
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Job, JobState, Tokens
@@ -26,14 +22,12 @@ from streaming.redis.clock import Clock
 from workers.attempt import Attempt
 from workers.gate import (
     ADMITTED,
-    VERSION,
     Colocation,
     Gate,
     GateDecision,
     HeldText,
     KvCapacity,
     LengthHistory,
-    OutputLengths,
     Smoothed,
     never_fits,
 )
@@ -80,10 +74,6 @@ class Gatekeeper:
         self._ended = 0
         self.begins = 0
         """How many jobs of the last `room` would begin at once."""
-
-    def load(self, history: LengthHistory) -> None:
-        """Begin with a history that was stored."""
-        self.gate.history = history
 
     # --- what may begin ----------------------------------------------------------------------------------------------
 
@@ -253,47 +243,6 @@ class Gatekeeper:
 
 
 log = logging.getLogger(__name__)
-
-WRITE_INTERVAL_S = 5.0
-
-
-class LengthKeeper:
-    """Keeps output lengths in the store. Workers of the same model see the same kind of load, so the last one that
-    writes wins, and each has begun with what was stored."""
-
-    def __init__(self, store: LengthStore, model: str, gate: Gatekeeper) -> None:
-        self._store, self._model, self._gate = store, model, gate
-        self._written = 0
-
-    async def load(self) -> None:
-        """Begin with the stored history. Without one, or with one of a newer version, begin with none. Raises
-        Unavailable."""
-        stored = await self._store.read(self._model)
-        if stored is None:
-            return
-        version, data = stored
-        if version > VERSION:
-            log.warning("output lengths of version %d are left to newer workers; this one begins without", version)
-            return
-        try:
-            lengths = msgspec.msgpack.decode(data, type=OutputLengths)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            log.warning("the stored output lengths cannot be read and are replaced: %s", error)
-            return
-        self._gate.load(LengthHistory(lengths))
-
-    async def keep(self) -> None:
-        """Write the history while it changes; one write has at most about 50 kB."""
-        expected = ExpectedErrors(Unavailable, log.warning, "output lengths are not stored until Redis answers: %s")
-        await run_periodically(self._write, WRITE_INTERVAL_S, expected, wait_first=True)
-
-    async def _write(self) -> None:
-        history = self._gate.gate.history
-        if history.added != self._written:
-            written = history.added
-            await self._store.write(self._model, VERSION, msgspec.msgpack.encode(history.message()))
-            self._written = written
-
 
 MAX_TOTAL = 2**53 - 1
 """The largest token count of a job: the store's scripts count exactly up to it."""

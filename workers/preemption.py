@@ -35,6 +35,11 @@ RETRY_INTERVAL_S = 0.25
 """How often a job of lane interactive that waits at the gate looks for batch jobs that may be preempted by now."""
 GIVEN_UP = Failure("upstream_error", "The engine has given this job back too often without a new token.", 502)
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
+MAX_RETURNS = 20
+"""An engine gives a job back while what computes it is away, which costs no attempt. A job that is given back so often
+may itself be what brings that down."""
+MAX_KNOWN = 4096
+"""Jobs whose counts are kept."""
 
 
 class Preemption:
@@ -54,7 +59,8 @@ class Preemption:
         self._capabilities, self._on_fenced = capabilities, on_fenced
         self.tasks: set[asyncio.Task[None]] = set()
         """One for each job that is being put back."""
-        self._returns = ReturnCounts()
+        self._returns: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """By job that the engine gave back: how often without a new delta, and its number of deltas then."""
         self._retry_at = 0.0
 
     def places(self) -> int:
@@ -81,7 +87,12 @@ class Preemption:
         job_id = attempt.job.id
         if attempt.stopped:
             return False
-        if not self._returns.note(job_id, attempt.seq):
+        count, deltas = self._returns.pop(job_id, (0, attempt.seq))
+        count = 1 if attempt.seq > deltas else count + 1
+        self._returns[job_id] = count, attempt.seq
+        if len(self._returns) > MAX_KNOWN:
+            self._returns.popitem(last=False)
+        if count > MAX_RETURNS:
             attempt.stop(JobState.FAILED, GIVEN_UP)
             return False
         events.write("the engine gives a job back", job=job_id, worker=self._lease.name)
@@ -150,30 +161,3 @@ class Preemption:
             self._on_fenced(attempt.partition)
         finally:
             self._held.unpark(attempt)
-
-
-# --- how often an engine gave a job back ------------------------------------------------------------------------------
-
-
-MAX_RETURNS = 20
-"""An engine gives a job back while what computes it is away, which costs no attempt. A job that is given back so often
-may itself be what brings that down."""
-MAX_KNOWN = 4096
-"""Jobs whose counts are kept."""
-
-
-class ReturnCounts:
-    """How often an engine gave each job back, for one worker."""
-
-    def __init__(self) -> None:
-        self._counts: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        """By job: how often, and its number of deltas at the last time."""
-
-    def note(self, job_id: str, deltas: int) -> bool:
-        """Count one return of a job that has so many deltas. Returns whether it may be tried again."""
-        count, before = self._counts.pop(job_id, (0, deltas))
-        count = 1 if deltas > before else count + 1
-        self._counts[job_id] = count, deltas
-        while len(self._counts) > MAX_KNOWN:
-            self._counts.popitem(last=False)
-        return count <= MAX_RETURNS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -99,9 +99,6 @@ class Recorder:
             worker: its name in `penstock ps`.
         """
         self.sink, self._process = sink, process
-        self._over: dict[str, tuple[RequestRecord | None, str]] = {}
-        """Of jobs that are over, by job, until the store has their ends: record and trace id. A job that another worker
-        ends, or that a script has ended before, gets its record there."""
         self._model, self.metrics = model, metrics
         self.traces = AttemptTraces(tracer, worker)
         self._prompt, self._cached = (metrics.tokens.labels(model, kind) for kind in ("prompt", "cached"))
@@ -122,11 +119,8 @@ class Recorder:
             self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
         self.traces.claimed(attempt, now_us - claim.claimed_us if now_us and claim.claimed_us else 0)
 
-    def ended(self, attempt: Attempt, end: Terminal, ended_us: int = 0) -> None:
-        """Record a job's terminal state. `ended_us`: Redis time."""
-        is_recorded = self.sink is not NO_RECORDS
-        record = record_of(attempt, end, ended_us or wall_us(), self._model, self._process) if is_recorded else None
-        self._over[end.job] = record, attempt.trace[3:35]
+    def ended(self, attempt: Attempt, end: Terminal) -> None:
+        """Record a job's terminal state."""
         metrics, usage = self.metrics, end.usage
         self._tally.ended(attempt.job.priority, end)
         metrics.jobs.labels(self._model, end.state).inc()
@@ -143,7 +137,7 @@ class Recorder:
             metrics.deadline_misses.labels("running").inc()
         if end.state is JobState.FAILED:
             self.failed(end)
-        self.traces.over(attempt, end)
+        self.traces.over(end)
 
     def _count_parts(self, attempt: Attempt, end: Terminal) -> None:
         """Count how long the job took by part, up to the engine's last token; the API counts the rest."""
@@ -171,34 +165,25 @@ class Recorder:
             if model != self._model:
                 self.metrics.fallbacks.labels(self._model, model).inc()
 
-    def written(self, ends: Sequence[Terminal], worker: str) -> None:
-        """Log the ends of jobs that the store has, one line for each state, and write their records."""
-        trace_ids = dict[str, str]()
-        for end in ends:
-            record, trace_ids[end.job] = self._over.pop(end.job, (None, ""))
-            if record is not None:
-                self.sink.write(record)
-        self.traces.written(ends)
-        for state in dict.fromkeys([end.state for end in ends]):
-            jobs = [end.job for end in ends if end.state is state]
-            events.write(f"jobs {state}", jobs=jobs, worker=worker, trace_ids=[trace_ids[job] for job in jobs])
-
-    def refused_ends(self, ends: Sequence[Terminal]) -> None:
-        """Record that others had ended these jobs, or had them."""
-        for end in ends:
-            self.lost(end.job)
+    def written(self, ended: Sequence[tuple[Attempt, Terminal]], now_us: int, worker: str) -> None:
+        """Log the ends of jobs that the store has, one line for each state, and write their records. A job that another
+        worker ends, or that a script has ended before, gets its record there. `now_us`: Redis time, 0: not known."""
+        for attempt, end in ended:
+            if self.sink is not NO_RECORDS:
+                self.sink.write(record_of(attempt, end, now_us or wall_us(), self._model, self._process))
+            self.traces.written(attempt, end)
+        for state in dict.fromkeys([end.state for _, end in ended]):
+            those = [(attempt, end) for attempt, end in ended if end.state is state]
+            trace_ids = [attempt.trace[3:35] for attempt, _ in those]
+            events.write(f"jobs {state}", jobs=[end.job for _, end in those], worker=worker, trace_ids=trace_ids)
 
     def unreadable(self, end: Terminal, ended_us: int) -> None:
         """Record the end of a job that cannot be read."""
+        ended_us, code = ended_us or wall_us(), end.failure.code if end.failure else ""
         record = RequestRecord(
-            id=end.job,
-            ended_us=ended_us or wall_us(),
-            state=end.state.value,
-            model=self._model,
-            by=self._process,
-            code=end.failure.code if end.failure else "",
+            id=end.job, ended_us=ended_us, state=end.state.value, model=self._model, by=self._process, code=code
         )
-        self._over[end.job] = record, ""
+        self.sink.write(record)
         self.failed(end)
 
     def ended_by_script(self, record: JobRecord) -> None:
@@ -225,12 +210,10 @@ class Recorder:
     def released(self, job_id: str, outcome: str = HANDED_BACK) -> None:
         """Record that the worker put a job back unfinished. `outcome`: HANDED_BACK, PREEMPTED or RETURNED."""
         self.traces.put_back(job_id, outcome)
-        self.lost(job_id)
 
     def lost(self, job_id: str) -> None:
         """Record that a job is no longer this worker's: another one runs it, or has ended it."""
         self.traces.forget(job_id)
-        self._over.pop(job_id, None)
 
     def engine(self, stats: Stats, reserved: int = 0) -> None:
         """Set the gauges of the engine's slots and cache, and count what it has evicted since the last call."""
@@ -313,8 +296,6 @@ class _Open:
     attempt: Attempt
     span: Span
     finish: Span | None = None
-    end: tuple[str | None, Attributes] = (None, {})
-    """Error and attributes of its end."""
 
 
 @runtime_checkable
@@ -377,25 +358,21 @@ class AttemptTraces:
         process that ends the job."""
         self._open.pop(job_id, None)
 
-    def over(self, attempt: Attempt, end: Terminal) -> None:
+    def over(self, end: Terminal) -> None:
         """The engine is done with a job, whose end is written now."""
         if (found := self._open.get(end.job)) is None:
             return
         self._write_engine_span(found)
-        error = end.failure.code if end.failure else None
-        found.end = error, {**answered(attempt, end), **_continued(attempt)}
         found.finish = self.tracing.span("finish", found.span.carrier(), attributes={names.JOB_STATE: end.state})
 
-    def written(self, ends: Iterable[Terminal]) -> None:
-        """The store has these ends."""
-        for end in ends:
-            if (found := self._open.pop(end.job, None)) is not None:
-                if found.finish is not None:
-                    found.finish.end()
-                error, attributes = found.end
-                found.span.end(error=error, attributes=attributes)
-                claim = found.attempt.claim
-                write_lost(self.tracing, claim.job, claim.earlier_attempts, claim.attempt)
+    def written(self, attempt: Attempt, end: Terminal) -> None:
+        """The store has this end."""
+        if (found := self._open.pop(end.job, None)) is not None:
+            if found.finish is not None:
+                found.finish.end()
+            error = end.failure.code if end.failure else None
+            found.span.end(error=error, attributes={**answered(attempt, end), **_continued(attempt)})
+            write_lost(self.tracing, attempt.job, attempt.claim.earlier_attempts, attempt.claim.attempt)
 
     def _write_engine_span(self, found: _Open) -> None:
         stamps = found.attempt.stamps

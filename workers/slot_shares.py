@@ -11,7 +11,7 @@ need their slots.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS
@@ -51,47 +51,33 @@ class RunningJob:
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """The jobs to preempt, in this order, and why these or why none."""
+    """The jobs to preempt, in this order, and why."""
 
     jobs: tuple[str, ...]
     reason: str
 
 
-def obstacle(job: RunningJob, now_s: float) -> str:
-    """Why a job must not be preempted now; "" if it may be."""
-    if job.lane is not Priority.BATCH:
-        return f"lane {job.lane} is not preempted"
-    if not job.is_resumable:
-        return "it cannot be continued exactly"
-    if job.deltas > MAX_PARKED_DELTAS:
-        return f"it has more than {MAX_PARKED_DELTAS} deltas to put back"
-    if job.is_continued and now_s - job.began_s < MIN_RUN_S:
-        return f"it was put back before and has run for less than {MIN_RUN_S:.0f} s"
-    return ""
-
-
 def preemptible(jobs: Iterable[RunningJob], now_s: float) -> list[RunningJob]:
-    """The jobs that may be preempted, the youngest first: these lose the least work."""
-    allowed = [job for job in jobs if job.texts and not obstacle(job, now_s)]
+    """The jobs of lane batch that may be preempted, the youngest first: these lose the least work. Another run must be
+    able to continue them exactly, and one that was put back before must have run for a while."""
+    allowed = [
+        job
+        for job in jobs
+        if job.texts and job.lane is Priority.BATCH and job.is_resumable and job.deltas <= MAX_PARKED_DELTAS
+        if not job.is_continued or now_s - job.began_s >= MIN_RUN_S
+    ]
     return sorted(allowed, key=lambda job: (-job.began_s, job.id))
 
 
-def choose_victims(jobs: Sequence[RunningJob], texts: int, now_s: float) -> Victims:
+def choose_victims(jobs: Iterable[RunningJob], texts: int, now_s: float) -> Victims:
     """Choose the youngest batch jobs whose choices together free `texts` places; fewer if there are no more."""
-    if texts <= 0:
-        return Victims((), "no place is needed")
-    chosen: list[RunningJob] = []
+    chosen, freed = list[str](), 0
     for job in preemptible(jobs, now_s):
-        if sum(each.texts for each in chosen) >= texts:
+        if freed >= texts:
             break
-        chosen.append(job)
-    if not chosen:
-        return Victims((), f"{texts} places are needed, and none of {len(jobs)} jobs may be preempted")
-    freed = sum(each.texts for each in chosen)
-    return Victims(
-        tuple([job.id for job in chosen]),
-        f"{texts} places are needed for lane interactive: the {len(chosen)} youngest batch jobs free {freed}",
-    )
+        chosen.append(job.id)
+        freed += job.texts
+    return Victims(tuple(chosen), f"lane interactive needs {texts} places")
 
 
 ACTIVE_S = 60.0

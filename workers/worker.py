@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from penstock.engine import RETURNED, Engine, Failure, ModelCard, Piece
 from penstock.loops import ExpectedErrors, retry_until, run_periodically, wait_any
 from streaming.errors import Fenced, Unavailable
-from streaming.fleet.processes import LengthStore
 from streaming.fleet.settings import NO_TARGETS, LaneTargets
 from streaming.ids import partition_of
 from streaming.jobs.codec import Cancel, Control, Cordon, Follow, Hold, Terminal, Wake
@@ -36,7 +35,7 @@ from workers.checker import Checker
 from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
 from workers.engines.constraint import unchecked
-from workers.gatekeeper import Gatekeeper, LengthKeeper, end_job, unusable_piece
+from workers.gatekeeper import Gatekeeper, end_job, unusable_piece
 from workers.heartbeat import CHECK_INTERVAL_S, MAX_SILENT_CHECKS, BeatComparison, silent_checks
 from workers.held_jobs import HeldJobs
 from workers.preemption import Preemption
@@ -75,7 +74,6 @@ class Worker:
         self._attempts = self._held.attempts
         self._room = asyncio.Event()
         self._gate = Gatekeeper(engine, card, settings, targets, recorder)
-        self._lengths = LengthKeeper(LengthStore(client), card.name, self._gate)
         on_stopped = self._end_if_over_and_send
         self._starter = ChoiceStarter(
             engine, card, settings, self._gate, self._room, on_stopped=on_stopped, weights=weights
@@ -125,7 +123,7 @@ class Worker:
             self._starter.check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True
         )
         loops = [self._keep_listening(), checking, sweeping, self._clock.keep()]
-        loops += [self._keep_looking(), self._lengths.keep(), self._gate.keep_reporting()]
+        loops += [self._keep_looking(), self._gate.keep_reporting()]
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             loops += [self._unless_fenced(partition, loop) for loop in (writer.run(), self._keep_beating(partition))]
         tasks = {claiming, asyncio.create_task(self._drain(stop, claiming)), *map(asyncio.create_task, loops)}
@@ -152,7 +150,6 @@ class Worker:
 
         async def register() -> None:
             await self._clock.renew()
-            await self._lengths.load()
             await self.lease.register()  # last: nothing renews the lease before `run` continues
 
         expected = ExpectedErrors(Unavailable, log.warning, "the worker cannot register, trying again: %s")
@@ -178,13 +175,16 @@ class Worker:
         if not can.passes_fields and (job := without_passed(job)) is not claim.job:
             claim = replace(claim, job=job)
         attempt = self._attempts[job.id] = Attempt(claim, history)
-        for address in self._claimer.followers(job.id):
-            attempt.follow(address)
+        early = self._claimer.early(job.id)
+        cancel = next((each for each in early if isinstance(each, Cancel)), None)
+        for control in early:
+            if isinstance(control, Follow):
+                attempt.follow(control.address)
         self._recorder.claimed(attempt, self._now_us(attempt.partition))
         if failure is not None:
             attempt.stop(JobState.FAILED, failure)
-        elif (by := self._claimer.early_cancel(job.id)) is not None:
-            attempt.stop(JobState.CANCELLED, CANCELLED, by)
+        elif cancel is not None:
+            attempt.stop(JobState.CANCELLED, CANCELLED, cancel.by)
         else:
             self._starter.submit(attempt)
             if attempt.waits and job.priority is Priority.INTERACTIVE and job.task is None:
@@ -286,21 +286,25 @@ class Worker:
         if attempt.deadline is not None:
             attempt.deadline.cancel()
         end = end_job(attempt, self.lease.id, self._clock, self._writers[attempt.partition])
-        self._recorder.ended(attempt, end, self._now_us(attempt.partition))
+        self._recorder.ended(attempt, end)
 
     def _now_us(self, partition: int) -> int:
         return self._clock.at(time.monotonic(), partition)
 
     def _on_written(self, step: StepWrite, refused: Sequence[Finish]) -> None:
         self._recorder.logged(step)
+        ended = list[tuple[Attempt, Terminal]]()
         for finish in step.finishes:
             held = self._attempts.get(finish.terminal.job)
             if held is not None and held.number == finish.number:
                 del self._attempts[finish.terminal.job]
+                if finish in refused:  # others had ended it
+                    self._recorder.lost(finish.terminal.job)
+                else:
+                    ended.append((held, finish.terminal))
+        if ended:
+            self._recorder.written(ended, self._now_us(ended[0][0].partition), self.lease.name)
         if step.finishes:
-            taken = [finish for finish in step.finishes if finish not in refused] if refused else step.finishes
-            self._recorder.written([finish.terminal for finish in taken], self.lease.name)
-            self._recorder.refused_ends([finish.terminal for finish in refused])
             self._room.set()
 
     # --- checks of answers -------------------------------------------------------------------------------------------
@@ -374,7 +378,7 @@ class Worker:
                 if attempt := self._attempts.get(job_id):
                     attempt.follow(address)
                 else:
-                    self._claimer.note_follow(job_id, address)
+                    self._claimer.note(control)
             case Cordon(reason):
                 self._on_cordon(reason)
             case Hold(for_ms):
@@ -419,7 +423,7 @@ class Worker:
     def _cancel(self, job_id: str, by: str) -> None:
         attempt = self._attempts.get(job_id)
         if attempt is None:
-            self._claimer.note_cancel(job_id, by)
+            self._claimer.note(Cancel(job_id, by))
         elif not attempt.over or attempt.is_checked:
             attempt.stamps.cancelled = attempt.stamps.cancelled or time.monotonic()
             self._stop(attempt, JobState.CANCELLED, CANCELLED, by)

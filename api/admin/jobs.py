@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -35,36 +34,23 @@ MAX_ROUNDS = 4
 ALL = "*"
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which jobs to list."""
-
-    tenants: Sequence[str]
-    stored: JobFilter
-    """What the store filters by."""
-    search: str = ""
-    """Beginning of an id, or part of a value of the metadata or of the first words of the prompt."""
-    reader: str = ""
-    """The tenant whose prompts the caller may see."""
-
-    def passes(self, record: JobRecord) -> bool:
-        """Whether a job that the store has found is wanted."""
-        job = record.job
-        found = self.search in ("", job.id) or job.id.startswith(self.search)
-        words = record.preview.lower() if job.tenant == self.reader else ""
-        return found or self.search.lower() in words or any(self.search in value for value in job.metadata.values())
-
-
 async def listing(request: Request) -> Response:
     """GET /admin/jobs[?tenant=&status=&model=&lane=&since=&until=&search=&cursor=&limit=]: list jobs, newest first.
 
     It shows the first words of a prompt only of jobs of the key's own tenant. A page reads a bounded number of jobs: it
     may be short or empty and still have `has_more`.
     """
-    services, query = services_of(request), request.query_params
-    wanted, limit = _filter(request), value_of(query, "limit") or 50
-    page = await _page(services, wanted, cursor_of(query), limit)
-    own = caller_of(request).tenant
+    services, query, own = services_of(request), request.query_params, caller_of(request).tenant
+    tenants = _tenants(services, query.get("tenant") or own)
+    search, limit = value_of(query, "search") or "", value_of(query, "limit") or 50
+
+    def passes(record: JobRecord) -> bool:
+        """Whether its id begins so, or a value of its metadata or the first words of its prompt contain the search."""
+        words = record.preview.lower() if record.job.tenant == own else ""
+        in_metadata = any(search in value for value in record.job.metadata.values())
+        return record.job.id.startswith(search) or search.lower() in words or in_metadata
+
+    page = await _page(services, tenants, filter_of(query), passes, cursor_of(query), limit)
     data = [
         {"tenant": record.job.tenant, **listed_job(record)}
         | {"preview": (record.preview or None) if record.job.tenant == own else None}
@@ -113,12 +99,23 @@ async def _record(request: Request) -> JobRecord:
     raise errors.job_not_found()
 
 
-async def _page(services: Services, wanted: Filter, before: Place | None, limit: int) -> JobPage:
-    """Read the next jobs that pass the filter. Raises Unavailable."""
+async def _page(
+    services: Services,
+    tenants: Sequence[str],
+    stored: JobFilter,
+    passes: Callable[[JobRecord], bool],
+    before: Place | None,
+    limit: int,
+) -> JobPage:
+    """Read the next jobs that the store's filter finds and that pass. Raises Unavailable."""
     found: list[JobRecord] = []
     for _ in range(MAX_ROUNDS):
-        page = await _merged(services, wanted, before, limit)
-        passing = [record for record in page.jobs if wanted.passes(record)]
+        pages: list[JobPage] = await asyncio.gather(
+            *(services.summaries.recent(tenant, before, limit, stored) for tenant in tenants)
+        )
+        parts = [PagePart([((job.created_ms, job.job.id), job) for job in page.jobs], page.behind) for page in pages]
+        page = pages[0] if len(pages) == 1 else merged(parts, limit)
+        passing = [record for record in page.jobs if passes(record)]
         if len(found) + len(passing) > limit:
             found += passing[: limit - len(found)]
             return JobPage(found, (found[-1].created_ms, found[-1].job.id))
@@ -126,28 +123,6 @@ async def _page(services: Services, wanted: Filter, before: Place | None, limit:
         if before is None or len(found) == limit:
             break
     return JobPage(found, before)
-
-
-async def _merged(services: Services, wanted: Filter, before: Place | None, limit: int) -> JobPage:
-    """Read one page of all tenants. Raises Unavailable."""
-    read: Callable[[str], Any] = lambda tenant: services.summaries.recent(tenant, before, limit, wanted.stored)  # noqa: E731
-    pages: list[JobPage] = await asyncio.gather(*map(read, wanted.tenants))
-    if len(pages) == 1:
-        return pages[0]
-    return merged(
-        [PagePart([((job.created_ms, job.job.id), job) for job in page.jobs], page.behind) for page in pages], limit
-    )
-
-
-def _filter(request: Request) -> Filter:
-    """Parse the query. Raises ApiError (400)."""
-    services, query = services_of(request), request.query_params
-    return Filter(
-        tenants=_tenants(services, query.get("tenant") or caller_of(request).tenant),
-        stored=filter_of(query),
-        search=value_of(query, "search") or "",
-        reader=caller_of(request).tenant,
-    )
 
 
 def _tenants(services: Services, named: str) -> Sequence[str]:

@@ -18,7 +18,8 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admin.pools import MAX_ACTIONS, action_object, pool_object, pools_view
+from api.admin.pools import MAX_ACTIONS, leading, pool_object, pools_view
+from api.jobs import fields_of
 from api.openai.rendering import to_json
 from api.services import Services
 from penstock.text import counted
@@ -187,25 +188,15 @@ class Situation:
     rates: Rates = Rates()
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The state in one word and one sentence, and its problems, the worst first."""
-
-    flow: Flow
-    title: str
-    problems: tuple[ServiceProblem, ...]
-
-
-def assess(now: Situation) -> Verdict:
-    """Decide what is wrong now."""
-    order = ("error", "warning", "note")
-    problems = tuple(sorted(_problems(now), key=lambda problem: order.index(problem.severity)))
+def assess(now: Situation) -> tuple[Flow, str, list[ServiceProblem]]:
+    """Decide what is wrong now. Returns the state in one word and one sentence, and its problems, the worst first."""
+    problems = sorted(_problems(now), key=lambda problem: ("error", "warning", "note").index(problem.severity))
     late = next((problem for problem in problems if problem.delays), None)
     if late is None:
-        return Verdict("flowing", "Flowing: jobs start as soon as there is room for them.", problems)
+        return "flowing", "Flowing: jobs start as soon as there is room for them.", problems
     if late.severity == "error":
-        return Verdict("stopped", f"Stopped: {late.title}.", problems)
-    return Verdict("behind", f"Falling behind: {late.title}.", problems)
+        return "stopped", f"Stopped: {late.title}.", problems
+    return "behind", f"Falling behind: {late.title}.", problems
 
 
 def _problems(now: Situation) -> Iterator[ServiceProblem]:
@@ -214,9 +205,8 @@ def _problems(now: Situation) -> Iterator[ServiceProblem]:
         yield ServiceProblem("error", "the store takes no new jobs", cause, fix, delays=True)
     elif now.memory_share is not None and now.memory_share >= NEARLY_FULL:
         cause = f"{now.memory_share:.0%} of the memory that jobs may use is taken"
-        yield ServiceProblem(
-            "note", "the store is nearly full", cause, "raise maxmemory, or shorten [redis] retention_s"
-        )
+        fix = "raise maxmemory, or shorten [redis] retention_s"
+        yield ServiceProblem("note", "the store is nearly full", cause, fix)
     for pool in now.pools:
         yield from _of_pool(pool)
     if not now.has_leader:
@@ -237,16 +227,30 @@ def _problems(now: Situation) -> Iterator[ServiceProblem]:
 
 
 def _of_pool(pool: Mapping[str, Any]) -> Iterator[ServiceProblem]:
-    model, lanes = pool["model"], pool["lanes"]
+    model, lanes, workers, override = pool["model"], pool["lanes"], pool["workers"], pool["override"]
     waiting = sum(lane["waiting"] for lane in lanes.values())
-    link = f"/jobs?status=queued&tenant=*&model={quote(model, safe='')}"
-    away = [worker for worker in pool["workers"] if worker["away"] and worker["state"] == "ready"]
-    if away and len(away) == pool["ready"]:
-        yield _without_server(model, max(away, key=lambda worker: float(worker["away_s"])), waiting, link)
-    elif (stalled := pool.get("stalled")) and (waiting or pool["override"] is None):
-        yield _stalled(model, stalled, waiting, link)
+    jobs, link = counted(waiting, "job"), f"/jobs?status=queued&tenant=*&model={quote(model, safe='')}"
+    away = [worker for worker in workers if worker["away"] and worker["state"] == "ready"]
+    if away and len(away) == pool["ready"]:  # more workers would change nothing
+        longest = max(away, key=lambda worker: float(worker["away_s"]))
+        title = f"servers of {model} have been away for {longest['away_s']:.0f} s: {'; '.join(longest['away'])}"
+        cause = f"{jobs} of {model} waiting; jobs are kept until a server is back"
+        fix = "start the servers, or correct their addresses: penstock doctor -v"
+        yield ServiceProblem("error", title, cause, fix, link, delays=True)
+    elif (stalled := pool.get("stalled")) and waiting:
+        title = f"{jobs} of {model} {'waits' if waiting == 1 else 'wait'} and no worker runs or may start"
+        yield ServiceProblem("error", title, stalled["cause"], stalled["fix"], link, delays=True)
+    elif stalled and override is None:
+        title = f"no worker of {model} may run, so a new job would wait"
+        yield ServiceProblem("note", title, stalled["cause"], stalled["fix"], "/models")
+    elif waiting and not pool["ready"] and pool["starting"]:
+        phase = next((worker["phase"] for worker in workers if worker["phase"]), "it loads the model")
+        cause = f"about {pool['wake_s']:.0f} s left" if pool["wake_s"] else phase
+        title = f"{jobs} of {model} wait for a worker to start"
+        yield ServiceProblem("warning", title, cause, "nothing", link, delays=True)
     elif waiting and not pool["ready"]:
-        yield _without_worker(pool, waiting, link)
+        cause, fix = pool["reason"] or "the scheduler has not decided yet", "penstock logs --role worker says why"
+        yield ServiceProblem("error", f"{jobs} of {model} wait and no worker runs", cause, fix, link, delays=True)
     elif not pool["ready"] and (pool["want"] or 0) > 0:
         cause = f"{counted(pool['want'], 'worker')} wanted, {pool['starting']} starting; a job put now waits for one"
         fix = "nothing, if it has just started; else penstock logs --role worker"
@@ -256,63 +260,24 @@ def _of_pool(pool: Mapping[str, Any]) -> Iterator[ServiceProblem]:
             lane = lanes[name]
             if lane["waiting"] and lane["oldest_s"] > limit_s:
                 cause = f"the oldest of {counted(lane['waiting'], 'job')} waits {lane['oldest_s']:.0f} s"
-                title = f"lane {name} of {model} is behind"
-                said = f"{cause}; {pool['reason'] or 'no plan yet'}"
+                title, said = f"lane {name} of {model} is behind", f"{cause}; {pool['reason'] or 'no plan yet'}"
                 yield ServiceProblem("warning", title, said, _more(pool), link, delays=True)
-    for worker in pool["workers"]:
+    for worker in workers:
         if worker["cordon"]:
             title = f"{worker['id']} takes no more jobs"
             yield ServiceProblem("note", title, worker["cordon"], "it is replaced when its jobs have ended", "/models")
-    if pool["override"] is not None:
-        by, paused = pool["override"]["by"] or "an operator", pool["override"]["paused"]
-        what = "scaling is paused" if paused else f"the number of workers is set to {pool['override']['want']}"
-        yield ServiceProblem("note", f"{model}: {what}", f"by {by}", f"penstock scale resume {model}", "/models")
-
-
-def _without_server(model: str, worker: Mapping[str, Any], waiting: int, link: str) -> ServiceProblem:
-    """That none of a model's servers (engine `upstream`) is there: more workers would change nothing."""
-    servers = worker["away"]
-    one = len(servers) == 1
-    name, verb, it = ("the server", "has", "it") if one else ("all servers", "have", "them")
-    title = f"{name} of {model} {verb} been away for {worker['away_s']:.0f} s: {'; '.join(servers)}"
-    cause = f"{counted(waiting, 'job')} of {model} waiting; jobs are kept until {'it' if one else 'one'} is back"
-    fix = f"start {it}, or correct the address: penstock doctor -v"
-    return ServiceProblem("error", title, cause, fix, link, delays=True)
-
-
-def _stalled(model: str, stalled: Mapping[str, str], waiting: int, link: str) -> ServiceProblem:
-    """That no worker can ever run a model's jobs as things are."""
-    cause, fix = stalled["cause"], stalled["fix"]
-    if waiting:
-        verb = "waits" if waiting == 1 else "wait"
-        title = f"{counted(waiting, 'job')} of {model} {verb} and no worker runs or may start"
-        return ServiceProblem("error", title, cause, fix, link, delays=True)
-    return ServiceProblem("note", f"no worker of {model} may run, so a new job would wait", cause, fix, "/models")
-
-
-def _without_worker(pool: Mapping[str, Any], waiting: int, link: str) -> ServiceProblem:
-    """Why no worker serves a model whose jobs wait."""
-    model, jobs = pool["model"], counted(waiting, "job")
-    if pool["starting"]:
-        phase = next((worker["phase"] for worker in pool["workers"] if worker["phase"]), "it loads the model")
-        left = f"about {pool['wake_s']:.0f} s left" if pool["wake_s"] else phase
-        return ServiceProblem(
-            "warning", f"{jobs} of {model} wait for a worker to start", left, "nothing", link, delays=True
-        )
-    title = f"{jobs} of {model} wait and no worker runs"
-    cause = pool["reason"] or "the scheduler has not decided yet"
-    return ServiceProblem(
-        "error", title, cause, "penstock logs --role worker: does it crash at its start?", link, delays=True
-    )
+    if override is not None:
+        what = "scaling is paused" if override["paused"] else f"the number of workers is set to {override['want']}"
+        by, fix = f"by {override['by'] or 'an operator'}", f"penstock scale resume {model}"
+        yield ServiceProblem("note", f"{model}: {what}", by, fix, "/models")
 
 
 def _more(pool: Mapping[str, Any]) -> str:
     """How to get more workers."""
-    model = pool["model"]
     if pool["override"] is not None:
-        return f"penstock scale resume {model}"
+        return f"penstock scale resume {pool['model']}"
     if pool["want"] is not None and pool["want"] >= pool["max"]:
-        return f"raise max_workers of [models.{model}] (now {pool['max']})"
+        return f"raise max_workers of [models.{pool['model']}] (now {pool['max']})"
     return "more workers are on their way, if the plan wants them"
 
 
@@ -350,17 +315,15 @@ class LiveOverview:
             DeadLetters(services.store_client).recent(MAX_LETTERS),
             asyncio.to_thread(lambda: read(services.metrics.collect(), time.time())),
         )
-        lead, rates = view.lead, self._rates.add(reading)
+        rates = self._rates.add(reading)
         pools = [pool_object(services, model, view) for model in services.models]
         memory = _memory(services)
-        now = Situation(
-            pools=pools,
-            has_leader=bool(lead.holder),
-            store_refusal=_refusal(services),
-            memory_share=memory["share"],
-            dead_letters=len(letters),
-            rates=rates,
-        )
+        try:
+            refusal = services.refusal
+        except Unavailable as error:
+            refusal = str(error)
+        now = Situation(pools, bool(view.lead.holder), refusal, memory["share"], len(letters), rates)
+        flow, title, problems = assess(now)
         tokens_per_s = sum(process.tokens_per_s for process in processes)
         self._points.append(_point(reading.at, rates, tokens_per_s, pools))
         shown = asdict(rates)
@@ -368,11 +331,10 @@ class LiveOverview:
         return {
             "object": "overview",
             "at": reading.at,
-            "verdict": asdict(assess(now)),
+            "verdict": {"flow": flow, "title": title, "problems": [asdict(problem) for problem in problems]},
             "rates": {**shown, "tokens_per_s": tokens_per_s},
             "pools": pools,
-            "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.holder else None,
-            "actions": [action_object(entry) for entry in actions],
+            **leading(view.lead, actions),
             "processes": [_process(process) for process in processes],
             "store": memory,
             "dead_letters": {"count": len(letters), "more": len(letters) == MAX_LETTERS},
@@ -384,13 +346,6 @@ async def show(request: Request) -> Response:
     """GET /admin/overview: the verdict, rates, pools, processes and the store."""
     overview: LiveOverview = request.app.state.overview
     return Response(await overview.body(), media_type="application/json")
-
-
-def _refusal(services: Services) -> str:
-    try:
-        return services.refusal
-    except Unavailable as error:
-        return str(error)
 
 
 def _memory(services: Services) -> dict[str, Any]:
@@ -415,21 +370,13 @@ def _point(at: float, rates: Rates, tokens_per_s: float, pools: list[dict[str, A
     }
 
 
-OF_WORKERS = ("slots", "running", "waiting", "tokens_per_s")
-
-
 def _process(process: Process) -> dict[str, Any]:
-    is_worker = process.role == "worker"
+    of_worker = fields_of(process, "slots", "running", "waiting", "tokens_per_s")
     return {
-        "role": process.role,
-        "id": process.id,
-        "host": process.host,
-        "pid": process.pid,
-        "state": process.state,
+        **fields_of(process, "role", "id", "host", "pid", "state", "since"),
+        **(of_worker if process.role == "worker" else dict.fromkeys(of_worker)),
         "away": list(process.away),
-        "since": process.since,
         "model": process.model or None,
-        **{name: getattr(process, name) if is_worker else None for name in OF_WORKERS},
         "kv_tokens": process.kv_tokens or None,
         "kv_used": process.kv_used if process.kv_tokens else None,
     }

@@ -14,14 +14,13 @@ from starlette.responses import Response
 
 from api.admission import caller_of, read_body, services_of
 from api.auth import audit
-from api.jobs import as_json
+from api.jobs import as_json, fields_of
 from api.openai import errors
 from api.openai.fields import ClosedBody, refusal
 from api.openai.json_body import read_object, validated
 from api.services import Services
 from streaming.fleet.plans import Lead, Noted, Override, Plan, Prospect, stall_of
 from streaming.fleet.process import Process
-from streaming.fleet.settings import ModelSettings
 from streaming.jobs.places import LaneDepth
 
 MAX_ACTIONS = 20
@@ -61,44 +60,39 @@ async def listing(request: Request) -> Response:
     """GET /admin/pools: list every model's pool, the leading scheduler, and the newest scaling actions."""
     services = services_of(request)
     view, actions = await asyncio.gather(pools_view(services, services.models), services.plans.actions(MAX_ACTIONS))
-    lead = view.lead
-    return as_json(
-        {
-            "object": "list",
-            "data": [pool_object(services, model, view) for model in services.models],
-            "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.holder else None,
-            "actions": [action_object(entry) for entry in actions],
-        }
-    )
+    pools = [pool_object(services, model, view) for model in services.models]
+    return as_json({"object": "list", "data": pools, **leading(view.lead, actions)})
 
 
 async def show(request: Request) -> Response:
     """GET /admin/pools/{model}: show the pool."""
-    return await _pool_response(request)
+    services, model = services_of(request), _model(request)
+    return as_json(pool_object(services, model, await pools_view(services, [model])))
 
 
 async def override(request: Request) -> Response:
     """PUT /admin/pools/{model} with {"want": 3} or {"paused": true}, optionally "for_s": set an override; 200."""
     caller, services, model = caller_of(request), services_of(request), _model(request)
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
-    asked = validated(PoolOverride, read_object(body))
-    _checked(asked, services, model)
-    audit.detail(request.scope, want=asked.want, paused=asked.want is None, for_s=asked.for_s)
+    asked, settings = validated(PoolOverride, read_object(body)), services.model(model)
+    want, least, most = asked.want, settings.least_wanted, settings.most_wanted
+    if (want is None) == (asked.paused is None):
+        raise errors.invalid_request('Say either "want", a number of workers, or "paused": true.', "want")
+    if want is not None and not least <= want <= most:
+        do = "fewer, lower min_workers" if want < least else "more, raise max_workers"
+        fix = f"for {do} of [models.{model}] (or --workers of penstock up), and start again"
+        raise errors.invalid_request(f"want must be a whole number from {least} to {most}: {fix}.", "want")
+    audit.detail(request.scope, want=want, paused=want is None, for_s=asked.for_s)
     hold_ms = None if asked.for_s is None else asked.for_s * 1000
-    await services.overrides.put(model, asked.want, caller.name or caller.tenant, hold_ms)
-    return await _pool_response(request)
+    await services.overrides.put(model, want, caller.name or caller.tenant, hold_ms)
+    return await show(request)
 
 
 async def resume(request: Request) -> Response:
     """DELETE /admin/pools/{model}: end the override, if there is one, so that the scheduler decides again; 200."""
     caller, services = caller_of(request), services_of(request)
     await services.overrides.end(_model(request), caller.name or caller.tenant)
-    return await _pool_response(request)
-
-
-async def _pool_response(request: Request) -> Response:
-    services, model = services_of(request), _model(request)
-    return as_json(pool_object(services, model, await pools_view(services, [model])))
+    return await show(request)
 
 
 def _model(request: Request) -> str:
@@ -121,18 +115,6 @@ async def pools_view(services: Services, models: Iterable[str]) -> PoolsView:
     )
 
 
-def _checked(asked: PoolOverride, services: Services, model: str) -> None:
-    """Compare an override with the bounds of its pool. Raises ApiError (400)."""
-    want, settings = asked.want, services.model(model)
-    if (want is None) == (asked.paused is None):
-        raise errors.invalid_request('Say either "want", a number of workers, or "paused": true.', "want")
-    minimum, maximum = settings.least_wanted, settings.most_wanted
-    if want is not None and not minimum <= want <= maximum:
-        do = "fewer, lower min_workers" if want < minimum else "more, raise max_workers"
-        fix = f"for {do} of [models.{model}] (or --workers of penstock up), and start again"
-        raise errors.invalid_request(f"want must be a whole number from {minimum} to {maximum}: {fix}.", "want")
-
-
 # --- rendering -------------------------------------------------------------------------------------------------------
 
 
@@ -145,17 +127,12 @@ def pool_object(services: Services, model: str, view: PoolsView) -> dict[str, An
         "object": "pool",
         "model": model,
         "engine": settings.engine,
-        "want": plan.want if plan else None,
-        "reason": plan.reason if plan else None,
+        **{name: getattr(plan, name, None) for name in OF_PLAN},
         **_counts(workers),
         "min": settings.least_wanted,
         "max": settings.most_wanted,
-        "pool": plan.pool if plan else None,
-        "epoch": plan.epoch if plan else None,
         "decided_at": plan.at_ms / 1000 if plan else None,
-        "wake_s": plan.wake_s if plan else None,
-        "cold_start_s": plan.cold_start_s if plan else None,
-        "override": _override(override),
+        "override": override and _override(override),
         "stalled": stall and stall._asdict(),
         "lanes": {
             lane.priority.value: _lane(lane, plan.lanes.get(lane.priority) if plan else None)
@@ -165,84 +142,61 @@ def pool_object(services: Services, model: str, view: PoolsView) -> dict[str, An
         "workers": [_worker(worker, cordons.get(worker.lease)) for worker in workers],
         "leaving": list(plan.leaving) if plan else [],
         "shapes": {
-            shape: _shape(shape, pool, plan, [worker for worker in workers if worker.shape == shape])
+            shape: {
+                "want": plan.shapes.get(shape) if plan else None,
+                **_counts(worker for worker in workers if worker.shape == shape),
+                "min": pool.min_workers,
+                "max": pool.most_workers,
+                "takes": plan is not None and shape in plan.takes,  # new jobs go there
+            }
             for shape, pool in settings.pools.items()
             if shape
         },
     }
 
 
-def _shape(shape: str, settings: ModelSettings, plan: Plan | None, workers: Sequence[Process]) -> dict[str, Any]:
-    """Render one shape (worker size) of a model that has several. `takes`: new jobs go there."""
-    return {
-        "want": plan.shapes.get(shape) if plan else None,
-        **_counts(workers),
-        "min": settings.min_workers,
-        "max": settings.most_workers,
-        "takes": plan is not None and shape in plan.takes,
-    }
+OF_PLAN = ("want", "reason", "pool", "epoch", "wake_s", "cold_start_s")
 
 
-def _counts(workers: Sequence[Process]) -> dict[str, int]:
+def _counts(workers: Iterable[Process]) -> dict[str, int]:
     states = Counter(worker.state for worker in workers)
-    return {
-        "ready": states["ready"],
-        "starting": states["starting"],
-        "draining": states["draining"] + states["drained"],
-    }
+    draining = states["draining"] + states["drained"]
+    return {"ready": states["ready"], "starting": states["starting"], "draining": draining}
 
 
 def _lane(lane: LaneDepth, prospect: Prospect | None) -> dict[str, Any]:
     """Render a lane. `wait_s`: expected wait of a job put now; null: unknown, or no worker will start it."""
-    return {
-        "waiting": lane.waiting,
-        "running": lane.running,
-        "oldest_s": lane.oldest_ms / 1000,
-        "wait_s": prospect.wait_s if prospect else None,
-    }
+    wait_s = prospect.wait_s if prospect else None
+    return {**fields_of(lane, "waiting", "running"), "oldest_s": lane.oldest_ms / 1000, "wait_s": wait_s}
 
 
 def _worker(worker: Process, cordon: str | None) -> dict[str, Any]:
     return {
-        "id": worker.id,
-        "host": worker.host,
-        "state": worker.state,
+        **fields_of(worker, "id", "host", "state", "since", "slots", "running", "phase", "away_s"),
         "shape": worker.shape or None,
-        "since": worker.since,
-        "slots": worker.slots,
-        "running": worker.running,
         "step_ms": 1000 * worker.step_s / worker.steps if worker.steps else None,
         "cordon": cordon,
-        "phase": worker.phase,
         "away": list(worker.away),
-        "away_s": worker.away_s,
     }
 
 
-def _override(override: Override | None) -> dict[str, Any] | None:
-    if override is None:
-        return None
+def _override(override: Override) -> dict[str, Any]:
     until = None if override.until_ms is None else override.until_ms / 1000
-    return {
-        "want": override.want,
-        "paused": override.paused,
-        "by": override.by,
-        "at": override.at_ms / 1000,
-        "until": until,
-    }
+    return {**fields_of(override, "want", "paused", "by"), "at": override.at_ms / 1000, "until": until}
 
 
-def action_object(entry: Noted) -> dict[str, Any]:
-    action = entry.action
+def leading(lead: Lead, actions: Iterable[Noted]) -> dict[str, Any]:
+    """Render the leading scheduler and the newest scaling actions."""
     return {
-        "at": entry.at_ms / 1000,
-        "epoch": entry.epoch,
-        "model": action.model or None,
-        "action": action.kind,
-        "was": action.was,
-        "want": action.want,
-        "worker": action.worker or None,
-        "shape": action.shape or None,
-        "reason": action.reason,
-        "by": action.by,
+        "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.holder else None,
+        "actions": [
+            {
+                **fields_of(noted.action, "was", "want", "reason", "by"),
+                **{name: getattr(noted.action, name) or None for name in ("model", "worker", "shape")},
+                "at": noted.at_ms / 1000,
+                "epoch": noted.epoch,
+                "action": noted.action.kind,
+            }
+            for noted in actions
+        ],
     }

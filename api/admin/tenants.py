@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from api.admission import services_of
 from api.auth.keys import Caller
-from api.jobs import as_json
+from api.jobs import as_json, fields_of
 from api.openai import errors
 from api.services import Services
 from streaming.ids import TENANT_NAME
@@ -43,12 +43,8 @@ async def _tenant(services: Services, tenant: str) -> dict[str, Any]:
     """Render a tenant's usage and limits. Raises Unavailable."""
     usage = await services.quota_usage.usage(tenant)
     limits = services.keyring.quotas_of(tenant).over(services.quota_settings)
-    return {
-        "object": "tenant",
-        "tenant": tenant,
-        **msgspec.structs.asdict(usage),
-        "limits": msgspec.structs.asdict(limits),
-    }
+    used = msgspec.structs.asdict(usage)
+    return {"object": "tenant", "tenant": tenant, **used, "limits": msgspec.structs.asdict(limits)}
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -61,12 +57,6 @@ async def keys(request: Request) -> Response:
 
 
 def _key(caller: Caller) -> dict[str, Any]:
-    return {
-        "object": "key",
-        "name": caller.name,
-        "tenant": caller.tenant,
-        "highest_lane": caller.ceiling.value,
-        "admin": caller.admin,
-        "batch_tokens": caller.batch_tokens,
-        "quotas": msgspec.structs.asdict(caller.quotas),
-    }
+    quotas = msgspec.structs.asdict(caller.quotas)
+    shown = fields_of(caller, "name", "tenant", "admin", "batch_tokens")
+    return {"object": "key", **shown, "highest_lane": caller.ceiling.value, "quotas": quotas}

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admission import services_of
-from api.jobs import as_json
+from api.jobs import as_json, fields_of
 from api.query import value_of
 from streaming.events import WebhookMessage, Webhooks
 
@@ -44,17 +44,11 @@ async def _found(request: Request) -> WebhookMessage:
 
 def _object(message: WebhookMessage) -> dict[str, Any]:
     return {
-        "id": message.id,
+        **fields_of(message, "id", "endpoint", "event", "type", "subject", "tenant", "attempts"),
         "object": "webhook_message",
-        "endpoint": message.endpoint,
         "url": message.url.partition("?")[0] or None,  # its query may hold a secret
-        "event": message.event,
-        "type": message.type,
-        "subject": message.subject,
-        "tenant": message.tenant,
         "at": message.at_ms / 1000,
         "status": message.state,
-        "attempts": message.attempts,
         "last_attempt_at": message.tried_ms / 1000 or None,
         "next_attempt_at": message.due_ms / 1000 or None,
         "last_status_code": message.status or None,

@@ -6,6 +6,7 @@ applies.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -19,16 +20,10 @@ if TYPE_CHECKING:
 
 CONSOLE = "/console/"
 """Every address below it is the console's page."""
-
-
 CLOSE = 0.85
 """Likeness of a path that is spelt wrongly; 1 is the same."""
-
-
 MAX_MEANT = 256
 """Characters of a path for which the right one is searched."""
-
-
 MAX_EXTRA_WORDS = 4
 
 
@@ -71,15 +66,10 @@ class AccessTable:
 
     def meant(self, method: str, path: str) -> str:
         """Return the path, with this method, that a path without a route probably means: without repeated or other
-        words at its front, with /v1, in lower case, or with a word that is spelt like it; "" if there is none."""
+        words at its front, with /v1, in lower case, or spelt a little otherwise; "" if there is none."""
         if len(path) > MAX_MEANT or self.methods(re.sub("(?<=/)(?=/[^/])", "-", path)):
             return ""  # too long, or an id was left out: no slash was written twice
-        words: list[str] = []
-        for word in path.strip().split("/"):
-            if word == "..":
-                del words[-1:]
-            elif word not in ("", "."):
-                words.append(word)
+        words = posixpath.normpath(f"/{path.strip()}").strip("/").split("/")
         for start in range(min(len(words), MAX_EXTRA_WORDS + 1)):
             rest = "/".join(words[start:])
             for found in (f"/{rest}", f"/v1/{rest}", f"/{rest}".lower(), f"/v1/{rest}".lower()):

@@ -8,46 +8,22 @@ from api.openai.errors import ApiError
 
 
 def foreign_host(host: str) -> ApiError:
-    """The Host header of a request to a server without keys is neither a loopback name nor listed."""
+    """The Host header is none of this server's names; without keys, these are loopback names and those listed."""
     message = (
-        "Without an API key this server answers to loopback names and those in [api] hosts, and the request's Host is "
-        f"{host[:128]!r}. Use http://127.0.0.1 or http://localhost with its port, list the name, or configure a key "
-        "([keys.<name>])."
+        f"The request's Host {host[:128]!r} is not one of this server's names. Use http://127.0.0.1 or "
+        "http://localhost with its port, or add the name to [api] hosts. Without an API key ([keys.<name>]) there are "
+        "no other names."
     )
     return ApiError(421, "misdirected_request", message)
 
 
-def unlisted_host(host: str) -> ApiError:
-    message = f"The request's Host {host[:128]!r} is not one of this server's names. Add it to [api] hosts."
-    return ApiError(421, "misdirected_request", message)
-
-
-def foreign_origin(origin: str, *, can_be_listed: bool) -> ApiError:
-    """A page of another origin may not use a server without keys. `origin` is its Origin header. Some values, such as
-    "null", cannot be listed in `[api] cors_origins`."""
-    fix = "Add it to [api] cors_origins (exactly as written here) and restart."
-    if not can_be_listed:
-        fix = "[api] cors_origins cannot list it: serve the page from an address such as https://app.example."
+def foreign_origin(origin: str) -> ApiError:
+    """A page may not use this server: without keys, pages of other origins are refused. `origin` is its Origin header,
+    or what else its browser says of it."""
     message = (
-        "This server has no API keys, so it refuses web pages of other origins; this page's origin is "
-        f"{origin[:128]!r}. {fix}"
+        f"Pages of {origin[:128]!r} may not use this server. Add the origin, such as https://app.example, to [api] "
+        "cors_origins and restart."
     )
-    return ApiError(403, "foreign_origin", message)
-
-
-def foreign_site(site: str) -> ApiError:
-    """Like `foreign_origin`, if the browser sent no Origin header; `site` is its Sec-Fetch-Site header."""
-    message = (
-        "This server has no API keys, so it refuses web pages of other origins; the browser names no origin and "
-        f"Sec-Fetch-Site {site[:128]!r}. Add the page's origin to [api] cors_origins, restart, and have the page send "
-        "its requests with CORS."
-    )
-    return ApiError(403, "foreign_origin", message)
-
-
-def unlisted_origin(origin: str) -> ApiError:
-    """The answer to a CORS preflight whose origin is not listed."""
-    message = f"Pages of {origin[:128]!r} may not use this server. Add the origin to [api] cors_origins and restart."
     return ApiError(403, "foreign_origin", message)
 
 
@@ -57,24 +33,17 @@ def proxy_without_keys() -> ApiError:
     return ApiError(403, "proxy_without_keys", message)
 
 
-def invalid_api_key(message: str) -> ApiError:
-    return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
+def invalid_api_key(message: str, code: str = "invalid_api_key") -> ApiError:
+    return ApiError(401, code, message, headers={"WWW-Authenticate": "Bearer"})
 
 
 def admin_token_required() -> ApiError:
     message = (
-        "Without API keys /admin needs the admin token: `penstock up` writes it to run/admin-token in its data folder, "
-        "and the penstock command sends it by itself. Send it as 'Authorization: Bearer <token>'."
+        "Without API keys /admin needs the admin token of this server. `penstock up` writes a new one at each start to "
+        "run/admin-token in its data folder, and the penstock command sends it by itself. Send it as 'Authorization: "
+        "Bearer <token>'."
     )
-    return ApiError(401, "admin_token_required", message, headers={"WWW-Authenticate": "Bearer"})
-
-
-def wrong_admin_token() -> ApiError:
-    message = (
-        "This is not the admin token of this server. `penstock up` writes a new one at each start to run/admin-token "
-        "in its data folder."
-    )
-    return ApiError(401, "admin_token_required", message, headers={"WWW-Authenticate": "Bearer"})
+    return invalid_api_key(message, "admin_token_required")
 
 
 def admin_not_configured() -> ApiError:
@@ -85,13 +54,9 @@ def admin_not_configured() -> ApiError:
     return ApiError(403, "admin_not_configured", message)
 
 
-def used_link() -> ApiError:
-    message = "This link was used or is older than an hour. Make a new one where Penstock runs: penstock console"
-    return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
-
-
-def permission_denied(message: str, param: str | None = None) -> ApiError:
-    return ApiError(403, "permission_denied", message, param=param)
+def permission_denied() -> ApiError:
+    message = "This key may not administer the queue (admin = true in its [keys] row)."
+    return ApiError(403, "permission_denied", message)
 
 
 CODES = frozenset(("foreign_origin", "misdirected_request", "proxy_without_keys"))

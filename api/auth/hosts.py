@@ -14,7 +14,6 @@ from functools import lru_cache
 from starlette.responses import Response
 
 from api.auth import access_errors
-from api.openai import errors
 from api.settings import ORIGIN
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{0,5})?")
@@ -37,28 +36,17 @@ class Hosts:
             return
         if value is None and http_version == "1.0":
             return
-        if value is not None and _is_loopback_host(value):
-            return
         name = host_name(value or b"")
-        if name in self._allowed or (path in PROBES and not self._keyless):
+        if is_loopback_name(name) or name in self._allowed or (path in PROBES and not self._keyless):
             return
-        refusal = access_errors.foreign_host if self._keyless else access_errors.unlisted_host
-        raise refusal(name or _as_text(value))
+        raise access_errors.foreign_host(name or (value or b"").decode("latin-1"))
 
 
 @lru_cache(maxsize=256)
-def _is_loopback_host(value: bytes) -> bool:
-    return is_loopback_name(host_name(value))
-
-
 def host_name(value: bytes) -> str:
     """Return the name in a Host header, in lower case and without the port; "" if it is malformed."""
     match = HOST.fullmatch(value.decode("latin-1"))
     return match[1].lower().strip("[]") if match else ""
-
-
-def _as_text(value: bytes | None) -> str:
-    return "" if value is None else value.decode("latin-1")
 
 
 LOCALHOST = "localhost"
@@ -78,6 +66,7 @@ def is_loopback(host: str) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
+@lru_cache(maxsize=256)
 def is_loopback_name(name: str) -> bool:
     """Like `is_loopback`, for names that a browser requested: browsers resolve *.localhost to this machine."""
     bare = name.lower().removesuffix(".")
@@ -122,9 +111,9 @@ class Origins:
                 return
             # The Host was checked before, so a page with the same one is this server's own.
             if not _is_loopback_origin(origin) and origin.partition(b"://")[2] != headers.get(b"host"):
-                raise _foreign(origin)
+                raise access_errors.foreign_origin(origin.decode("latin-1"))
         if site is not None and site not in OWN_SITES and not _is_visit(method, path, headers):
-            raise access_errors.foreign_site(site.decode("latin-1")) if origin is None else _foreign(origin)
+            raise access_errors.foreign_origin((origin or b"Sec-Fetch-Site: " + site).decode("latin-1"))
 
     def allows(self, origin: bytes | None, path: str) -> bool:
         """Whether pages of this origin may request the path and read its answer."""
@@ -145,7 +134,7 @@ class Origins:
         if b"access-control-request-method" not in headers or origin is None or not path.startswith(CORS_PATH_PREFIX):
             return None
         if not self.allows(origin, path):
-            raise access_errors.unlisted_origin(origin.decode("latin-1"))
+            raise access_errors.foreign_origin(origin.decode("latin-1"))
         asked = headers.get(b"access-control-request-headers", b"")
         if len(asked) > MAX_REQUEST_HEADERS_BYTES or (asked and not HEADER_NAMES.fullmatch(asked)):
             return None
@@ -173,11 +162,6 @@ def _is_loopback_origin(origin: bytes) -> bool:
     """Whether a page comes from this machine, on any port; "null" (a sandboxed frame, a file, a redirect) does not."""
     match = ORIGIN.fullmatch(origin.decode("latin-1"))
     return match is not None and match["scheme"] in ("http", "https") and is_loopback_name(match["host"])
-
-
-def _foreign(origin: bytes) -> errors.ApiError:
-    text = origin.decode("latin-1")
-    return access_errors.foreign_origin(text, can_be_listed=ORIGIN.fullmatch(text) is not None)
 
 
 def _is_visit(method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:

@@ -8,13 +8,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from api.auth.access_errors import (
-    admin_not_configured,
-    admin_token_required,
-    invalid_api_key,
-    permission_denied,
-    wrong_admin_token,
-)
+from api.auth import access_errors
 from api.auth.hosts import is_loopback
 from api.settings import ApiSettings, KeySettings
 from penstock.config import ConfigError
@@ -104,10 +98,10 @@ class Keyring:
             return LOCAL_CALLER
         token = _bearer(authorization or "")
         if not token:
-            raise invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
+            raise access_errors.invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
         caller = self._callers.get(self._digest(_sha256(token)))
         if caller is None:
-            raise invalid_api_key("This API key is not known here.")
+            raise access_errors.invalid_api_key("This API key is not known here.")
         return caller
 
     def admin(self, authorization: str | None) -> Caller:
@@ -115,15 +109,13 @@ class Keyring:
         if not self.open:
             caller = self.caller(authorization)
             if not caller.admin:
-                raise permission_denied("This key may not administer the queue (admin = true in its [keys] row).")
+                raise access_errors.permission_denied()
             return caller
         if not self._admin_token:
-            raise admin_not_configured()
+            raise access_errors.admin_not_configured()
         token = _bearer(authorization or "")
-        if not token:
-            raise admin_token_required()
-        if not hmac.compare_digest(self._digest(_sha256(token)), self._admin_token):
-            raise wrong_admin_token()
+        if not token or not hmac.compare_digest(self._digest(_sha256(token)), self._admin_token):
+            raise access_errors.admin_token_required()
         return OPERATOR
 
     def seal(self, name: str, secret: str) -> str:

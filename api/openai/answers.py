@@ -73,17 +73,22 @@ def page_of(name: str) -> Schema:
     return list_named(name, has_more=BOOLEAN, first_id=maybe(STRING), last_id=maybe(STRING))
 
 
+def told(kind: Schema, description: str) -> Schema:
+    """Build a schema with a description."""
+    return kind | {"description": description}
+
+
 STRING: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
 FREE: Schema = {"type": "object"}
 LABELS = map_of(STRING)
-UNIX_S = maybe(NUMBER | {"description": "Unix seconds"})
-REDIS_S = NUMBER | {"description": "Unix seconds of Redis time"}
+UNIX_S = maybe(told(NUMBER, "Unix seconds"))
+REDIS_S = told(NUMBER, "Unix seconds of Redis time")
 
 TIER = word_of("priority", "default", "flex")
-CANCELLED_BY = words_of(CancelledBy) | {"description": "Who cancelled it, if that is known."}
+CANCELLED_BY = told(words_of(CancelledBy), "Who cancelled it, if that is known.")
 ITEM_STATUS = word_of("in_progress", "completed", "incomplete")
 LEADER = maybe(object_of(id=STRING, epoch=INTEGER))
 
@@ -122,19 +127,19 @@ def _completion(kind: str, **said: Schema) -> Schema:
         choices=list_of(choice),
         usage=schema("Usage"),
     )
-    return extended(answer, served_by=STRING | {"description": "If other models gave it than `model`: their names."})
+    return extended(answer, served_by=told(STRING, "If other models gave it than `model`: their names."))
 
 
-FUNCTION = object_of(name=STRING, arguments=STRING | {"description": "JSON"})
+FUNCTION = object_of(name=STRING, arguments=told(STRING, "JSON"))
 CHAT_MESSAGE = extended(
     object_of(role=word_of("assistant"), content=maybe(STRING), refusal=maybe(STRING)),
-    reasoning_content=STRING | {"description": "Only if the model has reasoned."},
+    reasoning_content=told(STRING, "Only if the model has reasoned."),
     tool_calls=list_of(object_of(id=STRING, type=word_of("function"), function=FUNCTION)),  # if it calls tools
 )
-VECTOR: Schema = {"anyOf": [list_of(NUMBER), STRING | {"description": "With encoding_format base64."}]}
+VECTOR: Schema = {"anyOf": [list_of(NUMBER), told(STRING, "With encoding_format base64.")]}
 RANKED = extended(
-    object_of(index=INTEGER | {"description": "Of the document in the request."}, relevance_score=NUMBER),
-    document=object_of(text=STRING) | {"description": "With return_documents."},
+    object_of(index=told(INTEGER, "Of the document in the request."), relevance_score=NUMBER),
+    document=told(object_of(text=STRING), "With return_documents."),
 )
 
 
@@ -181,18 +186,12 @@ RESPONSE = extended(
 
 
 ENDS = [state.value for state in JobState if state.final]
-ATTEMPT_ENDS = word_of("lost", "handed_back", "returned", "preempted", *ENDS) | {"description": "null while it runs."}
-ATTEMPT_TOKENS = INTEGER | {
-    "description": "Tokens that it generated; null while the job runs, and if the job began anew since."
-}
 ATTEMPT = object_of(
-    worker=STRING | {"description": "As `penstock ps` names it."},
+    worker=told(STRING, "As `penstock ps` names it."),
     **each(UNIX_S, "started_at", "ended_at"),
-    tokens=maybe(ATTEMPT_TOKENS),
-    outcome=maybe(ATTEMPT_ENDS),
+    tokens=maybe(told(INTEGER, "Tokens that it generated; null while the job runs, and if it began anew since.")),
+    outcome=maybe(word_of("lost", "handed_back", "returned", "preempted", *ENDS)),
 )
-ASKED = {"type": "object", "description": "The request, with `include=input`; null if it cannot be read."}
-PREVIEW = STRING | {"description": "In a list: the first words of its prompt, if your key may read it."}
 JOB = extended(
     object_of(
         **each(STRING, "id", "model"),
@@ -200,25 +199,25 @@ JOB = extended(
         status=words_of(JobState),
         **each(UNIX_S, "created_at", "started_at", "first_token_at", "completed_at", "expires_at"),
         endpoint=word_of(*(endpoint.path for endpoint in Endpoint)),
-        served_by=maybe(STRING | {"description": "The models that gave the answer; null before its end."}),
+        served_by=maybe(told(STRING, "The models that gave the answer; null before its end.")),
         priority=words_of(Priority),
-        queue_position=maybe(INTEGER | {"description": "Jobs that are expected to start before it."}),
-        queue_reason=maybe(STRING | {"description": "Why it waits there, in words for its owner."}),
-        eta_ms=maybe(INTEGER | {"description": "Expected time until it starts."}),
-        eta_low_ms=maybe(INTEGER | {"description": "Nine of ten such jobs wait at least so long."}),
-        eta_high_ms=maybe(INTEGER | {"description": "Nine of ten wait at most so long."}),
+        queue_position=maybe(told(INTEGER, "Jobs that are expected to start before it.")),
+        queue_reason=maybe(told(STRING, "Why it waits there, in words for its owner.")),
+        eta_ms=maybe(told(INTEGER, "Expected time until it starts.")),
+        eta_low_ms=maybe(told(INTEGER, "Nine of ten such jobs wait at least so long.")),
+        eta_high_ms=maybe(told(INTEGER, "Nine of ten wait at most so long.")),
         attempts=INTEGER,
         attempt_log=maybe(list_of(ATTEMPT)),
-        last_event_id=maybe(STRING | {"description": "Id of the newest event; null while the job runs."}),
+        last_event_id=maybe(told(STRING, "Id of the newest event; null while the job runs.")),
         usage=maybe(schema("Usage")),
         result=maybe(schema("Answer")),
         error=maybe(FAULT),
         cancelled_by=maybe(CANCELLED_BY),
         metadata=LABELS,
     ),
-    input=maybe(ASKED),
-    already_ended=BOOLEAN | {"description": "In the answer to a cancel: whether the job had ended before."},
-    preview=maybe(PREVIEW),
+    input=maybe(told(FREE, "The request, with `include=input`; null if it cannot be read.")),
+    already_ended=told(BOOLEAN, "In the answer to a cancel: whether the job had ended before."),
+    preview=maybe(told(STRING, "In a list: the first words of its prompt, if your key may read it.")),
 )
 
 
@@ -227,29 +226,23 @@ def _job_with(**properties: Schema) -> Schema:
     return extended(JOB, **properties) | {"required": [*JOB["required"], *properties]}
 
 
-CLOCK_ERRORS = {"description": "Clock error bound of each process; a part that spans both may be wrong by the sum."}
 TIMING = object_of(
     id=STRING,
     object=word_of("job.timing"),
     status=words_of(JobState),
     attempts=INTEGER,
-    parts_ms=object_of(**{part.name: maybe(NUMBER | {"description": part.meaning}) for part in (*PARTS, EGRESS_FIRST)}),
-    reasons=LABELS | {"description": "Why a part has no time."},
-    groups_ms=object_of(
-        **{name: NUMBER | {"description": f"The sum of {', '.join(parts)}."} for name, parts in GROUPS.items()}
-    ),
-    sum_ms=NUMBER | {"description": "Sum of all parts except egress_first, which overlaps decode."},
-    until=maybe(STRING | {"description": "The stamp at which end_to_end_ms ends."}),
+    parts_ms=object_of(**{part.name: maybe(told(NUMBER, part.meaning)) for part in (*PARTS, EGRESS_FIRST)}),
+    reasons=told(LABELS, "Why a part has no time."),
+    groups_ms=object_of(**{name: told(NUMBER, f"The sum of {', '.join(parts)}.") for name, parts in GROUPS.items()}),
+    sum_ms=told(NUMBER, "Sum of all parts except egress_first, which overlaps decode."),
+    until=maybe(told(STRING, "The stamp at which end_to_end_ms ends.")),
     **each(maybe(NUMBER), "end_to_end_ms", *LATENCIES),
-    clock_error_ms=object_of(api=NUMBER, worker=NUMBER) | CLOCK_ERRORS,
+    clock_error_ms=told(object_of(api=NUMBER, worker=NUMBER), "A part that spans both may be wrong by the sum."),
     stamps=object_of(**each(maybe(REDIS_S), *STAMPS)),
 )
 
 BATCH_TIMES = ("in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 BATCH_FAULT = object_of(**each(STRING, "code", "message"), line=maybe(INTEGER), param=maybe(STRING))
-LINES_DISTINCT = INTEGER | {
-    "description": "Lines that differ, which are computed; 0 until the file is read. The others get copies."
-}
 BATCH = object_of(
     object=word_of("batch"),
     **each(STRING, "id", "endpoint", "input_file_id", "completion_window"),
@@ -262,32 +255,26 @@ BATCH = object_of(
     usage=RESPONSE_USAGE,
     metadata=maybe(LABELS),
     paused=BOOLEAN,
-    lines_distinct=LINES_DISTINCT,
-    lines_in_queue=INTEGER | {"description": "Lines that wait in a lane or run."},
-    lines_retried=INTEGER | {"description": "How often a line was sent again after a fault of the engine."},
-    lines_per_second=NUMBER | {"description": "Lines that ended a second, lately."},
+    **each(INTEGER, "lines_distinct", "lines_in_queue", "lines_retried"),
+    lines_per_second=told(NUMBER, "Lines that ended a second, lately."),
 )
 
 
 # --- what operators and the console read -----------------------------------------------------------------------------
 
 
-WORKER_STATE = word_of("starting", "ready", "draining", "drained")
 WORKER = object_of(
-    **each(STRING, "id", "host"),
-    state=WORKER_STATE,
-    shape=maybe(STRING),
+    **each(STRING, "id", "host", "phase"),
+    state=word_of("starting", "ready", "draining", "drained"),
+    **each(maybe(STRING), "shape", "cordon"),
     since=REDIS_S,
     **each(INTEGER, "slots", "running"),
     step_ms=maybe(NUMBER),
-    cordon=maybe(STRING | {"description": "Why the worker takes no more jobs."}),
-    phase=STRING | {"description": 'What it does while it starts; "" if that is not known.'},
-    away=list_of(STRING)
-    | {"description": "The servers that it waits for, each with the reason; none while one is there."},
-    away_s=NUMBER | {"description": "For how long they have been away."},
+    away=told(list_of(STRING), "The servers that it waits for, each with the reason; none while one is there."),
+    away_s=NUMBER,
 )
 COUNTS = {"want": maybe(INTEGER), **each(INTEGER, "ready", "starting", "draining", "min", "max")}
-SHAPE = object_of(**COUNTS, takes=BOOLEAN | {"description": "Whether new jobs go to this shape."})
+SHAPE = object_of(**COUNTS, takes=told(BOOLEAN, "Whether new jobs go to this shape."))
 LANE = object_of(waiting=INTEGER, running=INTEGER, oldest_s=NUMBER, wait_s=maybe(NUMBER))
 POOL = object_of(
     object=word_of("pool"),
@@ -295,13 +282,11 @@ POOL = object_of(
     reason=maybe(STRING),
     **COUNTS,
     pool=maybe(word_of(*get_args(PoolKind))),
-    epoch=maybe(INTEGER | {"description": "Epoch of the scheduler that decided it."}),
+    epoch=maybe(INTEGER),
     decided_at=maybe(REDIS_S),
-    wake_s=maybe(NUMBER | {"description": "Seconds until the first worker is ready."}),
-    cold_start_s=maybe(NUMBER),
+    **each(maybe(NUMBER), "wake_s", "cold_start_s"),
     override=maybe(object_of(want=maybe(INTEGER), paused=BOOLEAN, by=STRING, at=REDIS_S, until=maybe(REDIS_S))),
-    stalled=maybe(object_of(cause=STRING, fix=STRING))
-    | {"description": "Why no worker can ever run its jobs unless somebody changes something."},
+    stalled=maybe(object_of(cause=STRING, fix=STRING)),
     lanes=object_of(**each(LANE, *Priority)),
     workers=list_of(WORKER),
     leaving=list_of(STRING),
@@ -315,50 +300,17 @@ ACTION = object_of(
     **each(maybe(INTEGER), "was", "want"),
     **each(STRING, "reason", "by"),
 )
-PROBLEM = object_of(
-    severity=word_of("error", "warning", "note"),
-    **each(STRING, "title", "cause", "next_step", "page"),
-    delays=BOOLEAN | {"description": "Whether jobs wait longer for it than they should."},
-)
-PERCENTILES = maybe(object_of(p50=NUMBER, p95=NUMBER))
-PROCESS = object_of(
-    **each(STRING, "role", "id", "host", "state"),
-    pid=INTEGER,
-    since=NUMBER,
-    model=maybe(STRING),
-    running=maybe(INTEGER) | {"description": "Slots in use: texts that the worker's engine runs."},
-    waiting=maybe(INTEGER) | {"description": "Texts that the engine has and does not run yet."},
-    **each(maybe(INTEGER), "slots", "kv_tokens", "kv_used"),
-    tokens_per_s=maybe(NUMBER),
-)
-POINT = object_of(
-    at=NUMBER,
-    **each(maybe(NUMBER), "tokens_per_s", "first_token_ms", "per_token_ms"),
-    **each(INTEGER, "waiting", "running"),
-)
 OVERVIEW = object_of(
     object=word_of("overview"),
     at=NUMBER,
-    verdict=object_of(flow=word_of("flowing", "behind", "stopped"), title=STRING, problems=list_of(PROBLEM)),
-    rates=object_of(
-        window_s=maybe(
-            NUMBER | {"description": "Seconds that the latencies cover; null: since the processes started."}
-        ),
-        **each(PERCENTILES, "first_token_ms", "per_token_ms"),
-        tokens_per_s=NUMBER | {"description": "Written by all workers in the last seconds."},
-        jobs_per_s=maybe(NUMBER),
-        **each(INTEGER, "failed", "open_streams"),
-    ),
+    **each(FREE, "verdict", "rates", "store", "dead_letters"),
+    **each(list_of(FREE), "processes", "history"),
     pools=list_of(schema("Pool")),
     leader=LEADER,
     actions=list_of(ACTION),
-    processes=list_of(PROCESS),
-    store=object_of(**each(INTEGER, "used_bytes", "reserved_bytes"), allowed_bytes=maybe(INTEGER), share=maybe(NUMBER)),
-    dead_letters=object_of(count=INTEGER, more=BOOLEAN),
-    history=list_of(POINT),
 )
-READABLE = BOOLEAN | {"description": "Whether your key may read its request and answer, at /v1/jobs."}
-KEY_LIMIT = maybe(INTEGER | {"description": "null: as [quotas] says."})
+READABLE = told(BOOLEAN, "Whether your key may read its request and answer, at /v1/jobs.")
+KEY_LIMIT = maybe(told(INTEGER, "null: as [quotas] says."))
 KEY = object_of(
     object=word_of("key"),
     **each(STRING, "name", "tenant"),
@@ -384,12 +336,10 @@ ANSWERS: dict[str, Schema] = {
     "Ranking": object_of(
         **each(STRING, "id", "model"),
         object=word_of("list"),
-        results=list_of(RANKED) | {"description": "The best first."},
+        results=told(list_of(RANKED), "The best first."),
         usage=TASK_USAGE,
     ),
-    "TokenIds": object_of(
-        count=INTEGER, tokens=list_of(INTEGER), max_model_len=INTEGER | {"description": "The model's context."}
-    ),
+    "TokenIds": object_of(count=INTEGER, tokens=list_of(INTEGER), max_model_len=told(INTEGER, "The model's context.")),
     "TokenText": object_of(prompt=STRING),
     "Response": RESPONSE,
     "ResponseUsage": RESPONSE_USAGE,
@@ -397,7 +347,7 @@ ANSWERS: dict[str, Schema] = {
     "InputMessage": _message_item(
         "input_text", "output_text", role=word_of("system", "developer", "user", "assistant", "tool")
     ),
-    "CallItem": _call_item("function_call", name=STRING, arguments=STRING | {"description": "JSON"}),
+    "CallItem": _call_item("function_call", name=STRING, arguments=told(STRING, "JSON")),
     "CallOutputItem": _call_item("function_call_output", output=STRING),
     "ReasoningOutput": object_of(
         id=STRING,
@@ -449,13 +399,13 @@ ANSWERS: dict[str, Schema] = {
         object=word_of("dead_letter"),
         at=NUMBER,
         **each(maybe(STRING), "job_id", "entry"),
-        lane=maybe(STRING | {"description": "Of the job or entry, as model:priority."}),
+        lane=maybe(told(STRING, "Of the job or entry, as model:priority.")),
     ),
     "DeadLetterList": list_named("DeadLetter"),
     "WebhookMessage": object_of(
         object=word_of("webhook_message"),
         **each(STRING, "id", "endpoint", "event", "type", "subject", "tenant", "status"),
-        url=maybe(STRING | {"description": "The URL that the request names, without its query; null: the endpoint's."}),
+        url=maybe(told(STRING, "The URL that the request names, without its query; null: the endpoint's.")),
         at=NUMBER,
         attempts=INTEGER,
         **each(maybe(NUMBER), "last_attempt_at", "next_attempt_at"),
@@ -467,13 +417,13 @@ ANSWERS: dict[str, Schema] = {
         object=word_of("tenant"),
         tenant=STRING,
         **each(INTEGER, "jobs", "waiting", "running", "job_bytes", "result_bytes", "files", "file_bytes"),
-        limits=object_of(**each(maybe(INTEGER | {"description": "null: no limit."}), *QuotaSettings.__struct_fields__)),
+        limits=object_of(**each(maybe(told(INTEGER, "null: no limit.")), *QuotaSettings.__struct_fields__)),
     ),
     "TenantList": list_named("Tenant"),
     "KeyList": object_of(object=word_of("list"), data=list_of(KEY)),
     "ConsoleSession": object_of(
         object=word_of("console.session"),
-        name=maybe(STRING | {"description": "Name of the admin key; null: the admin token."}),
+        name=maybe(told(STRING, "Name of the admin key; null: the admin token.")),
         **each(STRING, "tenant", "version"),
         highest_lane=words_of(Priority),
         has_keys=BOOLEAN,

@@ -17,18 +17,18 @@ import msgspec
 from pydantic import Field
 
 from api.openai.errors import ApiError, invalid_request, model_not_found
-from api.openai.fields import NUMBER, Metadata, StrictBody
-from api.openai.generation import UNKNOWN, passed_fields, reasoning_of
-from api.openai.json_body import bad_number_field, nested_beyond
+from api.openai.fields import Metadata, StrictBody
+from api.openai.generation import UNKNOWN
+from api.openai.json_body import nested_beyond
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
 from api.openai.results import result
 from api.openai.schemas import Kind, Request, check_choices, parse, to_job
 from penstock.engine import ModelCard
 from penstock.text import fault_of
-from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
+from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, read_answer
 from streaming.batches.store import Batch
-from streaming.jobs.job import HINTS, Chat, Inputs, Job, JobState, Prompt, ResponseForm, Text, Tokens
+from streaming.jobs.job import HINTS, Job, JobState, ResponseForm
 from streaming.jobs.places import weight_of
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
@@ -46,7 +46,7 @@ MAX_LINE_DEPTH = 256
 """Levels of nested JSON in a whole line. The JSON parser itself fails at about 900 levels, depending on its caller's
 stack; this limit keeps a line that was accepted readable when its output is written. Requests have a stricter limit."""
 PREFIX_SIZES = (256, 1024, 4096, 16384)
-"""Lengths in characters of the prompt prefixes by which lines are grouped, for the engine's prefix cache."""
+"""Bytes of the prompt prefixes by which lines are grouped, for the engine's prefix cache."""
 
 _NOT_RUN = {
     "expired": ("batch_expired", "The batch's time was over before this line was computed."),
@@ -97,23 +97,19 @@ def envelope(data: bytes, endpoint: str) -> Envelope:
     """Parse a line of the input. Raises BadLine."""
     try:
         found = _ENVELOPE.decode(data)
-    except UnicodeDecodeError:
-        raise BadLine("invalid_json_line", f"This line is {fault_of(data)}.") from None
+        deep = data.count(b"[") + data.count(b"{") > MAX_LINE_DEPTH
+        if deep and nested_beyond(msgspec.json.decode(data), MAX_LINE_DEPTH):
+            raise RecursionError
     except msgspec.ValidationError as error:
-        raise BadLine(
-            "invalid_request", f"A line is an object with custom_id, method, url and body: {error}."
-        ) from None
-    except msgspec.DecodeError as error:
-        if field := bad_number_field(data):
-            raise BadLine("invalid_json_line", f"{field} {NUMBER}.", field) from None
+        message = f"A line is an object with custom_id, method, url and body: {error}."
+        raise BadLine("invalid_request", message) from None
+    except ValueError as error:
         fault = fault_of(data)
-        raise BadLine(
-            "invalid_json_line", f"This line is not valid JSON: {f'it is {fault}' if fault else error}."
-        ) from None
+        message = f"This line is {fault}." if fault else f"This line is not valid JSON: {error}."
+        raise BadLine("invalid_json_line", message) from None
     except RecursionError:
-        raise _too_deep() from None
-    if nested_beyond(data, MAX_LINE_DEPTH):
-        raise _too_deep()
+        message = f"This line is nested more than {MAX_LINE_DEPTH} levels deep."
+        raise BadLine("invalid_json_line", message) from None
     if not found.custom_id or len(found.custom_id) > MAX_CUSTOM_ID:
         raise BadLine("invalid_custom_id", f"custom_id must have 1 to {MAX_CUSTOM_ID} characters.", "custom_id")
     if found.method != "POST":
@@ -121,10 +117,6 @@ def envelope(data: bytes, endpoint: str) -> Envelope:
     if found.url != endpoint:
         raise BadLine("mismatched_endpoint", f"url must be the batch's endpoint, {endpoint}.", "url")
     return found
-
-
-def _too_deep() -> BadLine:
-    return BadLine("invalid_json_line", f"This line is nested more than {MAX_LINE_DEPTH} levels deep.")
 
 
 def request_of(found: Envelope, models: Collection[str] | None, max_choices: int | None = None) -> Request:
@@ -152,34 +144,17 @@ def request_of(found: Envelope, models: Collection[str] | None, max_choices: int
 
 def traits(request: Request, card: ModelCard | None) -> Traits:
     """Return the properties of a valid request. `card` is its model's card, if a worker has loaded the model."""
-    job_prompt, sampling, form = request.prompt_asked, request.sampling, _form_of(request)
-    text = _text(job_prompt)
-    deterministic = sampling.temperature == 0 or sampling.seed is not None
-    task = request.task_asked and (request.task_asked, request.task_form)
-    shown = form and (form, request.user)
-    rest = shown, request.tools_asked, task, reasoning_of(request, card), request.echoes
-    passed = {name: each for name, each in passed_fields(request, card or UNKNOWN).items() if name not in HINTS}
-    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, *rest, passed))
+    job = to_job(request, tenant="", ceiling=Priority.BATCH, card=card or UNKNOWN)
+    deterministic = job.sampling.temperature == 0 or job.sampling.seed is not None
+    form = _form_of(job, request)
+    passed = {name: each for name, each in job.passed.items() if name not in HINTS}
+    rest = form and (form, job.user), job.tools, job.task, job.task_form, job.reasoning, job.echo, passed
+    asked = msgspec.msgpack.encode((job.model, job.prompt, job.sampling, *rest))
     digest = hashlib.sha256(asked).digest()[:16] if deterministic else b""
-    head = f"{request.model}\0{text}"
-    groups = tuple(_hash(head[:size]) for size in PREFIX_SIZES)
-    return Traits(request.model, weight_of(job_prompt, sampling, card, request.tools_asked), digest, groups)
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest())
-
-
-def _text(prompt: Prompt) -> str:
-    match prompt:
-        case Chat(turns):
-            return "\n".join(f"{turn.role}: {turn.content}" for turn in turns)
-        case Text(texts):
-            return "\n".join(texts)
-        case Tokens(ids):
-            return " ".join(str(each) for row in ids for each in row)
-        case Inputs(groups):
-            return "\n".join(str(each) for group in groups for each in group)
+    head = msgspec.json.encode((job.model, job.prompt))
+    heads = [hashlib.blake2b(head[:size], digest_size=8) for size in PREFIX_SIZES]
+    groups = tuple([int.from_bytes(each.digest()) for each in heads])
+    return Traits(job.model, weight_of(job.prompt, job.sampling, card, job.tools), digest, groups)
 
 
 def job_of(
@@ -206,14 +181,13 @@ def job_of(
         deadline_ms=min(deadlines, default=None),
         metadata={"batch": batch.id, "line": str(number)},
         on_disconnect="continue",
-        response=_form_of(request),
+        response=_form_of(job, request),
     )
 
 
-def _form_of(request: Request) -> ResponseForm | None:
+def _form_of(job: Job, request: Request) -> ResponseForm | None:
     """Return the form of a line's response, which shows the labels of the line, not those of its job."""
-    form = request.response_form
-    return None if form is None else msgspec.structs.replace(form, metadata=request.metadata or {})
+    return job.response and msgspec.structs.replace(job.response, metadata=request.metadata or {})
 
 
 # --- answers -------------------------------------------------------------------------------------------------------
@@ -272,14 +246,14 @@ def output_lines(
             With "" they are left out.
     """
     unanswered = not_run(reason) if reason else b""
-    with (folder / "input").open("rb") as source, AnswerReader(folder) as answers:
+    with (folder / "input").open("rb") as source:
         for place, original in enumerate(plan.duplicate_of):
             end = ledger.ends[original]
             if end is None and (not reason or outcome is not LineOutcome.FAILED):
                 continue
             if end is not None and end.outcome is not outcome:
                 continue
-            stored = answers.read(end) if end is not None else unanswered
+            stored = read_answer(folder, end) if end is not None else unanswered
             yield output_line(batch_id, plan.numbers[place], plan.read(source, place), stored)
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
-from penstock.engine import Failure, TaskKind
+from penstock.engine import Failure
 from penstock.text import counted
 from streaming.errors import QuotaExceeded
 from streaming.jobs.codec import Terminal
@@ -101,39 +102,23 @@ def invalid_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, "invalid_request_error", message, param=param)
 
 
-TASK_FIELDS: Mapping[TaskKind, str] = {
-    "embed": "input",
-    "rerank": "documents",
-    "tokenize": "prompt",
-    "detokenize": "tokens",
-}
-"""The field with what a task is about."""
+def refuse_if(condition: object, param: str, what: str) -> None:
+    """Raise ApiError (400) about a field if the condition holds; `what` begins with a verb."""
+    if condition:
+        raise invalid_request(f"{param} {what}.", param)
 
 
 def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
     """`needed`: bytes that the job brings and may write; `most`: what a store that holds no other gives to one."""
-    sampling, prompts = job.sampling, prompt_count(job.prompt)
+    param = "prompt" if prompt_count(job.prompt) > 1 else "n" if job.sampling.n > 1 else "max_tokens"
+    remedy = "Lower max_tokens or n, send the prompts in several requests, or leave logprobs out."
     if job.task is not None:
-        param = TASK_FIELDS[job.task.kind] if job.response is None else "input"
-        message = (
-            f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store, and this store has at most "
-            f"{most / _MIB:,.1f} MiB for one request, however long it waits. Send {param} in several requests."
-        )
-        return ApiError(400, "too_large_for_store", message, param=param)
-    asked = {
-        "prompts": f"{prompts:,}" if prompts > 1 else "",
-        "n": f"{sampling.n}" if sampling.n > 1 else "",
-        "max_tokens": "not set" if sampling.max_tokens is None else f"{sampling.max_tokens:,}",
-        "logprobs": "" if sampling.logprobs is None else f"{sampling.logprobs}",
-    }
-    counted = ", ".join(f"{name} {value}" for name, value in asked.items() if value)
+        param, remedy = "", "Send fewer inputs in several requests."
     message = (
-        f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store ({counted}), and this store has at "
-        f"most {most / _MIB:,.1f} MiB for one request, however long it waits. Lower max_tokens or n, send the prompts "
-        "in several requests, or leave logprobs out."
+        f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store, and this store has at most "
+        f"{most / _MIB:,.1f} MiB for one request, however long it waits. {remedy}"
     )
-    param = "prompt" if prompts > 1 else "n" if sampling.n > 1 else "max_tokens"
-    return ApiError(400, "too_large_for_store", message, param=param)
+    return ApiError(400, "too_large_for_store", message, param=param or None)
 
 
 def unknown_route(base_path: str = "", meant: str = "") -> ApiError:
@@ -157,16 +142,13 @@ def payload_too_large(limit: int, setting: str = "[api] body_limit") -> ApiError
 def body_too_complex(limit: int) -> ApiError:
     """`limit` as in api/openai/json_body.py."""
     message = (
-        "The body has too many values to be read at once: 8 for each list and object, 4 for each key, 1 for each comma "
-        f"and for four backslashes, and 10 for 32 digits of one number add up to more than {limit}. Send fewer "
-        "messages, parts or prompts, or text instead of token ids."
+        f"The body has too many values: its weight is more than {limit} (8 for each list and object, 4 for each key, 1 "
+        "for each comma). Send fewer messages, parts or prompts, or text instead of token ids."
     )
     return ApiError(400, "body_too_complex", message)
 
 
-def unsupported_media_type() -> ApiError:
-    message = "The body must be JSON. Send it with 'Content-Type: application/json'."
-    return ApiError(415, "unsupported_media_type", message)
+unsupported_media_type = partial(ApiError, 415, "unsupported_media_type", "The body must be JSON: application/json.")
 
 
 def unsupported_coding(known: Iterable[str]) -> ApiError:
@@ -180,9 +162,7 @@ def coding_mismatch(name: str) -> ApiError:
     return ApiError(400, "invalid_content_encoding", message)
 
 
-def unsupported_upload() -> ApiError:
-    message = "The body must be multipart/form-data with the parts 'purpose' and 'file'."
-    return ApiError(415, "unsupported_media_type", message)
+unsupported_upload = partial(ApiError, 415, "unsupported_media_type", "The body must be multipart/form-data.")
 
 
 def encoded_part(field: str) -> ApiError:
@@ -203,14 +183,16 @@ def model_not_found(model: str, known: Iterable[str]) -> ApiError:
     return ApiError(404, "model_not_found", message, param="model")
 
 
-def job_not_found() -> ApiError:
-    """The same words whether it never was, or belongs to another tenant."""
-    return ApiError(404, "job_not_found", "There is no such job.")
-
-
-def response_not_found() -> ApiError:
-    """Also for one that was deleted, not stored, or kept no longer, and for one of another tenant."""
-    return ApiError(404, "response_not_found", "There is no such response, or it is no longer kept.")
+job_not_found = partial(ApiError, 404, "job_not_found", "There is no such job.")
+"""As below, the same words whether it never was, was deleted, or belongs to another tenant."""
+file_not_found = partial(ApiError, 404, "file_not_found", "There is no such file.")
+batch_not_found = partial(ApiError, 404, "batch_not_found", "There is no such batch.")
+response_not_found = partial(ApiError, 404, "response_not_found", "There is no such response, or no longer.")
+conversation_not_found = partial(ApiError, 404, "conversation_not_found", "There is no such conversation.")
+conversation_item_not_found = partial(ApiError, 404, "item_not_found", "The conversation has no such item.")
+tenant_not_found = partial(ApiError, 404, "tenant_not_found", "No key names this tenant, and it keeps nothing here.")
+dead_letter_not_found = partial(ApiError, 404, "dead_letter_not_found", "There is no such dead letter, or no longer.")
+webhook_not_found = partial(ApiError, 404, "webhook_not_found", "There is no such webhook message, or no longer.")
 
 
 def previous_response_not_found(response_id: str) -> ApiError:
@@ -218,26 +200,13 @@ def previous_response_not_found(response_id: str) -> ApiError:
     return ApiError(400, "previous_response_not_found", message, param="previous_response_id")
 
 
-def conversation_not_found() -> ApiError:
-    """The same words whether it never was, was deleted, has expired, or belongs to another tenant."""
-    return ApiError(404, "conversation_not_found", "There is no such conversation. It may have expired.")
-
-
-def conversation_item_not_found() -> ApiError:
-    return ApiError(404, "item_not_found", "The conversation has no such item.")
-
-
-def conversation_unreadable() -> ApiError:
-    message = "What the store holds of this conversation cannot be read. Delete it, and begin another."
-    return ApiError(500, "malformed_conversation", message, headers=FINAL)
+_UNREADABLE = "What the store holds of this conversation cannot be read. Delete it, and begin another."
+conversation_unreadable = partial(ApiError, 500, "malformed_conversation", _UNREADABLE, headers=FINAL)
 
 
 def conversation_locked() -> ApiError:
     """OpenAI answers so, too. Client libraries do not try again by themselves."""
-    message = (
-        "Another response of this conversation has not ended, or its items have just changed. Try again when that "
-        "response has ended, or cancel it."
-    )
+    message = "Another response of this conversation has not ended, or its items have just changed. Try again later."
     return ApiError(400, "conversation_locked", message, param="conversation")
 
 
@@ -252,29 +221,15 @@ def response_still_ends() -> ApiError:
     return ApiError(409, "response_still_ends", message, headers=retry_after(1))
 
 
-def offset_gone() -> ApiError:
-    """The log has no such offset: the store was restored from an older copy, or the offset was made up."""
-    message = "The stream no longer has this offset. Read it again from its beginning: offset=-1."
-    return ApiError(410, "offset_gone", message, param="offset")
+_NO_OFFSET = "The stream has no such offset. Read it again from its beginning: offset=-1."
+offset_gone = partial(ApiError, 410, "offset_gone", _NO_OFFSET, param="offset")
+"""The store was restored from an older copy, or the offset was made up."""
 
 
 def cursor_lost() -> ApiError:
     """A number of an event may name another event now."""
-    message = (
-        "The store has lost data since this response was accepted, perhaps events that you have, and others may have "
-        "their numbers. Read it again from its first event: leave starting_after out."
-    )
+    message = "The store has lost events of this response. Read it again from its first event, without starting_after."
     return ApiError(409, "stream_reset", message, param="starting_after", headers=FINAL)
-
-
-def file_not_found() -> ApiError:
-    """The same words whether it never was, was deleted, or belongs to another tenant."""
-    return ApiError(404, "file_not_found", "There is no such file.")
-
-
-def batch_not_found() -> ApiError:
-    """As with files."""
-    return ApiError(404, "batch_not_found", "There is no such batch.")
 
 
 def batch_not_commanded(command: str, status: str) -> ApiError:
@@ -282,21 +237,9 @@ def batch_not_commanded(command: str, status: str) -> ApiError:
     return ApiError(409, "batch_not_steerable", message, headers=FINAL)
 
 
-def tenant_not_found() -> ApiError:
-    return ApiError(404, "tenant_not_found", "No key names this tenant, and it keeps nothing here.")
-
-
-def dead_letter_not_found() -> ApiError:
-    return ApiError(404, "dead_letter_not_found", "There is no such dead letter. It may have been replayed or dropped.")
-
-
 def nothing_to_replay(job_id: str, fault: str) -> ApiError:
     message = f"The body of {job_id} cannot be read ({fault}), so there is nothing to replay. Drop the dead letter."
     return ApiError(409, "malformed_job", message, headers=FINAL)
-
-
-def webhook_not_found() -> ApiError:
-    return ApiError(404, "webhook_not_found", "There is no such webhook message. It may have been forgotten.")
 
 
 def result_expired(job_id: str) -> ApiError:
@@ -306,9 +249,8 @@ def result_expired(job_id: str) -> ApiError:
 # --- one job per idempotency key -----------------------------------------------------------------------------------
 
 
-def idempotency_key_reused() -> ApiError:
-    message = "This Idempotency-Key came with another body before. Use a new key for a new request."
-    return ApiError(422, "idempotency_key_reused", message)
+_OTHER_BODY = "This Idempotency-Key came with another body before. Use a new key for a new request."
+idempotency_key_reused = partial(ApiError, 422, "idempotency_key_reused", _OTHER_BODY)
 
 
 # --- not now -------------------------------------------------------------------------------------------------------
@@ -328,32 +270,22 @@ def deadline_unreachable(field: str, limit_ms: int, lane: Priority, wait: Wait) 
     higher = "" if lane is Priority.INTERACTIVE else " choose a higher lane,"
     least = "" if wait.low_ms is None else f" (nine of ten wait at least {wait.low_ms:,} ms)"
     message = (
-        f"{field} is {limit_ms:,} ms, but a request in the {lane} lane waits about {wait.eta_ms:,} ms now"
-        f"{least}, so nothing was queued. Allow more time,{higher} or try again in "
-        f"{retry['Retry-After']} s."
+        f"{field} is {limit_ms:,} ms, but a request in the {lane} lane waits about {wait.eta_ms:,} ms now{least}, so "
+        f"nothing was queued. Allow more time,{higher} or try again in {retry['Retry-After']} s."
     )
     return ApiError(429, "deadline_unreachable", message, param=field, headers=retry, eta_ms=wait.eta_ms)
 
 
 def quota_exceeded(quota: QuotaExceeded, param: str | None = None) -> ApiError:
     """The tenant keeps as much as it may. A client library's next tries would be refused as well."""
-    what, fix = _QUOTAS[quota.name]
+    fix = "Jobs are forgotten [redis] retention_s after their end, which makes room."
+    if quota.name == "file_bytes":
+        fix = "Delete files that you do not need (DELETE /v1/files/{id})."
     message = (
-        f"You keep {quota.used} {what} and may keep {quota.limit}. {fix} "
+        f"You keep {quota.used} of {quota.name} and may keep {quota.limit}. {fix} "
         f"The limit is {quota.name} of [quotas], or of quotas in the row of your key in [keys]."
     )
     return ApiError(429, "quota_exceeded", message, param=param or quota.name, headers=FINAL)
-
-
-_RETENTION = "Jobs are forgotten [redis] retention_s after their end, which makes room."
-
-_QUOTAS = {
-    "jobs": ("jobs", _RETENTION),
-    "job_bytes": ("bytes of requests", _RETENTION),
-    "result_bytes": ("bytes of results", _RETENTION),
-    "file_bytes": ("bytes of files", "Delete files that you do not need (DELETE /v1/files/{id})."),
-}
-"""What each quota counts, and what makes room."""
 
 
 def no_capacity(retry_s: float, eta_ms: int | None = None) -> ApiError:
@@ -368,28 +300,25 @@ def draining(retry_s: float = 1) -> ApiError:
 def put_cut_off() -> ApiError:
     """The process stops while a put is not answered."""
     message = (
-        "This server is shutting down, and the queue has not answered: it is not known whether the request was "
-        "accepted. Send it again; with an Idempotency-Key, it is computed once."
+        "This server is shutting down, and it is not known whether the request was accepted. Send it again; with an "
+        "Idempotency-Key, it is computed once."
     )
     return ApiError(503, "draining", message, headers=retry_after(1))
 
 
 def store_unavailable(*, read: bool = False) -> ApiError:
     """`read`: the request would have changed nothing, or was not begun."""
-    message = "The queue does not answer, and nothing was changed. Try again."
-    if not read:
-        message = (
-            "The queue does not answer, so nothing new was accepted. A change to a job, file or batch that exists may "
-            "have been made: look at it before you try again."
-        )
+    message = "The queue does not answer. A change may have been made: look at what exists before you try again."
+    if read:
+        message = "The queue does not answer, and nothing was changed. Try again."
     return ApiError(503, "store_unavailable", message, headers=retry_after(1))
 
 
 def not_accepted() -> ApiError:
     """The put of a request without an idempotency key was not answered. The caller withdraws it."""
     message = (
-        "The queue does not answer, so the request was not accepted. Should it reach the queue late, it is cancelled "
-        "there. Try again; with an Idempotency-Key, the request is computed once."
+        "The queue does not answer, so the request was not accepted; should it arrive late, it is cancelled there. Try "
+        "again; with an Idempotency-Key, the request is computed once."
     )
     return ApiError(503, "store_unavailable", message, headers=retry_after(1))
 
@@ -413,14 +342,17 @@ def internal_error(request_id: str) -> ApiError:
     return ApiError(500, "internal_error", message)
 
 
+def _job_at(job_id: str) -> dict[str, str]:
+    return {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
+
+
 def job_unreadable(job_id: str) -> ApiError:
     """The request was accepted before, under its idempotency key, and its job cannot be read now."""
     message = (
         f"The request was accepted before as {job_id}, and the queue does not answer now. Send it again with the "
         f"same Idempotency-Key, or read it at /v1/jobs/{job_id}."
     )
-    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
-    return ApiError(503, "store_unavailable", message, headers=retry_after(1) | headers)
+    return ApiError(503, "store_unavailable", message, headers=retry_after(1) | _job_at(job_id))
 
 
 def wait_timeout(job_id: str, waited_s: float) -> ApiError:
@@ -429,16 +361,15 @@ def wait_timeout(job_id: str, waited_s: float) -> ApiError:
         f"No result after {waited_s:g} s. The job goes on: read it at /v1/jobs/{job_id}, "
         "or ask with stream: true, which has no such limit."
     )
-    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
-    return ApiError(504, "wait_timeout", message, headers=FINAL | headers)
+    return ApiError(504, "wait_timeout", message, headers=FINAL | _job_at(job_id))
 
 
 def wait_cut_off(job_id: str, *, repeatable: bool) -> ApiError:
     """The process stops before the job's end. `repeatable`: another try leads to the same job, and computes nothing
     twice."""
     message = f"This server is shutting down. The job goes on: read it at /v1/jobs/{job_id}."
-    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
-    return ApiError(503, "draining", message, headers=(retry_after(1) if repeatable else FINAL) | headers)
+    headers = (retry_after(1) if repeatable else FINAL) | _job_at(job_id)
+    return ApiError(503, "draining", message, headers=headers)
 
 
 def stream_reset(job_id: str) -> ApiError:
@@ -456,22 +387,17 @@ def resume_impossible(job_id: str) -> ApiError:
     return ApiError(500, "resume_impossible", message, headers=FINAL | {"X-Job-Id": job_id})
 
 
-def deadline_exceeded() -> ApiError:
-    return ApiError(408, "deadline_exceeded", "The job's deadline passed before its last token.", headers=FINAL)
+_TOO_LATE = "The job's deadline passed before its last token."
+deadline_exceeded = partial(ApiError, 408, "deadline_exceeded", _TOO_LATE, headers=FINAL)
 
 
 CANCELLED: Mapping[str, str] = {
     CancelledBy.READER: "The job was cancelled because its reader left. queue.on_disconnect can let a job go on.",
-    CancelledBy.SLOW_READER: (
-        "The job was cancelled because its reader took nothing for too long, so its connection was closed. "
-        "queue.on_disconnect can let a job go on."
-    ),
+    CancelledBy.SLOW_READER: "The job was cancelled because its reader took nothing for too long.",
     CancelledBy.OWNER: "The job was cancelled by its owner.",
     CancelledBy.ADMIN: "The job was cancelled by an administrator.",
     CancelledBy.BATCH: "The job was cancelled with its batch.",
-    CancelledBy.NOT_ACCEPTED: (
-        "The job was cancelled because the queue answered too late: its client was told that it was not accepted."
-    ),
+    CancelledBy.NOT_ACCEPTED: "The job was cancelled because the queue answered too late to accept it.",
     CancelledBy.ENGINE: "The job was cancelled by its engine.",
 }
 """Who cancelled a job and why, by CancelledBy."""
@@ -496,8 +422,6 @@ def from_terminal(terminal: Terminal) -> ApiError:
         return job_cancelled(terminal.cancelled_by)
     if terminal.failure is not None:
         return from_failure(terminal.failure)
-    match terminal.state:
-        case JobState.EXPIRED:
-            return deadline_exceeded()
-        case _:
-            return ApiError(500, "job_failed", "The job failed and left no reason.", headers=FINAL)
+    if terminal.state is JobState.EXPIRED:
+        return deadline_exceeded()
+    return ApiError(500, "job_failed", "The job failed and left no reason.", headers=FINAL)

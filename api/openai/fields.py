@@ -5,9 +5,8 @@ Types are strict and sizes bounded. An error text here begins with a verb, becau
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -26,7 +25,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 MAX_MESSAGES = 1024
-MAX_PROMPTS = 128
+MAX_INPUTS = 2048
+"""Prompts of a completion, or inputs of a task; `[api] max_choices_per_request` bounds those of completions further."""
 MAX_SCHEMA_BYTES = 512 * 1024
 """OpenAI takes 5,000 properties and 120,000 characters of names and values, which is about 400 KiB of JSON."""
 WEEK_MS = 7 * 24 * 3600 * 1000
@@ -79,7 +79,7 @@ LogitBias: TypeAlias = Annotated[
     BeforeValidator(_check_biases),
 ]
 
-_DISCONNECT = re.compile(r"cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2}|3600)")
+_DISCONNECT = r"^(cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2}|3600))$"
 
 
 PASSABLE = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -87,9 +87,14 @@ PASSABLE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 would be `stream` there."""
 
 
+Refused: TypeAlias = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Known fields that are not supported: their neutral values, which are accepted (like null), and what to do instead."""
+
+
 class StrictBody(BaseModel):
     """Base of request bodies: strict types; unknown fields are collected (for X-Ignored-Fields), not refused."""
 
+    REFUSED: ClassVar[Refused] = {}
     PASSED: ClassVar[bool] = False
     """Whether its unknown fields go on to a model's server, if there is one."""
 
@@ -129,59 +134,6 @@ class ClosedBody(StrictBody):
         return {name: fields[name] for name in (*known, first) if name in fields}
 
 
-NUMBER = "must be a finite number, of at most 64 bits if it is whole"
-MAX_PATH = 128
-"""Characters of a path in a message."""
-
-
-def bad_number(value: Any, path: str = "") -> str:
-    """Return the path of the first number in `value` that the log or an answer could not hold: NaN or Infinity, as
-    `1e999` is, or a whole number beyond 64 bits. "" if there is none."""
-    layer = [] if _all_finite(value) and _in_64_bits(value) else [(path, value)]
-    while layer:
-        inner: list[tuple[str, Any]] = []
-        for at, each in layer:
-            if isinstance(each, float) and not math.isfinite(each):
-                return at[:MAX_PATH]
-            if isinstance(each, int) and not -(2**63) <= each < 2**64:
-                return at[:MAX_PATH]
-            if isinstance(each, list | tuple):
-                inner += [(f"{at}[{number}]", item) for number, item in enumerate(each)]
-            elif isinstance(each, dict):
-                inner += [(f"{at}.{name}" if at else name, item) for name, item in each.items()]
-        layer = inner
-    return ""
-
-
-LONG_LIST = 64
-_OF_NOTE = frozenset({dict, list, float})
-"""Types of values that are, or may hold, a number that is not finite."""
-
-
-def _in_64_bits(value: Any) -> bool:
-    """Whether all whole numbers are. msgpack refuses others, in a tenth of the time that a loop takes."""
-    try:
-        msgspec.msgpack.encode(value)
-    except OverflowError:
-        return False
-    return True
-
-
-def _all_finite(value: Any) -> bool:
-    """Whether `value` holds no NaN or Infinity. Builds no paths, because nearly every body passes."""
-    holders: list[Any] = [[value]]
-    for each in holders:  # it grows meanwhile
-        if len(each) > LONG_LIST and type(each) is list and _OF_NOTE.isdisjoint(map(type, each)):
-            continue
-        for item in each.values() if type(each) is dict else each:
-            kind = type(item)
-            if kind is dict or kind is list:
-                holders.append(item)
-            elif kind is float and not math.isfinite(item):
-                return False
-    return True
-
-
 # --- fields with alternative types ---------------------------------------------------------------------------------
 
 # The value's type selects the member of a union, so that errors name the form that the sender chose. Tags in angle
@@ -212,7 +164,7 @@ PromptIds: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Fi
 BY_TEXTS_OR_IDS = by_shape(
     _prompt_shape, "a string, or a list of strings, of token ids or of lists of token ids; not empty"
 )
-_SEVERAL = Field(max_length=MAX_PROMPTS, fail_fast=True)
+_SEVERAL = Field(max_length=MAX_INPUTS, fail_fast=True)
 Prompt: TypeAlias = Annotated[
     Annotated[PromptText, Tag("<str>")]
     | Annotated[list[PromptText], _SEVERAL, Tag("<list of str>")]
@@ -220,6 +172,15 @@ Prompt: TypeAlias = Annotated[
     | Annotated[list[PromptIds], _SEVERAL, Tag("<list of list>")],
     BY_TEXTS_OR_IDS,
 ]
+
+
+def inputs_of(value: str | list[Any]) -> list[Any]:
+    """Return the texts or the tuples of token ids that a prompt holds."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value[0], int):
+        return [tuple(value)]
+    return [each if isinstance(each, str) else tuple(each) for each in value]
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
@@ -310,14 +271,7 @@ class QueueOptions(ClosedBody):
     """From acceptance to the start of the work."""
     do_not_queue: bool | None = False
     """Answer 503 at once unless a worker is free."""
-    on_disconnect: str | None = Field(default=None, json_schema_extra={"pattern": f"^({_DISCONNECT.pattern})$"})
+    on_disconnect: Annotated[str, Field(pattern=_DISCONNECT)] | None = None
     """When the reader goes away: 'cancel', 'continue', or 'grace:<seconds>' (0 to 3600), then cancel."""
     webhook: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
     """Who is told how the job ends: the name of a [webhooks] entry of your tenant, or a URL that its `urls` allow."""
-
-    @field_validator("on_disconnect")
-    @classmethod
-    def _known(cls, value: str | None) -> str | None:
-        if value is not None and not _DISCONNECT.fullmatch(value):
-            raise refusal("must be 'cancel', 'continue' or 'grace:<seconds>' with 0 to 3600 seconds")
-        return value

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from pydantic import Field, field_validator
 
 from api.openai.errors import invalid_request
-from api.openai.fields import OTHERS_PRIORITY, PASSABLE, LogitBias, Metadata, QueueOptions, StrictBody
-from penstock.engine import Capabilities, ModelCard, Sampling, Task
+from api.openai.fields import OTHERS_PRIORITY, PASSABLE, LogitBias, Metadata, QueueOptions, Refused, StrictBody
+from penstock.engine import Capabilities, ModelCard, Sampling
 from penstock.tools import Tools
-from streaming.jobs.job import NO_FORM, Chat, Prompt, ResponseForm, TaskForm, has_extras, without_extras
+from streaming.jobs.job import Chat, Prompt, without_extras
 from streaming.order import Priority
 
 TIERS = {
@@ -30,8 +30,6 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 class QueuedRequest(StrictBody, ABC):
     """A request that becomes one job."""
-
-    REFUSED: ClassVar[Refused] = {}
 
     model: Annotated[str, Field(min_length=1, max_length=128)]
     """A name from `GET /v1/models`."""
@@ -82,28 +80,9 @@ class QueuedRequest(StrictBody, ABC):
     def sampling(self) -> Sampling: ...
 
     @property
-    def streams(self) -> bool:
-        """Whether the answer is a stream."""
-        return False
-
-    @property
-    def effort(self) -> Effort | None:
-        """How much the model shall reason; None: as much as it does by itself."""
-        return None
-
-    @property
     def tools_asked(self) -> Tools | None:
         """The functions that the answer may call. Raises ApiError (400)."""
         return None
-
-    @property
-    def choices_per_prompt(self) -> int:
-        return 1
-
-    @property
-    def prompts(self) -> int:
-        """Number of prompts."""
-        return 1
 
     @property
     def include_usage(self) -> bool:
@@ -111,33 +90,16 @@ class QueuedRequest(StrictBody, ABC):
         return False
 
     @property
-    def response_form(self) -> ResponseForm | None:
-        """What the Responses API shows of the request; None for the other endpoints."""
-        return None
-
-    @property
     def version_read(self) -> int | None:
         """The version of the conversation whose turn the request is, as it was read; None if it is no turn of one."""
         return None
 
-    @property
-    def echoes(self) -> bool:
-        """Whether each text begins with its prompt."""
-        return False
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        """The fields of Job that only this kind of request sets. `card`: of the model, if one is known."""
+        return {}
 
-    @property
-    def task_asked(self) -> Task | None:
-        """What it asks for instead of generated texts."""
-        return None
-
-    def task_for(self, card: ModelCard | None) -> Task | None:
-        """What a model is asked for instead of generated texts. `card`: the model's, if one is known."""
-        return self.task_asked
-
-    @property
-    def task_form(self) -> TaskForm:
-        """What the answer to a task shows."""
-        return NO_FORM
+    def check(self) -> None:
+        """Refuse fields that do not go together. Raises ApiError (400)."""
 
 
 class OfJob:
@@ -170,45 +132,38 @@ class GenerationRequest(QueuedRequest):
     """Answer with a stream. A job's events stream without it."""
 
     @property
-    def streams(self) -> bool:
-        return bool(self.stream)
+    def effort(self) -> Effort | None:
+        """How much the model shall reason; None: as much as it does by itself."""
+        return None
+
+    def reasoning_of(self, card: ModelCard | None) -> str:
+        """Return the `reasoning` of the request's job: a model that reasons by itself is not asked to, and `none` asks
+        only such a model for something."""
+        if self.effort not in (None, "none"):
+            return self.effort
+        reasons = card is not None and card.capabilities.reasoning and isinstance(self.prompt_asked, Chat)
+        return (self.effort or "default") if reasons else ""
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        return {"stream": bool(self.stream), "reasoning": self.reasoning_of(card)}
+
+    @property
+    def known_to_servers(self) -> dict[str, Any]:
+        return super().known_to_servers | ({"reasoning_effort": "none"} if self.effort == "none" else {})
 
     @property
     def sampler_fields(self) -> dict[str, Any]:
-        """The fields of Sampling that every endpoint has under the same name."""
-        return {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
+        """The fields of Sampling."""
+        same = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty")
+        return {name: getattr(self, name) for name in same} | {
             "top_k": None if self.top_k is None else max(0, self.top_k),
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
             "logit_bias": {int(token): bias for token, bias in (self.logit_bias or {}).items()},
         }
 
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(**self.sampler_fields)
 
-def reasoning_of(request: QueuedRequest, card: ModelCard | None) -> str:
-    """Return the `reasoning` of a request's job: a model that reasons by itself is not asked to, and `none` asks only
-    such a model for something. `card`: of the model, if one is known."""
-    if request.task_asked is not None:
-        return ""
-    if request.effort not in (None, "none"):
-        return request.effort
-    reasons = card is not None and card.capabilities.reasoning and isinstance(request.prompt_asked, Chat)
-    return (request.effort or "default") if reasons else ""
-
-
-def sampling_of(request: QueuedRequest, tools: Tools | None) -> Sampling:
-    """Return the sampling of a request's job. An answer whose call is forced has no text that a schema could hold."""
-    sampling = request.sampling
-    if tools is None or not tools.forced or sampling.json_schema is None:
-        return sampling
-    return msgspec.structs.replace(sampling, json_schema=None)
-
-
-Refused: TypeAlias = Mapping[str, tuple[tuple[Any, ...], str]]
-"""Known fields that are not supported: their neutral values, which are accepted (like null), and what to do instead."""
 
 _LEAVE_OUT = "Leave it out."
 
@@ -232,22 +187,13 @@ COMPLETION_ONLY: Refused = {
 }
 """Fields of a completion that have no place in a chat."""
 
-_PATTERN = 'the schema {"type": "string", "pattern": ...}.'
-_INSTEAD = {
-    "guided_json": "the schema in json_schema.schema.",
-    "guided_regex": _PATTERN,
-    "guided_choice": 'the schema {"enum": [...]}.',
-    "guided_grammar": "a schema instead of a grammar.",
-    "structured_outputs": "the schema in json_schema.schema.",
-    "structural_tag": "a schema instead of tags.",
-    "json_schema": "the schema in json_schema.schema.",
-    "regex": _PATTERN,
-    "grammar": "a schema instead of a grammar.",
-    "ebnf": "a schema instead of a grammar.",
-}
-CONSTRAINTS: Refused = {
-    name: ((), f"Use response_format with type 'json_schema' and {instead}") for name, instead in _INSTEAD.items()
-}
+CONSTRAINTS: Refused = dict.fromkeys(
+    (
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag"),
+        *("json_schema", "regex", "grammar", "ebnf"),
+    ),
+    ((), "Use response_format with type 'json_schema'; a schema may be a pattern, or an enum of texts."),
+)
 """Fields by which other servers constrain the output."""
 
 
@@ -269,30 +215,25 @@ def refuse(fields: Mapping[str, Any], refused: Refused) -> None:
 
 ALL = "*"
 """In a card's `withheld`: every field."""
-OURS = frozenset(
-    {
-        *UNSUPPORTED,
-        *(CHAT_ONLY.keys() - {"reasoning_effort"}),
-        *COMPLETION_ONLY,
-        *CONSTRAINTS,
-        # what Penstock decides: which answer is continued and how, what is streamed and counted, and in which order
-        *("model", "models", "fallbacks", "endpoint", "queue", "messages", "prompt", "input", "stream"),
-        *("stream_options", "n", "best_of", "stop", "background", "priority", "rid", "request_id", "client_metadata"),
-        *("continue_final_message", "add_generation_prompt", "add_special_tokens", "input_ids", "prompt_embeds"),
-        *("prompt_token_ids", "return_token_ids", "return_tokens_as_token_ids", "return_tokens", "return_progress"),
-        *("n_predict", "max_new_tokens", "verbose", "detokenize", "return_hidden_states"),
-        # what reaches other tenants' data, other machines, or the server itself
-        *("cache_salt", "cache_prompt", "id_slot", "slot_id", "session_id", "session_params", "keep_alive"),
-        *("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank"),
-        *("custom_logit_processor", "lora_path", "api_key", "api_base", "api_version", "base_url", "headers"),
-        *("extra_headers", "user_config", "extra_body", "extra_query", "extra_key", "routed_dp_rank"),
-        *("disaggregated_params", "ec_transfer_params", "logits_processors", "lora_request", "lora", "options"),
-        *("mm_processor_kwargs", "media_io_kwargs", "model_list", "custom_llm_provider", "deployment_id"),
-        *("organization", "data_sources", "cache", "guardrails", "num_retries", "timeout", "preset", "provider"),
-        *("plugins", "previous_response_id", "conversation_id", "use_beam_search"),
-        # what would mean something else where an answer is continued
-        *("truncate_prompt_tokens", "t_max_predict_ms"),
-    }
+_NAMES = (
+    # what Penstock decides: which answer is continued and how, what is streamed and counted, and in which order
+    "model models fallbacks endpoint queue messages prompt input stream stream_options n best_of stop background "
+    "priority rid request_id client_metadata continue_final_message add_generation_prompt add_special_tokens "
+    "input_ids prompt_embeds prompt_token_ids return_token_ids return_tokens_as_token_ids return_tokens "
+    "return_progress n_predict max_new_tokens verbose detokenize return_hidden_states "
+    # what reaches other tenants' data, other machines, or the server itself
+    "cache_salt cache_prompt id_slot slot_id session_id session_params keep_alive kv_transfer_params "
+    "bootstrap_host bootstrap_port bootstrap_room data_parallel_rank custom_logit_processor lora_path api_key "
+    "api_base api_version base_url headers extra_headers user_config extra_body extra_query extra_key "
+    "routed_dp_rank disaggregated_params ec_transfer_params logits_processors lora_request lora options "
+    "mm_processor_kwargs media_io_kwargs model_list custom_llm_provider deployment_id organization data_sources "
+    "cache guardrails num_retries timeout preset provider plugins previous_response_id conversation_id "
+    "use_beam_search "
+    # what would mean something else where an answer is continued
+    "truncate_prompt_tokens t_max_predict_ms"
+)
+OURS = frozenset(_NAMES.split()).union(
+    UNSUPPORTED, CHAT_ONLY.keys() - {"reasoning_effort"}, COMPLETION_ONLY, CONSTRAINTS
 )
 """Fields that are never passed on."""
 
@@ -334,22 +275,15 @@ def passed_parts(
 ) -> tuple[Prompt, Tools | None]:
     """Return prompt and tools with those further fields of messages, calls and tools that are passed on. `shown`: its
     turns are shown as items again, where a refusal is one."""
-    if not has_extras(prompt, tools):
+    if card is not None and card.capabilities.passes_fields and ALL not in card.withheld:
         return prompt, tools
-    if card is None or not card.capabilities.passes_fields or ALL in card.withheld:
-        bare, tools = without_extras(prompt, tools)
-        return _with_refusals(bare, prompt) if shown else bare, tools
-    return prompt, tools
-
-
-def _with_refusals(bare: Prompt, prompt: Prompt) -> Prompt:
-    """The bare turns of a prompt, where those that are a refusal say so."""
-    if not isinstance(bare, Chat) or not isinstance(prompt, Chat):
-        return bare
+    bare, tools = without_extras(prompt, tools)
+    if not shown or bare is prompt or not isinstance(bare, Chat) or not isinstance(prompt, Chat):
+        return bare, tools
     marked = [
         msgspec.structs.replace(turn, extras={name: full.extras.get(name) for name in ("content", "refusal")})
         if "refusal" in full.extras
         else turn
         for turn, full in zip(bare.turns, prompt.turns, strict=True)
     ]
-    return Chat(tuple(marked))
+    return Chat(tuple(marked)), tools

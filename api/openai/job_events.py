@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from api.openai import cursor
 from api.openai.cursor import Cursor
 from api.openai.errors import wait_fields
-from api.openai.rendering import Facts, Waiting, chat_logprobs, event_data, finish_reasons, job_object, to_json
+from api.openai.rendering import Facts, Waiting, event_data, finish_reasons, job_object, to_json, token_logprobs
 from penstock.tools import AnswerPart
 from streaming.fleet.process import without_host
 from streaming.jobs.codec import Delta
@@ -67,7 +67,7 @@ def delta_event(facts: Facts, event_id: Cursor, delta: Delta, parts: Iterable[An
     if delta.extras:
         data["extras"] = delta.extras
     if facts.logprobs:
-        data["logprobs"] = chat_logprobs(delta.logprobs)["content"]
+        data["logprobs"] = token_logprobs(delta.logprobs)
     return JobEvent("delta", event_id, data)
 
 

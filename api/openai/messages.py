@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Discriminator,
     Field,
     Tag,
@@ -18,47 +16,16 @@ from pydantic import (
     model_validator,
 )
 
-from api.openai.errors import invalid_request
-from api.openai.fields import MAX_MESSAGES, ClosedBody, SchemaObject, StrictBody, by_shape, refusal, shape
+from api.openai.errors import invalid_request, refuse_if
+from api.openai.fields import MAX_MESSAGES, SchemaObject, StrictBody, by_shape, refusal, shape
 from penstock.engine import ChatTurn
 from penstock.tools import Tool, ToolCall, Tools
-
-_IMAGES = "images are not supported here: describe the image"
-_FILES = "files are not supported here: send the file's text"
-_AUDIO = "audio is not supported here: send its transcript"
-_VIDEOS = "videos are not supported here: describe the video"
-
-OTHER_PARTS = {
-    "image_url": _IMAGES,
-    "image": _IMAGES,
-    "input_image": _IMAGES,
-    "file": _FILES,
-    "input_file": _FILES,
-    "input_audio": _AUDIO,
-    "audio": _AUDIO,
-    "audio_url": _AUDIO,
-    "video_url": _VIDEOS,
-    "video": _VIDEOS,
-}
-"""Kinds of other APIs, and of this one's newer models, with the beginning of the remedy."""
-
-
-def refuse_others(kind: Any, text_kind: str) -> Any:
-    """Return the `type` of a part. Raises the field's refusal for a kind that no engine here takes.
-
-    Args:
-        text_kind: the kind of part that holds the text instead.
-    """
-    if isinstance(kind, str) and kind in OTHER_PARTS:
-        raise refusal(f"is {kind!r}, but {OTHER_PARTS[kind]} in a part of type {text_kind!r}")
-    return kind
 
 
 class TextPart(StrictBody):
     """One part of a message's content."""
 
     PASSED = True
-    TEXT_KIND: ClassVar[str] = "text"
 
     type: Literal["text", "input_text", "output_text", "refusal"]
     """Images, files, audio and videos are refused."""
@@ -67,22 +34,12 @@ class TextPart(StrictBody):
     refusal: str | None = None
     """The text of a part of type `refusal`."""
 
-    @field_validator("type", mode="before")
-    @classmethod
-    def _only_text(cls, kind: Any) -> Any:
-        return refuse_others(kind, cls.TEXT_KIND)
-
     @field_validator("text")
     @classmethod
     def _has_text(cls, text: str | None, info: ValidationInfo) -> str | None:
         if text is None and info.data.get("type", "refusal") != "refusal":
             raise refusal("is required")
         return text
-
-    @property
-    def ignored(self) -> list[str]:
-        other = "text" if self.type == "refusal" else "refusal"
-        return [other] if getattr(self, other) else []
 
     @property
     def words(self) -> str:
@@ -128,48 +85,19 @@ class Function(StrictBody):
         return Tool(self.name, self.description or "", self.parameters, bool(self.strict), extras)
 
 
-def _only_functions(kind: Any) -> Any:
-    if not isinstance(kind, str):
-        raise refusal("must be 'function', or another kind of tool by its name")
-    if kind != "function":
-        raise refusal("must be 'function': other kinds of tools do not run here; offer a function and run it yourself")
-    return kind
-
-
 _HOSTED_KIND = r"^[a-z][a-z0-9_.-]{0,63}$"
-
-
-def _hosted(kind: Any) -> Any:
-    if not isinstance(kind, str) or not re.fullmatch(_HOSTED_KIND, kind):
-        raise refusal("must be 'function', or another kind of tool by its name in small letters")
-    return kind
 
 
 class HostedTool(StrictBody):
     """A tool that OpenAI's servers run, such as `web_search`. It is dropped and named in X-Ignored-Fields."""
 
-    type: Annotated[str, BeforeValidator(_hosted), Field(pattern=_HOSTED_KIND, max_length=64)] = Field(
-        json_schema_extra={"not": {"const": "function"}}
-    )
+    type: str = Field(pattern=_HOSTED_KIND, max_length=64, json_schema_extra={"not": {"const": "function"}})
     """Any kind but `function`."""
 
 
 def tool_shape(value: Any) -> str:
     """Tell a function from a tool of another kind."""
-    kind = value.get("type", "function") if isinstance(value, Mapping) else "function"
-    return "<hosted>" if isinstance(kind, str) and kind != "function" else "<function>"
-
-
-def _functions(tools: Any) -> Any:
-    """The allowed functions among tools of all kinds; if there are none, the first tool's kind is refused."""
-    found = [each for each in tools if tool_shape(each) == "<function>"] if isinstance(tools, list) else tools
-    return found or tools
-
-
-OnlyFunctions = BeforeValidator(_functions)
-
-
-FunctionKind: TypeAlias = Annotated[Literal["function"], BeforeValidator(_only_functions)]
+    return "<function>" if not isinstance(value, Mapping) or value.get("type", "function") == "function" else "<hosted>"
 
 
 def extras_of(part: StrictBody, function: StrictBody) -> dict[str, Any]:
@@ -183,7 +111,7 @@ class FunctionTool(StrictBody):
 
     PASSED = True
 
-    type: FunctionKind
+    type: Literal["function"]
     """Only functions: the client runs them."""
 
 
@@ -197,63 +125,29 @@ class ChatTool(FunctionTool):
     def tool(self) -> Tool:
         return self.function.as_tool(extras_of(self, self.function))
 
-    @property
-    def name(self) -> str:
-        return self.function.name
-
-
-class NamedFunction(StrictBody):
-    """The name of a function."""
-
-    name: FunctionName
-
-
-class NamedChoice(ClosedBody):
-    """The function that must be called."""
-
-    type: FunctionKind
-    function: NamedFunction
-
-    @property
-    def names(self) -> list[str]:
-        return [self.function.name]
-
-
-class AllowedTools(ClosedBody):
-    """Some of the tools, and whether one must be called."""
-
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True), OnlyFunctions]
-
-
-class AllowedChoice(ClosedBody):
-    """A choice among some of the tools."""
-
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
-
-    @property
-    def mode(self) -> Literal["auto", "required"]:
-        return self.allowed_tools.mode
-
-    @property
-    def names(self) -> list[str]:
-        return [each.function.name for each in self.allowed_tools.tools]
-
-
-def choice_shape(value: Any) -> str:
-    """Tell which form a `tool_choice` has."""
-    if isinstance(value, Mapping):
-        return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
-    return "<word>"
-
 
 ToolChoice: TypeAlias = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
-    | Annotated[NamedChoice, Tag("<named>")]
-    | Annotated[AllowedChoice, Tag("<allowed>")],
-    Discriminator(choice_shape),
+    Annotated[Literal["none", "auto", "required"], Tag("<str>")]
+    | Annotated[dict[str, Any], Field(max_length=8), Tag("<dict>")],
+    by_shape(shape, "'none', 'auto' or 'required', or an object that names functions"),
 ]
+
+
+def _chosen(choice: str | dict[str, Any] | None) -> tuple[str, list[str]]:
+    """Return the mode of a choice and the functions that it names, as chats and as responses name them; the mode of a
+    choice of one function is `function`. Raises ApiError (400)."""
+    match choice:
+        case None | str():
+            return choice or "auto", []
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return "function", [name]
+        case {"type": "allowed_tools", "allowed_tools": dict(inner)}:
+            return _chosen({"type": "allowed_tools", **inner})
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
+            functions = [tool for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"]
+            if functions:
+                return mode, [name for tool in functions for name in _chosen(tool)[1]]
+    raise invalid_request("tool_choice must name functions: tools of other kinds do not run here.", "tool_choice")
 
 
 AnyChatTool: TypeAlias = Annotated[
@@ -286,7 +180,7 @@ class MessageCall(StrictBody):
 
     id: Annotated[str, Field(min_length=1, max_length=128)]
     """The `tool_call_id` of its result."""
-    type: FunctionKind | None = "function"
+    type: Literal["function"] | None = "function"
     """May be left out."""
     function: CalledFunction
     """The function, and the arguments of the call."""
@@ -312,17 +206,10 @@ class OfferedTools(StrictBody):
     """The fields of a request that offer tools, whose forms its endpoint decides."""
 
     tools: list[Any] | None = None
-    tool_choice: Any = None
+    tool_choice: ToolChoice | None = None
+    """`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some."""
     parallel_tool_calls: bool | None = None
     """False: at most one call in an answer."""
-
-    @field_validator("tools")
-    @classmethod
-    def _different(cls, tools: list[Any] | None) -> list[Any] | None:
-        names = [tool.name for tool in tools or () if not isinstance(tool, HostedTool)]
-        if len(set(names)) < len(names):
-            raise refusal("must have different names")
-        return tools
 
     @property
     def functions(self) -> list[Any]:
@@ -332,24 +219,19 @@ class OfferedTools(StrictBody):
     @property
     def tools_asked(self) -> Tools | None:
         """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
-        offered, choice = tuple([tool.tool for tool in self.functions]), self.tool_choice
-        parallel = self.parallel_tool_calls is not False
-        names = () if choice is None or isinstance(choice, str) else choice.names
-        if choice == "none" or (choice in (None, "auto") and not offered):
+        offered, parallel = tuple([tool.tool for tool in self.functions]), self.parallel_tool_calls is not False
+        known = {tool.name for tool in offered}
+        refuse_if(len(known) < len(offered), "tools", "must have different names")
+        mode, names = _chosen(self.tool_choice)
+        if mode == "none" or (self.tool_choice in (None, "auto") and not offered):
             return None
-        if not offered:
-            message = (
-                "tool_choice needs tools: give the functions to choose from. Tools of other kinds do not run here."
-            )
-            raise invalid_request(message, "tool_choice")
-        if not {tool.name for tool in offered}.issuperset(names):
-            raise invalid_request("tool_choice names a function that is not in tools.", "tool_choice")
-        if not names:
-            return Tools(offered=offered, choice=choice or "auto", parallel=parallel)
-        if choice.type == "function":  # the others are still shown to the model
+        what = "needs tools: give the functions to choose from. Tools of other kinds do not run here"
+        refuse_if(not offered, "tool_choice", what)
+        refuse_if(not known.issuperset(names), "tool_choice", "names a function that is not in tools")
+        if mode == "function":  # the others are still shown to the model
             return Tools(offered=offered, choice="required", named=names[0], parallel=parallel)
-        some = tuple([tool for tool in offered if tool.name in names])
-        return Tools(offered=some, choice=choice.mode, parallel=parallel)
+        some = tuple([tool for tool in offered if not names or tool.name in names])
+        return Tools(offered=some, choice="required" if mode == "required" else "auto", parallel=parallel)
 
 
 class ToolFields(OfferedTools):
@@ -357,8 +239,6 @@ class ToolFields(OfferedTools):
 
     tools: Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
-    tool_choice: ToolChoice | None = None
-    """`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some."""
 
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -402,7 +282,7 @@ class ChatMessage(StrictBody):
 
     @property
     def used(self) -> tuple[str, ...]:
-        return ("name",) if self.role == "function" else ()
+        return ("refusal", "name") if self.role == "function" else ("refusal",)
 
     _has_content = field_validator("content")(unless_assistant)
 

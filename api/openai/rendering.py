@@ -31,10 +31,6 @@ LOWEST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express; OpenAI uses the same value."""
 
 
-def chat_logprobs(logprobs: Iterable[Logprob]) -> dict[str, Any]:
-    return {"content": token_logprobs(logprobs), "refusal": None}
-
-
 def token_logprobs(logprobs: Iterable[Logprob]) -> list[dict[str, Any]]:
     """Render one object per token, as chats and responses have them."""
     return [
@@ -96,9 +92,8 @@ def message_of(job_id: str, choice: int, texts: Iterable[str], extras: Extras) -
         message["tool_calls"] = []
     for number, call in enumerate(calls):
         own = extras.get("calls", {}).get(str(number), {})
-        function = {**own.get("function", {}), "name": call.name, "arguments": call.arguments}
-        found = {"id": call_id(job_id, choice, number, own), "type": "function", "function": function}
-        message["tool_calls"].append({**further(own), **found})
+        shown = call_delta(job_id, choice, AnswerPart(number, call.name, call.arguments, own))
+        message["tool_calls"].append({name: value for name, value in shown.items() if name != "index"})
     return message
 
 
@@ -203,7 +198,9 @@ class Facts(msgspec.Struct, frozen=True):
 
     def logprobs_object(self, logprobs: Iterable[Logprob], offset: int = 0) -> dict[str, Any]:
         """Render a choice's `logprobs`; `offset` is the number of its characters before these tokens."""
-        return chat_logprobs(logprobs) if self.chat else text_logprobs(logprobs, offset)
+        if self.chat:
+            return {"content": token_logprobs(logprobs), "refusal": None}
+        return text_logprobs(logprobs, offset)
 
 
 def _head(kind: str, model: str, priority: Priority, fingerprint: str | None) -> dict[str, Any]:
@@ -385,11 +382,13 @@ class ChunkRenderer:
         """Render the `data:` block of a delta; b"" while its tokens are only part of a character."""
         if delta.served_by:
             self._servers[delta.index] = delta.served_by
-        if self._parts is not None:
-            return self._in_parts(delta, self._parts.of(delta))
-        if delta.extras:
-            return self._beside(delta, delta.text, delta.logprobs)
-        return self._text(delta.index, delta.text, delta.logprobs)
+        if self._parts is None and not delta.extras:
+            return self._text(delta.index, delta.text, delta.logprobs)
+        parts = [AnswerPart(SAID, None, delta.text)] if self._parts is None else self._parts.of(delta)
+        *before, last = parts or [AnswerPart(SAID, None, "")]
+        blocks = [self._part(delta.index, part) for part in before]
+        logprobs = delta.logprobs if self._logprobs else ()
+        return b"".join([*blocks, self._part(delta.index, last, logprobs, delta.extras or NO_EXTRAS)])
 
     def _text(self, index: int, text: str, logprobs: Sequence[Logprob]) -> bytes:
         if not text and not logprobs:
@@ -401,35 +400,27 @@ class ChunkRenderer:
         detail = self._detail(index, logprobs) if self._logprobs else None
         return self._chunk(index, {"content" if self._facts.chat else "text": text}, detail)
 
-    def _beside(self, delta: Delta, text: str, logprobs: Sequence[Logprob]) -> bytes:
-        """Render a text with what its server says beside it; b"" if nothing of that has a place in a stream."""
-        extras, said = delta.extras or NO_EXTRAS, {"text": text}
+    def _part(
+        self, index: int, part: AnswerPart, logprobs: Sequence[Logprob] = (), extras: Extras = NO_EXTRAS
+    ) -> bytes:
+        """Render a part of a delta. The last one has the log-probabilities of all of it, and its extras."""
         fields = extras.get("delta", NO_EXTRAS) if self._facts.chat else NO_EXTRAS
         of_choice, of_chunk = extras.get("choice", NO_EXTRAS), extras.get("chunk", NO_EXTRAS)
-        if not (text or logprobs or fields or of_choice or of_chunk):
-            return b""
-        if self._facts.chat:
-            said = {**({"content": text} if text else {}), **fields}
-        detail = self._detail(delta.index, logprobs) if logprobs else None
-        return self._chunk(delta.index, said, detail, of_choice=of_choice, of_chunk=of_chunk)
-
-    def _in_parts(self, delta: Delta, parts: list[AnswerPart]) -> bytes:
-        """Render the parts of a delta; the last one has the log-probabilities of all of it."""
-        logprobs = delta.logprobs if self._logprobs else ()
-        if logprobs and not parts:
-            parts = [AnswerPart(SAID, None, "")]
-        blocks = [self._part(delta.index, part, logprobs if part is parts[-1] else ()) for part in parts]
-        return b"".join(blocks) + (self._beside(delta, "", ()) if delta.extras else b"")
-
-    def _part(self, index: int, part: AnswerPart, logprobs: Sequence[Logprob]) -> bytes:
+        said: dict[str, Any] = {}
         if part.call == SAID:
-            return self._text(index, part.text, logprobs)
-        said: dict[str, Any] = {} if self._begun[index] else {"content": None}
-        if part.call == REASONED:
-            said["reasoning_content"] = part.text
+            if not (fields or of_choice or of_chunk):
+                return self._text(index, part.text, logprobs)
+            if part.text or not self._facts.chat:
+                said["content" if self._facts.chat else "text"] = part.text
         else:
-            said["tool_calls"] = [call_delta(self._facts.job.id, index, part)]
-        return self._chunk(index, said, chat_logprobs(logprobs) if logprobs else None)
+            if not self._begun[index]:
+                said["content"] = None
+            if part.call == REASONED:
+                said["reasoning_content"] = part.text
+            else:
+                said["tool_calls"] = [call_delta(self._facts.job.id, index, part)]
+        detail = self._detail(index, logprobs) if logprobs else None
+        return self._chunk(index, {**said, **fields}, detail, of_choice=of_choice, of_chunk=of_chunk)
 
     def _detail(self, index: int, logprobs: Sequence[Logprob]) -> dict[str, Any]:
         detail = self._facts.logprobs_object(logprobs, self._offset[index])

@@ -52,12 +52,23 @@ NEWER_LIMIT = "max_completion_tokens"
 
 def input_object(job: Job) -> dict[str, Any]:
     """Render a job's request. Fields without effect, and those left at their defaults, are not kept."""
+    found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model}
     if job.response is not None:
-        return _response_input(job, job.response)
-    found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model, **_prompt(job)}
-    found |= _generation(job) if job.task is None else _task_options(job.task, job.task_form)
-    found |= _tools(job.tools) | _kept(job) | _passed(job)
-    return {name: value for name, value in found.items() if name != "max_tokens" or NEWER_LIMIT not in found}
+        found |= _response(job, job.response)
+    else:
+        found |= _prompt(job) | (_generation(job) if job.task is None else _task_options(job.task, job.task_form))
+        found |= _tools(job.tools)
+    queue = {"priority": job.priority.value, "deadline_ms": job.deadline_ms, "max_queue_ms": job.max_queue_ms}
+    found |= {"user": job.user, "queue": _given(queue)}
+    in_place = ("response_format", "metadata", *(("reasoning_effort", "verbosity") if job.response else ()))
+    found |= {name: value for name, value in job.passed.items() if name not in in_place}
+    if NEWER_LIMIT in found:
+        found.pop("max_tokens", None)
+    return _given(found)
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _prompt(job: Job) -> dict[str, Any]:
@@ -76,24 +87,26 @@ def _prompt(job: Job) -> dict[str, Any]:
 
 def _generation(job: Job) -> dict[str, Any]:
     """Render what a chat or a completion asks for."""
-    sampling, found = job.sampling, _sampling(job.sampling)
-    if sampling.n > 1:
-        found["n"] = sampling.n
-    if sampling.stop:
-        found["stop"] = list(sampling.stop)
-    if sampling.logprobs is not None and isinstance(job.prompt, Chat):
-        found |= {"logprobs": True, "top_logprobs": sampling.logprobs}
-    elif sampling.logprobs is not None:
-        found["logprobs"] = sampling.logprobs
-    if sampling.json_schema is not None:
-        found["response_format"] = _response_format(sampling.json_schema, job.passed.get("response_format", {}))
-    if job.reasoning not in ("", "default"):
-        found["reasoning_effort"] = job.reasoning
-    return found | ({"echo": True} if job.echo else {})
+    sampling, form = job.sampling, None
+    chosen = sampling.logprobs is not None and isinstance(job.prompt, Chat)
+    if sampling.json_schema:
+        named = {"name": "schema", **job.passed.get("response_format", {}), "schema": sampling.json_schema}
+        form = {"type": "json_schema", "json_schema": named}
+    elif sampling.json_schema is not None:
+        form = {"type": "json_object"}
+    return _sampling(sampling) | {
+        "n": sampling.n if sampling.n > 1 else None,
+        "stop": list(sampling.stop) or None,
+        "logprobs": chosen or sampling.logprobs,
+        "top_logprobs": sampling.logprobs if chosen else None,
+        "response_format": form,
+        "reasoning_effort": _effort(job),
+        "echo": job.echo or None,
+    }
 
 
 def _task_options(task: Task, form: TaskForm) -> dict[str, Any]:
-    options = {
+    return {
         "dimensions": task.dimensions,
         "encoding_format": "base64" if form.base64 else None,
         "top_n": form.top_n,
@@ -101,67 +114,43 @@ def _task_options(task: Task, form: TaskForm) -> dict[str, Any]:
         "add_special_tokens": None if task.special_tokens else False,
         "add_generation_prompt": None if task.generation_prompt else False,
     }
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
     """Render the fields that every generated answer has."""
-    found = {name: value for name in SAME if (value := getattr(sampling, name)) is not None}
-    if sampling.logit_bias:
-        found["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
-    return found | ({"ignore_eos": True} if sampling.ignore_eos else {})
+    biases = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    same = {name: getattr(sampling, name) for name in SAME}
+    return same | {"logit_bias": biases or None, "ignore_eos": sampling.ignore_eos or None}
 
 
-def _passed(job: Job) -> dict[str, Any]:
-    """Render the fields that the job has for its model's server. Those of a schema are in the format."""
-    return {name: value for name, value in job.passed.items() if name not in ("response_format", "metadata")}
+def _effort(job: Job) -> str | None:
+    return None if job.reasoning in ("", "default") else job.reasoning
 
 
 def _tools(tools: Tools | None) -> dict[str, Any]:
     if tools is None:
         return {}
     named = {"type": "function", "function": {"name": tools.named}} if tools.named else tools.choice
-    found: dict[str, Any] = {"tools": [tool.shown for tool in tools.offered], "tool_choice": named}
-    return found if tools.parallel else found | {"parallel_tool_calls": False}
+    parallel = None if tools.parallel else False
+    return {"tools": [tool.shown for tool in tools.offered], "tool_choice": named, "parallel_tool_calls": parallel}
 
 
-def _kept(job: Job) -> dict[str, Any]:
-    """Render what every endpoint takes beside prompt and sampling."""
-    user = {} if job.user is None else {"user": job.user}
-    queue = {"priority": job.priority.value, "deadline_ms": job.deadline_ms, "max_queue_ms": job.max_queue_ms}
-    return user | {"queue": {name: value for name, value in queue.items() if value is not None}}
-
-
-def _response_input(job: Job, form: ResponseForm) -> dict[str, Any]:
+def _response(job: Job, form: ResponseForm) -> dict[str, Any]:
     """Render the request of a response, with the turns of the responses that it continues."""
-    turns = job.prompt.turns if isinstance(job.prompt, Chat) else ()
-    found: dict[str, Any] = {"endpoint": "/v1/responses", "model": job.model}
-    if form.instructed:
-        found["instructions"] = turns[0].content
-    found["input"] = [item for turn in turns[1 if form.instructed else 0 :] for item in sent_items(turn)]
-    sampling = job.sampling
-    found |= {
-        name if name != "max_tokens" else "max_output_tokens": value for name, value in _sampling(sampling).items()
+    turns, own = job.prompt.turns if isinstance(job.prompt, Chat) else (), _sampling(job.sampling)
+    first, logprobs = 1 if form.instructed else 0, job.sampling.logprobs is not None
+    return {
+        "instructions": turns[0].content if form.instructed else None,
+        "input": [item for turn in turns[first:] for item in sent_items(turn)],
+        "max_output_tokens": own.pop("max_tokens"),
+        **own,
+        "reasoning": {"effort": effort} if (effort := _effort(job)) else None,
+        "tools": form.tools or None,
+        "tool_choice": form.tool_choice if form.tools else None,
+        "parallel_tool_calls": False if form.tools and not form.parallel_tool_calls else None,
+        "text": {"format": form.format} if form.format else None,
+        "include": ["message.output_text.logprobs"] if logprobs else None,
+        "top_logprobs": form.top_logprobs if logprobs else None,
+        "background": form.background or None,
+        "store": None if form.store else False,
     }
-    if job.reasoning not in ("", "default"):
-        found["reasoning"] = {"effort": job.reasoning}
-    if form.tools:
-        found |= {"tools": form.tools, "tool_choice": form.tool_choice}
-    if form.tools and not form.parallel_tool_calls:
-        found["parallel_tool_calls"] = False
-    if form.format:
-        found["text"] = {"format": form.format}
-    if sampling.logprobs is not None:
-        found |= {"include": ["message.output_text.logprobs"], "top_logprobs": form.top_logprobs}
-    if form.background:
-        found["background"] = True
-    if not form.store:
-        found["store"] = False
-    in_place = ("reasoning_effort", "verbosity")
-    return found | _kept(job) | {name: value for name, value in _passed(job).items() if name not in in_place}
-
-
-def _response_format(schema: dict[str, Any], named: dict[str, Any]) -> dict[str, Any]:
-    if not schema:
-        return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"name": "schema", **named, "schema": schema}}

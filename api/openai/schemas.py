@@ -7,33 +7,33 @@ are OpenAI fields that Penstock knows but does not support, so that no client ta
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, ValidationInfo, field_validator
+from msgspec.structs import replace
+from pydantic import Field
 
 from api.openai import generation, tasks
-from api.openai.errors import invalid_request
+from api.openai.errors import invalid_request, refuse_if
 from api.openai.fields import (
     MAX_MESSAGES,
     Prompt,
+    Refused,
     ResponseFormat,
     Stop,
     StreamOptions,
     StrictBody,
     TokenLimit,
+    inputs_of,
     named_format,
-    refusal,
 )
-from api.openai.generation import Effort, GenerationRequest, OfJob, QueuedRequest, Refused
+from api.openai.generation import Effort, GenerationRequest, OfJob, QueuedRequest
 from api.openai.json_body import read_object, validated
 from api.openai.messages import ChatMessage, HostedTool, ToolFields
-from api.openai.responses import request as responses
 from api.openai.responses.items import HostedItem
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest
-from penstock.engine import MAX_LOGPROBS, ModelCard, Sampling
+from penstock.engine import MAX_LOGPROBS, ModelCard
 from streaming.jobs.job import Chat, Job, Text, Tokens
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.order import Priority
@@ -87,15 +87,6 @@ class CompletionFields(GenerationRequest):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def choices_per_prompt(self) -> int:
-        return self.n or 1
-
-    @property
-    @abstractmethod
-    def logprobs_asked(self) -> int | None:
-        """The `logprobs` of Sampling."""
-
-    @property
     def token_limit(self) -> int | None:
         return self.max_tokens
 
@@ -106,32 +97,27 @@ class CompletionFields(GenerationRequest):
 
     @property
     def known_to_servers(self) -> dict[str, Any]:
-        effort = {"reasoning_effort": "none"} if self.effort == "none" else {}
-        named = self.response_format.json_schema if self.response_format else None
-        return super().known_to_servers | named_format(named) | effort
+        return super().known_to_servers | named_format(self.response_format and self.response_format.json_schema)
 
     @property
-    def sampling(self) -> Sampling:
+    def sampler_fields(self) -> dict[str, Any]:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
-        return Sampling(
-            max_tokens=self.token_limit,
-            **self.sampler_fields,
-            seed=self.seed,
-            n=self.n or 1,
-            stop=tuple(stop for stop in stops if stop),
-            logprobs=self.logprobs_asked,
-            json_schema=self.schema_asked,
-            ignore_eos=bool(self.ignore_eos or self.min_tokens),
-        )
+        return super().sampler_fields | {
+            "max_tokens": self.token_limit,
+            "seed": self.seed,
+            "n": self.n or 1,
+            "stop": tuple(stop for stop in stops if stop),
+            "json_schema": self.schema_asked,
+            "ignore_eos": bool(self.ignore_eos or self.min_tokens),
+        }
 
-    def check_end(self) -> None:
-        """Refuse an end that no engine here can give. Raises ApiError (400)."""
-        if self.min_tokens and self.min_tokens != self.token_limit:
-            raise invalid_request("min_tokens must be 0, or equal the token limit. Leave it out.", "min_tokens")
-        if (self.ignore_eos or self.min_tokens) and self.schema_asked is not None:
-            name = "ignore_eos" if self.ignore_eos else "min_tokens"
-            message = f"{name} cannot be combined with a response_format, whose JSON has its own end."
-            raise invalid_request(message, name)
+    def check(self) -> None:
+        super().check()
+        what = "must be 0, or equal the token limit. Leave it out"
+        refuse_if(self.min_tokens and self.min_tokens != self.token_limit, "min_tokens", what)
+        name = "ignore_eos" if self.ignore_eos else "min_tokens"
+        what = "cannot be combined with a response_format, whose JSON has its own end"
+        refuse_if((self.ignore_eos or self.min_tokens) and self.schema_asked is not None, name, what)
 
 
 class ChatRequest(ToolFields, CompletionFields):
@@ -151,27 +137,20 @@ class ChatRequest(ToolFields, CompletionFields):
     reasoning_effort: Effort | None = None
     """How much the model reasons before it answers. Refused if it cannot be told that."""
 
-    @field_validator("max_completion_tokens")
-    @classmethod
-    def _one_limit(cls, limit: int | None, info: ValidationInfo) -> int | None:
-        if limit is not None and info.data.get("max_tokens") not in (None, limit):
-            raise refusal("must not differ from max_tokens, its older name; give one of them")
-        return limit
-
-    @field_validator("top_logprobs")
-    @classmethod
-    def _with_logprobs(cls, top: int | None, info: ValidationInfo) -> int | None:
-        if top and not info.data.get("logprobs"):
-            raise refusal("needs logprobs: true")
-        return top
+    def check(self) -> None:
+        super().check()
+        older = (None, self.max_completion_tokens)
+        what = "must not differ from max_tokens, its older name; give one of them"
+        refuse_if(self.max_completion_tokens and self.max_tokens not in older, "max_completion_tokens", what)
+        refuse_if(self.top_logprobs and not self.logprobs, "top_logprobs", "needs logprobs: true")
 
     @property
     def prompt_asked(self) -> JobPrompt:
         return Chat(tuple([message.turn for message in self.messages]))
 
     @property
-    def logprobs_asked(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
+    def sampler_fields(self) -> dict[str, Any]:
+        return super().sampler_fields | {"logprobs": (self.top_logprobs or 0) if self.logprobs else None}
 
     @property
     def token_limit(self) -> int | None:
@@ -199,45 +178,37 @@ class CompletionRequest(CompletionFields):
     echo: bool | None = False
     """Begin each text with its prompt. Refused with token ids, logprobs and an output format."""
 
-    @property
-    def echoes(self) -> bool:
-        return bool(self.echo)
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        return super().particulars(card) | {"echo": bool(self.echo)}
 
-    def check_echo(self) -> None:
-        """Refuse an echo that cannot be given. Raises ApiError (400)."""
+    def check(self) -> None:
+        super().check()
         if not self.echo:
             return
-        prompt = self.prompt_asked
-        if not isinstance(prompt, Text):
-            raise invalid_request("echo needs texts: the text of token ids is not known here. Leave it out.", "echo")
+        texts = inputs_of(self.prompt)
+        what = "needs texts: the text of token ids is not known here. Leave it out"
+        refuse_if(not isinstance(texts[0], str), "echo", what)
         for name, asked in (("logprobs", self.logprobs), ("response_format", self.schema_asked)):
-            if asked is not None:
-                message = f"echo cannot be combined with {name}, which a prompt has not. Leave one of them out."
-                raise invalid_request(message, "echo")
-        size = sum(map(len, prompt.texts)) * self.choices_per_prompt
-        if size > MAX_ECHO:
-            message = f"echo: the prompts of all choices have {size:,} characters, at most {MAX_ECHO:,} are repeated."
-            raise invalid_request(f"{message} Put them in front of the answers yourself.", "echo")
+            what = f"cannot be combined with {name}, which a prompt has not. Leave one of them out"
+            refuse_if(asked is not None, "echo", what)
+        size = sum(map(len, texts)) * (self.n or 1)
+        what = (
+            f"would repeat {size:,} characters, at most {MAX_ECHO:,}. Put the prompts in front of the answers yourself"
+        )
+        refuse_if(size > MAX_ECHO, "echo", what)
 
     @property
     def prompt_asked(self) -> JobPrompt:
-        match self.prompt:
-            case str(text):
-                return Text((text,))
-            case [str(), *_] as texts:
-                return Text(tuple(cast(list[str], texts)))
-            case [int(), *_] as ids:
-                return Tokens((tuple(cast(list[int], ids)),))
-            case lists:
-                return Tokens(tuple(tuple(ids) for ids in cast(list[list[int]], lists)))
+        found = tuple(inputs_of(self.prompt))
+        return Text(found) if isinstance(found[0], str) else Tokens(found)
 
     @property
     def prompts(self) -> int:
         return 1 if isinstance(self.prompt, str) or isinstance(self.prompt[0], int) else len(self.prompt)
 
     @property
-    def logprobs_asked(self) -> int | None:
-        return self.logprobs
+    def sampler_fields(self) -> dict[str, Any]:
+        return super().sampler_fields | {"logprobs": self.logprobs}
 
 
 class ChatJobRequest(OfJob, ChatRequest):
@@ -283,30 +254,18 @@ def parse(kind: Kind, body: bytes) -> Request:
     model = _model(kind, fields)
     generation.refuse(fields, model.REFUSED)
     request = validated(model, fields)
-    if isinstance(request, CompletionFields):
-        request.check_end()
-    if isinstance(request, CompletionRequest):
-        request.check_echo()
-    _check_tools(request)
+    request.check()
+    if request.tools_asked is not None:
+        sampling, what = request.sampling, "cannot be combined with tools here. Leave one of them out"
+        refuse_if(sampling.logprobs is not None, "include" if isinstance(request, InputFields) else "logprobs", what)
+        refuse_if(sampling.ignore_eos, "ignore_eos", what)
     return request
-
-
-def _check_tools(request: Request) -> None:
-    """Refuse what an answer with calls cannot have too. Raises ApiError (400)."""
-    if request.tools_asked is None:
-        return
-    sampling, flat = request.sampling, isinstance(request, InputFields)
-    for name, asked in (
-        ("include" if flat else "logprobs", sampling.logprobs),
-        ("ignore_eos", sampling.ignore_eos or None),
-    ):
-        if asked is not None:
-            raise invalid_request(f"{name} cannot be combined with tools here. Leave one of them out.", name)
 
 
 def check_choices(request: Request, max_choices: int) -> None:
     """Refuse a request that asks for more than `max_choices` choices. Raises ApiError (400)."""
-    n, prompts = request.choices_per_prompt, request.prompts
+    n = (request.n or 1) if isinstance(request, CompletionFields) else 1
+    prompts = request.prompts if isinstance(request, CompletionRequest) else 1
     if n * prompts <= max_choices:
         return
     bound = f"one request may have at most {max_choices:,} (setting api.max_choices_per_request)"
@@ -331,11 +290,12 @@ def to_job(
     """Build the job of a request, in the requested lane but not above `ceiling`. `card`: of its model, if known."""
     queue, shown = request.queue, isinstance(request, InputFields)
     prompt, tools = generation.passed_parts(request.prompt_asked, request.tools_asked, card, shown=shown)
-    sampling, passed = generation.sampling_of(request, tools), generation.passed_fields(request, card)
+    sampling, passed = request.sampling, generation.passed_fields(request, card)
+    if tools is not None and tools.forced and sampling.json_schema is not None:
+        sampling = replace(sampling, json_schema=None)  # a forced call has no text that a schema could hold
     tier = generation.TIERS.get(request.service_tier or "auto")
     if tier is not None and clamp(tier, ceiling) is not tier:
         passed.pop("service_tier", None)  # a tier above the key's lanes is not bought elsewhere
-    reasoning, task = generation.reasoning_of(request, card), request.task_for(card)
     return Job(
         id=job_id,
         model=request.model,
@@ -343,7 +303,6 @@ def to_job(
         priority=clamp(request.lane, ceiling),
         prompt=prompt,
         sampling=sampling,
-        stream=request.streams,
         reply_to=reply_to,
         deadline_ms=queue.deadline_ms,
         max_queue_ms=queue.max_queue_ms,
@@ -353,25 +312,15 @@ def to_job(
         on_disconnect=request.on_disconnect,
         events=events,
         webhook=webhook,
-        response=request.response_form,
         tools=tools,
-        reasoning=reasoning,
-        task=task,
-        task_form=request.task_form,
-        echo=request.echoes,
         passed=passed,
+        **request.particulars(card),
     )
 
 
 def clamp(lane: Priority, ceiling: Priority) -> Priority:
     """Return the lower of the two lanes."""
     return lane if lane.rank >= ceiling.rank else ceiling
-
-
-_SHARED = {"messages[].refusal", *generation.COMPLETION_ONLY, *generation.CONSTRAINTS}
-_KNOWN = frozenset({*generation.UNSUPPORTED, *_SHARED})
-_KNOWN_OF_RESPONSES = frozenset({*responses.UNSUPPORTED, *_SHARED})
-"""Fields that are refused where they have a value, so that none of them is ignored."""
 
 
 def ignored_fields(request: StrictBody, card: ModelCard | None = None) -> list[str]:
@@ -381,13 +330,10 @@ def ignored_fields(request: StrictBody, card: ModelCard | None = None) -> list[s
     """
     passing = card if card is not None and card.capabilities.passes_fields else None
     names: dict[str, None] = {}  # an ordered set
-    known = _KNOWN_OF_RESPONSES if isinstance(request, InputFields) else _KNOWN
-    if not isinstance(request, QueuedRequest):
-        known = frozenset()
     for name in islice(_extras(request, "", passing), MAX_EXTRAS):
         if name == "modalities" and (request.model_extra or {}).get(name) == ["text"]:
             continue
-        if name not in known and _HEADER_WORD.fullmatch(name):
+        if name not in request.REFUSED and _HEADER_WORD.fullmatch(name):
             names[name] = None
         if len(names) == MAX_IGNORED:
             break

@@ -6,38 +6,26 @@ from __future__ import annotations
 
 import base64
 import sys
-from abc import abstractmethod
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from pydantic import Field, Tag, ValidationInfo, field_validator
+from pydantic import Field, Tag
 
-from api.openai.errors import invalid_request
-from api.openai.fields import BY_TEXTS_OR_IDS, MAX_MESSAGES, PromptIds, PromptText, StrictBody, by_shape, refusal
+from api.openai.errors import refuse_if
+from api.openai.fields import MAX_INPUTS, MAX_MESSAGES, PromptText, StrictBody, by_shape, inputs_of, shape
+from api.openai.fields import Prompt as PromptField
 from api.openai.generation import OfJob, QueuedRequest
 from api.openai.messages import ChatMessage
-from penstock.engine import Input, Sampling, Task
+from penstock.engine import Input, ModelCard, Sampling, Task
 from penstock.loops import Sliced
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, TaskForm, Text, Tokens
 
-MAX_INPUTS = 2048
 GROUP_INPUTS = 64
 """Inputs that an engine computes at once; another worker computes only the groups that have no answer."""
 MAX_DIMENSIONS = 65_536
-
-_SEVERAL = Field(max_length=MAX_INPUTS, fail_fast=True)
-
-
-EmbeddingInput: TypeAlias = Annotated[
-    Annotated[PromptText, Tag("<str>")]
-    | Annotated[list[PromptText], _SEVERAL, Tag("<list of str>")]
-    | Annotated[PromptIds, Tag("<list of int>")]
-    | Annotated[list[PromptIds], _SEVERAL, Tag("<list of list>")],
-    BY_TEXTS_OR_IDS,
-]
 
 
 def groups_of(inputs: list[Input], first: tuple[Input, ...] = ()) -> Inputs:
@@ -53,15 +41,11 @@ class TaskRequest(QueuedRequest):
     def sampling(self) -> Sampling:
         return Sampling(max_tokens=1, temperature=0)  # it has no tokens; equal requests have equal answers
 
-    @property
-    @abstractmethod
-    def task_asked(self) -> Task: ...
-
 
 class EmbeddingRequest(TaskRequest):
     """The body of POST /v1/embeddings."""
 
-    input: EmbeddingInput
+    input: PromptField
     """One text or several, or their token ids; at most 2,048."""
     encoding_format: Literal["float", "base64"] | None = None
     """`base64`: of little-endian float32. Null: `float`."""
@@ -70,21 +54,11 @@ class EmbeddingRequest(TaskRequest):
 
     @property
     def prompt_asked(self) -> Prompt:
-        match self.input:
-            case str(text):
-                return groups_of([text])
-            case [int(), *_] as ids:
-                return groups_of([tuple(cast(list[int], ids))])
-            case several:
-                return groups_of([each if isinstance(each, str) else tuple(cast(list[int], each)) for each in several])
+        return groups_of(inputs_of(self.input))
 
-    @property
-    def task_asked(self) -> Task:
-        return Task(kind="embed", dimensions=self.dimensions)
-
-    @property
-    def task_form(self) -> TaskForm:
-        return TaskForm(base64=self.encoding_format == "base64")
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        form = TaskForm(base64=self.encoding_format == "base64")
+        return {"task": Task(kind="embed", dimensions=self.dimensions), "task_form": form}
 
 
 class TextDocument(StrictBody):
@@ -94,13 +68,9 @@ class TextDocument(StrictBody):
     """Its text."""
 
 
-def _document_shape(value: Any) -> str:
-    return "<object>" if isinstance(value, dict) else "<str>"
-
-
 Document: TypeAlias = Annotated[
-    Annotated[PromptText, Tag("<str>")] | Annotated[TextDocument, Tag("<object>")],
-    by_shape(_document_shape, "a string or an object with text"),
+    Annotated[PromptText, Tag("<str>")] | Annotated[TextDocument, Tag("<dict>")],
+    by_shape(shape, "a string or an object with text"),
 ]
 
 
@@ -121,13 +91,9 @@ class RerankRequest(TaskRequest):
         texts = [each if isinstance(each, str) else each.text for each in self.documents]
         return groups_of([*texts], (self.query,))
 
-    @property
-    def task_asked(self) -> Task:
-        return Task(kind="rerank")
-
-    @property
-    def task_form(self) -> TaskForm:
-        return TaskForm(top_n=self.top_n or None, documents=bool(self.return_documents))
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        form = TaskForm(top_n=self.top_n or None, documents=bool(self.return_documents))
+        return {"task": Task(kind="rerank"), "task_form": form}
 
 
 class EmbeddingJobRequest(OfJob, EmbeddingRequest):
@@ -158,33 +124,23 @@ class TokenizeRequest(TaskRequest):
     return_token_strs: bool | None = None
     """Refused if true: use `/detokenize` for the text of each token."""
 
-    @field_validator("return_token_strs")
-    @classmethod
-    def _only_ids(cls, wanted: bool | None) -> bool | None:
-        if wanted:
-            raise refusal("is not supported here: use /detokenize for the text of each token")
-        return wanted
-
-    @field_validator("messages")
-    @classmethod
-    def _one_of_them(cls, messages: Any, info: ValidationInfo) -> Any:
-        if messages is not None and info.data.get("prompt") is not None:
-            raise refusal("must not be given together with prompt")
-        return messages
+    def check(self) -> None:
+        what = "is not supported here: use /detokenize for the text of each token"
+        refuse_if(self.return_token_strs, "return_token_strs", what)
+        both = self.messages is not None and self.prompt is not None
+        refuse_if(both, "messages", "must not be given together with prompt")
 
     @property
     def prompt_asked(self) -> Prompt:
         """Raises ApiError (400)."""
         if self.messages is not None:
             return Chat(tuple([message.turn for message in self.messages]))
-        if self.prompt is None:
-            raise invalid_request("prompt is required, or messages.", "prompt")
-        return Text((self.prompt,))
+        refuse_if(self.prompt is None, "prompt", "is required, or messages")
+        return Text((self.prompt or "",))
 
-    @property
-    def task_asked(self) -> Task:
-        special = self.add_special_tokens is not False
-        return Task(kind="tokenize", special_tokens=special, generation_prompt=self.add_generation_prompt is not False)
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        special, begun = self.add_special_tokens is not False, self.add_generation_prompt is not False
+        return {"task": Task(kind="tokenize", special_tokens=special, generation_prompt=begun)}
 
 
 class DetokenizeRequest(TaskRequest):
@@ -197,9 +153,8 @@ class DetokenizeRequest(TaskRequest):
     def prompt_asked(self) -> Prompt:
         return Tokens((tuple(self.tokens),))
 
-    @property
-    def task_asked(self) -> Task:
-        return Task(kind="detokenize")
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        return {"task": Task(kind="detokenize")}
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

@@ -23,8 +23,7 @@ from api.openai.responses.conversation import (
     conversation_object,
     new_items,
 )
-from api.query import value_of
-from api.responses.endpoints import check_include
+from api.responses.endpoints import items_page
 from api.responses.stored import MAX_READS, current
 from streaming.errors import ConversationChanged
 from streaming.ids import joined
@@ -73,7 +72,6 @@ async def add_items(request: Request) -> Response:
     asked, key = await _asked(request, ItemsRequest), idempotency_key(request.scope)
     token = _token(asked.items, joined(caller.tenant, request.url.path, key) if key else secrets.token_hex(16))
     items, ignored = new_items(asked.items, token), ignored_header(asked)
-    check_include(request)
     for _ in range(MAX_READS):
         conversation = await _own(request)
         if not items or _already_added(conversation, token):
@@ -91,26 +89,19 @@ async def add_items(request: Request) -> Response:
 
 async def list_items(request: Request) -> Response:
     """GET /v1/conversations/{id}/items[?after=&limit=&order=&include=]: list the items, the newest first."""
-    query = request.query_params
-    limit, oldest_first, after = value_of(query, "limit") or 20, value_of(query, "order") == "asc", query.get("after")
-    check_include(request)
+    after, number = request.query_params.get("after"), None
     conversation = await _own(request)
-    items = conversation.items
     if after is not None:
-        number = next((item.number for item in items if item.id == after), None)
+        number = next((item.number for item in conversation.items if item.id == after), None)
         if number is None:
             number = await services_of(request).conversations.deleted_place(conversation, after)
         if number is None:
             raise errors.invalid_request("after names no item of this conversation.", "after")
-        items = tuple(item for item in items if (item.number > number if oldest_first else item.number < number))
-    if not oldest_first:
-        items = items[::-1]
-    return as_page({item.id: item.shown for item in items[:limit]}, has_more=limit < len(items))
+    return items_page(request, [(item.number, item.id, item.shown) for item in conversation.items], number)
 
 
 async def show_item(request: Request) -> Response:
     """GET /v1/conversations/{id}/items/{item_id}: show one item."""
-    check_include(request)
     return as_json(_item(request, await _own(request)).shown)
 
 

@@ -6,6 +6,8 @@ A response is a job: it waits in the same lanes under the same quotas, and `resp
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,7 +29,7 @@ from api.openai.rendering import Facts
 from api.openai.responses.events import START
 from api.openai.responses.items import job_of, response_id
 from api.openai.responses.object import RUNNING, ended_response, form_of, response_object
-from api.openai.responses.request import INCLUDED, Context, InputFields, ResponseRequest
+from api.openai.responses.request import Context, InputFields, ResponseRequest
 from api.openai.schemas import Kind
 from api.prepared import prepare, read_request
 from api.query import value_of
@@ -87,7 +89,6 @@ async def _reply(services: Services, admitted: Admitted, asked: InputFields, *, 
 async def retrieve(request: Request) -> ASGIApp:
     """GET /v1/responses/{id}[?stream=true&starting_after=n]: show the response, or stream its events after one."""
     services, query = services_of(request), request.query_params
-    check_include(request)
     streams, after = value_of(query, "stream") == "true", value_of(query, "starting_after")
     if after is not None and not streams:
         raise errors.invalid_request("starting_after needs stream=true.", "starting_after")
@@ -149,34 +150,30 @@ async def delete(request: Request) -> Response:
 
 async def listing(request: Request) -> Response:
     """GET /v1/responses/{id}/input_items[?after=&limit=&order=]: list the items of the response's own input."""
-    query = request.query_params
-    limit, order, after = value_of(query, "limit") or 20, value_of(query, "order"), query.get("after")
-    check_include(request)
-    record = await own_response(request)
-    items = own_items(record)
-    if order != "asc":
-        items.reverse()
-    places = {item["id"]: place for place, item in enumerate(items, 1)}
+    after = request.query_params.get("after")
+    items = own_items(await own_response(request))
+    places = {item["id"]: place for place, item in enumerate(items)}
     if after is not None and after not in places:
         raise errors.invalid_request("after names no input item of this response.", "after")
-    first = places[after] if after is not None else 0
-    page = items[first : first + limit]
-    return as_page({item["id"]: item for item in page}, has_more=first + limit < len(items))
+    return items_page(request, [(places[item["id"]], item["id"], item) for item in items], places.get(after or ""))
+
+
+def items_page(request: Request, items: Sequence[tuple[int, str, Any]], after: int | None) -> Response:
+    """Build the page that the query asks for, of items in ascending order, each with its number and id. `after`: the
+    number of the item that the page continues after. Raises ApiError (400)."""
+    query = request.query_params
+    limit, oldest_first = value_of(query, "limit") or 20, value_of(query, "order") == "asc"
+    if after is not None:
+        items = [each for each in items if (each[0] > after if oldest_first else each[0] < after)]
+    ordered = items if oldest_first else items[::-1]
+    return as_page({item_id: shown for _, item_id, shown in ordered[:limit]}, has_more=limit < len(items))
 
 
 async def own_response(request: Request) -> JobRecord:
     """Return the record of the response in the path, if the caller owns it. Raises ApiError (404)."""
     named = request.path_params["response_id"]
-    record = await find(services_of(request), caller_of(request).tenant, named)
+    record = await find(services_of(request), caller_of(request).tenant, job_of(named))
     if record is None:
         raise errors.response_not_found()
     request.scope["state"]["job"] = record.job.id
     return record
-
-
-def check_include(request: Request) -> None:
-    """Refuse values of `include` that name nothing here. Raises ApiError (400)."""
-    query = request.query_params
-    for value in (*query.getlist("include"), *query.getlist("include[]")):
-        if value not in (*INCLUDED, ""):
-            raise errors.invalid_request(f"include must be one of {', '.join(INCLUDED)}, or left out.", "include")

@@ -42,15 +42,6 @@ START_INTERVAL_S = 0.5
 """Interval between looks whether a worker has started a waiting response."""
 
 
-class _Unmeasured:
-    """Takes the times of tokens and forgets them: the first reader's tokens are measured, not those of a replay."""
-
-    def observe_equal(self, total: float, n: int) -> None: ...
-
-
-UNMEASURED = _Unmeasured()
-
-
 class _Restarted(Exception):
     """Raised when the text was given up: what was rendered is rendered again, with the record as it now stands."""
 
@@ -84,11 +75,6 @@ class Follower:
         self._sequence = EventSequence(Facts(record.job, record.created_ms), after)
         self._buffer: ReorderBuffer | None = None
         self._gone = False
-        self._connection: Connection | None = None
-        self._unwritten = b""
-        """Rendered bytes that the fast path could not write, because the connection was congested."""
-        self._written_s = 0.0
-        """Monotonic time of the last bytes."""
         self.ended: Terminal | None = None
         """How the response ended, once the last event was rendered."""
 
@@ -98,10 +84,17 @@ class Follower:
         if self._buffer is not None:
             self._buffer.hang_up()
 
-    async def events(self, connection: Connection | None = None) -> AsyncGenerator[bytes, None]:
-        """Yield the rest of the sequence, and comments while nothing happens; the caller writes each before it asks for
-        more. Tokens that come in order may be written to `connection` at once. Raises ClientGone."""
-        self._connection = None if self._record.job.constrained else connection
+    async def write_to(self, writer: PacedWriter, note_written: Callable[[], None] = lambda: None) -> None:
+        """Write the rest of the sequence at the reader's pace. Raises ClientGone."""
+        async with aclosing(self.events()) as events:
+            async for data in events:
+                if data:
+                    await writer.write(data, more=True)
+                note_written()
+        await writer.write(b"", more=False)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the rest of the sequence, and comments while nothing happens. Raises ClientGone."""
         try:
             while True:
                 try:
@@ -131,24 +124,17 @@ class Follower:
             yield sequence.begin_again()
         if self._live and record.drafts and sequence.number - 1 < had:
             raise _HistoryLost  # the draft lacks what the reader has of it
-        async with aclosing(self._text()) as rendered:
-            async for data in rendered:
-                yield data
-
-    async def _text(self) -> AsyncGenerator[bytes, None]:
-        """Render the deltas of the present text and the end."""
-        services, job_id = self._services, self._record.job.id
-        self._buffer = buffer = services.relay.open(job_id)
+        # the deltas of the present text, and the end
+        services, keep_alive_s = self._services, self._services.settings.keep_alive_s
+        self._buffer = buffer = services.relay.open(record.job.id)
         buffer.accepted = True
         try:
             await patiently(lambda: services.relay.follow(buffer))
-            self._written_s, runs = time.monotonic(), {logged.run for logged in self._record.runs}
+            written_s, runs = time.monotonic(), {logged.run for logged in self._record.runs}
             while True:
-                rows, terminal = await self._take(buffer)
+                waiting = self._record.state is JobState.QUEUED and not buffer.seq
+                rows, terminal = await buffer.take(min(START_INTERVAL_S, keep_alive_s) if waiting else keep_alive_s)
                 self._check_reader()
-                if self._unwritten:
-                    data, self._unwritten = self._unwritten, b""
-                    yield data
                 if buffer.rewound:
                     await self._check_drafts()
                     raise _HistoryLost
@@ -156,46 +142,18 @@ class Follower:
                     runs |= await self._check_drafts()
                 if rows:
                     self._measure(rows)
-                    self._written_s = time.monotonic()
+                    written_s = time.monotonic()
                 async for data in self._rendered(rows):
                     yield data
                 if terminal is not None:
                     yield self._end(terminal)
                     return
                 data = b"" if rows else await self._look()
-                if data or time.monotonic() - self._written_s >= services.settings.keep_alive_s:
+                if data or time.monotonic() - written_s >= keep_alive_s:
                     yield data or PING
-                    self._written_s = time.monotonic()
+                    written_s = time.monotonic()
         finally:
             services.relay.close(buffer)
-
-    async def _take(self, buffer: ReorderBuffer) -> tuple[Sequence[Delta], Terminal | None]:
-        """Wait for deltas that are to be rendered, or the end; write those that come in order at once, if possible."""
-        connection, around = self._connection, self._sequence.plain
-        if connection is None or around is None:
-            return await buffer.take(self._patience_s(buffer))
-        taken: list[tuple[Sequence[Delta], Terminal | None]] = []
-
-        def leave(rows: list[Delta], terminal: Terminal | None) -> bool:
-            taken.append((rows, terminal))
-            return False
-
-        flow = NumberedFlow(UNMEASURED, self._sequence)
-        flow.start(connection, *around)
-        try:
-            async with asyncio.timeout(self._services.settings.keep_alive_s):
-                await buffer.attach_sink(leave, flow)
-        except TimeoutError:
-            pass
-        finally:
-            connection.carry(None)
-        self._unwritten, self._written_s = flow.unwritten, max(self._written_s, flow.last)
-        return taken[0] if taken else ((), None)
-
-    def _patience_s(self, buffer: ReorderBuffer) -> float:
-        waiting = self._record.state is JobState.QUEUED and not buffer.seq
-        keep_alive_s = self._services.settings.keep_alive_s
-        return min(START_INTERVAL_S, keep_alive_s) if waiting else keep_alive_s
 
     async def _look(self) -> bytes:
         """Render that a worker has started the response, if one has."""
@@ -231,8 +189,7 @@ class Follower:
             else:
                 async with self._services.store_client.turns:
                     data = self._sequence.deltas(part)
-            if data:
-                yield data
+            yield data
             self._check_reader()
 
     def _end(self, terminal: Terminal) -> bytes:
@@ -315,16 +272,14 @@ class ResponseStream(StreamReply):
         follower = self._follower = Follower(services, record, self._events.has, live=True, measure=self._measure)
         if self._buffer.hung_up:
             raise ClientGone
-        async with aclosing(follower.events()) as events:
-            async for data in events:
-                if data:
-                    await self._writer.write(data, more=True)
-                if self._flow.last:
-                    self._delivery.note_first_sent()
-        await self._writer.write(b"", more=False)
+        await follower.write_to(self._writer, self._note_written)
         self._buffer.terminal = follower.ended
         self._delivery.last_got = time.monotonic()
         self._delivery.last_sent = time.monotonic()
+
+    def _note_written(self) -> None:
+        if self._flow.last:
+            self._delivery.note_first_sent()
 
     async def _fail(self, send: Send, error: ApiError) -> None:
         self._services.metrics.count_error(error.code)
@@ -377,11 +332,7 @@ class StoredStream:
         try:
             with Watched(scope, self._follower.hang_up):
                 await send(start_message(200, STREAM_HEADERS | self._headers))
-                async with aclosing(self._follower.events(connection)) as events:
-                    async for data in events:
-                        if data:
-                            await writer.write(data, more=True)
-                await writer.write(b"", more=False)
+                await self._follower.write_to(writer)
         except (ClientGone, OSError):
             pass
         except asyncio.CancelledError:  # drain_s is over

@@ -11,7 +11,7 @@ import msgspec
 
 from api.auth.keys import Caller
 from api.openai import errors
-from api.openai.errors import ApiError, from_failure
+from api.openai.errors import from_failure
 from api.openai.fields import MAX_MESSAGES
 from api.openai.rendering import Facts, to_json
 from api.openai.responses.conversation import turns_of
@@ -119,15 +119,11 @@ async def add_turn(services: Services, tenant: str, conversation_id: str) -> Non
             raise
 
 
-async def find(services: Services, tenant: str, response_id: str) -> JobRecord | None:
-    """Return a stored response's record, without a long result's deltas; None if this tenant has none of that id.
+async def find(services: Services, tenant: str, job_id: str) -> JobRecord | None:
+    """Return a stored response's record, without a long result's deltas; None if this tenant has none with that job.
 
     Raises ApiError (500, 503) if its record cannot be read here, Unavailable.
     """
-    return await _record(services, tenant, job_of(response_id))
-
-
-async def _record(services: Services, tenant: str, job_id: str) -> JobRecord | None:
     if partition_of(job_id) not in services.store_client.partitions:
         return None
     with contextlib.suppress(UnknownJob):
@@ -153,7 +149,7 @@ async def context_of(services: Services, caller: Caller, asked: InputFields) -> 
     limit, turns, previous = services.settings.body_limit, tuple[ChatTurn, ...](), ""
     left = limit - len(encode(asked.prompt_asked)) - (len(encode(asked.tools_asked)) if asked.tools_asked else 0)
     if asked.previous_response_id is not None:
-        record = await find(services, caller.tenant, asked.previous_response_id)
+        record = await find(services, caller.tenant, job_of(asked.previous_response_id))
         if record is None:
             raise errors.previous_response_not_found(asked.previous_response_id)
         turns, previous, named = await _continued(services, record), record.job.id, "previous_response_id"
@@ -179,20 +175,14 @@ async def _turns(services: Services, conversation: Conversation) -> tuple[ChatTu
 
 async def _continued(services: Services, record: JobRecord) -> tuple[ChatTurn, ...]:
     """Return the turns of a response with its answer, without its instructions. Raises ApiError (400)."""
-    ended = outcome(record.terminal) if record.terminal is not None else None
-    if ended is None or ended.status not in ("completed", "incomplete"):
-        state = ended.status if ended else "not finished"
+    state = outcome(record.terminal).status if record.terminal is not None else "not finished"
+    if state not in ("completed", "incomplete"):
         message = f"previous_response_id names a response that is {state}: it has no answer to continue from."
         raise errors.invalid_request(message, "previous_response_id")
     assert isinstance(record.job.prompt, Chat)
     turns = record.job.prompt.turns[1 if form_of(record.job).instructed else 0 :]
-    return (*turns, await _answer(services, record))
-
-
-async def _answer(services: Services, record: JobRecord) -> ChatTurn:
-    record = await services.job_reader.with_rows(record)
-    rows = record.terminal.rows if record.terminal is not None else ()
-    return answer_turn(record.job, rows)
+    ended = (await services.job_reader.with_rows(record)).terminal
+    return (*turns, answer_turn(record.job, ended.rows if ended is not None else ()))
 
 
 async def _referenced(services: Services, caller: Caller, asked: InputFields, left: int) -> Mapping[str, ChatTurn]:
@@ -202,17 +192,22 @@ async def _referenced(services: Services, caller: Caller, asked: InputFields, le
     for item_id, uses in Counter(asked.references).items():
         turn = await _item(services, caller, item_id)
         if turn is None:
-            raise _unknown_item(item_id)
+            message = f"input refers to the item {item_id[:80]}, which no stored response has."
+            raise errors.invalid_request(message, "input")
         left -= uses * len(encode(turn))
         if left < 0:
-            raise _items_too_large(services.settings.body_limit)
+            limit = services.settings.body_limit
+            message = (
+                f"With the items that input refers to, the request is larger than {limit} bytes ([api] body_limit)."
+            )
+            raise errors.invalid_request(f"{message} Refer to fewer or shorter items, and to each once.", "input")
         found[item_id] = turn
     return found
 
 
 async def _item(services: Services, caller: Caller, item_id: str) -> ChatTurn | None:
     named = item_of(item_id)
-    record = await _record(services, caller.tenant, named[0]) if named else None
+    record = await find(services, caller.tenant, named[0]) if named else None
     if named is None or record is None:
         return None
     _, is_output, place = named
@@ -225,12 +220,3 @@ async def _item(services: Services, caller: Caller, item_id: str) -> ChatTurn | 
         return items[place].turn(record.job.id) if 0 <= place < len(items) else None
     turns = own_turns(record)
     return turns[place] if place < len(turns) else None
-
-
-def _unknown_item(item_id: str) -> ApiError:
-    return errors.invalid_request(f"input refers to the item {item_id[:80]}, which no stored response has.", "input")
-
-
-def _items_too_large(limit: int) -> ApiError:
-    message = f"With the items that input refers to, the request is larger than {limit} bytes ([api] body_limit)."
-    return errors.invalid_request(f"{message} Refer to fewer or shorter items, and to each once.", "input")

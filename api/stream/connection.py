@@ -41,14 +41,10 @@ class AnswerTransport:
         self._transport, self._end = transport, end
         self._holds, self._held = False, b""
         self.unframed = False
-        """Chunks are written without their framing."""
+        """Chunks are written without their framing: the client has HTTP/1.0, which knows none, and the end of the
+        connection ends the body. Set it before the head is written; the answer is the connection's last."""
         self._chunked: bool | None = None
         """Whether the body is chunked; None: the head is not written."""
-
-    def unframe(self) -> None:
-        """Answer a client of HTTP/1.0, which knows no chunks: the end of the connection ends the body. Call it before
-        the head is written; the answer is the connection's last."""
-        self.unframed = True
 
     def hold(self) -> None:
         """Hold the next write back, and send it together with the one after it: a write costs a system call."""
@@ -319,7 +315,7 @@ class Connection(HttpToolsProtocol):
         cycle.transport = self.answers  # type: ignore[assignment]  # it calls these methods alone
         if self.scope["http_version"] == "1.0":  # it has neither interim answers nor chunks
             cycle.waiting_for_100_continue = False
-            self.answers.unframe()
+            self.answers.unframed = True
         if self._length > MAX_UNREAD_BYTES or not self._admitted or self._last:
             cycle.keep_alive = False
         self._in_body, self._body_bytes, self._framed_bytes, self._max_body_bytes = True, 0, 0, None
@@ -327,8 +323,10 @@ class Connection(HttpToolsProtocol):
     def _check_head(self) -> None:
         """Raises ApiError."""
         parser = self.parser
-        if self._unmeasured and self._head_size() > self._max_header_bytes:
-            raise self._too_large()
+        if self._unmeasured:
+            size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+            if size > self._max_header_bytes:
+                raise self._too_large()
         version = parser.get_http_version()
         if version not in VERSIONS or (self._chunked and version == "1.0"):
             raise connection_guard.invalid_http("its version is not taken here, or not with this Transfer-Encoding")
@@ -346,9 +344,6 @@ class Connection(HttpToolsProtocol):
         is_probe = self.url.partition(b"?")[0].decode("latin-1") in PROBES and not (self._length or self._chunked)
         if not is_probe or not self._guard.admit_probe(self):
             raise self._guard.refusal()
-
-    def _head_size(self) -> int:
-        return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import resource
 import selectors
 import socket
+from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from types import FrameType
@@ -59,12 +61,8 @@ class DeadlineQueue(Generic[Item]):
 
     def sweep(self, now_s: float, at_most: int) -> int:
         """Expire up to `at_most` items whose timeout has passed; returns how many expired."""
-        last_s = now_s - self.timeout_s
-        expired: list[Item] = []
-        for item, entered_s in self._entered.items():
-            if entered_s > last_s or len(expired) == at_most:
-                break
-            expired.append(item)
+        overdue = itertools.takewhile(lambda entry: entry[1] <= now_s - self.timeout_s, self._entered.items())
+        expired = [item for item, _ in itertools.islice(overdue, at_most)]
         for item in expired:
             del self._entered[item]
         for item in expired:
@@ -94,20 +92,12 @@ def request_timeout(what: str, setting: str) -> ApiError:
     return ApiError(408, "request_timeout", message)
 
 
-def too_many_connections(most: int) -> ApiError:
-    message = f"This server has the {most} connections it takes in all ([api] max_connections). Try later."
-    return _no_connection(message)
-
-
-def too_many_connections_of_a_client(most: int) -> ApiError:
+def too_many_connections(most: int, setting: str) -> ApiError:
+    """`most`: the connections that a setting of [api] allows, in all or from one address."""
     message = (
-        f"Your address has the {most} connections that this server takes from one ([api] max_connections_per_client). "
-        "Close some; if it is a proxy's, add it to [api] trusted_proxies."
+        f"This server takes {most} connections and has them ([api] {setting}). Close some, or try later; if yours come "
+        "through a proxy, add it to [api] trusted_proxies."
     )
-    return _no_connection(message)
-
-
-def _no_connection(message: str) -> ApiError:
     return ApiError(503, "too_many_connections", message, headers=retry_after(CONNECTION_RETRY_S))
 
 
@@ -154,7 +144,7 @@ class ConnectionGuard:
         self._trusted = settings.proxy_networks
         self._admitted: dict[Connection, str] = {}
         """The client that each connection counts for; "" if it counts in the total only."""
-        self._per_client: dict[str, int] = {}
+        self._per_client: Counter[str] = Counter()
         self._surplus: dict[Connection, None] = {}
         self._probes: set[Connection] = set()
 
@@ -163,12 +153,12 @@ class ConnectionGuard:
         settings = self.settings
         client = self._client_of(connection.address)
         if len(self._admitted) < settings.max_connections and (
-            not client or self._per_client.get(client, 0) < settings.max_connections_per_client
+            not client or self._per_client[client] < settings.max_connections_per_client
         ):
             self._surplus.pop(connection, None)
             self._admitted[connection] = client
             if client:
-                self._per_client[client] = self._per_client.get(client, 0) + 1
+                self._per_client[client] += 1
             return True
         if connection not in self._surplus:
             self._surplus[connection] = None
@@ -180,10 +170,10 @@ class ConnectionGuard:
 
     def refusal(self) -> ApiError:
         """Return the error for a connection beyond a limit; it names the limit and its setting."""
-        most = self.settings.max_connections
-        if len(self._admitted) >= most:
-            return too_many_connections(most)
-        return too_many_connections_of_a_client(self.settings.max_connections_per_client)
+        setting = "max_connections"
+        if len(self._admitted) < self.settings.max_connections:
+            setting = "max_connections_per_client"
+        return too_many_connections(getattr(self.settings, setting), setting)
 
     def admit_probe(self, connection: Connection) -> bool:
         """Let a health probe beyond the limits be answered, safe from eviction. False if MAX_SURPLUS probes are being
@@ -200,10 +190,8 @@ class ConnectionGuard:
         self._probes.discard(connection)
         client = self._admitted.pop(connection, "")
         if client:
-            left = self._per_client[client] - 1
-            if left:
-                self._per_client[client] = left
-            else:
+            self._per_client[client] -= 1
+            if not self._per_client[client]:
                 del self._per_client[client]
 
     async def keep_sweeping(self) -> None:

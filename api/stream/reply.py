@@ -23,20 +23,8 @@ from api.openai.rendering import ChunkRenderer, to_json
 from api.openai.responses.events import EventSequence
 from api.openai.results import answer_in_slices
 from api.services import Services
+from api.stream import writer
 from api.stream.connection import Connection
-from api.stream.writer import (
-    PING,
-    RAW_STREAM_HEADERS,
-    ClientGone,
-    PacedWriter,
-    TokenFlow,
-    Watched,
-    body_message,
-    raw_headers,
-    served_by_header,
-    start_message,
-    stream_url,
-)
 from streaming.errors import StreamingError, UnknownJob
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import CancelledBy, JobState, operation_of
@@ -56,7 +44,7 @@ KEYED_GRACE_S = 10.0
 class Reply:
     """ASGI response for one admitted job. Subclasses send the answer, whole or streamed."""
 
-    _writer: PacedWriter | None = None
+    _writer: writer.PacedWriter | None = None
 
     def __init__(self, services: Services, admitted: Admitted) -> None:
         self._services, self._admitted = services, admitted
@@ -66,16 +54,16 @@ class Reply:
         self._received = 0.0
         self._delivery = Delivery()
         self._metrics = services.metrics.answers(operation_of(self._job), self._job.model)
-        self._flow = TokenFlow(self._metrics.per_token)
+        self._flow = writer.TokenFlow(self._metrics.per_token)
         self._request_id = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; if the client disconnects, apply its on_disconnect policy to the job."""
         self._request_id, self._received = scope["state"]["request_id"], scope["state"]["received"]
         try:
-            with Watched(scope, self._hang_up):
+            with writer.Watched(scope, self._hang_up):
                 await self._answer(send, scope["state"])
-        except ClientGone:
+        except writer.ClientGone:
             await self._disconnected()
         except asyncio.CancelledError:  # drain_s is over; no client has left, so the job goes on
             if "status" in scope["state"]:
@@ -97,8 +85,8 @@ class Reply:
         """Send a complete error answer."""
         body = error_body(error, self._services.metrics.count_error)
         lengths = {"content-type": "application/json", "content-length": str(len(body))}
-        await send(start_message(error.status, lengths | self._admitted.headers | error.headers))
-        await send(body_message(body, more=False))
+        await send(writer.start_message(error.status, lengths | self._admitted.headers | error.headers))
+        await send(writer.body_message(body, more=False))
 
     def _check(self) -> None:
         """Raise what ends an answer before its job's end: lost history or a disconnect."""
@@ -107,7 +95,7 @@ class Reply:
             error = errors.resume_impossible if self._job.constrained else errors.stream_reset
             raise error(self._buffer.job_id)
         if self._buffer.hung_up:
-            raise ClientGone
+            raise writer.ClientGone
 
     def _measure(self, rows: Sequence[Delta]) -> None:
         now = time.monotonic()
@@ -144,15 +132,12 @@ class Reply:
             grace_s = KEYED_GRACE_S
         by = CancelledBy.SLOW_READER if stalled else CancelledBy.READER
         if grace_s:
-            self._services.spawn(self._cancel_later(grace_s, by))
+            self._services.spawn(self._cancel_unread(by, grace_s))
         else:
             await self._cancel_unread(by)
 
-    async def _cancel_later(self, seconds: float, by: CancelledBy) -> None:
-        await asyncio.sleep(seconds)
-        await self._cancel_unread(by)
-
-    async def _cancel_unread(self, by: CancelledBy) -> None:
+    async def _cancel_unread(self, by: CancelledBy, after_s: float = 0.0) -> None:
+        await asyncio.sleep(after_s)
         job_id = self._buffer.job_id
         self._services.relay.close(self._buffer)
         if not self._services.relay.listening(job_id):
@@ -169,7 +154,7 @@ class StreamReply(Reply):
 
     _renderer: ChunkRenderer | EventSequence
     """Gets every delta in order, those in the terminal message too, and then that message."""
-    _writer: PacedWriter
+    _writer: writer.PacedWriter
     _connection: Connection
     _state: dict[str, Any]
     """`scope["state"]` of the request."""
@@ -189,13 +174,15 @@ class StreamReply(Reply):
         self._renderer = self._new_renderer()
         self._state, self._connection = state, state["connection"]
         # The server's own send: the body bypasses the middleware.
-        self._writer = PacedWriter(state["server_send"], self._connection, self._services.settings.send_timeout_s)
+        self._writer = writer.PacedWriter(
+            state["server_send"], self._connection, self._services.settings.send_timeout_s
+        )
         metrics = self._services.metrics.open_streams
         metrics.inc()
         try:
             await self._stream(send)
-        except (ClientGone, OSError):
-            raise ClientGone from None
+        except (writer.ClientGone, OSError):
+            raise writer.ClientGone from None
         except ApiError as error:
             if not self._started:
                 raise
@@ -218,17 +205,19 @@ class StreamReply(Reply):
 
     def _start(self, rows: Sequence[Delta] = ()) -> None:
         """Begin the stream with its head, which names the models that gave the choices of its first rows."""
-        headers = self._admitted.headers | stream_url(self._admitted.accepted.id)
+        headers = self._admitted.headers | writer.stream_url(self._admitted.accepted.id)
         if rows:
             begun = {row.index: row.served_by or self._job.model for row in reversed(rows)}
-            headers |= served_by_header([begun[index] for index in sorted(begun)])
-        self._connection.begin_stream(self._state["head_of"]([*RAW_STREAM_HEADERS, *raw_headers(headers)]))
+            headers |= writer.served_by_header([begun[index] for index in sorted(begun)])
+        self._connection.begin_stream(
+            self._state["head_of"]([*writer.RAW_STREAM_HEADERS, *writer.raw_headers(headers)])
+        )
         self._state["status"] = 200
         self._started = True
 
     async def _fail(self, send: Send, error: ApiError) -> None:
         """End a started stream that cannot go on."""
-        await send(body_message(error_event(error, self._services.metrics.count_error), more=False))
+        await send(writer.body_message(error_event(error, self._services.metrics.count_error), more=False))
 
     async def _break_off(self, send: Send, error: ApiError) -> None:
         """End a started stream whose job goes on, because this process ends or has a bug."""
@@ -302,7 +291,7 @@ class StreamReply(Reply):
             except ValueError as error:  # a header that cannot be sent
                 self._buffer.stop(error)
                 return
-            self._connection.write_chunk(PING)
+            self._connection.write_chunk(writer.PING)
             self._pinged_s, idle_s = now, 0.0
         self._ping_timer = asyncio.get_running_loop().call_later(
             keep_alive_s - min(idle_s, keep_alive_s), self._ping_if_idle
@@ -321,7 +310,7 @@ class StreamReply(Reply):
             self._measure(rows)
         if not self._started:
             self._start(rows)
-            data = data or PING
+            data = data or writer.PING
         if data and (self._finished or not self._connection.write_chunk(data)):
             self._unwritten = data
             return False
@@ -370,9 +359,9 @@ class WholeReply(Reply):
             await self._send_error(send, error)
         else:
             lengths = {"content-type": "application/json", "content-length": str(len(body))}
-            served = served_by_header(terminal.served_by or [self._job.model])
-            await send(start_message(200, lengths | headers | served))
-            await send(body_message(body, more=False))
+            served = writer.served_by_header(terminal.served_by or [self._job.model])
+            await send(writer.start_message(200, lengths | headers | served))
+            await send(writer.body_message(body, more=False))
         self._delivery.last_sent = time.monotonic()
 
     async def _whole(self, terminal: Terminal, rows: list[Delta]) -> bytes:
@@ -422,7 +411,9 @@ class Delivery:
         clock_us = services.clock.error_us(admitted.partition)
         delivered = Delivered(times[0], times[1], times[2], times[3], clock_us, whole)
         services.deliveries.note(admitted.job.id, delivered)
-        services.records.write(_record(admitted.job.id, services.name, delivered))
+        named = dict(zip(("first_got_us", "first_sent_us", "last_got_us", "last_sent_us"), times, strict=True))
+        record = DeliveryRecord(id=admitted.job.id, by=services.name, **named, clock_us=clock_us, whole=whole)
+        services.records.write(record)
         span = current()
         if span is not None and span.recorded and self.first_sent:
             span.add_event(FIRST_SENT, time.time_ns() - int((time.monotonic() - self.first_sent) * 1e9))
@@ -436,16 +427,3 @@ def count_parts(metrics: Metrics, model: str, delivered: Delivered, end: Termina
     for part, made_ms, sent_us in ways:
         if made_ms and sent_us:
             metrics.parts.labels(model, part.name).observe(max(0, sent_us - 1000 * made_ms) / 1_000_000)
-
-
-def _record(job_id: str, process: str, delivered: Delivered) -> DeliveryRecord:
-    return DeliveryRecord(
-        id=job_id,
-        by=process,
-        first_got_us=delivered.first_got,
-        first_sent_us=delivered.first_sent,
-        last_got_us=delivered.last_got,
-        last_sent_us=delivered.last_sent,
-        clock_us=delivered.clock_us,
-        whole=delivered.whole,
-    )

@@ -6,39 +6,34 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from rich.table import Table
+from rich.console import RenderableType
 
+from bench import report
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END
 from bench.chaos.stage import RowOutcome
-from bench.report import MachineInfo, commit, cores
+from bench.report import MachineInfo, columns, commit
 from bench.stats import percentile
 
 MAX_SHOWN = 12
 UNKEPT = ("injected", "seconds", "stall_p99_leases")
 """Said by the row itself, or computed from what is kept."""
-COUNTS = ("trials", "missed", "lost", "doubled", "spliced", "wrong_ends", "wrong_answers")
+COLUMNS = columns("""
+    fault: fault; injected: injected; trials: trials; missed: no effect; lost: lost; doubled: doubled; spliced: spliced;
+    wrong_ends: wrong ends; wrong_answers: wrong answers; refused: refused; stall_p50_ms: stall p50 ms;
+    stall_p99_ms: p99 ms; stall_p99_leases: p99 x lease; verdict: verdict
+""")
 
 
-def table(outcomes: Sequence[RowOutcome], seconds: float) -> Table:
+def table(outcomes: Sequence[RowOutcome], seconds: float) -> RenderableType:
     """One row per fault."""
     failed = sum(not outcome.passed for outcome in outcomes)
-    title = f"{len(outcomes)} faults, {failed} failed, {seconds:.0f} s on {cores()} cores"
-    view = Table(title=title)
-    view.add_column("fault")
-    view.add_column("injected", max_width=44)
-    counts = ("trials", "no effect", "lost", "doubled", "spliced", "wrong ends", "wrong answers", "refused")
-    for name in (*counts, "stall p50 ms", "p99 ms", "p99 x lease"):
-        view.add_column(name, justify="right")
-    view.add_column("", no_wrap=True)
-    for outcome in outcomes:
-        row = _figures(outcome)
-        cells = (*COUNTS[1:], "refused", "stall_p50_ms", "stall_p99_ms", "stall_p99_leases")
-        numbers = ["-" if row[name] is None else str(row[name]) for name in cells]
-        verdict = "[green]pass[/]" if outcome.passed else "[red]FAIL[/]"
-        view.add_row(
-            f"{outcome.row.id} {outcome.row.title}", outcome.row.inject, str(outcome.trials), *numbers, verdict
-        )
-    return view
+    rows = [
+        {"fault": f"{outcome.row.id} {outcome.row.title}", "injected": outcome.row.inject, **_figures(outcome)}
+        | {"verdict": "pass" if outcome.passed else "FAIL"}
+        for outcome in outcomes
+    ]
+    title = f"{len(outcomes)} faults, {failed} failed, {seconds:.0f} s"
+    return report.table(report.Report(name="chaos", title=title, command="", columns=COLUMNS, rows=rows))
 
 
 def what_failed(outcome: RowOutcome) -> str:

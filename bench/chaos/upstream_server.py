@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from bench.chaos import oracle
+from bench.http import STREAM, chunk
 
 MODEL = "sim"
 OWNERS = {"vllm": "vllm", "ollama": "library"}
@@ -30,7 +31,6 @@ FIRST_ID = 1 << 21
 """Id of the first token of any answer; ids below are the characters of a prompt."""
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 JSON = b"HTTP/1.1 %d X\r\n%bContent-Length: %d\r\n\r\n%b"
-STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 LAST = b"0\r\n\r\n"
 LINGER_NOT = struct.pack("ii", 1, 0)
@@ -118,35 +118,25 @@ class UpstreamServer:
         if fault := self._meets(*AT_START):
             return await _refuse(writer, fault)
         prompt, begun = _asked(body)
-        author, write = "".join(random.choices(ascii_uppercase, k=4)), _Chunks(writer).write  # noqa: S311 - a name
+        author = "".join(random.choices(ascii_uppercase, k=4))  # noqa: S311 - a name
         chunks = _Reply(prompt, begun, author, chat="messages" in body, ids=bool(body.get("return_token_ids")))
         writer.write(STREAM)
-        write(b": hello\n\n")
+        writer.write(chunk(b": hello\n\n"))
         for number in range(begun, begun + body["max_tokens"]):
             await asyncio.sleep(STEP_S)
             if number == begun:
                 pass  # a fault comes after a token: what breaks without one may be the request's own fault
             elif (fault := self._meets(STALL)) is not None:
-                write(b": waiting\n\n")
+                writer.write(chunk(b": waiting\n\n"))
                 await asyncio.sleep(fault.seconds)
             elif (fault := self._meets(*WORDS, *BREAKS)) is not None:
                 return await _break(reader, writer, fault.what)
-            write(chunks.token(number))
+            writer.write(chunk(chunks.token(number)))
             await writer.drain()
-        write(chunks.finish())
-        write(DONE)
+        writer.write(chunk(chunks.finish()))
+        writer.write(chunk(DONE))
         writer.write(LAST)
         return True
-
-
-class _Chunks:
-    """Body of a reply."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-
-    def write(self, data: bytes) -> None:
-        self._writer.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class _Reply:
@@ -191,7 +181,7 @@ async def _refuse(writer: asyncio.StreamWriter, fault: UpstreamFault) -> bool:
         return False
     if fault.what == "nothing but [DONE]":
         writer.write(STREAM)
-        _Chunks(writer).write(DONE)
+        writer.write(chunk(DONE))
         writer.write(LAST)
         return True
     body = b'{"error":{"message":"no room"}}'
@@ -212,7 +202,7 @@ async def _break(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wha
         writer.write(b"ff\r\ndata: {")  # a chunk that does not come
         return False
     if words := WORDS[what]:
-        _Chunks(writer).write(words)
+        writer.write(chunk(words))
     writer.write(LAST)
     return True
 

@@ -35,7 +35,9 @@ def _run(run: ProgramRun) -> int:
     args, options = run.args, _options(run.args)
     names = args.systems.split(",") if args.systems else QUICK_SYSTEMS if args.quick else ()
     program.check_names("system", names, [system.name for system in systems()])
-    rivals = _of_rivals(args, options)
+    # The highest level alone, in so many rounds that a neighbour of the machine's cannot decide.
+    rivals = _options(args, rounds=9, requests=4)
+    rivals = replace(rivals, levels=rivals.levels[-1:])
     ends = replace(rivals, levels=tuple(sorted({options.levels[0], options.levels[-1]})))
     modes = (
         (sweep.NAME, args.all or not (args.rivals or args.upstream), None, options),
@@ -60,38 +62,24 @@ def _compare(run: ProgramRun) -> int:
         raise WrongArguments(
             f"--base is judged by {base.MIN_ROUNDS} rounds or more; with --quick fewer are shown, not judged"
         )
-    return base.compare(run, args.bound or bound("gateway.base"), _of_base(args, _options(args)))
+    # Short answers in many rounds: what varies is the machine, from one moment to the next.
+    options = _options(args, rounds=base.MIN_ROUNDS, requests=1)
+    levels = tuple(args.levels or base.LEVELS)
+    return base.compare(run, args.bound or bound("gateway.base"), replace(options, levels=levels))
 
 
-def _options(args: argparse.Namespace) -> GatewayOptions:
+def _options(
+    args: argparse.Namespace, *, levels: tuple[int, ...] = LEVELS, rounds: int = 2, requests: int = 20
+) -> GatewayOptions:
+    """As they are given; else these, or the quick ones."""
     return GatewayOptions(
-        levels=tuple(args.levels or (QUICK_LEVELS if args.quick else LEVELS)),
-        rounds=args.rounds or (1 if args.quick else 2),
-        requests_per_stream=args.requests_per_stream or (2 if args.quick else 20),
+        levels=tuple(args.levels or (QUICK_LEVELS if args.quick else levels)),
+        rounds=args.rounds or (1 if args.quick else rounds),
+        requests_per_stream=args.requests_per_stream or (min(2, requests) if args.quick else requests),
         tokens=args.tokens,
         step_ms=args.step_ms,
         prefill_ms=args.prefill_ms,
         limit_s=args.limit or (15.0 if args.quick else 60.0),
-    )
-
-
-def _of_rivals(args: argparse.Namespace, options: GatewayOptions) -> GatewayOptions:
-    """The highest level alone, in so many rounds that a neighbour of the machine's cannot decide."""
-    return replace(
-        options,
-        levels=options.levels[-1:],
-        rounds=args.rounds or (1 if args.quick else 9),
-        requests_per_stream=args.requests_per_stream or (2 if args.quick else 4),
-    )
-
-
-def _of_base(args: argparse.Namespace, options: GatewayOptions) -> GatewayOptions:
-    """Short answers in many rounds: what varies is the machine, from one moment to the next."""
-    return replace(
-        options,
-        levels=tuple(args.levels or base.LEVELS),
-        rounds=args.rounds or (1 if args.quick else base.MIN_ROUNDS),
-        requests_per_stream=args.requests_per_stream or 1,
     )
 
 

@@ -13,9 +13,9 @@ import time
 import msgspec
 
 from bench.gateway.engine import MODEL, EngineConnection, serve
+from bench.http import STREAM, chunk
 from penstock.engine import Piece
 
-STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 LAST = b"0\r\n\r\n"
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -70,25 +70,21 @@ class FloorConnection(EngineConnection):
     def _generate(self, body: bytes) -> None:
         request = _REQUEST.decode(body)
         self._opening = OPENING % (id(request), int(time.time()), MODEL.encode())
-        self._write(STREAM + _chunk(self._opening + ROLE))
+        self._write(STREAM + chunk(self._opening + ROLE))
         self._running = self._tap.open(request.messages[-1].content, request.tokens, self._take)
 
     def _take(self, piece: Piece) -> None:
         text = b'%b"delta":{"content":"%b"},"finish_reason":null}]}\n\n' % (self._opening, piece.text.encode())
         if piece.last:
             end = b'%b"delta":{},"finish_reason":"%b"}]}\n\n' % (self._opening, piece.finish.encode())
-            self._write(_chunk(text) + _chunk(end) + _chunk(DONE) + LAST)
+            self._write(chunk(text) + chunk(end) + chunk(DONE) + LAST)
         else:
-            self._write(_chunk(text))
+            self._write(chunk(text))
 
     def _page(self, path: bytes) -> None:
         loads = {"loads": [{"max_running_requests": self._tap.slots}]}
         page = msgspec.json.encode(loads if path == LOADS else PAGES.get(path, {}))
         self._write(PAGE % len(page) + page)
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,10 @@ OWN_WORDS = 4
 
 
 class PromptSource:
-    """Streamed requests of one workload, ready to send: chats, or texts to continue. `lengths` are met about: a word is
-    about one token."""
+    """Streamed chat requests of one workload, ready to send. `lengths` are met about: a word is about one token."""
 
-    def __init__(self, server: TargetServer, lengths: RequestLengths, seed: int = 1, *, chats: bool = True) -> None:
-        self._server, self._lengths, self._chats = server, lengths, chats
+    def __init__(self, server: TargetServer, lengths: RequestLengths, seed: int = 1) -> None:
+        self._server, self._lengths = server, lengths
         self._numbers = itertools.count()
         self._random = Random(seed)  # noqa: S311 - a workload
 
@@ -34,9 +33,6 @@ class PromptSource:
         return [self._body(*each, fields) for each in self._lengths.sample(count, self._random)]
 
     def _body(self, prompt: int, answer: int, fields: Mapping[str, object]) -> bytes:
-        own = OWN_WORDS + TEMPLATE_TOKENS * self._chats
-        words = self._random.choices(WORDS, k=max(1, prompt - own))
+        words = self._random.choices(WORDS, k=max(1, prompt - OWN_WORDS - TEMPLATE_TOKENS))
         text = f"{next(self._numbers)} {self._random.getrandbits(32):x} {' '.join(words)}"
-        if not self._chats:
-            return self._server.completion(text, answer, **fields)
         return self._server.chat([{"role": "user", "content": text}], answer, **fields)

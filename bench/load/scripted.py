@@ -13,12 +13,12 @@ from statistics import median
 import msgspec
 import uvloop
 
+from bench.http import STREAM, chunk
 from bench.load.plan import LoadFailed, LoadPlan, StreamReading, measure
 from bench.processes import Processes
 
 TTFT_MS, ITL_MS, TOKENS = 20.0, 10.0, 64
 ACTIVE_S = 0.002
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"data: [DONE]\n\n"
 
 
@@ -33,11 +33,11 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
             size = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
             request = msgspec.json.decode(await reader.readexactly(size), type=_Request)
             began = time.monotonic()
-            writer.write(HEAD)
+            writer.write(STREAM)
             for number in range(request.max_tokens):
                 await _until(began + (TTFT_MS + number * ITL_MS) / 1e3)
-                writer.write(_chunk(b'data: {"choices":[{"delta":{"content":" t%d"}}]}\n\n' % number))
-            writer.write(_chunk(END) + b"0\r\n\r\n")
+                writer.write(chunk(b'data: {"choices":[{"delta":{"content":" t%d"}}]}\n\n' % number))
+            writer.write(chunk(END) + b"0\r\n\r\n")
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()
 
@@ -46,10 +46,6 @@ async def _until(due: float) -> None:
     await asyncio.sleep(max(0.0, due - time.monotonic() - ACTIVE_S))
     while time.monotonic() < due:
         pass
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 async def _serve(port: int) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from httptools import HttpParserError, HttpResponseParser
 
 from bench.http import HOST, request
 
@@ -92,44 +93,19 @@ class BodyParser:
 
     def __init__(self) -> None:
         self.status = 0
-        self._chunked = False
-        self._rest = b""
-        self._left = 0
-        """Of the chunk that is being read, its line end included."""
+        self._parts: list[bytes] = []
+        self._parser = HttpResponseParser(self)
 
     def feed(self, data: bytes) -> bytes:
-        """What of the body these bytes bring."""
-        self._rest += data
-        if not self.status and not self._read_head():
-            return b""
-        if not self._chunked:
-            body, self._rest = self._rest, b""
-            return body
-        parts = []
-        while self._rest and (self._left or self._next_chunk()):
-            part = self._rest[: self._left]
-            self._rest = self._rest[len(part) :]
-            # The last two bytes of a chunk are its line end.
-            parts.append(part[: max(0, self._left - 2)])
-            self._left -= len(part)
-        return b"".join(parts)
+        """What of the body these bytes bring. Raises HttpParserError."""
+        self._parts.clear()
+        self._parser.feed_data(data)
+        self.status = self._parser.get_status_code()
+        return b"".join(self._parts)
 
-    def _read_head(self) -> bool:
-        head, found, rest = self._rest.partition(HEAD_END)
-        if not found:
-            return False
-        self.status = int(head.split(b" ", 2)[1])
-        self._chunked = _length(head) < 0
-        self._rest = rest
-        return True
-
-    def _next_chunk(self) -> bool:
-        size, found, rest = self._rest.partition(b"\r\n")
-        if not found:
-            return False
-        self._left = int(size.partition(b";")[0], 16) + 2
-        self._rest = rest
-        return True
+    def on_body(self, data: bytes) -> None:
+        """Called by the parser."""
+        self._parts.append(data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +128,7 @@ def lines_of(answer: StreamedAnswer) -> Iterator[tuple[float, StreamLine]]:
             *lines, rest = (rest + body.feed(data)).split(b"\n")
             for line in lines:
                 yield at, _line(line)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, HttpParserError) as error:
             yield at, StreamLine(fault=f"unreadable: {error!r}")
             return
     if body.status not in (0, 200):

@@ -10,7 +10,7 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -55,18 +55,9 @@ class TargetServer:
 
     def chat(self, messages: Sequence[dict[str, str]], tokens: int, **more: object) -> bytes:
         """A streamed chat request with `more` fields, ready to send."""
-        return self._streamed("/chat/completions", {"messages": messages, "max_tokens": tokens, **more})
-
-    def completion(self, prompt: str, tokens: int, **more: object) -> bytes:
-        """A streamed request to continue a text, likewise."""
-        return self._streamed("/completions", {"prompt": prompt, "max_tokens": tokens, **more})
-
-    def _streamed(self, path: str, fields: Mapping[str, object]) -> bytes:
-        body = {"model": self.model, **fields, "stream": True, "stream_options": {"include_usage": True}}
-        return self._request("POST", path, body)
-
-    def _request(self, method: str, path: str, body: object = None) -> bytes:
-        return request(method, f"{self.path}{path}", body, self.headers, self.host)
+        body = {"model": self.model, "messages": messages, "max_tokens": tokens, **more}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return request("POST", f"{self.path}/chat/completions", body, self.headers, self.host)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -177,8 +168,6 @@ class ConcurrencyLevel:
     """Requests that belong to the level; some may not have been made."""
     answers: list[TimedAnswer]
     seconds: float
-    own_cpu: float
-    """Share of one core that this program itself used."""
 
 
 async def closed_loop(
@@ -208,11 +197,10 @@ async def closed_loop(
         finally:
             line.close()
 
-    began, cpu = time.monotonic(), time.process_time()
+    began = time.monotonic()
     await asyncio.gather(*(stream() for _ in range(streams)))
     seconds = time.monotonic() - began
-    own = (time.process_time() - cpu) / seconds
-    return ConcurrencyLevel(streams, asked, [seen(answer) for answer in answers], seconds, own)
+    return ConcurrencyLevel(streams, asked, [seen(answer) for answer in answers], seconds)
 
 
 async def ask(line: HttpConnection, request: bytes, tokens: int, timeout_s: float) -> StreamedAnswer:

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from bench import plots, report
+from bench.order.engines import NoEvictEngine
 from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, columns
 from planner.simulator.engine import (
@@ -85,9 +86,11 @@ class GateOutcome(Struct, frozen=True, kw_only=True):
         return self.tokens / self.seconds
 
 
-def simulated(texts: Sequence[ModelText], rule: AdmissionRule, shape: EngineShape) -> GateOutcome:
+def simulated(
+    texts: Sequence[ModelText], rule: AdmissionRule, shape: EngineShape, kind: type[ModelEngine] = ModelEngine
+) -> GateOutcome:
     """Run the texts through one engine, by arrival."""
-    worker = ModelWorker(ModelEngine(shape), rule)
+    worker = ModelWorker(kind(shape), rule)
     used, curve = 0.0, list[tuple[float, float, int]]()
     tokens = evictions = most = steps = 0
 
@@ -137,7 +140,7 @@ def row_of(load: str, seed: int, rule: str, size: GateSize) -> dict[str, Any]:
     """One simulation."""
     admission = _rule(rule, seed)
     texts = made(load, seed, size)
-    outcome = simulated(texts, admission, EngineShape(kv_policy=admission.kv_policy))
+    outcome = simulated(texts, admission, EngineShape(), NoEvictEngine if rule == NEVER else ModelEngine)
     return {
         "load": load,
         "seed": seed,
@@ -170,7 +173,7 @@ def made(load: str, seed: int, size: GateSize) -> list[ModelText]:
 def _rule(name: str, seed: int) -> AdmissionRule:
     if name == GATE:
         return PastFuture(Random(seed))  # noqa: S311 - a simulation
-    return Greedy() if name == GREEDY else AdmissionRule("GUARANTEED_NO_EVICT" if name == NEVER else "MAX_UTILIZATION")
+    return Greedy() if name == GREEDY else AdmissionRule()
 
 
 def timed(decisions: int) -> float:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any
 
 from bench import plots
+from bench.order.arrivals import requests
+from bench.order.engines import Everything, RankedEngine
 from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, Report, columns
 from bench.stats import quantile
-from planner.simulator.engine import AdmissionRule, EngineShape, Greedy, ModelEngine, ModelText
+from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import (
     ModelWorker,
     PenstockQueue,
@@ -24,7 +26,7 @@ from planner.simulator.queues import (
     by_arrival,
     by_lane,
 )
-from planner.simulator.trace import TraceRow, cut, requests
+from planner.simulator.trace import TraceRow, cut
 from scheduler.policy.snapshot import TARGETS
 from streaming.fleet.settings import LatencyTargets
 from streaming.order import Priority
@@ -40,7 +42,7 @@ def contender(name: str, shape: EngineShape, seed: int, targets: LatencyTargets)
     if name == OURS:
         return PenstockQueue(), PenstockWorker(ModelEngine(shape), Random(seed), targets)  # noqa: S311 - a simulation
     if name == VLLM:
-        return SortedQueue(by_arrival), ModelWorker(ModelEngine(replace(shape, by_rank=True)), AdmissionRule())
+        return SortedQueue(by_arrival), ModelWorker(RankedEngine(shape), Everything())
     return SortedQueue(by_lane if name == LANES else by_arrival), ModelWorker(ModelEngine(shape), Greedy())
 
 

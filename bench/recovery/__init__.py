@@ -1,1 +1,1 @@
-"""How long readers wait when a process is killed, and what the others do meanwhile."""
+"""How long a reader waits when the only worker is killed."""

@@ -293,7 +293,9 @@ class Lines:
         if refused or not (self._waiting or self._blocked) or (left_ms is not None and left_ms <= 0):
             return 0
         window = window_of(await self._worker_slots(), self._tools.batch.window)
-        self._lane, self._reason = lane_of(self._standing(), self._lease.batch.ceiling)
+        batch, lines_left = self._lease.batch, len(self.plan) - self._tally.completed - self._tally.failed
+        left_s, window_s = (None if ms is None else ms / 1000 for ms in (left_ms, batch.window_ms))
+        self._lane, self._reason = lane_of(lines_left, self._tally.rate(), left_s, window_s, batch.ceiling)
         if self.idle:
             self._overtaking = 0
         ended, may_take_more = 0, True
@@ -469,15 +471,6 @@ class Lines:
             per_second=round(self._tally.rate(), 3),
         )
 
-    def _standing(self) -> BatchStanding:
-        left_ms, window_ms = self._left_ms(), self._lease.batch.window_ms
-        return BatchStanding(
-            lines_left=len(self.plan) - self._tally.completed - self._tally.failed,
-            per_second=self._tally.rate(),
-            left_s=None if left_ms is None else left_ms / 1000,
-            window_s=None if window_ms is None else window_ms / 1000,
-        )
-
     def _left_ms(self) -> int | None:
         return self._lease.expires_ms - self.now_ms if self._lease.expires_ms else None
 
@@ -538,45 +531,33 @@ class Tally:
 
 LATE_MARGIN = 2.0
 """A batch is late when the time its lines need at the present rate, times this, exceeds the time it has left."""
-
-
 LATE_FRACTION = 0.1
 """In this last fraction of its window every batch counts as late: the rate may be unknown, or about to change."""
-
-
 MIN_WINDOW = 64
 
 
-@dataclass(frozen=True, slots=True)
-class BatchStanding:
-    """Progress of a batch against its deadline; `left_s` and `window_s` are None for a batch without one."""
+def lane_of(
+    lines_left: int, per_second: float, left_s: float | None, window_s: float | None, ceiling: Priority
+) -> tuple[Priority, str]:
+    """Return the lane for lines queued now, never above `ceiling`, and the reason in words.
 
-    lines_left: int
-    per_second: float
-    """Lines ended a second, lately; 0 if unknown."""
-    left_s: float | None
-    window_s: float | None
-
-
-def lane_of(standing: BatchStanding, ceiling: Priority) -> tuple[Priority, str]:
-    """Return the lane for lines queued now, never above `ceiling`, and the reason in words."""
-    lane, reason = _wanted(standing)
+    Args:
+        per_second: lines ended a second, lately; 0 if unknown.
+        left_s: until the deadline, of a window of `window_s`; both None for a batch without one.
+    """
+    need_s = lines_left / per_second if per_second > 0 else 0.0
+    late = Priority.STANDARD
+    if left_s is None or window_s is None:
+        lane, reason = Priority.BATCH, "no deadline"
+    elif left_s <= window_s * LATE_FRACTION:
+        lane, reason = late, f"{max(left_s, 0):.0f} s are left of {window_s:.0f} s"
+    elif need_s * LATE_MARGIN > left_s:
+        lane, reason = late, f"{need_s:.0f} s of work at the present pace, {left_s:.0f} s are left"
+    else:
+        lane, reason = Priority.BATCH, "in time"
     if lane.rank < ceiling.rank:
         return ceiling, f"{reason}, but its key may use no higher lane than {ceiling}"
     return lane, reason
-
-
-def _wanted(standing: BatchStanding) -> tuple[Priority, str]:
-    left_s, window_s = standing.left_s, standing.window_s
-    if left_s is None or window_s is None:
-        return Priority.BATCH, "no deadline"
-    if left_s <= window_s * LATE_FRACTION:
-        return Priority.STANDARD, f"{max(left_s, 0):.0f} s are left of {window_s:.0f} s"
-    if standing.per_second > 0:
-        need_s = standing.lines_left / standing.per_second
-        if need_s * LATE_MARGIN > left_s:
-            return Priority.STANDARD, f"{need_s:.0f} s of work at the present pace, {left_s:.0f} s are left"
-    return Priority.BATCH, "in time"
 
 
 def window_of(slots: int, max_lines: int) -> int:

@@ -122,10 +122,10 @@ class BatchTurn:
             changes = {"in_queue": 0, "per_second": 0.0, "ended_ms": self._saved.now_ms, **changes}
             progress = msgspec.structs.replace(self._progress, **changes)
             self._ended = True
-            ending = Ending(state, progress, tuple(files))
-            await asyncio.to_thread(
-                note_ending, self._tools.file_store, self._lease.batch.id, self._lease.epoch, ending
-            )
+            # Before the store gets the outcome. Each epoch has a note of its own, so a turn that lost its lease cannot
+            # overwrite the note of the next one.
+            note = msgspec.json.encode(Ending(state, progress, tuple(files)))
+            await asyncio.to_thread(self._tools.file_store.note, self._lease.batch.id, self._lease.epoch, note)
             await self._batches.save(self._lease, state, progress, keep_s=self._tools.keep_s, files=files)
         self._tools.metrics.batches.labels(state.value).inc()
         log.info("batch ended as %s", state, extra={"batch": self._lease.batch.id, "lines": progress.total})
@@ -328,14 +328,6 @@ class Ending(msgspec.Struct, frozen=True):
     state: BatchState
     progress: BatchProgress
     files: tuple[StoredFile, ...] = ()
-
-
-def note_ending(file_store: FileStore, batch_id: str, epoch: int, ending: Ending) -> None:
-    """Write the note; call this before the store gets the outcome. Blocks. Raises OSError.
-
-    Each epoch has a note of its own, so a turn that lost its lease cannot overwrite the note of the next one.
-    """
-    file_store.note(batch_id, epoch, msgspec.json.encode(ending))
 
 
 def noted_ending(file_store: FileStore, batch_id: str) -> Ending | None:

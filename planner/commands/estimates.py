@@ -136,23 +136,20 @@ def roofline(given: PlanInput, batch: int | None, chunk: int) -> PlanAnswer:
         ],
         roofline_advice(given, lengths.mean, step, ridge, most),
         plot(points, "batch", "tokens/s", marked, "the ridge") if len(points) > 1 else "",
-        _expert_notes(experts, chunk),
+        [EXPERTS.format(**experts, chunk=chunk)] if experts else [],
     )
+
+
+EXPERTS = (
+    "From {saturating_tokens:,.0f} tokens in a step experts are bound by arithmetic. A prefill in chunks of {chunk} "
+    "reads all experts {reload_factor} times: raise the chunk to the largest whose step keeps your time between tokens."
+)
 
 
 def _step_json(found: Roofline) -> dict[str, Any]:
     """A step with its parts."""
-    return {
-        "seconds": found.seconds,
-        "flops": found.flops,
-        "bytes": found.bytes,
-        "bound": found.bound,
-        "parts": [
-            {"name": part.name, "flops": part.flops, "bytes": part.bytes, "seconds": part.seconds,
-             "flop_per_byte": part.intensity, "bound": part.bound}
-            for part in found.parts
-        ],
-    }  # fmt: skip
+    parts = [{**asdict(part), "flop_per_byte": part.intensity} for part in found.parts]
+    return {"seconds": found.seconds, "flops": found.flops, "bytes": found.bytes, "bound": found.bound, "parts": parts}
 
 
 def _step_table(found: Roofline, title: str) -> PlanTable:
@@ -175,17 +172,6 @@ def _experts(given: PlanInput, batch: int, chunk: int) -> dict[str, Any] | None:
         "reload_factor": reload_factor(given.lengths.prompt, chunk),
         "layer_groups": layer_groups(given.lengths.prompt),
     }
-
-
-def _expert_notes(found: Mapping[str, Any] | None, chunk: int) -> list[str]:
-    if found is None:
-        return []
-    times = found["reload_factor"]
-    return [
-        f"From {found['saturating_tokens']:,.0f} tokens in a step its experts are bound by arithmetic. A prefill in "
-        f"chunks of {chunk} reads all experts {'once' if times == 1 else f'{times} times'}; raise the chunk to the "
-        "largest whose step keeps your time between tokens."
-    ]
 
 
 CURRENCY = "USD"
@@ -278,16 +264,10 @@ def pareto_plot(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> str:
 
 def _cost_json(each: DeviceCost) -> dict[str, Any]:
     return {
-        "gpu": each.device.name,
-        "gpu_source": each.device.source,
-        "price_per_hour": each.price_per_hour,
-        "batch_at_knee": each.point.batch,
-        "tokens_s": each.point.tokens_s,
-        "latency_s": each.point.latency_s,
-        "price_per_million_tokens": each.per_million,
-        "joules_per_token": each.point.joules_token,
-        "limit": each.limit,
-    }
+        "gpu": each.device.name, "gpu_source": each.device.source, "price_per_hour": each.price_per_hour,
+        "batch_at_knee": each.point.batch, "tokens_s": each.point.tokens_s, "latency_s": each.point.latency_s,
+        "price_per_million_tokens": each.per_million, "joules_per_token": each.point.joules_token, "limit": each.limit,
+    }  # fmt: skip
 
 
 def _cost_table(found: Sequence[DeviceCost], money: str) -> PlanTable:

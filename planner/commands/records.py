@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import TypeAlias
@@ -13,8 +11,7 @@ from planner.facts.catalogue import PlanError
 from planner.fit import NO_LIMIT, ServedText, by_worker
 from planner.simulator.engine import EngineShape
 from planner.simulator.trace import TraceRow
-from telemetry.records.reader import Evidence, ReportedRequest, Skipped, decode_line, evidence_of, read_records
-from telemetry.records.schema import Record
+from telemetry.records.reader import Evidence, ReportedRequest, Skipped, evidence_of, read_file, read_records
 
 DEFAULT_STEP_TOKENS, EMBEDDED_STEP_TOKENS = 512, 128
 """Prompt tokens of one step of the simulated and of the embedded engine, unless they are set otherwise."""
@@ -26,29 +23,17 @@ RecordsSource: TypeAlias = Callable[[Path | None, str | None], tuple[Path, float
 
 def records_in(path: Path, begin: float = 0.0, since: str | None = None) -> Evidence:
     """The records of a folder or of one file, from a time on, which `since` says in words. Raises PlanError."""
-    skipped = Skipped()
+    skipped, read = Skipped(), read_records if path.is_dir() else read_file
     try:
-        found = evidence_of(_of_folder(path, begin, skipped) if path.is_dir() else _of_file(path, begin, skipped))
+        found = evidence_of(read(path, begin, float("inf"), skipped))
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror or error}") from None
+    if skipped.unreadable and not found.requests:
+        raise PlanError(skipped.unreadable[0])
     if not found.requests:
         lost = f" ({skipped.torn} lines are no records)" if skipped.torn else ""
         raise PlanError(f"{path} has no record of a request{f' since {since}' if since else ''}{lost}")
     return found
-
-
-def _of_folder(path: Path, begin: float, skipped: Skipped) -> Iterator[Record]:
-    if not os.access(path, os.R_OK):
-        raise PermissionError(13, "permission denied")
-    return read_records(path, begin, float("inf"), skipped)
-
-
-def _of_file(path: Path, begin: float, skipped: Skipped) -> Iterator[Record]:
-    """Also of one that was renamed, which `read_records` would not take for records."""
-    with path.open("rb") as file:
-        for line in file:
-            if (record := decode_line(line, skipped)) is not None and getattr(record, "ended_us", 1e18) >= begin * 1e6:
-                yield record
 
 
 def of_model(requests: Iterable[ReportedRequest], model: str | None) -> list[ReportedRequest]:
@@ -65,20 +50,6 @@ def of_model(requests: Iterable[ReportedRequest], model: str | None) -> list[Rep
 def served_of(requests: Iterable[ReportedRequest]) -> list[ServedText]:
     """The texts of the requests that ended in their first attempt: several for a request with several choices."""
     return list(chain.from_iterable(map(_texts, requests)))
-
-
-def why_unused(requests: Iterable[ReportedRequest]) -> str:
-    """Why requests have no text that can be fitted, counted by reason; "" if all have one."""
-    found = Counter(_why_unused(each) for each in requests if not _texts(each))
-    return ", ".join(f"{count} {why}" for why, count in found.most_common())
-
-
-def _why_unused(request: ReportedRequest) -> str:
-    if not request.completed:
-        return "did not complete"
-    if request.record.attempts != 1:
-        return "took more than one attempt"
-    return "have no answer" if request.record.completion_tokens < 1 else "lack a time of a step"
 
 
 def _texts(request: ReportedRequest) -> list[ServedText]:

@@ -53,15 +53,12 @@ def frontier_json(
             "gain_of_twice": found.knee.gain,
             "confidence": found.knee.confidence if found.repeats > 1 and not found.is_open else None,
             "is_beyond": found.knee.is_beyond,
-            "by_single_doublings": found.knee.ruled,
             "is_fitted": found.knee.is_fitted,
             "reason": found.knee.reason,
         },
         "recommended": {
             "max_batch_size": None if wanted.withheld else wanted.max_batch_size,
             "kv_tokens": None if wanted.withheld else wanted.kv_tokens,
-            "kv_bytes": wanted.kv_bytes,
-            "spare_bytes": wanted.spare_bytes,
             "replicas": wanted.replicas,
             "withheld": wanted.withheld or None,
         },
@@ -138,19 +135,15 @@ def kept(reading: LevelReading, slo: LatencySlo) -> Attainment:
 
 def goodput_words(found: float, tried: dict[float, Attainment], slo: LatencySlo, ended: str) -> str:
     """The rate, what gives way first, and why the search ended before its end, if it did."""
-    share = f"{100 * slo.share:.0f} %"
-    end = f" {ended}" if ended else ""
-    if not found and not tried:
+    end, share = f" {ended}" if ended else "", f"{100 * slo.share:.0f} %"
+    if not tried:
         return f"No rate was measured.{end}"
+    worst = min((each for rate, each in tried.items() if rate > found), key=lambda each: each.both, default=None)
+    gives = "first token" if worst and worst.ttft < worst.tpot else "time between tokens"
     if not found:
-        worst = min(tried.values(), key=lambda each: each.both)
-        first = "first token" if worst.ttft < worst.tpot else "time between tokens"
-        return f"At no rate do {share} of the requests keep {slo.words}: the {first} gives way.{end}"
-    over = [each for rate, each in tried.items() if rate > found]
-    gives = ""
-    if over:
-        gives = f"; beyond it the {'first token' if over[0].ttft < over[0].tpot else 'time between tokens'} gives way"
-    return f"{three(found)} requests a second keep {slo.words} for {share} of them{gives}.{end}"
+        return f"At no rate do {share} of the requests keep {slo.words}: the {gives} gives way.{end}"
+    beyond = f"; beyond it the {gives} gives way" if worst else ""
+    return f"{three(found)} requests a second keep {slo.words} for {share} of them{beyond}.{end}"
 
 
 SHOWN = 12

@@ -22,20 +22,17 @@ from planner.commands.records import (
     records_in,
     rows_of,
     served_of,
-    why_unused,
     workers_of,
 )
 from planner.cost import MAX_REQUESTS, TimelineRow, simulated, texts_of, timeline, timeline_advice
 from planner.facts.catalogue import PlanError
 from planner.fit import (
-    MIN_REQUESTS,
     NO_LIMIT,
     ComparedLoad,
     EngineFit,
     LoadFigures,
     ServedText,
     compared,
-    constant_errors_of,
     errors_of,
     figures,
     fit_advice,
@@ -193,14 +190,9 @@ def fit(
     evidence = records_in(*source(records, since), since)
     requests = of_model(evidence.requests, model)
     served = served_of(requests)
-    if len(served) < MIN_REQUESTS and (why := why_unused(requests)):
-        raise PlanError(f"{len(served)} requests can be used, and a fit needs {MIN_REQUESTS}; of the others, {why}")
     loads, workers = loads_of(served), workers_of(served)
     found, rows = compared(loads, limits_of(evidence, served, step_tokens, by_slot=embedded), workers)
-    errors = {
-        "median_errors": errors_of(rows), "worst_errors": errors_of(rows, max),
-        "constant_errors": constant_errors_of(rows),
-    }  # fmt: skip
+    errors = {"median_errors": errors_of(rows), "worst_errors": errors_of(rows, max)}
     value: dict[str, Any] = {
         "requests": len(requests),
         "texts": len(served),
@@ -243,11 +235,10 @@ LOAD_COLUMNS: Mapping[str, Callable[[ComparedLoad], str]] = {
 }
 
 
-def _error_table(medians: LoadFigures, worst: LoadFigures, constant: LoadFigures) -> PlanTable:
-    named = (("simulator, median", medians), ("simulator, worst load", worst), ("always the fitted median", constant))
+def _error_table(medians: LoadFigures, worst: LoadFigures) -> PlanTable:
+    named = (("simulator, median", medians), ("simulator, worst load", worst))
     rows = [(name, *(f"{100 * value:.1f} %" for value in asdict(each).values())) for name, each in named]
-    header = ("error of the held-out loads", "tokens/s", "first p50", "first p90", "token p50")
-    return PlanTable(header, rows)
+    return PlanTable(("error of the held-out loads", "tokens/s", "first p50", "first p90", "token p50"), rows)
 
 
 def _scaled_table(scale: float, whole: LoadFigures, scaled: LoadFigures) -> PlanTable:

@@ -7,20 +7,14 @@ evicted or aborted loses that and computes it again when it returns.
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
-from operator import attrgetter
 from random import Random
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 from streaming.fleet.settings import LatencyTargets
 from streaming.order import Priority
 from workers.gate import Colocation, Gate, HeldText, KvCapacity, LengthHistory
-
-KvPolicy: TypeAlias = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
-"""How the engine takes texts from its own queue: if each fits with its whole limit; or if each fits now, and it evicts
-the youngest when they grow."""
 
 
 class StepTime(Protocol):
@@ -56,10 +50,7 @@ class EngineShape:
     slots: int = 256
     prefill_tokens: int = 8192
     """Prompt tokens per step."""
-    kv_policy: KvPolicy = "MAX_UTILIZATION"
     costs: StepTime = StepCosts()
-    by_rank: bool = False
-    """Whether the engine orders its queue by lane, then by arrival, and evicts the last text in that order."""
     by_slot: bool = False
     """Whether it works as llama.cpp does: a text takes a free slot at once, prompts are computed in the order of their
     slots, not of their arrival, and the tokens of running texts count among `prefill_tokens`."""
@@ -134,22 +125,18 @@ class ModelStep:
     evicted: list[ModelText] = field(default_factory=list)
 
 
-RANK = attrgetter("rank")
-
-
 class ModelEngine:
-    """One engine: `submit` texts, and `step` until it is idle."""
+    """One engine: `submit` texts, and `step` until it is idle. It takes a text from its own queue if it fits now, and
+    evicts the youngest when they grow."""
 
     def __init__(self, shape: EngineShape) -> None:
         self.shape = shape
         self.running: list[ModelText] = []
-        """The youngest last; by rank, the lowest last."""
+        """The youngest last."""
         self.waiting: deque[ModelText] = deque()
         """Inside the engine, where their order is fixed."""
         self.held = 0
         """Tokens in the KV cache."""
-        self._promised = 0
-        """Tokens that the running texts hold at their limit."""
         self._slots: dict[ModelText, int] = {}
         self._free = deque(range(shape.slots)) if shape.by_slot else deque[int]()
         """The slot that was left first is taken first."""
@@ -160,10 +147,7 @@ class ModelEngine:
 
     def submit(self, text: ModelText) -> None:
         """Queue a text; one that was aborted continues."""
-        if self.shape.by_rank:
-            insort(self.waiting, text, key=RANK)
-        else:
-            self.waiting.append(text)
+        self.waiting.append(text)
 
     def abort(self, text: ModelText) -> None:
         """Remove a text, which keeps what it has generated."""
@@ -180,42 +164,13 @@ class ModelEngine:
         prefilled = self._prefill(max(0, self.shape.prefill_tokens - decoding))
         tokens = [text for text in self.running if not text.to_prefill]
         seconds = self.shape.costs.step_s(len(tokens), self.held, *prefilled)
-        return self._gave(ModelStep(seconds, tokens, evicted=evicted), 1)
-
-    def alike(self) -> int:
-        """How many of the next steps only give each running text a token, without an end before the last of them: 0 if
-        the next one does more, or may."""
-        if not self.running or any(text.to_prefill for text in self.running):
-            return 0
-        if self.waiting and len(self.running) < self.shape.slots and self._fits(self.waiting[0]):
-            return 0
-        texts = len(self.running)
-        steps = min(text.output - text.generated for text in self.running)
-        if texts > 1:
-            steps = min(steps, (self.shape.kv_tokens - self.held) // texts)
-        return max(0, steps)
-
-    def alike_s(self) -> tuple[float, float]:
-        """Seconds of the first of these steps, and by how much each is longer than the one before it. (The time of a
-        step grows in a straight line with the tokens in the cache.)"""
-        texts, costs = len(self.running), self.shape.costs
-        first_s = costs.step_s(texts, self.held, 0)
-        return first_s, costs.step_s(texts, self.held + texts, 0) - first_s
-
-    def leap(self, steps: int) -> ModelStep:
-        """Do so many of these steps at once. The duration is their sum."""
-        first_s, more_s = self.alike_s()
-        return self._gave(ModelStep(steps * first_s + more_s * steps * (steps - 1) / 2, list(self.running)), steps)
-
-    def _gave(self, done: ModelStep, steps: int) -> ModelStep:
-        """Each text of a step got so many tokens: those that have all leave."""
-        for text in done.tokens:
-            text.generated += steps
-        self.held += steps * len(done.tokens)
-        done.ended = [text for text in done.tokens if text.is_done]
-        for text in done.ended:
+        for text in tokens:
+            text.generated += 1
+        self.held += len(tokens)
+        ended = [text for text in tokens if text.is_done]
+        for text in ended:
             self._drop(text)
-        return done
+        return ModelStep(seconds, tokens, ended, evicted)
 
     def _take(self) -> None:
         budget = self.shape.prefill_tokens - sum([text.to_prefill for text in self.running])
@@ -229,15 +184,10 @@ class ModelEngine:
             text.to_prefill = 0 if text.is_prefilled else text.held
             self.running.append(text)
             self.held += text.held
-            self._promised += text.prompt + text.limit
             if self.shape.by_slot:
                 self._slots[text] = self._free.popleft()
-        if self.shape.by_rank:
-            self.running.sort(key=RANK)
 
     def _fits(self, text: ModelText) -> bool:
-        if self.shape.kv_policy == "GUARANTEED_NO_EVICT":
-            return self._promised + text.prompt + text.limit <= self.shape.kv_tokens
         return self.held + len(self.running) + text.held + 1 <= self.shape.kv_tokens
 
     def _prefill(self, budget: int) -> tuple[int, int]:
@@ -262,32 +212,27 @@ class ModelEngine:
             text.evictions += 1
             text.is_prefilled = False
             text.recomputed += text.held - text.to_prefill
-            if self.shape.by_rank:
-                insort(self.waiting, text, key=RANK)
-            else:
-                self.waiting.appendleft(text)
+            self._put_back(text)
             evicted.append(text)
         return evicted
+
+    def _put_back(self, text: ModelText) -> None:
+        self.waiting.appendleft(text)
 
     def _drop(self, text: ModelText) -> None:
         self.running.remove(text)
         self.held -= text.held
-        self._promised -= text.prompt + text.limit
         if self.shape.by_slot:
             self._free.append(self._slots.pop(text))
 
 
 class AdmissionRule:
-    """What stands between the queue and one engine. This one lets everything through: the engine decides by its own
-    policy."""
-
-    def __init__(self, kv_policy: KvPolicy = "MAX_UTILIZATION") -> None:
-        """`kv_policy`: of the engine behind it."""
-        self.kv_policy = kv_policy
+    """What stands between the queue and one engine. This one lets everything through that the engine's queue has room
+    for: the engine decides."""
 
     def admits(self, text: ModelText, engine: ModelEngine) -> bool:
         """Whether the engine gets the text now; then the caller submits it."""
-        return engine.shape.by_rank or len(engine.waiting) < engine.shape.slots
+        return len(engine.waiting) < engine.shape.slots
 
     def note(self, step: ModelStep) -> None:
         """Learn from a step."""
@@ -310,7 +255,6 @@ class PastFuture(AdmissionRule):
 
     def __init__(self, random: Random, targets: LatencyTargets | None = None) -> None:
         """`targets`: latencies that chats keep beside lane batch."""
-        super().__init__()
         self.gate = Gate(LengthHistory(), random)
         self.colocation = Colocation(targets.ttft_ms, targets.itl_ms) if targets else Colocation()
         self._evicted = 0

@@ -332,13 +332,13 @@ class Simulation:
     def __init__(self, queue: TextQueue, workers: Sequence[ModelWorker], on_step: OnStep | None = None) -> None:
         self._queue, self._workers, self._on_step = queue, workers, on_step
         self._steps: list[tuple[float, int, ModelStep]] = []
-        """The steps under way, by their ends."""
+        """The steps under way, by their ends, with the numbers of their workers."""
+        self._busy: set[int] = set()
         self.now_s = 0.0
 
     def run(self, texts: Sequence[ModelText], until_s: float = math.inf) -> float:
         """Until every text is answered, or the time is over. Returns the time."""
         coming = deque(sorted(texts, key=lambda text: text.arrived_s))
-        busy: set[int] = set()
         while coming or self._steps or len(self._queue):
             arrival_s = coming[0].arrived_s if coming else math.inf
             end_s = self._steps[0][0] if self._steps else math.inf
@@ -348,31 +348,73 @@ class Simulation:
             if self.now_s > until_s:
                 break
             if end_s <= arrival_s:
-                _, number, step = heapq.heappop(self._steps)
-                busy.discard(number)
-                self._end_step(self._workers[number], step)
+                self._end_step()
             while coming and coming[0].arrived_s <= self.now_s:
                 self._queue.put(coming.popleft(), self.now_s)
             for number, worker in enumerate(self._workers):
-                if number not in busy and self._begin_step(number, worker):
-                    busy.add(number)
+                if number not in self._busy:
+                    worker.fill(self._queue, self.now_s)
+                    self._begin_step(number)
         return self.now_s
 
-    def _begin_step(self, number: int, worker: ModelWorker) -> bool:
-        worker.fill(self._queue, self.now_s)
-        if worker.engine.is_idle:
-            return False
-        step = worker.engine.step()
-        heapq.heappush(self._steps, (self.now_s + self._duration_s(worker, step), number, step))
-        return True
+    def _begin_step(self, number: int) -> None:
+        worker = self._workers[number]
+        if not worker.engine.is_idle:
+            step = worker.engine.step()
+            heapq.heappush(self._steps, (self.now_s + self._duration_s(worker, step), number, step))
+            self._busy.add(number)
 
     def _duration_s(self, worker: ModelWorker, step: ModelStep) -> float:
         """How long a step takes beside those that are under way."""
         return step.duration_s
 
-    def _end_step(self, worker: ModelWorker, step: ModelStep) -> None:
-        worker.note(step, self.now_s)
+    def _end_step(self) -> int:
+        """End the step that ends first. Returns the number of its worker."""
+        _, number, step = heapq.heappop(self._steps)
+        self._busy.discard(number)
+        self._workers[number].note(step, self.now_s)
         for text in step.ended:
             self._queue.note_end(text)
         if self._on_step is not None:
-            self._on_step(self.now_s, worker, step)
+            self._on_step(self.now_s, self._workers[number], step)
+        return number
+
+
+class PoolSimulation(Simulation):
+    """A run in which a text wakes one worker that has room, as in the product: the one that said so last. A worker that
+    computes a step begins the text with its next one."""
+
+    def __init__(self, queue: TextQueue, workers: Sequence[ModelWorker]) -> None:
+        super().__init__(queue, workers)
+        self._roomy = dict.fromkeys(range(len(workers)))
+        """Workers with room; the last is the one that said so last."""
+
+    def run(self, texts: Sequence[ModelText], until_s: float = math.inf) -> float:
+        coming = deque(sorted(texts, key=lambda text: text.arrived_s))
+        while coming or self._steps:
+            if coming and (not self._steps or coming[0].arrived_s <= self._steps[0][0]):
+                self.now_s = coming[0].arrived_s
+                self._queue.put(coming.popleft(), self.now_s)
+                self._wake(None)
+            else:
+                self.now_s = self._steps[0][0]
+                ended = self._end_step()
+                self._go_on(ended)
+                if len(self._queue):
+                    self._wake(ended)
+        return self.now_s
+
+    def _wake(self, but: int | None) -> None:
+        number = next((each for each in reversed(self._roomy) if each != but), None)
+        if number is not None:
+            self._go_on(number)
+
+    def _go_on(self, number: int) -> None:
+        worker = self._workers[number]
+        worker.fill(self._queue, self.now_s)
+        self._roomy.pop(number, None)
+        engine = worker.engine
+        if len(engine.running) + len(engine.waiting) + len(worker.held) < engine.shape.slots:
+            self._roomy[number] = None
+        if number not in self._busy:
+            self._begin_step(number)

@@ -1,20 +1,16 @@
-"""Requests of a trace, in BurstGPT's columns or APEX's JSON lines, and requests that are generated with such gaps.
+"""Requests of a trace, in BurstGPT's columns or APEX's JSON lines.
 
 APEX's lines: {"StartTimeOffset": ns, "ContextTokens": n, "GeneratedTokens": n}. BurstGPT's columns: Timestamp (s),
 Model, Request tokens, Response tokens, Total tokens, Log Type; newer files add Session ID and Elapsed time. A row
 without response tokens is a request that failed: counted, never sent.
-
-Generated gaps are Gamma with shape 1/cv^2 and scale cv^2/rate: mean 1/rate, coefficient of variation cv.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +19,7 @@ import msgspec
 from penstock.text import fault_of
 
 COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type")
+LENGTHS = ("prompt", "answer")
 CONVERSATION, API = "Conversation log", "API log"
 LANES = {CONVERSATION: "interactive", API: "standard"}
 """People wait for a conversation; a program that calls the API can wait a little."""
@@ -58,6 +55,8 @@ class Trace:
     .jsonl if it has JSON lines."""
 
     path: Path
+    plain: bool = False
+    """Whether a CSV may have the columns LENGTHS instead: requests without a time."""
     failed: int = 0
 
     def __iter__(self) -> Iterator[TraceRow]:
@@ -83,41 +82,35 @@ class Trace:
     def _rows(self) -> Iterator[TraceRow]:
         with self.path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
-            if missing := [name for name in COLUMNS if name not in self._columns(rows)]:
-                raise Malformed(f"{self.path}: no column {', '.join(map(repr, missing))}")
             try:
+                names = rows.fieldnames or ()
+                is_plain = self.plain and set(LENGTHS) <= set(names)
+                if not is_plain and (missing := [name for name in COLUMNS if name not in names]):
+                    other = f"; or write the columns {','.join(LENGTHS)}" if self.plain else ""
+                    raise Malformed(f"{self.path}: no column {', '.join(map(repr, missing))}{other}")
                 for row in rows:
-                    yield _request(row, f"{self.path}, line {rows.line_num}")
+                    yield _request(row, is_plain, f"{self.path}, line {rows.line_num}")
             except csv.Error as error:
                 raise Malformed(f"{self.path}, line {rows.line_num + 1}: {error}") from None
 
-    def _columns(self, rows: csv.DictReader[str]) -> Sequence[str]:
-        try:
-            return rows.fieldnames or ()
-        except csv.Error as error:
-            raise Malformed(f"{self.path} is no CSV: {error}") from None
 
-
-def _request(row: dict[str, str], where: str) -> TraceRow:
+def _request(row: dict[str, str], is_plain: bool, where: str) -> TraceRow:
     try:
-        at = float(row["Timestamp"])
-        prompt, answer = int(float(row["Request tokens"])), int(float(row["Response tokens"]))
+        at = 0.0 if is_plain else float(row["Timestamp"])
+        prompt, answer = (int(float(row[name])) for name in (LENGTHS if is_plain else COLUMNS[2:4]))
     except (TypeError, ValueError, OverflowError) as error:
         raise Malformed(f"{where}: {error}") from None
     if at < 0 or prompt < 0 or answer < 0 or not math.isfinite(at):
         raise Malformed(f"{where}: a number is negative or not finite")
-    lane = LANES.get((row["Log Type"] or "").strip(), "standard")
-    return TraceRow(at, max(1, prompt), answer, lane, (row["Model"] or "").strip())
+    lane = LANES.get((row.get("Log Type") or "").strip(), "standard")
+    return TraceRow(at, max(1, prompt), answer, lane, (row.get("Model") or "").strip())
 
 
-def cut(
-    requests: Iterable[TraceRow], *, begin: float = 0.0, end: float = float("inf"), scale: float = 1.0, longest: int = 0
-) -> Iterator[TraceRow]:
-    """The requests of [begin, end) seconds, `scale` times as fast, so that the first may come at 0; lengths cut to a
-    context of `longest` tokens, the prompt first (0: as they are)."""
+def cut(requests: Iterable[TraceRow], *, scale: float = 1.0, longest: int = 0) -> Iterator[TraceRow]:
+    """The requests `scale` times as fast; lengths cut to a context of `longest` tokens, the prompt first (0: as they
+    are)."""
     for each in requests:
-        if begin <= each.at < end:
-            yield _clipped(replace(each, at=(each.at - begin) / scale), longest)
+        yield _clipped(replace(each, at=each.at / scale), longest)
 
 
 def _clipped(request: TraceRow, longest: int) -> TraceRow:
@@ -125,34 +118,3 @@ def _clipped(request: TraceRow, longest: int) -> TraceRow:
         return request
     answer = min(request.answer, longest - 1)
     return replace(request, prompt=min(request.prompt, longest - answer), answer=answer)
-
-
-MAX_RANK = 256
-PROMPT_UNIT, ANSWER_UNIT = 16, 6
-"""Tokens of a generated request: so many times a rank up to MAX_RANK, drawn with a probability of 1 / rank (Zipf)."""
-API_SHARE = 0.3
-"""Of generated calls, those by programs, on the standard lane; the others are conversations, on lane interactive."""
-
-
-def arrivals(rate: float, cv: float, chance: random.Random, seconds: float) -> Iterator[float]:
-    """Times at which `rate` requests a second come, in the mean."""
-    at = 0.0
-    while (at := at + chance.gammavariate(1 / cv**2, cv**2) / rate) < seconds:
-        yield at
-
-
-def requests(rate: float, cv: float, seed: int, seconds: float) -> Iterator[TraceRow]:
-    """The requests of so many seconds, by time; the same for the same seed."""
-    chance = random.Random(seed)  # noqa: S311 - a workload, not a secret
-    prompts, answers = _ranks(chance), _ranks(chance)
-    for at in arrivals(rate, cv, chance, seconds):
-        prompt, answer = PROMPT_UNIT * next(prompts), ANSWER_UNIT * next(answers)
-        yield TraceRow(at, prompt, answer, "standard" if chance.random() < API_SHARE else "interactive")
-
-
-def _ranks(chance: random.Random) -> Iterator[int]:
-    """For ever."""
-    ranks = range(1, MAX_RANK + 1)
-    weights = list(accumulate(1 / rank for rank in ranks))
-    while True:
-        yield from chance.choices(ranks, cum_weights=weights, k=1024)

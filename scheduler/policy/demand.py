@@ -51,25 +51,6 @@ def highest(peaks: Peaks) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class BurstConfig:
-    """Parameters of the burst estimator.
-
-    A worker ordered now is ready one cold start later. Jobs that may not wait so long are begun in time only if the
-    pool already has room for all that arrive until then: the last peak of concurrent jobs times the growth on top of
-    such a peak that recent history shows.
-    """
-
-    horizon_s: float
-    """Length of a window: room is needed for the jobs that arrive within this time."""
-    while_s: float
-    """How long a peak is remembered."""
-    cover: float
-    """Share of the history, weighted by jobs, that stays within the growth."""
-    each: int
-    """Jobs that one worker runs at once."""
-
-
-@dataclass(frozen=True, slots=True)
 class Rush:
     """State of the burst estimator. Times in seconds of the caller's clock."""
 
@@ -103,21 +84,32 @@ class Rush:
         return max(self.usual, min(grown, PEAK_CAP * highest(self.heights))) if len(self.past) >= MIN_WINDOWS else grown
 
 
-def follow(rush: Rush, jobs: float, config: BurstConfig, now: float) -> Rush:
-    """Add an observation: `jobs` concurrent jobs at `now`."""
-    before, smoothing = rush.usual, max(1, min(SMOOTHING_JOBS, config.each))
-    peaks = with_peak(rush.peaks, jobs, now, config.while_s)
+def follow(rush: Rush, jobs: float, now: float, *, horizon_s: float, while_s: float, cover: float, each: int) -> Rush:
+    """Add an observation to a burst estimate: `jobs` concurrent jobs at `now`.
+
+    A worker ordered now is ready one cold start later. Jobs that may not wait so long are begun in time only if the
+    pool already has room for all that arrive until then: the last peak of concurrent jobs times the growth on top of
+    such a peak that recent history shows.
+
+    Args:
+        horizon_s: length of a window: room is needed for the jobs that arrive within this time.
+        while_s: how long a peak is remembered.
+        cover: share of the history, weighted by jobs, that stays within the growth.
+        each: jobs that one worker runs at once.
+    """
+    before, smoothing = rush.usual, max(1, min(SMOOTHING_JOBS, each))
+    peaks = with_peak(rush.peaks, jobs, now, while_s)
     heights = with_peak(rush.heights, jobs, now, HISTORY_S)
     rush = replace(rush, peaks=peaks, heights=heights, peak=max(rush.peak, jobs), smoothing=smoothing)
     if rush.began is None:
         return replace(rush, began=now, base=jobs, peak=jobs)
-    if now - rush.began < config.horizon_s:
+    if now - rush.began < horizon_s:
         return rush
     past = rush.past
     if rush.base > 0:
-        most = max(MIN_WINDOWS, min(MAX_SAMPLES, int(HISTORY_S / config.horizon_s)))
+        most = max(MIN_WINDOWS, min(MAX_SAMPLES, int(HISTORY_S / horizon_s)))
         past = (*past, ((rush.peak + smoothing) / (rush.base + smoothing), rush.base))[-most:]
-    growth = max(1.0, quantile(past, config.cover))
+    growth = max(1.0, quantile(past, cover))
     if len(past) < MIN_WINDOWS:
         growth = max(growth, INITIAL_GROWTH)
     return replace(rush, began=now, base=max(before, jobs), peak=jobs, past=past, growth=growth)
@@ -374,8 +366,10 @@ def _rushes(demand: Demand, held: Mapping[str, float], limits: ScalingLimits, no
         jobs += more
         if cannot_wait(lane, demand, limits):
             horizon_s = max(cold_s - limits.targets[lane], BUCKET_S)
-            config = BurstConfig(horizon_s, keep_s(demand, limits), limits.cover, demand.capacity)
-            rushes[lane] = follow(demand.rushes.get(lane, Rush()), jobs, config, now)
+            rushes[lane] = follow(
+                demand.rushes.get(lane, Rush()), jobs, now, horizon_s=horizon_s, while_s=keep_s(demand, limits),
+                cover=limits.cover, each=demand.capacity,
+            )  # fmt: skip
     return rushes
 
 

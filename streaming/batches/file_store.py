@@ -72,12 +72,7 @@ class FileStore:
         try:
             fresh.write_text(deployment, "ascii")
             flush(fresh)
-            try:
-                os.link(fresh, self._owner)  # fails if another process was faster
-            except FileExistsError:
-                return self.owner
-            except OSError:  # a file system without hard links
-                fresh.replace(self._owner)
+            _link(fresh, self._owner)
         finally:
             fresh.unlink(missing_ok=True)
         flush(self.folder)
@@ -139,18 +134,8 @@ class FileStore:
         """Create a batch's folder and offer it an input. Idempotent. Raises FileNotFoundError if the file is gone."""
         work, link = self.work(batch_id), self._offered(batch_id, file_id)
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if link.exists():
-            return
-        try:
-            os.link(self.path(file_id), link)
-        except FileExistsError:
-            return
-        except FileNotFoundError:
-            raise
-        except OSError:  # a file system without hard links
-            fresh = work / f"input.{secrets.token_hex(4)}"
-            shutil.copyfile(self.path(file_id), fresh)
-            fresh.replace(link)
+        if not link.exists():
+            _link(self.path(file_id), link)
 
     def works(self) -> list[str]:
         """List the batches that have a folder."""
@@ -266,6 +251,22 @@ class Incoming:
         """Delete the upload. Idempotent; does nothing after `keep`."""
         self._file.close()
         self.path.unlink(missing_ok=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Make a file appear under another name, too; on a file system without hard links as a copy. Does nothing if the
+    name is there: another process was faster. Raises FileNotFoundError, OSError."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        raise
+    except OSError:
+        fresh = target.with_name(f"{target.name}.{secrets.token_hex(4)}")
+        shutil.copyfile(source, fresh)
+        flush(fresh)
+        fresh.replace(target)
 
 
 def _safe(name: str) -> str:

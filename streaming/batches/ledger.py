@@ -232,35 +232,11 @@ class Ledger:
         return ended
 
 
-class AnswerReader:
-    """Reads answers by their rows; keeps up to MAX_OPEN segments open."""
-
-    MAX_OPEN = 32
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: dict[int, BinaryIO] = {}
-
-    def read(self, row: AnswerRow) -> bytes:
-        """Raises OSError."""
-        file = self._files.get(row.epoch)
-        if file is None:
-            if len(self._files) >= self.MAX_OPEN:
-                self._files.pop(next(iter(self._files))).close()
-            file = self._files[row.epoch] = (self._folder / f"{row.epoch:08d}.results").open("rb")
+def read_answer(folder: Path, row: AnswerRow) -> bytes:
+    """Read an answer by its row. Raises OSError."""
+    with (folder / f"{row.epoch:08d}.results").open("rb") as file:
         file.seek(row.offset)
         return file.read(row.length)
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-
-    def __enter__(self) -> AnswerReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def lines_of(source: BinaryIO, longest: int) -> Iterator[tuple[int, int, bytes]]:

@@ -29,7 +29,7 @@ from streaming.jobs.codec import Usage, decode, encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
 from streaming.order import Priority
-from streaming.redis.client import Call, ClientUser, RedisClient, cursor_after, overdue, page
+from streaming.redis.client import Call, ClientUser, RedisClient, page, place_of
 from streaming.redis.news import news
 
 UNREADABLE = "(its record cannot be read)"
@@ -79,16 +79,13 @@ class Files(ClientUser):
         """List a tenant's files in the order of their creation, behind the file `after`, which may be deleted. Raises
         UnknownFile if the tenant never had it."""
         partition = tenant_partition(tenant, self._client.settings.partitions)
-        key = partition_key(partition, "files", tenant)
-        behind = await cursor_after(self._client, partition, key, after, tenant) if after is not None else None
-        if after is not None and behind is None:
-            raise UnknownFile(after)
-        ids = [name for name, _ in await page(self._client, partition, key, behind, limit, newest_first=newest_first)]
+        ids = await _listed(self._client, "files", tenant, after, limit, UnknownFile, newest_first=newest_first)
         if not ids:
             return []
         found = await self._client.call("MGET", partition, *(partition_key(partition, "file", name) for name in ids))
-        pairs = [(name, data) for name, data in zip(ids, found, strict=True) if data is not None]
-        return [_file(name, data) or _unreadable(name, tenant) for name, data in pairs]
+        kept = [(name, data) for name, data in zip(ids, found, strict=True) if data is not None]
+        unreadable = StoredFile(id="", tenant=tenant, name=UNREADABLE, size=0, purpose="", created_ms=0, expires_ms=0)
+        return [_file(name, data) or msgspec.structs.replace(unreadable, id=name) for name, data in kept]
 
     async def forget(self, file_id: str, tenant: str) -> None:
         """Delete the record; remove the bytes before. The quota counts them while an unfinished batch reads them.
@@ -105,12 +102,8 @@ class Files(ClientUser):
 
     async def expired(self, limit: int) -> list[tuple[str, str]]:
         """List expired files as (id, tenant), also those whose record is malformed or lost."""
-        now = await self._client.now_ms()
-        found: list[tuple[str, str]] = []
-        for partition in self._client.partitions:
-            listed = await overdue(self._client, partition, now, limit)
-            found += [(name, tenant) for name, tenant in listed if name.startswith("file-")]
-        return found
+        found = await _overdue(self._client, limit)
+        return [(name, tenant) for _, name, tenant in found if name.startswith("file-")]
 
 
 def _file(file_id: str, data: bytes) -> StoredFile | None:
@@ -122,9 +115,39 @@ def _file(file_id: str, data: bytes) -> StoredFile | None:
         return None
 
 
-def _unreadable(file_id: str, tenant: str) -> StoredFile:
-    """Placeholder in lists for a malformed record; the file's bytes still exist."""
-    return StoredFile(id=file_id, tenant=tenant, name=UNREADABLE, size=0, purpose="", created_ms=0, expires_ms=0)
+async def _listed(
+    client: RedisClient,
+    kind: str,
+    tenant: str,
+    after: str | None,
+    limit: int,
+    unknown: type[StreamingError],
+    *,
+    newest_first: bool = True,
+) -> list[str]:
+    """The ids in a tenant's list of files or batches, behind `after`, which may have been deleted since. Raises
+    `unknown` if the list never had it, or that is not known any more (place_of); Unavailable."""
+    partition = tenant_partition(tenant, client.settings.partitions)
+    key, behind = partition_key(partition, kind, tenant), None
+    if after is not None:
+        score = await client.call("ZSCORE", partition, key, after)
+        place = int(float(score)) if score is not None else await place_of(client, partition, after, tenant)
+        if place is None:
+            raise unknown(after)
+        behind = (place, after)
+    return [name for name, _ in await page(client, partition, key, behind, limit, newest_first=newest_first)]
+
+
+async def _overdue(client: RedisClient, limit: int) -> list[tuple[int, str, str]]:
+    """Up to `limit` files and batches of each partition whose time is over, the oldest first: partition, id and tenant.
+    Raises Unavailable."""
+    between, now = ("LIMIT", 0, limit), await client.now_ms()
+    calls = [("ZRANGEBYSCORE", p, (partition_key(p, "expiring"), "-inf", now, *between)) for p in client.partitions]
+    found = []
+    for partition, members in zip(client.partitions, await client.calls(calls), strict=True):
+        for name, _, tenant in [member.decode(errors="replace").partition(":") for member in members]:
+            found.append((partition, name, tenant))
+    return found
 
 
 class BatchState(StrEnum):
@@ -206,16 +229,6 @@ class BatchProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 _BATCH = msgspec.msgpack.Decoder(Batch)
 _PROGRESS = msgspec.msgpack.Decoder(BatchProgress)
-
-
-def decode_batch(data: bytes) -> Batch:
-    """Raises DecodeError."""
-    return decode(_BATCH, data)
-
-
-def decode_progress(data: bytes) -> BatchProgress:
-    """Of a batch nobody has worked on yet it is empty. Raises DecodeError."""
-    return decode(_PROGRESS, data) if data else BatchProgress()
 
 
 BatchCommand: TypeAlias = Literal["cancel", "pause", "resume"]
@@ -323,13 +336,9 @@ class Batches:
     async def recent(self, tenant: str, after: str | None, limit: int) -> list[BatchRecord]:
         """List a tenant's batches, newest first, behind the batch `after`, which may be forgotten. Raises UnknownBatch
         if the tenant never had it."""
-        partition = tenant_partition(tenant, self._client.settings.partitions)
-        key = partition_key(partition, "batches", tenant)
-        behind = await cursor_after(self._client, partition, key, after, tenant) if after is not None else None
-        if after is not None and behind is None:
-            raise UnknownBatch(after)
-        ids = [name for name, _ in await page(self._client, partition, key, behind, limit) if self._is_ours(name)]
-        return [record for record in await self._records(ids) if record is not None]
+        ids = await _listed(self._client, "batches", tenant, after, limit, UnknownBatch)
+        records = await self._records([name for name in ids if self._is_ours(name)])
+        return [record for record in records if record is not None]
 
     async def request(self, batch_id: str, command: BatchCommand) -> BatchState:
         """Cancel, pause or resume a batch; returns the state it was found in. Raises UnknownBatch."""
@@ -425,14 +434,9 @@ class Batches:
 
     async def forget_expired(self, limit: int) -> list[str]:
         """Delete the records of ended batches that have expired; returns their ids."""
-        now, gone = await self._client.now_ms(), []
-        for partition in self._client.partitions:
-            for name, tenant in await overdue(self._client, partition, now, limit):
-                if not self._is_ours(name):
-                    continue
-                await self._client.call("forget", partition, "batch", name, tenant)
-                gone.append(name)
-        return gone
+        found = [each for each in await _overdue(self._client, limit) if self._is_ours(each[1])]
+        await self._client.calls([("forget", partition, ("batch", *each)) for partition, *each in found])
+        return [name for _, name, _ in found]
 
     async def states(self, batch_ids: Sequence[str]) -> dict[str, BatchState | None]:
         """Read the states of batches, None for one without a record; other ids are left out."""
@@ -480,13 +484,13 @@ def _parsed(values: Sequence[Any]) -> dict[str, Any]:
     """The fields of a BatchRecord. Raises MALFORMED_ERRORS."""
     raw = dict(zip(FIELDS, values, strict=True))
     return {
-        "batch": decode_batch(raw["asked"]),
+        "batch": decode(_BATCH, raw["asked"]),
         "state": BatchState(raw["status"].decode()),
         "paused": bool(raw["paused"]),
         "created_ms": int(float(raw["created"])),
         "expires_ms": _number(raw["expires"]),
         "cancelling_ms": _number(raw["cancelling"]),
-        "progress": decode_progress(raw["progress"]),
+        "progress": decode(_PROGRESS, raw["progress"]) if raw["progress"] else BatchProgress(),
     }
 
 

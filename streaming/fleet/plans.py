@@ -186,9 +186,9 @@ class Plans(ClientUser):
 
         Returns: False if another leads now; then nothing was done.
         """
-        rows: list[str] = []
+        rows: list[str | bytes] = []
         for plan in plans:
-            rows += ["plan", plan.model, _text(plan)]
+            rows += ["plan", plan.model, msgspec.json.encode(plan)]
             for cordoned in plan.cordon if plan.pool != "dry-run" else ():
                 rows += ["cordon", cordoned.worker, cordoned.reason]
         for model, seconds in (cold or {}).items():
@@ -196,12 +196,12 @@ class Plans(ClientUser):
         for worker, hold_ms in (holds or {}).items():
             rows += ["hold", worker, str(hold_ms)]
         for action in actions:
-            rows += ["act", action.model, _text(action)]
+            rows += ["act", action.model, msgspec.json.encode(action)]
         return bool(await self._client.call("plan", FLEET_SLOT, lead.holder, lead.epoch, *rows))
 
     async def act(self, epoch: int, action: Action) -> bool:
         """Record an action before it is done for a plan of this epoch. False: another leads now, so do nothing."""
-        return bool(await self._client.call("act", FLEET_SLOT, epoch, action.model, _text(action)))
+        return bool(await self._client.call("act", FLEET_SLOT, epoch, action.model, msgspec.json.encode(action)))
 
     async def share(self, epoch: int, pool: str, machine: str, has: int, want: int) -> int | None:
         """Return how many of the `want` workers of a pool this machine shall have. None: another leads now, so do
@@ -243,10 +243,6 @@ def _noted(name: bytes, words: Sequence[bytes]) -> Noted | None:
     fields = dict(zip(words[::2], words[1::2], strict=True))
     action, epoch = entry("an action", fields.get(b"action", b""), Action), fields.get(b"epoch", b"")
     return Noted(action, int(name.split(b"-")[0]), int(epoch)) if action and epoch.isdigit() else None
-
-
-def _text(value: msgspec.Struct) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""Registry of running processes, which report every two seconds; also model cards, output lengths and console logins.
+"""Registry of running processes, which report every two seconds; also model cards and console logins.
 
 No guarantee depends on it: operators, the scheduler and the supervisor read it.
 """
@@ -114,31 +114,6 @@ async def _report(fleet: Fleet, describe: Callable[[], Process], changed: asynci
             await fleet.report(describe())
         await wait(changed, coalesced(HEARTBEAT_INTERVAL_S))
         changed.clear()
-
-
-MAX_VERSION_DIGITS = 9
-"""Digits of a version of output lengths; streaming/lua/fleet.lua uses the same number."""
-KEPT_S = 7 * 24 * 3600
-"""Seconds for which a history outlives its last write."""
-
-
-class LengthStore(ClientUser):
-    """Output lengths of models, which their workers share. Every method raises Unavailable."""
-
-    async def read(self, model: str) -> tuple[int, bytes] | None:
-        """Version and message of a model's history; None if there is none."""
-        key = fleet_key("lengths", model)
-        version, lengths = await self._client.call("HMGET", FLEET_SLOT, key, "version", "lengths")
-        if version is None or lengths is None:
-            return None
-        if not version.isdigit() or len(version) > MAX_VERSION_DIGITS:
-            log.warning("the stored output lengths of model %s have no valid version and are replaced", model)
-            return None
-        return int(version), lengths
-
-    async def write(self, model: str, version: int, lengths: bytes) -> bool:
-        """Store a history. False: a newer version's is there, and it stays."""
-        return bool(await self._client.call("lengths", FLEET_SLOT, model, version, lengths, KEPT_S))
 
 
 LINK_S = 3600

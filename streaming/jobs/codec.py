@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
@@ -259,7 +260,7 @@ def without_rows(end: Terminal) -> Terminal:
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """A script ended this job (cancelled in the queue, expired, given up): look the record up."""
+    """This job has ended; its record says how. Scripts end jobs so, and workers those with long results."""
 
     job: str
 
@@ -273,35 +274,10 @@ TAG = re.compile(r"[a-z][0-9]{0,3}")
 """A message's kind and its version; no number: version 1."""
 
 
-class _Parted(Terminal, frozen=True, array_like=True, tag="t"):
-    """A terminal message whose rows are separated but not decoded."""
-
-    rows: tuple[msgspec.Raw, ...] = ()  # type: ignore[assignment]
-
-
-class _Headed(Terminal, frozen=True, array_like=True, tag="t"):
-    """A terminal message whose rows are skipped as one value."""
-
-    rows: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
-
-
-class _JobVersion(msgspec.Struct):
-    """The version of a job's body; all other fields are ignored."""
-
-    v: int = 1
-
-
-_REPLY = msgspec.msgpack.Decoder(Reply)
-_CONTROL = msgspec.msgpack.Decoder(Control)
 _JOB = msgspec.msgpack.Decoder(Job)
-_JOB_VERSION = msgspec.msgpack.Decoder(_JobVersion)
-_TERMINAL = msgspec.msgpack.Decoder(Terminal)
-_PARTED = msgspec.msgpack.Decoder(_Parted)
-_HEADED = msgspec.msgpack.Decoder(_Headed)
 _DELTAS = msgspec.msgpack.Decoder(tuple[Delta, ...])
 _PARTS = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...])
 _KEPT = msgspec.msgpack.Decoder(tuple[str | Delta, ...])
-_DRAFT = msgspec.msgpack.Decoder(Draft)
 _METADATA = msgspec.msgpack.Decoder(dict[str, str])
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -309,8 +285,6 @@ _PLAIN_REST = astuple(Delta(1, 1, "", ()))[4:]
 """The other fields of what is written as a PlainDelta."""
 _ARRAY_32 = b"\xdd"
 """First byte of a msgpack array whose length is in the next four bytes."""
-_TERMINAL_TAG = b"\xa1t"
-"""Tag of a terminal message, which follows the byte with the length of the array."""
 
 TAGS = frozenset(kind.__struct_config__.tag for kind in (Draft, *get_args(Reply), *get_args(Control)))
 """The tags that this version knows."""
@@ -359,7 +333,8 @@ def kept_form(delta: Delta) -> Kept:
 
 
 LONG_BYTES = 16 * 1024
-"""A result of at least this size is decoded in slices of a few ms, and only for callers who want its rows."""
+"""A result of at least this size is decoded in slices of a few ms, and only for callers who want its rows: it is not
+published, its readers fetch it."""
 MIN_DEFLATED_BYTES, MAX_DEFLATED_BYTES = 512, 64 * 1024
 """Only rows of such a size are compressed, and no more than one slice of them: all are decompressed at once."""
 MAX_DEFLATED_ROW_BYTES = 64
@@ -403,75 +378,18 @@ def _array(count: int, items: bytes | bytearray) -> bytes:
     return b"".join((_ARRAY_32, count.to_bytes(4, "big"), items))
 
 
-def decode_reply(data: bytes) -> Reply:
-    """Raises NewerMessage, DecodeError."""
-    reply: Reply = _decode_tagged(_REPLY, data)
-    return reply
-
-
-def decode_control(data: bytes) -> Control:
-    """Raises NewerMessage, DecodeError."""
-    control: Control = _decode_tagged(_CONTROL, data)
-    return control
-
-
 def decode_job(data: bytes) -> Job:
     """Raises NewerMessage, DecodeError."""
     try:
         job = decode(_JOB, data)
     except DecodeError as error:
-        if _job_version(data) > JOB_VERSION:
-            raise NewerMessage(data) from error
+        match _any_message(data):
+            case {"v": int(version)} if version > JOB_VERSION:
+                raise NewerMessage(data) from error
         raise
     if job.v > JOB_VERSION:
         raise NewerMessage(data)
     return job
-
-
-def _job_version(data: bytes) -> int:
-    try:
-        return _JOB_VERSION.decode(data).v
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return 0  # not a job of any version
-
-
-def decode_terminal(data: bytes) -> Terminal:
-    """Raises NewerMessage, DecodeError."""
-    return _decode_tagged(_TERMINAL, data)
-
-
-def decode_draft(data: bytes) -> Draft:
-    """Raises NewerMessage, DecodeError."""
-    return _decode_tagged(_DRAFT, data)
-
-
-def is_terminal(data: bytes) -> bool:
-    """Whether a valid reply is a terminal message; reads only its tag."""
-    return data[1:3] == _TERMINAL_TAG
-
-
-def decode_rowless(data: bytes) -> Terminal:
-    """Decode a terminal message without its rows, which takes a tenth of the time. Raises NewerMessage, DecodeError."""
-    return _plain(_decode_tagged(_HEADED, data), ())
-
-
-def decode_in_slices(data: bytes, rows_at_once: int) -> Generator[None, None, Terminal]:
-    """Like `decode_terminal`, but yields after every `rows_at_once` rows. Raises NewerMessage, DecodeError."""
-    parted = _decode_tagged(_PARTED, data)
-    rows: list[Delta] = []
-    for first in range(0, len(parted.rows), rows_at_once):
-        yield
-        part: Any = parted.rows[first : first + rows_at_once]
-        deltas: tuple[Delta, ...] = decode(_DELTAS, _array(len(part), b"".join(part)))
-        rows += deltas
-    yield
-    return _plain(parted, tuple(rows))
-
-
-def _plain(terminal: Terminal, rows: tuple[Delta, ...]) -> Terminal:
-    """The terminal with these rows."""
-    fields: list[Any] = [rows if name == "rows" else getattr(terminal, name) for name in Terminal.__struct_fields__]
-    return Terminal(*fields)
 
 
 def encode_metadata(metadata: dict[str, str]) -> bytes:
@@ -488,20 +406,25 @@ def _decode_tagged(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
     try:
         return decode(decoder, data)
     except DecodeError as error:
-        if _is_newer(data):
-            raise NewerMessage(data) from error
+        match _any_message(data):
+            case [str(tag), *_] if tag not in TAGS and TAG.fullmatch(tag):  # of an unknown version or kind
+                raise NewerMessage(data) from error
         raise
 
 
-def _is_newer(data: bytes) -> bool:
-    """Whether this is a complete array with a well-formed tag of an unknown version or kind."""
+def _any_message(data: bytes) -> Any:
+    """What the bytes hold, if they are msgpack; else None."""
     try:
-        match msgspec.msgpack.decode(data):
-            case [str(tag), *_]:
-                return tag not in TAGS and TAG.fullmatch(tag) is not None
+        return msgspec.msgpack.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        pass
-    return False
+        return None
+
+
+decode_reply: Callable[[bytes], Reply] = partial(_decode_tagged, msgspec.msgpack.Decoder(Reply))
+decode_control: Callable[[bytes], Control] = partial(_decode_tagged, msgspec.msgpack.Decoder(Control))
+decode_terminal: Callable[[bytes], Terminal] = partial(_decode_tagged, msgspec.msgpack.Decoder(Terminal))
+decode_draft: Callable[[bytes], Draft] = partial(_decode_tagged, msgspec.msgpack.Decoder(Draft))
+"""Raise NewerMessage, DecodeError."""
 
 
 def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from msgspec.structs import replace
 from redis.exceptions import ResponseError
@@ -97,11 +97,8 @@ class History:
 NOTHING = History()
 
 
-class HistoryRequest(NamedTuple):
-    """A request for a job's history, with the runs that its record names."""
-
-    job: str
-    runs: Sequence[LoggedRun]
+HistoryRequest: TypeAlias = tuple[str, Sequence[LoggedRun]]
+"""A job whose history is wanted, and the runs that its record names."""
 
 
 @dataclass(slots=True)
@@ -124,16 +121,16 @@ class Histories:
         self._rounds: dict[int, Rounds[HistoryRequest, History]] = {}
         """By partition, so that a slow or unavailable one delays no other."""
 
-    async def read(self, wanted: HistoryRequest) -> History:
+    async def read(self, job: str, runs: Sequence[LoggedRun]) -> History:
         """Read what a job's runs have logged. Raises Unavailable, NewerMessage (a worker has a newer version)."""
-        partition = partition_of(wanted.job) or 0
+        partition = partition_of(job) or 0
         if partition not in self._rounds:
             self._rounds[partition] = Rounds(lambda jobs: self._read(partition, jobs))
-        return await self._rounds[partition].ask(wanted)
+        return await self._rounds[partition].ask((job, runs))
 
     async def _read(self, partition: int, asked: Sequence[HistoryRequest]) -> list[History | NewerMessage]:
         """Read each log once, for all requests of a round."""
-        logged = {each.run: Logged() for wanted in asked for each in wanted.runs}
+        logged = {each.run: Logged() for _, runs in asked for each in runs}
         newer: dict[LogName, NewerMessage] = {}
         for name, first in by_log(asked).items():
             try:
@@ -142,10 +139,9 @@ class Histories:
             except NewerMessage as error:
                 newer[name] = error
         found: list[History | NewerMessage] = []
-        for wanted in asked:
-            logs = [each.log(wanted.job) for each in wanted.runs]
-            faults = [newer[name] for name in logs if name in newer]
-            found.append(faults[0] if faults else history_of(wanted.runs, logged))
+        for job, runs in asked:
+            faults = [newer[name] for name in [each.log(job) for each in runs] if name in newer]
+            found.append(faults[0] if faults else history_of(runs, logged))
             await asyncio.sleep(0)
         return found
 
@@ -153,8 +149,8 @@ class Histories:
 def by_log(asked: Iterable[HistoryRequest]) -> dict[LogName, int]:
     """By log: the first frame that may hold a requested delta."""
     logs: dict[LogName, int] = {}
-    for wanted in asked:
-        for name, frame in [(each.log(wanted.job), each.frame) for each in wanted.runs]:
+    for job, runs in asked:
+        for name, frame in [(each.log(job), each.frame) for each in runs]:
             logs[name] = min(frame, logs.get(name, frame))
     return logs
 
@@ -184,10 +180,10 @@ def history_of(runs: Sequence[LoggedRun], logged: Mapping[Run, Logged]) -> Histo
             sections = list(logged[run].copied)  # the runs before it, some of whose own deltas may be trimmed
         sections.append(Section(min(own, default=max(rows, default=0) + 1), run))
     openings = [opening for each in runs if (opening := logged[each.run].opening) is not None]
-    if not openings:
-        return History([rows[seq] for seq in sorted(rows)], tuple(sections))
-    first, last = openings[0], openings[-1]
-    times = first.begun_ms or first.at_ms, last.at_ms, last.kept_ms
+    times: tuple[int, ...] = ()
+    if openings:
+        first, last = openings[0], openings[-1]
+        times = first.begun_ms or first.at_ms, last.at_ms, last.kept_ms
     return History([rows[seq] for seq in sorted(rows)], tuple(sections), *times)
 
 
@@ -206,8 +202,15 @@ async def read_log(client: RedisClient, partition: int, name: LogName, first: in
             return
         for _, fields in entries:
             for data in fields.values():
-                frame = _frame(data, name)
-                if frame is None:
+                try:
+                    frame = decode_reply(data)
+                except NewerMessage:
+                    raise
+                except DecodeError as error:
+                    what = LOG_KINDS[name.kind]
+                    log.error("a frame in the %s %s cannot be read and is left out: %s", what, name.name, error)
+                    continue
+                if not isinstance(frame, Frame):
                     continue
                 yield frame
                 rows += len(frame.rows)
@@ -217,15 +220,3 @@ async def read_log(client: RedisClient, partition: int, name: LogName, first: in
         if len(entries) < PAGE:
             return
         start = f"({entries[-1][0].decode()}"
-
-
-def _frame(data: bytes, name: LogName) -> Frame | None:
-    """Decode a frame; None if it is malformed or not a frame. Raises NewerMessage."""
-    try:
-        reply = decode_reply(data)
-    except NewerMessage:
-        raise
-    except DecodeError as error:
-        log.error("a frame in the %s %s cannot be read and is left out: %s", LOG_KINDS[name.kind], name.name, error)
-        return None
-    return reply if isinstance(reply, Frame) else None

@@ -185,9 +185,7 @@ def preview_of(prompt: Prompt) -> str:
     match prompt:
         case Chat(turns):
             last = turns[-1] if turns else None
-            asked = last
-            if last is not None and (last.role != "user" or not last.content):
-                asked = next((turn for turn in reversed(turns) if turn.role == "user" and turn.content), last)
+            asked = next((turn for turn in reversed(turns) if turn.role == "user" and turn.content), last)
             text = asked.content if asked is not None else ""
             mark = f"[{last.role}] " if last is not None and last.role != "user" else ""
         case Text(texts):
@@ -370,13 +368,11 @@ def unsupported(job: Job, capabilities: Capabilities, embedding_size: int = 0) -
     The API checks a job before it accepts it, and the worker again before it runs it: the model's engine may have
     changed.
     """
-    if job.task is not None:
-        found = next(_of_task(job, job.task, capabilities, embedding_size), None)
-    else:
-        found = next(_of_text(job, capabilities), None)
-    if found is None:
+    task = job.task
+    refusals = _of_text(job, capabilities) if task is None else _of_task(job, task, capabilities, embedding_size)
+    param, what = next(refusals, ("", ""))
+    if not param:
         return None
-    param, what = found
     param = param if job.response is None else IN_RESPONSES.get(param, param)
     return Failure("invalid_request_error", f"{param}: the engine of {job.model!r} {what}.", 400, param)
 

@@ -19,8 +19,10 @@ import msgspec
 from streaming.errors import DecodeError, NewerMessage, Rewound
 from streaming.ids import partition_of
 from streaming.jobs.codec import (
+    LONG_BYTES,
     Control,
     Draft,
+    Ended,
     Frame,
     Opening,
     Terminal,
@@ -140,7 +142,7 @@ class Finish(msgspec.Struct, frozen=True):
     number: int
     """Number of the run that ends it: refused if the job was claimed again since."""
     with_rows: bool
-    """Publish the rows with it: the reader has not received them as deltas."""
+    """Publish the rows with it: the reader has not received them as deltas. It reads a long result from the record."""
     dead: str = ""
     """Reason for a dead letter; "" for none."""
     prompt: int = 0
@@ -196,11 +198,9 @@ class Lease:
             begins: how many of `free` begin at once. A worker that got as many is not marked as idle, but as one that
                 prefetches: it will be woken if no other is idle.
         """
-        most = "" if alone or lowest is None else lowest
-        places = "" if alone or free is None else free
+        most, places, at_once = ["" if alone or each is None else each for each in (lowest, free, begins)]
         want = 1 if alone else want
         before, self._run = self._run, self._run + want
-        at_once = "" if alone or begins is None else begins
         kept: tuple[str | int, ...] = (shared, *crowding) if crowding and shared is not None and not alone else ()
         args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before, places, at_once)
         now, frame, suspects, *taken = await self._client.call("claim", partition, *args, *kept)
@@ -255,10 +255,11 @@ class Lease:
         """Build the call that writes the terminal record and takes the job off its lane; idempotent. `partition`: the
         job's, if the caller knows it."""
         end, record = finish.terminal, encode(without_rows(finish.terminal))
-        args: list[str | bytes | int] = [self.id, end.job, finish.number, end.state, record]
-        args += finish.rows or record_rows(end), encode(end) if finish.with_rows else record
-        args += finish.dead, end.usage.completion, finish.prompt
-        return ("finish", partition_of(end.job) or 0 if partition is None else partition, args)
+        told, rows = record, finish.rows or record_rows(end)
+        if finish.with_rows:
+            told = encode(end) if len(rows) < LONG_BYTES else encode(Ended(end.job))
+        args = (self.id, end.job, finish.number, end.state, record, rows, told, finish.dead, end.usage.completion)
+        return ("finish", partition_of(end.job) or 0 if partition is None else partition, (*args, finish.prompt))
 
     def checkpoint_call(self, partition: int, job_id: str, number: int, frame: int) -> Call:
         """Build the call that records a checkpoint: a run's deltas are read from this frame on; idempotent."""
@@ -270,7 +271,8 @@ class Lease:
         Raises Fenced, Unavailable, Rewound (an append found frames missing before it: repeat the appends of that
         partition and their jobs' finishes).
         """
-        if behind := _behind(calls, await self._client.calls(calls)):
+        answered = zip(calls, await self._client.calls(calls), strict=True)
+        if behind := {partition for (name, partition, _), answer in answered if name == "append" and answer == -1}:
             raise Rewound(behind)
 
     def send_nowait(self, calls: Sequence[Call], on_done: Callable[[Sequence[Any] | None], None]) -> bool:
@@ -342,11 +344,6 @@ class Lease:
                     log.warning("a message to this worker is ignored: %s", error)
                 else:
                     yield control
-
-
-def _behind(calls: Sequence[Call], answers: Sequence[Any]) -> set[int]:
-    """Partitions whose append found frames missing."""
-    return {call[1] for call, answer in zip(calls, answers, strict=True) if call[0] == "append" and answer == -1}
 
 
 def _claim(item: Sequence[bytes], partition: int, now: float, frame: int, worker: str) -> Claim | UnreadableClaim:

@@ -121,11 +121,9 @@ def _oldest(parts: Iterable[tuple[int, list[bytes | int]]]) -> dict[str, int]:
 
 def _lane(model: str, priority: Priority, parts: Iterable[tuple[int, int, int, int, int]]) -> LaneDepth:
     """Sum one lane. `parts`, by partition: its time (ms), waiting, running, the oldest waiting job's time, ever put."""
-    waiting = running = added = oldest_ms = 0
-    for now, here, there, first, put in parts:
-        waiting, running, added = waiting + here, running + there, added + put
-        oldest_ms = max(oldest_ms, now - first if first else 0)
-    return LaneDepth(model, priority, waiting, running, oldest_ms, added)
+    times, waiting, running, first, added = zip(*parts, strict=True)
+    oldest_ms = max(now - since if since else 0 for now, since in zip(times, first, strict=True))
+    return LaneDepth(model, priority, sum(waiting), sum(running), oldest_ms, sum(added))
 
 
 def _due(now: int, lane: bytes, created: bytes, at: bytes) -> WaitingDeadline | None:

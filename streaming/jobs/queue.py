@@ -27,12 +27,11 @@ from streaming.errors import (
 )
 from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
-from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, preview_of
+from streaming.jobs.job import CancelledBy, Job, JobState, preview_of
 from streaming.jobs.places import FIRST, Cost, QueuePlace, cost_of
 from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
-from streaming.order import Priority
 from streaming.redis.client import Call, RedisClient, ScriptBatcher
 from streaming.store.monitor import Headroom, Reservation
 
@@ -59,51 +58,7 @@ class Accepted(msgspec.Struct, frozen=True):
     """Its partition's epoch, for event ids; 0: not read, because the client waits for the answer."""
 
 
-class Put(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Arguments of the script `put`, by name."""
-
-    id: str
-    tenant: str
-    model: str
-    priority: Priority
-    endpoint: Endpoint
-    lane_limit: int
-    retention_s: int
-    may_write: int
-    """Bytes to reserve for what the job may still write."""
-    max_reserved: int | None = None
-    """The most that all jobs may have reserved."""
-    order: str
-    """What decides its place, as its record has it: tokens of prompt and output, tenant's weight, patience,
-    with colons."""
-    patience_ms: int
-    """The last part of `order`, as a number for the lane's index."""
-    reply: str = ""
-    max_queue_ms: int | None = None
-    deadline_ms: int | None = None
-    key: str = ""
-    """Digest of tenant and idempotency key."""
-    digest: str = ""
-    """Of the request's body."""
-    must_run: bool = False
-    """Refuse the job unless a worker is idle."""
-    part: bool = False
-    """A line of a batch, which is not listed by itself."""
-    events: str = ""
-    """Recipients of its events, as Job has them."""
-    dated: bool = False
-    """Its record keeps the epoch in which it was accepted."""
-    conversation: str = ""
-    """The conversation whose turn it is, and the version that this must have."""
-    version: int | None = None
-    webhook: str = ""
-    preview: str = ""
-    """The first words of its prompt."""
-    quotas: Mapping[str, int] = NO_QUOTAS
-    """What is left of the tenant's: `jobs`, bytes of `requests`, bytes of `results`."""
-
-
-_encode_put = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Queue:
@@ -201,33 +156,31 @@ class Queue:
         """Accept many lines of a batch in one round trip, as jobs that job lists omit; returns the result of each. A
         refused job does not affect those behind it. The call is idempotent if a retry uses the same ids. `cards`: by
         model name. Raises Unavailable."""
+        results: dict[str, Accepted | LaneFull | StoreFull] = {}
         calls: list[Call] = []
-        reserved: list[Reservation] = []
-        refused: dict[str, StoreFull] = {}
+        sent: list[tuple[Job, Reservation]] = []
         for job in jobs:
             try:
                 partition, cost = self._partition(job.id), cost_of(job, (cards or {}).get(job.model))
-                args, reservation = self._put_args(job, partition, cost, part=True)
+                args, reserved = self._put_args(job, partition, cost, part=True)
             except StoreFull as error:
-                refused[job.id] = error
+                results[job.id] = error
                 continue
             calls.append(("put", partition, args))
-            reserved.append(reservation)
-        accepted: dict[str, Accepted | LaneFull | StoreFull] = {}
+            sent.append((job, reserved))
         answers: Sequence[Any] = ()
         try:
             answers = await self._client.calls(calls) if calls else ()
         finally:
-            for place, reservation in enumerate(reserved):
+            for place, (_, reserved) in enumerate(sent):
                 if not answers or not _brought_work(answers[place]):
-                    reservation.give_back()
-        put = (job for job in jobs if job.id not in refused)
-        for job, answer, reservation in zip(put, answers, reserved, strict=True):
+                    reserved.give_back()
+        for (job, reserved), answer in zip(sent, answers, strict=True):
             try:
-                accepted[job.id] = self._accepted(job, answer, reservation.size)
+                results[job.id] = self._accepted(job, answer, reserved.size)
             except (LaneFull, StoreFull) as error:
-                accepted[job.id] = error
-        return [refused.get(job.id) or accepted[job.id] for job in jobs]
+                results[job.id] = error
+        return [results[job.id] for job in jobs]
 
     def _accepted(self, job: Job, answer: Sequence[Any], needed: int = 0) -> Accepted:
         match answer:
@@ -265,34 +218,35 @@ class Queue:
         """Build the arguments of the script and reserve the memory. Raises StoreFull, NeverFits."""
         settings, body, headroom = self._client.settings, encode(job), self._headroom
         reserved = headroom.reserve(partition, len(body), cost.may_write, part=part) if headroom else Reservation()
-        put = Put(
-            id=job.id,
-            tenant=job.tenant,
-            model=job.model,
-            priority=job.priority,
-            reply=job.reply_to,
-            max_queue_ms=job.max_queue_ms,
-            deadline_ms=job.deadline_ms,
-            key=idempotency_digest(job.tenant, key, _conversation_of(job)) if key else "",
-            digest=digest,
-            lane_limit=settings.lane_limit,
-            must_run=must_run,
-            retention_s=settings.retention_s,
-            part=part,
-            events=job.events,
-            may_write=cost.may_write,
-            max_reserved=reserved.max_reserved,
-            order=f"{cost.prompt}:{cost.output}:{self._weights.get(job.tenant, DEFAULT_WEIGHT)}:{cost.patience_ms}",
-            patience_ms=cost.patience_ms,
-            dated=job.response is not None,
-            endpoint=job.endpoint,
-            conversation=_conversation_of(job) if version is not None else "",
-            version=version,
-            webhook=job.webhook,
-            preview="" if part else preview_of(job.prompt),
-            quotas=quotas,
-        )
-        return (_encode_put(put), body, encode_metadata(job.metadata)), reserved
+        conversation = _conversation_of(job)
+        given = {
+            "id": job.id,
+            "tenant": job.tenant,
+            "model": job.model,
+            "priority": job.priority,
+            "reply": job.reply_to,
+            "max_queue_ms": job.max_queue_ms,
+            "deadline_ms": job.deadline_ms,
+            "key": idempotency_digest(job.tenant, key, conversation) if key else None,
+            "digest": digest,
+            "lane_limit": settings.lane_limit,
+            "must_run": must_run,
+            "retention_s": settings.retention_s,
+            "part": part,
+            "events": job.events or None,
+            "may_write": cost.may_write,
+            "max_reserved": reserved.max_reserved,
+            "order": f"{cost.prompt}:{cost.output}:{self._weights.get(job.tenant, DEFAULT_WEIGHT)}:{cost.patience_ms}",
+            "patience_ms": cost.patience_ms,
+            "dated": job.response is not None,
+            "endpoint": job.endpoint,
+            "conversation": conversation or None if version is not None else None,
+            "version": version,
+            "webhook": job.webhook or None,
+            "preview": "" if part else preview_of(job.prompt),
+            "quotas": quotas or None,
+        }
+        return (_encode(given), body, encode_metadata(job.metadata)), reserved
 
     async def ended(self, job_ids: Iterable[str]) -> list[str]:
         """Filter ids: those of jobs that have ended or are no longer kept. Raises Unavailable."""
@@ -312,7 +266,7 @@ class Queue:
         unknown job. Raises Unavailable."""
         how = ("1" if waiting_only else "", CancelledBy.BATCH)
         answers = await self._client.calls([("cancel", self._partition(job_id), (job_id, *how)) for job_id in job_ids])
-        return [None if answer == b"unknown" else _state(answer) for answer in answers]
+        return [None if answer == b"unknown" else _state_of(answer) for answer in answers]
 
     async def shorten_retention(self, job_ids: Iterable[str], seconds: int) -> None:
         """Let the records of ended jobs, whose results are stored elsewhere, expire sooner. Raises Unavailable."""
@@ -322,7 +276,7 @@ class Queue:
     async def cancel(self, job_id: str, by: CancelledBy = CancelledBy.OWNER) -> JobState:
         """Cancel a job; returns the state it was found in. A queued job has ended on return, a running one ends within
         an engine step. Raises UnknownJob, Unavailable."""
-        return self._state(await self._client.call("cancel", self._partition(job_id), job_id, "", by))
+        return _state_of(await self._client.call("cancel", self._partition(job_id), job_id, "", by))
 
     async def abandon(self, job_id: str, address: str, by: CancelledBy = CancelledBy.READER) -> bool:
         """Cancel a job because the last client of the process at `address` disconnected, and free its idempotency key;
@@ -331,7 +285,7 @@ class Queue:
         Returns whether the job ends by this. Raises UnknownJob, Unavailable.
         """
         answer = await self._client.call("cancel", self._partition(job_id), job_id, "", by, address)
-        return answer != b"kept" and not self._state(answer).final
+        return answer != b"kept" and not _state_of(answer).final
 
     async def follow(self, job_id: str, address: str, *, joining: bool = False) -> JobState:
         """Subscribe `address` to a job's coming tokens; returns the job's state.
@@ -341,17 +295,14 @@ class Queue:
         answer = await self._follows.call(self._partition(job_id), job_id, address, "1" if joining else "")
         if answer == b"abandoned":
             raise Abandoned(job_id)
-        return self._state(answer)
+        return _state_of(answer)
 
     async def reset(self, job_id: str, resets: int) -> int:
         """Begin a new epoch of a job's events, unless another reader did since `resets` was read; returns the resets.
 
         Raises UnknownJob, Unavailable.
         """
-        answer = await self._client.call("reset", self._partition(job_id), job_id, resets)
-        if answer == b"unknown":
-            raise UnknownJob(job_id)
-        return int(answer)
+        return int(_known(await self._client.call("reset", self._partition(job_id), job_id, resets)))
 
     def _partition(self, job_id: str) -> int:
         return self._client.partition_of(job_id, "job_", UnknownJob)
@@ -360,12 +311,6 @@ class Queue:
         """The partition and the key of a job's record."""
         partition = self._partition(job_id)
         return partition, (partition_key(partition, "job", job_id),)
-
-    @staticmethod
-    def _state(answer: bytes) -> JobState:
-        if answer == b"unknown":
-            raise UnknownJob("no such job")
-        return _state(answer)
 
 
 def _conversation_of(job: Job) -> str:
@@ -378,9 +323,17 @@ def _brought_work(answer: Sequence[Any]) -> bool:
     return bool(answer) and answer[0] == b"queued"
 
 
-def _state(answer: bytes) -> JobState:
-    """Decode a state; a malformed one counts as failed, because the job fails when its record is read."""
+def _known(answer: Any) -> Any:
+    """The answer of a script. Raises UnknownJob if it says so."""
+    if answer == b"unknown":
+        raise UnknownJob("no such job")
+    return answer
+
+
+def _state_of(answer: bytes) -> JobState:
+    """Decode a state; a malformed one counts as failed, because the job fails when its record is read. Raises
+    UnknownJob."""
     try:
-        return JobState(answer.decode())
+        return JobState(_known(answer).decode())
     except ValueError:
         return JobState.FAILED

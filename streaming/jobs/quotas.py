@@ -126,8 +126,7 @@ def exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Mapping[str, int
 
 
 def _usage(answer: Sequence[Any]) -> TenantUsage:
-    jobs, requests, results, files, stored, _looked, waiting, running = map(int, answer)
-    return TenantUsage(jobs, requests, results, files, stored, waiting, running)
+    return TenantUsage(*map(int, answer))
 
 
 def _sum(parts: Sequence[TenantUsage]) -> TenantUsage:

@@ -17,17 +17,10 @@ from penstock.engine import ModelCard
 from streaming.errors import MalformedJob, NewerMessage, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import LONG_BYTES, encode, record_rows, without_rows
-from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun
+from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, LoggedRun
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import FIRST, QueuePlace, QueuePlaces
-from streaming.jobs.records import (
-    JobRecord,
-    malformed_record,
-    parse_record,
-    read_end,
-    salvaged,
-    was_cut_short,
-)
+from streaming.jobs.records import JobRecord, malformed_record, parse_record, read_end, salvaged, was_cut_short
 from streaming.keys import REQUEUED, partition_key
 from streaming.order import Priority
 from streaming.redis.client import Call, ClientUser, RedisClient, ScriptBatcher
@@ -149,7 +142,7 @@ class JobReader:
 
         Raises Unavailable, NewerMessage (one of its workers has a newer version).
         """
-        return await self._histories.read(HistoryRequest(job_id, runs))
+        return await self._histories.read(job_id, runs)
 
     async def place(self, record: JobRecord, old_s: float = 0.0) -> QueuePlace:
         """The job's place in the order of the queue. The answer may be `old_s` old, so that one read serves many
@@ -282,7 +275,8 @@ class Summaries(ClientUser):
             fields = [word for pair in zip(FIELDS, values, strict=True) if pair[1] is not None for word in pair]
             fields += (b"tenant", tenant.encode())  # the list that was read is the tenant's
             try:
-                record = _listed(job_id, fields, epoch)
+                record = parse_record(job_id, fields, epoch, bodies=False)
+                assert record is not None, "the script leaves out what has no state"
             except MalformedJob as error:
                 done_ms = await fail_malformed(self._client, job_id, error)
                 record = replace(malformed_record(job_id, fields, done_ms), created_ms=int(time))
@@ -298,11 +292,3 @@ def merged(parts: Sequence[PagePart], limit: int) -> JobPage:
     found.sort(key=lambda job: job[0], reverse=True)
     behind = found[limit - 1][0] if len(found) > limit else reached
     return JobPage([record for _, record in found[:limit]], behind)
-
-
-def _listed(job_id: str, fields: Sequence[bytes], epoch: bytes | None) -> JobRecord:
-    """Raises MalformedJob."""
-    record = parse_record(job_id, fields, epoch, bodies=False)
-    if record is None:
-        raise MalformedJob("it has no state")
-    return record

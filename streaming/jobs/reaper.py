@@ -67,9 +67,6 @@ class Swept:
     lapses: tuple[Lapse, ...] = ()
     """In the first partition, and in others those of workers that held jobs there."""
 
-    def __bool__(self) -> bool:
-        return any((self.lapsed_workers, self.requeued, self.expired, self.given_up, self.spared))
-
 
 class Reaper:
     """Reaper of one process; remembers each partition's count of sweeps, to detect that the store lost data."""
@@ -185,20 +182,13 @@ class Reaper:
 def _counted(answers: Sequence[Sequence[Any]]) -> Swept:
     """The counts of one sweep, from the answers of its partitions."""
     lapsed, requeued, expired, given_up, spared = zip(*(answer[:5] for answer in answers), strict=True)
-    found = [(place, _lapse(lapse)) for place, answer in enumerate(answers) for lapse in answer[6]]
-    lapses = tuple(lapse for place, lapse in found if place == 0 or lapse.jobs)
-    return Swept(lapsed[0], sum(requeued), sum(expired), sum(given_up), max(spared), lapses)
-
-
-def _lapse(answer: Sequence[Any]) -> Lapse:
-    """A lapse as the script answers it."""
-    name, requeued, given_up, cancelled = answer
-    return Lapse(
-        name.decode(errors="replace"),
-        tuple(job_id.decode() for job_id in requeued),
-        tuple((job_id.decode(), reason.decode()) for job_id, reason in given_up),
-        tuple(job_id.decode() for job_id in cancelled),
-    )
+    lapses = []
+    for place, (name, back, lost, cancelled) in [(place, each) for place, it in enumerate(answers) for each in it[6]]:
+        if place == 0 or back or lost or cancelled:
+            reasons = tuple((job_id.decode(), reason.decode()) for job_id, reason in lost)
+            ids = [tuple(job_id.decode() for job_id in each) for each in (back, cancelled)]
+            lapses.append(Lapse(name.decode(errors="replace"), ids[0], reasons, ids[1]))
+    return Swept(lapsed[0], sum(requeued), sum(expired), sum(given_up), max(spared), tuple(lapses))
 
 
 def _log_lapse(lapse: Lapse) -> None:

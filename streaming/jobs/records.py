@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 
 from penstock.engine import Failure
 from penstock.loops import ROWS_PER_SLICE, ExpectedErrors, Sliced, at_once, run_periodically
@@ -59,19 +61,17 @@ def attempt_log(fields: Mapping[str, bytes], last: Run | None, terminal: Termina
     Args:
         last: The run of the last attempt; None before the first.
     """
-    tokens = _tokens(terminal)
+    tokens: dict[Run, int] = {}
+    if terminal is not None:
+        counts = terminal.tokens or (terminal.usage.completion,)
+        tokens = dict(zip((section.run for section in terminal.sections), counts, strict=False))
     found = {}
     for name, worker, number, started, ended, outcome, seen in _ENTRY.findall(_word(fields, "past")):
         run = Run(worker, int(number))
         found[run] = PastAttempt(name or worker, _ms(started), int(ended), tokens.get(run), outcome, int(seen or 0))
     if last is not None and last not in found:
-        started_ms, name = _ms(_word(fields, "claimed")), _word(fields, "name") or last.worker
-        if terminal is None:
-            found[last] = PastAttempt(name, started_ms)
-        else:
-            found[last] = PastAttempt(
-                name, started_ms, _ms(_word(fields, "done")), tokens.get(last), str(terminal.state)
-            )
+        end = (_ms(_word(fields, "done")), tokens.get(last), str(terminal.state)) if terminal is not None else ()
+        found[last] = PastAttempt(_word(fields, "name") or last.worker, _ms(_word(fields, "claimed")), *end)
     return found
 
 
@@ -87,14 +87,6 @@ def kept_ms(history: History, attempts: Sequence[PastAttempt]) -> int:
 def claimed_ms(first_ms: int, attempts: Sequence[PastAttempt]) -> int:
     """When the attempt was claimed that generated the job's first token; 0: not known."""
     return next((each.started_ms for each in attempts if each.holds(first_ms)), 0)
-
-
-def _tokens(terminal: Terminal | None) -> dict[Run, int]:
-    """The tokens of each run, once the job has ended."""
-    if terminal is None:
-        return {}
-    tokens = terminal.tokens or (terminal.usage.completion,)
-    return dict(zip((section.run for section in terminal.sections), tokens, strict=False))
 
 
 def _word(fields: Mapping[str, bytes], name: str) -> str:
@@ -160,16 +152,13 @@ class Deliveries:
 
     async def write(self) -> None:
         """Write the buffered entries. Raises Unavailable; entries that were not written stay buffered."""
-        while batch := self._batch():
+        while batch := dict(islice(self._notes.items(), MAX_AT_ONCE)):
             calls: dict[int, list[str | bytes | int]] = {}
             for job_id, delivered in batch.items():
                 calls.setdefault(partition_of(job_id) or 0, []).extend((job_id, encode(delivered)))
             await self._client.calls([("deliver", partition, args) for partition, args in calls.items()])
             for job_id in batch:
                 del self._notes[job_id]
-
-    def _batch(self) -> dict[str, Delivered]:
-        return {job_id: self._notes[job_id] for job_id in list(self._notes)[:MAX_AT_ONCE]}
 
 
 MAX_NUMBER = 10**18
@@ -333,6 +322,9 @@ def _parsed(
     job, fault = _job(job_id, body, raw) if bodies else (_beside(job_id, raw), None)
     runs = parse_runs(word("runs"))
     last = runs[-1].run if runs else None
+    delivered = None
+    with suppress(DecodeError):  # only the timing needs it
+        delivered = decode(_DELIVERED, raw["delivered"]) if "delivered" in raw else None
     return JobRecord(
         job=job,
         state=state,
@@ -357,9 +349,9 @@ def _parsed(
         terminal=terminal,
         unrecorded=state.final and end is None and not raw.get("record"),
         stamps=stamps_of(job, state, raw, terminal),
-        delivered=_delivered(raw.get("delivered")),
+        delivered=delivered,
         preview=raw.get("preview", b"").decode(errors="replace"),
-        drafts=_drafts(raw),
+        drafts=tuple(draft for _, draft in sorted((int(name[6:]), raw[name]) for name in raw if name[:6] == "draft:")),
         fault="" if fault is None else str(fault),
         is_newer_body=isinstance(fault, NewerMessage),
     )
@@ -385,12 +377,6 @@ def canceller(data: bytes | None) -> str:
     return _CANCELLERS.get(data, "") if data else ""
 
 
-def _drafts(raw: Mapping[str, bytes]) -> tuple[bytes, ...]:
-    """Raises ValueError."""
-    epochs = sorted([int(name[6:]) for name in raw if name.startswith("draft:")])
-    return tuple([raw[f"draft:{epoch}"] for epoch in epochs])
-
-
 def end_of(job_id: str, state: JobState, record: bytes | None, rows: bytes, reason: str) -> Terminal | None:
     """How a job ended; None if it has not. An unreadable result counts as a failure. `record`, `rows`: what a worker
     wrote, if one did; `reason`: why it ended without."""
@@ -414,14 +400,6 @@ def read_end(job_id: str, record: bytes, rows: bytes = b"") -> Sliced[Terminal]:
 def malformed_end(job_id: str) -> Terminal:
     """The terminal message of a job whose record is unreadable."""
     return Terminal(job_id, JobState.FAILED, 0, failure=MALFORMED)
-
-
-def _delivered(data: bytes | None) -> Delivered | None:
-    """Decode delivery times; None if they are unreadable, because only the timing needs them."""
-    try:
-        return decode(_DELIVERED, data) if data else None
-    except DecodeError:
-        return None
 
 
 def malformed_keep_s(data: bytes | None) -> int:
@@ -473,13 +451,8 @@ def stamps_of(job: Job, state: JobState, raw: Mapping[str, bytes], terminal: Ter
 
 def with_delivery(stamps: Stamps, delivered: Delivered) -> Stamps:
     """The stamps of a job with those of its answer."""
-    return replace(
-        stamps,
-        first_got=delivered.first_got or None,
-        first_sent=delivered.first_sent or None,
-        last_got=delivered.last_got or None,
-        last_sent=delivered.last_sent or None,
-    )
+    known = {name: getattr(delivered, name) or None for name in ("first_got", "first_sent", "last_got", "last_sent")}
+    return replace(stamps, **known)
 
 
 def _job(job_id: str, body: bytes, raw: Mapping[str, bytes]) -> tuple[Job, DecodeError | None]:
@@ -537,18 +510,11 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
     """
     assert record.terminal is not None
     job, history = record.job, history.intact
-    finishes = [""] * (job.choices if not record.fault else 0)
-    prompts: dict[int, tuple[int, int]] = {}
-    servers: dict[int, str] = {}
-    for row in history.rows:
-        if len(finishes) <= row.index < MAX_CHOICES:  # of a job whose body cannot be read
-            finishes += [""] * (row.index + 1 - len(finishes))
-        if row.finish and 0 <= row.index < len(finishes):
-            finishes[row.index] = row.finish
-        if row.prompt is not None:
-            prompts.setdefault(row.index, row.prompt)
-        if row.served_by:
-            servers[row.index] = row.served_by
+    rows = [row for row in history.rows if 0 <= row.index < MAX_CHOICES]
+    choices = max([0 if record.fault else job.choices, *(row.index + 1 for row in rows)])
+    finishes = {row.index: row.finish for row in rows if row.finish}
+    prompts = {row.index: row.prompt for row in reversed(rows) if row.prompt is not None}
+    servers = {row.index: row.served_by for row in rows if row.served_by}
     completion = sum([row.n for row in history.rows])
     generated = Generated()
     if history.first_ms:
@@ -560,8 +526,8 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
         job.id,
         record.state,
         len(history.rows),
-        tuple(finishes),
-        total_usage(prompts, completion, len(finishes), max(1, job.sampling.n)),
+        tuple([finishes.get(index, "") for index in range(choices)]),
+        total_usage(prompts, completion, choices, max(1, job.sampling.n)),
         record.terminal.failure,
         record.runs[-1].run.worker,
         history.first_ms,
@@ -569,7 +535,7 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
         tuple(history.rows),
         generated,
         tokens=history.tokens if len(history.sections) > 1 else (),
-        served_by=served_by(len(finishes), servers, job.model),
+        served_by=served_by(choices, servers, job.model),
         cancelled_by=record.terminal.cancelled_by,
     )
 
@@ -582,6 +548,7 @@ def request_record(record: JobRecord, by: str) -> RequestRecord:
     stamps, job, end = record.stamps, record.job, record.terminal
     outcomes = Counter([attempt.outcome for attempt in record.attempts])
     generated, failure = (end.generated, end.failure) if end else (Generated(), None)
+    times: dict[str, Any] = {f"{name.removesuffix('_us')}_us": at for name, at in asdict(generated).items()}
     return RequestRecord(
         id=job.id,
         ended_us=stamps.ended or record.done_ms * 1000,
@@ -595,14 +562,6 @@ def request_record(record: JobRecord, by: str) -> RequestRecord:
         accepted_us=stamps.accepted or 0,
         started_us=stamps.started or 0,
         claimed_us=stamps.claimed or 0,
-        released_us=generated.released,
-        scheduled_us=generated.scheduled,
-        first_us=generated.first,
-        last_us=generated.last,
-        clock_us=generated.clock_us,
-        shown_us=generated.shown,
-        shown_claimed_us=generated.shown_claimed,
-        kept_us=generated.kept,
         prompt_tokens=end.usage.prompt if end else 0,
         completion_tokens=end.usage.completion if end else 0,
         cached_tokens=end.usage.cached if end else 0,
@@ -610,4 +569,5 @@ def request_record(record: JobRecord, by: str) -> RequestRecord:
         lost=outcomes["lost"],
         handed_back=outcomes["handed_back"] + outcomes["returned"],
         preempted=outcomes["preempted"],
+        **times,
     )

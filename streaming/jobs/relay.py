@@ -15,22 +15,10 @@ from contextlib import aclosing, suppress
 from typing import TypeAlias
 
 from penstock.engine import Failure
-from penstock.loops import ROWS_PER_SLICE, ExpectedErrors, Rounds, coalesced, run_periodically, supervise, wait
+from penstock.loops import ExpectedErrors, Rounds, coalesced, run_periodically, supervise, wait
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.ids import partition_of
-from streaming.jobs.codec import (
-    LONG_BYTES,
-    Ended,
-    Frame,
-    Opening,
-    Run,
-    Terminal,
-    decode_in_slices,
-    decode_reply,
-    decode_rowless,
-    is_terminal,
-    openings_of,
-)
+from streaming.jobs.codec import Ended, Frame, Opening, Run, Terminal, decode_reply, openings_of
 from streaming.jobs.history import ROWS_AT_ONCE, LogName, read_log
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
@@ -59,6 +47,7 @@ CHECKS_PER_S = 200
 Held: TypeAlias = dict[ReorderBuffer, Flow | None]
 """The buffers that one read brought rows for, each with the flow that took them past it, if one did."""
 
+NOBODY = Subscribers()
 GONE = Failure("job_lost", "The store no longer has this job.", 500)
 
 
@@ -75,13 +64,11 @@ class Relay:
         self._behind: set[ReorderBuffer] = set()
         """Buffers that may lack deltas; they are checked before the others."""
         self._hurry = asyncio.Event()
-        self._by_run: dict[str, dict[int, tuple[ReorderBuffer, ...]]] = {}
-        """The buffers for each run, by worker and number of the run: where the rows of a frame go."""
-        self._followers: dict[int, Rounds[ReorderBuffer, None]] = {}
-        """By partition. Buffers that start to follow at the same time read the log together."""
+        self._by_run: dict[str, dict[int, Subscribers]] = {}
+        """The subscribers of each run, by worker and number of the run: where the rows of a frame go."""
+        self._reads: dict[int, Rounds[ReorderBuffer, None]] = {}
+        """By partition. Buffers that start to follow, or whose jobs end, at the same time read the log together."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._ends: set[asyncio.Task[None]] = set()
-        """Tasks that decode long terminal messages."""
         self.connected = asyncio.Event()
 
     async def start(self) -> None:
@@ -90,10 +77,9 @@ class Relay:
 
     async def stop(self) -> None:
         """End the background tasks."""
-        tasks = [*self._tasks, *self._ends]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def open(
         self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False, rowless: bool = False
@@ -103,7 +89,7 @@ class Relay:
         buffer.checked = asyncio.get_running_loop().time()
         subscribers = self._subscribers.setdefault(job_id, Subscribers())
         buffer.openings = subscribers.openings
-        self._set_subscribers(subscribers, (*subscribers.buffers, buffer))
+        subscribers.buffers += (buffer,)
         return buffer
 
     def close(self, buffer: ReorderBuffer) -> None:
@@ -112,20 +98,13 @@ class Relay:
         if subscribers is None or buffer not in subscribers.buffers:
             return
         self._behind.discard(buffer)
-        self._set_subscribers(subscribers, tuple(each for each in subscribers.buffers if each is not buffer))
-        if not subscribers.buffers:
-            del self._subscribers[buffer.job_id]
-
-    def _set_subscribers(self, subscribers: Subscribers, buffers: tuple[ReorderBuffer, ...]) -> None:
-        """Replace the buffers of a job."""
-        subscribers.buffers = buffers
+        subscribers.buffers = tuple(each for each in subscribers.buffers if each is not buffer)
+        if subscribers.buffers:
+            return
+        del self._subscribers[buffer.job_id]
         for worker, run_number in subscribers.runs:
-            runs = self._by_run[worker]
-            if buffers:
-                runs[run_number] = buffers
-                continue
-            del runs[run_number]
-            if not runs:
+            del self._by_run[worker][run_number]
+            if not self._by_run[worker]:
                 del self._by_run[worker]
 
     def listening(self, job_id: str) -> bool:
@@ -139,10 +118,14 @@ class Relay:
         """
         await self._queue.follow(buffer.job_id, self.address, joining=joining)
         buffer.stale = True
+        await self._read_soon(buffer)
+
+    def _read_soon(self, buffer: ReorderBuffer) -> asyncio.Future[None]:
+        """Bring a buffer up to date from record and log, together with others that need it at the same time."""
         partition = partition_of(buffer.job_id) or 0
-        if partition not in self._followers:
-            self._followers[partition] = Rounds(self._refill_part)
-        await self._followers[partition].ask(buffer)
+        if partition not in self._reads:
+            self._reads[partition] = Rounds(self._refill_part)
+        return self._reads[partition].ask(buffer)
 
     async def _listen(self) -> None:
         """Renew a lost subscription, and read the deltas that were missed from the log."""
@@ -170,10 +153,6 @@ class Relay:
             self._write_out(held)
 
     def _dispatch_one(self, data: bytes, held: Held) -> None:
-        if len(data) >= LONG_BYTES and is_terminal(data):
-            self._ends.add(task := asyncio.create_task(self._end_long(data)))
-            task.add_done_callback(self._ends.discard)
-            return
         try:
             reply = decode_reply(data)
         except NewerMessage:
@@ -191,34 +170,14 @@ class Relay:
                 for buffer in self._listeners(job_id):
                     buffer.over = buffer.stale = True
                     buffer.checked = 0.0
-                    self._note(buffer)
+                    self._note(buffer)  # to be checked again, if the read that begins here fails
+                    self._read_soon(buffer).add_done_callback(_forget_error)
 
     def _end(self, buffer: ReorderBuffer, terminal: Terminal) -> None:
         buffer.over = True
         buffer.end(terminal)
         buffer.flush()
         self._note(buffer)
-
-    async def _end_long(self, data: bytes) -> None:
-        """Like `_end` for a message with very many rows: decode them in slices, and only if a buffer wants them."""
-        try:
-            head = decode_rowless(data)
-            wanted = False
-            for buffer in self._listeners(head.job):
-                if buffer.rowless:
-                    self._end(buffer, head)
-                wanted = wanted or not buffer.rowless
-            if not wanted:
-                return
-            terminal = await self._client.turns.run(decode_in_slices(data, ROWS_PER_SLICE))
-        except NewerMessage:
-            return  # the next check of its silent buffers ends their readers
-        except DecodeError as error:
-            log.error("the end of a job cannot be read and was dropped; the record is looked at: %s", error)
-            return
-        for buffer in self._listeners(head.job):
-            async with self._client.turns:
-                self._end(buffer, terminal)
 
     def _note(self, buffer: ReorderBuffer) -> None:
         """Have a buffer checked soon if it lacks deltas; not one that was closed while its log was read."""
@@ -227,8 +186,7 @@ class Relay:
             self._hurry.set()
 
     def _listeners(self, job_id: str) -> Sequence[ReorderBuffer]:
-        subscribers = self._subscribers.get(job_id)
-        return subscribers.buffers if subscribers else ()
+        return self._subscribers.get(job_id, NOBODY).buffers
 
     def _dispatch_rows(self, frame: Frame, held: Held, valid: Container[Run] | None = None) -> None:
         """Pass a frame's rows to the buffers of their jobs. Of a frame from the log only those of runs that the records
@@ -245,7 +203,7 @@ class Relay:
         if valid is not None:
             rows = tuple([row for row in rows if Run(worker, abs(row.run_number)) in valid])
         for row in rows:
-            for buffer in runs.get(row.run_number, ()):
+            for buffer in runs.get(row.run_number, NOBODY).buffers:
                 flow = buffer.flow
                 if (
                     flow is None
@@ -286,7 +244,7 @@ class Relay:
             return
         runs = self._by_run.setdefault(run.worker, {})
         if run.number not in runs:
-            runs[run.number] = subscribers.buffers
+            runs[run.number] = subscribers
             subscribers.runs.append((run.worker, run.number))
         subscribers.openings.setdefault(run, opening)
         for copied, its_opening in openings_of(opening.job, opening.copied):
@@ -412,3 +370,9 @@ class Relay:
             if name in (LogName("log", record.worker), LogName("parked", buffer.job_id)):
                 buffer.end(Terminal(buffer.job_id, JobState.FAILED, buffer.seq, failure=NEWER))
                 buffer.flush()
+
+
+def _forget_error(read: asyncio.Future[None]) -> None:
+    """Mark the error of a read as retrieved: the check of silent buffers reads again."""
+    if not read.cancelled():
+        read.exception()

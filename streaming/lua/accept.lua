@@ -3,7 +3,8 @@
 #!lua name=put roles=api,offline promise
 -- Accepts a job: checks idempotency key, quotas, lane limit and reserved memory, then writes record and lane entry.
 -- An idempotency key has no expiry until its job's end sets one: it lives as long as its job.
--- ARGV: `Put` of streaming/jobs/queue.py, as MessagePack; the job's body; its metadata | ''
+-- ARGV: what Queue.put (streaming/jobs/queue.py) names, as a MessagePack map: times in ms, `may_write` and `max_reserved` in
+--       bytes, `order` as the job's record has it, `quotas` what is left of the tenant's; the job's body; its metadata | ''
 -- Returns: {'queued', accepted at, epoch, its place (none: not read)...} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting, its tenant's} | {'busy'} |
 --          {'crowded'} (the reserved bytes would not fit into the store's memory) |
@@ -99,15 +100,10 @@ if not part then
   buffer_sum('usage', tenant, ends, size)
   if usage then usage.jobs, usage.requests = usage.jobs + 1, usage.requests + size end
 end
-local expires = nil
-if given.deadline_ms then
-  redis.call('HSET', job, 'deadline', now + given.deadline_ms)
-  expires = now + given.deadline_ms
-end
-if given.max_queue_ms then
-  redis.call('HSET', job, 'queue_deadline', now + given.max_queue_ms)
-  expires = math.min(expires or math.huge, now + given.max_queue_ms)
-end
+local expires = (given.deadline_ms or given.max_queue_ms)
+  and now + math.min(given.deadline_ms or math.huge, given.max_queue_ms or math.huge)
+if given.deadline_ms then redis.call('HSET', job, 'deadline', now + given.deadline_ms) end
+if given.max_queue_ms then redis.call('HSET', job, 'queue_deadline', now + given.max_queue_ms) end
 if expires then redis.call('ZADD', timers_key(), expires, id) end
 if key then
   redis.call('SET', key, id .. ':' .. digest)

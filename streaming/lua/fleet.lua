@@ -1,4 +1,4 @@
--- Scripts of the fleet's hash slot: store identity, processes, leader, plans, overrides, model cards, output lengths and
+-- Scripts of the fleet's hash slot: store identity, processes, leader, plans, overrides, model cards and
 -- the console's sessions.
 
 #!lua name=identify flags=allow-oom roles=any
@@ -138,17 +138,6 @@ return 1
 #!lua name=card flags=allow-oom roles=worker
 -- Stores the model card that a worker made when it loaded a model. ARGV: model, card
 redis.call('HSET', card_key(), ARGV[1], ARGV[2])
-return 1
-
-#!lua name=lengths flags=allow-oom roles=worker
--- Stores the output lengths of a model for a while; those of a newer version stay. ARGV: model, version, message, seconds
--- Returns: 1, or 0 if a newer version's are there
-local key = lengths_key(ARGV[1])
-local version = redis.call('HGET', key, 'version') or ''
-if #version > 9 or not string.find(version, '^%d+$') then version = 0 end -- none, or no version: it is replaced
-if tonumber(version) > tonumber(ARGV[2]) then return 0 end
-redis.call('HSET', key, 'version', ARGV[2], 'lengths', ARGV[3])
-redis.call('EXPIRE', key, ARGV[4])
 return 1
 
 #!lua name=console flags=allow-oom roles=api

@@ -12,16 +12,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import compress, islice
 from typing import Any, Generic, TypeVar
 
-from redis.exceptions import (
-    BusyLoadingError,
-    MovedError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import BusyLoadingError, MovedError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -44,7 +38,6 @@ REFUSALS = frozenset(
 """Answers that mean "this server cannot keep a write now", whatever the command was."""
 DENIED_IN_SCRIPT = "ACL failure"
 """Part of an error answer without its own code: the user may not run a command that a script contains."""
-PIPELINED = re.compile(r"Command # .* of pipeline caused error: \(['\"]?", re.DOTALL)
 
 
 def checked(answers: list[Any]) -> list[Any]:
@@ -76,43 +69,33 @@ class translated:  # noqa: N801 - used like a function
 
 
 def _translated(error: BaseException) -> BaseException:
-    """Return Unavailable or Loading for an error of the client library, any other error unchanged."""
-    meaning = _meaning(error)
-    return (Loading if _is_loading(error) else Unavailable)(meaning) if meaning else error
-
-
-def _meaning(error: BaseException) -> str:
-    """Why Redis is unavailable, or "" for an error of another kind."""
+    """Return Unavailable or Loading for an error of the client library that means it, any other error unchanged."""
     match error:
+        case BusyLoadingError():
+            return Loading(f"Redis does not answer: {error}")
         case RedisConnectionError() | RedisTimeoutError() | OSError():
-            return f"Redis does not answer: {error}"
+            return Unavailable(f"Redis does not answer: {error}")
         case ResponseError():
             code, words = _refusal(error)
             if DENIED_IN_SCRIPT in words:
-                return f"Redis refuses: {words} (the user's rights must be those of `penstock store acl`)"
-            return f"Redis refuses: {code} {words}" if code in REFUSALS or _lacks_function(error) else ""
+                return Unavailable(f"Redis refuses: {words} (the user's rights must be those of `penstock store acl`)")
+            if code in REFUSALS or _lacks_function(error):
+                return (Loading if code == "LOADING" else Unavailable)(f"Redis refuses: {code} {words}")
         case RedisError() | RedisClusterException():
-            return f"Redis: {error}"
-    return ""
-
-
-def _is_loading(error: BaseException) -> bool:
-    if isinstance(error, ResponseError):
-        return _refusal(error)[0] == "LOADING"
-    return isinstance(error, BusyLoadingError)
+            return Unavailable(f"Redis: {error}")
+    return error
 
 
 def _lacks_function(answer: Any) -> bool:
-    return isinstance(answer, ResponseError) and NO_FUNCTION in PIPELINED.sub("", str(answer), count=1)
+    return isinstance(answer, ResponseError) and NO_FUNCTION in str(answer)
 
 
 def _refusal(error: ResponseError) -> tuple[str, str]:
-    """Code and words of an error answer. In a pipeline the client puts the command before it, which may be a job."""
-    text = PIPELINED.sub("", str(error), count=1).rstrip("',)")
+    """Code and words of an error answer."""
     if error.status_code:  # already taken off the text
-        return error.status_code, text
-    code, _, words = text.partition(" ")
-    return code, words.strip()
+        return error.status_code, str(error)
+    code, _, words = str(error).partition(" ")
+    return code, words
 
 
 NO_FUNCTION = "Function not found"
@@ -142,12 +125,12 @@ class Query(Generic[T]):
     parse: Callable[[list[Any]], T]
 
 
-def _ms_of(answers: list[Any]) -> int:
-    seconds, micros = answers[0]
-    return int(seconds) * 1000 + int(micros) // 1000
+def _microseconds(time_answer: Sequence[bytes]) -> int:
+    seconds, micros = map(int, time_answer)
+    return seconds * 1_000_000 + micros
 
 
-NOW = Query([("TIME", 0, ())], _ms_of)
+NOW = Query([("TIME", 0, ())], lambda answers: _microseconds(answers[0]) // 1000)
 """Redis time in milliseconds, the only clock of the protocol."""
 
 
@@ -343,8 +326,7 @@ class RedisClient:
 
     async def time_us(self, place: str) -> int:
         """The clock of one server, in microseconds. Raises Unavailable."""
-        ((seconds, micros),) = await self.run_at(place, [("TIME",)])
-        return int(seconds) * 1_000_000 + int(micros)
+        return _microseconds((await self.run_at(place, [("TIME",)]))[0])
 
     @asynccontextmanager
     async def subscribe(self, channel: str) -> AsyncIterator[Subscription]:
@@ -418,8 +400,7 @@ class RedisClient:
         started = time.time()
         settings = [("CONFIG", "GET", name) for name in ("appendfsync", "min-replicas-to-write")]
         answers = await self._topology.run_scripts(place, [("INFO",), ("TIME",), *settings])
-        info, (seconds, micros) = checked(answers[:2])
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        info, now = checked(answers[:2])
         return {
             "place": place,
             "server": _info(info, b"server_name") or "redis",
@@ -434,7 +415,7 @@ class RedisClient:
             "maxmemory-policy": _info(info, b"maxmemory_policy"),
             "min-replicas-to-write": _setting(answers[3]),
             "replicas": str(len(re.findall(rb"^slave\d+:.*\bstate=online\b", info, re.MULTILINE))),
-            "offset_ms": str(round(now_ms - (started + time.time()) * 500)),
+            "offset_ms": str(round(_microseconds(now) / 1000 - (started + time.time()) * 500)),
         }
 
 
@@ -513,7 +494,9 @@ async def page(
             (member.decode(errors="replace"), int(float(score)))
             for member, score in zip(rows[::2], rows[1::2], strict=True)
         ]
-        found += [item for item in items if after is None or _behind(item, after, newest_first=newest_first)]
+        places = [(score, name) for name, score in items]
+        behind = [after is None or (place != after and (place < after) is newest_first) for place in places]
+        found += compress(items, behind)
         skip += len(items)
         if len(items) < limit:
             break
@@ -527,28 +510,6 @@ async def place_of(client: RedisClient, partition: int, name: str, tenant: str) 
     beginning = f"{name} ".encode()
     found = next((each for each in kept if each.startswith(beginning)), None)
     return None if found is None else int(float(found.rpartition(b" ")[2]))
-
-
-async def cursor_after(client: RedisClient, partition: int, key: str, name: str, tenant: str) -> tuple[int, str] | None:
-    """Return the cursor of a member of a tenant's sorted set, also of one that was deleted since. None if it is not
-    known. Raises Unavailable."""
-    score = await client.call("ZSCORE", partition, key, name)
-    place = int(float(score)) if score is not None else await place_of(client, partition, name, tenant)
-    return None if place is None else (place, name)
-
-
-async def overdue(client: RedisClient, partition: int, now_ms: int, limit: int) -> list[tuple[str, str]]:
-    """Read up to `limit` files and batches whose time is over: their ids and tenants, the oldest first. Raises
-    Unavailable."""
-    key = partition_key(partition, "expiring")
-    rows = await client.call("ZRANGEBYSCORE", partition, key, "-inf", now_ms, "LIMIT", 0, limit)
-    members = [member.decode(errors="replace").partition(":") for member in rows]
-    return [(name, tenant) for name, _, tenant in members]
-
-
-def _behind(item: tuple[str, int], after: tuple[int, str], *, newest_first: bool) -> bool:
-    place = (item[1], item[0])
-    return place < after if newest_first else place > after
 
 
 EAGER_CALLS = 8

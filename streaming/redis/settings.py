@@ -40,11 +40,6 @@ class Address:
     sentinel_password: str | None = None
 
 
-def _meant(url: str) -> str:
-    """What a URL without its beginning was meant to be. Only a host and port are repeated: they hold no password."""
-    return f"; did you mean redis://{url}?" if HOST_AND_PORT.fullmatch(url) else ""
-
-
 def parse_address(url: str) -> Address:
     """Parse a URL. Raises ValueError, whose text never repeats the URL: it may hold a password."""
     scheme, _, rest = url.partition("://")
@@ -54,12 +49,21 @@ def parse_address(url: str) -> Address:
         return Address("server", url)
     if scheme not in KINDS or not rest:
         forms = ", ".join(f"{name}://" for name in (*ONE_SERVER, *KINDS))
-        raise ValueError(f"url must begin with one of {forms}{_meant(url)}")
+        meant = f"; did you mean redis://{url}?" if HOST_AND_PORT.fullmatch(url) else ""  # it holds no password
+        raise ValueError(f"url must begin with one of {forms}{meant}")
     kind, parts = KINDS[scheme], urlsplit(url)
     user, _, hosts = parts.netloc.rpartition("@")
     username, _, password = user.partition(":")
-    service, db = _path(kind, parts.path)
-    options = _options(kind, parts.query)
+    service, _, db = parts.path.strip("/").partition("/")
+    options = dict(parse_qsl(parts.query))
+    if not options.keys() <= (set(OPTIONS) if kind == "sentinel" else set()):
+        raise ValueError(f"url may carry only these options, and only with Sentinels: {', '.join(OPTIONS)}")
+    if kind == "cluster":
+        if service not in ("", "0"):
+            raise ValueError("url of a cluster must end with its servers: a cluster has no database numbers")
+        service = db = ""
+    elif not service or not (db or "0").isdecimal():
+        raise ValueError("url of Sentinels must end with /<service> or /<service>/<database number>")
     return Address(
         kind=kind,
         url=url,
@@ -67,10 +71,9 @@ def parse_address(url: str) -> Address:
         tls=scheme.startswith("rediss"),
         username=unquote(username) or None,
         password=unquote(password) or None,
-        service=service,
-        db=db,
-        sentinel_username=options.get("sentinel_username"),
-        sentinel_password=options.get("sentinel_password"),
+        service=unquote(service),
+        db=int(db or 0),
+        **options,
     )
 
 
@@ -95,25 +98,6 @@ def _host(text: str, port: int) -> tuple[str, int]:
     if not name or not number.isdecimal() or not 0 < int(number) < 1 << 16:
         raise ValueError("url must list its servers as host:port,host:port")
     return name.strip("[]"), int(number)
-
-
-def _path(kind: str, path: str) -> tuple[str, int]:
-    """Service and database."""
-    service, _, db = path.strip("/").partition("/")
-    if kind == "cluster":
-        if service not in ("", "0"):
-            raise ValueError("url of a cluster must end with its servers: a cluster has no database numbers")
-        return "", 0
-    if not service or not (db or "0").isdecimal():
-        raise ValueError("url of Sentinels must end with /<service> or /<service>/<database number>")
-    return unquote(service), int(db or 0)
-
-
-def _options(kind: str, query: str) -> dict[str, str]:
-    options = dict(parse_qsl(query))
-    if options and (kind != "sentinel" or not options.keys() <= set(OPTIONS)):
-        raise ValueError(f"url may carry only these options, and only with Sentinels: {', '.join(OPTIONS)}")
-    return options
 
 
 Durability: TypeAlias = Literal["D0", "D1", "D2", "D3"]

@@ -27,10 +27,7 @@ ARGUMENT_KINDS: Mapping[str, tuple[str, ...]] = {"waiting": ("lane", *REQUEUED)}
 """Scripts that take a key as an argument, and the kinds of that key."""
 
 CONNECTION = frozenset(
-    {
-        *("ping", "time", "info", "fcall", "subscribe"),
-        *("client|setinfo", "select", "cluster|slots", "command"),
-    }
+    {*("ping", "time", "info", "fcall", "subscribe"), *("client|setinfo", "select", "cluster|slots", "command")}
 )
 """Commands of every connection, redis-py's own among them."""
 LOADING = frozenset({"function|load", "function|list", "function|delete"})
@@ -66,7 +63,6 @@ COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "worker": {
         "xrange": frozenset({"log"}),
         "hgetall": frozenset({"card"}),
-        "hmget": frozenset({"lengths"}),
         "pubsub|numsub": frozenset(),
     },
     "scheduler": {
@@ -154,8 +150,7 @@ def _words(sign: str, names: Iterable[str]) -> str:
 def _commands(role: str) -> frozenset[str]:
     """Every command that the role's processes send, or that their scripts run."""
     found = {*CONNECTION, *COMMON_COMMANDS, *COMMANDS[role], *(LOADING if role != "worker" else ())}
-    for script in SCRIPTS[role]:
-        found |= script_commands(script)
+    found |= frozenset().union(*map(script_commands, SCRIPTS[role]))
     if SCRIPTS[role] & load_library().promises:
         found.add("wait")  # at durability D3
     return frozenset(found)
@@ -169,10 +164,8 @@ def _operator_commands() -> frozenset[str]:
 
 def _kinds(role: str) -> frozenset[str]:
     """The kinds of key that the role uses."""
-    found = {kind for table in (COMMON_COMMANDS, COMMANDS[role]) for kinds in table.values() for kind in kinds}
-    for script in SCRIPTS[role]:
-        found |= script_kinds(script)
-    return frozenset(found)
+    sent = (*COMMON_COMMANDS.values(), *COMMANDS[role].values())
+    return frozenset().union(*sent, *map(script_kinds, SCRIPTS[role]))
 
 
 def _channels(role: str) -> frozenset[str]:

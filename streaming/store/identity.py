@@ -24,7 +24,7 @@ from streaming.redis.settings import RedisSettings
 FORMAT = 4
 """The version of everything in the store: keys, messages, and what scripts read and write. Every change of these must
 raise it, because a process of one version must not work on a store of another."""
-FORMAT_DIGEST = "1b5bc8c1a2dba61b"
+FORMAT_DIGEST = "d2b30bf704e72ae3"
 """Digest of everything that FORMAT versions; tests/streaming/store/test_identity.py fails when it changes."""
 
 RECOVERY_TIMEOUT_S = 5.0
@@ -33,6 +33,8 @@ of an earlier version. Running processes check every two seconds."""
 POLL_INTERVAL_S = 0.25
 
 RESET = "stop Penstock, then `penstock store reset --yes`, which deletes everything Penstock keeps in it"
+
+DRAIN = f"drain it with the version that wrote it, or use another Redis. To reset it: {RESET}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,12 @@ async def enter_store(client: RedisClient) -> Identity:
     """Compare the store's identity with this process's settings; give an empty store one. Takes one round trip, except
     in the first process. Raises ConfigError if this process must not use the store, Unavailable."""
     found = await read_identity(client)
-    if found is None and await _is_used(client):
+    # Every version writes some of these keys in its first seconds.
+    used = [("EXISTS", slot, fixed_keys(slot)) for slot in (FLEET_SLOT, 0)]
+    if found is None and any(await client.calls(used)):
         found = await _awaited(client)
         if found is None:
-            raise ConfigError("redis.url", f"this store has no format version: {_other_version(0)}", _drain())
+            raise ConfigError("redis.url", f"this store has no format version: {_other_version(0)}", DRAIN)
     found = found or await identify(client)
     check_identity(found, client.settings)
     return found
@@ -76,7 +80,7 @@ def check_identity(identity: Identity, settings: RedisSettings) -> None:
     """Raises ConfigError if a process with these settings must not use the store."""
     if identity.format != FORMAT:
         raise ConfigError(
-            "redis.url", f"this store has format {identity.format}: {_other_version(identity.format)}", _drain()
+            "redis.url", f"this store has format {identity.format}: {_other_version(identity.format)}", DRAIN
         )
     if identity.partitions != settings.partitions:
         problem = f"this store has {counted(identity.partitions, 'partition')}, the settings say {settings.partitions}"
@@ -102,18 +106,9 @@ def _other_version(found: int) -> str:
     return f"{other} version of Penstock wrote it, and this version needs format {FORMAT}"
 
 
-def _drain() -> str:
-    return f"drain it with the version that wrote it, or use another Redis. To reset it: {RESET}"
-
-
 def _parsed(fields: list[Any]) -> Identity:
     form, partitions, deployment = (field or b"" for field in fields)
     return Identity(int(form or 0), int(partitions or 0), deployment.decode())
-
-
-async def _is_used(client: RedisClient) -> bool:
-    """Whether Penstock has run on this store: every version writes some of these keys in its first seconds."""
-    return any(await client.calls([("EXISTS", slot, fixed_keys(slot)) for slot in (FLEET_SLOT, 0)]))
 
 
 async def _awaited(client: RedisClient) -> Identity | None:

@@ -76,7 +76,8 @@ class Headroom:
         self._client = client
         self.reason = ""
         """Why no job may be accepted, for operators; "" while there is room."""
-        self._memories: list[ServerMemory] = []
+        self.memories: list[ServerMemory] = []
+        """Each server's memory at the last check."""
         self._shares: dict[int, Share] = {}
         """By partition."""
 
@@ -85,18 +86,13 @@ class Headroom:
         """Whether to refuse new jobs."""
         return bool(self.reason)
 
-    @property
-    def memories(self) -> tuple[ServerMemory, ...]:
-        """Each server's memory at the last check."""
-        return tuple(self._memories)
-
     async def look(self) -> None:
         """Read the memory figures of every primary. Raises Unavailable."""
-        self._memories = await self._client.memory()
+        self.memories = await self._client.memory()
         self._shares = {}
-        for memory in self._memories:
+        for memory in self.memories:
             self._shares |= dict.fromkeys(memory.owed, Share(memory))
-        reason = full_reason(self._memories)
+        reason = full_reason(self.memories)
         if bool(reason) != self.full:
             log.warning("%s", f"no more jobs are accepted: {reason}" if reason else "jobs are accepted again")
         self.reason = reason
@@ -104,7 +100,7 @@ class Headroom:
     async def keep_looking(self) -> None:
         """Check in a loop until cancelled, also while Redis is unavailable."""
         expected = ExpectedErrors(Unavailable, log.debug, "memory as it was: %s")
-        await run_periodically(self.look, lambda: next_look_s(self._memories), expected)
+        await run_periodically(self.look, lambda: next_look_s(self.memories), expected)
 
     def reserve(self, partition: int, size: int, owed: int, *, part: bool = False) -> Reservation:
         """Reserve memory for a job of `size` bytes that may write `owed` more. The caller must undo it unless `put`
@@ -150,12 +146,9 @@ def next_look_s(memories: Iterable[ServerMemory]) -> float:
 
 def full_reason(memories: Iterable[ServerMemory]) -> str:
     """Describe the fullest server; "" if all servers with a limit have room."""
-    fullest = min((memory for memory in memories if memory.allowed), key=_left, default=None)
+    limited = [memory for memory in memories if memory.allowed]
+    fullest = min(limited, key=lambda memory: room_of(memory) / memory.allowed, default=None)
     return "" if fullest is None or room_of(fullest) > 0 else _said_of(fullest)
-
-
-def _left(memory: ServerMemory) -> float:
-    return room_of(memory) / memory.allowed
 
 
 def _said_of(memory: ServerMemory) -> str:

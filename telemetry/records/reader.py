@@ -122,7 +122,7 @@ def read_records(
     done, total = 0, sum(each.size for each in wanted)
     for each in wanted:
         on_read(done, total)
-        yield from _of_file(each.path, since * 1e6, until * 1e6, skipped)
+        yield from read_file(each.path, since, until, skipped)
         done += each.size
     on_read(done, total)
 
@@ -136,7 +136,8 @@ def time_of(record: Record) -> int:
     return record.ended_us
 
 
-def _of_file(path: Path, since_us: float, until_us: float, skipped: Skipped) -> Iterator[Record]:
+def read_file(path: Path, since: float, until: float, skipped: Skipped) -> Iterator[Record]:
+    """Read the records of a window (Unix seconds) from one file, whatever its name; counts what it skips."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -148,7 +149,7 @@ def _of_file(path: Path, since_us: float, until_us: float, skipped: Skipped) -> 
             if record is None:
                 continue
             late_us = SLACK_S * 1e6 if isinstance(record, DeliveryRecord) else 0  # it may come after its request's end
-            if since_us - late_us <= time_of(record) < until_us + late_us:
+            if since * 1e6 - late_us <= time_of(record) < until * 1e6 + late_us:
                 yield record
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -32,7 +33,6 @@ UNHEALTHY_SHARE = 0.01
 LIMITS = ("queue_full", "deadline_unreachable", "quota_exceeded", "payload_too_large", "no_capacity",
           "too_many_connections", "upstream_busy")  # fmt: skip
 """Codes of requests that would be served if a limit were higher, or with more workers."""
-LIMITED = "See docs/api.md for the code; raise the limit that it names if the requests should be served."
 LANES = ("interactive", "standard", "batch")
 """From the highest to the lowest."""
 VERDICTS = {
@@ -41,26 +41,57 @@ VERDICTS = {
     "gateway": "on the path around the engine",
     "recovery": "lost to retries",
 }
-UNANSWERED = {
-    "refused": "docs/api.md says what the code means. No limit is involved: mend the requests of that client.",
-    "failed": "penstock jobs ls --status failed shows them; penstock dlq ls those whose workers died.",
-    "expired": "Give them more time (queue.deadline_ms, queue.max_queue_ms), or add workers.",
-}
-"""What to change first, by the state in which requests without an answer ended."""
-RETRIES = {
-    "lost": "penstock logs --process WORKER shows why a worker died; penstock doctor names jobs that kill workers.",
-    "handed back": "Workers hand jobs back when they are stopped or their server is away: raise their drain time, or "
-    "see penstock ps for the server.",
-    "preempted": "Jobs of lane batch were put back for jobs of lane interactive. Add workers, or send less to lane "
-    "interactive.",
-}
-"""What to change first, by how most attempts ended."""
-MORE_WORKERS = (
-    "Raise min_workers if the first requests met no worker, else max_workers or the engine's slots; penstock scale log "
-    "says which worker came when."
-)
-MORE_SLOTS = "Raise the slots of the engine: it took requests that it could not run yet."
 PLACES = {"ingress": "before the job is queued", "gate": "between claim and engine"}
+DEATHS = "penstock logs --process WORKER shows why a worker died; penstock doctor names jobs that kill workers."
+LIMITED = "See docs/api.md for the code; raise the limit that it names if the requests should be served."
+FINDINGS = {
+    "slow_worker": ("{name} is slow",
+        "Look at its machine (other programs, temperature, clock), or replace it: penstock logs --process {name}. The "
+        "scheduler avoids slow workers if it may start others."),
+    "gateway_stall": ("{name} stood still",
+        "Give it more CPU, start more API processes (api.processes), or find what holds it up: its log has a line for "
+        "each stall above a second (penstock logs --process {name})."),
+    "gateway_stall.all": ("The gateway holds requests up",
+        "Give the API processes and the store more CPU, or start more of them (api.processes)."),
+    "short_requests": ("Requests are so short that the path around the engine shows",
+        "Nothing, if that is fast enough: this time does not grow with the answer. For more requests per second, start "
+        "more API processes (api.processes), or send several prompts in one request."),
+    "waiting.queue": ("Requests waited",
+        "Raise min_workers if the first requests met no worker, else max_workers or the engine's slots; penstock scale "
+        "log says which worker came when."),
+    "waiting.engine": ("Requests waited", "Raise the slots of the engine: it took requests that it could not run yet."),
+    "idle_pool": ("Requests of {model} wait beside free slots",
+        "Load came in bursts, or workers started late: raise min_workers, or look at penstock scale log."),
+    "full_pool": ("The pool of {model} is full",
+        "Raise models.{model}.max_workers or the slots of its engine, or refuse earlier (lane limits)."),
+    "starved_lane": ("Lane {lane} of {model} starves",
+        "Add workers for {model} (penstock scale set), move part of lane {best} to a lower lane, or give lane {lane} "
+        "its own pool (shapes)."),
+    "retries.lost": ("Requests began again", DEATHS),
+    "retries.handed back": ("Requests began again",
+        "Workers hand jobs back when they are stopped or their server is away: raise their drain time, or see penstock "
+        "ps for the server."),
+    "retries.preempted": ("Requests began again",
+        "Jobs of lane batch were put back for those of lane interactive. Add workers, or send less to that lane."),
+    "lost_workers": ("Workers died under {requests}", DEATHS),
+    "long_prompts": ("Long prompts hold the engine up",
+        "Keep common beginnings of prompts equal, so that engines reuse their cache, or serve long prompts from a pool "
+        "of their own (shapes)."),
+    "prompts": ("The engine reads more than it writes",
+        "Shorten the prompts, or keep their common beginnings equal, so that engines reuse their cache; if neither can "
+        "be, the engine's prefill is what to speed up."),
+    "refused": ("{share:.1f} % of the requests were refused",
+        "docs/api.md says what the code means. No limit is involved: mend the requests of that client."),
+    "refused.limit": ("{share:.1f} % of the requests were refused", LIMITED),
+    "failed": ("{share:.1f} % of the requests failed",
+        "penstock jobs ls --status failed shows them; penstock dlq ls those whose workers died."),
+    "failed.limit": ("{share:.1f} % of the requests failed", LIMITED),
+    "expired": ("{share:.1f} % of the requests expired",
+        "Give them more time (queue.deadline_ms, queue.max_queue_ms), or add workers."),
+    "expired.limit": ("{share:.1f} % of the requests expired", LIMITED),
+    "lost_records": ("{dropped} records are missing", "penstock doctor; until then the figures here are too low."),
+}  # fmt: skip
+"""By kind of a finding, and its case behind a point: its title, and what to change first."""
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +107,13 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """The model that it is about; "" where it is about all."""
     saves_s: float = 0.0
     """Request-seconds that it concerns."""
+
+
+def _found(case: str, reason: str, saves_s: float, model: str = "", **names: Any) -> Advice:
+    """A finding of FINDINGS; `names`: what stands in its texts."""
+    title, change = (text.format(model=model, **names) for text in FINDINGS[case])
+    kind = case.partition(".")[0]
+    return Advice(kind=kind, title=title, reason=reason, change=change, model=model, saves_s=saves_s)
 
 
 def advise(figures: Figures, evidence: Evidence, everyone: Sequence[ReportedRequest] | None = None) -> list[Advice]:
@@ -129,16 +167,11 @@ def _slow_workers(requests: Sequence[ReportedRequest]) -> Iterator[Advice]:
             if not usual or pace < SLOW_FACTOR * usual:
                 continue
             lost_ms = sum(max(0.0, (each.itl_ms or 0.0) - usual) * each.own_tokens for each in workers[name])
-            yield Advice(
-                kind="slow_worker",
-                title=f"{name} is slow",
-                reason=f"It takes {pace:.1f} ms per token where the other workers of {model} take {usual:.1f} ms "
-                f"(medians; {len(workers[name])} requests).",
-                change="Look at its machine (other programs, temperature, clock), or replace it: penstock logs "
-                f"--process {name}. The scheduler avoids slow workers if it may start others.",
-                model=model,
-                saves_s=lost_ms / 1000,
+            reason = (
+                f"It takes {pace:.1f} ms per token where the other workers of {model} take {usual:.1f} ms (medians; "
+                f"{len(workers[name])} requests)."
             )
+            yield _found("slow_worker", reason, lost_ms / 1000, model, name=name)
 
 
 def _gateway(figures: Figures) -> Iterator[Advice]:
@@ -153,35 +186,22 @@ def _gateway(figures: Figures) -> Iterator[Advice]:
     total = sum(map(sum, lags.values()))
     for name, own in sorted(lags.items(), key=lambda each: -sum(each[1])):
         lives = f", in {len(own)} of its lives" if len(own) > 1 else ""
-        yield Advice(
-            kind="gateway_stall",
-            title=f"{name} stood still",
-            reason=f"Its event loop was late by up to {max(own):.0f} ms{lives}, and all its streams with it; "
-            f"{100 * share:.0f} % of the time of requests went to the path around the engine.",
-            change="Give it more CPU, start more API processes (api.processes), or find what holds it up: its log has "
-            f"a line for each stall above a second (penstock logs --process {name}).",
-            saves_s=saves_s * sum(own) / total,
+        reason = (
+            f"Its event loop was late by up to {max(own):.0f} ms{lives}, and all its streams with it; "
+            f"{100 * share:.0f} % of the time of requests went to the path around the engine."
         )
+        yield _found("gateway_stall", reason, saves_s * sum(own) / total, name=name)
     if lags or share < GATEWAY_SHARE:
         return
     mean_ms, part = 1000 * saves_s / done, max(spent, key=lambda name: spent[name])
     if mean_ms >= GATEWAY_MS:
-        yield Advice(
-            kind="gateway_stall",
-            title="The gateway holds requests up",
-            reason=f"{100 * share:.0f} % of the time of requests, {mean_ms:.0f} ms of each, went to the path around "
-            f"the engine, most of it {PLACES.get(part, 'after the last token')} ({part}).",
-            change="Give the API processes and the store more CPU, or start more of them (api.processes).",
-            saves_s=saves_s,
+        reason = (
+            f"{100 * share:.0f} % of the time of requests, {mean_ms:.0f} ms of each, went to the path around the "
+            f"engine, most of it {PLACES.get(part, 'after the last token')} ({part})."
         )
+        yield _found("gateway_stall.all", reason, saves_s)
     else:
-        yield Advice(
-            kind="short_requests",
-            title="Requests are so short that the path around the engine shows",
-            reason=f"{100 * share:.0f} % of their time, but only {duration(mean_ms)} of each.",
-            change="Nothing, if that is fast enough: this time does not grow with the answer. For more requests per "
-            "second, start more API processes (api.processes), or send several prompts in one request.",
-        )
+        yield _found("short_requests", f"{100 * share:.0f} % of their time, but only {duration(mean_ms)} of each.", 0.0)
 
 
 def _waiting(
@@ -206,41 +226,20 @@ def _waiting(
         yield _began_again(model, done, f"{share} of requests was waiting or lost to retries, {mean} of each")
         return
     if len(requests) < MIN_REQUESTS:
-        yield Advice(
-            kind="waiting",
-            title="Requests waited",
-            reason=f"{share} of requests was waiting, {mean} of each; only {counted(len(done), 'request')} completed.",
-            change=MORE_SLOTS if group.parts["engine_wait"] > group.parts["queue"] else MORE_WORKERS,
-            model=model,
-            saves_s=waited / 1000,
-        )
+        reason = f"{share} of requests was waiting, {mean} of each; only {counted(len(done), 'request')} completed."
+        case = "waiting.engine" if group.parts["engine_wait"] > group.parts["queue"] else "waiting.queue"
+        yield _found(case, reason, waited / 1000, model)
         return
-    share, used, saves_s = (
-        f"{100 * waited / total:.0f} % of the time",
-        _slots_used(everyone, workers),
-        _wait_s(requests),
-    )
+    used, saves_s = _slots_used(everyone, workers), _wait_s(requests)
+    reason = f"{100 * waited / total:.0f} % of the time of its requests was waiting"
     if used is not None and used < BUSY_SHARE:
-        yield Advice(
-            kind="idle_pool",
-            title=f"Requests of {model} wait beside free slots",
-            reason=f"{share} of its requests was waiting, with only {100 * used:.0f} % of its slots in use on average.",
-            change="Load came in bursts, or workers started late: raise min_workers, or look at penstock scale log.",
-            model=model,
-            saves_s=saves_s,
-        )
+        reason += f", with only {100 * used:.0f} % of its slots in use on average."
+        yield _found("idle_pool", reason, saves_s, model)
     # A lane that starves waits because of the order: the pool is full only if the others wait too.
     elif not starved or all(_median_wait_ms(own) >= STARVED_WAIT_MS for own in lanes.values()):
         slots = sum(each.slots for each in workers)
-        in_use = "" if used is None else f", with {100 * used:.0f} % of {slots} slots in use"
-        yield Advice(
-            kind="full_pool",
-            title=f"The pool of {model} is full",
-            reason=f"{share} of its requests was waiting{in_use}.",
-            change=f"Raise models.{model}.max_workers or the slots of its engine, or refuse earlier (lane limits).",
-            model=model,
-            saves_s=saves_s,
-        )
+        reason += "." if used is None else f", with {100 * used:.0f} % of {slots} slots in use."
+        yield _found("full_pool", reason, saves_s, model)
 
 
 def _median_wait_ms(requests: Sequence[ReportedRequest]) -> float:
@@ -258,16 +257,11 @@ def _starved_lanes(model: str, lanes: Mapping[str, Sequence[ReportedRequest]]) -
             continue
         expired = sum(each.record.state == "expired" for each in lanes[lane])
         more = f", and {expired} of its requests expired" if expired else ""
-        yield Advice(
-            kind="starved_lane",
-            title=f"Lane {lane} of {model} starves",
-            reason=f"One in ten of its requests waits {tails[lane] / 1000:.1f} s or longer for a worker; in lane "
-            f"{best} that is {tails[best] / 1000:.2f} s{more}.",
-            change=f"Add workers for {model} (penstock scale set), move part of lane {best} to a lower lane, or give "
-            f"lane {lane} its own pool (shapes).",
-            model=model,
-            saves_s=_wait_s(lanes[lane]),
+        reason = (
+            f"One in ten of its requests waits {tails[lane] / 1000:.1f} s or longer for a worker; in lane {best} that "
+            f"is {tails[best] / 1000:.2f} s{more}."
         )
+        yield _found("starved_lane", reason, _wait_s(lanes[lane]), model, lane=lane, best=best)
 
 
 def _began_again(model: str, done: Sequence[ReportedRequest], begin: str) -> Advice:
@@ -279,14 +273,9 @@ def _began_again(model: str, done: Sequence[ReportedRequest], begin: str) -> Adv
         "preempted": sum(record.preempted for record in records),
     }
     told = ", ".join(f"{number} {name}" for name, number in ends.items() if number) or "none is counted"
-    return Advice(
-        kind="retries",
-        title="Requests began again",
-        reason=f"{begin}, most of it to attempts that did not end their jobs: {told}.",
-        change=RETRIES[max(ends, key=lambda name: ends[name])],
-        model=model,
-        saves_s=sum(max(0, each.split.parts["retries"] or 0) for each in done) / 1e6,
-    )
+    reason = f"{begin}, most of it to attempts that did not end their jobs: {told}."
+    lost_s = sum(max(0, each.split.parts["retries"] or 0) for each in done) / 1e6
+    return _found(f"retries.{max(ends, key=ends.__getitem__)}", reason, lost_s, model)
 
 
 def _slots_used(requests: Sequence[ReportedRequest], workers: Sequence[ProcessFigures]) -> float | None:
@@ -309,61 +298,38 @@ def _prompts(requests: Sequence[ReportedRequest], slow: Collection[str]) -> Iter
     prompts = sorted(each.record.prompt_tokens for each in answered)
     middle, tail = percentile(prompts, 0.5), percentile(prompts, 0.9)
     if tail >= LONG_FACTOR * max(1, middle):
-        yield Advice(
-            kind="long_prompts",
-            title="Long prompts hold the engine up",
-            reason=f"{share}; one prompt in ten has {tail:.0f} tokens or more, the median {middle:.0f}.",
-            change="Keep common beginnings of prompts equal, so that engines reuse their cache, or serve long prompts "
-            "from a pool of their own (shapes).",
-            saves_s=prefill_us / 1e6,
-        )
+        reason = f"{share}; one prompt in ten has {tail:.0f} tokens or more, the median {middle:.0f}."
+        yield _found("long_prompts", reason, prefill_us / 1e6)
         return
     answer = percentile(sorted(each.own_tokens for each in answered), 0.5)
     cached = 100 * sum(each.record.cached_tokens for each in answered) / (sum(prompts) or 1)
-    yield Advice(
-        kind="prompts",
-        title="The engine reads more than it writes",
-        reason=f"{share}: a prompt has {middle:.0f} tokens, an answer {answer:.0f} (medians); {cached:.0f} % of the "
-        "prompt tokens were cached.",
-        change="Shorten the prompts, or keep their common beginnings equal, so that engines reuse their cache; if "
-        "neither can be, the engine's prefill is what to speed up.",
-        saves_s=prefill_us / 1e6,
+    reason = (
+        f"{share}: a prompt has {middle:.0f} tokens, an answer {answer:.0f} (medians); {cached:.0f} % of the prompt "
+        "tokens were cached."
     )
+    yield _found("prompts", reason, prefill_us / 1e6)
 
 
 def _unhealthy(figures: Figures, requests: Sequence[ReportedRequest]) -> Iterator[Advice]:
     """Requests that did not get an answer, and jobs that lost their worker."""
     whole = figures.whole
     least = max(UNHEALTHY_SHARE * whole.requests, 1)
-    for state, change in UNANSWERED.items():
+    for state in ("refused", "failed", "expired"):
         own = [each for each in requests if each.record.state == state]
         if len(own) < least:
             continue
         code, times = Counter(each.record.code or "no code" for each in own).most_common(1)[0]
-        yield Advice(
-            kind=state,
-            title=f"{100 * len(own) / whole.requests:.1f} % of the requests {'were ' * (state == 'refused')}{state}",
-            reason=f"{len(own)} of {whole.requests}; most often with {code} ({counted(times, 'time')}).",
-            change=LIMITED if code in LIMITS else change,
-            saves_s=_wait_s(own),
-        )
+        reason = f"{len(own)} of {whole.requests}; most often with {code} ({counted(times, 'time')})."
+        case = f"{state}.limit" if code in LIMITS else state
+        yield _found(case, reason, _wait_s(own), share=100 * len(own) / whole.requests)
     if whole.lost >= least:
         own = [each for each in requests if each.record.lost]
         lost_s = sum(max(0, each.split.parts["retries"] or 0) for each in own) / 1e6
-        yield Advice(
-            kind="lost_workers",
-            title=f"Workers died under {counted(len(own), 'request')}",
-            reason=f"{counted(whole.lost, 'attempt')} lost, in all {lost_s:.1f} s.",
-            change=RETRIES["lost"],
-            saves_s=lost_s,
-        )
+        reason = f"{counted(whole.lost, 'attempt')} lost, in all {lost_s:.1f} s."
+        yield _found("lost_workers", reason, lost_s, requests=counted(len(own), "request"))
 
 
 def _lost_records(figures: Figures) -> Iterator[Advice]:
     if (dropped := sum(each.dropped for each in figures.processes)) > 0:
-        yield Advice(
-            kind="lost_records",
-            title=f"{dropped} records are missing",
-            reason="Their processes could not write them: their disk was full, or slow.",
-            change="penstock doctor; until then the figures here are too low.",
-        )
+        reason = "Their processes could not write them: their disk was full, or slow."
+        yield _found("lost_records", reason, 0.0, dropped=dropped)

@@ -41,7 +41,7 @@ def openai(house: House) -> OpenAI:
 def test_the_whole_flow(house: House, openai: OpenAI) -> None:
     """Upload, create, watch, read; order, names, counts and tokens are right, and nothing is left over. The batch needs
     its input file no more once it is created."""
-    lines = [line(number) for number in range(150)]
+    lines = [line(number) for number in range(60)]
     batch = begin(
         openai, lines, metadata={"for": "a test"}, output_expires_after={"anchor": "created_at", "seconds": 3600}
     )
@@ -50,8 +50,8 @@ def test_the_whole_flow(house: House, openai: OpenAI) -> None:
     openai.files.delete(batch.input_file_id)
     done = ended(openai, batch)
     assert (done.status, done.errors, done.error_file_id, done.model) == ("completed", None, None, "sim")
-    assert done.request_counts and done.request_counts.to_dict() == {"total": 150, "completed": 150, "failed": 0}
-    assert done.usage and done.usage.output_tokens == 150 * 6
+    assert done.request_counts and done.request_counts.to_dict() == {"total": 60, "completed": 60, "failed": 0}
+    assert done.usage and done.usage.output_tokens == 60 * 6
     assert done.metadata == {"for": "a test"}
     assert done.created_at <= (done.in_progress_at or 0) <= (done.finalizing_at or 0) <= (done.completed_at or 0)
     answers_are_right(content(openai, done.output_file_id), lines)
@@ -150,7 +150,7 @@ def test_wrong_and_failing_lines_are_in_the_error_file(openai: OpenAI) -> None:
 
 def test_it_can_be_read_while_it_runs_paused_and_resumed(house: House, openai: OpenAI) -> None:
     """While paused no line is begun; what there is can be read, in order; then all of it is right."""
-    lines = [line(number, max_tokens=150) for number in range(200)]
+    lines = [line(number, max_tokens=150) for number in range(100)]
     batch = begin(openai, lines, window="none")
     assert batch.expires_at is None
     reaches(openai, batch, 20)
@@ -165,7 +165,7 @@ def test_it_can_be_read_while_it_runs_paused_and_resumed(house: House, openai: O
 
     found: Any = eventually(resting)
     now, so_far = found
-    assert now["status"] == "in_progress" and now["paused"] and 20 <= len(so_far) < 200
+    assert now["status"] == "in_progress" and now["paused"] and 20 <= len(so_far) < 100
     by_name = {each["custom_id"]: each for each in lines}
     answers_are_right(so_far, [by_name[each["custom_id"]] for each in so_far])
     numbers = [each["line"] for each in so_far]
@@ -181,7 +181,7 @@ def test_it_can_be_read_while_it_runs_paused_and_resumed(house: House, openai: O
 
 def test_cancelling_keeps_what_is_finished(house: House, openai: OpenAI) -> None:
     """Every line is in one of the two files, once; engines are free again."""
-    lines = [line(number, max_tokens=200) for number in range(300)]
+    lines = [line(number, max_tokens=200) for number in range(100)]
     batch = begin(openai, lines)
     reaches(openai, batch, 10)
     assert openai.batches.cancel(batch.id).status in ("cancelling", "cancelled")
@@ -189,11 +189,11 @@ def test_cancelling_keeps_what_is_finished(house: House, openai: OpenAI) -> None
     done = ended(openai, batch)
     assert done.status == "cancelled" and done.cancelling_at and done.cancelled_at
     outputs, failed = content(openai, done.output_file_id), content(openai, done.error_file_id)
-    assert sorted(each["line"] for each in outputs + failed) == list(range(1, 301))
-    assert 10 <= len(outputs) < 300
+    assert sorted(each["line"] for each in outputs + failed) == list(range(1, 101))
+    assert 10 <= len(outputs) < 100
     answers_are_right(outputs, [lines[each["line"] - 1] for each in outputs])
     assert {each["error"]["code"] for each in failed} == {"batch_cancelled"}
-    jobs = [json.loads(house.get(f"/v1/jobs/{line_job_id(batch.id, number, 0, 1)}")[1]) for number in range(300)]
+    jobs = [json.loads(house.get(f"/v1/jobs/{line_job_id(batch.id, number, 0, 1)}")[1]) for number in range(100)]
     assert {each["cancelled_by"] for each in jobs if each.get("status") == "cancelled"} == {"batch"}
 
 

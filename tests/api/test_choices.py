@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from batching import begin, client, content, ended
 from brokering import intake_of
-from house import House, free_port, serving
+from house import House, serving
 
 from api.openai.errors import ApiError
-from api.openai.schemas import Kind, check_choices, parse
+from api.openai.schemas import CompletionRequest, Kind, check_choices, parse
 from offline.broker import Rejected
 from streaming.redis.client import RedisClient
 
@@ -56,35 +55,18 @@ def test_a_small_body_cannot_ask_for_a_thousand_texts(house: House) -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "param"),
     [
-        ("chat", {"messages": MESSAGES, "n": 5}, "n"),
-        ("completion", {"prompt": "a", "n": 5}, "n"),
-        ("completion", {"prompt": [1, 2, 3, 4, 5, 6], "n": 5}, "n"),
-        ("completion", {"prompt": ["a"], "n": 5}, "n"),
-        ("completion", {"prompt": ["a"] * 5}, "prompt"),
-        ("completion", {"prompt": [[1]] * 3, "n": 2}, "prompt"),
-        ("job", {"messages": MESSAGES, "n": 5}, "n"),
+        ("chat", {"messages": MESSAGES, "n": 5}, "n"), ("completion", {"prompt": [1, 2, 3, 4, 5, 6], "n": 5}, "n"),
+        ("completion", {"prompt": ["a"] * 5}, "prompt"), ("completion", {"prompt": [[1]] * 3, "n": 2}, "prompt"),
         ("job", {"endpoint": "/v1/completions", "prompt": ["a"] * 5}, "prompt"),
     ],
-)
+)  # fmt: skip
 def test_the_field_at_fault_is_named(kind: Kind, fields: dict[str, Any], param: str) -> None:
     """n where there is one prompt; a list of token ids is one prompt."""
     request = parse(kind, json.dumps({"model": "m", **fields}).encode())
     with pytest.raises(ApiError) as caught:
         check_choices(request, 4)
     assert (caught.value.status, caught.value.param) == (400, param)
-    check_choices(request, request.prompts * (request.n or 1))
-
-
-def test_the_setting_is_obeyed(tmp_path: Path) -> None:
-    """Higher for whoever needs it, lower for a chat's n."""
-    with serving(tmp_path, "workers", PENSTOCK_API_MAX_CHOICES_PER_REQUEST="1024") as house:
-        status, _, data = house.post("/v1/completions", SMALL)
-        assert status == 200 and len(json.loads(data)["choices"]) == 1024
-        port = free_port()
-        house.start_api(port, PENSTOCK_API_MAX_CHOICES_PER_REQUEST="2")
-        few = {"model": "sim", "messages": MESSAGES, "max_tokens": 2}
-        for n, status in ((2, 200), (3, 400)):
-            assert house.request("POST", "/v1/chat/completions", few | {"n": n}, port=port)[0] == status
+    check_choices(request, (request.prompts if isinstance(request, CompletionRequest) else 1) * (request.n or 1))
 
 
 def test_a_line_of_a_batch_is_held_to_it(house: House) -> None:

@@ -16,7 +16,6 @@ from house import ADMIN_TOKEN, House
 from starlette.requests import Request
 
 from api.middleware import SLICE_BYTES, decoded
-from api.openai.errors import ApiError
 
 pytestmark = pytest.mark.slow
 
@@ -41,8 +40,7 @@ CODINGS: dict[str, Callable[[bytes], bytes]] = {
     "gzip,": lambda data: gzip.compress(data[:20]) + gzip.compress(data[20:]),
     "gzip ": lambda data: gzip.compress(data) + b"\0",
     "gzip  ": lambda data: gzip.compress(data).ljust(10_240, b"\0"),
-    "gzip, identity, zstd": lambda data: zstd.compress(gzip.compress(data)),
-    "deflate,gzip,zstd": lambda data: zstd.compress(gzip.compress(zlib.compress(data))),
+    "gzip, identity": gzip.compress,
 }
 
 UPLOAD = (
@@ -82,7 +80,7 @@ def test_each_route_reads_encoded_bodies(house: House, method: str, path: str) -
     for coding in ("gzip", "zstd"):
         found = sent(house, CODINGS[coding](plain), coding, path, method)
         assert (found[0], found[2].get("error")) == (without[0], without[2].get("error")), found
-    assert sent(house, zstd.compress(zstd.compress(plain)), "zstd, zstd", path, method)[0] == 415  # two windows
+    assert sent(house, zstd.compress(gzip.compress(plain)), "gzip, zstd", path, method)[0] == 415, "one at a time"
     unknown = sent(house, plain, "br", path, method)
     assert (unknown[0], unknown[2]["error"]["code"]) == (415, "unsupported_content_encoding")
     assert unknown[1]["accept-encoding"] == "gzip, deflate, zstd"
@@ -94,7 +92,7 @@ def test_each_route_reads_encoded_bodies(house: House, method: str, path: str) -
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_codings_are_undone_in_turn(house: House, coding: str) -> None:
+def test_each_coding_is_undone(house: House, coding: str) -> None:
     assert sent(house, CODINGS[coding](json.dumps(CHAT).encode()), coding)[0] == 200
 
 
@@ -109,10 +107,8 @@ WRONG: dict[str, tuple[str, bytes]] = {
     "zeros behind it, deflate": ("deflate", zlib.compress(b"{}") + b"\0"),
     "behind it, zstd": ("zstd", zstd.compress(b"{}") + b"more"),
     "behind it, deflate": ("deflate", zlib.compress(b"{}") + b"{}"),
-    "in the other order": ("zstd, gzip", zstd.compress(gzip.compress(b"{}"))),
     "tiny members": ("gzip", gzip.compress(b"[]") * 50_000),
     "empty frames": ("zstd", zstd.compress(b"") * 50_000),
-    "empty members inside": ("gzip, zstd", zstd.compress(gzip.compress(b"") * 1_000_000)),
 }
 
 
@@ -123,22 +119,16 @@ def test_a_label_that_does_not_fit_is_refused(house: House, what: str) -> None:
     assert (status, answer["error"]["code"]) == (400, "invalid_content_encoding"), answer
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "gzip, gzip", "gzip, zstd"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
 def test_a_body_is_decoded_within_the_limit(house: House, coding: str) -> None:
     """The limit is one of decoded bytes, and is named; what is far larger is not decoded to its end."""
     fits = json.dumps(CHAT | {"messages": [{"role": "user", "content": "x" * 2_000}]}).encode()
-    assert sent(house, encoded(fits, coding), coding)[0] == 200
-    for size in (BODY_LIMIT - len(b'{"user": "') + 1, 50_000_000):
-        body = encoded(b'{"user": "' + b"x" * size, coding)
+    assert sent(house, CODINGS[coding](fits), coding)[0] == 200
+    for size in (BODY_LIMIT - len(b'{"user": "') + 1, 8_000_000):
+        body = CODINGS[coding](b'{"user": "' + b"x" * size)
         status, _, answer = sent(house, body, coding)
         assert (status, answer["error"]["code"]) == (413, "payload_too_large")
         assert f"{BODY_LIMIT}" in answer["error"]["message"]
-
-
-def encoded(data: bytes, coding: str) -> bytes:
-    for name in coding.split(", "):
-        data = CODINGS[name](data)
-    return data
 
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])
@@ -167,63 +157,3 @@ async def check_slices(body: bytes, coding: str, data: bytes) -> None:
     parts = [part async for part in Request(scope, decoded(scope, receive)).stream()]
     beside.cancel()
     assert b"".join(parts) == data and max(map(len, parts)) <= SLICE_BYTES and turns >= 20
-
-
-async def test_several_fields_are_one_list() -> None:
-    fields = [(b"content-encoding", b"gzip"), (b"content-encoding", b"br")]
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b""}
-
-    with pytest.raises(ApiError) as refused:
-        await decoded({"method": "POST", "headers": fields, "state": {"headers": dict(fields)}}, receive)()
-    assert refused.value.status == 415
-
-
-def test_a_coding_without_a_body_is_ignored(house: House) -> None:
-    """Some clients name one with every request: it ends no stream of events."""
-    job = json.loads(house.post("/v1/jobs", CHAT)[2])["id"]
-    status, _, body = house.request("GET", f"/v1/jobs/{job}/events", None, {"Content-Encoding": "gzip"})
-    assert status == 200 and b"event: completed" in body
-
-
-def test_a_retry_may_have_another_coding(house: House) -> None:
-    """And a byte order mark or none: the fingerprint of an idempotency key is that of the decoded body."""
-    body, jobs = json.dumps(CHAT).encode(), set()
-    for coding, data in (("", body), ("gzip", gzip.compress(body)), ("zstd", zstd.compress(b"\xef\xbb\xbf" + body))):
-        headers = {"Content-Type": JSON, "Content-Encoding": coding, "Idempotency-Key": "once"}
-        status, _, answer = house.request("POST", "/v1/jobs", data, headers)
-        assert status == 202, answer
-        jobs.add(json.loads(answer)["id"])
-    assert len(jobs) == 1
-
-
-def test_an_encoded_part_of_an_upload_is_refused(house: House) -> None:
-    for field in (b"Content-Encoding: gzip", b"Content-Transfer-Encoding: base64"):
-        body = UPLOAD.replace(
-            b'name="file"; filename="in.jsonl"\r\n', b'name="file"; filename="in.jsonl"\r\n' + field + b"\r\n"
-        )
-        status, _, answer = sent(house, body, "", "/v1/files")
-        assert status == 415 and field.split()[0].decode().strip(":") in answer["error"]["message"]
-    body = UPLOAD.replace(b"--cut\r\n", b"--cut\r\nContent-Transfer-Encoding: Binary\r\n")
-    assert sent(house, body, "", "/v1/files")[0] == 200
-
-
-# --- text ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/jobs", "/v1/responses", "/v1/batches", "/admin/pools/sim"]
-)
-def test_a_byte_order_mark_is_ignored_and_other_encodings_are_named(house: House, path: str) -> None:
-    method, (fields, status) = next((method, case) for (method, at), case in ROUTES.items() if at == path)
-    text = json.dumps(fields | {"user": "é"}, ensure_ascii=False)
-    plain = sent(house, text.encode(), "", path, method)
-    marked = sent(house, text.encode("utf-8-sig"), "", path, method)
-    assert (plain[0], marked[0]) == ((status,) * 2 if path != "/admin/pools/sim" else (400, 400))
-    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"):
-        refused, _, answer = sent(house, text.encode(encoding), "", path, method)
-        assert refused == 400 and encoding[:6].upper() in answer["error"]["message"]
-    refused, _, answer = sent(house, text.encode("latin-1"), "", path, method)
-    at = text.index("é") + 1
-    assert refused == 400 and f"byte {at} is 0xe9" in answer["error"]["message"]

@@ -236,20 +236,6 @@ async def test_a_reader_that_reconnects_by_itself_goes_on_where_it_was(door: Hou
     assert [event.id for event in events_in(iter(data.decode().splitlines(keepends=True)))] == ids[4:]
 
 
-async def test_a_reader_of_events_that_takes_nothing_has_as_long_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it is cut off, as the reader of a chat: what it does not take would stay in memory."""
-    record = SimpleNamespace(job=SimpleNamespace(id="j"))
-
-    async def own_record(_: object) -> object:
-        return record
-
-    monkeypatch.setattr(events_endpoint, "own_record", own_record)
-    services = SimpleNamespace(settings=ApiSettings(send_timeout_s=7.0))
-    scope = {"type": "http", "method": "GET", "headers": [], "query_string": b"", "app": SimpleNamespace(state=None)}
-    scope["app"].state = SimpleNamespace(services=services)
-    assert (await events_endpoint.events(Request(scope))).send_timeout == 7.0
-
-
 async def test_a_stream_that_is_always_busy_ends_when_its_reader_leaves() -> None:
     """It never waits, so no cancellation reaches it."""
     watchers: list[Any] = []
@@ -288,23 +274,6 @@ async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, 
     again = await read(door, job_id, seen)
     assert again[0].name == "stream.reset" and text_of(again) == "ABCDE"
     assert [event.id for event in await read(door, job_id)] == [event.id for event in whole[reset + 1 :]]
-
-
-async def test_who_comes_back_to_a_cut_job_is_told_that_what_it_saw_was_lost(
-    door: House, door_wire: RedisClient
-) -> None:
-    """Another worker had begun anew what the reader was shown, and the job was cancelled before a third one took it."""
-    job_id, live, first = await begun(door, door_wire, "abc")
-    seen = live.events[-1].id
-    await door_wire.redis.xtrim(partition_key(0, "log", first.lease.id), maxlen=0, approximate=False)
-    await lapse(door_wire, first.lease)
-    second = await Hand.claiming(door_wire)
-    await second.write("ABCDE")
-    await lapse(door_wire, second.lease)
-    assert (await asyncio.to_thread(door.post, f"/v1/jobs/{job_id}/cancel", None))[0] == 200
-    await live.ended()
-    again = await read(door, job_id, seen)
-    assert again[0].name == "stream.reset" and text_of(again) == "ABCDE" and again[-1].name == "cancelled"
 
 
 async def test_a_job_that_goes_on_in_another_epoch_is_told_anew(door: House, door_wire: RedisClient) -> None:
@@ -697,13 +666,6 @@ def test_each_stream_can_be_read_by_a_client_of_http_1_0(house: House, what: str
     kinds = [line.partition(b":")[0] for line in text.splitlines()]
     assert newer[0] == 200 and set(kinds) <= {b"", b"data", b"event", b"id"}
     assert text.count(b"\ndata:") == newer[2].count(b"\ndata:")
-
-
-@pytest.mark.parametrize("after", ["", "bogus"])
-def test_a_place_that_is_none_is_refused(house: House, after: str) -> None:
-    made = json.loads(house.post("/v1/jobs", BODY)[2])
-    status, _, data = house.request("GET", f"/v1/jobs/{made['id']}/events?after={after}")
-    assert (status, json.loads(data)["error"]["param"]) == (400, "after")
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs/{}/events", "/v1/responses/resp_{}?stream=true"])

@@ -19,7 +19,6 @@ from penstock.engine import ChatTurn
 from streaming.fleet.process import HEARTBEAT_TIMEOUT_S
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
-from streaming.jobs.settings import TenantSettings, class_of
 from streaming.keys import fleet_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
@@ -31,13 +30,6 @@ from workers.engines.sim.settings import SimSettings, card_of
 async def local(wire: RedisClient) -> AsyncIterator[LocalApi]:
     async with api_in_process(wire) as local:
         yield local
-
-
-@pytest.mark.parametrize(
-    ("weight", "name"), [(0.01, "low"), (0.99, "low"), (1.0, "normal"), (1.01, "high"), (100, "high")]
-)
-def test_a_class_is_a_weight(weight: float, name: str) -> None:
-    assert class_of(TenantSettings(weight=weight).weight) == name
 
 
 async def waits(local: LocalApi) -> dict[tuple[str, str], float]:

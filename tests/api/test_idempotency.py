@@ -8,7 +8,6 @@ import http.client
 import json
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from api import admission
 from api.stream.reply import KEYED_GRACE_S
 from streaming.errors import Unavailable, UnknownBatch, UnknownFile, UnknownJob
 from streaming.jobs.job import JobState
-from streaming.jobs.queue import Accepted, Queue
+from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
 
@@ -83,15 +82,6 @@ def test_a_request_that_lost_its_connection_is_computed_when_it_comes_again(hous
     assert response.status == 200 and response.headers["x-job-id"] != first
     assert any(b'"content"' in response.readline() for _ in range(20))
     connection.close()
-
-
-def test_a_job_cancelled_by_its_owner_keeps_its_key(house: House) -> None:
-    """The same key finds it, and the answer says what became of it."""
-    first = json.loads(house.post("/v1/jobs", body("mine", max_tokens=LONG), keyed("mine"))[2])["id"]
-    house.post(f"/v1/jobs/{first}/cancel", None)
-    eventually(lambda: job(house, first)["status"] == "cancelled")
-    status, headers, _ = house.post("/v1/jobs", body("mine", max_tokens=LONG), keyed("mine"))
-    assert (status, headers["x-job-id"]) == (202, first)
 
 
 def test_a_key_of_one_endpoint_is_not_that_of_another_that_takes_the_same_body(house: House) -> None:
@@ -225,24 +215,6 @@ def test_a_full_store_gives_whoever_comes_back_its_answer(empty_house: House, pa
     assert house.post(path, body("new"), keyed("new"))[0] == 503
     again, headers, _ = house.post(path, body("once"), keyed("full"))
     assert (again, {name.lower(): value for name, value in headers.items()}["x-job-id"]) == (status, first)
-
-
-async def test_a_put_that_fails_leaves_no_inbox_open() -> None:
-    """Nobody would ever read it."""
-    opened, closed = list[object](), list[object]()
-
-    def opening(_job_id: str, *, whole: bool) -> object:
-        opened.append(SimpleNamespace(whole=whole))
-        return opened[-1]
-
-    async def put() -> Accepted:
-        raise Unavailable("away")
-
-    services: Any = SimpleNamespace(relay=SimpleNamespace(open=opening, close=closed.append))
-    asked: Any = SimpleNamespace(id="j", stream=True)
-    with pytest.raises(Unavailable):
-        await admission._accept(services, asked, put, waits=True)
-    assert len(opened) == 1 and closed == opened
 
 
 async def test_a_refused_put_is_withdrawn_however_long_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,13 +54,6 @@ def test_a_repeated_request_waits_for_the_same_job(house: House) -> None:
     assert first[0] == again[0] == 200 and job_of(first[2]) == job_of(again[2])
 
 
-def test_an_invalid_wait_queues_no_job(empty_house: House) -> None:
-    empty_house.start_api()
-    status, _, body = empty_house.post("/v1/jobs?wait=601", BODY)
-    assert status == 400 and json.loads(body)["error"]["param"] == "wait"
-    assert job_of(empty_house.get("/v1/jobs")[1])["data"] == []
-
-
 def test_a_process_that_ends_meanwhile_has_accepted_the_job(empty_house: House) -> None:
     """drain_s passes while no worker is there."""
     process = empty_house.start_api(PENSTOCK_API_DRAIN_S="1")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from house import House, eventually
+from house import House
 from msgspec.structs import replace
 from redis import Redis
 from starlette.requests import Request
@@ -81,31 +81,6 @@ def test_a_list_reads_summaries(empty_house: House, store: Redis) -> None:
         shown = json.loads(house.get(f"/v1/jobs/{job}")[1])
         (row,) = [each for each in listed if each["id"] == job]
         assert row == shown | {"result": None, "attempt_log": None, "preview": "hello"}
-
-
-def test_a_running_jobs_log_is_not_read_to_show_it(empty_house: House, store: Redis) -> None:
-    """A look at a job among many costs the same however long it has run; the id of its last event is not known."""
-    house = empty_house
-    house.start("workers", PENSTOCK_SIM_STEP_MS="1", PENSTOCK_SIM_SLOTS="8")
-    house.start_api()
-    house.wait_ready()
-    running = [put(house, f"run {number}", max_tokens=7000) for number in range(8)]
-    try:
-        eventually(lambda: [key for key in store.keys("penstock:{0}:log:*") if store.xlen(key) > 400])
-
-        def reads() -> int:
-            return int(store.info("commandstats").get("cmdstat_xrange", {"calls": 0})["calls"])
-
-        def is_shown_without() -> bool:
-            before = reads()
-            shown = json.loads(house.get(f"/v1/jobs/{running[0]}")[1])
-            assert (shown["status"], shown["last_event_id"]) == ("in_progress", None)
-            return reads() == before
-
-        assert any(is_shown_without() for _ in range(20))  # other processes read other streams now and then
-    finally:
-        for job in running:
-            house.post(f"/v1/jobs/{job}/cancel", b"")
 
 
 @pytest.mark.parametrize(

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import socket
-from collections.abc import Generator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from flow import kept
-from house import House, eventually
+from house import House
 from msgspec.structs import replace
 from redis import Redis
 from rendered import completion, facts_of
 
-from api import events
-from api.events import EventReader
-from api.openai.cursor import Place
-from api.openai.rendering import Facts, completion_in_slices, to_json
-from api.services import Services
+from api.openai.rendering import completion_in_slices, to_json
 from penstock.engine import ChatTurn, Logprob
-from penstock.loops import MAX_UNSLICED_ROWS, ROWS_PER_SLICE, Turns, at_once
+from penstock.loops import ROWS_PER_SLICE, Turns, at_once
 from streaming.errors import UnknownJob
 from streaming.jobs.codec import LONG_BYTES, Delta, Run, Section, Terminal, decode_terminal, encode, record_rows
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import without_rows
 from streaming.jobs.reader import JobReader
-from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
@@ -84,17 +75,6 @@ async def test_a_long_result_is_decoded_in_slices(wire: RedisClient) -> None:
     assert counted.slices == before
 
 
-async def test_one_read_serves_all_who_know_that_a_job_has_ended(wire: RedisClient) -> None:
-    """Clients who wait for the same job all ask when it ends."""
-    await put_ended(wire, long_end())
-    wire.turns = counted = Counted()
-    job_reader = JobReader(wire)
-    await job_reader.ended(JOB)
-    alone = counted.slices
-    records = await asyncio.gather(*(job_reader.ended(JOB) for _ in range(20)))
-    assert counted.slices == 2 * alone and all(record is records[0] for record in records)
-
-
 async def test_a_result_is_fetched_for_nobody_but_its_owner(wire: RedisClient) -> None:
     """Nor for the owner, where no row is wanted."""
     end = long_end()
@@ -114,45 +94,6 @@ async def test_a_result_is_fetched_for_nobody_but_its_owner(wire: RedisClient) -
     assert passed == without_rows(end)
 
 
-async def test_one_slice_is_done_in_a_turn_of_the_loop() -> None:
-    """However many have long work to do."""
-    turn, done_in = 0, []
-
-    def work() -> Generator[None, None, int]:
-        for _ in range(5):
-            done_in.append(turn)
-            yield
-        return turn
-
-    async def count() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
-
-    counting, turns = asyncio.create_task(count()), Turns()
-    await asyncio.gather(*(turns.run(work()) for _ in range(10)))
-    counting.cancel()
-    assert len(done_in) == len(set(done_in)) == 50
-
-
-async def test_a_short_answer_waits_for_no_turn() -> None:
-    """It is put together at once, also while somebody has long work; one that is not short waits."""
-
-    def work() -> Generator[None, None, str]:
-        yield
-        return "done"
-
-    turns = Turns()
-    async with turns:
-        short = asyncio.create_task(turns.run(work(), MAX_UNSLICED_ROWS))
-        long = [asyncio.create_task(turns.run(work(), rows)) for rows in (MAX_UNSLICED_ROWS + 1, None)]
-        await asyncio.sleep(0)
-        assert short.done() and short.result() == "done"
-        assert not any(task.done() for task in long)
-    assert await asyncio.gather(*long) == ["done", "done"]
-
-
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_long_answer_is_rendered_in_slices(chat: bool) -> None:
     """It is the same answer, its log-probabilities included."""
@@ -167,32 +108,6 @@ def test_a_long_answer_is_rendered_in_slices(chat: bool) -> None:
     assert sum(1 for _ in completion_in_slices(facts, end, end.rows)) >= 9
     shown = json.loads(to_json(at_once(completion_in_slices(facts, end, end.rows))))
     assert shown["choices"][0]["logprobs"] == json.loads(to_json(facts.logprobs_object([odd] * 950)))
-
-
-def test_a_short_answer_of_several_choices_is_rendered_at_once() -> None:
-    """In one slice: it is over before others could have their turn."""
-    facts = facts_of(choices=3, job_id=JOB)
-    end = long_end(rows=10)
-    rows = [replace(row, index=row.seq % 3) for row in end.rows]
-    assert list(completion_in_slices(facts, end, rows)) == []
-
-
-async def test_the_events_of_a_long_answer_are_told_in_slices(wire: RedisClient) -> None:
-    """One write and one turn of the loop for so many of them."""
-    end = long_end()
-    await put_ended(wire, end)
-    record = await JobReader(wire).outline(JOB)
-    wire.turns = counted = Counted()
-    services = cast(Services, SimpleNamespace(store_client=wire, facts=Facts))
-    buffer = ReorderBuffer(JOB)
-    buffer.end(end)
-    rows, _ = await buffer.take(0)
-    reader = EventReader(services, record, Place())
-    told = [list(each) async for each in reader._rendered(rows, buffer)]
-    assert counted.slices == len(told) == ROWS // events.ROWS_PER_WRITE
-    assert [event.data["text"] for each in told for event in each if event.name == "delta"] == [
-        row.text for row in end.rows
-    ]
 
 
 def test_every_look_at_a_long_result_tells_the_same(empty_house: House) -> None:
@@ -223,23 +138,3 @@ def test_every_look_at_a_long_result_tells_the_same(empty_house: House) -> None:
     texts = [json.loads(data)["text"] for data in re.findall(r"event: delta\nid: \S+\ndata: (.*)\n", log)]
     assert texts == [row.text for row in end.rows]
     assert f"event: completed\nid: {shown['last_event_id']}\n" in log
-
-
-def test_who_leaves_while_waiting_leaves_nothing_behind(empty_house: House) -> None:
-    """Each request ends with its connection, long before the job or the wait does."""
-    house, leaving = empty_house, 40
-    house.start_api()
-    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
-    job_id = json.loads(house.post("/v1/jobs", body)[2])["id"]
-
-    def ended() -> int:
-        text = house.get("/metrics")[1].decode()
-        found = re.findall(r'requests_total\{code="499",endpoint="/v1/jobs/\{job_id\}",[^}]*\} ([0-9.]+)', text)
-        return int(sum(map(float, found)))
-
-    head = f"GET /v1/jobs/{job_id}?wait=600 HTTP/1.1\r\nHost: 127.0.0.1:{house.port}\r\n\r\n"
-    for _ in range(leaving):
-        with socket.create_connection(("127.0.0.1", house.port)) as connection:
-            connection.sendall(head.encode())
-    eventually(lambda: ended() == leaving)
-    assert json.loads(house.get(f"/v1/jobs/{job_id}")[1])["status"] == "queued"

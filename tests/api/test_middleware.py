@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import header
-from api.app import Endpoints, _bug
+from api.app import Endpoints
 from api.auth.keys import LOCAL_CALLER
 from api.middleware import Observed
 from api.openai import errors
@@ -134,25 +134,19 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector() -> None:
         gc.enable()
 
 
-async def test_a_bug_is_answered_with_the_id_that_its_line_in_the_log_has(caplog: pytest.LogCaptureFixture) -> None:
-    """The exception itself is for the log alone."""
-    services = SimpleNamespace(metrics=Mock())
-    app = SimpleNamespace(state=SimpleNamespace(services=services))
-    scope = {"type": "http", "state": {"request_id": "r-7"}, "app": app}
-    response = await _bug(Request(scope), RuntimeError("secret"))
-    assert response.status_code == 500 and b"r-7" in response.body and b"secret" not in response.body
-    (record,) = [each for each in caplog.records if each.message == "request failed"]
-    assert vars(record)["request_id"] == "r-7" and record.exc_info is not None
-
-
-@pytest.mark.parametrize("error", [RuntimeError("x"), errors.offset_gone()])
-async def test_what_breaks_off_an_answer_is_in_the_log_with_the_request(
-    error: Exception, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("error", "started"),
+    [(RuntimeError("secret"), False), (RuntimeError("secret"), True), (errors.offset_gone(), True)],
+)
+async def test_a_bug_and_what_breaks_off_an_answer_are_in_the_log_with_the_request(
+    error: Exception, started: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also what would have been a refusal before the answer began. The server closes the connection."""
+    """Also what would have been a refusal before the answer began. A client is told the id of the line, not the
+    exception, and the server closes the connection."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"]["status"] = 200
+        if started:
+            scope["state"]["status"] = 200
         raise error
 
     async def endpoint(_request: Request) -> Any:
@@ -164,7 +158,11 @@ async def test_what_breaks_off_an_answer_is_in_the_log_with_the_request(
     with pytest.raises(type(error)):
         await Endpoints(app)(exchange.scope, exchange.receive, exchange.send)
     (record,) = [each for each in caplog.records if each.message == "request failed"]
-    assert vars(record)["request_id"] == "r-8" and not exchange.sent
+    assert vars(record)["request_id"] == "r-8" and record.exc_info is not None
+    assert bool(exchange.sent) != started
+    if not started:
+        assert exchange.sent[0]["status"] == 500
+        assert b"r-8" in exchange.sent[1]["body"] and b"secret" not in exchange.sent[1]["body"]
 
 
 async def test_a_request_leaves_one_line_without_what_its_client_wrote(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,6 @@ from api import batches, files
 from api.admin import dead_letters as admin
 from api.admin import webhooks
 from api.openai.errors import ApiError
-from api.openapi import ERRORS, HEADERS
 from api.query import PARAMS, value_of
 from api.routes import ROUTES
 from streaming.batches.store import Batch, BatchProgress, BatchRecord, BatchState, LineFault, StoredFile
@@ -75,20 +74,6 @@ def test_every_route_is_there_once() -> None:
     assert "get_batches_batch_id_errors" in names, "clients are generated from them: they stay as they are"
 
 
-def test_only_the_operators_routes_need_no_key() -> None:
-    """Everything under /v1 and /admin is behind the key, and says 401; so is the tokenizer."""
-    for _, path, operation in operations():
-        if path.startswith(("/v1/", "/admin/")) or path in ("/tokenize", "/detokenize"):
-            assert "security" not in operation
-            assert "401" in operation["responses"]
-        elif path == "/metrics":  # as [api] metrics says
-            assert operation["security"] == [{}, {"key": []}] and "401" in operation["responses"]
-        else:
-            assert operation["security"] == []
-        assert {"403", "421"} <= operation["responses"].keys()
-    assert DOCUMENT["security"] == [{"key": []}]
-
-
 def test_each_operation_says_how_it_may_be_refused() -> None:
     """By what it takes: a body, an idempotency key, values in its query, the name of something that may not exist."""
     for method, path, operation in operations():
@@ -108,37 +93,6 @@ def test_each_operation_says_how_it_may_be_refused() -> None:
         or_accepted = method == "post" and operation["responses"].get("202") == accepted
         if or_accepted and path != "/v1/jobs":  # that one answers 200 with the job, however it ended
             assert {"408", "409", "500", "504"} <= said
-
-
-def test_errors_and_headers_are_described() -> None:
-    """Each error answer has the error body; retry headers stand where we send them."""
-    for status in ERRORS:
-        answer = DOCUMENT["components"]["responses"][f"Error{status}"]
-        assert answer["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}
-    assert {"Retry-After", "retry-after-ms"} <= DOCUMENT["components"]["responses"]["Error429"]["headers"].keys()
-    assert DOCUMENT["components"]["headers"].keys() == HEADERS.keys()
-
-
-def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all that it is made of."""
-    if isinstance(schema, dict):
-        yield schema
-        parts = [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), *schema.get("oneOf", ())]
-        for each in (*parts, schema.get("items"), schema.get("additionalProperties")):
-            yield from subschemas(each)
-
-
-def test_a_schema_says_nothing_that_its_readers_do_not_know() -> None:
-    """They leave out what is no word of JSON Schema: a limit or a description under another name is none."""
-    known = {
-        *("type", "const", "enum", "anyOf", "oneOf", "properties", "required", "additionalProperties", "propertyNames"),
-        *("items", "minItems", "maxItems", "minLength", "maxLength", "maxProperties", "minimum", "maximum", "pattern"),
-        *("exclusiveMaximum", "format", "default", "title", "description", "$ref", "not"),
-    }
-    params = [each["schema"] for each in DOCUMENT["components"]["parameters"].values()]
-    for schema in (*SCHEMAS.values(), *params):
-        for each in subschemas(schema):
-            assert each.keys() <= known
 
 
 @pytest.mark.parametrize(
@@ -230,50 +184,38 @@ def test_every_answer_is_as_described(house: House) -> None:
 
     chat = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
     text = {"model": "sim", "prompt": "x", "max_tokens": 2}
-    for path in ("/health", "/healthz", "/readyz", "/version", "/metrics", "/openapi.json"):
-        ask("GET", path)
-    assert [each["id"] for each in ask("GET", "/v1/models")["data"]] == [ask("GET", "/v1/models/sim")["id"]]
+    for path in ["health", "healthz", "readyz", "version", "metrics", "openapi.json", "v1/models", "v1/models/sim"]:
+        ask("GET", f"/{path}")
     for path, body in (("/v1/chat/completions", chat), ("/v1/completions", text)):
         ask("POST", path, body)
         ask("POST", path, body | {"stream": True})
         ask("POST", path, body, Prefer="respond-async")
         refused(400, "POST", path, body | {"n": 99})
-        refused(415, "POST", path, body=None)
+    refused(415, "POST", "/v1/completions", body=None)
     asked = {"model": "sim", "input": "x", "max_output_tokens": 90, "reasoning": {"effort": "low"}}
     assert "reasoning" in {item["type"] for item in ask("POST", "/v1/responses", asked)["output"]}
-    refused(404, "POST", "/v1/responses/input_tokens", {"model": "gone", "input": "x"})
     job = ask("POST", "/v1/jobs", chat)["id"]
     assert ask("GET", f"/v1/jobs/{job}?wait=30")["status"] == "completed"
-    for path in ("result", "events", "timing"):
-        ask("GET", f"/v1/jobs/{job}/{path}")
+    for path in ("/result", "/events", "/timing"):
+        ask("GET", f"/v1/jobs/{job}{path}")
     ask("POST", f"/v1/jobs/{job}/cancel")
-    assert job in [each["id"] for each in ask("GET", "/v1/jobs?limit=100")["data"]]
     form = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\nContent-Disposition: '
     form += b'form-data; name="file"; filename="in.jsonl"\r\n\r\n{}\r\n--b--\r\n'
     file = ask("POST", "/v1/files", form, Content_Type="multipart/form-data; boundary=b")["id"]
     wanted = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-    batch = ask("POST", "/v1/batches", wanted)["id"]
-    for path in ("/v1/files", f"/v1/files/{file}", f"/v1/files/{file}/content", "/v1/batches"):
+    batch = f"/v1/batches/{ask('POST', '/v1/batches', wanted)['id']}"
+    for path in (batch, f"{batch}/output", f"{batch}/errors", f"/v1/files/{file}", f"/v1/files/{file}/content"):
         ask("GET", path)
-    for path in ("", "/output", "/errors"):
-        ask("GET", f"/v1/batches/{batch}{path}")
     for path in ("pause", "resume", "cancel"):
-        ask("POST", f"/v1/batches/{batch}/{path}")
+        ask("POST", f"{batch}/{path}")
     ask("DELETE", f"/v1/files/{file}")
-    refused(409, "POST", f"/v1/batches/{batch}/pause")
-    for path in ("dlq", "webhooks", "tenants", "tenants/local", "pools"):
-        ask("GET", f"/admin/{path}")
-    pool = ask("GET", "/admin/pools/sim")
-    assert pool["ready"] == len(pool["workers"]) == 1
+    refused(409, "POST", f"{batch}/pause")
     ask("PUT", "/admin/pools/sim", {"want": 1, "for_s": 60})
     assert ask("DELETE", "/admin/pools/sim")["override"] is None
     refused(400, "PUT", "/admin/pools/sim", {"want": -1})
-    for path in ("/v1/jobs", "/v1/files", "/v1/batches", "/admin/dlq", "/admin/webhooks"):
-        refused(400, "GET", f"{path}?limit=0")
-    for path in ("/v1/models/gone", f"/v1/jobs/{'job_00' + '0' * 30}", "/v1/files/gone", "/v1/batches/gone"):
-        refused(404, "GET", path)
-    for path in ("dlq/gone", "webhooks/gone", "tenants/gone", "pools/gone"):
-        refused(404, "GET", f"/admin/{path}")
+    for path in ("v1/jobs", "v1/files", "v1/batches", "admin/dlq", "admin/webhooks", "admin/tenants", "admin/pools"):
+        ask("GET", f"/{path}")
+        refused(404, "GET", f"/{path}/gone")
 
 
 def matches(template: str, path: str) -> bool:

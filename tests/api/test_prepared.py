@@ -52,7 +52,7 @@ def outcome(make: Any) -> Any:
         return error.status, error.body
     job = msgspec.structs.replace(prepared.job, prompt=prepared.prompt)
     asked = prepared.asked
-    return job, prepared.ignored, asked.queue, asked.include_usage, asked.streams, asked.version_read
+    return job, prepared.ignored, asked.queue, asked.include_usage, asked.version_read
 
 
 messages = st.one_of(
@@ -129,7 +129,7 @@ def test_a_request_is_prepared_anew_for_another_card_caller_and_way_to_answer() 
         prepared.read(served, state(), "chat", BODY, waits=True)
 
 
-BAD = [b'"\xff"', b"[" * 200 + b"]" * 200, b"[" * 2000 + b"]" * 2000, b"1" * 5000, b'"\\ud800"']
+BAD = [b'"\xff"', b"[" * 2000 + b"]" * 2000, b"1" * 5000, b'"\\ud800"']
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -149,7 +149,7 @@ def test_a_repeated_field_is_validated_too(field: bytes, bad: bytes) -> None:
 
 def test_each_of_many_options_is_prepared_for_itself() -> None:
     served, prepared = services(), PreparedRequests()
-    for seed in [*range(MAX_CACHED + 8), 0, 1, MAX_CACHED]:
+    for seed in [*range(MAX_CACHED + 8), 0]:
         body = BODY.replace(b'"presence_penalty": 1', b'"seed": %d' % seed)
         assert prepared.read(served, state(), "chat", body, waits=True).job.sampling.seed == seed
 

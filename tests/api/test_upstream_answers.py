@@ -96,6 +96,11 @@ async def test_a_filtered_answer_keeps_its_text(place: Place, more: dict[str, An
     assert streamed[-1]["choices"][0]["finish_reason"] == "content_filter"
     job, _ = await place.job(**more)
     assert job["status"] == "completed" and job["result"]["choices"][0]["finish_reason"] == "content_filter"
+    response = (await place.api.post("/v1/responses", {"model": "sim", "input": "hi"})).json()
+    last = (await place.chunks("/v1/responses", input="hi"))[-1]
+    assert last["type"] == "response.incomplete"
+    for each in (response, last["response"]):
+        assert (each["status"], each["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
 
 
 HARMLESS = [
@@ -148,17 +153,9 @@ async def test_text_that_is_no_text_is_replaced(place: Place) -> None:
         assert len(place.upstream.sent) == number
 
 
-async def test_a_message_after_its_deltas_adds_nothing(place: Place) -> None:
-    texts = [event({"choices": [{"index": 0, "delta": {"content": each}}]}) for each in ("Hello", " world")]
-    last = {"index": 0, "message": {"content": "Hello world"}, "finish_reason": "stop"}
-    place.upstream.script = [*texts, event({"choices": [last]}), b"data: [DONE]\n\n"]
-    assert (await place.whole())["choices"][0]["message"]["content"] == "Hello world"
-    assert len(place.upstream.sent) == 1
-
-
-@pytest.mark.parametrize("finish", [{}, {"finish_reason": None}])
-@pytest.mark.parametrize("done", [b"data: [DONE]\n\n", b""])
-@pytest.mark.parametrize("more", [{}, {"temperature": 0}])
+@pytest.mark.parametrize(("finish", "done", "more"), [
+    ({}, b"", {}), ({}, b"data: [DONE]\n\n", {"temperature": 0}), ({"finish_reason": None}, b"", {"temperature": 0}),
+])  # fmt: skip
 async def test_a_server_that_gives_no_finish_reason_loses_no_text(
     place: Place, finish: dict[str, Any], done: bytes, more: dict[str, Any]
 ) -> None:
@@ -175,16 +172,6 @@ async def test_a_whole_reply_is_taken_in_place_of_a_stream(place: Place) -> None
     answer = await place.whole()
     assert answer["choices"][0]["message"]["content"] == "All"
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 5)
-
-
-async def test_a_filtered_response_is_incomplete(place: Place) -> None:
-    place.upstream.says({"delta": {"content": "So far"}}, {"delta": {}, "finish_reason": "content_filter"})
-    response = (await place.api.post("/v1/responses", {"model": "sim", "input": "hi"})).json()
-    last = (await place.chunks("/v1/responses", input="hi"))[-1]
-    assert last["type"] == "response.incomplete"
-    for each in (response, last["response"]):
-        assert (each["status"], each["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
-        assert each["output"][0]["content"][0]["text"] == "So far"
 
 
 @pytest.mark.parametrize("more", [{}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"}])
@@ -300,12 +287,8 @@ async def test_fields_reach_a_server_that_may_know_them(place: Place) -> None:
 
 async def test_further_fields_of_messages_calls_and_tools_reach_a_server(place: Place) -> None:
     place.upstream.says({"delta": {"content": "x"}, "finish_reason": "stop"})
-    call = {
-        "id": "c1",
-        "type": "function",
-        "function": {"name": "get_time", "arguments": "{}"},
-        "extra_content": SIGNED,
-    }
+    call = CALL | {"id": "c1", "extra_content": SIGNED}
+    del call["index"]
     messages = [
         {"role": "user", "name": "Bob", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "x"}}]},
         {"role": "assistant", "content": None, "reasoning_content": "Hm", "tool_calls": [call]},
@@ -317,22 +300,14 @@ async def test_further_fields_of_messages_calls_and_tools_reach_a_server(place: 
     assert body["messages"] == messages and body["tools"] == [tool] and "x-ignored-fields" not in reply.headers
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ('"options_of_mine": {"a": [0, 1e999]}', "options_of_mine.a[1]"),
-        ('"top_a": -1e400', "top_a"),
-        ('"tools": [{"type": "function", "x_hint": 1e999, "function": {"name": "f"}}]', "tools"),
-    ],
-)
-async def test_a_number_that_is_beyond_all_numbers_reaches_no_server(place: Place, fields: str, param: str) -> None:
+async def test_a_number_that_is_beyond_all_numbers_reaches_no_server(place: Place) -> None:
     """JSON can write 1e999, which no server could be sent again."""
-    body = f'{{"model": "sim", "messages": [{{"role": "user", "content": "hi"}}], {fields}}}'
+    body = '{"model": "sim", "messages": [{"role": "user", "content": "hi"}], "options_of_mine": {"a": [0, 1e999]}}'
     reply = await place.api.client.post(
         "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
     )
-    assert reply.status_code == 400 and reply.json()["error"]["param"].startswith(param)
-    assert "finite" in reply.json()["error"]["message"] and not place.upstream.sent
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == "options_of_mine.a[1]"
+    assert not place.upstream.sent
 
 
 async def test_a_schema_keeps_its_name(place: Place) -> None:
@@ -373,10 +348,3 @@ async def test_a_stored_response_gives_its_calls_back_to_the_server(place: Place
         (called,) = message["tool_calls"]
         assert (called["id"], called["extra_content"]) == ("call_of_theirs", SIGNED)
         assert message.get("reasoning_content") == ("Hm" if len(more["input"]) == 1 else None)
-
-
-async def test_embeddings_pass_fields_too(place: Place) -> None:
-    place.upstream.vector = [0.5, 1.0]
-    await place.work("e")
-    await place.api.post("/v1/embeddings", {"model": "e", "input": "hello", "input_type": "query"})
-    assert place.upstream.sent[-1].body["input_type"] == "query"

@@ -9,11 +9,7 @@ import pytest
 from api_in_process import LocalApi, api_in_process
 from flow import until
 from httpx2 import Response
-from msgspec.structs import replace
 
-from api.openai.errors import Wait
-from api.waits import WaitLimit, exceeds, limit_of
-from streaming.jobs.job import Job, Text
 from streaming.jobs.lease import Lease
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
@@ -23,7 +19,6 @@ pytestmark = pytest.mark.slow
 WAITING = 3
 FIRST = {"priority": "standard", "deadline_ms": 40_000}
 """Of jobs whose longest answer leaves them no time to wait: they go before all others of their tenant."""
-LIMITED = Job(id="j", model="sim", tenant="local", priority=Priority.STANDARD, prompt=Text(("x",)), max_queue_ms=1_000)
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}]}
 PROMPT = {"model": "sim", "prompt": "hello"}
 SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
@@ -203,22 +198,6 @@ async def test_every_shape_that_must_not_queue_is_refused_with_the_wait(busy: Lo
         found = (answer.status_code, error["code"], answer.headers["retry-after"])
         assert found == (503, "no_capacity", "31"), shape
         assert error["eta_ms"] == 30_400 and await queued(busy) == WAITING, shape
-
-
-# --- pure ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_limit_is_exceeded_only_by_the_low_end_of_a_known_band() -> None:
-    limit = WaitLimit("queue.max_queue_ms", 5_000)
-    assert not exceeds(None, limit) and not exceeds(Wait(90_000), limit)
-    assert exceeds(Wait(50_001), limit, settled=True) and not exceeds(Wait(50_000), limit, settled=True)
-    assert exceeds(Wait(11), WaitLimit("queue.deadline_ms", 1), settled=True)
-    assert not exceeds(Wait(90_000, 5_000, 99_000), limit, settled=True)
-    assert not exceeds(Wait(90_000, 5_000, 99_000), limit) and exceeds(Wait(90_000, 5_001, 99_000), limit)
-
-
-def test_a_job_without_limits_has_none() -> None:
-    assert limit_of(replace(LIMITED, max_queue_ms=None)) is None
 
 
 async def test_a_job_says_that_no_worker_is_ready(busy: LocalApi) -> None:

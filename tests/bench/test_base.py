@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bench.gateway import base
 from bench.gateway.__main__ import main
-from bench.gateway.base import BASE, THIS, of_level, per_round, report, turns
+from bench.gateway.base import BASE, THIS, of_level, report
 from bench.gateway.sweep import GatewayOptions, GatewayReadings
 from bench.load.plan import StreamReading
 from bench.program import ProgramRun, WrongArguments
@@ -65,16 +65,6 @@ def test_the_interval_is_the_narrowest_that_covers_enough(count: int, rank: int,
         assert coverage_of(count, rank + 1) < 0.95
 
 
-def test_each_round_turns_abba_or_baab_so_that_a_steady_drift_cancels() -> None:
-    there, back = (THIS, BASE, BASE, THIS), (BASE, THIS, THIS, BASE)
-    assert [turns(number) for number in range(3)] == [there, back, there]
-
-
-def test_a_round_is_weighed_by_its_tokens_and_needs_one() -> None:
-    assert per_round([reading(10, 1000), reading(40, 500), reading(7), reading(9)]) == [20, 8]
-    assert per_round([reading(0, 0), reading(0, 0)]) == [None]
-
-
 @pytest.mark.parametrize(
     ("ratios", "expected"),
     [
@@ -89,10 +79,6 @@ def test_a_bound_is_missed_only_by_a_whole_interval(ratios: list[float], expecte
     """Whatever the order of the rounds, and although the machine gets slower from round to round."""
     random.Random(1).shuffle(ratios)
     assert verdict(ratios) == [expected, "reached"]
-
-
-def test_failed_requests_of_this_tree_are_a_verdict_of_their_own() -> None:
-    assert verdict([0.5] * 9, errors=1) == ["reached", "missed"]
 
 
 def test_too_few_rounds_and_rounds_without_a_token_are_no_success() -> None:
@@ -147,9 +133,3 @@ def test_each_tree_runs_its_own_source_and_the_checkout_is_left_as_it_is(checkou
     git(checkout, "commit", "--quiet", "--all", "--message", "another time")
     with pytest.raises(WrongArguments, match=r"cannot be imported in this environment: .*a_library_of_another_time"):
         base.export("HEAD", tmp_path / "base")
-
-
-@pytest.mark.parametrize("words", [["--rounds", "8"], ["--rivals"]])
-def test_what_cannot_be_judged_is_refused(words: list[str]) -> None:
-    """Rounds too few for an interval, and a comparison of two trees with other systems beside them."""
-    assert main(["--base", "HEAD", *words]) == 2

@@ -1,4 +1,4 @@
-"""Four rows of the fault matrix in short: the harness plays them, and the promise holds."""
+"""Two rows of the fault matrix in short: the harness plays them, and the promise holds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.slow
 KNOWN = {row.id: row for row in ROWS}
 
 
-@pytest.mark.parametrize("row_id", ["F04", "F10b", "F38"])
+@pytest.mark.parametrize("row_id", ["F04", "F10b"])
 async def test_nothing_is_lost_or_doubled_by_a_kill(row_id: str, tmp_path: Path) -> None:
-    """The store dies while jobs run and wait; an API process and a worker die at once; upstream servers die. Every
-    client gets every token once, and one end."""
+    """The store dies while jobs run and wait; an API process and a worker die at once. Every client gets every token
+    once, and one end."""
     outcome = await play_row(replace(KNOWN[row_id], trials=1), tmp_path)
     assert outcome.passed, what_failed(outcome)
     assert outcome.trials == 1 and outcome.stalls
@@ -80,10 +80,3 @@ async def test_a_fault_that_does_not_bite_is_repeated_and_then_fails_the_row(tmp
     bites[:] = [False] * 9
     outcome = await play_row(row, tmp_path / "none")
     assert not outcome.passed and outcome.missed == row.most_missed + 1
-
-
-def test_every_row_says_what_it_proves() -> None:
-    """Names are unique; each row has a sentence, trials, a short form, and a reason for what it may refuse."""
-    assert len({row.id for row in ROWS}) == len(ROWS)
-    for row in ROWS:
-        assert row.proves.endswith(".") and row.short <= row.trials and row.budget.why, row.id

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import HTTPServer
-from random import Random
 from typing import cast
 
 from http_serving import QuietHandler, serving_http
 
 from bench.energy import EnergyMeter, counters_of, used
-from bench.load.target import TargetServer, TimedAnswer
-from planner.commands.searches import frontier_table, power_note
-from planner.facts.catalogue import device
-from planner.tuning import LevelReading, frontier_of
+from bench.load.target import TargetServer
 from telemetry.gpu import GpuReadings
 
 METRICS = """
@@ -72,21 +68,3 @@ def test_energy_between_two_readings() -> None:
     assert used({}, {}) is None and used({"a": 1.0}, {}) is None
     assert used({"a": 1.0}, {"a": 1.0}) is None, "a counter that stands still is no reading of zero"
     assert used({"a": 5.0}, {"a": 1.0}) is None, "the driver was loaded again"
-
-
-def reading(clients: int, joules: float | None) -> LevelReading:
-    answer = TimedAnswer(0.0, [0.5, 1.0], 10)
-    return LevelReading(clients, 1, 0, 10.0 * clients, 1.0, 1.0, 2.0, [answer], joules=joules)
-
-
-def test_the_frontier_has_joules_where_they_are_known() -> None:
-    found = frontier_of({1: [reading(1, 20.0), reading(1, 40.0)], 2: [reading(2, None)]}, Random(1))
-    assert [point.joules_token for point in found.points] == [3.0, None]
-    assert [row[4] for row in frontier_table(found).rows] == ["3.00", "-"]
-
-
-def test_how_near_to_its_limit_a_gpu_is() -> None:
-    found = {1: [reading(1, 200.0)], 2: [reading(2, 700.0)]}
-    (said,) = power_note(found, device("h100"), 1)
-    assert "At 2 at once" in said and "350 W, 50 %" in said
-    assert power_note(found, None, 1) == [] and power_note({1: [reading(1, None)]}, device("h100"), 1) == []

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
-from bench import program
-from bench.environments import Absent, Say
 from bench.gateway.__main__ import main
 from bench.gateway.figures import Goals, rows
-from bench.gateway.sweep import GatewayOptions, GatewayReadings, notes, play
-from bench.gateway.systems import ServingGateway
-from bench.load.plan import LoadPlan, StreamReading
+from bench.load.plan import StreamReading
 from bench.report import load
 from bench.stats import Spread
-from workers.engines.sim.settings import SimSettings
 
 pytestmark = pytest.mark.slow
 
@@ -63,37 +55,6 @@ def test_goals_compare_with_the_others_of_the_same_run() -> None:
     assert found["Penstock's errors"] == (1, "missed")
 
 
-def test_costs_are_compared_round_by_round() -> None:
-    """The machine is slow for everybody in the second round; one slow round of one system does not count."""
-    readings = {
-        ("penstock", 256): [reading(5), reading(11), reading(19)],
-        ("router", 256): [reading(9), reading(19), reading(9)],
-    }
-    names = ["penstock", "router"]
-    ratio = Goals(rows(readings, names), names).of_sweep(15.0)[0]
-    assert ratio.rounds == pytest.approx((0.6, 0.6, 2.0)) and ratio.value == pytest.approx(0.6)
-    assert ratio.figure == "0.60 (rounds 0.60 to 2.00)"
-    readings["router", 256].pop()  # it failed once: medians, then
-    left = Goals(rows(readings, names), names).of_sweep(15.0)[0]
-    assert left.rounds == () and left.value == pytest.approx(12 / 15)
-
-
-def test_the_price_of_fsync_always_is_held_against_that_of_every_second() -> None:
-    names = ["penstock", "penstock-d2"]
-    rounds = {"penstock": [reading(9), reading(9)], "penstock-d2": [reading(10), reading(11)]}
-    readings = {(name, level): each for name, each in rounds.items() for level in (1, 16)}
-    found = judged(rows(readings, names), *names)
-    assert found["c=16: CPU per token with fsync always / every second"] == (pytest.approx(1.15), "missed")
-    assert not any(what.startswith("c=1: CPU") for what in found)
-
-
-def test_a_goal_whose_rival_failed_is_not_reached_and_one_nobody_asked_for_is_not_shown() -> None:
-    readings = {("penstock", 256): [reading(9)]}
-    found = judged(rows(readings, ["penstock", "dynamo"]), "penstock", "dynamo")
-    assert found["c=256: Penstock's CPU per token / Dynamo's"] == (None, "missed")
-    assert not any("router" in what or "floor" in what for what in found)
-
-
 def in_front(own: float, server: float, ttft: float) -> StreamReading:
     """Of a system that forwards to the engine server: CPU us per token of both."""
     return msgspec.structs.replace(reading(0.0, ttft=ttft), cpu={"own": own, "engine": server})
@@ -120,47 +81,6 @@ def test_a_path_in_front_of_a_server_is_judged_by_all_its_processes() -> None:
     assert judged["c=1: " + wait.format("penstock-upstream")][1] == ""
     assert judged["c=256: " + wait.format("router")] == (pytest.approx(1), "")
     assert judged["Penstock's errors in front of the engine server"] == (0, "reached")
-
-
-class Counted:
-    """A system that notes what is done with it."""
-
-    title = "a system of this test"
-
-    def __init__(self, name: str, log: list[str], fault: str = "") -> None:
-        self.name, self._log, self._fault = name, log, fault
-
-    def prepare(self, say: Say) -> None:
-        if self._fault == "absent":
-            raise Absent("no such package")
-
-    @contextmanager
-    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
-        if self._fault == "broken":
-            raise OSError("it will not start")
-        self._log.append(f"+{self.name}")
-        yield ServingGateway(1, [])
-        self._log.append(f"-{self.name}")
-
-
-def test_systems_take_turns_and_what_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
-    measured: list[LoadPlan] = []
-    monkeypatch.setattr("bench.gateway.sweep.measure", lambda plan: measured.append(plan) or reading(1))
-    monkeypatch.setattr("bench.gateway.sweep.SETTLE_S", 0.0)
-    systems = [Counted("a", log), Counted("b", log), Counted("broken", log, "broken"), Counted("c", log, "absent")]
-    played = GatewayReadings()
-    ready = played.prepared(systems, lambda _: None)
-    options = GatewayOptions(
-        levels=(1, 4), rounds=2, requests_per_stream=1, tokens=1, step_ms=1, prefill_ms=1, limit_s=1
-    )
-    with program.Testbed(Console(quiet=True), "", 8) as stage:
-        play(ready, options, stage, played)
-    assert log == ["+a", "-a", "+b", "-b", "+b", "-b", "+a", "-a"]
-    assert [each.streams for each in measured] == [1, 4] * 4
-    assert {at: len(each) for at, each in played.readings.items()} == {(name, n): 2 for name in "ab" for n in (1, 4)}
-    said = notes(systems, played, [])
-    assert "c FAILED: cannot be installed: no such package" in said and "broken FAILED: it will not start" in said
 
 
 def test_the_whole_of_it_on_a_small_scale(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,7 @@ import pytest
 from bench import report
 from bench.jobs import __main__ as jobs
 from bench.jobs.__main__ import ratios, rows
-from bench.jobs.callers import CallerPlan
-from bench.jobs.systems import ClientFailed, JobsReading, ServingJobs, measure
-from bench.processes import Processes
+from bench.jobs.systems import JobsReading
 
 
 def reading(jobs: int, cpu: float = 1.0, client: float = 0.5, p50: float = 1.0) -> JobsReading:
@@ -43,20 +40,6 @@ def test_penstock_is_held_against_the_best_of_each_rival() -> None:
     }
 
 
-def test_a_ratio_shows_what_it_was_in_each_round() -> None:
-    """A round of each with the best of either side, unless somebody did not answer in one."""
-    crowd = {
-        "penstock": [reading(4000), reading(8000)],
-        "penstock-stream": [reading(6000), reading(5000)],
-        "arq": [reading(2000), reading(1000)],
-    }
-    cost, rate, alone = ratios(rows(crowd, {}))
-    assert rate.rounds == pytest.approx((3.0, 8.0)) and cost.rounds == pytest.approx((3.0, 8.0)) and not alone.rounds
-    assert rate.value == pytest.approx(5.5) and cost.value == pytest.approx(5.5), "the median of the rounds"
-    crowd["arq"].append(reading(1000))
-    assert [ratio.rounds for ratio in ratios(rows(crowd, {}))] == [(), (), ()]
-
-
 @pytest.mark.slow
 def test_penstock_answers_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes: each of them has its cost, and no answer is wrong."""
@@ -69,10 +52,3 @@ def test_penstock_answers_the_callers(tmp_path: Path, monkeypatch: pytest.Monkey
     (row,) = found.rows
     assert row["jobs_per_s"] > 0 and not any("wrong answers" in note for note in found.notes)
     assert {part.split()[0] for part in row["parts"].split(", ")} == {"redis", "api-1", "worker-1"}
-
-
-def test_callers_that_come_to_grief_are_an_error_with_their_last_words(tmp_path: Path) -> None:
-    with Processes(tmp_path) as processes:
-        serving = ServingJobs(processes, [sys.executable, "-c", "raise SystemExit('no such server')"], "")
-        with pytest.raises(ClientFailed, match="no such server"):
-            measure(serving, processes, CallerPlan("", 1, 0.0, 0.1))

@@ -7,7 +7,7 @@ import pytest
 from redis import Redis
 
 from bench.mutants import lua
-from bench.mutants.__main__ import CHECKSUM, folders_of, rows, try_mutant
+from bench.mutants.__main__ import folders_of, rows, try_mutant
 from bench.mutants.lua import Mutant
 from bench.trials import TreeCopies
 
@@ -35,19 +35,16 @@ def test_a_line_of_a_script_is_changed_in_one_place(line: str, expected: list[st
 @pytest.mark.slow
 def test_mutants_of_scripts_are_drawn_alike_by_a_seed_and_can_be_loaded(redis_url: str) -> None:
     with Redis.from_url(redis_url) as server:
-        drawn = lua.draw(server, SOURCE, 1, 5)
-        assert drawn == lua.draw(server, SOURCE, 1, 5)
-        assert drawn != lua.draw(server, SOURCE, 2, 5)
+        drawn = lua.draw(server, SOURCE, 1, 2)
+        assert drawn == lua.draw(server, SOURCE, 1, 2) != lua.draw(server, SOURCE, 2, 2)
         broken = Mutant("streaming/lua/accept.lua", "#!lua name=put\nif then")
         assert not lua.compiles(server, SOURCE, broken)
-        assert all(lua.compiles(server, SOURCE, each) for each in drawn)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "noticed"),
     [
-        ("RIGHT = False\nEVEN = 1\n", "tests/api/test_a.py::test_right"),
         ("RIGHT = True\nEVEN = 0\n", "tests/workers/test_b.py::test_even"),
         ("RIGHT = EVEN = 2\n", ""),
         ("RIGHT = EVEN\n", "no test that could be run (pytest: 2)"),
@@ -74,11 +71,6 @@ def test_a_mutant_is_noticed_by_a_test_that_passes_without_it(
     assert [(row["room"], row["percent"]) for row in rows([trial])] == [
         (room, 100 * bool(noticed)) for room in ("api", "all")
     ]
-
-
-def test_the_test_that_fails_at_every_change_is_there() -> None:
-    file, _, name = CHECKSUM.partition("::")
-    assert f"def {name}(" in (SOURCE / file).read_text()
 
 
 def test_the_tests_of_a_file_are_those_of_its_folder_then_of_its_room_and_then_of_all_others() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from house import eventually
 
-from bench.processes import Died, Processes, memory_mib, spent, tree
+from bench.processes import Died, Processes, memory_mib, tree
 
 pytestmark = pytest.mark.slow
 
@@ -35,9 +35,9 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 def test_a_tree_is_counted_and_ended_as_a_whole(processes: Processes) -> None:
     processes.start("parent", [sys.executable, "-c", PARENT])
-    before = processes.cpu_s()
+    before = processes.cpu_s()["parent"]
     eventually((processes.folder / "done").exists)
-    used = spent(before, processes.cpu_s())
+    used = processes.cpu_s()["parent"] - before
     pids = tree(processes.pids()["parent"])
     assert len(pids) == 2 and 0.25 < used < 5
     assert 1 < memory_mib(pids[0]) < 500

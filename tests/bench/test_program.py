@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from bench.program import BenchProgram, Option, ProgramRun, check_names, counts
+from bench.program import BenchProgram, Option, ProgramRun, counts
 
 
 def example(work: Callable[[ProgramRun], int], *errors: type[Exception]) -> BenchProgram:
@@ -72,12 +72,3 @@ def test_sigterm_stops_it_as_ctrl_c_does(
         signal.signal(signal.SIGINT, before[signal.SIGINT])
     assert cleaned == (["processes"] if loop is None else ["tasks", "processes"])
     assert capsys.readouterr().out == "stopped; every process has ended\n"
-
-
-def test_a_name_nobody_has_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    def work(_run: ProgramRun) -> int:
-        check_names("system", ["b", "c", "d"], {"a": 1, "b": 2})
-        return 0
-
-    assert example(work)([]) == 2
-    assert capsys.readouterr().out == "error: no system 'c', 'd'; there are a, b\n"

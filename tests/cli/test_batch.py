@@ -18,7 +18,7 @@ from batching import answers_are_right, jsonl, line, said
 from house import House, eventually, serving
 
 from cli.__main__ import main
-from cli.batch import BatchRun, Recipe, _fields, _row, batch_lines, prepare
+from cli.batch import BatchRun, Recipe, batch_lines, prepare
 from cli.output import Problem
 
 pytestmark = pytest.mark.slow
@@ -153,23 +153,6 @@ def test_failed_lines_are_told_and_kept(here: Path, told: Any) -> None:
     assert "2 completed, 1 failed, 3 in all" in told("batch show", batch_id).out
 
 
-def test_a_bad_file_says_which_lines(here: Path, told: Any) -> None:
-    """Exit 5, nothing computed, the lines on the screen."""
-    (here / "in.jsonl").write_bytes(jsonl([line(0), line(0)]))
-    captured = told("batch run in.jsonl -o out.jsonl", code=5)
-    assert "failed" in captured.out and "line 2: Line 1 has the same custom_id." in captured.err
-    assert not (here / "out.jsonl").exists()
-
-
-@pytest.mark.parametrize("folder", ["none", "file"])
-def test_a_folder_that_cannot_be_used_is_told(here: Path, folder: str, told: Any) -> None:
-    """To delete a file in it would not help."""
-    (here / "in.jsonl").write_bytes(jsonl([line(0)]))
-    (here / "file").touch()
-    said_by_it = told("batch run in.jsonl -o", f"{folder}/out.jsonl", code=1).err
-    assert f"error: {folder} cannot be used\n" in said_by_it and "next:  choose another -o\n" in said_by_it
-
-
 def test_an_interrupted_run_goes_on(here: Path, house: House, told: Any) -> None:
     """Killed while it watches: paused, shown, resumed, cancelled from elsewhere; the same command fetches the rest."""
     lines = [line(number, max_tokens=60) for number in range(400)]
@@ -195,20 +178,6 @@ def test_an_interrupted_run_goes_on(here: Path, house: House, told: Any) -> None
     assert "cannot be told to cancel" in told("batch cancel", batch_id, code=1).err
 
 
-def test_a_batch_is_shown_by_one_word_and_its_done_lines() -> None:
-    """Lines that a cancelled batch never began are no failures; a paused batch is paused in the list and by itself."""
-    base = {"id": "batch_1", "lines_per_second": None, "completion_window": "24h"}
-    counts = {"total": 300, "completed": 9, "failed": 291}
-    cancelled = base | {"status": "cancelled", "paused": False, "request_counts": counts}
-    row = _row(cancelled)
-    assert (row["lines"], row["failed"], row["status"]) == ("9/300", "", "cancelled")
-    assert _fields(cancelled)["request_counts"].startswith("9 of 300 completed")
-    paused = base | {"status": "in_progress", "paused": True, "request_counts": counts | {"failed": 2}}
-    row = _row(paused)
-    assert (row["lines"], row["failed"], row["status"]) == ("11/300", 2, "paused")
-    assert _fields(paused)["status"] == "paused"
-
-
 def test_a_column_may_have_any_name(tmp_path: Path) -> None:
     """`body` in a table, or as a text, is one like others; what is no column stays, as JSON in a template."""
     table, lines = tmp_path / "in.csv", tmp_path / "in.jsonl"
@@ -219,16 +188,6 @@ def test_a_column_may_have_any_name(tmp_path: Path) -> None:
     assert prompts(lines, Recipe("m", "{body}", "id")) == {"0": "text", "row-2": "x", "row-3": "y"}
     with pytest.raises(Problem, match="row 1 has no column 'di', which --id-column names"):
         prompts(lines, Recipe("m", "{body}", "di"))
-
-
-def test_flags_that_do_nothing_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(jsonl([line(0), line(1), {"text": "x"}]))
-    prepare(path, Recipe("m", options={"max_tokens": 3}, flags=("--model", "--max-tokens")), io.BytesIO())
-    assert capsys.readouterr().err == "no effect on lines that are whole requests: --model, --max-tokens\n"
-    path.write_bytes(jsonl([{"text": "x"}]))
-    prepare(path, Recipe("m", flags=("--model",)), io.BytesIO())
-    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [

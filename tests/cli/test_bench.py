@@ -30,11 +30,3 @@ def test_the_list_of_programs_imports_none_of_them() -> None:
 def test_every_program_is_there_and_says_what_it_takes(name: str, told: Any) -> None:
     assert find_spec(f"bench.{name}") is not None
     assert "--out" in told("bench", name, "--help").out
-
-
-def test_wrong_arguments_are_the_programs_own_to_refuse(told: Any) -> None:
-    assert "unrecognized arguments: --nope" in told("bench jobs --nope", code=2).err
-
-
-def test_a_program_nobody_has_is_a_usage_error(told: Any) -> None:
-    assert "penstock bench --help" in told("bench nope", code=2).err

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from house import eventually
-from msgspec.structs import replace
 
 from cli.instance import ProcessEntry
-from cli.supervisor import Child, Program, Supervisor, backoff_s, counts_after, last_words, signal_name
+from cli.supervisor import Child, Program, Supervisor, backoff_s
 
 pytestmark = pytest.mark.slow
 
@@ -136,21 +135,6 @@ async def test_what_a_process_said_last_is_the_cause_of_its_end(code: str, cause
     assert child.status.cause == cause
 
 
-async def test_program_that_is_not_there(room: Room) -> None:
-    """A program that cannot be started is a failure like any other."""
-    program = Program(role="redis", id="redis-1", argv=("/no/such/server",), log=room.folder / "log", env={})
-    child = room.supervisor.start(program)
-    await room.until(lambda: child.status.failures == 1 and "cannot be started" in child.status.cause)
-
-
-async def test_failures_back_off(room: Room) -> None:
-    """A process that cannot live is tried less and less often."""
-    child = room.start(FAILS)
-    began = asyncio.get_running_loop().time()
-    await room.until(lambda: child.status.failures == 3)
-    assert asyncio.get_running_loop().time() - began >= backoff_s(1) + backoff_s(2)
-
-
 async def test_failed_starts_are_counted_anew_once_it_was_ready(room: Room) -> None:
     """What the doctor reads: how often in a row it has not started, and of what; none while it is ready."""
     switch = room.folder / "ready"
@@ -173,26 +157,7 @@ async def test_failed_starts_are_counted_anew_once_it_was_ready(room: Room) -> N
     assert child.status.failed_starts == 1
 
 
-def test_counts_of_exits() -> None:
-    """Those of one kind in a row. A long run of a ready process begins them anew, a long start that fails does not."""
-
-    def counts(*exits: tuple[bool, float]) -> tuple[int, int]:
-        status = ProcessEntry(role="worker", id="worker-1", pid=None, state="starting", since=0.0)
-        for was_ready, ran_s in exits:
-            status = replace(status, **counts_after(status, was_ready=was_ready, ran_s=ran_s))
-        return status.failures, status.alike
-
-    assert counts((False, 1.0), (False, 100.0)) == (2, 2)
-    assert counts((True, 1.0), (True, 1.0), (False, 1.0)) == (3, 1)
-    assert counts((True, 1.0), (True, 100.0)) == (1, 1)
-
-
-@pytest.mark.parametrize("line", [
-    '{"logger": "workers.claimer", "alone": true, "jobs": {"a": 1}}',
-    '{"logger": "workers.claimer", "alone": true, "jobs": 7}',
-    '"workers.claimer" "alone":' + "[" * 5000,
-    "[" * 5000,
-], ids=["a dict", "a number", "text", "nested"])  # fmt: skip
+@pytest.mark.parametrize("line", ['{"logger": "workers.claimer", "jobs": {"a": 1}}', "[" * 5000])
 async def test_a_child_is_started_again_whatever_its_log_holds(line: str, room: Room) -> None:
     child = room.start(f"print({line!r}); raise SystemExit(3)")
     await room.until(lambda: child.status.restarts == 1)
@@ -256,27 +221,6 @@ async def test_grandchildren_end_with_a_process(room: Room, tmp_path: Path) -> N
     await asyncio.to_thread(gone, grandchild)
 
 
-async def test_only_the_named_roles_stop(room: Room) -> None:
-    """Redis goes last, so the others must be stoppable without it."""
-    redis, worker = room.start(SERVE, "redis-1", role="redis"), room.start(SERVE)
-    await room.ready(redis)
-    await room.ready(worker)
-    await room.stop("worker", "api")
-    assert list(room.supervisor.children) == ["redis-1"]
-    assert redis.status.state == "ready"
-
-
-async def test_nonsense_on_the_lifeline_is_shown(room: Room) -> None:
-    """A line that is no state does not end the watching."""
-    code = (
-        "import os, socket, time; s = socket.socket(fileno=int(os.environ['PENSTOCK_LIFELINE']));"
-        "s.sendall(b'what\\n'); s.sendall(b'{\"state\": \"ready\"}\\n'); time.sleep(600)"
-    )
-    child = room.start(code)
-    await room.ready(child)
-    assert any("nobody understands" in status.detail for _, status in room.seen)
-
-
 async def test_error_in_the_supervisor_is_not_silent(room: Room) -> None:
     """A watched task that breaks is raised to whoever waits."""
 
@@ -286,27 +230,3 @@ async def test_error_in_the_supervisor_is_not_silent(room: Room) -> None:
     room.supervisor.guard(asyncio.create_task(broken()))
     with pytest.raises(RuntimeError, match="boom"):
         await room.until(lambda: False)
-
-
-def test_backoff() -> None:
-    """The first restart is immediate; then doubling from a quarter of a second, with a ceiling."""
-    assert [backoff_s(failures) for failures in (1, 2, 3, 4)] == [0.0, 0.25, 0.5, 1.0]
-    assert backoff_s(1000) == 30.0
-
-
-def test_last_words(tmp_path: Path) -> None:
-    """A JSON record gives its message, any other line itself, no file nothing; what is older is not looked at."""
-    log = tmp_path / "log"
-    assert last_words(log) == ""
-    log.write_text('old\n{"level": "error", "message": "no room"}\n')
-    assert last_words(log) == "no room"
-    assert last_words(log, records=False) == ""
-    log.write_text('{"level": "info", "message": "jobs claimed"}\n')
-    assert last_words(log) == "", "what went well is no cause"
-    log.write_text('old\n{"level": "error", "message": "no room"}\n')
-    assert last_words(log, log.stat().st_size) == ""
-
-
-def test_a_signal_without_a_name_has_its_number() -> None:
-    """A process may be killed by any of them, and its supervisor goes on."""
-    assert [signal_name(number) for number in (9, 34, 35)] == ["SIGKILL", "SIGRTMIN", "signal 35"]

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import pytest
 from cli_instance import running_at
-from house import free_port
 from http_serving import QuietHandler, serving_http
 
 from cli.__main__ import main
@@ -170,13 +169,6 @@ def test_piped_text_may_have_a_byte_order_mark_and_no_other_encoding(
     assert "UTF-16" in piped("é".encode("utf-16"), 2) and "byte 2 is 0xe9" in piped("aé".encode("latin-1"), 2)
 
 
-def test_chat_of_nothing_or_of_no_text_is_wrong_usage(door: Door, monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
-    for stdin in (io.StringIO(" "), None, io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8")):
-        monkeypatch.setattr("sys.stdin", stdin)
-        said = told("chat --model sim", code=2).err
-    assert "stdin is no UTF-8 text" in said and door.requests == []
-
-
 @pytest.mark.parametrize(("answer", "code", "words"), [
     ((200, token("the") + said("failed", **FAILED)), 5, "cause: three workers died"),
     ((200, [token("the") + said("stream.reset", epoch=1), COMPLETED]), 1, "next:  penstock jobs result job_x"),
@@ -202,27 +194,6 @@ def test_chat_outlives_a_connection_with_one_plain_line(door: Door, monkeypatch:
     assert captured == ("the answer\n", f"(the connection to {door.url} broke; trying again)\n")
     cursors = [headers.get("last-event-id") for path, headers, _ in door.requests if path == STREAM]
     assert cursors == [None, "0:1", "0:1", "0:1"]
-
-
-def test_only_an_instance_that_runs_is_waited_for(
-    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any
-) -> None:
-    """Its API process may be starting again; an address that was typed may be wrong."""
-    monkeypatch.setattr("cli.client.PATIENCE_S", 0.3)
-    nowhere = f"http://127.0.0.1:{free_port()}"
-    assert "trying again" not in told(*ASK, "--url", nowhere, code=3).err
-    monkeypatch.delenv("PENSTOCK_URL")
-    with running_at(nowhere, tmp_path / ".penstock"):
-        said = told(*ASK, code=3).err
-    begin = f"(the connection to {nowhere} broke; trying again)\nerror: no penstock answers at {nowhere}\n"
-    assert said.startswith(begin)
-
-
-@pytest.mark.parametrize(("reason", "mark"), [("length", "(cut at --max-tokens)\n"), ("stop", "")])
-def test_an_answer_is_marked_if_it_was_cut_off(door: Door, told: Any, reason: str, mark: str) -> None:
-    """On stderr: stdout is the answer alone."""
-    door.answers[STREAM] = (200, token("the answer") + said("completed", **(JOB | {"finish_reasons": [reason]})))
-    assert told(*ASK) == ("the answer\n", mark)
 
 
 def test_leaving_a_chat_cancels_its_job(door: Door) -> None:
@@ -264,15 +235,13 @@ def test_error_names_the_request(door: Door, told: Any) -> None:
     assert (error["code"], error["message"], error["request_id"]) == ("some_code", "no", "req_1")
 
 
-@pytest.mark.parametrize(
-    "command", ["jobs show job_x", "jobs ls", "dlq show 0-1-0", "dlq replay 0-1-0", "submit hi --wait 5"]
-)
+@pytest.mark.parametrize("command", ["jobs show job_x", "jobs ls", "dlq show 0-1-0", "dlq replay 0-1-0"])
 def test_every_time_of_a_job_has_one_format(command: str, door: Door, told: Any) -> None:
-    """Those of its attempts, too, of which one runs; people see how long each took."""
+    """Those of its attempts, too, of which one runs."""
     past = {"worker": "w-1", "started_at": 2.0, "ended_at": 2.5, "tokens": 1, "outcome": "worker_lost"}
     job = JOB | {"attempt_log": [past, past | {"ended_at": None}]}
     door.answers |= {
-        "/v1/jobs": (202, WAITING) if "submit" in command else listed(job),
+        "/v1/jobs": listed(job),
         "/v1/jobs/job_x": (200, job),
         "/admin/dlq/0-1-0": (200, {"id": "0-1-0", "at": 3.0, "job": job}),
         "/admin/dlq/0-1-0/replay": (200, job),
@@ -282,8 +251,6 @@ def test_every_time_of_a_job_has_one_format(command: str, door: Door, told: Any)
     assert (shown["status"], shown["created_at"]) == ("completed", "1970-01-01T00:00:01Z")
     times = [(each["started_at"], each["ended_at"]) for each in shown["attempt_log"]]
     assert times == [("1970-01-01T00:00:02Z", "1970-01-01T00:00:02Z"), ("1970-01-01T00:00:02Z", None)]
-    if " show " in command:
-        assert "1970-01-01T00:00:02Z  0.5" in told(command).out
 
 
 @pytest.mark.parametrize("command", ["jobs show job_x", "dlq show 0-1-0"])
@@ -311,7 +278,7 @@ def test_what_became_of_each_attempt_is_said_in_words(command: str, door: Door, 
     ("/v1/jobs/job_x", (200, FAILED), "submit hi --wait", 5, "cause: three workers died"),
     ("/v1/jobs/job_x", (200, FAILED), "jobs result job_x", 5, "cause: three workers died"),
     ("/v1/jobs/job_x", (401, {"error": {"message": "no", "code": "invalid_api_key"}}), "jobs show job_x", 4,
-     "next:  set PENSTOCK_API_KEY, or put the key in"),
+     "next:  set PENSTOCK_API_KEY to a key"),
     (STREAM, followed("completed"), "submit hi --follow", 0, ""),
     (STREAM, followed("cancelled"), "submit hi --follow", 5, ""),
     (STREAM, followed(""), "submit hi --follow", 3, ""),
@@ -384,22 +351,11 @@ def test_an_instance_that_is_down_is_not_replaced_by_another(
     if not options:
         with running_at(found_by_port.url, tmp_path / folder):
             pass
-    for words in ("chat hello", "submit hello", "jobs ls", "dlq ls"):
+    for words in ("chat hello", "submit hello", "dlq ls"):
         said = told(f"{words} {options}", code=3).err
         assert f"error: nothing is running in {tmp_path / folder}\n" in said
-        assert f"next:  penstock up {options}".rstrip() + "," in said
+        assert "next:  penstock up," in said
     assert found_by_port.requests == []
-
-
-@pytest.mark.parametrize("by_redis", [True, False])
-def test_a_missing_admin_token_names_no_flag_that_nobody_gave(
-    found_by_redis: Door, tmp_path: Path, told: Any, by_redis: bool
-) -> None:
-    """The address came from Redis or from the settings."""
-    found_by_redis.answers["/admin/dlq"] = (401, {"error": {"message": "no", "code": "admin_token_required"}})
-    said = told(f"dlq ls --redis-url {REDIS}" if by_redis else "dlq ls", code=4).err
-    cause = "an admin token is not sent" if by_redis else f"nothing is running in {tmp_path / '.penstock'}\n"
-    assert f"cause: {cause}" in said and "next:  use --data-dir FOLDER" in said and "--url" not in said
 
 
 @pytest.mark.parametrize("options", ["", f" --redis-url {REDIS}"], ids=["variable", "flag"])
@@ -454,31 +410,17 @@ def test_by_another_name_of_this_machine_the_token_goes_to_the_instances_own_add
 
 
 @pytest.mark.parametrize(("status", "code", "key", "words"), [
-    (401, "invalid_api_key", "", "use an admin key, one with admin = true in [keys]: set PENSTOCK_API_KEY, or put"),
-    (401, "invalid_api_key", "sk-x", "is not in [keys]; check it, or restart the server"),
-    (403, "permission_denied", "sk-x", "use a key with admin = true"),
+    (401, "invalid_api_key", "sk-x", "set PENSTOCK_API_KEY to an admin key of [keys]"),
     (421, "misdirected_request", "", "use --url http://127.0.0.1:{port} (ssh -L from another machine)"),
-    (401, "admin_token_required", "", "error: /admin of {url} needs its admin token"),
-    (401, "admin_token_required", "old", "set PENSTOCK_API_KEY to the contents of FOLDER/run/admin-token"),
+    (401, "admin_token_required", "", "set PENSTOCK_API_KEY to the contents of FOLDER/run/admin-token"),
 ])  # fmt: skip
 def test_each_refusal_has_its_next_step(
     door: Door, monkeypatch: pytest.MonkeyPatch, told: Any, status: int, code: str, key: str, words: str
 ) -> None:
-    """A key that is missing, wrong or no admin's, a token, a name: what to do is different for each."""
-    if key:
-        monkeypatch.setenv("PENSTOCK_API_KEY", key)
+    monkeypatch.setenv("PENSTOCK_API_KEY", key)
     door.answers["/admin/dlq"] = (status, {"error": {"message": "the server's words", "code": code}})
     said = told("dlq ls", code=4 if status < 404 else 1).err
-    assert words.format(url=door.url, port=door.server.server_port) in said
-    assert ("the server's words" in said) == (code != "admin_token_required")
-
-
-@pytest.mark.parametrize("command", ["submit hi --model sim", "chat hi --model sim"])
-def test_fields_that_the_server_ignored_are_told(command: str, door: Door, told: Any) -> None:
-    """On stderr, of streams too; a server that ignored nothing is no news."""
-    assert "ignored" not in told(command).err
-    door.ignored = "seeed, stream_options.include_obfuscation"
-    assert "ignored by the server: seeed, stream_options.include_obfuscation\n" in told(command).err
+    assert words.format(port=door.server.server_port) in said and "the server's words" in said
 
 
 def test_an_admin_token_that_others_can_read_is_not_used(door: Door, tmp_path: Path, told: Any) -> None:
@@ -487,13 +429,6 @@ def test_an_admin_token_that_others_can_read_is_not_used(door: Door, tmp_path: P
         home.admin_token.chmod(0o640)
         told("dlq ls", code=4)
     assert door.requests == []
-
-
-def test_proxies_do_not_catch_this_machine(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request to loopback goes there, whatever the environment says."""
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    assert main(["jobs", "show", "job_x"]) == 0
 
 
 def test_submit_prints_the_id(door: Door, told: Any) -> None:
@@ -511,10 +446,8 @@ def test_submit_prints_the_id(door: Door, told: Any) -> None:
 
 
 @pytest.mark.parametrize(("words", "text", "polled"), [
-    (["a text", "--wait"], "a text", "30"),
-    (["a text", "--wait=20"], "a text", "20"), (["a text", "--wait", "5"], "a text", "5"),
-    (["--wait", "2.5", "a text"], "a text", "2.5"), (["--wait", "--", "5"], "5", "30"),
-    (["5", "--wait"], "5", "30"),
+    (["a text", "--wait"], "a text", "30"), (["--wait", "2.5", "a text"], "a text", "2.5"),
+    (["--wait", "--", "5"], "5", "30"),
 ])  # fmt: skip
 def test_submit_and_wait_prints_the_answer(door: Door, words: list[str], text: str, polled: str, told: Any) -> None:
     """--wait takes a number of seconds, or none behind the text."""
@@ -543,12 +476,6 @@ def test_events_are_followed_to_the_end(door: Door, told: Any) -> None:
     assert names == ["started", "delta", "completed"]
 
 
-def test_choices_of_a_followed_job_stand_one_behind_the_other(door: Door, told: Any) -> None:
-    """Their tokens come mixed; `jobs result` prints the same."""
-    door.answers[STREAM] = (200, token("a") + token("x", 1) + token("b") + token("z", 2) + token("y", 1) + COMPLETED)
-    assert told("jobs events job_x").out == "ab\n\nxy\n\nz\n"
-
-
 def test_a_job_that_begins_again_is_told_so(door: Door, told: Any) -> None:
     """With --json as an event. Without: nothing was shown yet, so nothing is joined to anything."""
     parts = [said("started", worker="w", attempt=1) + said("stream.reset", "1:0:-", epoch=1), token("new") + COMPLETED]
@@ -567,16 +494,6 @@ def test_jobs_ls_turns_pages(door: Door, told: Any) -> None:
     assert queries == ["status=completed&limit=100", "status=completed&cursor=c&limit=50"]
 
 
-def test_jobs_ls_as_a_table(door: Door, told: Any) -> None:
-    """For people: how long it took and how many tokens. An empty list is no error: a word on stderr, and exit 0."""
-    door.answers["/v1/jobs"] = listed()
-    assert told("jobs ls") == ("", "no jobs\n")
-    door.answers["/v1/jobs"] = listed(JOB)
-    head, row = told("jobs ls").out.strip().split("\n")
-    assert head.split() == ["ID", "STATUS", "LANE", "MODEL", "CREATED", "AT", "TOOK", "TOKENS"]
-    assert row.split() == ["job_x", "completed", "standard", "sim", "1970-01-01T00:00:01Z", "1.0s", "2"]
-
-
 def test_jobs_ls_filters(door: Door, told: Any) -> None:
     """Those of a tenant come from /admin; times are sent as Unix seconds."""
     rows = [JOB | {"preview": "Name a river.", "tenant": "a"}, JOB | {"status": "cancelled", "cancelled_by": "reader"}]
@@ -592,27 +509,14 @@ def test_jobs_ls_filters(door: Door, told: Any) -> None:
     ]
 
 
-def test_jobs_show_shows_a_part_of_a_long_request(door: Door, told: Any) -> None:
-    """And with --input, or as JSON, all of it."""
-    turns = [{"role": "user", "content": f"turn {number} " + "x" * 5000} for number in range(50)]
-    door.answers["/v1/jobs/job_x"] = (200, JOB | {"input": {"model": "sim", "messages": turns, "temperature": 0.5}})
-    part = told("jobs show job_x")
-    assert "turn 49 x" in part.out and '"temperature": 0.5' in part.out and len(part.out) < 6000
-    assert "jobs show job_x --input" in part.err
-    assert told("jobs show job_x --input").out.count("x" * 5000) == 50
+def test_jobs_show_shows_the_request_where_it_is_asked_for(door: Door, told: Any) -> None:
+    turns = [{"role": "user", "content": "a question"}]
+    door.answers["/v1/jobs/job_x"] = (200, JOB | {"input": {"model": "sim", "messages": turns}})
+    assert "a question" not in told("jobs show job_x").out and "a question" in told("jobs show job_x --input").out
     assert json.loads(told("jobs show job_x --json").out)["input"]["messages"] == turns
 
 
-def test_jobs_show_tells_request_attempts_and_result_in_their_order(door: Door, told: Any) -> None:
-    attempt = {"worker": "w1", "started_at": 1.0, "ended_at": 2.0, "tokens": 2, "outcome": "completed"}
-    asked = {"model": "sim", "messages": [{"role": "user", "content": "a question"}]}
-    door.answers["/v1/jobs/job_x"] = (200, JOB | {"object": "job", "attempt_log": [attempt], "input": asked})
-    shown = told("jobs show job_x").out
-    places = [shown.index(words) for words in ("completed", "a question", "WORKER", "the answer")]
-    assert places == sorted(places) and "object" not in shown
-
-
-@pytest.mark.parametrize("state", ["completed", "failed", "expired", "cancelled"])
+@pytest.mark.parametrize("state", ["completed", "cancelled"])
 def test_a_cancel_that_comes_too_late_says_so(door: Door, told: Any, state: str) -> None:
     """What was to be cancelled and was before is no failure."""
     door.answers["/v1/jobs/job_x/cancel"] = (200, JOB | {"status": state, "already_ended": True})
@@ -621,34 +525,6 @@ def test_a_cancel_that_comes_too_late_says_so(door: Door, told: Any, state: str)
         assert out == "job_x was cancelled before\n"
     else:
         assert not out and f"already ended as {state}" in err
-
-
-def test_jobs_show_result_cancel(door: Door, told: Any) -> None:
-    """One job for people: its fields, its answer, its end."""
-    assert "first token at" not in told("jobs show job_x").out
-    assert told("jobs result job_x").out == "the answer\n"
-    assert told("jobs cancel job_x").out == "job_x cancelled\n"
-
-
-def test_watching_goes_on_once_the_server_answers_again(
-    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As other commands that wait for a job do; with one note."""
-    monkeypatch.setattr("cli.client.PATIENCE_S", PATIENCE_S)
-    path = "/v1/jobs/job_x"
-
-    def accepted() -> Any:
-        door.answers[path] = (503, refused)
-        return WAITING
-
-    def refused() -> Any:
-        door.answers[path] = (200, JOB)
-        return ERROR
-
-    door.answers[path] = (200, accepted)
-    assert main(["jobs", "watch", "job_x"]) == 0
-    captured = capsys.readouterr()
-    assert " completed after " in captured.out and captured.err == "(no; trying again)\n"
 
 
 @pytest.mark.parametrize(
@@ -660,16 +536,3 @@ def test_a_server_that_stays_away_leaves_the_way_to_the_answer(
     door.answers |= {"/v1/jobs/job_x": (200, "<html>"), STREAM: (200, "")}
     assert main(command) == 3
     assert capsys.readouterr().err.endswith("next:  the job goes on: penstock jobs result job_x\n")
-
-
-def test_a_wait_that_is_left_names_its_job(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ctrl-C ends the wait, not the job."""
-
-    def leave() -> dict[str, Any]:
-        os.kill(os.getpid(), signal.SIGINT)
-        return WAITING
-
-    door.answers["/v1/jobs/job_x"] = (200, leave)
-    assert main(["submit", "a text", "--wait"]) == 130
-    said = "\nnot waiting any more; the job goes on: penstock jobs result job_x\n"
-    assert capsys.readouterr() == ("", said)

@@ -46,8 +46,7 @@ networks = ["127.0.0.0/8"]
 HELP_PAGES = [[*path.split()[1:], "--help"] for path, _ in commands(app, "penstock")]
 LOCAL = [
     "", "--help", "version", "help exit-codes", "help environment", "no-such-command", "jobs --flag", "jobs show",
-    "plan memory --model qwen3-8b --gpu h200", "plan memory --model deepseek-v3 --gpu l4",
-    "plan roofline --model llama-3.1-8b --gpu h100", "plan cost --model llama-3.3-70b --gpu h200 --gpu b200 --tp 2",
+    "plan memory --model qwen3-8b --gpu h200", "plan cost --model llama-3.3-70b --gpu h200 --gpu b200 --tp 2",
     "plan search --model gemma-3-27b --gpu h100 --gpus 4",
 ]  # fmt: skip
 """Commands that ask no server. "--help": of all commands. Files for programs, such as `store acl`, have lines as long

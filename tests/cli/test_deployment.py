@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 from http_serving import QuietHandler, serving_http
 
-from api.settings import ApiSettings
 from cli import deployment as engines
 from cli.deployment import Deployment, load_deployment, own_name, with_upstream
 from cli.instance import DataDir
-from cli.options import own_command
-from cli.output import UNREACHABLE, USAGE, Problem
-from cli.registry import place
-from cli.up import outside_url
+from cli.output import Exit, Problem
+from cli.suggestions import own_command
 from penstock.config import FLAGS, Config, ConfigError
 from workers.engines.llamacpp.settings import LlamacppSettings
 
@@ -91,14 +88,6 @@ def test_flags_outrank_variables_outrank_the_file(tmp_path: Path) -> None:
     assert deployment.config.raw["sim"]["slots"] == "4"
 
 
-def test_workers_flag_sets_every_model(tmp_path: Path) -> None:
-    """The same number as least and most, whatever the models say, also none; their options stay."""
-    deployment = loaded(tmp_path, TWO_MODELS, workers=2)
-    assert [(m.min_workers, m.most_workers) for m in deployment.models.values()] == [(2, 2), (2, 2)]
-    assert deployment.models["small"].options == {"path": "small.gguf"}
-    assert [loaded(tmp_path, UNWORKED, workers=number).models["m"].most_workers for number in (0, 2)] == [0, 2]
-
-
 def test_every_shape_has_its_worker_program(tmp_path: Path) -> None:
     """Named in its command line; with --workers each shape has that number."""
     deployment = loaded(tmp_path, SHAPED.format("upto = 4", ""))
@@ -107,10 +96,6 @@ def test_every_shape_has_its_worker_program(tmp_path: Path) -> None:
     for workers in (2, 0):
         pools = loaded(tmp_path, workers=workers).models["m"].pools
         assert [(each.min_workers, each.most_workers) for each in pools.values()] == [(workers, workers)] * 2
-
-
-def test_model_flag_chooses_the_default_among_several(tmp_path: Path) -> None:
-    assert loaded(tmp_path, TWO_MODELS, model="small").model_names == ("small", "fast")
 
 
 def test_children_read_what_was_merged(tmp_path: Path) -> None:
@@ -145,41 +130,12 @@ def test_the_command_is_named_as_the_shell_finds_it(tmp_path: Path, monkeypatch:
     """By name if the PATH leads to this very program, else by the path from this folder."""
     folder = tmp_path / ".venv" / "bin"
     folder.mkdir(parents=True)
-    program = folder / "penstock"
-    program.touch(mode=0o755)
+    (folder / "penstock").touch(mode=0o755)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", "/usr/bin")
-    assert own_command(".venv/bin/penstock") == ".venv/bin/penstock"
-    assert own_command(str(program)) == ".venv/bin/penstock"
-    monkeypatch.setenv("PATH", str(folder))
-    assert own_command(str(program)) == "penstock"
-    monkeypatch.setenv("PATH", f"/usr/bin:{folder}")
-    monkeypatch.setattr("sys.executable", str(program))
-    assert own_command("/src/cli/__main__.py") == "penstock -m cli"
-    monkeypatch.setenv("PATH", "/usr/bin")
-    monkeypatch.chdir(folder)
-    assert own_command("penstock") == "./penstock"
-    monkeypatch.chdir("/")
-    assert own_command(str(program)) == str(program.relative_to("/"))
-
-
-@pytest.mark.parametrize(
-    ("host", "hosts", "url"),
-    [("0.0.0.0", (), "http://box:9"), ("::", ("api.example",), "http://api.example:9"),  # noqa: S104 - not listened on
-     ("127.0.0.1", (), ""), ("192.0.2.1", (), "")],
-)  # fmt: skip
-def test_other_machines_are_told_a_name(
-    monkeypatch: pytest.MonkeyPatch, host: str, hosts: tuple[str, ...], url: str
-) -> None:
-    """One that the server answers to; the single address it listens on is shown anyway."""
-    monkeypatch.setattr("socket.gethostname", lambda: "box")
-    assert outside_url(ApiSettings(host=host, hosts=hosts), 9) == url
-
-
-def test_the_place_of_a_store_shows_no_password() -> None:
-    assert place("rediss://user:pw@db.example:6380/1") == "db.example:6380"
-    assert place("redis+cluster://:pw@a:1,b:2") == "a:1,b:2"
-    assert place("unix:///run/redis.sock") == "/run/redis.sock"
+    monkeypatch.setattr("sys.argv", [".venv/bin/penstock"])
+    for path, name in (("/usr/bin", ".venv/bin/penstock"), (f"/usr/bin:{folder}", "penstock")):
+        monkeypatch.setenv("PATH", path)
+        assert own_command() == name
 
 
 class Models(QuietHandler):
@@ -233,14 +189,7 @@ def test_a_server_that_loads_its_model_is_waited_for(
     monkeypatch.setattr(engines, "START_TIMEOUT_S", 0.0)
     with pytest.raises(Problem, match="Loading model") as told:
         with_upstream(of(server), {})
-    assert told.value.exit_code == UNREACHABLE
-
-
-def test_several_models_need_a_choice(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Models, "names", ("a", "b"))
-    with pytest.raises(Problem, match="has 2 models: a, b") as told:
-        with_upstream(of(server), {})
-    assert told.value.exit_code == USAGE and "--model" in told.value.next_step
+    assert told.value.exit_code == Exit.UNREACHABLE
 
 
 def test_a_key_comes_from_a_variable(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +206,7 @@ def test_a_key_comes_from_a_variable(server: str, monkeypatch: pytest.MonkeyPatc
 def test_a_server_that_is_away_is_named() -> None:
     with pytest.raises(Problem, match=r"http://127\.0\.0\.1:1/v1 cannot be used") as told:
         with_upstream(of("http://127.0.0.1:1/v1"), {})
-    assert told.value.exit_code == UNREACHABLE
+    assert told.value.exit_code == Exit.UNREACHABLE
 
 
 @pytest.mark.parametrize(("name", "ours"), [

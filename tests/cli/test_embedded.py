@@ -13,17 +13,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from kombu import Connection
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError
 from redis.retry import Retry
 
-from cli.embedded import Embedded, end_orphan, find_server, is_private, machine_memory
+from cli.embedded import Embedded, end_orphan, find_server, is_private
 from cli.output import Problem
 from cli.supervisor import Child, Supervisor
-from offline.app import broker
-from offline.settings import OfflineSettings
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
@@ -54,17 +51,6 @@ async def supervisor() -> AsyncIterator[Supervisor]:
     yield supervisor
     supervisor.kill("redis")
     await supervisor.stop("redis")
-
-
-def test_the_memory_of_a_container_is_its_own(tmp_path: Path) -> None:
-    """A control group's limit counts where it is less than the machine's; without one the machine's does."""
-    limit = tmp_path / "memory.max"
-    whole = machine_memory(limit)
-    assert whole > 1 << 28
-    limit.write_text("max\n")
-    assert machine_memory(limit) == whole
-    limit.write_text("104857600\n")
-    assert machine_memory(limit) == 100 << 20
 
 
 async def test_it_runs_with_the_settings_of_a_queue_for_its_owner_alone(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -147,13 +133,6 @@ async def test_a_path_with_spaces_is_an_address(supervisor: Supervisor, tmp_path
         await wire.ping()
     finally:
         await wire.close()
-    url, options = broker(OfflineSettings(), RedisSettings(url=embedded.url))
-    with Connection(url, transport_options=options) as connection:
-        connection.ensure_connection(max_retries=1, timeout=WAIT_S)
-        queue = connection.SimpleQueue("q")
-        queue.put({"kept": 1})
-        assert queue.get(timeout=WAIT_S).payload == {"kept": 1}
-        queue.close()
 
 
 async def test_data_address_and_password_outlive_a_kill_and_a_restart(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -14,27 +14,23 @@ import click
 import pytest
 from cli_commands import commands
 
-from cli.__main__ import main
 from cli.app import app
-from cli.bench import PROGRAMS
 
 pytestmark = pytest.mark.slow
 
 
-ALL = dict(commands(app, "penstock"))
+ALL = {path: each for path, each in commands(app, "penstock") if not path.startswith("penstock bench ")}
+"""Programs of the benchmarks have parsers of their own."""
 
 
 def examples(path: str) -> list[str]:
     """The lines of a command's help behind the word "Examples:"."""
-    name = path.removeprefix("penstock bench ")
-    if name in PROGRAMS:
-        return list(PROGRAMS[name][1:])
     text = inspect.cleandoc(ALL[path].help or "").partition("\b\nExamples:\n")[2]
     return [line.strip() for line in text.split("\n") if line]
 
 
 def test_a_help_page_shows_its_examples(told: Any) -> None:
-    """By --help, a line each; programs of the benchmarks print theirs with a parser of their own."""
+    """By --help, a line each."""
     for path in ALL:
         page = told(*path.split()[1:], "--help").out
         shown = [line.strip() for line in page.partition("Examples:\n")[2].split("\n")]
@@ -63,14 +59,6 @@ def test_every_example_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert words[0] == "penstock", line
         ends = [place for place, word in enumerate(words) if word in ("<", ">")]
         parsed(words[1 : ends[0] if ends else None])
-
-
-def test_help_of_a_command_below_another(told: Any) -> None:
-    """`penstock help jobs ls` is `penstock jobs ls --help`; a name that is none is wrong usage."""
-    page = told("help jobs ls").out
-    assert told("jobs ls --help").out == page
-    assert "did you mean 'ls'" in told("help jobs lst", code=2).err
-    assert main(["help", "up", "ls"]) == 2
 
 
 # --- completion ------------------------------------------------------------------------------------------------------
@@ -108,19 +96,6 @@ def test_bash_completes(with_command: dict[str, str]) -> None:
     command = ["bash", "--norc", "-c", script, "bash", *OFFERED]
     done = subprocess.run(command, env=with_command, capture_output=True, text=True, check=True)
     assert dict(zip(OFFERED, done.stdout.splitlines(), strict=True)) == OFFERED, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("shell", "mark"), [("zsh", "#compdef penstock"), ("fish", "complete --no-files --command penstock")]
-)
-def test_scripts_of_other_shells(shell: str, mark: str, told: Any) -> None:
-    """Each is for the command's name."""
-    assert mark in told("completion", shell).out
-
-
-def test_a_shell_nobody_knows_is_wrong_usage(told: Any) -> None:
-    """The error names those that are known."""
-    assert "'bash', 'zsh', 'fish'" in told("completion tcsh", code=2).err
 
 
 def test_the_page_of_variables_is_filtered_by_words(told: Any) -> None:

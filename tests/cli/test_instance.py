@@ -49,15 +49,6 @@ def test_why_no_worker_is_ready(tmp_path: Path) -> None:
     assert (state.worker_problem("a"), state.worker_problem()) == ("", "")
 
 
-def test_a_ready_worker_whose_servers_are_away_is_a_problem(tmp_path: Path) -> None:
-    """Not while another one has a server."""
-    alone = ProcessEntry(role="worker", id="worker-1", pid=1, state="ready", since=1.0, model="a", away="http://x (no)")
-    state = replace(instance(DataDir(tmp_path)), processes=(alone,))
-    said = "no server is there for worker-1: http://x (no); jobs are kept until one is back"
-    assert state.worker_problem("a") == state.worker_problem() == said
-    assert replace(state, processes=(alone, replace(alone, id="worker-2", away=""))).worker_problem() == ""
-
-
 def test_second_lock_names_the_first(tmp_path: Path) -> None:
     """Whoever comes second is told where the first one is, or what its start waits for."""
     home = DataDir(tmp_path)

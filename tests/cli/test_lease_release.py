@@ -64,7 +64,7 @@ async def test_an_exit_ends_the_lease_once(
 ) -> None:
     """Whatever the process said last; nothing is ended while it lives, or by the start of its successor."""
     reaper = Ends(wire)
-    release, child = LeaseRelease(reaper), a_worker()
+    release, child = LeaseRelease(reaper, Fleet(wire)), a_worker()
     goes_through(release, child, status("starting"), status("starting", "weights", 7), *before)
     await asyncio.sleep(0)
     assert reaper.ended == []
@@ -79,7 +79,7 @@ async def test_an_exited_worker_is_listed_no_longer(wire: RedisClient) -> None:
     for lease in ("lease-1", "lease-2"):
         entry = replace(this_process("worker", "worker-1"), lease=lease, running=3, tokens_per_s=90.0)
         await fleet.report(entry)
-    release = LeaseRelease(Ends(wire), fleet=fleet)
+    release = LeaseRelease(Ends(wire), fleet)
     goes_through(release, a_worker(), READY, status("restarting", "killed by SIGKILL"))
     await release.close(60)
     assert [each.lease for each in await fleet.processes("worker")] == ["lease-2"]
@@ -89,43 +89,13 @@ async def test_the_log_of_a_job_has_the_last_words_of_its_worker(
     wire: RedisClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line has them both: `penstock logs --job` shows the lines that name the job."""
-    release = LeaseRelease(Ends(wire))
+    release = LeaseRelease(Ends(wire), Fleet(wire))
     with caplog.at_level(logging.INFO):
         goes_through(release, a_worker(), READY, status("restarting", cause="killed by SIGABRT: no memory"))
         await release.close(60)
     (record,) = [each for each in caplog.records if "has exited" in each.message]
     assert "worker-1 has exited (killed by SIGABRT: no memory): lease lease-1 ends" in record.message
     assert vars(record)["jobs"] == ["job_1", "job_2"]
-
-
-@pytest.mark.parametrize("away", [False, True])
-async def test_what_became_of_the_jobs_is_told_once(
-    wire: RedisClient, caplog: pytest.LogCaptureFixture, *, away: bool
-) -> None:
-    """Of the worker's own jobs; nothing where Redis does not answer, so that its death is reported all the same, and
-    that its lease will lapse."""
-    told, reaper, child = list[tuple[str, ...]](), Ends(wire, away=away), a_worker()
-    release = LeaseRelease(reaper, lambda child, lapses: told.append((child.program.id, *lapses)))
-    child.status = READY
-    assert not release.noticed(child)
-    child.status = status("restarting")
-    with caplog.at_level(logging.WARNING):
-        assert release.noticed(child) and not release.noticed(child)
-        await release.close(60)
-    lapses = () if away else (Lapse(HERE, ("job_1",), (("job_2", "poison"),)),)
-    assert told == [("worker-1", *lapses)] and reaper.ended == ["lease-1"]
-    words = "worker-1: its jobs wait until lease lease-1 lapses: Redis does not answer"
-    assert (words in caplog.text) is away
-
-
-async def test_each_worker_has_its_own_lease(wire: RedisClient) -> None:
-    """The second life's exit ends the second lease; the neighbour keeps its own."""
-    reaper = Ends(wire)
-    release, child, other = LeaseRelease(reaper), a_worker(), a_worker("worker-2")
-    goes_through(release, other, status("ready", "theirs", 9))
-    goes_through(release, child, READY, status("restarting"), status("ready", "lease-2", 8), status("restarting"))
-    await release.close(60)
-    assert reaper.ended == ["lease-1", "lease-2"]
 
 
 async def test_a_redis_that_hangs_does_not_hold_up_the_end(wire: RedisClient) -> None:
@@ -135,7 +105,7 @@ async def test_a_redis_that_hangs_does_not_hold_up_the_end(wire: RedisClient) ->
         async def sweep(self, *, ended: str = "") -> Swept:
             return await asyncio.get_running_loop().create_future()
 
-    release = LeaseRelease(Hangs(wire))
+    release = LeaseRelease(Hangs(wire), Fleet(wire))
     goes_through(release, a_worker(), READY, status("stopped"))
     async with asyncio.timeout(60):
         await release.close(0.01)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cli.pool import PoolSupervisor, follow
-from cli.supervisor import ProcessLimits, Program, Supervisor, allowed
+from cli.supervisor import Program, Supervisor, allowed
 from streaming.fleet.plans import Action, Lead, Plan, Plans, PoolKind, claim_lead
 from streaming.fleet.settings import ModelSettings, Resources
 from streaming.keys import fleet_key
@@ -112,18 +112,6 @@ async def test_newest_go_first_and_are_not_replaced(basin: Basin) -> None:
     ]
 
 
-async def test_names_are_unique_over_all_pools(basin: Basin) -> None:
-    """The lowest free number is taken, whatever the model."""
-    await basin.size(basin.a, 1)
-    await basin.size(basin.b, 1)
-    await basin.size(basin.a, 2)
-    assert basin.ids == ["worker-1", "worker-2", "worker-3"]
-    await basin.size(basin.b, 0)
-    await basin.until_ids("worker-1", "worker-3")
-    await basin.size(basin.b, 1)
-    assert basin.ids[-1] == "worker-2"
-
-
 async def test_a_stale_plan_is_not_followed(basin: Basin) -> None:
     """Once another leads, what the former one asked for is refused, up and down, until the new one has said its own."""
     await basin.size(basin.a, 2)
@@ -140,7 +128,7 @@ async def test_a_stale_plan_is_not_followed(basin: Basin) -> None:
 async def test_plan_is_followed_at_once(basin: Basin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change is heard, not waited for; a model without a plan, or whose pool is elsewhere, is left alone."""
     monkeypatch.setattr("cli.pool.POLL_INTERVAL_S", 3600.0)
-    following = asyncio.create_task(follow([basin.a, basin.b], basin.plans, "up@here"))
+    following = asyncio.create_task(follow([basin.a, basin.b], basin.plans, "up@here", print))
     lead = await basin.lead()
 
     async def publish(model: str, want: int, pool: PoolKind = "local") -> None:
@@ -191,42 +179,21 @@ async def test_workers_are_bounded(basin: Basin) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_worker_beyond_its_memory_fails_alone(basin: Basin) -> None:
-    """It ends with an error that names it, and is restarted; nobody else's memory is taken."""
-    pool = basin.pool("c", settings(1, 1, memory_mib=64), "import time; time.sleep(0.3); bytearray(256 << 20)")
-    pool.fill()
-    (child,) = pool.members
-    async with asyncio.timeout(WAIT_S):
-        await basin.supervisor.until(lambda: child.status.state == "restarting")
-    assert "MemoryError" in child.status.cause
-
-
-def test_bounds_are_spread() -> None:
-    """The processors fewest others are on; more than there are is all of them; nothing asked for, nothing bounded."""
-    assert ProcessLimits.of(Resources(), []) == ProcessLimits()
-    everything = ProcessLimits.of(Resources(cpus=4096), [])
-    assert everything.cpus == allowed()
-    first = min(allowed())
-    others = [ProcessLimits(frozenset({first}))]
-    if len(allowed()) > 1:
-        assert ProcessLimits.of(Resources(cpus=1), others).cpus == frozenset({sorted(allowed())[1]})
-
-
 async def test_redis_down_changes_nothing(
     basin: Basin, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the plan cannot be read the pools stay, and the log says why."""
     monkeypatch.setattr("cli.pool.POLL_INTERVAL_S", 0.0)
     await basin.size(basin.a, 2)
-    wire = RedisClient.open(RedisSettings(url="redis://127.0.0.1:1/0"))
-    following = asyncio.create_task(follow([basin.a], Plans(wire), "up@here"))
+    wire, told = RedisClient.open(RedisSettings(url="redis://127.0.0.1:1/0")), list[str]()
+    following = asyncio.create_task(follow([basin.a], Plans(wire), "up@here", told.append))
     async with asyncio.timeout(WAIT_S):
         while "cannot be followed" not in caplog.text:
             await asyncio.sleep(0.01)
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await following
-    assert len(basin.a.members) == 2
+    assert len(basin.a.members) == 2 and told[0]
     await wire.close()
 
 

@@ -15,7 +15,7 @@ from cli_instance import Instance
 from house import eventually
 from redis import Redis
 
-from cli.processes import _found
+from cli.processes import _print
 from streaming.fleet.process import Process
 from streaming.keys import fleet_key
 
@@ -34,7 +34,7 @@ def test_what_a_worker_is_said_to_do(
     change: dict[str, str], words: str, others: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One whose server is away is not ready, if it has begun to serve; shapes have a column if there are any."""
-    _found([WORKER | change], NAMES).print(as_json=False)
+    _print([WORKER | change], NAMES, as_json=False)
     shown = capsys.readouterr().out
     assert words in shown and others not in shown
 

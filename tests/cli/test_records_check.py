@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from cli.doctor import Check, check_records
 from telemetry.records.reader import create
 from telemetry.records.schema import ENCODER, RecordSettings, SampleRecord
@@ -25,29 +27,13 @@ def sampled(folder: Path, dropped: int, age_s: float = 0.0) -> None:
     os.utime(path, (at, at))
 
 
-def test_all_is_well(tmp_path: Path) -> None:
-    sampled(tmp_path, 0)
-    assert found(tmp_path).status == "ok"
-    assert found(tmp_path / "missing", running=False).status == "ok", "nothing has run yet"
-
-
-def test_lost_records_are_told_with_the_fix(tmp_path: Path) -> None:
-    sampled(tmp_path, 3)
-    check = found(tmp_path)
-    assert (check.status, check.detail) == ("warn", "3 records lost in the last hour") and "make room" in check.hint
-
-
-def test_a_loss_of_long_ago_is_over(tmp_path: Path) -> None:
-    sampled(tmp_path, 3, age_s=4000)
-    sampled(tmp_path, 0)
-    assert found(tmp_path).status == "ok"
-
-
-def test_an_instance_that_writes_nothing_is_noticed(tmp_path: Path) -> None:
-    """A full disk, for example; a stopped instance writes nothing, and that is right."""
-    sampled(tmp_path, 0, age_s=120)
-    assert found(tmp_path).status == "warn" and found(tmp_path, running=False).status == "ok"
-
-
-def test_records_that_are_switched_off_are_no_problem(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("samples", "running", "status"), [
+    ([(0, 0)], True, "ok"), ([], False, "ok"), ([(3, 0)], True, "warn"), ([(3, 4000), (0, 0)], True, "ok"),
+    ([(0, 120)], True, "warn"), ([(0, 120)], False, "ok"),
+], ids=["well", "nothing yet", "lost", "lost long ago", "silent", "stopped"])  # fmt: skip
+def test_records_are_judged(samples: list[tuple[int, int]], running: bool, status: str, tmp_path: Path) -> None:
+    """`samples`: records that were lost, and how many seconds ago that was written."""
+    for dropped, age_s in samples:
+        sampled(tmp_path, dropped, age_s)
+    assert found(tmp_path, running=running).status == status
     assert found(tmp_path, enabled=False).status == "ok"

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from cli.app import app
-from cli.options import GROUPS, TAKEN, completed
+from cli.suggestions import completed
 
 
 def under(*words: str) -> click.Context:
@@ -43,13 +43,15 @@ def under(*words: str) -> click.Context:
 ])  # fmt: skip
 def test_the_flags_that_were_typed_are_repeated(line: str, text: str, shown: str | None) -> None:
     """Where the command takes them: those that choose the deployment, and all of another `up`."""
-    assert completed(text, under(*shlex.split(line))) == (shown or text)
+    with under(*shlex.split(line)):
+        assert completed(text) == (shown or text)
 
 
 def test_variables_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """They still hold for the next command."""
     monkeypatch.setenv("PENSTOCK_URL", "http://box:8000")
-    assert completed("penstock jobs ls", under("jobs", "show", "job_1")) == "penstock jobs ls"
+    with under("jobs", "show", "job_1"):
+        assert completed("penstock jobs ls") == "penstock jobs ls"
 
 
 def test_the_program_is_named_as_it_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,26 +59,11 @@ def test_the_program_is_named_as_it_was_called(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setattr("sys.argv", [".venv/bin/penstock", "ps"])
-    assert completed("penstock doctor; its log is x", under("ps")) == ".venv/bin/penstock doctor; its log is x"
+    with under("ps"):
+        assert completed("penstock doctor; its log is x") == ".venv/bin/penstock doctor; its log is x"
 
 
 @pytest.mark.parametrize("words", [("jobs", "ls"), ("dlq", "ls"), ("submit", "hi")])
 def test_an_error_of_a_command_names_them(words: tuple[str, ...], tmp_path: Path, told: Any) -> None:
     """At the boundary, too."""
     assert f"next:  penstock up --data-dir {tmp_path}, or" in told(*words, "--data-dir", str(tmp_path), code=3).err
-
-
-def test_the_table_names_what_each_command_takes() -> None:
-    """Of every command and subcommand."""
-    root, found = click.Context(app, info_name="penstock"), {}
-    for name in app.list_commands(root):
-        command = app.get_command(root, name)
-        assert command is not None
-        subcommands = list(command.commands.values()) if isinstance(command, click.Group) else [command]
-        for each in subcommands:
-            taken = {option.name for option in each.params} & {"data_dir", "redis_url", "url", "config"}
-            if taken and name != "bench":
-                found.setdefault(name, taken)
-                assert found[name] == taken, each.name
-    assert found == {name: set(taken) for name, taken in TAKEN.items()}
-    assert {name for name in found if isinstance(app.get_command(root, name), click.Group)} == set(GROUPS)

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from house import eventually
 
-from bench.load.target import TimedAnswer
 from cli.tune import MeasuredSweep
-from planner.commands.searches import goodput_words, kept
-from planner.load import LatencySlo
-from planner.search import Attainment
-from planner.tuning import LevelReading, line_of, sweep_plan
+from planner.tuning import LevelReading
 
 pytestmark = pytest.mark.slow
 
@@ -156,29 +150,6 @@ def test_a_frontier_of_a_known_curve(told: Any, server: CurveServer) -> None:
     assert wanted["max_batch_size"] == (None if knee["is_beyond"] else knee["concurrency"])
 
 
-def test_a_mix_of_ones_own_is_asked(
-    told: Any, server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every level gets short and long requests alike, and the energy of a machine without GPUs is unknown."""
-    monkeypatch.chdir(tmp_path)
-    Path("mix.csv").write_text("prompt,answer\n20,2\n40,6\n")
-    line = ["tune", "frontier", "--url", server.url, "--repeats", "1", "--requests", "8", "--max", "4", "--json"]
-    found = json.loads(told(*line, "--workload", "mix.csv").out)
-    assert (found["workload"], found["in"], found["out"], found["energy_source"]) == ("mix.csv", 30, 4, None)
-    assert all(point["joules_per_token"] is None for point in found["points"])
-    asked = [body["max_tokens"] for body in server.bodies[-24:]]
-    assert [sorted(asked[begin : begin + 8]) for begin in (0, 8, 16)] == [[2] * 4 + [6] * 4] * 3
-
-
-def test_a_protocol_has_as_many_requests_at_every_concurrency() -> None:
-    """Unless they do not fit into the budget; then the page says so."""
-    line = line_of(0.1, 4, 0.1)
-    found = sweep_plan(line, 500, 8, 1e6, protocol=500)
-    assert [each.requests for each in found.levels] == [500] * 4 and not found.note
-    cut = sweep_plan(line, 500, 8, 30.0, protocol=500)
-    assert max(each.requests for each in cut.levels) < 500 and "not 500 requests" in cut.note
-
-
 @pytest.mark.parametrize("change", [{"refuses": "ignore_eos"}, {"closes": True}])
 def test_a_server_of_another_kind_fails_no_request(change: dict[str, Any], told: Any, server: CurveServer) -> None:
     """One that refuses a field is asked without it; one that closes after each answer loses none."""
@@ -205,22 +176,6 @@ def test_a_penstock_gets_the_lines_of_its_settings(
     assert "requests at once" in page and "Set a batch of 2" in page and "% sure" in page
     assert ("Put this into penstock.toml" in page) == shown
     assert ("# engine sim: options.slots = 2, options.kv_tokens = 8192" in page) == shown
-
-
-def test_a_batch_whose_throughput_still_rises_is_not_advised(
-    told: Any, server: CurveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    yields(monkeypatch, 100, 200, 400)
-    found = tuned(told, server, "--requests", "16", "--max", "4", "--repeats", "2")
-    assert found["knee"]["is_beyond"] and found["knee"]["confidence"] is None
-    assert found["recommended"]["max_batch_size"] is None and "still rises at 4" in found["advice"]
-
-
-def test_the_budget_ends_the_repeats(told: Any, server: CurveServer) -> None:
-    server.t_mem = 0.04
-    words = "--in 32 --out 4 --requests 8 --budget 4s --json"
-    points = json.loads(told(f"tune frontier --url {server.url} {words}").out)["points"]
-    assert min(point["repeats"] for point in points) < 5
 
 
 def test_requests_that_fail_end_it(told: Any, server: CurveServer) -> None:
@@ -270,24 +225,11 @@ def interrupted(server: CurveServer, answered: int, *words: str) -> tuple[str, s
     return out, err
 
 
-def test_ctrl_c_before_two_levels_were_measured_says_how_far_it_came(server: CurveServer) -> None:
-    out, err = interrupted(server, 1, "frontier")
-    assert out == "" and "warming up" in err
-    server.bodies.clear()
-    _, err = interrupted(server, 6 + 3, "frontier")
-    assert re.search(r"  1 at once: 3 of 8 requests, [0-9.]+ requests/s", err), err
-
-
 def test_a_budget_without_a_unit_or_for_no_pass_is_refused(told: Any, server: CurveServer) -> None:
     line = f"tune frontier --url {server.url} --in 32 --out 4 --budget"
     assert "write 90s, 10m" in told(line, "2", code=2).err and not server.bodies
     server.t_mem = 0.15
     assert "of the budget are left after the probes" in told(line, "3s", code=2).err
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:99999/v1", "http://[::1/v1", "http:///v1", ""])
-def test_an_url_that_is_none(told: Any, url: str) -> None:
-    assert "is no base URL" in told("tune frontier --url", url, code=2).err
 
 
 @pytest.mark.parametrize(("command", "limit"), [("frontier", "--max 2"), ("goodput", "--ttft-ms 9000")])
@@ -300,12 +242,6 @@ def test_without_an_url_it_asks_where_other_commands_do(
     assert found["url"] == server.url
     if command == "goodput":
         assert not found["is_bisected"] and "more --requests" in found["advice"]
-
-
-def test_a_server_that_is_not_there(told: Any) -> None:
-    told("tune frontier --url http://127.0.0.1:9/v1", code=3)
-    told("tune frontier --url 127.0.0.1:9", code=2)
-    assert "whole numbers from 2" in told("tune frontier --url http://127.0.0.1:9/v1 --requests 1", code=2).err
 
 
 def test_the_rate_that_is_served_in_time(told: Any, server: CurveServer) -> None:
@@ -324,24 +260,3 @@ def test_a_server_that_dies_tells_no_rate(told: Any, server: CurveServer) -> Non
     server.dies_after = 60
     words = ["--requests", "20", "--in", "16", "--out", "4", "--ttft-ms", "300", "--tpot-ms", "60"]
     assert "1 of 1 requests failed" in told("tune goodput --url", server.url, *words, code=1).err
-
-
-def answer(first_s: float, *gaps_s: float) -> TimedAnswer:
-    times = [first_s]
-    for gap in gaps_s:
-        times.append(times[-1] + gap)
-    return TimedAnswer(0.0, times, len(times))
-
-
-def test_a_request_that_failed_kept_nothing() -> None:
-    reading = LevelReading(0, 4, 1, 1.0, 1.0, 1.0, 1.0, [answer(0.1, 0.05), answer(0.3, 0.05), answer(0.1, 0.5)])
-    assert kept(reading, LatencySlo(0.2, 0.1)) == Attainment(0.25, 0.5, 0.5)
-
-
-def test_what_gives_way_is_said() -> None:
-    slo = LatencySlo()
-    tried = {1.0: Attainment(1.0, 1.0, 1.0), 2.0: Attainment(0.5, 0.5, 1.0)}
-    assert goodput_words(1.0, tried, slo, "").endswith("beyond it the first token gives way.")
-    none = {2.0: Attainment(0.5, 1.0, 0.5)}
-    said = goodput_words(0.0, none, slo, "The budget ended the search: more may hold.")
-    assert "At no rate" in said and "time between tokens gives way" in said and "budget ended" in said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import stat
 import subprocess
 import sys
@@ -19,13 +18,9 @@ import pytest
 from batching import answers_are_right, begin, content, ended, line
 from docker_files import (
     COMPOSE,
-    DOCKER,
-    FILES,
-    MONITORING,
     ONES,
     ROOT,
     SECTIONS,
-    SLACK_S,
     VERSION,
     document,
     images,
@@ -42,15 +37,12 @@ from redis import Redis
 
 from api.auth.keys import Keyring, check_exposure
 from api.settings import ApiSettings, KeySettings
-from offline.settings import OfflineSettings
 from penstock.config import Config, load
-from streaming.batches.file_store import FilesSettings
 from streaming.fleet.settings import ModelSettings
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import check_level
-from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
 
@@ -69,12 +61,6 @@ def image_of(service: str) -> str:
 def environ_of(service: str) -> dict[str, str]:
     """The variables that are ours: the image's, and what compose lays over them. Its login is not in the tree."""
     return settings_only({**IMAGES[image_of(service)][1].environ(), **SERVICES[service]["environment"]})
-
-
-def seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+)s", text)
-    assert match
-    return float(match[1])
 
 
 @pytest.fixture
@@ -112,25 +98,6 @@ def test_the_key_opens_the_door(made: tuple[Path, str]) -> None:
     assert key not in settings.read_text() and "[keys" not in (COMPOSE / "penstock.example.toml").read_text()
 
 
-def test_a_key_is_never_replaced(made: tuple[Path, str]) -> None:
-    """A second time nothing is done, and it says why."""
-    again = subprocess.run(["sh", DOCKER / "new-key", made[0].parent], capture_output=True, text=True, check=False)
-    assert again.returncode == 1 and again.stdout == "" and "is there already" in again.stderr
-
-
-def test_the_settings_made_stay_out_of_the_repository() -> None:
-    """They are somebody's own."""
-    made = [
-        (folder.parent / name).relative_to(ROOT)
-        for folder in DOCKER.rglob("penstock.example.toml")
-        for name in ("penstock.toml", "secrets/api.env", "secrets/users.acl", "images-by-digest/kustomization.yaml")
-    ]
-    paths = "\n".join(map(str, [*made, "docker/compose/.env"]))
-    command = ["git", "check-ignore", "--stdin", "--verbose", "--non-matching"]
-    asked = subprocess.run(command, cwd=ROOT, input=paths, capture_output=True, text=True, check=False)
-    assert not [line for line in asked.stdout.splitlines() if line.startswith("::")], "these would be committed"
-
-
 # --- containers ------------------------------------------------------------------------------------------------------
 
 
@@ -159,23 +126,6 @@ def test_digests_are_found_where_the_images_come_from(made: tuple[Path, str], tm
     asked = set(re.findall(r"\$\{(\w+):\?", (COMPOSE / "compose.yaml").read_text(encoding="utf-8")))
     assert set(found) == asked and len(asked) == 5
     assert found == {name: f"{versions()[name].rpartition(':')[0]}@sha256:{ONES}" for name in asked}
-
-
-def test_digests_of_an_overlay_are_found_in_your_registry(tmp_path: Path) -> None:
-    """All images of its pods, ours at this version where they were pushed to."""
-    overlay = tmp_path / "cpu"
-    shutil.copytree(DOCKER / "kubernetes/overlays/cpu", overlay)
-    assert "where were the images" in pin(tmp_path, str(overlay)).stderr
-    done = pin(tmp_path, str(overlay), "registry.example.com:5000/team/")
-    assert done.returncode == 0, done.stderr
-    component = document(overlay / "images-by-digest/kustomization.yaml")
-    assert (component["kind"], component["apiVersion"]) == ("Component", "kustomize.config.k8s.io/v1alpha1")
-    names = {image["name"]: image["newName"] for image in component["images"]}
-    ours = {"penstock-api", "penstock-offline", "penstock-scheduler", "penstock-worker-smollm2"}
-    assert names == {**{name: f"registry.example.com:5000/team/{name}" for name in ours}, "redis": "redis"}
-    assert {image["digest"] for image in component["images"]} == {f"sha256:{ONES}"}
-    refused = pin(tmp_path, str(overlay), "r/", BROKEN=f"r/penstock-offline:{VERSION}")
-    assert refused.returncode == 1 and "penstock-offline" in refused.stderr
 
 
 # --- who reaches whom ------------------------------------------------------------------------------------------------
@@ -236,15 +186,6 @@ def test_monitoring_has_no_door_without_a_key(made: tuple[Path, str]) -> None:
     assert not any("PASSWORD" in name or "DISABLE_LOGIN" in name for name in environ), "none stands in the tree"
 
 
-@pytest.mark.parametrize("service", ROLES)
-def test_what_is_built_is_the_target_of_that_name(service: str) -> None:
-    """Image, target and role agree."""
-    build = SERVICES[service]["build"]
-    assert f"penstock-{build['target']}" == image_of(service)
-    assert IMAGES[image_of(service)][0] == ROLES[service]
-    assert (COMPOSE / build["context"]).resolve() == ROOT and (ROOT / build["dockerfile"]).is_file()
-
-
 @pytest.mark.parametrize("service", SERVICES)
 def test_each_container_may_little(service: str) -> None:
     """Nothing is written to an image, no capability is kept, none can be gained, and only this machine may knock."""
@@ -253,70 +194,6 @@ def test_each_container_may_little(service: str) -> None:
     assert spec["security_opt"] == ["no-new-privileges:true"]
     assert all(port.startswith("127.0.0.1:") for port in spec.get("ports", ()))
     assert spec["deploy"]["resources"]["limits"]["memory"], "one that grows must not take the others with it"
-
-
-def test_what_is_named_is_there() -> None:
-    """Files, volumes and services that parts of the file name."""
-    for service in SERVICES.values():
-        assert set(service.get("depends_on", ())) <= set(SERVICES)
-        for volume in service.get("volumes", ()):
-            source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
-            if source in ("./penstock.toml", "./secrets/users.acl"):
-                assert (COMPOSE / "penstock.example.toml").is_file()
-                assert volume["bind"] == {"create_host_path": False}, "else a folder is made in its place"
-            elif source.startswith("."):
-                assert (COMPOSE / source).exists(), source
-            else:
-                assert source in FILE["volumes"]
-
-
-def test_api_and_offline_have_the_same_files(made: tuple[Path, str]) -> None:
-    """One volume, where both look for it; nobody else has it."""
-    volumes = {
-        name: [(each["source"], each["target"]) for each in service["volumes"] if each.get("type") == "volume"]
-        for name, service in SERVICES.items()
-        if name in ROLES
-    }
-    assert {name for name, found in volumes.items() if found} == {"api", "offline"}
-    assert volumes["api"] == volumes["offline"] == [("files", FILES)]
-    for service in ("api", "offline"):
-        assert config_of(service, made[0]).section("files", FilesSettings).dir == Path(FILES)
-
-
-@pytest.mark.parametrize(
-    ("service", "section", "kind"),
-    [("api", "api", ApiSettings), ("worker", "worker", WorkerSettings), ("offline", "offline", OfflineSettings)],
-)
-def test_there_is_time_to_drain(service: str, section: str, kind: Any, made: tuple[Path, str]) -> None:
-    """Docker kills later than the role has given up waiting."""
-    drain_s = config_of(service, made[0]).section(section, kind).drain_s
-    assert seconds(SERVICES[service]["stop_grace_period"]) >= drain_s + SLACK_S
-
-
-def test_the_processes_do_not_spin_beyond_their_share() -> None:
-    """llama.cpp counts the cores of the machine, not those of the limit."""
-    threads = int(environ_of("worker")["PENSTOCK_LLAMACPP_THREADS"])
-    assert threads < float(SERVICES["worker"]["deploy"]["resources"]["limits"]["cpus"])
-
-
-def test_metrics_and_traces_find_their_way() -> None:
-    """Prometheus asks each role at its port, and the collector listens where spans are sent."""
-    jobs = document(MONITORING / "prometheus.yml")["scrape_configs"]
-    asked = {(name, sd["port"]) for job in jobs for sd in job["dns_sd_configs"] for name in sd["names"]}
-    shown = {(name, int(IMAGES[image_of(name)][1].ports()[-1])) for name in ROLES}
-    assert asked == shown
-    listens = document(MONITORING / "collector.yaml")["receivers"]["otlp"]["protocols"]["http"]["endpoint"]
-    for role in ROLES:
-        assert environ_of(role)["PENSTOCK_TELEMETRY_OTLP_ENDPOINT"] == f"http://collector:{listens.rpartition(':')[2]}"
-
-
-def test_the_page_names_what_is_there() -> None:
-    """Files and folders of docs/deployment.md exist, the settings that are yet to be made aside."""
-    page = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
-    named = {path.rstrip("./") for path in re.findall(r"(?<!tests/)docker/[\w./-]+", page)}
-    assert len(named) > 8
-    made = {"docker/compose/penstock.toml", "docker/compose/.env", "docker/compose/secrets/grafana.env"}
-    assert {path for path in named if not (ROOT / path).exists()} - made == set()
 
 
 # --- alive -----------------------------------------------------------------------------------------------------------
@@ -351,13 +228,6 @@ def guarded_redis(folder: Path, data: Path) -> Iterator[dict[str, str]]:
     (data / program).mkdir()
     with redis_process(data / program, None, *options, login=login) as url:
         yield {role: each.replace("redis:6379/0", url.partition("//")[2]) for role, each in logins(folder).items()}
-
-
-async def test_a_role_may_not_read_the_servers_settings(made: tuple[Path, str], tmp_path: Path) -> None:
-    """Passwords are among them. All it lacks is the fsync, which it then says it cannot check."""
-    with guarded_redis(made[0].parent, tmp_path) as urls:
-        (warning,) = await shortfalls(urls["api"])
-    assert "appendfsync is unknown" in warning
 
 
 class Container:

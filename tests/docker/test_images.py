@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from docker_files import DOCKER, PROJECT, ROOT, SECTIONS, Stage, images, is_pinned, settings_only, stages, versions
-from docker_files import FILES as FOLDER
 from house import House, eventually
 
 from penstock.config import load
@@ -55,13 +54,6 @@ def test_one_process_that_may_little_and_ends_well(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_its_health_is_its_process_alone(image: str) -> None:
-    """No process is called unhealthy because another is away."""
-    role, stage = IMAGES[image]
-    assert stage.command("HEALTHCHECK") == ["penstock", "probe", role, "--alive"]
-
-
-@pytest.mark.parametrize("image", IMAGES)
 def test_its_variables_are_settings(image: str) -> None:
     """Each is known to the role and has a value it takes; metrics and API can be reached from other containers."""
     role, stage = IMAGES[image]
@@ -70,17 +62,6 @@ def test_its_variables_are_settings(image: str) -> None:
     if role == "api":
         shown.insert(0, (config.raw["api"]["host"], config.raw["api"]["port"]))
     assert shown == [("0.0.0.0", port) for port in stage.ports()]  # noqa: S104
-
-
-@pytest.mark.parametrize("image", ["penstock-api", "penstock-offline"])
-def test_the_folder_of_files_is_its_users(image: str) -> None:
-    """A volume takes its owner from the folder it is laid over; nobody else has a use for it."""
-    _, stage = IMAGES[image]
-    assert stage.environ()["PENSTOCK_FILES_DIR"] == FOLDER
-    made = ("RUN", f"install --directory --owner=10001 --group=10001 --mode=0700 {FOLDER}")
-    users = [line for line in stage.lines if line == made or line[0] == "USER"]
-    assert users[users.index(made) - 1] == ("USER", "0:0") and users[-1] == ("USER", "10001:10001")
-    assert {name for name, (_, each) in IMAGES.items() if made in each.lines} == {"penstock-api", "penstock-offline"}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -110,13 +91,6 @@ def test_the_versions_are_pinned_and_plainly_named() -> None:
     assert asked.returncode in (1, 128)  # 128: an exported tree without git
 
 
-def test_the_extras_are_the_projects() -> None:
-    """A misspelt extra would only be a warning in the middle of a build."""
-    named = {extra for command in pip_commands("Dockerfile") for extra in re.findall(r"'penstock\[(.*?)\]'", command)}
-    extras = {extra for names in named for extra in names.split(",")}
-    assert {"otlp", "llamacpp", "kubernetes"} <= extras <= set(PROJECT["project"]["optional-dependencies"])
-
-
 @pytest.mark.parametrize(
     ("target", "extra"),
     [("api", "otlp"), ("offline", "otlp"), ("worker", "otlp"), ("scheduler", "kubernetes"), ("worker", "llamacpp")],
@@ -127,13 +101,6 @@ def test_each_role_gets_what_it_may_be_set_to(target: str, extra: str) -> None:
     (packages,) = [rest.split()[0] for name, rest in here[target].lines if name == "COPY" and "packages" in rest]
     installed = here[packages.removeprefix("--from=")].last("RUN")
     assert extra in re.findall(r"\w+", installed.partition("'penstock[")[2])
-
-
-def test_tensorrt_llm_is_the_version_the_adapter_is_held_against() -> None:
-    """The image's tag is the version the extra asks for."""
-    (extra,) = PROJECT["project"]["optional-dependencies"]["trtllm"]
-    base = versions()["TENSORRT_LLM_IMAGE"]
-    assert base.rpartition(":")[2] == extra.rpartition(">=")[2]
 
 
 def test_the_default_model_lies_where_the_worker_looks() -> None:

@@ -4,8 +4,6 @@ held against the schemas of Kubernetes by `make check`."""
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from docker_files import (
     COMPOSE,
-    FILES,
     KUBERNETES,
-    ONES,
     SECTIONS,
     SLACK_S,
     document,
@@ -24,7 +20,6 @@ from docker_files import (
     images,
     logins,
     new_key,
-    pin,
     settings_only,
 )
 from kube import Kube
@@ -35,7 +30,7 @@ from offline.settings import OfflineSettings
 from penstock.config import Config, build, load
 from scheduler.pools.base import Pool
 from scheduler.pools.kubernetes import KubernetesPool
-from scheduler.settings import KubernetesSettings, SchedulerSettings
+from scheduler.settings import KubernetesSettings
 from streaming.fleet.plans import Plan
 from streaming.fleet.process import Process
 from streaming.fleet.settings import ModelSettings
@@ -122,7 +117,6 @@ def config_of(owner: Object, settings: Path) -> Config:
 
 
 ALL = [(overlay, owner["metadata"]["name"]) for overlay in OVERLAYS for owner in pods(overlay)]
-OURS = [(overlay, name) for overlay, name in ALL if name != "penstock-redis"]
 
 
 def owner_of(overlay: str, name: str) -> Object:
@@ -182,39 +176,6 @@ def test_mounts_and_ports_are_there(overlay: str, name: str) -> None:
         assert [str(port) for port in ports.values()] == IMAGES[only["image"]][1].ports()
 
 
-@pytest.mark.parametrize(("overlay", "name"), OURS)
-def test_probes_are_what_the_role_answers(overlay: str, name: str) -> None:
-    """The API at its door; the others by what they say in Redis, ready to begin with and alive from then on."""
-    owner = owner_of(overlay, name)
-    role, only = role_of(owner), container(owner)
-    if role == "api":
-        assert only["readinessProbe"]["httpGet"]["path"] == "/readyz"
-        assert only["livenessProbe"]["httpGet"]["path"] == "/healthz"
-    else:
-        assert only["startupProbe"]["exec"]["command"] == ["penstock", "probe", role]
-        assert only["livenessProbe"]["exec"]["command"] == ["penstock", "probe", role, "--alive"]
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_api_and_offline_have_the_same_files(overlay: str) -> None:
-    """One claim, where both look for it, that their user may write; nobody else has it. Pods on several nodes can only
-    share it as ReadWriteMany; the overlay `cpu` is for one node."""
-    (claim,) = of_kind(overlay, "PersistentVolumeClaim")
-    uses = {}
-    for owner in pods(overlay):
-        spec = template(owner)["spec"]
-        for volume in spec.get("volumes", ()):
-            if volume.get("persistentVolumeClaim", {}).get("claimName") == claim["metadata"]["name"]:
-                (mount,) = [each for each in container(owner)["volumeMounts"] if each["name"] == volume["name"]]
-                uses[role_of(owner)] = mount
-                assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
-                assert environ_of(owner)["PENSTOCK_FILES_DIR"] == FILES
-    assert {role: (mount["mountPath"], mount.get("readOnly", False)) for role, mount in uses.items()} == {
-        "api": (FILES, False), "offline": (FILES, False),
-    }  # fmt: skip
-    assert claim["spec"]["accessModes"] == ["ReadWriteOnce" if overlay == "cpu" else "ReadWriteMany"]
-
-
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
@@ -253,14 +214,6 @@ def test_each_role_has_a_login_of_its_own(made: tuple[str, Path, str]) -> None:
         else:
             assert secrets == {"penstock-settings", f"penstock-redis-{role}"}
             assert generated[f"penstock-redis-{role}"] == [f"secrets/{role}.env"]
-
-
-def test_the_scheduler_is_told_to_scale(made: tuple[str, Path, str]) -> None:
-    """Where its own pod is."""
-    overlay, settings, _ = made
-    config = config_of(owner_of(overlay, "penstock-scheduler"), settings)
-    assert config.section("scheduler", SchedulerSettings).pool == "kubernetes"
-    assert config.section("kubernetes", KubernetesSettings) == KubernetesSettings()
 
 
 def test_every_model_has_its_workers(made: tuple[str, Path, str]) -> None:
@@ -313,20 +266,6 @@ def test_selectors_find_their_pods(overlay: str) -> None:
         assert {port["port"] for rule in policy["spec"].get("ingress", ()) for port in rule["ports"]} <= offered
 
 
-def test_redis_and_its_workers_reach_nothing_else() -> None:
-    """Where Redis is in the cluster, its pods open no connection, and workers only to it and to look up names."""
-    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind("cpu", "NetworkPolicy")}
-    redis, worker = policies["penstock-to-redis"], policies["workers-to-redis"]
-    assert redis["policyTypes"] == ["Ingress", "Egress"] and redis["egress"] == []
-    assert worker["podSelector"]["matchLabels"][COMPONENT] == "worker" and worker["policyTypes"] == ["Egress"]
-    to_redis, names = worker["egress"]
-    assert to_redis["to"][0]["podSelector"] == redis["podSelector"]
-    assert [port["port"] for port in to_redis["ports"]] == [
-        container(owner_of("cpu", "penstock-redis"))["ports"][0]["containerPort"]
-    ]
-    assert {port["port"] for port in names["ports"]} == {53}
-
-
 def may_reach(overlay: str, name: str, namespace: str, port: int) -> bool:
     """Whether policies let these pods connect to pods of another namespace, or to addresses outside ("")."""
     labels = template(owner_of(overlay, name))["metadata"]["labels"]
@@ -357,17 +296,6 @@ def test_everyone_reaches_what_its_features_need(overlay: str) -> None:
             _, namespace, _ = (url.hostname or "").split(".")
             assert may_reach(overlay, worker, namespace, url.port or 0)
     assert overlay == "tensorrt-llm" or not may_reach(overlay, worker, "default", 443)
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_drained_node_takes_one_at_a_time(overlay: str) -> None:
-    """Every Deployment has a disruption budget with its own selector."""
-    budgets = {budget["metadata"]["name"]: budget["spec"] for budget in of_kind(overlay, "PodDisruptionBudget")}
-    deployments = {owner["metadata"]["name"]: owner["spec"] for owner in of_kind(overlay, "Deployment")}
-    assert set(budgets) == set(deployments)
-    for name, budget in budgets.items():
-        assert budget["selector"] == deployments[name]["selector"]
-        assert 1 in (budget.get("minAvailable"), budget.get("maxUnavailable"))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -456,17 +384,6 @@ async def follow(pool: Pool, want: int) -> None:
     await pool.carry_out(moves, 1)
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_images_are_those_that_are_built(overlay: str) -> None:
-    """None has a tag or a digest where it stands: the component that docker/pin-images makes has the digests, and
-    without it nothing is built."""
-    kustomization = document(KUBERNETES / "overlays" / overlay / "kustomization.yaml")
-    assert kustomization["components"] == ["images-by-digest"] and "images" not in kustomization
-    assert not (KUBERNETES / "overlays" / overlay / "images-by-digest" / "README.md").exists()
-    used = {container(owner)["image"] for owner in pods(overlay)}
-    assert used - set(IMAGES) <= {"redis"} and all(":" not in image and "@" not in image for image in used)
-
-
 def test_both_deployments_have_the_same_redis() -> None:
     """One test shows what these options keep: compose's."""
     services = document(COMPOSE / "compose.yaml")["services"]
@@ -474,50 +391,3 @@ def test_both_deployments_have_the_same_redis() -> None:
     assert redis["args"] == services["redis"]["command"]
     assert redis["startupProbe"]["exec"]["command"][-1] == services["redis"]["healthcheck"]["test"][1]
     assert " ".join(redis["livenessProbe"]["exec"]["command"]) in services["redis"]["healthcheck"]["test"][1]
-
-
-def test_keda_scales_a_deployment_that_is_there() -> None:
-    """By name, between the bounds its model has in the settings, by queries about that model."""
-    spec = document(KUBERNETES / "keda/scaledobject.yaml")["spec"]
-    target = container(owner_of("cpu", spec["scaleTargetRef"]["name"]))
-    settings = KUBERNETES / "overlays/cpu/penstock.example.toml"
-    models = load(SECTIONS["scheduler"], path=settings, environ={}).table("models", ModelSettings)
-    assert spec["maxReplicaCount"] == models[target["args"][1]].most_workers
-    assert all(f'model="{target["args"][1]}"' in trigger["metadata"]["query"] for trigger in spec["triggers"])
-    # Lanes are left out while the API cannot reach Redis, and by default KEDA takes that for no work.
-    assert all(trigger["metadata"]["ignoreNullValues"] == "false" for trigger in spec["triggers"])
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
-def test_kubectl_builds_the_same(made: tuple[str, Path, str], tmp_path: Path) -> None:
-    """Kustomize itself makes of an overlay what this module reads in it, the Secrets with settings and logins, and
-    every image by its digest. Without digests, or without logins, it makes nothing, and names what is missing."""
-    overlay, settings, _ = made
-    tree = tmp_path / "tree"
-    shutil.copytree(KUBERNETES, tree)
-    folder = tree / "overlays" / overlay
-    shutil.copy(settings, folder)
-    command = ["kubectl", "kustomize", str(folder)]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0 and "secrets/api.env" in refused.stderr
-    shutil.copytree(settings.parent / "secrets", folder / "secrets")
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0 and "images-by-digest: no such file" in refused.stderr
-    assert pin(tmp_path, str(folder), "registry.example.com/").returncode == 0
-    built = subprocess.run(command, capture_output=True, text=True, check=True)
-    (tree / "built.yaml").write_text(built.stdout)
-    whole = documents(tree / "built.yaml")
-    found = {(each["kind"], each["metadata"]["name"]) for each in whole}
-    expected = {(each["kind"], each["metadata"]["name"]) for each in objects(KUBERNETES / "overlays" / overlay)}
-    generated = {name.rpartition("-")[0]: name for kind, name in found - expected if kind == "Secret"}
-    kustomization = document(folder / "kustomization.yaml")
-    assert expected < found and len(generated) == len(found - expected)
-    assert set(generated) == {each["name"] for each in kustomization["secretGenerator"]}
-    roles = [owner for owner in pods(overlay) if role_of(owner) != "redis"]
-    assert built.stdout.count(f"secretName: {generated['penstock-settings']}") == len(roles)
-    for owner in whole:
-        if owner["kind"] in ("Deployment", "StatefulSet"):
-            name, _, digest = container(owner)["image"].partition("@")
-            assert digest == f"sha256:{ONES}" and ":" not in name
-            role = role_of(owner)
-            assert logins_of(owner) == (set() if role == "redis" else {generated[f"penstock-redis-{role}"]})

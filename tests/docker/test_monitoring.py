@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-from docker_files import COMPOSE, KUBERNETES, MONITORING, document
+from docker_files import KUBERNETES, MONITORING, document
 from docker_metrics import complaints, listed, parsed, selectors
 
 from telemetry.metrics import Metrics
@@ -55,23 +53,6 @@ def test_what_is_asked_for_is_counted() -> None:
     assert [(where, found) for where, query in queries() if (found := complaints(query))] == []
 
 
-@pytest.mark.parametrize(
-    ("query", "complaint"),
-    [
-        ("rate(penstock_request_total[5m])", "no metric penstock_request_total"),
-        ("sum by (lane) (penstock_lane_waiting)", "penstock_lane_waiting has no label lane"),
-        ('penstock_lane_waiting{lane="batch"}', "penstock_lane_waiting has no label lane"),
-        ('penstock_lane_waiting{priority="urgent"}', "priority is never urgent"),
-        ('penstock_batch_turns_total{end="delivered"}', "end is never delivered"),
-        ('penstock_batch_due_notices_total{reason=~"due|lost"}', "reason is never due|lost"),
-        ("penstock_open_streams unless on (pod) penstock_lane_waiting", "penstock_open_streams has no label pod"),
-    ],
-)
-def test_what_is_not_counted_is_noticed(query: str, complaint: str) -> None:
-    """The test above can fail."""
-    assert complaint in complaints(query)
-
-
 def test_the_dashboards_show_what_matters() -> None:
     """All of it, on one board or another."""
     shown = {each.name for board in BOARDS.values() for panel in panels(board) for target in panel["targets"]
@@ -90,42 +71,3 @@ def test_what_an_alert_waits_for_is_shown_before_it_happens() -> None:
         if (each.name, matcher.name) in lists and each.name.endswith("_total")
     }
     assert len(waited) >= 3 and {line for line in waited if line not in page} == set()
-
-
-def test_every_alert_says_what_and_how_bad() -> None:
-    """And none twice."""
-    assert len({rule["alert"] for rule in RULES}) == len(RULES)
-    for rule in RULES:
-        assert rule["labels"]["severity"] in ("critical", "warning")
-        assert rule["annotations"]["summary"] and rule["annotations"]["description"]
-
-
-def test_grafana_finds_data_and_boards() -> None:
-    """Provisioning names the places compose mounts them at, and the service that is asked."""
-    compose = document(COMPOSE / "compose.yaml")["services"]
-    mounts = dict(reversed(volume.split(":")[:2]) for volume in compose["grafana"]["volumes"])
-    (provider,) = document(MONITORING / "grafana/provisioning/dashboards/penstock.yaml")["providers"]
-    home = Path(compose["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
-    assert (COMPOSE / mounts[provider["options"]["path"]] / home.name).is_file()
-    assert str(home.parent) == provider["options"]["path"]
-    (source,) = document(MONITORING / "grafana/provisioning/datasources/prometheus.yaml")["datasources"]
-    host, _, port = source["url"].removeprefix("http://").partition(":")
-    assert (source["type"], host, port) == ("prometheus", "prometheus", "9090"), "the port it listens on by itself"
-    assert not any(word.startswith("--web.listen-address") for word in compose[host]["command"])
-    assert {*compose[host]["networks"]} & {*compose["grafana"]["networks"]}
-
-
-def test_prometheus_finds_its_rules() -> None:
-    """Beside its configuration, as compose mounts them."""
-    configuration = document(MONITORING / "prometheus.yml")
-    volumes = document(COMPOSE / "compose.yaml")["services"]["prometheus"]["volumes"]
-    for name in configuration["rule_files"]:
-        assert (MONITORING / name).is_file() and f"../monitoring/{name}:/etc/prometheus/{name}:ro" in volumes
-
-
-def test_the_collectors_pipelines_have_all_their_parts() -> None:
-    """A name that is not defined would keep it from starting."""
-    configuration = document(MONITORING / "collector.yaml")
-    for pipeline in configuration["service"]["pipelines"].values():
-        for kind, names in pipeline.items():
-            assert set(names) <= set(configuration[kind])

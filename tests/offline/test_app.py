@@ -37,26 +37,23 @@ def at(url: str, **own: str) -> tuple[str, dict[str, Any]]:
     return broker(OfflineSettings(**own), RedisSettings(url=url))
 
 
-@pytest.mark.parametrize(
-    ("url", "theirs", "options"),
-    [
-        ("redis://:pw@h:1/2", "redis://:pw@h:1/2", {}),
-        ("rediss://h:1/0", "rediss://h:1/0", {}),
-        ("unix:///run/redis.sock", "redis+socket:///run/redis.sock", {}),
-        ("unix://u:p%40w@/a%20b?db=2", "redis+socket://u:p%40w@/a%20b?virtual_host=2", {}),
-        ("unix:///s?username=u&password=p%40w", "redis+socket://u:p%40w@/s", {}),
-        (
-            "redis+sentinel://u:p%40w@a:1,b:2/main/3",
-            "sentinel://u:p%40w@a:1/3;sentinel://u:p%40w@b:2/3",
-            {"master_name": "main"},
-        ),
-        (
-            "rediss+sentinel://a:1/main?sentinel_password=s",
-            "sentinel://a:1/0",
-            {"sentinel_kwargs": {"ssl": True, "username": None, "password": "s", "socket_timeout": 4.0}},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("url", "theirs", "options"), [
+    ("redis://:pw@h:1/2", "redis://:pw@h:1/2", {}),
+    ("rediss://h:1/0", "rediss://h:1/0", {}),
+    ("unix:///run/redis.sock", "redis+socket:///run/redis.sock", {}),
+    ("unix://u:p%40w@/a%20b?db=2", "redis+socket://u:p%40w@/a%20b?virtual_host=2", {}),
+    ("unix:///s?username=u&password=p%40w", "redis+socket://u:p%40w@/s", {}),
+    (
+        "redis+sentinel://u:p%40w@a:1,b:2/main/3",
+        "sentinel://u:p%40w@a:1/3;sentinel://u:p%40w@b:2/3",
+        {"master_name": "main"},
+    ),
+    (
+        "rediss+sentinel://a:1/main?sentinel_password=s",
+        "sentinel://a:1/0",
+        {"sentinel_kwargs": {"ssl": True, "username": None, "password": "s", "socket_timeout": 4.0}},
+    ),
+])  # fmt: skip
 def test_the_queues_own_redis_is_the_broker(url: str, theirs: str, options: dict[str, Any]) -> None:
     """Under a prefix of its own."""
     address, found = at(url)
@@ -85,15 +82,12 @@ def test_it_is_set_as_it_must_be() -> None:
     assert "penstock.batch" in app.tasks
 
 
-@pytest.mark.parametrize(
-    ("url", "tls"),
-    [
-        ("redis://h:1/0", False),
-        ("rediss://h:1/0", {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),
-        ("rediss+sentinel://h:1/main", {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),
-        ("amqps://h//", {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}),
-    ],
-)
+@pytest.mark.parametrize(("url", "tls"), [
+    ("redis://h:1/0", False),
+    ("rediss://h:1/0", {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),
+    ("rediss+sentinel://h:1/main", {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),
+    ("amqps://h//", {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None}),
+])  # fmt: skip
 def test_a_brokers_certificate_and_name_are_checked(url: str, tls: object) -> None:
     """Whatever kombu does when nobody says."""
     own, redis = ({"broker_url": url}, {}) if url.startswith("amqp") else ({}, {"url": url})

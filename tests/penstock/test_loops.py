@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -112,12 +111,6 @@ async def test_work_that_breaks_is_begun_again(delays: list[float], caplog: pyte
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["one", "two"]
 
 
-async def test_cancelled_work_is_not_begun_again(delays: list[float]) -> None:
-    with pytest.raises(asyncio.CancelledError):
-        await supervise(Work(), 3.0)  # type: ignore[arg-type]
-    assert delays == []
-
-
 @pytest.mark.parametrize(("wait_first", "waits"), [(False, 3), (True, 4)])
 async def test_what_is_periodic_goes_on_after_expected_errors(
     delays: list[float], wait_first: bool, waits: int
@@ -127,12 +120,6 @@ async def test_what_is_periodic_goes_on_after_expected_errors(
     with pytest.raises(asyncio.CancelledError):
         await run_periodically(work, 2.0, expected, wait_first=wait_first)
     assert (work.calls, delays, lines) == (4, [2.0] * waits, ["away: x", "back"])
-
-
-async def test_what_is_periodic_ends_with_an_unexpected_error(delays: list[float]) -> None:
-    with pytest.raises(ValueError, match="x"):
-        await run_periodically(Work("", ValueError("x")), 2.0, told()[1])
-    assert delays == [2.0]
 
 
 async def test_an_interval_may_depend_on_what_was_found(delays: list[float]) -> None:
@@ -156,10 +143,6 @@ async def test_loops_wake_together_and_never_late(interval_s: float, monkeypatch
         assert steps == pytest.approx(round(steps), abs=1e-6)
 
 
-def test_short_intervals_stay_as_they_are() -> None:
-    assert [coalesced(0.0), coalesced(0.2)] == [0.0, 0.2]
-
-
 # --- retries ---------------------------------------------------------------------------------------------------------
 
 
@@ -175,16 +158,6 @@ async def test_the_last_error_is_raised(delays: list[float]) -> None:
     with pytest.raises(OSError, match="b"):
         await retry(Work(OSError("a"), OSError("b"), "never"), expected, (0.5,))
     assert (delays, lines) == ([0.5], ["away: a"])
-
-
-async def test_unexpected_errors_are_not_retried(delays: list[float]) -> None:
-    with pytest.raises(ValueError, match="x"):
-        await retry(Work(ValueError("x"), "never"), told()[1], itertools.repeat(1.0))
-    assert delays == []
-
-
-def test_delays_double_up_to_a_maximum() -> None:
-    assert list(itertools.islice(backoff(0.02, 0.1), 5)) == [0.02, 0.04, 0.08, 0.1, 0.1]
 
 
 @pytest.mark.parametrize(("stops", "succeeded", "calls"), [(False, True, 3), (True, False, 2)])

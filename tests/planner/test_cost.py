@@ -9,7 +9,7 @@ import pytest
 
 from planner import cost
 from planner.facts.catalogue import PlanError, device, model
-from planner.knee import FrontierPoint, pareto
+from planner.knee import FrontierPoint
 from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
 from planner.search import ParallelPlan, ReplicaModel, attainment
 from planner.simulator.trace import TraceRow
@@ -17,12 +17,6 @@ from planner.simulator.trace import TraceRow
 
 def found(gpu: str, price: float | None, tp: int = 1) -> cost.DeviceCost:
     return cost.cost_of(PlanInput(model("llama-3.1-8b"), device(gpu), tp=tp, efficiency=0.7), price)
-
-
-def test_a_million_tokens() -> None:
-    """price / (3600 * tokens a second), times a million."""
-    assert cost.per_million(3.60, 1000) == pytest.approx(1.0)
-    assert cost.per_million(2.0, 500) == 2 * cost.per_million(1.0, 500) == 2 * cost.per_million(2.0, 1000)
 
 
 def test_the_knee_or_the_memory_ends_the_batch() -> None:
@@ -34,35 +28,11 @@ def test_the_knee_or_the_memory_ends_the_batch() -> None:
     assert cost.knee_of([*points[:2], FrontierPoint(3, 20.0, 0, 0)]) == (points[1], "knee")
 
 
-def test_the_price_is_that_of_all_devices() -> None:
-    assert found("h200", 3.0, 2).price_per_hour == 6.0
-    assert found("h200", None).per_million is None
-
-
-def test_the_advice_names_the_cheapest() -> None:
-    said = cost.cost_advice([found("l4", 0.8), found("h200", 3.8)])
-    assert said.startswith("h200 is the cheapest") and "x on l4" in said
-    assert cost.cost_advice([found("l4", 0.8), found("h200", 80.0)]).startswith("l4 is the cheapest")
-
-
 def test_without_prices_it_says_what_one_may_cost() -> None:
     l4, h200 = found("l4", None), found("h200", None)
     ratio = h200.point.tokens_s / l4.point.tokens_s
     assert f"h200 may cost up to {ratio:.1f} x" in cost.cost_advice([l4, h200])
     assert "--price l4=PRICE" in cost.cost_advice([l4])
-
-
-def test_the_pareto_of_cost_and_latency() -> None:
-    """No kept point is beaten in both, and every other one is, or is equalled."""
-    points = cost.cost_points([found("l4", 0.8), found("h200", 3.8)])
-    assert {each.gpu for each in points} == {"l4", "h200"} and not cost.cost_points([found("l4", None)])
-    kept = pareto(points, lambda each: each.price_per_million_tokens, lambda each: each.latency_s)
-    assert [each.latency_s for each in kept] == sorted(each.latency_s for each in kept)
-    prices = {each.latency_s: each.price_per_million_tokens for each in kept}
-    for each in points:
-        least = min(price for latency_s, price in prices.items() if latency_s <= each.latency_s)
-        assert least <= each.price_per_million_tokens and (each not in kept or least == each.price_per_million_tokens)
-    assert pareto([(1, 2), (1, 1), (2, 1), (3, 0)], lambda each: each[1], lambda each: each[0]) == [(1, 1), (3, 0)]
 
 
 LOAD = PlanInput(model("llama-3.1-8b"), device("l4"), rate=8.0, efficiency=0.7)
@@ -97,11 +67,6 @@ def test_no_change_that_changes_nothing() -> None:
     assert "answers twice as long" not in [case.name for case in cost.what_if(edge, [])]
 
 
-def test_the_advice_names_what_helps() -> None:
-    said = cost.what_if_advice(cost.what_if(LOAD, []))
-    assert "twice the load" in said and "would help most" in said
-
-
 OPT = ReplicaModel(PlanInput(model("opt-13b"), device("a100-80gb")), ParallelPlan())
 SLO = LatencySlo(1.0, 0.06)
 BURST = [TraceRow(second, 400, 100) for second in range(60)] + [TraceRow(30.0, 400, 100)] * 80
@@ -119,15 +84,6 @@ def test_a_burst_is_seen_where_it_comes() -> None:
     assert sum(row.kept * row.requests for row in rows) / 140 == pytest.approx(attainment(texts, SLO).both)
     said = cost.timeline_advice(rows, attainment(texts, SLO).both, SLO)
     assert f"from second {worst.begin_s:,.0f} on" in said and "more replicas" in said
-
-
-def test_more_replicas_keep_more() -> None:
-    shares = []
-    for dp in (1, 4):
-        texts = cost.texts_of(sorted(BURST, key=lambda row: row.at), OPT.given.model)
-        cost.simulated(replace(OPT, plan=ParallelPlan(dp=dp)), texts)
-        shares.append(attainment(texts, SLO).both)
-    assert shares[1] > shares[0]
 
 
 def test_requests_are_cut_to_the_context() -> None:

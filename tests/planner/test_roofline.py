@@ -6,7 +6,7 @@ import pytest
 
 from planner import roofline
 from planner.facts.catalogue import device, model, models
-from planner.load import KvReads, PlanError, PlanInput, Precision
+from planner.load import KvReads, PlanInput, Precision
 
 H100X2 = PlanInput(model("mixtral-8x7b"), device("h100"), tp=2)
 SCALELLM = {4: (9.7, 10.4), 8: (12.7, 12.2), 16: (14.0, 13.4), 32: (14.4, 14.6), 64: (14.9, 16.5)}
@@ -56,16 +56,6 @@ def test_a_larger_batch_or_context_never_takes_less_and_a_batch_never_yields_les
     assert contexts == sorted(contexts)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 7, 8])
-def test_fewer_bits_never_take_longer(bits: int) -> None:
-    shape, h200 = model("llama-3.1-8b"), device("h200")
-    one, other = (
-        roofline.decode(PlanInput(shape, h200, precision=Precision(each, 16, each)), 16, 640).seconds
-        for each in (bits, bits + 1 if bits < 8 else 16)
-    )
-    assert one < other
-
-
 def test_a_prefill_is_bound_by_arithmetic_and_a_lone_decode_by_memory() -> None:
     given = PlanInput(model("llama-3.1-8b"), device("h200"))
     assert (roofline.prefill(given, 1, 2048).bound, roofline.decode(given, 1, 2048).bound) == ("compute", "memory")
@@ -91,7 +81,7 @@ def test_the_advice_names_the_ridge_and_the_cache() -> None:
     said = roofline.roofline_advice(
         small, 640, roofline.decode(small, 256, 640), roofline.ridge_batch(small, 640), 1000
     )
-    assert "beyond which a larger batch only adds latency" in said and "--kv-bits" in said
+    assert "beyond it a larger batch only adds latency" in said and "--kv-bits" in said
     said = roofline.roofline_advice(big, 640, roofline.decode(big, 1, 640), 213, 20)
     assert "more memory means more tokens" in said
 
@@ -109,12 +99,6 @@ def test_sparse_reads_cap_what_attention_costs() -> None:
         == roofline.decode(capped, 8, 50_000).seconds
         < roofline.decode(whole, 8, 50_000).seconds
     )
-
-
-@pytest.mark.parametrize("reads", [(-1, 0.0, 1), (0, 1.5, 1), (0, 0.5, 0)])
-def test_cache_reads_out_of_range_are_refused(reads: tuple[int, float, int]) -> None:
-    with pytest.raises(PlanError, match="--streaming-heads from 0 to 1"):
-        KvReads(*reads)
 
 
 def test_one_token_reaches_its_own_experts_and_many_reach_all() -> None:
@@ -153,24 +137,3 @@ def test_closed_forms() -> None:
         == roofline.all_to_all_s(8e6, 1, 1e9, 1)
         == 0
     )
-
-
-@pytest.mark.parametrize("devices", [3, 4, 8])
-def test_ring_and_star_cross_at_the_closed_form(devices: int) -> None:
-    """TPI-LLM: at the edge, latency decides."""
-    hop = 1e6 * (devices / 1e9 - (devices - 1) / (devices * 1e9)) / (devices - 2)
-    assert roofline.ring_all_reduce_s(1e6, devices, 1e9, hop) == pytest.approx(
-        roofline.star_all_reduce_s(1e6, devices, 1e9, hop)
-    )
-    slow, fast = 1.1 * hop, 0.9 * hop
-    assert roofline.all_reduce_s(1e6, devices, 1e9, slow) == roofline.star_all_reduce_s(1e6, devices, 1e9, slow)
-    assert roofline.all_reduce_s(1e6, devices, 1e9, fast) == roofline.ring_all_reduce_s(1e6, devices, 1e9, fast)
-
-
-def test_a_hub_that_is_fast_enough_always_wins() -> None:
-    assert roofline.star_all_reduce_s(1e6, 4, 1e12, 0.0) < roofline.ring_all_reduce_s(1e6, 4, 1e9, 0.0)
-
-
-def test_a_streamed_layer_waits_for_its_disk() -> None:
-    assert roofline.streamed_layer_s(0.010, 100e6, 2e9) == 0.050
-    assert roofline.streamed_layer_s(0.010, 1e6, 2e9) == 0.010

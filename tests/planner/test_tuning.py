@@ -14,16 +14,6 @@ from planner.load import RequestLengths
 LINE = tuning.LatencyLine(1.0, 0.1)
 
 
-def test_two_probes_give_the_line() -> None:
-    line = tuning.line_of(1.1, 5, 1.5)
-    assert (line.a, line.b) == pytest.approx((1.0, 0.1))
-    assert tuning.line_of(1.0, 5, 0.9).b == 0  # noise: more clients are no faster
-
-
-def test_a_level_takes_its_rounds_one_after_the_other() -> None:
-    assert LINE.level_s(tuning.SweepLevel(10, 40)) == pytest.approx(4 * 2.0)
-
-
 def test_a_sweep_asks_eight_times_for_each_client_up_to_the_requests() -> None:
     plan = tuning.sweep_plan(LINE, 60, 64, 1e9)
     assert plan.levels == tuple(
@@ -104,17 +94,16 @@ def test_the_knee_speaks_for_batch_cache_and_replicas() -> None:
     alone = tuning.recommend(found, RequestLengths(512, 256))
     assert (alone.max_batch_size, alone.kv_tokens, alone.replicas) == (128, 128 * 768, None)
     small = tuning.recommend(found, RequestLengths(512, 256), model("opt-125m"), device("a100-40gb"))
-    assert small.replicas == 3 and small.kv_bytes == 128 * 768 * 36_864
-    assert small.spare_bytes == pytest.approx(36e9 - 2 * model("opt-125m").weights - small.kv_bytes - (1 << 30))
+    assert small.replicas == 3
     big = tuning.recommend(found, RequestLengths(512, 256), model("opt-13b"), device("a100-40gb"))
-    assert big.replicas == 0 and (big.spare_bytes or 0) < 0
+    assert big.replicas == 0
     assert "3 replicas with such a batch fit" in tuning.tuning_advice(found, small)
     assert "Not one replica" in tuning.tuning_advice(found, big)
 
 
 def test_the_advice_says_what_more_would_cost() -> None:
     said = tuning.tuning_advice(measured(0.0, most=512), tuning.recommend(measured(0.0, most=512), RequestLengths()))
-    assert said.startswith("Set a batch of 128: twice 128 would gain 7 %") and "512 at once yield 1.11 x" in said
+    assert said.startswith("Set a batch of 128: twice 128 would gain 7 %")
     beyond = measured(0.0, most=8)
     said = tuning.tuning_advice(beyond, tuning.recommend(beyond, RequestLengths()))
     assert "still rises at 8" in said and "Set a batch" not in said and "--max 16" in said

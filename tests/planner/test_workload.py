@@ -38,8 +38,8 @@ def test_a_file_of_ones_own(tmp_path: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "text", "says"), [
-    ("mix.csv", "prompt,answer\n100,-1\n", "line 2: 100,-1"),
-    ("mix.csv", "prompt,answer\n100,ten\n", "line 2: .*ten.*whole numbers"),
+    ("mix.csv", "prompt,answer\n100,-1\n", "line 2: a number is negative"),
+    ("mix.csv", "prompt,answer\n100,ten\n", "line 2: .*ten"),
     ("mix.csv", "prompt,answer\n", "no request with an answer"),
     ("mix.csv", "a,b\n1,2\n", "no column 'Timestamp'"),
     ("mix.csv", "\x00\xff", "--workload"),

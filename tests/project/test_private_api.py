@@ -111,8 +111,6 @@ TABLE = (
 )  # fmt: skip
 
 PRIVATE_USE = re.compile(r"(?<!\bself)(?<!\bcls)\.(_[a-z]\w*)")
-MADE_BY_PYTHON = {"_abc_impl", "_is_protocol"}
-"""Private names that abc and typing give to classes."""
 
 
 @pytest.mark.parametrize("library", PINNED)
@@ -171,25 +169,6 @@ def test_no_other_private_name_of_a_library_is_used() -> None:
         own = {"_exit", "_asdict", "_fields", "_replace", *re.findall(r"def (_\w+)\(", text)}
         used |= {(path.relative_to(ROOT).as_posix(), name) for name in PRIVATE_USE.findall(text) if name not in own}
     assert used <= {(each.used_in, name) for each in TABLE for name in each.names}
-
-
-@pytest.mark.parametrize("file", sorted({each.used_in for each in TABLE}))
-def test_no_subclass_uses_or_hides_another_private_name(file: str) -> None:
-    """A private name of the product's class that its base in a library has too, by chance or on purpose."""
-    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-    libraries = tuple(library.replace("-", "_") for library in PINNED)
-    listed = {name for each in TABLE if each.used_in == file for name in each.names}
-    for owner in vars(module).values():
-        if not (inspect.isclass(owner) and owner.__module__ == module.__name__):
-            continue
-        bases = [base for base in owner.__mro__ if base.__module__.startswith(libraries)]
-        theirs = {name for base in bases for name in assigned(base) if is_private(name)}
-        ours = {*vars(owner), *(name for code in codes(owner) for name in code.co_names)} - MADE_BY_PYTHON
-        assert theirs & ours <= listed, owner
-
-
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
 
 
 def product_files() -> Iterator[Path]:

@@ -10,7 +10,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click import Context, Group
@@ -21,7 +20,6 @@ from api.settings import ApiSettings, KeySettings
 from cli.app import app
 from cli.instance import UpSettings
 from offline.settings import OfflineSettings
-from penstock.client import PenstockClient, StreamEvent, StreamReset
 from penstock.config import build, load
 from scheduler.settings import SchedulerSettings
 from streaming.batches.file_store import BatchSettings, FilesSettings
@@ -94,25 +92,6 @@ def test_the_examples_of_the_api_work_as_typed(served: House) -> None:
     assert json.loads(accepted)["status"] == "queued" and json.loads(ended)["status"] == "completed"
     assert json.loads(ended)["result"] == json.loads(result)
     assert rest and events.partition(f"id: {event_id}\n")[2].partition("\n\n")[2] == rest
-
-
-def test_the_clients_example_begins_again_where_the_store_lost_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Discards what came before, and goes on from the new beginning."""
-    asked: list[str] = []
-
-    def stream(_self: PenstockClient, job_id: str, after: str = "") -> Iterator[StreamEvent]:
-        asked.append(after)
-        if not after:
-            yield StreamEvent("delta", "1:3:w-1", {"text": "old"})
-            raise StreamReset(job_id, StreamEvent("stream.reset", "2:0:-", {}))
-        yield StreamEvent("delta", "2:3:w-2", {"text": "new"})
-
-    monkeypatch.setattr(PenstockClient, "stream", stream)
-    monkeypatch.setattr(PenstockClient, "submit", lambda _self, _body: {"id": "job_1"})
-    (code,) = blocks(ROOT / "docs" / "client.md", "python")
-    scope: dict[str, Any] = {}
-    exec(code, scope)  # noqa: S102 - the page's own program
-    assert (scope["text"], asked) == ("new", ["", "2:0:-"])
 
 
 @pytest.mark.parametrize(

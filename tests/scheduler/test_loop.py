@@ -15,7 +15,6 @@ from flow import put_job
 from redis import Redis
 from worker_report import a_worker
 
-from penstock.loops import wait_any
 from scheduler.loop import Loop, holder_of, look, prospect_of
 from scheduler.policy.decide import LaneOutlook, PolicyState, PoolPlan
 from scheduler.policy.snapshot import DueJob, ScalingLimits, Shape
@@ -107,14 +106,6 @@ async def test_a_waiting_job_wakes_a_sleeping_model_in_one_tick(hand: Hand) -> N
     assert await hand.did() == [("lead", None, None), ("up", None, 1)]
 
 
-async def test_a_model_that_no_budget_pays_for_promises_no_time(hand: Hand) -> None:
-    """Its job waits for a larger budget: no worker is ordered, and nobody is told when one will be there."""
-    await hand.put()
-    await hand.loop(limits={MODEL: ScalingLimits(min=0, max=4, cost=1.0, budget=0.5)}).tick()
-    plan = await hand.plan()
-    assert plan.want == 0 and {prospect.wait_s for prospect in plan.lanes.values()} == {None}
-
-
 async def test_only_changes_are_noted_and_logged(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:
     """Ten equal ticks note and log one action; what the plan is based on is new in each."""
     await hand.put()
@@ -142,17 +133,6 @@ async def test_a_restarted_scheduler_goes_on_from_the_published_plan(hand: Hand)
         hand.now += 1
     assert (await hand.plan()).want == 3
     assert [kind for kind, _, _ in await hand.did()] == ["lead"]
-
-
-async def test_a_lost_plan_is_published_again(hand: Hand, redis_url: str) -> None:
-    """When Redis forgot the plan, the next tick says it again although the decision is the same."""
-    await hand.put()
-    loop = hand.loop()
-    await loop.tick()
-    with Redis.from_url(redis_url) as client:
-        client.delete(fleet_key("plan"))
-    await loop.tick()
-    assert (await hand.plan()).want == 1
 
 
 async def test_a_slow_worker_is_cordoned_and_told(hand: Hand) -> None:
@@ -264,18 +244,6 @@ async def test_what_a_stale_leader_has_decided_is_dropped(hand: Hand, caplog: py
     assert "what this one decided is dropped" in caplog.text
 
 
-async def test_a_leader_that_was_away_begins_anew(hand: Hand) -> None:
-    """The same scheduler, its lead lapsed and taken again: a new epoch, and what it remembered is not gone on from."""
-    await hand.put()
-    loop = hand.loop()
-    await loop.tick()
-    first = await hand.plan()
-    await hand.leadership.leave(holder_of(ME))
-    await loop.tick()
-    assert (await hand.plan()).epoch > first.epoch
-    assert [kind for kind, _, _ in await hand.did()] == ["lead", "up", "lead"]
-
-
 # --- its life --------------------------------------------------------------------------------------------------------
 
 
@@ -292,25 +260,6 @@ async def test_a_put_that_finds_nobody_awake_is_answered_at_once(hand: Hand) -> 
     assert reaper.asked == 3
     stop.set()
     await running
-
-
-async def test_a_tick_comes_when_its_time_has_passed(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not as soon as it may: a tick that nobody asks for waits out the interval."""
-    asked: list[float | None] = []
-
-    async def noted(*events: asyncio.Event, timeout_s: float | None = None) -> None:
-        asked.append(timeout_s)
-        await wait_any(*events, timeout_s=timeout_s)
-
-    monkeypatch.setattr("scheduler.loop.wait_any", noted)
-    stop = asyncio.Event()
-    running = asyncio.create_task(hand.loop(tick_s=3600.0).run(stop))
-    try:
-        await until(lambda: asked, "it waits for the next tick")
-    finally:
-        stop.set()
-        await running
-    assert asked[0] is not None and 3599.0 < asked[0] < 3600.1
 
 
 class CountingPool(Pool):

@@ -165,14 +165,11 @@ def test_a_bad_setting_is_an_error_that_names_it(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().err == "error: scheduler.idel_s: no such setting (did you mean 'idle_s'?)\n"
 
 
-@pytest.mark.parametrize(
-    ("deployment", "models"),
-    [
-        ("w-{model}", {"a.b": {}, "A-b": {}}),
-        ("w-{model}", {"a-fast": {}, "a": {"shapes": {"fast": {"upto": 4}, "slow": {}}}}),
-        ("w", {"a": {}, "b": {}}),
-    ],
-)
+@pytest.mark.parametrize(("deployment", "models"), [
+    ("w-{model}", {"a.b": {}, "A-b": {}}),
+    ("w-{model}", {"a-fast": {}, "a": {"shapes": {"fast": {"upto": 4}, "slow": {}}}}),
+    ("w", {"a": {}, "b": {}}),
+])  # fmt: skip
 def test_two_pools_of_one_deployment_are_refused(deployment: str, models: dict[str, dict[str, object]]) -> None:
     """They would scale it against each other; pools of other kinds have no such names."""
     tables = {name: {"engine": "sim", **more} for name, more in models.items()}
@@ -233,21 +230,3 @@ async def test_a_stopped_leader_does_nothing_when_it_goes_on(schedulers: Schedul
     holders = {noted.epoch: noted.action.by for noted in actions if noted.action.kind == "lead"}
     assert all(noted.action.by == holders[noted.epoch] for noted in done)
     assert all(f"@{socket.gethostname()}/" in holder for holder in holders.values())
-
-
-async def test_what_the_pool_holds_is_given_back(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it never came to schedule anything."""
-    closed: list[Pool] = []
-
-    class Noted(Pool):
-        async def close(self) -> None:
-            closed.append(self)
-
-    pool = Noted()
-    monkeypatch.setattr("scheduler.__main__.open_pool", lambda *_: pool)
-    monkeypatch.setattr("scheduler.__main__.on_stop_signal", lambda stop: stop())
-    settings = Settings.read(Config({"redis": {"url": redis_url}, "models": {MODEL: {"engine": "sim"}}}))
-    metrics = Metrics.start("", "scheduler")
-    assert await run(settings, this_process("scheduler", "scheduler-1"), Lifeline(None), metrics) == 0
-    assert closed == [pool]
-    metrics.close()

@@ -186,6 +186,8 @@ async def _left(desk: Desk) -> str:
         await desk.finish(desk.lease)
         if await desk.lease.leave():
             return "a worker holds a job that it ended"
+        if not await desk.redis.xlen(partition_key(0, "lane", "m", "standard")):
+            break
     await desk.reaper.sweep()
     found = []
     records = await JobReader(desk.wire).records([job.id for job in desk.jobs])

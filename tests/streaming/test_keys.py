@@ -36,7 +36,7 @@ FLEET_BOUNDED = {"procs", "card", "leader_epoch", "plan", "cold", "actions", "st
 """Those of the fleet: as many fields as there are models, processes of the last hour, the newest thousand actions."""
 EXPIRY_S = {
     "job": RETENTION_S, "idem": RETENTION_S, "jobs": 2 * RETENTION_S, "worker": HOUR, "log": 60, "parked": 60,
-    "yielding": 10, "prefetching": 10, "alone": 60, "kept": RETENTION_S + 2, "lengths": 7 * DAY,
+    "yielding": 10, "prefetching": 10, "alone": 60, "kept": RETENTION_S + 2,
     "outbox": 7 * DAY, "hook": 31 * DAY, "hook_due": 31 * DAY, "hooks": 2 * RETENTION_S,
     "proc": 10, "leader": 60, "redelivery": DAY, "shares": 60, "served": HOUR, "credit": HOUR,
     "script_ends": DAY, "console": 12 * HOUR, "conversation": RETENTION_S, "places": DAY,

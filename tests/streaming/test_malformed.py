@@ -15,7 +15,7 @@ from streaming.events import Event, Outbox, Webhooks
 from streaming.fleet.plans import Action, Overrides, Plan, Plans, claim_lead
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
-from streaming.ids import idempotency_digest, message_id
+from streaming.ids import message_id
 from streaming.jobs.codec import Run, Section, Terminal, Wake, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
@@ -23,7 +23,6 @@ from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.places import Backlog, backlog_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
-from streaming.jobs.reaper import Reaper
 from streaming.jobs.relay import Relay
 from streaming.keys import channel, fleet_key, partition_key
 from streaming.order import Priority
@@ -93,20 +92,6 @@ async def test_a_record_that_cannot_be_read_fails_its_job_alone(wire: RedisClien
     assert set(await reasons(wire)) == {bad.id} and len(await DeadLetters(wire).recent(100)) == 1
 
 
-@pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane", "deadline", "keep"])
-async def test_a_record_spoiled_before_its_end_has_one_end(wire: RedisClient, relay: Relay, fault: str) -> None:
-    """Nobody has read it since; who waits for the job is told the same end as who asks for it later."""
-    lease, job = await a_lease(wire), await put_job(Queue(wire), reply_to=relay.address)
-    buffer, claim = relay.open(job.id), await claim_one(lease)
-    await spoil(wire, job.id, fault)
-    await finish(lease, claim, 0)
-    await numbers_read(buffer)
-    record, told = await JobReader(wire).record(job.id), buffer.terminal
-    assert told is not None and record.terminal is not None and record.terminal.failure is not None
-    assert (told.state, told.failure) == (record.state, record.terminal.failure)
-    assert record.terminal.failure.code == "malformed_job"
-
-
 @pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane"])
 async def test_a_job_that_cannot_be_read_has_an_end_in_time(wire: RedisClient, fault: str) -> None:
     """Who waits for a job's end by its time is told it, and until when it is kept: the same at every look and list."""
@@ -119,14 +104,6 @@ async def test_a_job_that_cannot_be_read_has_an_end_in_time(wire: RedisClient, f
         assert found.state is JobState.FAILED and before <= found.done_ms <= await wire.now_ms()
         assert (found.done_ms, found.keep_s) == (looks[0].done_ms, wire.settings.retention_s)
     assert listed.created_ms > 0
-
-
-async def test_a_number_that_is_no_longer_exact_is_none(wire: RedisClient) -> None:
-    """Of sixteen digits: what a script adds to it may be lost."""
-    job = await put_job(Queue(wire))
-    await wire.redis.hset(partition_key(0, "job", job.id), "attempt", "9" * 16)
-    assert (await (await a_lease(wire)).claim(0, 1)).jobs == []
-    assert await reasons(wire) == {job.id: "unreadable: invalid attempt"}
 
 
 async def test_a_malformed_job_leaves_nothing_behind(wire: RedisClient) -> None:
@@ -151,56 +128,6 @@ async def test_a_malformed_job_leaves_nothing_behind(wire: RedisClient) -> None:
     assert await wire.redis.keys(partition_key(0, "idem", "*")) == []
 
 
-async def test_a_job_that_is_malformed_as_its_worker_dies_keeps_no_log(wire: RedisClient) -> None:
-    """It fails in the sweep itself: nobody reads the dead worker's log for it any more."""
-    job, lost = await put_job(Queue(wire)), await a_lease(wire)
-    claim = await claim_one(lost)
-    await lost.calls([append(lost, {"-": [delta(claim, 1)]}, claim)])
-    await spoil(wire, job.id, "deadline")
-    await Reaper(wire).sweep(ended=lost.id)
-    assert set(await reasons(wire)) == {job.id}
-    assert not await wire.redis.exists(partition_key(0, "heirs", lost.id))
-    assert 0 < await wire.redis.ttl(partition_key(0, "log", lost.id)) <= 60
-
-
-async def test_a_job_whose_place_has_lost_its_half_is_not_left_waiting(wire: RedisClient) -> None:
-    """The half that is there names all entries of that millisecond, the job's own among them: it is no place."""
-    job = await put_job(Queue(wire))
-    ms, _, _ = (await JobReader(wire).record(job.id)).entry.partition("-")
-    await wire.redis.hset(partition_key(0, "job", job.id), "entry", ms)  # type: ignore[misc]
-    assert (await (await a_lease(wire)).claim(0, 5)).jobs == []
-    assert (await JobReader(wire).record(job.id)).state is JobState.FAILED and set(await reasons(wire)) == {job.id}
-
-
-@pytest.mark.parametrize(
-    ("script", "args"),
-    [
-        ("restart", ()),
-        ("release", (60,)),
-        ("decline", ()),
-        ("checkpoint", (1,)),
-        ("finish", ("completed", "record", "rows", "", "")),
-    ],
-)
-async def test_a_word_about_a_job_that_cannot_be_read_changes_nothing(
-    wire: RedisClient, script: str, args: tuple[str | int, ...]
-) -> None:
-    """The worker is answered so, as about a job that is not its own; people are told what is wrong, and no more."""
-    lease, job = await a_lease(wire), await put_job(Queue(wire))
-    claim = await claim_one(lease)
-    await spoil(wire, job.id, "state")
-    assert await wire.call(script, 0, lease.id, job.id, claim.number, *args) == 0
-    assert await reasons(wire) == {job.id: "unreadable: invalid state"}
-
-
-async def test_the_event_of_a_job_that_cannot_be_read_is_its_tenants(wire: RedisClient) -> None:
-    job = await put_job(Queue(wire), tenant="mine", events="w")
-    await spoil(wire, job.id, "attempt")
-    await JobReader(wire).record(job.id)
-    events = await Outbox(wire, "webhooks").collect("me", 10)
-    assert [(event.subject, event.tenant, event.type) for event in events] == [(job.id, "mine", "job.failed")]
-
-
 @pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("fault", ["state", "created", "attempt", NO_HASH])
 async def test_a_key_that_leads_to_what_cannot_be_read_is_free(wire: RedisClient, fault: str, ended: bool) -> None:
@@ -216,27 +143,6 @@ async def test_a_key_that_leads_to_what_cannot_be_read_is_free(wire: RedisClient
     assert (await queue.put(third, idempotency_key="k", digest="d")).id == second.id
     if not ended:
         assert "unreadable" in (await reasons(wire))[first.id]
-
-
-async def test_a_key_that_holds_something_else_is_free(wire: RedisClient) -> None:
-    """Another type, or no job's id."""
-    queue = Queue(wire)
-    key = partition_key(0, "idem", idempotency_digest("t", "k"))
-    await wire.redis.lpush(key, b"x")  # type: ignore[misc]
-    first = await queue.put(a_job(queue), idempotency_key="k", digest="d")
-    assert not first.joined and (await queue.put(a_job(queue), idempotency_key="k", digest="d")).id == first.id
-    await wire.redis.set(key, b"\xffx")
-    assert not (await queue.put(a_job(queue), idempotency_key="k", digest="d")).joined
-
-
-async def test_bytes_reserved_for_what_is_no_lane_are_given_back(wire: RedisClient) -> None:
-    """Else they would count for ever: no job is there that could release them."""
-    owed = partition_key(0, "owed")
-    await put_job(Queue(wire))
-    (lane,) = await wire.redis.hkeys(owed)
-    await wire.redis.hset(owed, "nonsense", 5)
-    await Reaper(wire).sweep()
-    assert await wire.redis.hkeys(owed) == [lane]
 
 
 @pytest.mark.parametrize("data", [b"\xc1", b"", encode(Wake()), b"\x92\xa1f\x01"])
@@ -456,15 +362,3 @@ async def test_a_dead_letter_without_a_body_is_not_replayed(wire: RedisClient) -
     with pytest.raises(MalformedJob):
         await DeadLetters(wire).replay(letter.id)
     assert await DeadLetters(wire).recent(10) == [letter]
-
-
-async def test_a_dead_letter_replayed_twice_is_one_job(wire: RedisClient) -> None:
-    """By several at the same time; a process lost between the put and the end of its letter is the same case."""
-    letters, job, lease = DeadLetters(wire), await put_job(Queue(wire)), await a_lease(wire)
-    await lease.claim(0, 1)
-    end = Terminal(job.id, JobState.FAILED, 0)
-    await lease.calls([lease.finish_call(Finish(end, 1, True, dead="poison"))])
-    (letter,) = await letters.recent(10)
-    accepted = await asyncio.gather(*(letters.replay(letter.id) for _ in range(3)))
-    assert len({each.id for each in accepted}) == 1 and await letters.recent(10) == []
-    assert len((await lease.claim(0, 10)).jobs) == 1

@@ -10,31 +10,12 @@ from protocol_search import Found, Search
 pytestmark = pytest.mark.slow
 
 LESSER = {
-    "I1": [
-        {Rule.DROP_NOT_FIRST},
-        {Rule.CLAIM_NOTED},
-        {Rule.LEAVE_WAITS},
-    ],
-    "I2": [
-        {Rule.FINISH_ONCE},
-        {Rule.CANCEL_ENDS},
-    ],
-    "I3": [
-        {Rule.APPEND_FENCED},
-        {Rule.APPEND_NUMBERED},
-        {Rule.STRAYS_ONLY},
-        {Rule.RELEASE_OF_ATTEMPT},
-    ],
-    "I4": [
-        {Rule.FINISH_FENCED, Rule.FINISH_OWNED},
-    ],
-    "I7": [
-        {Rule.DROP_NOT_LAST},
-        {Rule.CLAIM_TAKES},
-    ],
-    "quarantine": [
-        {Rule.RELEASE_QUARANTINED},
-    ],
+    "I1": [{Rule.DROP_NOT_FIRST}, {Rule.CLAIM_NOTED}, {Rule.LEAVE_WAITS}],
+    "I2": [{Rule.FINISH_ONCE}, {Rule.CANCEL_ENDS}],
+    "I3": [{Rule.APPEND_FENCED}, {Rule.APPEND_NUMBERED}, {Rule.STRAYS_ONLY}, {Rule.RELEASE_OF_ATTEMPT}],
+    "I4": [{Rule.FINISH_FENCED, Rule.FINISH_OWNED}],
+    "I7": [{Rule.DROP_NOT_LAST}, {Rule.CLAIM_TAKES}],
+    "quarantine": [{Rule.RELEASE_QUARANTINED}],
 }
 """The invariant that falls first when these rules are missing."""
 

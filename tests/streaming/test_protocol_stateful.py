@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -321,8 +321,7 @@ class QueueMachine(RuleBasedStateMachine):
         alone = worker.suspects
         answer = self.run(worker.lease.claim(0, want, alone=alone))
         if alone or answer.suspects:
-            waiting = self._waiting("suspects") if alone and answer.suspects else iter(())
-            taken = self._take(waiting, 1 if alone else want)
+            taken = self._take_suspect() if alone and answer.suspects else []
         else:
             taken = self._take_in_order(want)
         claims = [claim for claim in answer.jobs if isinstance(claim, Claim)]
@@ -342,21 +341,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.touched.update(taken)
         return [self.jobs[job_id] for job_id in taken]
 
-    def _waiting(self, kind: str) -> Iterator[Expected]:
-        """By priority, oldest entry first."""
-        waiting = [job for job in self.jobs.values() if job.state is JobState.QUEUED and job.queue == kind]
-        return iter(sorted(waiting, key=lambda job: (job.job.priority.rank, job.entry)))
-
-    def _take(self, waiting: Iterator[Expected], want: int) -> list[Expected]:
-        """As many as wanted; those whose time is over end on the way."""
-        taken: list[Expected] = []
-        while len(taken) < want and (job := next(waiting, None)) is not None:
-            if job.overdue:
-                self._ended(job, JobState.EXPIRED, "deadline_exceeded_in_queue")
-            else:
-                taken.append(job)
+    def _take_suspect(self) -> list[Expected]:
+        """By priority, the oldest entry first; those whose time is over end on the way."""
+        waiting = [job for job in self.jobs.values() if job.state is JobState.QUEUED and job.queue == "suspects"]
+        for job in sorted(waiting, key=lambda job: (job.job.priority.rank, job.entry)):
+            if not job.overdue:
                 self.touched.add(job.job.id)
-        return taken
+                return [job]
+            self._ended(job, JobState.EXPIRED, "deadline_exceeded_in_queue")
+        return []
 
     @precondition(lambda self: self.busy())
     @rule(data=st.data())
@@ -434,24 +427,18 @@ class QueueMachine(RuleBasedStateMachine):
         self.touched |= self.jobs.keys()
 
     @precondition(lambda self: any(worker.claims for worker in self.live()))
-    @rule(data=st.data(), state=st.sampled_from([JobState.COMPLETED, JobState.FAILED]))
-    def finish_too_late(self, data: st.DataObject, state: JobState) -> None:
-        """A job that this worker ended or handed back, or that it holds under another run, is not ended by it."""
+    @rule(data=st.data(), end=st.sampled_from([JobState.COMPLETED, JobState.FAILED, None, None]))
+    def write_too_late(self, data: st.DataObject, end: JobState | None) -> None:
+        """A job that this worker ended or handed back, or that it holds under another run, is neither ended nor handed
+        back by it."""
         worker = data.draw(st.sampled_from([worker for worker in self.live() if worker.claims]))
         job_id, claim = data.draw(st.sampled_from(list(worker.claims.items())))
         job = self.jobs[job_id]
-        number = claim.number + (job.holder is worker)
-        self.run(worker.lease.calls([worker.lease.finish_call(self._end(job, number, state))]))
-        self.touched.add(job_id)
-
-    @precondition(lambda self: any(worker.claims for worker in self.live()))
-    @rule(data=st.data())
-    def release_too_late(self, data: st.DataObject) -> None:
-        """A job that this worker no longer holds, or that it holds under a later run, is not handed back by it."""
-        worker = data.draw(st.sampled_from([worker for worker in self.live() if worker.claims]))
-        job_id, claim = data.draw(st.sampled_from(list(worker.claims.items())))
-        number = claim.number - (self.jobs[job_id].holder is worker)
-        self.run(worker.lease.release(job_id, number))
+        if end is None:
+            self.run(worker.lease.release(job_id, claim.number - (job.holder is worker)))
+        else:
+            number = claim.number + (job.holder is worker)
+            self.run(worker.lease.calls([worker.lease.finish_call(self._end(job, number, end))]))
         self.touched.add(job_id)
 
     @precondition(lambda self: len(self.live()) > 1 and any(job.holder for job in self.jobs.values()))
@@ -681,7 +668,8 @@ class QueueMachine(RuleBasedStateMachine):
         """Every worker is lost, and a fresh one ends what is left."""
         for worker in self.live():
             self._lapse(worker)
-        self.run(self._forget_the_runner())
+        # Whoever was to run suspects and is no more: its time is over.
+        self.run(self.wire.redis.delete(partition_key(0, "alone", MODEL)))  # type: ignore[arg-type]
         self.start()
         fresh = self.workers[-1]
         for _ in range(4 * len(self.jobs) + 4):
@@ -691,10 +679,6 @@ class QueueMachine(RuleBasedStateMachine):
                 self._finish(fresh, self.jobs[job_id], JobState.COMPLETED)
         assert all(job.state.final for job in self.jobs.values())
         assert self.run(fresh.lease.leave()) == 0
-
-    async def _forget_the_runner(self) -> None:
-        """Whoever was to run suspects and is no more: its time is over."""
-        await self.wire.redis.delete(partition_key(0, "alone", MODEL))
 
     async def _nothing_leaks(self) -> None:
         """After the last job no claim, lease or timer is left, and all but the catalogue expires (I7)."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 
 import pytest
 from flow import a_job, a_lease, append, claim_one, delta, lapse, put_job
 
 from streaming.errors import Fenced, Unavailable
 from streaming.ids import new_job_id
-from streaming.jobs import quotas
 from streaming.jobs.codec import Run, Section, Terminal, decode_reply
-from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
-from streaming.jobs.lease import LOG_KEEP_S, SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim, without_rows
+from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease, without_rows
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader
@@ -25,7 +22,6 @@ from streaming.keys import channel, partition_key
 from streaming.redis.client import RedisClient
 
 LANE = partition_key(0, "lane", "m", "standard")
-RETRY = partition_key(0, "retry", "m", "standard")
 
 
 async def running(wire: RedisClient, **changes: object) -> tuple[Lease, str, Claim]:
@@ -69,14 +65,6 @@ async def test_a_release_that_arrives_late_leaves_the_next_attempt_alone(wire: R
     assert await state_of(wire, job_id) is JobState.QUEUED and await lease.beat(0) == {}
 
 
-async def test_a_put_that_is_repeated_has_the_time_of_the_first(wire: RedisClient) -> None:
-    """Its reply was lost: what is rendered from the second one equals what every later reader gets."""
-    queue = Queue(wire)
-    job = await put_job(queue)
-    await wire.redis.hset(partition_key(0, "job", job.id), "created", "1700000000123.456")
-    assert (await queue.put(job)).created_ms == 1_700_000_000_123
-
-
 async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: RedisClient) -> None:
     """Its first sending has been claimed, and then has ended: there is no second entry and the record stays."""
     queue, (lease, _, claim) = Queue(wire), await running(wire)
@@ -86,18 +74,6 @@ async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: RedisClient)
     await finish(lease, job.id, claim.number)
     await queue.put(job)
     assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is JobState.COMPLETED
-
-
-@pytest.mark.parametrize("hours", [-1, 1])
-async def test_a_clients_clock_decides_nothing(wire: RedisClient, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
-    """An hour fast or slow here: no lease lapses before its time, and one that has lapsed is found."""
-    now = time.time
-    monkeypatch.setattr(time, "time", lambda: now() + 3600 * hours)
-    lease, job_id, _ = await running(wire)
-    assert await lease.beat(0) == {job_id: HeldJob(1, False)}
-    assert not await Reaper(wire).sweep()
-    await wire.redis.zadd(partition_key(0, "leases"), {lease.id: await wire.now_ms() - 1})
-    assert (await Reaper(wire).sweep()).requeued == 1
 
 
 async def test_the_time_the_store_was_away_ends_no_lease(wire: RedisClient) -> None:
@@ -176,21 +152,6 @@ async def test_a_lost_workers_log_lives_as_long_as_its_jobs(wire: RedisClient) -
     assert 0 < await wire.redis.ttl(partition_key(0, "log", last.id)) <= 60
 
 
-async def test_the_log_of_a_worker_that_still_works_does_not_expire(wire: RedisClient) -> None:
-    """A draining worker handed one job back and still runs another: where the first ends elsewhere, the log stays."""
-    queue, draining, heir = Queue(wire), await a_lease(wire), await a_lease(wire)
-    for _ in range(2):
-        await queue.put(a_job(queue))
-    claims = [await claim_one(draining) for _ in range(2)]
-    await draining.calls([append(draining, {SILENT: [delta(claim, 1) for claim in claims]}, *claims)])
-    await draining.release(claims[0].job.id, claims[0].number)
-    again = await claim_one(heir)
-    assert again.job.id == claims[0].job.id
-    await finish(heir, again.job.id, again.number)
-    assert not await wire.redis.exists(partition_key(0, "heirs", draining.id))
-    assert await wire.redis.ttl(partition_key(0, "log", draining.id)) == -1
-
-
 async def test_a_list_of_jobs_is_as_long_as_its_time(wire: RedisClient) -> None:
     """It is trimmed as jobs are put, and goes when nothing more is put; nobody need look at it."""
     queue, jobs = Queue(wire), partition_key(0, "jobs", "t")
@@ -215,17 +176,6 @@ async def test_a_clock_that_is_set_back_keeps_no_dead_worker(wire: RedisClient) 
     await wire.redis.zadd(leases, {dead.id: 1})
     assert (await reaper.sweep()).requeued == 1
     assert await state_of(wire, job_id) is JobState.QUEUED
-
-
-async def test_a_worker_that_has_all_that_it_wanted_is_not_idle(wire: RedisClient) -> None:
-    """Only one that would have taken more is to be woken by the next put."""
-    queue, lease, idle = Queue(wire), await a_lease(wire), partition_key(0, "idle", "m")
-    await queue.put(a_job(queue))
-    assert len((await lease.claim(0, 2)).jobs) == 1
-    assert await wire.redis.zrange(idle, 0, -1) == [lease.id.encode()]
-    await queue.put(a_job(queue))
-    assert len((await lease.claim(0, 1)).jobs) == 1
-    assert await wire.redis.zrange(idle, 0, -1) == []
 
 
 async def test_a_job_whose_time_is_over_is_not_claimed(wire: RedisClient) -> None:
@@ -253,22 +203,6 @@ async def test_a_job_begins_anew_at_the_word_of_its_own_run_only(wire: RedisClie
     assert (after.runs, after.epoch) == (before.runs[1:], before.epoch + 1)
     with pytest.raises(Fenced):
         await lost.restart(job_id, run)
-
-
-async def test_a_job_that_was_cancelled_is_not_put_back_for_a_newer_worker(wire: RedisClient) -> None:
-    lease, job_id, claim = await running(wire)
-    await Queue(wire).cancel(job_id)
-    await lease.decline([UnreadableClaim(job_id, claim.number, "", newer=True)])
-    assert await state_of(wire, job_id) is JobState.CANCELLED and await lease.leave() == 0
-
-
-async def test_a_job_that_is_put_back_for_a_newer_worker_waits_no_longer_than_it_may(wire: RedisClient) -> None:
-    """Nobody has begun it: the limit on its waiting holds on."""
-    lease, job_id, claim = await running(wire, max_queue_ms=60_000)
-    await lease.decline([UnreadableClaim(job_id, claim.number, "", newer=True)])
-    assert await wire.redis.hget(partition_key(0, "job", job_id), "lane") == LANE.encode()
-    await wire.redis.zadd(partition_key(0, "timers"), {job_id: 1}, xx=True)
-    assert (await Reaper(wire).sweep()).expired == 1
 
 
 async def test_a_request_is_counted_once_however_long_its_job_took(wire: RedisClient) -> None:
@@ -311,31 +245,6 @@ async def test_what_is_kept_elsewhere_counts_against_a_quota_once(wide: RedisCli
     assert left == [{"jobs": 10 - 1}, {"jobs": 10 - 3}]
 
 
-async def test_jobs_are_counted_once_where_the_slices_of_a_long_list_meet(
-    wire: RedisClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quotas, "MAX_LOOKED", 2)
-    queue = Queue(wire)
-    for _ in range(5):
-        await put_job(queue)
-    usage = await Quotas(wire).usage("t")
-    assert (usage.jobs, usage.waiting) == (5, 5)
-
-
-async def test_workers_lost_at_once_leave_each_its_own_jobs(wire: RedisClient) -> None:
-    """The log of one lives as long as the jobs it was lost with, and not as long as those of another."""
-    queue, lost, held = Queue(wire), [await a_lease(wire) for _ in range(3)], {}
-    for lease in lost:
-        held[lease.id] = (await queue.put(a_job(queue))).id
-        await claim_one(lease)
-    await wire.redis.zadd(partition_key(0, "leases"), dict.fromkeys(held, 1))
-    assert (await Reaper(wire).sweep()).requeued == 3
-    for worker, job_id in held.items():
-        heirs = partition_key(0, "heirs", worker)
-        assert await wire.redis.smembers(heirs) == {job_id.encode()}
-        assert 0 < await wire.redis.ttl(heirs) <= LOG_KEEP_S, "nor for ever, if those jobs are lost too"
-
-
 @pytest.mark.parametrize("with_rows", [False, True])
 async def test_the_end_of_a_job_is_sent_to_those_who_wait_for_it(wire: RedisClient, with_rows: bool) -> None:
     """They need not look for it: with its rows, or without them for readers that have had these."""
@@ -346,16 +255,6 @@ async def test_the_end_of_a_job_is_sent_to_those_who_wait_for_it(wire: RedisClie
     async with wire.subscribe(address) as heard, asyncio.timeout(20):
         await lease.calls([lease.finish_call(Finish(end, claim.number, with_rows))])
         assert decode_reply(await heard.message()) == (end if with_rows else without_rows(end))
-
-
-async def test_a_second_place_of_a_job_is_dropped_and_the_job_is_claimed_where_it_stands(wire: RedisClient) -> None:
-    """The other one is read first, as of a job that was put back: it is neither this job's place nor its fault."""
-    queue, job = Queue(wire), a_job(Queue(wire))
-    await queue.put(job)
-    (member,) = await wire.redis.zrange(partition_key(0, "line", "1", "m", "standard", "t"), 0, -1)
-    await wire.redis.zadd(RETRY, {member: 1})
-    assert (await claim_one(await a_lease(wire))).job.id == job.id
-    assert await wire.redis.zcard(RETRY) == 0 and await DeadLetters(wire).recent(10) == []
 
 
 async def test_a_run_has_a_number_of_its_own_whatever_fails_beside_it(wire: RedisClient) -> None:

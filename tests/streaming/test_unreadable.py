@@ -3,6 +3,7 @@ of it stays behind."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,6 @@ from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Claimed, Finish, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
-from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import malformed_keep_s
 from streaming.keys import partition_key, prefix
@@ -59,13 +59,11 @@ class Desk:
     async def put(self, **settings: Any) -> None:
         """The whole ones stand before, between and behind the others."""
         await self.lease.register()
-        for field in ("", *FIELDS[:12], "", *FIELDS[12:], ""):
-            job = a_job(self.queue, events="bw", **settings)
-            await self.queue.put(job, idempotency_key=job.id, digest="d")
-            if field:
-                self.spoiled[field] = job.id
-            else:
-                self.whole.append(job.id)
+        fields = ("", *FIELDS[:12], "", *FIELDS[12:], "")
+        jobs = [a_job(self.queue, events="bw", **settings) for _ in fields]
+        await asyncio.gather(*(self.queue.put(job, idempotency_key=job.id, digest="d") for job in jobs))
+        self.whole = [job.id for field, job in zip(fields, jobs, strict=True) if not field]
+        self.spoiled = {field: job.id for field, job in zip(fields, jobs, strict=True) if field}
 
     async def claim(self) -> None:
         await self._claimed(self.lease)
@@ -81,22 +79,25 @@ class Desk:
             await self.finish(lease)
 
     async def spoil(self, noise: str, fields: Iterable[str] = FIELDS) -> None:
-        redis: Any = self.wire.redis
+        pipeline: Any = self.wire.redis.pipeline(transaction=False)
         for field in fields:
             key = self.key(self.spoiled[field])
             if field == NO_HASH:
-                await redis.delete(key)
-                await redis.lpush(key, NOISE[noise])
+                pipeline.delete(key)
+                pipeline.lpush(key, NOISE[noise])
             else:
-                await redis.hset(key, field, NOISE[noise])
+                pipeline.hset(key, field, NOISE[noise])
+        await pipeline.execute()
 
     async def finish(self, lease: Lease) -> None:
         """Every job that this worker knows, and then what only the server counts as its own, as a worker does it."""
         claims, self.claims = self.claims, {}
+        calls = []
         for job_id, claim in claims.items():
             sections = (Section(1, Run(lease.id, claim.number)),)
             end = Terminal(job_id, JobState.COMPLETED, 1, ("stop",), rows=(delta(claim.number, 1),), sections=sections)
-            await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+            calls.append(lease.finish_call(Finish(end, claim.number, True)))
+        await asyncio.gather(*(lease.calls([call]) for call in calls))
         await self.hand_back_strays(lease)
 
     async def hand_back_strays(self, lease: Lease) -> None:
@@ -125,11 +126,15 @@ class Desk:
             await self.lease.leave()
         await self.reaper.sweep()
         redis: Any = self.wire.redis
-        for name, job_id in [*self.spoiled.items(), *(("whole", each) for each in self.whole)]:
-            state = (await redis.hget(self.key(job_id), "state") or b"").decode(errors="replace")
-            assert state in FINAL, f"the job of which {name} was spoiled is {state!r}"
-            longest_s = 3600 if name == "keep" else self.wire.settings.retention_s
-            assert 0 < await redis.ttl(self.key(job_id)) <= longest_s, f"{name} was spoiled"
+        pipeline = redis.pipeline(transaction=False)
+        names = [*self.spoiled.items(), *(("whole", each) for each in self.whole)]
+        for _, job_id in names:
+            pipeline.hget(self.key(job_id), "state")
+            pipeline.ttl(self.key(job_id))
+        found = await pipeline.execute()
+        for (name, _), state, ttl in zip(names, found[::2], found[1::2], strict=True):
+            assert (state or b"").decode(errors="replace") in FINAL, f"the job of which {name} was spoiled is {state!r}"
+            assert 0 < ttl <= (3600 if name == "keep" else self.wire.settings.retention_s), f"{name} was spoiled"
         for kind in ("lane", "retry", "suspects", "timers", "claims"):
             async for key in redis.scan_iter(match=f"{prefix(0)}{kind}*"):
                 sizes = {b"set": redis.scard, b"zset": redis.zcard, b"stream": redis.xlen}
@@ -138,8 +143,7 @@ class Desk:
 
     async def cancel(self) -> None:
         """Every job."""
-        for job_id in [*self.whole, *self.spoiled.values()]:
-            await self.queue.cancel(job_id)
+        await asyncio.gather(*map(self.queue.cancel, (*self.whole, *self.spoiled.values())))
 
     async def states(self, job_ids: Iterable[str]) -> set[str]:
         redis: Any = self.wire.redis
@@ -245,21 +249,6 @@ async def test_a_claim_leaves_no_waiting_job_behind(desk: Desk, noise: str) -> N
     await desk.finish(desk.lease)
     assert await desk.states(desk.whole) == {"completed"}
     await desk.all_end()
-
-
-async def test_numbers_beyond_all_bounds_are_none(desk: Desk) -> None:
-    """A worker that was given such an attempt, and one that looked for such a frame, ended; so did the next."""
-    await desk.put()
-    await desk.claim()
-    redis: Any = desk.wire.redis
-    await redis.hset(desk.key(desk.spoiled["attempt"]), "attempt", NOISE["digits"])
-    await redis.hset(desk.key(desk.spoiled["runs"]), "runs", b"w:" + NOISE["digits"] + b":1;")
-    await redis.hset(desk.key(desk.spoiled["created"]), "created", NOISE["digits"])
-    await desk.lapse()
-    claims = by_id(await (await a_lease(desk.wire)).claim(0, 50))
-    assert desk.spoiled["attempt"] not in claims and isinstance(claims[desk.spoiled["runs"]], UnreadableClaim)
-    records = await JobReader(desk.wire).records([desk.spoiled[name] for name in ("attempt", "runs", "created")])
-    assert [record and record.state for record in records] == [JobState.FAILED] * 3
 
 
 @each_noise

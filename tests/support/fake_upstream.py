@@ -229,7 +229,6 @@ class FakeUpstream:
             "/health": (llama, {"status": "ok"}),
             "/props": (llama, {"total_slots": self.slots, "chat_template": self.template,
                                "default_generation_settings": N_CTX}),
-            "/version": (vllm, {"version": "0.32.0"}),
             "/apply-template": (llama, {"prompt": "<user>hi<assistant>"}),
             "/tokenize": (vllm or kind == "sglang", {"tokens": [1, 2, 3]}),
             "/detokenize": (vllm or kind == "sglang", {

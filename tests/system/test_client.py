@@ -21,12 +21,9 @@ from severing import store_cut
 from penstock.client import (
     ApiRefusal,
     AsyncPenstockClient,
-    JobFailed,
-    NoAnswer,
     PenstockClient,
     StreamEvent,
     StreamReset,
-    WaitTimeout,
 )
 
 pytestmark = pytest.mark.slow
@@ -159,38 +156,6 @@ def test_a_stopped_process_is_left_after_its_silence(tmp_path: Path, monkeypatch
             text += event.text
         assert text == said("stop", TOKENS) and client.url == urls[1]
         os.kill(doors[0].pid, signal.SIGCONT)
-
-
-def test_each_way_to_fail_has_an_error_of_its_own(house: House) -> None:
-    with PenstockClient(house.url) as client:
-        with pytest.raises(ApiRefusal) as refused:
-            client.submit({"model": "none", "messages": [{"role": "user", "content": "x"}]})
-        assert (refused.value.status, refused.value.code, refused.value.param) == (404, "model_not_found", "model")
-        with pytest.raises(ApiRefusal, match="max_tokens"):
-            client.submit(chat("x", -1))
-        job = client.submit(chat("long", 4000), idempotency_key="same")
-        assert client.submit(chat("long", 4000), idempotency_key="same")["id"] == job["id"]
-        with pytest.raises(ApiRefusal, match="another body"):
-            client.submit(chat("other"), idempotency_key="same")
-        with pytest.raises(WaitTimeout):
-            client.wait(job["id"], 0.1)
-        client.cancel(job["id"])
-        with pytest.raises(JobFailed) as failed:
-            client.wait(job["id"])
-        with pytest.raises(JobFailed):
-            list(client.stream(job["id"]))
-        assert failed.value.status == "cancelled" and failed.value.job["id"] == job["id"]
-    with PenstockClient(f"http://127.0.0.1:{free_port()}", first_patience_s=0) as client, pytest.raises(NoAnswer):
-        client.get("job_1")
-
-
-def test_the_environment_says_where_and_who(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its proxies do not catch requests to this machine."""
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.setenv("PENSTOCK_URL", house.url)
-    with PenstockClient() as client:
-        assert client.wait(client.submit(chat("env", 2))["id"])["result"]["choices"][0]["finish_reason"] == "length"
 
 
 def test_a_text_that_begins_again_is_told_and_never_joined(json_house: House) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +24,6 @@ LAST = ".turn.assistant:last-of-type"
 TEXT = f"[...document.querySelector('{LAST} .text').childNodes].map((one) => one.data ?? '').join('')"
 """Of the last answer, without the marks in it."""
 MARKS = f"[...document.querySelectorAll('{LAST} .joint')].map((one) => one.textContent).join()"
-IN_VIEW = f"""((end) => end > 0 && end <= document.querySelector('.ask').getBoundingClientRect().top)(
-  document.querySelector('{LAST}').getBoundingClientRect().bottom)"""
 
 
 class Stage:
@@ -126,52 +123,6 @@ def test_the_only_worker_that_dies_leaves_a_mark_at_once(stage: Stage) -> None:
     stage.answer()
 
 
-def test_a_stopped_answer_is_no_fault(stage: Stage) -> None:
-    """And not called complete."""
-    stage.open("/chat")
-    stage.ask("Name some rivers.")
-    stage.page.click(".ask .actions .danger")
-    stage.page.wait(f"document.querySelector('{LAST} .meta').innerText.includes('stopped')")
-    assert stage.page.run("document.querySelector('#status').textContent") == "Answer stopped."
-    assert not stage.page.run(f"document.querySelector('{LAST} .bad-text')")
-
-
-def test_what_was_just_asked_for_is_in_view(stage: Stage) -> None:
-    """After a long answer, wherever the reader was; while it comes, until the reader scrolls away; after a reload."""
-    stage.page.show(400, 600)
-    stage.open("/chat")
-    for scrolled in (0, 1):
-        stage.ask("Name some rivers. " * 40)
-        stage.page.wait(f"{IN_VIEW} && {TEXT}.length > 300")
-        stage.page.wait(f"{IN_VIEW} && document.querySelector('{LAST} .badge.good')")
-        stage.page.run(f"scrollTo(0, {scrolled}); true")
-    stage.ask("And seas?")
-    stage.page.wait(IN_VIEW)
-    stage.page.run("scrollBy(0, -300); true")
-    stage.page.wait(f"{TEXT}.length > 400")
-    assert not stage.page.run(IN_VIEW), "the reader has scrolled away"
-    stage.page.run("scrollBy(0, 5000); true")
-    stage.page.wait(f"{IN_VIEW} && document.querySelector('{LAST} .badge.good')")
-    stage.open("/chat")
-    stage.page.wait(f"{IN_VIEW} && {TEXT}.length > 400")
-    assert not stage.page.errors, stage.page.errors
-
-
-def test_the_text_of_a_running_job_is_followed_until_the_reader_scrolls_away(stage: Stage) -> None:
-    """And the page, which is drawn anew every second, leaves the reader where they are."""
-    stage.page.show(400, 844)
-    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2000}
-    stage.open(f"/jobs/{json.loads(stage.house.post('/v1/jobs', body)[2])['id']}")
-    text = "document.querySelector('.transcript')"
-    beyond = f"({text}.scrollHeight - {text}.scrollTop - {text}.clientHeight)"
-    stage.page.wait(f"{text}?.scrollTop > 100 && {beyond} < 2")
-    stage.page.run(f"{text}.scrollTop = 50; true")
-    stage.page.wait(f"{beyond} > 200")
-    assert stage.page.run(f"{text}.scrollTop") == 50
-    stage.page.run(f"{text}.scrollTop = 1e6; true")
-    stage.page.wait(f"{text}.scrollTop > 300 && {beyond} < 2")
-
-
 def test_a_dead_letter_is_replayed_and_another_dropped(stage: Stage) -> None:
     body = {"model": "sim", "messages": [{"role": "user", "content": "[[crash@4]]"}], "max_tokens": 9}
     jobs = []
@@ -245,37 +196,6 @@ def test_the_jobs_of_a_filter_are_cancelled_together(stage: Stage) -> None:
     assert not stage.page.errors, stage.page.errors
 
 
-def test_a_job_is_saved_with_its_timing_and_its_text(stage: Stage) -> None:
-    body = {"model": "sim", "messages": [{"role": "user", "content": "a river"}], "max_tokens": 12, "stream": True}
-    job = stage.house.post("/v1/chat/completions", body)[1]["x-job-id"]
-    stage.open(f"/jobs/{job}")
-    stage.page.wait("document.querySelectorAll('tr[data-part]').length === 9")
-    assert stage.page.run("document.querySelector('.heading').innerText.includes('cut at its token limit')")
-    stage.page.wait("document.querySelector('.transcript').textContent.length > 30")
-    keep = "(blob) => { window.saved = blob.text(); return make(blob); }"
-    stage.page.run(f"const make = URL.createObjectURL.bind(URL); URL.createObjectURL = {keep}")
-    stage.page.wait("document.querySelector('details pre')?.textContent.includes('a river')")
-    stage.page.click(".actions button:last-child")
-    saved = json.loads(str(stage.page.run("window.saved")))
-    assert saved["id"] == job and saved["request"]["messages"][0]["content"] == "a river"
-    assert saved["text"] == stage.page.run("document.querySelector('.transcript').textContent")
-    assert saved["timing"]["parts_ms"] == json.loads(stage.house.get(f"/v1/jobs/{job}/timing")[1])["parts_ms"]
-
-
-def test_a_chart_says_what_it_has_under_the_pointer(stage: Stage) -> None:
-    """And nothing when the pointer has left."""
-    stage.open("")
-    drawn = "document.querySelector('.chart:has(path.line)')"
-    stage.page.wait(drawn, 60)
-    x, y = (float(stage.page.run(f"{drawn}.getBoundingClientRect().{edge}")) for edge in "xy")
-    stage.page.command("Input.dispatchMouseEvent", type="mouseMoved", x=x + 20, y=y + 10)
-    readout = f"{drawn}.querySelector('.readout').textContent"
-    shown = str(stage.page.wait(readout))
-    assert re.fullmatch(r"\d\d:\d\d:\d\d: [\d.,]+( ms)?", shown), shown
-    stage.page.command("Input.dispatchMouseEvent", type="mouseMoved", x=5, y=5)
-    stage.page.wait(f"{readout} === ''")
-
-
 def test_it_says_when_the_server_is_gone_and_when_it_is_back(stage: Stage) -> None:
     stage.open("")
     api = stage.house._processes[1]
@@ -296,20 +216,6 @@ def test_a_link_that_is_pasted_into_an_open_page_logs_in(stage: Stage) -> None:
     link = json.loads(stage.house.post("/admin/console/links", {})[2])["path"]
     stage.page.run(f"location.hash = {json.dumps(link.partition('#')[2])}; true")
     stage.page.wait("document.querySelector('.verdict')")
-
-
-def test_names_lead_to_where_they_are_explained(stage: Stage) -> None:
-    """A worker to its row among the models, also behind the edge of the page; a model to its section."""
-    stage.page.show(1280, 200)
-    stage.open("")
-    stage.page.click("tbody th a[href$='#worker-1']")
-    stage.page.wait("location.pathname === '/console/models' && document.getElementById('worker-1')")
-    inside = "((box) => box.top >= 0 && box.bottom <= innerHeight)"
-    stage.page.wait(f"{inside}(document.getElementById('worker-1').getBoundingClientRect())")
-    stage.open("")
-    stage.open("/models#%")
-    stage.page.wait("document.getElementById('worker-1')")
-    assert not stage.page.errors, stage.page.errors
 
 
 def test_the_keyboard_is_enough(stage: Stage) -> None:

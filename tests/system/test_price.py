@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 TREE = Path(__file__).parents[2]
 COUNTED = TREE / "tests/support/counted"
 EXPECTED = json.loads(Path(__file__).with_name("price.json").read_text(encoding="utf-8"))
-ROUNDS, CHATS = 6, 12
+ROUNDS, CHATS = 6, 8
 """The cheapest round counts: a slower round contains more periodic work."""
 BOUND = 1.05
 STEADY = {"PENSTOCK_REDIS_LEASE_MS": "60000", "PENSTOCK_SIM_STEP_MS": "12"}

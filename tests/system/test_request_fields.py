@@ -92,32 +92,6 @@ def test_reasoning_stands_beside_the_answer(openai: OpenAI) -> None:
     assert not hasattr(plain.choices[0].message, "reasoning_content")
 
 
-def test_an_answer_may_end_in_its_reasoning_or_with_a_call(openai: OpenAI) -> None:
-    cut: Any = openai.chat.completions.create(**asked("q", max_tokens=3)).choices[0]
-    assert (cut.message.content, cut.message.reasoning_content) == ("", tokens("q", 0, 3))
-    assert cut.finish_reason == "length"
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    found: Any = openai.chat.completions.create(**asked("q", tools=[tool], max_tokens=50)).choices[0].message
-    assert found.reasoning_content == tokens("q", 0, 4) and found.content is None
-    assert (found.tool_calls[0].function.name, found.tool_calls[0].function.arguments) == ("f", "{}")
-
-
-def test_jobs_their_events_and_batches_reason(openai: OpenAI, house: House) -> None:
-    reasoning, said = reasoned("q")
-    made = openai.post("/jobs", body=asked("q"), cast_to=dict[str, Any])
-    job = openai.get(f"/jobs/{made['id']}?wait=30&include=input", cast_to=dict[str, Any])
-    message = job["result"]["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == (reasoning, said)
-    assert job["input"]["reasoning_effort"] == "low"
-    data = [each for _, name, each in house.events(made["id"]) if name == "delta"]
-    assert "".join([each.get("reasoning", "") for each in data]) == reasoning
-    assert "".join([each["text"] for each in data]) == said
-    batch = ended(openai, begin(openai, [line(1, "q", max_tokens=12, reasoning_effort="low")]))
-    assert batch.output_file_id
-    row = json.loads(openai.files.content(batch.output_file_id).text)
-    assert row["response"]["body"]["choices"][0]["message"]["reasoning_content"] == reasoning
-
-
 def test_a_response_has_an_item_of_reasoning(openai: OpenAI) -> None:
     """Whole, streamed with every event in order, replayed with the same bytes, and sent back by a client."""
     reasoning, said = reasoned("q")

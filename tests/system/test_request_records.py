@@ -16,7 +16,7 @@ import pytest
 from house import House, eventually, free_port, unstarted
 
 from telemetry.records.reader import Skipped, read_records
-from telemetry.records.schema import DeliveryRecord, Record, RequestRecord, SampleRecord
+from telemetry.records.schema import DeliveryRecord, Record, RequestRecord
 
 pytestmark = pytest.mark.slow
 
@@ -191,35 +191,3 @@ def test_jobs_that_no_worker_ends_have_records_from_the_api_alone(house: House) 
     assert found[cancelled].cancelled_by == "owner"
     assert (found[given_up].state, found[given_up].lost) == ("failed", 1) and found[given_up].completion_tokens > 0
     assert found[given_up].code in ("attempts_exhausted", "poison")
-
-
-def test_samples_of_every_process(house: House) -> None:
-    house.start_api()
-    house.start("workers")
-    house.start("scheduler")
-    house.start("offline", PENSTOCK_FILES_DIR=str(house.folder / "files"))
-    house.wait_ready()
-    ids = [submit(house, 50) for _ in range(10)]
-    check(house, ids)
-    roles = {"api", "worker", "scheduler", "offline"}
-    eventually(lambda: {record.role for record in kept(house) if isinstance(record, SampleRecord)} == roles)
-    samples = [record for record in kept(house) if isinstance(record, SampleRecord)]
-    worker = [record for record in samples if record.role == "worker"]
-    assert worker[-1].step_tokens >= 490 and worker[-1].slots == 2
-    assert all(one.cpu_s <= two.cpu_s for one, two in pairwise(worker))
-    assert all(record.rss_bytes > 10**7 for record in samples)
-
-    def lanes() -> set[str]:
-        samples = [record for record in kept(house) if isinstance(record, SampleRecord) and record.role == "scheduler"]
-        return {lane for record in samples for lane in record.lanes}
-
-    eventually(lambda: "sim/batch" in lanes())
-
-
-def test_records_can_be_switched_off(house: House) -> None:
-    house.environ["PENSTOCK_RECORDS_ENABLED"] = "false"
-    house.start_all("workers")
-    job_id = submit(house, 5)
-    eventually(lambda: shown(house, job_id)["status"] == "completed")
-    time.sleep(1.0)
-    assert not (house.folder / "records").exists()

@@ -30,7 +30,7 @@ KNOWN = {"model": "sim", "max_tokens": 1, "endpoint": "/v1/completions", "want":
 MARK = "@raw@"
 PARAMETERS = (
     "", ";", "; boundary", "; boundary=", '; boundary=""', "; boundary=cut", '; boundary="cut"', '; boundary="cut',
-    *(f"; boundary={'A' * length}" for length in (70, 71, 256, 257, 10_000)), f'; boundary="{"A" * 257}"',
+    *(f"; boundary={'A' * length}" for length in (70, 71, 256, 257)), f'; boundary="{"A" * 257}"',
     "; boundary=a\tb", "; boundary=\x01\x7f", "; boundary=\xe9", '; boundary="\\"', "; boundary=a b", "; boundary=--",
     "; boundary=%0d%0a", "; boundary=a; boundary=b", "; boundary*=utf-8''%ff", "; boundary*0=a; boundary*1=b",
     "; charset=utf-8", "; charset=", "; charset=utf-16", "; charset=no-such", "; charset=\xff", "; charset=idna",
@@ -88,7 +88,7 @@ CountRequest DetokenizeRequest EmbeddingJobRequest EmbeddingRequest ItemsRequest
 ResponseRequest TokenizeRequest documents[] input[] input[].content[] input[].output[] items[] items[].content[]
 items[].output[] messages[] messages[].content[] messages[].function_call messages[].tool_calls[]
 messages[].tool_calls[].function output_expires_after reasoning response_format.json_schema stream_options text
-tool_choice.allowed_tools.tools[].function tool_choice.function tools[] tools[].function
+tools[] tools[].function
 """
 """Unknown fields are ignored; the size and the weight of a body bound them."""
 TEXTS = """
@@ -246,7 +246,7 @@ def test_the_matrix_has_every_model_and_every_bound() -> None:
         "POST /v1/batches BatchRequest output_expires_after.seconds": {3599, 3600, 2_592_000, 2_592_001},
     }.items():
         assert values == set(found[name].place.values), name
-    assert sorted(map(len, found["POST /v1/jobs CompletionJobRequest stop"].place.values)) == [3, 4, 5, 255, 256, 257]
+    assert sorted(map(len, found["POST /v1/jobs CompletionJobRequest stop"].place.values)) == [4, 5, 256, 257]
 
 
 @pytest.mark.parametrize("body", sorted({body_of(case) for case in CASES}))

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
-from chromium import browsing, missing
 from cli_instance import said_here
 from house import ADMIN_TOKEN, House, serving
 from http_serving import serving_http
@@ -124,23 +121,3 @@ def test_our_clients_may_have_a_path_in_their_address(url: str, house: House, mo
     for words, begin in ((["jobs", "ls", "--json"], "{"), (["console", "--no-browser"], f"{url}/console#link=")):
         said, code, errors = said_here(*words)
         assert code == 0 and said.startswith(begin), errors
-
-
-@pytest.mark.skipif("PENSTOCK_TEST_BROWSER" not in os.environ or bool(missing()), reason="make test-browser")
-def test_the_console_works_below_the_path(url: str, house: House, tmp_path: Path) -> None:
-    """Its files, its links, its requests, and an address of it that is opened anew."""
-    link = urljoin(url, json.loads(asked(f"{url}/admin/console/links", "POST", {})[2])["path"])
-    with browsing(tmp_path) as browser:
-        page = browser.page()
-        page.goto(link)
-        shown = "document.querySelector('main h1') && !document.body.innerText.includes('Loading…')"
-        page.wait(shown)
-        for name in ("jobs", "batches", "chat", "models", "keys", "dead-letters"):
-            page.click(f"#nav a[href$='/{name}']")
-            page.wait(f"location.pathname === '{BASE}/console/{name}' && {shown}")
-        page.click("#nav a[href$='/jobs']")
-        page.wait(f"document.querySelector('main a.id[href^=\"{BASE}/console/jobs/job_\"]')")
-        page.click("main a.id")
-        page.wait(f"location.pathname.startsWith('{BASE}/console/jobs/job_') && {shown}")
-        page.goto(str(page.run("location.href")))
-        page.wait(f"document.body.innerText.includes('completed') && {shown}")

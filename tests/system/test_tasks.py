@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from batching import client, ended, jsonl
 from house import House, serving
-from openai import BadRequestError, OpenAI
+from openai import OpenAI
 from openapi_document import SCHEMAS, conforms
 
 from workers.engines.sim.answers import SIZE, score, token_ids, vector
@@ -76,20 +76,6 @@ def test_vectors_come_in_order_by_the_official_client(openai: OpenAI) -> None:
         assert made.usage.prompt_tokens == sum(len(text.split()) for text in texts)
 
 
-def test_the_length_of_vectors_can_be_chosen(openai: OpenAI) -> None:
-    """And a list of more than one group has them in its order."""
-    (made,) = openai.embeddings.create(model="sim", input="x", dimensions=7).data
-    assert made.embedding == vector("x", 7).tolist()
-    with pytest.raises(BadRequestError, match="at most 4096"):
-        openai.embeddings.create(model="sim", input="x", dimensions=5000)
-    with pytest.raises(BadRequestError, match="context"):
-        openai.embeddings.create(model="sim", input="word " * 9000)
-    texts = [f"text {number}" for number in range(300)]
-    made = openai.embeddings.create(model="sim", input=texts, dimensions=8)
-    assert [each.embedding for each in made.data] == [vector(text, 8).tolist() for text in texts]
-    assert [each.index for each in made.data] == list(range(300))
-
-
 def test_a_job_is_answered_as_its_request_would_be(house: House, openai: OpenAI) -> None:
     """Its input is shown as it was sent; its events hold the vectors; it counts no tokens of output."""
     asked = {"endpoint": "/v1/embeddings", "model": "sim", "input": TEXTS, "encoding_format": "base64"}
@@ -102,34 +88,6 @@ def test_a_job_is_answered_as_its_request_would_be(house: House, openai: OpenAI)
     assert json.loads(house.get(f"/v1/jobs/{made['id']}/result")[1]) == job["result"]
     events = house.get(f"/v1/jobs/{made['id']}/events")[1]
     assert events.count(b"event: delta") == 1 and ",".join(expected).encode() in events and b'"tokens":0' in events
-
-
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/v1/embeddings", {"input": "a"}),
-        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
-        ("/tokenize", {"prompt": "a"}),
-        ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}),
-        ("/detokenize", {"tokens": [1]}),
-    ],
-)
-def test_a_job_names_the_endpoint_of_its_request(house: House, path: str, fields: dict[str, Any]) -> None:
-    """When it is accepted, when it is shown, and in the list of jobs."""
-    _, _, answer = house.post(path, {"model": "sim"} | fields, headers={"Prefer": "respond-async"})
-    made = json.loads(answer)
-    shown = json.loads(house.get(f"/v1/jobs/{made['id']}?wait=30&include=input")[1])
-    (listed,) = [each for each in json.loads(house.get("/v1/jobs")[1])["data"] if each["id"] == made["id"]]
-    assert {each["endpoint"] for each in (made, shown, listed, shown["input"])} == {path}
-
-
-def test_a_repeated_request_with_its_key_gets_the_same_answer(house: House) -> None:
-    body, key = {"model": "sim", "input": TEXTS}, {"Idempotency-Key": "vectors"}
-    answers = [house.post("/v1/embeddings", body, key) for _ in range(2)]
-    assert len({headers["x-job-id"] for _, headers, _ in answers}) == 1
-    assert len({answer for _, _, answer in answers}) == 1
-    status, headers, _ = house.post("/v1/embeddings", body, headers={"Prefer": "respond-async"})
-    assert status == 202 and headers["preference-applied"] == "respond-async"
 
 
 def test_a_batch_takes_lines_of_embeddings(openai: OpenAI) -> None:
@@ -172,13 +130,6 @@ def test_a_worker_that_dies_costs_only_its_groups(tmp_path: Path) -> None:
         assert [each["embedding"] for each in job["result"]["data"]] == expected
         events = house.request("GET", f"/v1/jobs/{job_id}/events")[2].decode()
         assert events.count("event: delta") == 4 and "stream.reset" not in events
-
-
-def test_an_input_that_fails_the_engine_fails_alone(house: House) -> None:
-    """It fails visibly, and the next request is answered."""
-    status, answer = post(house, "/v1/embeddings", input=["x", "[[fail@0]]"])
-    assert (status, answer["error"]["code"]) == (500, "engine_error")
-    assert post(house, "/v1/embeddings", input="x")[0] == 200
 
 
 # --- rankings --------------------------------------------------------------------------------------------------------

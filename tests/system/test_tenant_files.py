@@ -136,19 +136,6 @@ async def test_a_batch_of_a_tenant_whose_quota_is_full_is_refused(wire: RedisCli
     assert (await batches.create(batch, "digest", 9001)).batch == batch
 
 
-async def test_a_batch_that_ends_before_its_input_is_deleted_takes_nothing_from_it(wire: RedisClient) -> None:
-    """The file counts until it is deleted."""
-    files, quotas = Files(wire), Quotas(wire)
-    file = await a_file(wire, 9000)
-    await files.put(file)
-    hold = await begun(wire, file.id, 9000)
-    await Batches(wire).save(hold, BatchState.COMPLETED, BatchProgress(), keep_s=60)
-    assert await quotas.file_bytes(TENANT) == 9000
-    assert await wire.redis.exists(partition_key(0, "readers", file.id)) == 0
-    await files.forget(file.id, TENANT)
-    assert await quotas.file_bytes(TENANT) == 0
-
-
 async def test_an_input_of_a_lost_batch_is_not_counted_for_ever(wire: RedisClient) -> None:
     """Its record is gone from the store: what it held is looked at again when that is due."""
     files, quotas = Files(wire), Quotas(wire)
@@ -190,15 +177,6 @@ def answer(connection: socket.socket) -> tuple[int, dict[str, Any]]:
 
 def connected(house: House) -> closing[socket.socket]:
     return closing(socket.create_connection(("127.0.0.1", house.port), timeout=30))
-
-
-def test_a_body_that_cannot_fit_is_refused_before_it_is_sent(door: House) -> None:
-    """By its length: 429 where the quota refuses it, 413 where no quota would let it pass."""
-    for length, expected in ((QUOTAS["large"] + 100_000, (429, "quota_exceeded")), (10**12, (413, None))):
-        with connected(door) as connection:
-            connection.sendall(head("large", length))
-            status, body = answer(connection)
-        assert status == expected[0] and (expected[1] or body["error"]["code"]) == body["error"]["code"]
 
 
 def test_uploads_that_come_at_once_share_what_is_left(door: House) -> None:
@@ -258,26 +236,3 @@ def test_small_files_are_bounded_too(door: House) -> None:
     for file in files:
         openai.files.delete(file.id)
     assert kept(door, "small") == (0, 0)
-
-
-async def commands(wire: RedisClient, limit: int | None) -> dict[str, int]:
-    """What the store does for one file: its commands and how often."""
-    files = Files(wire)
-    await wire.redis.config_resetstat()
-    await files.put(await a_file(wire, 5000), limit)
-    found: dict[str, Any] = await wire.redis.info("commandstats")
-    ours = ("cmdstat_info", "cmdstat_function|load", "cmdstat_function|list")
-    return {name: each["calls"] for name, each in found.items() if name not in ours}
-
-
-@pytest.mark.parametrize("limit", [None, 10**9])
-async def test_a_file_costs_the_same_beside_many(wire: RedisClient, limit: int | None) -> None:
-    """Nothing is added up, and nothing is read that grows with their number."""
-    files = Files(wire)
-    await commands(wire, limit)
-    few = await commands(wire, limit)
-    for _ in range(200):
-        await files.put(await a_file(wire, 1))
-    assert await commands(wire, limit) == few
-    assert not few.keys() & {f"cmdstat_{name}" for name in ("hvals", "hgetall", "hkeys", "hscan", "zrange", "smembers")}
-    assert await Quotas(wire).file_bytes(TENANT) == 200 * LEAST_FILE + 3 * 5000

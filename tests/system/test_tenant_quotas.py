@@ -7,14 +7,12 @@ import json
 import math
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import flow
 import pytest
-from batching import client, content, ended, jsonl, line
+from batching import client, jsonl, line
 from house import House, key_rows, redis_process, unstarted
-from openai import RateLimitError
 from redis import Redis
 
 from cli.__main__ import main
@@ -22,7 +20,6 @@ from penstock.engine import ChatTurn
 from streaming.batches.store import Files, StoredFile
 from streaming.errors import QuotaExceeded
 from streaming.ids import partition_of
-from streaming.jobs import quotas as quotas_module
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Finish
@@ -181,14 +178,6 @@ async def test_bytes_are_counted_until_the_record_is_gone_and_no_longer(wire: Re
     assert all(int(name.lstrip(b"r")) > now_s for name in await wire.redis.hkeys(key))  # type: ignore[misc]
 
 
-async def test_lines_of_batches_are_not_jobs_of_a_tenant(wire: RedisClient) -> None:
-    """They are counted as the file that their answers become."""
-    queue = Queue(wire)
-    await queue.put_parts([a_job(queue)])
-    await run(wire)
-    assert await Quotas(wire).usage(TENANT) == TenantUsage()
-
-
 async def test_partitions_share_a_limit(redis_url: str) -> None:
     """What other partitions hold is taken off, as it was a second ago at most; a process that just came knows it."""
     wire = RedisClient.open(RedisSettings(url=redis_url, partitions=4))
@@ -205,41 +194,6 @@ async def test_partitions_share_a_limit(redis_url: str) -> None:
         assert (refused.value.used, refused.value.limit) == (20, 20)
     await queue.put(jobs[0], quota=QuotaSettings(jobs=21))
     await wire.close()
-
-
-async def test_what_other_partitions_hold_is_as_it_was_a_second_ago(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not older: a tenant would exceed its limit by all that it brought since."""
-    now_s, quota = 1000.0, QuotaSettings(jobs=10)
-    monkeypatch.setattr(quotas_module, "time", SimpleNamespace(monotonic=lambda: now_s))
-    wire = RedisClient.open(RedisSettings(url=redis_url, partitions=2))
-    quotas, queue = Quotas(wire), Queue(wire)
-
-    async def left() -> int:
-        return (await quotas.left(TENANT, 0, quota))["jobs"]
-
-    assert await left() == 10
-    await queue.put(next(job for _ in range(200) if partition_of((job := a_job(queue)).id) == 1))
-    now_s += 0.9
-    assert await left() == 10
-    now_s += 0.2
-    assert await left() == 9
-    await wire.close()
-
-
-async def test_how_jobs_stand_is_counted_in_all_slices(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few are looked at in one call."""
-    monkeypatch.setattr(quotas_module, "MAX_LOOKED", 2)
-    queue, lease = Queue(wire), await flow.a_lease(wire)
-    for _ in range(3):
-        await queue.put(a_job(queue))
-    for _ in range(3):
-        await flow.claim_one(lease)
-    for _ in range(4):
-        await queue.put(a_job(queue))
-    usage = await Quotas(wire).usage(TENANT)
-    assert (usage.jobs, usage.waiting, usage.running) == (7, 4, 3)
 
 
 async def test_the_loss_of_one_partition_refuses_nobody_elsewhere(
@@ -352,41 +306,6 @@ def test_a_tenant_over_its_quota_is_told_what_and_what_to_do(emptied: House) -> 
     assert (error["code"], error["param"], error["type"]) == ("quota_exceeded", "jobs", "rate_limit_error")
     assert "2 jobs and may keep 2" in error["message"] and "[quotas]" in error["message"]
     assert chat(emptied, "bob")[0] == 200
-
-
-def test_files_and_batches_are_bounded(emptied: House) -> None:
-    """An upload over the quota leaves no byte on the disk; a batch whose output would come on top is refused, unless it
-    was accepted before."""
-    ann = client(emptied, "ann")
-    lines = [line(number) for number in range(4)]
-    file = ann.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
-
-    def begin(key: str = "") -> Any:
-        headers = {"Idempotency-Key": key} if key else {}
-        return ann.batches.create(
-            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", extra_headers=headers
-        )
-
-    batch = begin("once")
-    on_disk = {path.name for path in (emptied.folder / ".penstock/files/files").iterdir()}
-    with pytest.raises(RateLimitError) as refused:
-        ann.files.create(file=("more.jsonl", jsonl([line(number) for number in range(20)])), purpose="batch")
-    assert refused.value.code == "quota_exceeded" and refused.value.param == "file"
-    done = ended(ann, batch)
-    assert done.output_file_id is not None
-    assert [each["custom_id"] for each in content(ann, done.output_file_id)] == [each["custom_id"] for each in lines]
-    output = ann.files.retrieve(done.output_file_id)
-    left = {path.name for path in (emptied.folder / ".penstock/files/files").iterdir()}
-    assert left == on_disk | {output.id}
-    assert not list((emptied.folder / ".penstock/files/incoming").iterdir())
-    assert max(file.bytes, LEAST_FILE) + max(output.bytes, LEAST_FILE) > 8000, "the output fills the quota"
-    assert begin("once").id == batch.id
-    with pytest.raises(RateLimitError) as refused:
-        begin()
-    assert refused.value.code == "quota_exceeded" and "DELETE /v1/files" in refused.value.message
-    assert {path.name for path in (emptied.folder / ".penstock/files/batches").iterdir()} <= {batch.id}
-    ann.files.delete(output.id)
-    assert ended(ann, begin()).status == "completed"
 
 
 def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -8,10 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from cli_instance import said_here
 from house import House, eventually
 
-from telemetry.latency import PARTS
 from telemetry.report.report import Scope, report_of
 
 pytestmark = pytest.mark.slow
@@ -54,26 +52,6 @@ def test_a_stream_has_every_part_and_its_latencies(house: House) -> None:
     assert timing["time_per_output_token_ms"] == pytest.approx(per_token, abs=0.01)
     assert sum(timing["groups_ms"].values()) == pytest.approx(timing["sum_ms"], abs=0.01)
     assert 0 < timing["clock_error_ms"]["api"] < 1_000 and 0 < timing["clock_error_ms"]["worker"] < 1_000
-
-
-def test_an_answer_in_one_piece_has_no_first_part(house: House) -> None:
-    """Its TTFT is its end-to-end time."""
-    headers = house.post("/v1/chat/completions", chat("whole", max_tokens=5))[1]
-    timing = timing_of(house, headers["x-job-id"])
-    assert timing["reasons"] == {"egress_first": "the answer was sent in one piece"}
-    assert timing["time_to_first_token_ms"] == timing["end_to_end_ms"] and timing["time_per_output_token_ms"] is None
-
-
-def test_a_job_nobody_waits_for_ends_with_its_last_token(house: House) -> None:
-    """And says why it was not sent; one token has no time per token."""
-    job = json.loads(house.post("/v1/jobs", chat("later", max_tokens=1))[2])
-    eventually(lambda: shown(house, job["id"])["status"] == "completed")
-    timing = shown(house, job["id"])
-    assert timing["until"] == "last_token" and timing["parts_ms"]["decode"] == 0
-    assert (
-        set(timing["reasons"]) == {"egress_first", "egress_tail"} and "did not wait" in timing["reasons"]["egress_tail"]
-    )
-    assert timing["sum_ms"] == pytest.approx(timing["end_to_end_ms"], abs=1.0)
 
 
 def overview_of(house: House) -> Any:
@@ -125,8 +103,7 @@ def test_tokens_are_counted_as_they_are_written(empty_house: House) -> None:
 WAYS = {
     "stream": ("/v1/chat/completions", {"stream": True}),
     "whole": ("/v1/chat/completions", {}),
-    "job": ("/v1/jobs", {}),
-    "two texts": ("/v1/jobs", {"n": 2}),
+    "job": ("/v1/jobs", {"n": 2}),
 }
 
 
@@ -183,18 +160,3 @@ def first_token_is_the_readers(house: House, way: str, job_id: str, since: float
         return [whole.ttft.max, *(whole.parts[name] for name in same)] == expected
 
     assert eventually(reported), "once its records are written"
-
-
-def test_the_command_line_draws_it(house: House) -> None:
-    """`penstock jobs timing`: a bar for each part on stdout, the clocks' bound beside it; --json for programs."""
-    headers = house.post("/v1/chat/completions", chat("draw", max_tokens=20, stream=True))[1]
-    job_id = headers["x-job-id"]
-    timing_of(house, job_id)
-
-    words = ("jobs", "timing", job_id, "--url", house.url)
-    table, code, errors = said_here(*words)
-    lines = {line.split()[0]: line for line in table.splitlines()}
-    assert {part.name for part in PARTS} <= lines.keys() and lines["decode"].count("█") > lines["gate"].count("█")
-    assert "as the reader got them" in lines["TPOT"], "the report's is the engine's"
-    assert code == 0 and "clocks known to" in errors
-    assert json.loads(said_here(*words, "--json")[0])["object"] == "job.timing"

@@ -183,15 +183,10 @@ HOSTED = {"type": "web_search"}
     [
         ("chat", {"tool_choice": OTHER}, "tool_choice", "not in tools"),
         ("chat", {"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
-        ("chat", {"tools": [{"type": "custom"}], "tool_choice": {"type": "custom"}}, "tool_choice.type", "must be"),
+        ("chat", {"tools": [{"type": "custom"}], "tool_choice": {"type": "custom"}}, "tool_choice", "must name"),
         ("chat", {"tools": [tool("a"), tool("a")]}, "tools", "different names"),
         ("chat", {"response_format": {"type": "json_object"}}, "response_format", "force its call"),
-        (
-            "response",
-            {"tools": [HOSTED], "tool_choice": HOSTED},
-            "tool_choice.type",
-            "must be",
-        ),
+        ("response", {"tools": [HOSTED], "tool_choice": HOSTED}, "tool_choice", "must name"),
         ("response", {"tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "not in tools"),
         ("response", {"text": {"format": {"type": "json_object"}}}, "text.format", "force its call"),
     ],

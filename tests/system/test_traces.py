@@ -14,11 +14,7 @@ from house import House, eventually, unstarted
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from otlp_collector import Collector, attributes_of, collector
-from prometheus_client.parser import text_string_to_metric_families
 from receiver import Receiver, receiving
-
-from streaming.jobs.job import Endpoint
-from telemetry.catalogue import LABELS
 
 __all__ = ["collector"]  # a fixture
 
@@ -161,58 +157,6 @@ def test_spans_have_the_names_of_the_conventions(house: House, collector: Collec
     assert trace in {line.get("trace_id") for line in log if line["message"] == "request"}
     ended = [json.loads(line) for line in house.log("workers").splitlines() if "jobs completed" in line]
     assert [trace] in [line["trace_ids"] for line in ended]
-
-
-REQUESTS: dict[Endpoint, list[tuple[dict[str, Any], str]]] = {
-    Endpoint.CHAT: [({"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}, "chat")],
-    Endpoint.COMPLETIONS: [
-        ({"prompt": "x", "max_tokens": 2}, "text_completion"),
-        ({"prompt": [1, 2], "max_tokens": 2}, "text_completion"),
-    ],
-    Endpoint.RESPONSES: [({"input": "x", "max_output_tokens": 2}, "chat")],
-    Endpoint.EMBEDDINGS: [({"input": "x"}, "embeddings")],
-    Endpoint.RERANK: [({"query": "x", "documents": ["x"]}, "rerank")],
-    Endpoint.TOKENIZE: [({"prompt": "x"}, "tokenize")],
-    Endpoint.DETOKENIZE: [({"tokens": [1]}, "detokenize")],
-}
-"""Bodies and operations."""
-
-
-def counted(house: House) -> dict[str, float]:
-    """Requests by operation, as the metrics page has them."""
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(house.get("/metrics")[1].decode()):
-        for sample in family.samples:
-            if sample.name == "gen_ai_server_request_duration_seconds_count":
-                found[sample.labels["gen_ai_operation_name"]] = sample.value
-    return found
-
-
-def test_every_endpoint_has_one_operation(house: House, collector: Collector) -> None:
-    """In the attempt's span, its name, and the metrics; the catalogue lists all of them, and no other."""
-    house.start_all("workers")
-    for endpoint in Endpoint:
-        for body, operation in REQUESTS[endpoint]:
-            before = counted(house).get(operation, 0.0)
-            status, headers, _ = house.post(endpoint.path, {"model": "sim", **body})
-            assert status == 200, endpoint
-            trace, name = trace_of(collector, headers["x-job-id"]), f"{operation} sim"
-            eventually(lambda trace=trace, name=name: named(of_trace(collector, trace), name))
-            (attempt,) = named(of_trace(collector, trace), name)
-            assert attributes_of(attempt)["gen_ai.operation.name"] == operation, endpoint
-            eventually(lambda name=operation, past=before: counted(house).get(name) == past + 1)
-    assert set(counted(house)) == set(LABELS["gen_ai_operation_name"].split(", "))
-
-
-def test_the_ratio_alone_decides(house: House, collector: Collector) -> None:
-    """At 0 nothing is sent, not even for a caller whose trace is sampled; the answer is the same."""
-    house.environ["PENSTOCK_TELEMETRY_TRACE_RATIO"] = "0"
-    house.start_all("workers")
-    sampled = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    assert house.post("/v1/chat/completions", chat(5), sampled)[0] == 200
-    house.start("workers", "--id", "later")  # lives longer than a batch of spans waits
-    eventually(lambda: house.log("workers").count('"message":"ready"') == 2)
-    assert collector.sent == []
 
 
 def test_batches_and_webhooks_are_in_traces(house: House, collector: Collector) -> None:

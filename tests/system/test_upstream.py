@@ -82,36 +82,3 @@ def test_a_batch_runs_there(instance: Instance) -> None:
     assert code == 0, errors
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(answers) == 2 and all(answer["error"] is None for answer in answers)
-
-
-def test_doctor_says_what_the_server_can_do(
-    llama: LlamaProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And names one that does not answer."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "250")
-    (tmp_path / "penstock.toml").write_text(
-        f'[models.m]\nengine = "upstream"\noptions.urls = ["{llama.url}", "http://127.0.0.1:1/v1"]\n'
-    )
-    said, code, _ = said_here("doctor", "-v")
-    assert code == 1
-    assert f"upstream {llama.url}: m: llama-server" in said
-    assert "2048 tokens; runs 1 request at once; continues chats by token ids; texts by token ids; goes on" in said
-    assert "fail  upstream http://127.0.0.1:1/v1" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--upstream", "127.0.0.1:1"], "expected an address such as http://"),
-        (["--engine", "upstream"], "no server is named"),
-        (["--upstream", "http://127.0.0.1:1/v1", "--engine", "sim"], "--upstream needs no --engine sim"),
-    ],
-)
-def test_up_says_what_is_wrong_with_an_address(
-    words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before anything is started."""
-    monkeypatch.chdir(tmp_path)
-    _, code, errors = said_here("up", "--port", "0", *words)
-    assert code != 0 and expected in errors, errors

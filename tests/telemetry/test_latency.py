@@ -90,35 +90,12 @@ def test_the_parts_up_to_the_last_token_are_those_of_the_split(steps: list[int],
     assert latency.engine_parts(times) == known
 
 
-def test_a_job_under_way_shows_what_is_known() -> None:
-    """Parts that are over have their time, the others a reason; there is no end-to-end time yet."""
-    found = latency.split(latency.Stamps(received=1_000, accepted=3_000, started=10_000, claimed=10_000), over=False)
-    assert found.parts["ingress"] == 2_000 and found.parts["queue"] == 7_000 and found.parts["gate"] is None
-    assert found.reasons["gate"] == "not yet" and found.end_to_end is None and found.until == ""
-
-
 def test_a_job_that_ended_in_its_lane() -> None:
     """Expired: the lane has all its time; the error's way to the client is the tail."""
     expired = latency.Stamps(received=0, accepted=1_000, ended=61_000, last_sent=63_000)
     found = latency.split(expired, over=True)
     assert found.parts["queue"] == 60_000 and found.parts["egress_tail"] == 2_000 and found.parts["decode"] is None
     assert found.reasons["decode"] == "the job ended before" and found.total == found.end_to_end == 63_000
-
-
-def test_a_job_nobody_waited_for() -> None:
-    """It ends with the engine's last token."""
-    found = latency.split(
-        replace(WHOLE, first_got=None, first_sent=None, last_got=None, last_sent=None), over=True, unsent="x"
-    )
-    assert found.until == "last_token" and found.total == found.end_to_end == 155_000
-    assert found.reasons == {"egress_tail": "x", "egress_first": "x"}
-
-
-def test_an_engine_that_does_not_say_when_it_began() -> None:
-    """Wait and prefill together stand at prefill, and the wait says so."""
-    found = latency.split(replace(WHOLE, scheduled=None), over=True)
-    assert found.parts["engine_wait"] is None and found.parts["prefill"] == 45_000
-    assert found.reasons == {"engine_wait": "not told apart from prefill"}
 
 
 def test_a_resumed_job() -> None:

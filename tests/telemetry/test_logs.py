@@ -10,11 +10,9 @@ import logging
 import os
 import sys
 import time
-import warnings
 from datetime import datetime
 from typing import Any
 
-import httpx2
 import pytest
 
 from telemetry.logs import EventLog, JsonLines, setup
@@ -46,20 +44,6 @@ def test_an_event_is_one_line_of_this_form() -> None:
         '{"time":"2025-11-21T01:46:36.123Z","level":"info","service":"api","pid":42,"logger":"api.chat",'
         '"message":"job j1 accepted","model":"m","waiting":3}'
     )
-
-
-def test_levels_below_the_set_one_are_not_written(lines: io.StringIO) -> None:
-    """At info, a debug event leaves nothing."""
-    logging.getLogger("x").debug("quiet")
-    logging.getLogger("x").info("loud")
-    assert logged(lines)["message"] == "loud"
-
-
-def test_requests_of_the_http_client_are_not_written(lines: io.StringIO) -> None:
-    """It logs each at info, such as each count of a prompt's tokens."""
-    with httpx2.Client(transport=httpx2.MockTransport(lambda _: httpx2.Response(200))) as client:
-        client.get("http://localhost/")
-    assert lines.getvalue() == ""
 
 
 def test_a_span_gives_its_ids_to_the_lines_within(lines: io.StringIO) -> None:
@@ -102,25 +86,6 @@ def test_nothing_is_lost_to_a_value_that_cannot_be_encoded(lines: io.StringIO) -
     event = logged(lines)
     assert (event["message"], event["text"], event["number"]) == ("odd", "\\ud800", str(1 << 80))
     assert event["thing"] == "<Broken cannot be shown: ValueError>"
-
-
-def test_extras_cannot_replace_what_the_line_says_of_itself(lines: io.StringIO) -> None:
-    """An extra named like one of ours is dropped in favour of ours."""
-    logging.getLogger("x").info("true", extra={"service": "forged", "level": "forged", "time": "forged"})
-    event = logged(lines)
-    assert (event["service"], event["level"]) == ("api", "info")
-    assert event["time"] != "forged"
-
-
-def test_warnings_become_events(lines: io.StringIO) -> None:
-    """Python's own warnings come as JSON lines too."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        logging.captureWarnings(False)
-        logging.captureWarnings(True)
-        warnings.warn("old thing", DeprecationWarning, stacklevel=1)
-    assert "old thing" in logged(lines)["message"]
-    assert logged(lines)["logger"] == "py.warnings"
 
 
 def test_the_default_stream_is_stderr(capsys: pytest.CaptureFixture[str], lines: io.StringIO) -> None:

@@ -17,8 +17,7 @@ from otlp_collector import Collector, attributes_of, collector
 
 from telemetry import tracing
 from telemetry.process import start_tracing
-from telemetry.settings import TelemetrySettings
-from telemetry.tracing import current, extract
+from telemetry.tracing import extract
 
 __all__ = ["collector"]  # a fixture
 
@@ -77,24 +76,6 @@ def test_a_failure_is_told_and_an_end_counts_once(collector: Collector) -> None:
         about = attributes_of(event)
         assert (event.name, about["exception.type"], about["exception.message"]) == ("exception", kind, said)
         assert about["exception.stacktrace"] == f"{kind}: {said}\n"
-
-
-def test_an_event_stands_at_its_moment(collector: Collector) -> None:
-    """One that is told later than it was, as a first token is by the engine's clock; without a moment, it is now."""
-    at_ns, tracer = 1_763_689_597_500_000_000, start_tracing("worker", collector.url)
-    span = tracer.enter("generate")
-    span.add_event("first token", at_ns, {tracing.OUTPUT_TOKENS: 1})
-    before_ns = time.time_ns()
-    span.add_event("preempted")
-    span.end()
-    tracer.close()
-    first, second = collector.spans["generate"][1].events
-    assert (first.name, first.time_unix_nano, attributes_of(first)) == (
-        "first token",
-        at_ns,
-        {tracing.OUTPUT_TOKENS: 1},
-    )
-    assert before_ns <= second.time_unix_nano <= time.time_ns()
 
 
 @pytest.mark.parametrize("flags", ["00", "01"])
@@ -198,15 +179,6 @@ def test_a_later_version_and_an_odd_tracestate() -> None:
         assert extract({**INCOMING, "tracestate": state}) == {"traceparent": INCOMING["traceparent"]}
 
 
-def test_the_active_span_is_the_innermost() -> None:
-    """Spans nest as context managers, and each puts back the one before it."""
-    off = start_tracing("api", "")
-    outer, inner = off.span("a"), off.span("b")
-    with outer, inner as span:
-        assert current() is inner is span
-    assert current() is None
-
-
 def test_a_collector_that_hangs_does_not_hold_up_the_end(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing gives up on the last spans after its own time, however long the exporter would go on."""
     monkeypatch.setattr(tracing, "CLOSE_TIMEOUT_S", 0.05)
@@ -218,9 +190,3 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end(collector: Collector, m
     tracer.close()
     assert time.monotonic() - began < 15
     collector.answers.set()
-
-
-def test_an_endpoint_without_a_scheme_is_refused() -> None:
-    """The settings say what an endpoint looks like instead of failing at the first export."""
-    with pytest.raises(ValueError, match="expected http://HOST:PORT"):
-        TelemetrySettings(otlp_endpoint="127.0.0.1:4318")

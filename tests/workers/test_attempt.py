@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from sim_worker import a_claim
 
-from penstock.engine import NEUTRAL_PRIORITY, Capabilities, ChatTurn, EngineTimes, Logprob, Piece, Sampling
+from penstock.engine import Capabilities, ChatTurn, EngineTimes, Logprob, Piece, Sampling
 from streaming.jobs.codec import Delta, Generated, Opening, Run, Section, Usage, decode_terminal, encode, encode_delta
 from streaming.jobs.history import History
 from streaming.jobs.job import Chat, Job, PastAttempt, Text
@@ -98,16 +98,6 @@ def test_what_earlier_attempts_wrote_of_the_text_was_kept() -> None:
     assert (heir.opening.begun_ms, heir.opening.kept_ms) == (2_000, 2_000 + 1_500)
 
 
-def test_a_record_of_many_deltas_is_read_like_any_other() -> None:
-    """More than a short array's head can count."""
-    attempt = attempt_with([])
-    for _ in range(70_000):
-        attempt.take(0, Piece("j/0", "x", (1,), 1), 1.0)
-    end = decode_terminal(encode(attempt.terminal("w", Generated())))
-    assert [row.seq for row in end.rows] == list(range(1, 70_001))
-    assert end.rows[-1] == Delta(STREAM, 70_000, "x", (1,), 0, 1)
-
-
 TWO = Text(("one", "another"))
 
 
@@ -145,18 +135,6 @@ def test_a_prompt_is_counted_once_whatever_ran_it() -> None:
     assert third.over and usage(third) == Usage(16, 7, 10)
 
 
-def test_copies_of_one_prompt_are_one_prompt() -> None:
-    """n = 2 of two prompts: one copy of the first ended before the loss."""
-    sampling = Sampling(n=2)
-    first = attempt_with([], TWO, sampling)
-    run(first, (0, began(5)), (0, Piece("x", finish="stop", prompt_tokens=5)))
-    second = attempt_with(log_of(first), TWO, sampling)
-    assert list(second.requests()) == [1, 2, 3]
-    for index, size in ((1, 5), (2, 9), (3, 9)):
-        run(second, (index, began(size)), (index, Piece("x", finish="stop", prompt_tokens=size)))
-    assert usage(second) == Usage(14, 4, 0)
-
-
 def test_a_choice_that_had_all_its_tokens_is_counted() -> None:
     """Its worker was lost between its last token and the word that it was the last: nothing is left to run."""
     sampling = Sampling(max_tokens=2)
@@ -164,15 +142,6 @@ def test_a_choice_that_had_all_its_tokens_is_counted() -> None:
     run(first, (0, began(6, 1)), (0, TOKEN))
     second = attempt_with(log_of(first), CHAT, sampling)
     assert second.over and usage(second) == Usage(6, 2, 1)
-
-
-def test_a_cancelled_job_counts_the_prompts_it_had() -> None:
-    """What ended before the loss, and what the engine says of what it was told to stop."""
-    first = attempt_with([], TWO)
-    run(first, (0, began(5)), (0, Piece("x", finish="stop", prompt_tokens=5)))
-    second = attempt_with(log_of(first), TWO)
-    run(second, (1, Piece("x", finish="cancelled", prompt_tokens=11)))
-    assert usage(second) == Usage(16, 1, 0)
 
 
 def test_a_size_told_with_nothing_to_show_is_in_the_next_delta() -> None:
@@ -183,30 +152,12 @@ def test_a_size_told_with_nothing_to_show_is_in_the_next_delta() -> None:
     assert usage(attempt_with(log_of(first))).prompt == 6
 
 
-def test_a_prompt_counts_whichever_of_its_copies_began() -> None:
-    """n = 2, and the job was cancelled before the engine began the first copy: the prompt was computed once."""
-    attempt = attempt_with([], CHAT, Sampling(n=2))
-    run(attempt, (1, began(5, 2)))
-    assert usage(attempt) == Usage(5, 1, 2)
-
-
 def test_copies_of_one_prompt_have_seeds_of_their_own() -> None:
     """Equal seeds would make equal texts. Equal copies of different prompts may share one."""
     seeds = [request.sampling.seed for request in attempt_with([], TWO, Sampling(n=2, seed=7)).requests().values()]
     assert seeds == [7, 8, 7, 8]
     assert all(request.sampling.seed is None for request in attempt_with([], TWO, Sampling(n=2)).requests().values())
     assert [request.sampling.seed for request in attempt_with([], TWO, Sampling(seed=7)).requests().values()] == [7, 7]
-
-
-def test_every_text_of_a_job_has_the_priority_of_its_lane() -> None:
-    """Higher lanes have a higher one, and standard is what a request without a lane has."""
-    prompt, sampling = Text(("a", "b")), Sampling(n=2)
-    asked = [attempt_with([], prompt, sampling, lane).requests().values() for lane in Priority]
-    by_lane = [{request.priority for request in requests} for requests in asked]
-    assert [len(requests) for requests in asked] == [4, 4, 4]
-    assert all(len(priorities) == 1 for priorities in by_lane)
-    high, neutral, low = (priorities.pop() for priorities in by_lane)
-    assert 0 <= low < neutral < high <= 1 and neutral == NEUTRAL_PRIORITY
 
 
 async def test_a_job_without_a_first_token_has_no_last_one(wire: RedisClient) -> None:
@@ -258,18 +209,3 @@ def test_what_was_not_begun_or_is_not_constrained_goes_on() -> None:
     """Nothing is logged, or nothing is asked of the text."""
     assert not job_restart_reason(a_job(json_schema={}), CANNOT, [])
     assert not job_restart_reason(a_job(), CANNOT, rows((0, "")))
-
-
-@pytest.mark.parametrize("job", [a_job(n=2, json_schema={}), a_job(prompts=2, json_schema={})])
-def test_one_choice_in_the_middle_is_enough(job: Job) -> None:
-    """Choices that ended, and such as were not begun, are no reason."""
-    assert not job_restart_reason(job, CANNOT, rows((0, ""), (0, "stop")))
-    assert not job_restart_reason(job, CANNOT, rows((0, "length"), (1, "stop")))
-    assert job_restart_reason(job, CANNOT, rows((0, "stop"), (1, "")))
-
-
-def test_a_text_of_full_length_is_complete() -> None:
-    """Its last token was logged, its end was not."""
-    job = a_job(json_schema={}, max_tokens=2)
-    assert job_restart_reason(job, CANNOT, rows((0, "")))
-    assert not job_restart_reason(job, CANNOT, rows((0, ""), (0, "")))

@@ -135,13 +135,6 @@ async def test_a_schema_fetches_nothing(checker: Checker, tmp_path: Path) -> Non
     assert len(hits) == 1
 
 
-async def test_a_schema_is_tried_without_a_text(checker: Checker) -> None:
-    """Before an answer is there."""
-    assert await checker.failure(PERSON, ()) is None
-    failure = await checker.failure({"type": "nope"}, ())
-    assert failure is not None and (failure.status, failure.param) == (400, "response_format")
-
-
 def endless(levels: int) -> dict[str, Any]:
     """A schema that takes twice as long to check with each level."""
     rules: dict[str, Any] = {

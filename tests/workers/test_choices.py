@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from flow import deltas_of
 from many_choices import job_of, nothing_left, prompts, put_many
 from msgspec.structs import replace
-from sim_worker import DeafEngine, Start, a_claim, ended, failure_of, put_job, text_of, until
+from sim_worker import Start, ended, failure_of, put_job, text_of, until
 
-from penstock.engine import EngineDead, EngineHealth, Piece, Request, Sampling, Stats
-from streaming.fleet.settings import NO_TARGETS
+from penstock.engine import EngineDead, EngineHealth, Piece, Request, Sampling
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from workers.attempt import Attempt
-from workers.choices import ChoiceStarter
 from workers.engines.sim.answers import token_text
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
-from workers.gatekeeper import Gatekeeper
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
@@ -105,15 +99,6 @@ async def test_it_has_half_of_the_cache(wire: RedisClient, start: Start) -> None
     assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 2
 
 
-async def test_the_longest_prompt_is_what_counts(wire: RedisClient, start: Start) -> None:
-    """Choices are not told apart: were the shortest taken for all, a few long ones would fill the cache."""
-    running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=8, kv_tokens=400), engine=Counted)
-    texts = ("short", "long" * 100, *["short"] * 6)
-    job = await put_job(Queue(wire), prompt=Text(texts), sampling=Sampling(max_tokens=20))
-    await exact(wire, job, 20)
-    assert isinstance(running.engine, Counted) and running.engine.most[job.id] == 1
-
-
 @pytest.mark.parametrize(("lines", "choices"), [(20, 1), (6, 10)])
 async def test_lane_batch_leaves_the_reserved_slots_free(
     wire: RedisClient, start: Start, lines: int, choices: int
@@ -160,17 +145,6 @@ async def test_its_end_before_its_time_starts_no_choice(wire: RedisClient, start
     nothing_left(running)
 
 
-async def test_one_choice_that_fails_ends_the_job(wire: RedisClient, start: Start) -> None:
-    """The engine fails one that had to wait: no other is started, and the job has failed once."""
-    running = await start(replace(SLOW, faults=True, step_ms=2), engine=Counted)
-    texts = tuple(f"prompt {number}" + " [[fail@3]]" * (number == 5) for number in range(30))
-    job = await put_job(Queue(wire), prompt=Text(texts), sampling=Sampling(max_tokens=10))
-    record = await ended(wire, job.id)
-    assert failure_of(record).code == "engine_error"
-    assert isinstance(running.engine, Counted) and len(running.engine.given) < 12
-    nothing_left(running)
-
-
 class Unsure(Counted):
     """Cannot say of a prompt whether it fits before it is given it."""
 
@@ -207,54 +181,6 @@ async def test_a_drain_hands_over_what_was_not_started(wire: RedisClient, start:
 async def _ended_choices(wire: RedisClient, job: Job) -> bool:
     reader = JobReader(wire)
     return any(row.finish for row in await deltas_of(reader, await reader.record(job.id)))
-
-
-async def test_long_ones_are_checkpointed_while_choices_wait(wire: RedisClient, start: Start) -> None:
-    """The log in front of them is trimmed, and nothing is lost of what was said or waits."""
-    queue = Queue(wire)
-    running = await start(
-        SimSettings(step_ms=1, prefill_ms=1, slots=2), WorkerSettings(checkpoint_frames=50, drain_s=0.1)
-    )
-    job = await put_many(queue, 4, 400)
-    await until(lambda: any(attempt.is_checkpointed for attempt in running.worker._attempts.values()))
-    running.stop.set()
-    await running.task
-    await start(SimSettings(step_ms=1, prefill_ms=1, slots=8))
-    await exact(wire, job, 400)
-
-
-async def test_json_that_was_not_all_started_is_computed_again_as_a_whole(wire: RedisClient, start: Start) -> None:
-    """Some of its texts were under way, which this engine cannot continue: every choice is computed from its first
-    token, also those that had ended and those that had not begun."""
-    first = await start(SLOW, WorkerSettings(drain_s=0), engine=DeafEngine)
-    stop = token_text("prompt 0", 5)  # ends the first choice in the middle of the others
-    assert [at for at in range(10) if stop in said(f"prompt {at}", 25)] == [0]
-    job = await put_job(Queue(wire), prompt=prompts(10), sampling=Sampling(max_tokens=25, json_schema={}, stop=(stop,)))
-    await until(lambda: _ended_choices(wire, job))
-    first.stop.set()
-    await first.task
-    second = await start(SimSettings(step_ms=1, prefill_ms=1, slots=3), engine=DeafEngine)
-    record = await ended(wire, job.id)
-    assert [text_of(record, at) for at in range(10)] == [said(f"prompt {at}", 25 if at else 5) for at in range(10)]
-    assert isinstance(second.engine, DeafEngine) and list(second.engine.pasts.values()) == [0] * 10
-    assert record.terminal is not None and record.terminal.usage.completion >= 9 * 25 + 5
-    nothing_left(second)
-
-
-async def test_a_job_whose_choices_have_all_begun_makes_room_for_others() -> None:
-    """As many that wait for some of theirs keep the worker from claiming: it looks again once one of them has all."""
-    engine: Any = SimpleNamespace(stats=lambda: Stats(slots=4), submit=lambda _request: None)
-    room, job = (
-        asyncio.Event(),
-        Job(id="0-j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("one", "two"))),
-    )
-    card: Any = SimpleNamespace(context=512)
-    gate = Gatekeeper(engine, card, WorkerSettings(), NO_TARGETS, cast(Any, None))
-    starter = ChoiceStarter(engine, card, WorkerSettings(), gate, room, on_stopped=lambda _: None)
-    starter.submit(Attempt(a_claim(job)))
-    assert (len(starter.waiting), room.is_set()) == (1, False)
-    await asyncio.sleep(0)
-    assert (len(starter.waiting), starter.texts, room.is_set()) == (0, 2, True)
 
 
 async def test_an_engine_that_dies_when_a_later_choice_is_given_ends_the_worker(

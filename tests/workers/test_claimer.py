@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,15 +14,15 @@ from sim_worker import Running, Start, ended, expected, put_job, text_of, until
 
 from penstock.engine import Capabilities, Stats
 from streaming.fleet.plans import Plans, claim_lead
-from streaming.jobs.codec import encode
+from streaming.jobs.codec import Cancel, Follow, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JOB_VERSION, JobState
-from streaming.jobs.lease import Claim, Claimed, Lease, UnreadableClaim
+from streaming.jobs.lease import Claim, Claimed, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
-from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer
+from workers.claimer import Claimer
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
@@ -167,45 +166,15 @@ async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: 
     claims = [asyncio.create_task(claimer._claim(partition, 1, 1)) for partition in (0, 1)]
     while not (claimer.may_bring(0) and claimer.may_bring(1)):
         await asyncio.sleep(0)
-    claimer.note_follow("j", "reader")
-    claimer.note_cancel("j", "owner")
+    said = [Follow("j", "reader"), Cancel("j", "owner")]
+    for control in said:
+        claimer.note(control)
     gates[0].set()
     await claims[0]
-    assert claimer.followers("j") == ["reader"] and claimer.early_cancel("j") == "owner"
+    assert claimer.early("j") == said
     gates[1].set()
     await claims[1]
-    assert claimer.followers("j") == () and claimer.early_cancel("j") is None
-
-
-async def test_a_worker_that_finds_only_newer_jobs_claims_less_and_less_often(wire: RedisClient) -> None:
-    """The pause doubles with every such claim, up to its limit, and is short again after a job it can read."""
-    lease = Lease(wire, "m")
-
-    async def decline(_: Sequence[UnreadableClaim]) -> None:
-        return
-
-    lease.decline = decline  # type: ignore[method-assign]
-    claimer, _ = a_claimer(wire, lease)
-    pauses = []
-    for _ in range(12):
-        await claimer._begin_jobs(0, [UnreadableClaim("j", 1, "newer", newer=True)])
-        pauses.append(claimer._pause_s)
-    assert pauses == [min(MIN_PAUSE_S * 2 ** (place + 1), MAX_PAUSE_S) for place in range(12)]
-    assert pauses[2] == 4 * pauses[0] and pauses[-1] == MAX_PAUSE_S
-    assert claimer._wanted(0) == (0, 0), "it does not pause"
-    readable = UnreadableClaim("k", 2, "broken")  # by this version: it is ended here
-    await claimer._begin_jobs(0, [UnreadableClaim("j", 1, "newer", newer=True), readable])
-    assert claimer._pause_s == MIN_PAUSE_S
-
-
-async def test_a_hold_that_is_taken_back_is_felt_at_once(wire: RedisClient) -> None:
-    """The claimer looks without waiting for its next poll; where nothing was held it is not woken."""
-    claimer, _ = a_claimer(wire, Lease(wire, "m"))
-    claimer.hold(0)
-    assert not claimer._look.is_set()
-    claimer.hold(60_000)
-    claimer.hold(0)
-    assert claimer._look.is_set()
+    assert claimer.early("j") == ()
 
 
 async def test_each_round_begins_with_another_partition(wire: RedisClient) -> None:
@@ -230,17 +199,6 @@ async def test_each_round_begins_with_another_partition(wire: RedisClient) -> No
     assert rounds[:3] == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
 
 
-async def test_suspects_wait_for_a_claim_of_another_partition(wire: RedisClient) -> None:
-    """It may bring jobs, and nothing runs beside a suspect."""
-    claimer, hands = a_claimer(wire, Lease(wire, "m"))
-    hands.running, hands.is_laden = 0, False
-    claimer._suspects.add(0)
-    assert claimer._wanted(0)[0] > 0 and claimer._wanted(1) == (0, 0)
-    claimer._claims[1] = asyncio.create_task(asyncio.sleep(0, result=False))
-    assert claimer._wanted(0) == (0, 0)
-    await claimer._claims[1]
-
-
 @pytest.mark.parametrize("has_ended", [False, True])
 async def test_a_job_that_ends_between_its_claim_and_its_reading_is_not_begun(
     wire: RedisClient, has_ended: bool
@@ -260,29 +218,3 @@ async def test_a_job_that_ends_between_its_claim_and_its_reading_is_not_begun(
     claimer, hands = a_claimer(wire, second)
     assert await claimer._begin_continued([claim]) == []
     assert hands.begun == ([] if has_ended else [job.id])
-
-
-async def test_claims_are_logged_with_job_and_worker(wire: RedisClient, caplog: pytest.LogCaptureFixture) -> None:
-    """All claims of a call in one line, a continuation with what there is to continue, and a suspect by itself."""
-    queue, job = Queue(wire), None
-    for name in ("worker-1", "worker-2", "worker-3"):
-        lease = Lease(wire, "m", name)
-        await lease.register()
-        if job is None:
-            job = await put_job(queue)
-        claimer, _ = a_claimer(wire, lease)
-        with caplog.at_level("INFO"):
-            for _ in range(2):  # the first says whether suspects wait
-                await claimer._claim(0, 1, 1)
-        await lapse(wire, lease)
-    found = [vars(each) for each in caplog.records if each.name == "workers.claimer" and "worker" in vars(each)]
-    assert [(each["worker"], each["message"]) for each in found] == [
-        ("worker-1", "jobs claimed"),
-        ("worker-2", "jobs claimed"),
-        ("worker-2", "a job is continued"),
-        ("worker-3", "a job runs alone, for it may have ended workers"),
-        ("worker-3", "a job is continued"),
-    ]
-    assert all(job.id in (each.get("job"), *each.get("jobs", ())) for each in found)
-    assert (found[2]["attempt"], found[2]["tokens"]) == (2, 0)
-    assert [each.get("alone") for each in found] == [False, False, None, True, None]

@@ -6,16 +6,13 @@ import msgspec
 import pytest
 from sim_worker import Running, Start, ended, expected, failure_of, put_job, text_of, until
 
-from streaming.fleet.processes import LengthStore
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.keys import fleet_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from workers import slot_shares as victims
 from workers.engines.sim.settings import SimSettings
-from workers.gate import VERSION, OutputLengths
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
@@ -60,17 +57,6 @@ async def test_a_waiting_job_does_not_hold_back_chats_that_fit(wire: RedisClient
         assert (await ended(wire, job.id)).state is JobState.COMPLETED
 
 
-async def test_jobs_of_a_lane_begin_in_the_order_of_their_claims(wire: RedisClient, start: Start) -> None:
-    """One claim brings three: the second does not fit, and the third waits behind it, though it would."""
-    queue = Queue(wire)
-    jobs = [await put_job(queue, f"job {number}", tokens) for number, tokens in enumerate((250, 200, 10))]
-    await start(FULL, WorkerSettings(drain_s=5))
-    ends = [(await ended(wire, job.id)).terminal for job in jobs]
-    released = [end.generated.released for end in ends if end is not None]
-    assert len(released) == 3 and released == sorted(released)
-    assert ends[0] is not None and released[1] > ends[0].generated.first, "the second did not wait"
-
-
 @pytest.mark.parametrize("way", ["cancel", "deadline"])
 async def test_a_job_that_waits_at_the_gate_ends_at_once(wire: RedisClient, start: Start, way: str) -> None:
     """No choice of it runs whose end could end it, and the next job takes its turn."""
@@ -88,75 +74,6 @@ async def test_a_job_that_waits_at_the_gate_ends_at_once(wire: RedisClient, star
     after = await put_job(queue, "after", 5)
     assert (await ended(wire, after.id)).state is JobState.COMPLETED
     assert not running.worker._starter.waiting and not running.worker._gate._waiting
-
-
-async def test_a_drain_hands_back_what_waits_at_the_gate(wire: RedisClient, start: Start) -> None:
-    queue, running = Queue(wire), await start(FULL, WorkerSettings(drain_s=0))
-    jobs = [await put_job(queue, f"job {number}", 250) for number in range(2)]
-    await until(lambda: _holds(running, 2))
-    running.stop.set()
-    await running.task
-    await start(FULL)
-    for number, job in enumerate(jobs):
-        assert text_of(await ended(wire, job.id)) == expected(f"job {number}", 250)
-
-
-async def test_the_history_survives_a_restart(wire: RedisClient, start: Start) -> None:
-    """A worker that starts is as wise as the one before it was; so is one of another engine setting."""
-    queue, running = Queue(wire), await start(FULL)
-    for number in range(3):
-        job = await put_job(queue, f"job {number}", 20 + number)
-        await ended(wire, job.id)
-    await running.worker._lengths._write()
-    assert 0 < await wire.redis.ttl(fleet_key("lengths", "m")) <= 7 * 24 * 3600
-    later = await start(FULL)
-    await until(lambda: _knows(later, (20, 21, 22)))
-
-
-async def _knows(running: Running, lengths: tuple[int, ...]) -> bool:
-    return running.worker._gate.gate.history.message().lanes.get("standard", ()) == lengths
-
-
-async def test_a_newer_history_is_left_to_newer_workers(
-    wire: RedisClient, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is neither read nor overwritten."""
-    store = LengthStore(wire)
-    assert await store.write("m", VERSION + 1, b"of the future")
-    queue, running = Queue(wire), await start(FULL)
-    job = await put_job(queue, "hello", 9)
-    await ended(wire, job.id)
-    await running.worker._lengths._write()
-    assert await store.read("m") == (VERSION + 1, b"of the future")
-    assert "are left to newer workers" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("version", "lengths"),
-    [
-        (str(VERSION), msgspec.msgpack.encode({"lanes": {"standard": ["long"]}})),
-        (str(VERSION), msgspec.msgpack.encode({"lanes": {"standard": [1 << 63]}})),
-        (str(VERSION), b"\x81\xa5lanes\x81\xa1\xff\x90"),
-        (str(VERSION), b"\x81\xa1z" + b"\x91" * 10_000 + b"\x90"),
-        ("9" * 5000, b"\x80"),
-        ("new", b"\x80"),
-    ],
-    ids=["a text", "a large number", "no UTF-8", "nested deeply", "a version of 5000 digits", "no version"],
-)
-async def test_a_history_that_cannot_be_read_is_replaced(
-    wire: RedisClient, start: Start, caplog: pytest.LogCaptureFixture, version: str, lengths: bytes
-) -> None:
-    """The worker starts all the same, and says so."""
-    store = LengthStore(wire)
-    assert await store.read("m") is None
-    await wire.redis.hset(fleet_key("lengths", "m"), mapping={"version": version, "lengths": lengths})
-    queue, running = Queue(wire), await start(FULL)
-    job = await put_job(queue, "hello", 9)
-    await ended(wire, job.id)
-    await running.worker._lengths._write()
-    stored = await store.read("m")
-    assert msgspec.msgpack.decode(stored[1], type=OutputLengths).lanes == {"standard": (9,)}
-    assert "replaced" in caplog.text
 
 
 async def test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_as_it_needs(
@@ -190,31 +107,9 @@ async def test_what_can_never_fit_is_refused_at_once(wire: RedisClient, start: S
     assert await _runs(running, 1), "the long job was over"
 
 
-async def test_what_can_never_fit_does_not_wait_behind_others(wire: RedisClient, start: Start) -> None:
-    """One claim brings three jobs: while the second waits at the gate, the engine refuses the third."""
-    queue = Queue(wire)
-    jobs = [await put_job(queue, text, tokens) for text, tokens in (("long", 300), ("large", 200), ("x" * 2400, 50))]
-    running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=0))
-    await _is_refused(wire, jobs[2])
-    assert await _runs(running, 1) and await _holds(running, 2), "the others were over"
-
-
 async def _is_refused(wire: RedisClient, job: Job) -> None:
     record = await ended(wire, job.id)
     assert (failure_of(record).code, failure_of(record).status) == ("context_length_exceeded", 400)
-
-
-async def test_a_chat_that_does_not_fit_anyway_preempts_nothing(wire: RedisClient, start: Start) -> None:
-    """Beside a job of lane standard it would not fit, even if every line of a batch gave way."""
-    queue = Queue(wire)
-    running = await start(msgspec.structs.replace(FULL, step_ms=10), WorkerSettings(drain_s=0))
-    await put_job(queue, "standard", 300)
-    lines = [await put_job(queue, f"line {number}", 60, priority=Priority.BATCH) for number in range(3)]
-    await until(lambda: _runs(running, 4))
-    chat = await put_job(queue, "chat" * 200, 150, priority=Priority.INTERACTIVE)
-    records = [await ended(wire, job.id) for job in (*lines, chat)]
-    assert [each.state for each in records] == [JobState.COMPLETED] * 4
-    assert not [each for record in records for each in record.attempts if each.outcome == "preempted"]
 
 
 async def test_a_batch_job_gives_way_as_soon_as_it_has_run_for_long_enough(

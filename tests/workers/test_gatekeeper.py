@@ -12,8 +12,8 @@ from streaming.fleet.settings import LaneTargets, LatencyTargets
 from streaming.jobs.job import Job, Text, Tokens
 from streaming.order import Priority
 from workers.attempt import Attempt
-from workers.gate import SAMPLE_INTERVAL_S, KvCapacity
-from workers.gatekeeper import MAX_CLAIM, RETRY_INTERVAL_S, Gatekeeper
+from workers.gate import SAMPLE_INTERVAL_S
+from workers.gatekeeper import MAX_CLAIM, Gatekeeper
 from workers.settings import WorkerSettings
 
 CARD = ModelCard(name="m", engine="sim", context=4096, max_output=4000, capabilities=Capabilities(), created=0)
@@ -109,19 +109,6 @@ def test_what_the_cache_can_never_hold_is_left_to_the_engine(evicts: bool, promp
     assert not bench.keeper.never_fits(largest, 0) and not bench.begin(largest)
 
 
-def test_it_says_whether_texts_would_begin_without_others() -> None:
-    bench = Bench()
-    texts = [bench.text(200, 100) for _ in range(3)]
-    assert all(bench.begin(each) for each in texts)
-    ids = [each.live_ids()[0] for each in texts]
-    waits, behind = bench.text(300, 250), bench.text(200, 100)
-    assert not bench.begin(waits)
-    assert [bench.keeper.would_admit([(waits, 0)], ids[:count]) for count in range(4)] == [False, False, True, True]
-    assert not bench.keeper.would_admit([(waits, 0), (behind, 0)], ids[:2])
-    assert bench.keeper.would_admit([(waits, 0), (behind, 0)], ids)
-    assert list(bench.keeper.gate.held) == ids
-
-
 def test_as_many_jobs_are_claimed_as_fit_and_one_to_be_at_hand() -> None:
     bench = Bench()
     assert bench.begin(bench.text(200, 200))
@@ -130,11 +117,6 @@ def test_as_many_jobs_are_claimed_as_fit_and_one_to_be_at_hand() -> None:
     assert bench.keeper.room(0) == 1
     assert bench.keeper.room(held_back=1) == 0
     assert Bench(Stats(slots=99, kv_tokens=10**6, evicts=True)).keeper.room(0) == MAX_CLAIM
-
-
-def test_lines_of_a_batch_are_not_claimed_while_one_waits_at_the_gate() -> None:
-    keeper = Bench().keeper
-    assert (keeper.batch_room(None, 0), keeper.batch_room(3, 0), keeper.batch_room(3, 1)) == (None, 3, 0)
 
 
 def test_it_follows_what_texts_generate_and_how_long_their_prompts_are() -> None:
@@ -158,42 +140,8 @@ def test_only_answers_that_ended_by_themselves_or_at_their_limit_are_learned() -
         assert bench.begin(attempt)
         bench.give(attempt, tokens - 1)
         bench.give(attempt, 1, finish)
-    assert bench.keeper.gate.history.message().lanes == {"batch": (5, 7)}
+    assert len(bench.keeper.gate.history.window("batch")) == 2
     assert bench.keeper.gate.held == {}
-
-
-def test_a_tenant_is_predicted_from_its_own_answers() -> None:
-    """Of which enough are known: they are short, and those of the others in its lane are long."""
-    bench = Bench()
-    for tenant, length, count in (("t", 10, 50), ("other", 800, 200)):
-        for _ in range(count):
-            bench.keeper.gate.history.add("standard", tenant, length)
-    texts = [bench.text(limit=850) for _ in range(4)]
-    assert [bench.begin(each) for each in texts] == [True] * 4
-    assert bench.keeper.gate.peak(KvCapacity(8, 1000)) == 440
-
-
-def test_answers_that_ended_count_once_beside_evictions() -> None:
-    """Five evictions without another ended text are too many, however many texts had ended before."""
-    bench = Bench(Stats(slots=999, kv_tokens=10**6, evicts=True))
-    for _ in range(250):
-        attempt = bench.text(limit=1)
-        assert bench.begin(attempt)
-        bench.give(attempt, 1, "length")
-    bench.keeper.report()
-    bench.noted.load = Stats(slots=999, kv_tokens=10**6, evicts=True, evictions=5)
-    bench.keeper.report()
-    assert [reserve for _, reserve in bench.noted.gauges] == pytest.approx([0.05, 0.07])
-
-
-def test_a_text_that_waits_is_tried_again_now_and_then() -> None:
-    bench = Bench()
-    assert not bench.keeper.is_due(100.0)
-    texts = [bench.text() for _ in range(5)]
-    assert [bench.begin(each) for each in texts] == [True] * 4 + [False]
-    assert [bench.keeper.is_due(100.0 + RETRY_INTERVAL_S * part) for part in (0, 0.5, 1.0)] == [True, False, True]
-    bench.keeper.forget(texts[4].job.id)  # cancelled
-    assert not bench.keeper.is_due(200.0)
 
 
 def slow_steps(bench: Bench) -> None:
@@ -221,18 +169,3 @@ def test_lines_of_a_batch_begin_only_while_a_chat_keeps_its_targets() -> None:
     for attempt, _ in list(bench.keeper.running.values()):
         bench.give(attempt, 100, "length")
     assert bench.begin(late)
-
-
-def test_one_line_of_a_batch_runs_on_an_engine_that_is_too_slow_for_the_targets() -> None:
-    """Beside other texts, which never leave it idle. The next line waits until the first has ended."""
-    bench = Bench(Stats(slots=8), LatencyTargets(itl_ms=1.5))
-    others = [bench.text() for _ in range(2)]
-    for other in others:
-        assert bench.begin(other)
-        bench.give(other, 1)
-    slow_steps(bench)
-    lines = [bench.text(lane=Priority.BATCH) for _ in range(2)]
-    assert bench.keeper.batch_room(3, 0) == 3
-    assert [bench.begin(line) for line in lines] == [True, False] and bench.keeper.batch_room(3, 0) == 0
-    bench.give(lines[0], 100, "length")
-    assert bench.begin(lines[1])

@@ -21,23 +21,12 @@ from streaming.keys import channel, partition_key
 from streaming.redis.client import RedisClient
 from workers import worker as module
 from workers.engines.sim.settings import SimSettings
-from workers.heartbeat import MAX_SILENT_CHECKS, silent_checks
 from workers.worker import Worker
 
 pytestmark = pytest.mark.slow
 
 GONE = channel("api", "gone")
 TOKENS = 600
-
-
-def test_an_address_is_given_up_after_silence_without_a_break() -> None:
-    """One look in which somebody listens begins the count anew; one that is no longer in use is forgotten."""
-    counts, found = dict[str, int](), []
-    for listening in ({"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 0, "b": 0}, {"b": 0}, {"a": 0, "b": 0}):
-        counts = silent_checks(counts, listening)
-        found.append(counts)
-    assert found == [{"a": 1, "b": 1}, {"a": 2}, {"a": 3, "b": 1}, {"b": 2}, {"a": 1, "b": 3}]
-    assert MAX_SILENT_CHECKS >= 2, "a process that only connects again is not given up"
 
 
 SLOW = SimSettings(step_ms=5, prefill_ms=1)

@@ -9,12 +9,11 @@ import pytest
 from msgspec.structs import replace
 from sim_worker import FAST, Start, a_job, ended, expected, failure_of, put_job, text_of
 
-from penstock.engine import RETURNED, EngineTimes, ModelCard, Piece, Request, Sampling, Step
-from streaming.jobs.job import JobState, Text
+from penstock.engine import RETURNED, EngineTimes, ModelCard, Piece, Request, Step
+from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
 from workers.engines.sim.engine import SimEngine
-from workers.preemption import MAX_KNOWN, MAX_RETURNS, ReturnCounts
 
 HUGE = 10**30
 
@@ -68,20 +67,6 @@ async def test_it_fails_its_own_job_and_the_others_go_on(
     assert [each.message for each in caplog.records].count(failure_of(record).message) == 1
 
 
-async def test_it_fails_a_job_of_several_texts(wire: RedisClient, start: Start) -> None:
-    """Its other texts end with it, and the worker drains."""
-    queue = Queue(wire)
-    spoil = {"spoil": staticmethod(lambda piece: replace(piece, ids=(HUGE,)) if piece.id.endswith("/2") else piece)}
-    running = await start(FAST, engine=type("SpoilingOne", (Spoiling,), spoil))
-    bad = a_job(queue, prompt=Text(("one", "two")), sampling=Sampling(max_tokens=50, n=2))
-    running.engine.bad.add(bad.id)
-    await queue.put(bad)
-    assert (await ended(wire, bad.id)).state is JobState.FAILED
-    running.stop.set()
-    async with asyncio.timeout(20):
-        await running.task
-
-
 async def test_counts_whose_sum_is_too_large_fail_the_job(wire: RedisClient, start: Start) -> None:
     """Each of them could be stored."""
     queue = Queue(wire)
@@ -94,15 +79,6 @@ async def test_counts_whose_sum_is_too_large_fail_the_job(wire: RedisClient, sta
     assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.usage.completion == 0
     after = await put_job(queue, "after", 20)
     assert (await ended(wire, after.id)).state is JobState.COMPLETED
-
-
-def test_a_job_may_come_back_often_and_any_time_with_new_tokens() -> None:
-    counts = ReturnCounts()
-    assert all(counts.note("j", 5) for _ in range(MAX_RETURNS)) and not counts.note("j", 5)
-    assert all(counts.note("k", deltas) for deltas in range(5 * MAX_RETURNS))
-    for number in range(2 * MAX_KNOWN):
-        counts.note(f"x{number}", 0)
-    assert len(counts._counts) == MAX_KNOWN
 
 
 class Returning(SimEngine):

@@ -215,17 +215,6 @@ async def undisturbed(wire: RedisClient, job: Job) -> JobRecord:
     return await ended(wire, again.id)
 
 
-async def test_a_run_without_tokens_parks_nothing(wire: RedisClient) -> None:
-    """A job put back at once begins with the next worker as if for the first time."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
-    lease, claim = await claim_of(wire)
-    await lease.release(job.id, claim.number, outcome=PREEMPTED)
-    assert not await wire.redis.exists(partition_key(0, "parked", job.id))
-    _, again = await claim_of(wire)
-    assert again.earlier_runs and (await reader.history(job.id, again.earlier_runs)).rows == []
-
-
 async def test_a_reader_who_has_a_part_of_the_run_gets_the_rest_from_it(wire: RedisClient, relay: Relay) -> None:
     """The first delta came by the relay; the messages of the next two were lost, and then the worker's log."""
     queue = Queue(wire)

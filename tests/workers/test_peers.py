@@ -8,21 +8,7 @@ from msgspec.structs import replace
 
 from streaming.fleet.processes import Fleet, this_process
 from streaming.redis.client import RedisClient
-from workers.heartbeat import keep_counting, peers_of
-
-
-def test_workers_of_the_same_pool_are_peers() -> None:
-    me = replace(this_process("worker", "worker-1"), model="m", state="ready")
-    others = [
-        me,
-        replace(me, life="b"),
-        replace(me, life="c", state="draining"),
-        replace(me, life="d", state="starting"),
-        replace(me, life="e", model="n"),
-        replace(me, life="f", shape="wide"),
-    ]
-    assert peers_of(me, others) == 3
-    assert peers_of(me, []) == 1, "also before its own report is in the store"
+from workers.heartbeat import keep_counting
 
 
 async def test_the_count_follows_the_store(wire: RedisClient) -> None:

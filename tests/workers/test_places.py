@@ -116,27 +116,6 @@ async def test_waiting_choices_leave_the_place_beyond_the_slots(bench: Bench) ->
     await bench.ended([*jobs, chat])
 
 
-async def test_a_higher_lane_has_every_place_that_becomes_free(bench: Bench) -> None:
-    """As long as there are jobs in it, no choice of a lower one is started."""
-    jobs = await bench.begin(3)
-    chats = [await bench.chat() for _ in range(6)]
-    for chat in chats:
-        await bench.given(chat)
-        bench.engine.end()
-    assert bench.engine.given[4:10] == [chat.id for chat in chats]
-    await bench.ended([*jobs, *chats])
-
-
-async def test_of_choices_that_wait_the_highest_lane_goes_first(bench: Bench) -> None:
-    """Where several places become free in one step, too. (Lines of a batch would be preempted.)"""
-    lines = await bench.begin(2, priority=Priority.STANDARD)
-    chat = await put_many(bench.queue, 8, 4, priority=Priority.INTERACTIVE)
-    await bench.given(chat)
-    bench.engine.end(*lines)
-    assert bench.engine.given[4:] == [chat.id, chat.id], "both of its share, and no line's beside them"
-    await bench.ended([*lines, chat])
-
-
 async def test_jobs_of_the_same_lane_and_choices_have_a_place_each_in_turn(bench: Bench) -> None:
     """Neither holds up the other: a stream of jobs, and choices that waited before them."""
     jobs = await bench.begin(3)
@@ -221,22 +200,4 @@ async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: R
     await until(lambda: later.id in engine.given)
     assert len(engine.live) == 4 and [job_of(each) for each in engine.live].count(later.id) == 1
     await until(lambda: _is_over(running))
-    nothing_left(running)
-
-
-async def test_a_share_of_the_slots_is_by_weight(wire: RedisClient, start: Start) -> None:
-    """The tenant of weight three has three of four slots, and the kept one is not kept from it."""
-    queue = Queue(wire)
-    settings = WorkerSettings(poll_ms=NEVER_MS, drain_s=0, prefetch=0, tenant_slots=1)
-    running = await start(SLOTS, settings, engine=Manual, weights={"heavy": 3.0})
-    engine = running.engine
-    small = await put_job(queue, tenant="light")
-    await until(lambda: len(engine.live) == 1)
-    engine.end(small)
-    for _ in range(6):
-        await put_job(queue, tenant="heavy")
-    await until(lambda: len(engine.live) == 4)
-    engine.end()
-    await until(lambda: len(engine.live) == 4)
-    await until(lambda: _is_over(running) and len(engine.given) == 7)
     nothing_left(running)

@@ -218,21 +218,6 @@ async def test_a_claim_beyond_the_free_places_brings_the_highest_lane_alone(wire
     assert not await wire.redis.exists(yielding)
 
 
-async def test_a_job_of_lane_standard_beside_a_chat_preempts_nothing(wire: RedisClient, start: Start) -> None:
-    """One claim brings both and one slot is free: the chat has it, and the other job waits for a slot."""
-    queue = Queue(wire)
-    lines = [await put_job(queue, f"line {number}", 600, priority=Priority.BATCH) for number in range(3)]
-    running = await start(replace(LONG, slots=4), WorkerSettings(drain_s=20))
-    await until(lambda: running.engine.stats().running == 3)
-    standard, chat = a_job(queue, "standard", 5), a_job(queue, "chat", 50, priority=Priority.INTERACTIVE)
-    await queue.put_parts([standard, chat])
-    ends = [await ended(wire, job.id) for job in (standard, chat, *lines)]
-    assert [end.state for end in ends] == [JobState.COMPLETED] * 5
-    assert not [each for end in ends for each in end.attempts if each.outcome == "preempted"]
-    first = [end.terminal.generated.first for end in ends[:2] if end.terminal is not None]
-    assert first[1] < first[0], "the chat did not have the free slot"
-
-
 @pytest.mark.parametrize("lane", [Priority.INTERACTIVE, Priority.STANDARD])
 async def test_a_worker_whose_slots_are_taken_is_not_idle(wire: RedisClient, start: Start, lane: Priority) -> None:
     """Though it would prefetch a job: one that must begin at once is refused; another one wakes it all the same."""

@@ -16,7 +16,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from workers.attempt import Attempt, echoes_left, past_of
+from workers.attempt import Attempt
 from workers.engines.sim.answers import token_text
 
 
@@ -54,17 +54,8 @@ async def test_the_next_worker_shows_it_no_second_time(wire: RedisClient, start:
 
 
 PLAIN = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")))
-ECHO = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")), echo=True)
 SECTIONS = (Section(1, Run("a", 4)), Section(3, Run("b", 4)))
 ROWS = [Delta(1, 1, "one x", (7,), 0, 1), Delta(1, 2, "one", (8,), 0, 1), Delta(1, 3, " z", (9,), 0, 1)]
-
-
-def test_an_engine_does_not_see_an_echo() -> None:
-    """Which is in front of the first delta of a choice alone."""
-    assert past_of(ECHO, ROWS) == [(" x", (7,), 1), ("one", (8,), 1), (" z", (9,), 1)]
-    assert past_of(PLAIN, ROWS)[0] == ("one x", (7,), 1) and past_of(ECHO, ()) == []
-    assert echoes_left(ECHO, ROWS) == {1: "three"} and echoes_left(PLAIN, ROWS) == echoes_left(PLAIN, ()) == {}
-    assert echoes_left(ECHO, ()) == {0: "one", 1: "three"}
 
 
 def test_an_answer_has_the_name_of_the_run_that_began_it() -> None:

@@ -20,7 +20,7 @@ from streaming.fleet.processes import this_process
 from streaming.jobs.codec import Generated, Terminal, Usage, decode_job, encode
 from streaming.jobs.job import Chat, Job, JobState, PastAttempt
 from streaming.jobs.lease import PREEMPTED
-from streaming.jobs.reaper import attempt_id, own_attempts
+from streaming.jobs.reaper import attempt_id
 from streaming.order import Priority
 from telemetry.gpu import GpuReading
 from telemetry.metrics import Metrics
@@ -66,16 +66,6 @@ def test_jobs_are_counted_by_how_often_they_were_begun(metrics: Metrics) -> None
     assert shown(metrics, "penstock_queue_time_seconds_sum") == {("m", "batch"): 2}
 
 
-def test_failed_jobs_alone_are_counted_as_failures(metrics: Metrics) -> None:
-    """By their reasons; the codes of cancelled and expired ones are no failures."""
-    recorder = Recorder("m", metrics, Tracing())
-    for state, code in ((JobState.FAILED, "engine_error"), (JobState.CANCELLED, "c"), (JobState.EXPIRED, "e")):
-        recorder.ended(attempt(1), Terminal(JOB.id, state, 0, failure=Failure(code, "", 500)))
-    recorder.ended(attempt(1), Terminal(JOB.id, JobState.COMPLETED, 0))
-    assert shown(metrics, "penstock_job_failures_total") == {("engine_error",): 1}
-    assert shown(metrics, "penstock_jobs_total").keys() == {("m", str(state)) for state in JobState if state.final}
-
-
 def test_the_parts_of_completed_jobs_are_counted(metrics: Metrics) -> None:
     """In seconds, up to the engine's last token; not of a job that failed, and not a part whose end is not known."""
     recorder, held = Recorder("m", metrics, Tracing()), attempt(1)
@@ -89,20 +79,13 @@ def test_the_parts_of_completed_jobs_are_counted(metrics: Metrics) -> None:
     assert counts == dict.fromkeys(sums, 1)
 
 
-def test_the_slots_of_the_engine_are_shown(metrics: Metrics) -> None:
-    """All there are, those that jobs hold, and those kept for jobs that come."""
-    Recorder("m", metrics, Tracing()).engine(Stats(slots=8, running=5), 2)
-    names = ("slots", "running", "reserved_slots")
-    assert [shown(metrics, f"penstock_worker_{name}") for name in names] == [{("m",): 8}, {("m",): 5}, {("m",): 2}]
-
-
 def test_the_end_of_each_job_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """One line for each state, with the jobs' ids, by which `penstock logs --job` finds it."""
     recorder = Recorder("m", Metrics.start("", "worker"), Tracing())
     ends = [("a", JobState.FAILED), ("b", JobState.COMPLETED), ("c", JobState.COMPLETED)]
     with caplog.at_level(logging.INFO):
-        recorder.written([Terminal("x", JobState.CANCELLED, 0)], "worker-1")
-        recorder.written([Terminal(job, state, 0) for job, state in ends], "worker-1")
+        recorder.written([(attempt(1), Terminal("x", JobState.CANCELLED, 0))], 1, "worker-1")
+        recorder.written([(attempt(1), Terminal(job, state, 0)) for job, state in ends], 1, "worker-1")
     found = [(each.message, vars(each)["jobs"], vars(each)["worker"]) for each in caplog.records]
     assert found == [
         ("jobs cancelled", ["x"], "worker-1"),
@@ -136,28 +119,6 @@ def test_a_sample_has_the_energy_and_the_load_of_the_gpus_that_tell_them(metrics
     assert facts["gpu_busy"] == {"GPU-1": 0.5, "GPU-2": 0.0}
 
 
-def test_gpus_that_tell_nothing_have_no_series(metrics: Metrics) -> None:
-    """Absent, never 0."""
-    recorder = Recorder("m", metrics, Tracing())
-    recorder.gpus({})
-    assert shown(metrics, "penstock_gpu_energy_joules") == {} == shown(metrics, "penstock_gpu_busy_ratio")
-    recorder.gpus({"GPU-1": GpuReading(joules=7.5), "GPU-2": GpuReading(busy=0.0, watts=310.5)})
-    assert shown(metrics, "penstock_gpu_energy_joules") == {("GPU-1",): 7.5}
-    assert shown(metrics, "penstock_gpu_busy_ratio") == {("GPU-2",): 0.0}
-    assert shown(metrics, "penstock_gpu_power_watts") == {("GPU-2",): 310.5}
-    assert shown(metrics, "penstock_gpu_memory_used_bytes") == {}
-
-
-def test_a_job_that_goes_on_with_earlier_tokens_is_counted(metrics: Metrics) -> None:
-    """One that begins anew is not."""
-    recorder = Recorder("m", metrics, Tracing())
-    recorder.claimed(attempt(2))
-    continued = attempt(2)
-    continued.seq = 3
-    recorder.claimed(continued)
-    assert shown(metrics, "penstock_continuations_total") == {("m",): 1}
-
-
 REPLAYED = PastAttempt("worker-0", 1, 2, 0, "lost")
 REPLAY: Job = replace(JOB, past=(REPLAYED,))
 
@@ -176,8 +137,8 @@ def claimed(job: Job, number: int, claimed_ms: int, earlier: tuple[PastAttempt, 
 def end(traces: AttemptTraces, attempt: Attempt) -> None:
     """Its job is completed, and that is written."""
     terminal = Terminal(attempt.job.id, JobState.COMPLETED, 0, usage=Usage(1, 2))
-    traces.over(attempt, terminal)
-    traces.written([terminal])
+    traces.over(terminal)
+    traces.written(attempt, terminal)
 
 
 def sampled(tracing: Tracing) -> Job:
@@ -240,9 +201,10 @@ def test_an_attempt_that_others_have_now_is_not_written_here(tracing: Tracing, c
     """A worker that was fenced says nothing: whoever ends the job describes it as lost, under the same id."""
     job = sampled(tracing)
     traces = AttemptTraces(tracing, "worker-1")
-    traces.claimed(claimed(job, 1, 3_000))
+    lost = claimed(job, 1, 3_000)
+    traces.claimed(lost)
     traces.forget(job.id)
-    traces.written([Terminal(job.id, JobState.COMPLETED, 0)])
+    traces.written(lost, Terminal(job.id, JobState.COMPLETED, 0))
     heir = claimed(job, 2, 9_500, (PastAttempt("worker-1", 3_000, 9_000, None, "lost"),))
     traces.claimed(heir)
     end(traces, heir)
@@ -250,12 +212,6 @@ def test_an_attempt_that_others_have_now_is_not_written_here(tracing: Tracing, c
     chats = [span for span in collector.sent if span.name == "chat m"]
     assert [attributes_of(span)["penstock.job.state"] for span in chats].count("lost") == 1
     assert sorted(span.span_id.hex() for span in chats) == sorted({attempt_id(job, 3_000), attempt_id(job, 9_500)})
-
-
-def test_attempts_at_the_job_that_is_replayed_are_not_its_own() -> None:
-    """Their spans belong to another job, whose ids nobody can find from this one."""
-    own = PastAttempt("worker-1", 3_000, 9_000, None, "lost")
-    assert own_attempts(REPLAY, (REPLAYED, own)) == [own]
 
 
 def test_a_job_without_a_sampled_trace_costs_no_span(tracing: Tracing, collector: Collector) -> None:

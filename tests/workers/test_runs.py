@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import cast
 
 import pytest
-from flow import append, claim_one, delta, deltas_of, lapse, waits_again
+from flow import append, claim_one, delta, lapse, waits_again
 from sim_worker import Start, ended, expected, has_deltas, lose_lease, put_job, text_of, until
 
 from penstock.engine import ChatTurn, Sampling
-from streaming.jobs.codec import Control, Follow, Frame, Opening, Terminal, decode_reply
+from streaming.jobs.codec import Control, Follow, Frame, Terminal, decode_reply
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import LogName, read_log
 from streaming.jobs.job import JobState
@@ -128,34 +127,6 @@ async def test_a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go(
     assert [row.seq for row in record.terminal.rows] == list(range(1, 60 * job.choices + 1))
     assert record.terminal.usage.completion == 60 * job.choices
     assert len(record.terminal.sections) == 1 and running.worker.running == 0 and not running.worker._starter.texts
-
-
-async def test_a_run_is_opened_once_to_each_who_listens(wire: RedisClient, start: Start) -> None:
-    """The job's id goes out with the first tokens an address gets, then the run's number stands for it."""
-    queue = Queue(wire)
-    job = await put_job(queue, "named", 300, stream=True, reply_to="first")
-    running = await start()
-    lease, reader = running.worker.lease, JobReader(wire)
-
-    async def logged() -> list[dict[str, Frame]]:
-        entries = await wire.redis.xrange(partition_key(0, "log", lease.id))
-        steps = [{key.decode(): decode_reply(data) for key, data in fields.items()} for _, fields in entries]
-        return cast(list[dict[str, Frame]], steps)
-
-    await until(lambda: has_deltas(wire, job.id, 21))
-    await queue.follow(job.id, "second")
-    await ended(wire, job.id)
-    steps = await logged()
-    for address in ("first", "second"):
-        frames = [step[address] for step in steps if address in step]
-        (number,) = frames[0].openings
-        opening = frames[0].openings[number]
-        assert opening == Opening(job.id, at_ms=opening.at_ms) and opening.at_ms > 0
-        assert {row.run_number for row in frames[0].rows} == {number}
-        again = [frame for frame in frames[1:] if frame.openings]
-        assert len(again) == (address == "first"), "the first listener hears it once more when another comes"
-        assert {row.run_number for frame in frames for row in frame.rows} == {number}
-    assert len(await deltas_of(reader, await reader.record(job.id))) == 300
 
 
 @pytest.mark.parametrize("spoiled", ["runs", "body"])

@@ -14,18 +14,18 @@ from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Piece, Refused, Request, Sampling
 from workers.engines.llamacpp import gguf
-from workers.engines.llamacpp.engine import LlamacppEngine, Slots
+from workers.engines.llamacpp.engine import LlamacppEngine, Slot
 from workers.engines.llamacpp.prompt import Prompts
 from workers.engines.llamacpp.request import Generation
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
-from workers.engines.text import ControlTokens, shared_length
+from workers.engines.text import ControlTokens
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 CONTEXT = 512
-SECRET = "The patient in room 7 is called Ada Byron, and her diagnosis is a secret between her and the doctor. " * 4
+SECRET = "The patient in room 7 is called Ada Byron, and her diagnosis is a secret between her and the doctor. " * 3
 OPENING, CLOSING = "<|im_start|>", "<|im_end|>"
 
 
@@ -55,7 +55,7 @@ async def test_a_right_guess_of_another_tenants_prompt_is_not_seen(one_slot: Ten
     assert (await one_slot.ask_as("blue", SECRET)).cached_tokens == 0
     assert (await one_slot.ask_as("blue", SECRET)).cached_tokens > 50
     await one_slot.ask_as("red", SECRET)
-    await one_slot.ask_as("blue", "Something else, so that what was cached for the slot could be kept elsewhere. " * 4)
+    await one_slot.ask_as("blue", "Something else, so that what was cached for the slot could be kept elsewhere. " * 2)
     assert (await one_slot.ask_as("blue", SECRET)).cached_tokens == 0
 
 
@@ -91,27 +91,14 @@ def generation(tenant: str, text: str) -> Generation:
 
 async def test_slots_are_chosen_by_tenant_then_by_what_they_have_then_by_age() -> None:
     """A slot of another tenant is never better for what it has cached."""
-    slots = Slots(3)
-    for slot, (tenant, text) in zip(slots.all, [("red", "abcdef"), ("blue", "abcxyz"), ("red", "abc")], strict=True):
-        slots.submit(generation(tenant, text))
-        taken = slot.inbox.get_nowait()
-        assert taken is not None and not slot.begin(taken)
-        slot.own(taken)
-    for slot in slots.all:
-        slots.free(slot)
-    slots.submit(generation("red", "abcdefgh"))
-    slots.submit(generation("blue", "abcdefgh"))
-    slots.submit(generation("green", "abcdefgh"))
-    order = [taken.tenant for slot in slots.all if (taken := slot.inbox.get_nowait())]
-    assert order == ["red", "blue", "green"]
-    slots.submit(generation("red", "waits"))
-    slots.free(slots.all[1])
-    assert slots.all[1].inbox.qsize() == 1
+    slots = [Slot(0, "red", ["abcdef"], 1), Slot(1, "blue", ["abcxyz"], 2), Slot(2, "red", ["abc"], 3)]
+    asked = [generation(tenant, "abcdefgh") for tenant in ("red", "blue", "green")]
+    assert [max(slots, key=lambda slot: slot.fitness(each)).number for each in asked] == [0, 1, 0]
 
 
 async def test_a_request_that_owns_nothing_leaves_nothing_to_the_owner_before_it() -> None:
     """Red's prompt is cached, blue begins and is refused before its own is: whose the cache is now, nobody knows."""
-    (slot,) = Slots(1).all
+    slot = Slot(0)
     red, blue = generation("red", SECRET), generation("blue", "Something else.")
     assert not slot.begin(red)
     slot.own(red)
@@ -121,22 +108,6 @@ async def test_a_request_that_owns_nothing_leaves_nothing_to_the_owner_before_it
     slot.own(red)
     slot.disown()
     assert not slot.begin(red)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "shared"),
-    [
-        (["abc"], ["abd"], 2),
-        ([1, "abc"], [1, "abc"], 4),
-        ([1, "abc", "d"], [1, "abx", "d"], 3),
-        ([1, 2], [1, "2"], 1),
-        ([], ["a"], 0),
-        (["a" * 1000], ["a" * 999 + "b"], 999),
-    ],
-)
-async def test_what_prompts_have_in_common(one: list[str | int], other: list[str | int], shared: int) -> None:
-    """From their beginning, and no further than the first difference."""
-    assert shared_length(one, other) == shared_length(other, one) == shared
 
 
 # --- control tokens --------------------------------------------------------------------------------------------------
@@ -159,11 +130,6 @@ async def test_a_control_token_is_cut_in_two(text: str, pieces: list[str]) -> No
     control = ControlTokens(["<|x|>", "<|xy|>", "<s>", "<<s>", "\n", ""])
     assert control.cut(text) == pieces
     assert "".join(pieces) == text
-
-
-async def test_a_model_without_control_tokens_cuts_nothing() -> None:
-    """The text itself, not a copy in parts."""
-    assert ControlTokens([]).cut("<|im_start|>") == ["<|im_start|>"]
 
 
 async def test_a_mark_cannot_be_guessed() -> None:

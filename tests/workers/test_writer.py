@@ -12,18 +12,15 @@ import pytest
 from flow import delta
 from sim_worker import a_claim, a_job
 
-from streaming.errors import Fenced, Unavailable
-from streaming.jobs.codec import Opening, Run, Section, Terminal, Usage, encode_delta
+from streaming.errors import Fenced
+from streaming.jobs.codec import Opening, Run, Section, encode_delta
 from streaming.jobs.history import History, LogName, read_log
-from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.jobs.queue import Queue
-from streaming.keys import partition_key
-from streaming.redis.client import Call, RedisClient
-from streaming.redis.settings import RedisSettings
+from streaming.redis.client import RedisClient
 from workers.attempt import Attempt
 from workers.held_jobs import HeldJobs
-from workers.writer import MAX_RETRY_DELAY_S, StepWrite, Writer
+from workers.writer import StepWrite, Writer
 
 
 class AnAttempt(SimpleNamespace):
@@ -135,34 +132,6 @@ async def test_what_cannot_be_sent_at_once_or_was_not_answered_is_sent_again(wri
     running.cancel()
 
 
-async def test_a_store_that_is_away_is_asked_less_and_less_often(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pause doubles with every try, up to its limit."""
-    pauses: list[float] = []
-    calls, sleep = writing.lease.calls, asyncio.sleep
-
-    async def away(written: Sequence[Call]) -> None:
-        if len(pauses) < 7:
-            raise Unavailable("away")
-        await calls(written)
-
-    async def noted(seconds: float) -> None:
-        pauses.append(seconds)
-        await sleep(0)
-
-    monkeypatch.setattr(writing.lease, "send_nowait", lambda *_: False)
-    monkeypatch.setattr(writing.lease, "calls", away)
-    monkeypatch.setattr(asyncio, "sleep", noted)
-    running = asyncio.create_task(writing.writer.run())
-    writing.step()
-    await writing.written()
-    running.cancel()
-    assert pauses == [min(pauses[0] * 2**place, MAX_RETRY_DELAY_S) for place in range(7)]
-    assert pauses[0] < pauses[1] and pauses[-1] == MAX_RETRY_DELAY_S
-    assert await writing.logged() == [[1]]
-
-
 async def test_nothing_is_written_once_its_run_is_over(writing: Writing) -> None:
     running = asyncio.create_task(writing.writer.run())
     writing.step()
@@ -206,35 +175,3 @@ async def test_what_breaks_behind_a_step_ends_the_run(writing: Writing) -> None:
     with pytest.raises(RuntimeError, match="broken"):
         async with asyncio.timeout(20):
             await running
-
-
-async def test_what_cannot_be_encoded_ends_the_run(writing: Writing) -> None:
-    """It is out of the writer then: a run that went on would lose it in silence, and never write again."""
-    running = asyncio.create_task(writing.writer.run())
-    with pytest.raises(OverflowError):  # an end: its caller fails that job alone
-        writing.writer.finish(Finish(Terminal("job", JobState.COMPLETED, 0, usage=Usage(10**30)), 1, True))
-    assert not writing.writer.step.finishes
-    writing.writer.open(1, Opening("job", 10**30), [SILENT])
-    writing.step()
-    with pytest.raises(OverflowError):
-        async with asyncio.timeout(20):
-            await running
-
-
-@pytest.mark.parametrize(("lease_ms", "renewed"), [(600_000, False), (200, True)])
-async def test_steps_renew_the_lease_a_few_times_in_its_length(redis_url: str, lease_ms: int, renewed: bool) -> None:
-    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=lease_ms))
-    writing = Writing(wire)
-    await writing.lease.register()
-    leases = partition_key(0, "leases")
-    registered = await wire.redis.zscore(leases, writing.lease.id)
-    until = []
-    for _ in range(3):
-        await asyncio.sleep(0.02)
-        writing.step()
-        await writing.written()
-        until.append(await wire.redis.zscore(leases, writing.lease.id))
-    assert registered < until[0], "the first step renews it"
-    assert (until[0] < until[1] < until[2]) is renewed
-    assert renewed or len(set(until)) == 1
-    await wire.close()

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import pkgutil
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import msgspec
@@ -65,32 +65,16 @@ def build_plugin(name: str, model: str, options: Mapping[str, Any]) -> Engine:
 
 def _find(target: str, key: str) -> Callable[..., Any]:
     """Raises ConfigError."""
-    module_name, _, path = target.partition(":")
-    found: Any = _module(module_name, key)
-    for part in path.split("."):
-        if not hasattr(found, part):
-            own = [name for name, each in vars(found).items() if getattr(each, "__module__", "") == module_name]
-            raise ConfigError(key, f"{module_name} has no {path!r}", nearest(part, own))
-        found = getattr(found, part)
+    try:
+        found: Any = pkgutil.resolve_name(target)
+    except Exception as error:
+        problem = f"{target} cannot be imported: {type(error).__name__}: {error}"
+        hint = f'try: python -c "import {target.partition(":")[0]}"'
+        raise ConfigError(key, problem, hint) from error
     if not callable(found):
         problem = f"{target} is no engine: a {type(found).__name__}, not a class"
         raise ConfigError(key, problem, f"name the class: {MANUAL}")
     return found  # type: ignore[no-any-return]
-
-
-def _module(name: str, key: str) -> ModuleType:
-    """Raises ConfigError."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or name
-        if f"{name}.".startswith(f"{missing}."):
-            hint = "install its package in this environment, or put its folder into PYTHONPATH"
-            raise ConfigError(key, f"there is no module {missing!r}", hint) from error
-        raise ConfigError(key, f"{name} needs the module {missing!r}, which is missing", "install it") from error
-    except Exception as error:
-        problem = f"{name} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(key, problem, f'try: python -c "import {name}"') from error
 
 
 def _settings(make: Callable[..., Any], options: Mapping[str, Any], where: str, key: str) -> Any:

@@ -81,17 +81,6 @@ def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> A
     return change(new)
 
 
-def places(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All schemas in a plain schema, by the place that they stood at."""
-    root = {name: value for name, value in schema.items() if name != "$defs"}
-    waiting = [("#", root), *((each["$comment"], each) for each in schema.get("$defs", {}).values())]
-    while waiting:
-        at, each = waiting.pop()
-        yield at, each
-        if isinstance(each, Mapping):
-            waiting += [(at + step, inner) for step, inner in _inner(each)]
-
-
 class _Plain:
     """The work on one schema."""
 

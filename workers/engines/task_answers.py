@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine import Input, Piece, Task
+from penstock.engine import Input, Task
 
 _TOKENS = msgspec.json.Decoder(dict[str, Any])
 _SCORES = msgspec.json.Decoder(list[float])
@@ -38,12 +38,6 @@ def told_tokens(ids: Sequence[int], context: int) -> str:
 def told_scores(scores: Sequence[float]) -> str:
     """The text of a `rerank`."""
     return msgspec.json.encode(scores).decode()
-
-
-def check_task_piece(task: Task | None, inputs: Sequence[Input], piece: Piece) -> None:
-    """Raises ValueError for the last piece of a task that completes it with an answer that no reader could use."""
-    if task is not None and piece.finish == "stop":
-        check_task_answer(task, inputs, piece.text)
 
 
 def check_task_answer(task: Task, inputs: Sequence[Input], text: str, size: int = 0) -> None:

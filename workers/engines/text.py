@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.engine import Logprob, Piece, token_bytes, token_text
+from penstock.engine import Failure, Logprob, Piece, token_bytes, token_text
 from penstock.extras import merged
 
 
@@ -192,6 +192,13 @@ def length(prompt: Sequence[str | int]) -> int:
     return sum(len(part) if isinstance(part, str) else 1 for part in prompt)
 
 
+def too_long(field: str, prompt_tokens: int, max_tokens: int | None, context: int) -> Failure:
+    """The refusal of a request that does not fit into the context, with its numbers. `field`: of the prompt."""
+    asked = f", and {max_tokens} were asked for the answer" if max_tokens else ""
+    message = f"{field}: this model's context is {context} tokens; the prompt has {prompt_tokens} tokens{asked}."
+    return Failure("context_length_exceeded", f"{message} Shorten it, or lower max_tokens.", 400, field)
+
+
 class ControlTokens:
     """The control tokens of one model, by their texts. A token of one character cannot be cut and is ignored.
 
@@ -201,20 +208,20 @@ class ControlTokens:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        known = sorted({text for text in texts if len(text) > 1})
-        self._starts = sorted({text[:2] for text in known})
-        self._pattern = re.compile(_branches(_tree(known))) if known else None
-        """For the longest of them. It is a prefix tree, so matching takes linear time: no position tries several."""
+        self._known = frozenset(text for text in texts if len(text) > 1)
+        self._lengths = sorted({len(text) for text in self._known})
+        starts = sorted({re.escape(text[:2]) for text in self._known})
+        self._start = re.compile(f"(?={'|'.join(starts)})") if starts else None
+        """Finds each place where one may begin; a few lengths are tried there, so that a cut takes linear time."""
 
     def cut(self, text: str) -> list[str]:
         """Split a text into pieces without control tokens; one piece if the text holds none."""
-        if self._pattern is None or not any(start in text for start in self._starts):
-            return [text]
         pieces, done = [], 0
-        while (found := self._pattern.search(text, done)) is not None:
-            middle = found.start() + 1
-            pieces.append(text[done:middle])
-            done = middle
+        for found in self._start.finditer(text) if self._start is not None else ():
+            at = found.start()
+            if any(text[at : at + length] in self._known for length in self._lengths):
+                pieces.append(text[done : at + 1])
+                done = at + 1
         return [*pieces, text[done:]]
 
     def mark(self, value: Any) -> tuple[Any, str]:
@@ -249,31 +256,3 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _texts(each)
-
-
-def _tree(texts: Sequence[str]) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    for text in texts:
-        node = root
-        for character in text:
-            node = node.setdefault(character, {})
-        node[""] = {}
-    return root
-
-
-def _branches(node: dict[str, Any]) -> str:
-    branches = []
-    for character in sorted(filter(None, node)):
-        run, below = _run(character, node[character])
-        branches.append(re.escape(run) + _branches(below))
-    if not branches:
-        return ""
-    return f"(?:{'|'.join(branches)})" + ("?" if "" in node else "")
-
-
-def _run(text: str, node: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Collect characters up to the next branch or end; a recursion per character could overflow the stack."""
-    while len(node) == 1 and "" not in node:
-        ((character, below),) = node.items()
-        text, node = text + character, below
-    return text, node

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from pydantic import Field, field_validator
 
 from api.openai.fields import Metadata, StrictBody, refusal
 from api.openai.rendering import to_json
-from api.openai.responses.items import Item, ItemReference, Message, kind_of, reasoned_turn, refused_extras, shown_turn
+from api.openai.responses.items import (
+    ROLES,
+    Item,
+    ItemReference,
+    Message,
+    kind_of,
+    reasoned_turn,
+    refused_extras,
+    shown_turn,
+)
 from penstock.engine import ChatTurn
 from penstock.loops import Sliced
 from penstock.tools import ToolCall
@@ -22,39 +31,6 @@ MAX_ADDED = 20
 ITEMS_PER_SLICE = 100
 """Items that one slice makes turns of, in about half a millisecond if they are short."""
 
-
-class _KeptPart(msgspec.Struct):
-    text: str | None = None
-    refusal: str = ""
-
-    def __post_init__(self) -> None:
-        if self.text is None:
-            if not self.refusal:
-                raise ValueError("it has no text")
-            self.text = ""
-
-
-class _KeptMessage(msgspec.Struct, tag="message"):
-    role: Literal["user", "assistant", "system", "developer"]
-    content: list[_KeptPart]
-
-
-class _KeptCall(msgspec.Struct, tag="function_call"):
-    call_id: str
-    name: str
-    arguments: str
-
-
-class _KeptOutput(msgspec.Struct, tag="function_call_output"):
-    call_id: str
-    output: str
-
-
-class _KeptReasoning(msgspec.Struct, tag="reasoning"):
-    content: list[_KeptPart] = []
-
-
-_KEPT = msgspec.json.Decoder(_KeptMessage | _KeptCall | _KeptOutput | _KeptReasoning)
 
 OF_CALLS = frozenset({"id", "type", "status", "call_id", "name", "arguments"})
 """Fields of a call's item that are no extras."""
@@ -142,18 +118,23 @@ def _unrefused(turn: ChatTurn) -> dict[str, Any]:
 def _turn(item: ConversationItem) -> ChatTurn:
     """Raises DecodeError."""
     try:
-        match _KEPT.decode(item.shown):
-            case _KeptCall(call_id, name, arguments):
-                fields = msgspec.json.decode(item.shown)
-                extras = {field: value for field, value in fields.items() if field not in OF_CALLS}
-                return ChatTurn("assistant", "", (ToolCall(call_id, name, arguments, extras),))
-            case _KeptOutput(call_id, output):
+        match msgspec.json.decode(item.shown):
+            case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(text)} as shown:
+                extras = {field: value for field, value in shown.items() if field not in OF_CALLS}
+                return ChatTurn("assistant", "", (ToolCall(call_id, name, text, extras),))
+            case {"type": "function_call_output", "call_id": str(call_id), "output": str(output)}:
                 return ChatTurn("tool", output, call_id=call_id)
-            case _KeptMessage(role, content):
-                text, refused = ("".join([getattr(part, field) for part in content]) for field in ("text", "refusal"))
-                extras = refused_extras(refused) if refused and not text else {}
-                return ChatTurn("system" if role == "developer" else role, text + refused, extras=extras)
-            case kept:
-                return reasoned_turn("".join([part.text for part in kept.content]))
-    except ValueError as error:  # of the library, also for what is no UTF-8
+            case {"type": "message", "role": str(role), "content": list(parts)} if role in ROLES:
+                return _message(ROLES[role], parts)
+            case {"type": "reasoning"} as shown:
+                return reasoned_turn("".join([part["text"] for part in shown.get("content", ())]))
+        raise ValueError("it is no item of a conversation")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # also for what is no UTF-8
         raise DecodeError(bytes(item.shown), error) from error
+
+
+def _message(role: str, parts: list[Any]) -> ChatTurn:
+    """Raises KeyError, TypeError or AttributeError for parts that are none."""
+    text = "".join([part["text"] for part in parts if not part.get("refusal")])
+    refused = "".join([part["refusal"] for part in parts if part.get("refusal")])
+    return ChatTurn(role, text + refused, extras=refused_extras(refused) if refused and not text else {})

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
-from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, by_shape, refusal, shape
+from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, by_shape, shape
 from api.openai.messages import FunctionName, TextPart, arguments_of, unless_assistant, words_of
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
@@ -32,15 +32,6 @@ def job_of(response: str) -> str:
     return response.removeprefix(RESPONSE) if response.startswith(RESPONSE) else ""
 
 
-def input_item_id(job_id: str, place: int, kind: str = MESSAGE) -> str:
-    """Return the id of an input item, counted from 0 in the order of the request."""
-    return f"{kind}_{job_id}_in{place}"
-
-
-def output_item_id(job_id: str, output_index: int, kind: str = MESSAGE) -> str:
-    return f"{kind}_{job_id}_out{output_index}"
-
-
 def item_of(item: str) -> tuple[str, bool, int] | None:
     """Return the job of an item, whether the item is output, and its place; None if this is no id of an item."""
     match = _ITEM.fullmatch(item)
@@ -49,7 +40,6 @@ def item_of(item: str) -> tuple[str, bool, int] | None:
 
 HOSTED = r"^([a-z_]{1,56}_call(_output)?|mcp_[a-z_]{1,56}|tool_search_output|compaction(_trigger)?)$"
 """Items of tools that OpenAI's servers run, and of kinds of tools that have no place here."""
-_HOSTED = re.compile(HOSTED)
 _KINDS = ("message", "item_reference", "function_call", "function_call_output", "reasoning")
 
 ItemId: TypeAlias = Annotated[str, Field(max_length=128)]
@@ -59,7 +49,6 @@ class Part(TextPart):
     """One part of an item's content."""
 
     PASSED = False
-    TEXT_KIND = "input_text"
 
 
 TEXT_OR_LIST = by_shape(shape, "a string or a list")
@@ -77,7 +66,20 @@ def refused_extras(text: str) -> dict[str, Any]:
     return {"content": None, "refusal": text}
 
 
-class Message(StrictBody):
+ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+"""By the role of a message that of its turn: chat templates know no `developer`."""
+
+
+class InputItem(StrictBody):
+    """An item of an input."""
+
+    id: ItemId | None = None
+    """Without effect: input items get ids of their own."""
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    """Without effect."""
+
+
+class Message(InputItem):
     """An input item: one turn of a conversation, in the short or in the long form."""
 
     type: Literal["message"] | None = "message"
@@ -86,10 +88,6 @@ class Message(StrictBody):
     """Who speaks; `developer` counts as `system`."""
     content: Annotated[Content | None, Field(validate_default=True)] = None
     """A text, or a list of parts, which are joined. Not null of others."""
-    id: ItemId | None = None
-    """Without effect: input items get ids of their own."""
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    """Without effect."""
     refusal: str | None = None
     """What an earlier answer said instead of `content`."""
 
@@ -101,15 +99,14 @@ class Message(StrictBody):
 
     @property
     def turn(self) -> ChatTurn:
-        """Return the message as engines take it: text only, and `developer` as `system`, which chat templates know."""
         said, refused = words_of(self.content), ""
         if self.role == "assistant" and (not said or _is_refusal(self.content)):
             refused = said or self.refusal or ""
         extras = refused_extras(refused) if refused else {}
-        return ChatTurn("system" if self.role == "developer" else self.role, said or refused, extras=extras)
+        return ChatTurn(ROLES[self.role], said or refused, extras=extras)
 
 
-class FunctionCall(StrictBody):
+class FunctionCall(InputItem):
     """An input item: a call that an earlier answer made."""
 
     PASSED = True
@@ -122,17 +119,13 @@ class FunctionCall(StrictBody):
     """The function that was called."""
     arguments: str
     """JSON, as the model wrote it."""
-    id: ItemId | None = None
-    """Without effect: input items get ids of their own."""
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    """Without effect."""
 
     @property
     def turn(self) -> ChatTurn:
         return ChatTurn("assistant", "", (ToolCall(self.call_id, self.name, self.arguments, self.further),))
 
 
-class FunctionCallOutput(StrictBody):
+class FunctionCallOutput(InputItem):
     """An input item: what a function returned."""
 
     type: Literal["function_call_output"]
@@ -141,10 +134,6 @@ class FunctionCallOutput(StrictBody):
     """The call."""
     output: Content
     """A text, or a list of parts, which are joined."""
-    id: ItemId | None = None
-    """Without effect: input items get ids of their own."""
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    """Without effect."""
 
     @property
     def turn(self) -> ChatTurn:
@@ -156,10 +145,7 @@ class ReasoningItem(StrictBody):
 
     type: Literal["reasoning"]
     """Without effect: models do not see earlier reasoning."""
-
-    @property
-    def turn(self) -> None:
-        return None
+    turn: ClassVar[None] = None
 
 
 class HostedItem(StrictBody):
@@ -169,10 +155,7 @@ class HostedItem(StrictBody):
         pattern=HOSTED, max_length=80, json_schema_extra={"not": {"enum": ["function_call", "function_call_output"]}}
     )
     """Without effect: named in X-Ignored-Fields."""
-
-    @property
-    def turn(self) -> None:
-        return None
+    turn: ClassVar[None] = None
 
 
 class ItemReference(ClosedBody):
@@ -188,17 +171,14 @@ _CUSTOM = {"custom_tool_call": "function_call", "custom_tool_call_output": "func
 """Items of custom tools, whose text a model here reads as the one argument of a function."""
 
 
-def _check_kind(value: Any) -> Any:
+def _of_custom_tool(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind in _CUSTOM:
-        rest = {name: each for name, each in value.items() if name != "input"}
-        if kind == "custom_tool_call":
-            rest["arguments"] = arguments_of(value.get("input"), "input")
-        return {**rest, "type": _CUSTOM[kind]}
-    if kind is None or (isinstance(kind, str) and (kind in _KINDS or _HOSTED.fullmatch(kind))):
+    if not isinstance(kind, str) or kind not in _CUSTOM:
         return value
-    kinds = ", ".join(map(repr, _KINDS))
-    raise refusal(f"must have the type {kinds}, or that of a tool's item, such as 'web_search_call'")
+    rest = {name: each for name, each in value.items() if name != "input"}
+    if kind == "custom_tool_call":
+        rest["arguments"] = arguments_of(value.get("input"), "input")
+    return {**rest, "type": _CUSTOM[kind]}
 
 
 def _kind(value: Any) -> str:
@@ -221,14 +201,16 @@ Item: TypeAlias = Annotated[
     | Annotated[HostedItem, Tag("<hosted>")]
     | Annotated[ItemReference, Tag("<reference>")],
     Discriminator(_kind),
-    BeforeValidator(_check_kind),
+    BeforeValidator(_of_custom_tool),
 ]
 
 
 def input_items(job_id: str, turns: Sequence[ChatTurn], developer: Container[int] = ()) -> list[dict[str, Any]]:
     """Render a stored response's own input, oldest first. `developer`: places of turns with the role `developer`."""
-    ids = [input_item_id(job_id, place, kind_of(turn)) for place, turn in enumerate(turns)]
-    return [shown_turn(ids[place], turn, developer=place in developer) for place, turn in enumerate(turns)]
+    return [
+        shown_turn(f"{kind_of(turn)}_{job_id}_in{place}", turn, developer=place in developer)
+        for place, turn in enumerate(turns)
+    ]
 
 
 def kind_of(turn: ChatTurn) -> str:
@@ -247,7 +229,7 @@ def shown_turn(item_id: str, turn: ChatTurn, *, developer: bool = False) -> dict
     part = output_text(turn.content) if turn.role == "assistant" else {"type": "input_text", "text": turn.content}
     part = refusal_part(turn.content) if "refusal" in turn.extras else part
     role = "developer" if developer else turn.role
-    return {"id": item_id, "type": "message", "status": "completed", "role": role, "content": [part]}
+    return message_item(item_id, "completed", role, [part])
 
 
 def reasoned_turn(text: str) -> ChatTurn:
@@ -260,9 +242,10 @@ def sent_items(turn: ChatTurn) -> list[dict[str, Any]]:
     if turn.call_id:
         return [{"type": "function_call_output", "call_id": turn.call_id, "output": turn.content}]
     said = [{"role": turn.role, "content": turn.content}] if turn.content or not turn.calls else []
-    named = [{"type": "function_call", "call_id": call.id, "name": call.name} for call in turn.calls]
-    calls = zip(named, turn.calls, strict=True)
-    return said + [{**call.extras, **item, "arguments": call.arguments} for item, call in calls]
+    return said + [
+        {**call.extras, "type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+        for call in turn.calls
+    ]
 
 
 def call_item(item_id: str, call_id: str, name: str, arguments: Any, status: str) -> dict[str, Any]:
@@ -281,6 +264,6 @@ def refusal_part(text: str) -> dict[str, Any]:
     return {"type": "refusal", "refusal": text}
 
 
-def output_item(item_id: str, status: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Render an item of an answer; `status` is in_progress, completed or incomplete."""
-    return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": list(content)}
+def message_item(item_id: str, status: str, role: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Render a message; `status` is in_progress, completed or incomplete."""
+    return {"id": item_id, "type": "message", "status": status, "role": role, "content": content}

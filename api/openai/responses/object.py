@@ -13,8 +13,7 @@ from api.openai.responses.items import (
     MESSAGE,
     REASONING,
     call_item,
-    output_item,
-    output_item_id,
+    message_item,
     output_text,
     reasoned_turn,
     refusal_part,
@@ -48,7 +47,7 @@ class AnswerItem:
 
     def id(self, job_id: str, output_index: int) -> str:
         kind = REASONING if self.number == REASONED else MESSAGE if self.number < 0 else CALL
-        return output_item_id(job_id, output_index, kind)
+        return f"{kind}_{job_id}_out{output_index}"
 
     def shown(self, job_id: str, output_index: int, status: str, *, begun: bool = False) -> dict[str, Any]:
         """Render the item; one that has just begun is empty."""
@@ -56,7 +55,7 @@ class AnswerItem:
         if self.number == REASONED:
             return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
         if self.number < 0:
-            return output_item(item_id, status, content)
+            return message_item(item_id, status, "assistant", content)
         own_id, arguments = call_id(job_id, 0, self.number, self.extras), "" if begun else self.text
         return {**further(self.extras), **call_item(item_id, own_id, self.name, arguments, status)}
 

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag, ValidationInfo, field_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, field_validator
 
-from api.openai.errors import invalid_request
+from api.openai.errors import refuse_if
 from api.openai.fields import (
     MAX_MESSAGES,
     ClosedBody,
+    Refused,
     SchemaObject,
     StrictBody,
     TokenLimit,
     named_format,
-    refusal,
     with_its_type,
 )
-from api.openai.generation import CONSTRAINTS, Effort, GenerationRequest, Refused, reasoning_of
+from api.openai.generation import CONSTRAINTS, Effort, GenerationRequest
 from api.openai.messages import (
     MAX_TOOLS,
     Function,
-    FunctionKind,
-    FunctionName,
     FunctionTool,
     HostedTool,
     OfferedTools,
-    OnlyFunctions,
-    choice_shape,
     tool_shape,
 )
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
@@ -52,37 +48,6 @@ class FlatTool(Function, FunctionTool):
         return {**named, "parameters": self.parameters, "strict": bool(self.strict)}
 
 
-class FlatNamed(ClosedBody):
-    """The function that must be called."""
-
-    type: FunctionKind
-    name: FunctionName
-
-    @property
-    def names(self) -> list[str]:
-        return [self.name]
-
-
-class FlatAllowed(ClosedBody):
-    """A choice among some of the tools."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[FlatNamed], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True), OnlyFunctions]
-
-    @property
-    def names(self) -> list[str]:
-        return [each.name for each in self.tools]
-
-
-FlatChoice: TypeAlias = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
-    | Annotated[FlatNamed, Tag("<named>")]
-    | Annotated[FlatAllowed, Tag("<allowed>")],
-    Discriminator(choice_shape),
-]
-
-
 AnyFlatTool: TypeAlias = Annotated[
     Annotated[FlatTool, Tag("<function>")] | Annotated[HostedTool, Tag("<hosted>")], Discriminator(tool_shape)
 ]
@@ -93,31 +58,9 @@ class FlatToolFields(OfferedTools):
 
     tools: Annotated[list[AnyFlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
-    tool_choice: FlatChoice | None = None
-    """`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some."""
-    parallel_tool_calls: bool | None = True
-    """False: at most one call in an answer."""
-
-    @property
-    def choice_shown(self) -> Any:
-        """The choice as the response shows it."""
-        choice = self.tool_choice
-        return choice.model_dump() if isinstance(choice, FlatNamed | FlatAllowed) else choice or "auto"
 
 
 LOGPROBS = "message.output_text.logprobs"
-Included: TypeAlias = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]
-INCLUDED: tuple[str, ...] = get_args(Included)
-"""What `include` may name. Of these, answers have log-probabilities only; the others are ignored."""
 
 _OTHER_NAMES = "is no field of this endpoint. Use"
 
@@ -306,7 +249,7 @@ class ResponseRequest(InputFields):
     """Answer at once; the response goes on whoever disconnects. Needs `store`."""
     store: bool | None = True
     """Whether it can be retrieved later, for as long as jobs are kept."""
-    include: Annotated[list[Included], Field(max_length=16, fail_fast=True)] | None = None
+    include: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=16, fail_fast=True)] | None = None
     """What else the answer holds. Log-probabilities are refused if the engine has none; others ignored."""
     truncation: Literal["auto", "disabled"] | None = None
     """`auto` is ignored: too long an input is refused."""
@@ -328,33 +271,24 @@ class ResponseRequest(InputFields):
         included = [f"include[].{name}" for name in self.include or () if name != LOGPROBS]
         return [*(["truncation"] if self.truncation == "auto" else []), *included]
 
-    @field_validator("store")
-    @classmethod
-    def _stored_in_background(cls, store: bool | None, info: ValidationInfo) -> bool | None:
-        if store is False and info.data.get("background"):
-            raise refusal("must be true with background: nobody could read the answer")
-        return store
-
-    @field_validator("top_logprobs")
-    @classmethod
-    def _with_include(cls, top: int | None, info: ValidationInfo) -> int | None:
-        if top and LOGPROBS not in (info.data.get("include") or ()):
-            raise refusal(f"needs include: ['{LOGPROBS}']")
-        return top
+    def check(self) -> None:
+        super().check()
+        unread = self.background and self.store is False
+        refuse_if(unread, "store", "must be true with background: nobody could read the answer")
+        without = self.top_logprobs and LOGPROBS not in (self.include or ())
+        refuse_if(without, "top_logprobs", f"needs include: ['{LOGPROBS}']")
 
     @property
     def detached(self) -> bool:
         return bool(self.background)
 
     @property
-    def sampling(self) -> Sampling:
-        wanted = LOGPROBS in (self.include or ())
-        return Sampling(
-            max_tokens=self.max_output_tokens,
-            **self.sampler_fields,
-            logprobs=(self.top_logprobs or 0) if wanted else None,
-            json_schema=self.text.format.schema_wanted if self.text and self.text.format else None,
-        )
+    def sampler_fields(self) -> dict[str, Any]:
+        return super().sampler_fields | {
+            "max_tokens": self.max_output_tokens,
+            "logprobs": (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None,
+            "json_schema": self.text.format.schema_wanted if self.text and self.text.format else None,
+        }
 
     @property
     def effort(self) -> Effort | None:
@@ -363,8 +297,7 @@ class ResponseRequest(InputFields):
     @property
     def known_to_servers(self) -> dict[str, Any]:
         form = self.text.format if self.text else None
-        found = super().known_to_servers | ({"reasoning_effort": "none"} if self.effort == "none" else {})
-        found |= named_format(form if form and form.type == "json_schema" else None)
+        found = super().known_to_servers | named_format(form if form and form.type == "json_schema" else None)
         if self.text and self.text.verbosity:
             found["verbosity"] = self.text.verbosity
         return found | {"prompt_cache_key": self.prompt_cache_key, "safety_identifier": self.safety_identifier}
@@ -373,9 +306,8 @@ class ResponseRequest(InputFields):
     def version_read(self) -> int | None:
         return self._context.version if self.conversation_id else None
 
-    @property
-    def response_form(self) -> ResponseForm:
-        return ResponseForm(
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        form = ResponseForm(
             background=bool(self.background),
             store=self.store is not False,
             previous=self._context.previous,
@@ -388,10 +320,11 @@ class ResponseRequest(InputFields):
             max_tool_calls=self.max_tool_calls,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             tools=tuple([tool.shown for tool in self.functions]),
-            tool_choice=self.choice_shown,
+            tool_choice=self.tool_choice or "auto",
             safety_identifier=self.safety_identifier,
             prompt_cache_key=self.prompt_cache_key,
         )
+        return super().particulars(card) | {"response": form}
 
 
 class CountRequest(InputFields):
@@ -401,22 +334,19 @@ class CountRequest(InputFields):
     def sampling(self) -> Sampling:
         return Sampling(max_tokens=1, temperature=0.0)
 
-    def task_for(self, card: ModelCard | None) -> Task | None:
-        """The tokenizer's, where it counts as an answer's prompt is counted; else one token is generated."""
-        able = card is not None and card.capabilities.tokenize_chats
-        return Task(kind="tokenize") if able and self.tools_asked is None and not reasoning_of(self, card) else None
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        """The tokenizer counts, where it counts as an answer's prompt is counted; else one token is generated."""
+        found = super().particulars(card)
+        plain = self.tools_asked is None and not found["reasoning"]
+        can_count = card is not None and card.capabilities.tokenize_chats and plain
+        return found | {"task": Task(kind="tokenize") if can_count else None}
 
 
 def check_line(request: ResponseRequest) -> None:
     """Refuse what a line of a batch cannot ask for: what is stored, or a response in the background.
     Raises ApiError (400)."""
-    if request.previous_response_id is not None:
-        raise invalid_request("previous_response_id has no place in a batch. Send the whole conversation in input.",
-                              "previous_response_id")  # fmt: skip
-    if request.conversation is not None:
-        raise invalid_request("conversation has no place in a batch, whose lines run at the same time. Send the whole "
-                              "conversation in input.", "conversation")  # fmt: skip
-    if request.references:
-        raise invalid_request("A line of a batch cannot refer to items. Send them in input as messages.", "input")
-    if request.background:
-        raise invalid_request("background has no place in a batch, whose lines all run so. Leave it out.", "background")
+    what = "has no place in a batch, whose lines run at the same time. Send the conversation in input"
+    refuse_if(request.previous_response_id is not None, "previous_response_id", what)
+    refuse_if(request.conversation is not None, "conversation", what)
+    refuse_if(request.references, "input", "cannot refer to items in a batch. Send them as messages")
+    refuse_if(request.background, "background", "has no place in a batch, whose lines all run so. Leave it out")

@@ -7,22 +7,10 @@ local function free_idempotency_key(key, id)
   if type(known) == 'string' and string.sub(known, 1, 36) == id then redis.call('DEL', key) end
 end
 
--- The entries of all lanes as {job id: {lane, entry}}, cached. Read only where a job's record does not say its own.
-local function lane_entries()
-  if round.lane_entries then return round.lane_entries end
-  local found = {}
-  round.lane_entries = found
-  for _, place in ipairs(redis.call('HKEYS', owed_key())) do
-    local model, priority = string.match(place, '^(.+):(%a+)$')
-    local lane = model and lane_key(model, priority)
-    for _, item in ipairs(lane and redis.call('XRANGE', lane, '-', '+') or {}) do found[item[2][2]] = {lane, item[1]} end
-  end
-  return found
-end
-
 -- Fail a job whose record is malformed. Only its id is trusted; every field that is valid is still used to clean up.
--- `worker`, `lane` and `entry`, where the caller knows them, override the record's. The job becomes a dead letter, and
--- its idempotency key is freed, so that a repeated request is computed anew. Returns 1, or 0 if it had ended or is gone.
+-- `worker`, `lane` and `entry`, where the caller knows them, override the record's; of a job without a valid place a later
+-- claim and `reap` remove what is left there. The job becomes a dead letter, and its idempotency key is freed, so that a
+-- repeated request is computed anew. Returns 1, or 0 if it had ended or is gone.
 local function fail_malformed(id, reason, now, worker, lane, entry)
   local job = job_key(id)
   local s = redis.pcall('HMGET', job, unpack(END_FIELDS))
@@ -36,11 +24,8 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
     return 0
   end
   lane, entry = lane or s[2], entry or s[3]
-  if not pcall(require_lane_entry, lane, entry) then
-    local place = lane_entries()[id] or {}
-    lane, entry = place[1], place[2]
-  end
-  local model, priority = parse_lane(lane or s[2])
+  local model, priority = parse_lane(lane)
+  if not (model and is_entry(entry)) then lane, entry = nil, nil end
   pcall(release_logs, id, s[10])
   free_idempotency_key(s[8], id)
   s[2], s[3], s[8] = lane, entry, nil
@@ -48,7 +33,7 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
   close_job(id, s, 'failed', 'malformed', now)
   let_go(job, id, s, model, priority, 0)
   redis.call('HSETNX', job, 'body', '')
-  if model and is_entry(entry) then leave_lane(model, priority, s[11] or '', entry, id) end
+  if entry then leave_lane(model, priority, s[11] or '', entry, id) end
   if worker then buffer_write('releases', worker, id) end
   dead_letter('job', id, 'reason', 'unreadable: ' .. reason)
   return 1

@@ -6,8 +6,7 @@
 --
 -- What was read: `now`; `span_ends` by retention time; `lanes` by key; `live_workers`; `exhausted` lists of idle workers;
 -- `busy`, by model the last priority for which wake_worker found no worker, so that it need not look again; `line_sizes`,
--- waiting jobs by key of an index; `earlier`, what goes before a lane's new jobs; `reserved_total`; `usage_by_tenant`;
--- `lane_entries`.
+-- waiting jobs by key of an index; `earlier`, what goes before a lane's new jobs; `reserved_total`; `usage_by_tenant`.
 local round = nil
 
 local function cache(name)

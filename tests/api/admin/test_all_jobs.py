@@ -64,6 +64,10 @@ async def test_an_admin_lists_the_jobs_of_any_tenant(api: LocalApi) -> None:
         assert ids(await listed(api, tenant="*", **params)) == [one], params
     for params in ({"status": "failed"}, {"model": "other"}, {"lane": "interactive"}, {"search": "zz"}):
         assert ids(await listed(api, tenant="*", **params)) == [], params
+    wrong = {"lane": "fast", "status": "lost", "tenant": "a b", "search": "x" * 65, "cursor": "now", "limit": "101"}
+    for name, value in wrong.items():
+        answer = await api.client.get("/admin/jobs", params={name: value}, headers=ADMIN)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
 async def test_a_tenant_filters_its_jobs_and_sees_what_they_asked(api: LocalApi) -> None:
@@ -86,30 +90,18 @@ async def test_a_tenant_filters_its_jobs_and_sees_what_they_asked(api: LocalApi)
         ([], {"until": str(first - 1)}), (made[::-1], {"until": str(first + 3600)}), (made[::-1], {"tenant": "b"}),
     ):  # fmt: skip
         assert [row["id"] for row in await found(**params)] == wanted, params
-    for name, value in (("lane", "fast"), ("since", "now"), ("until", "-1"), ("since", "inf")):
-        refused = await api.client.get("/v1/jobs", params={name: value}, headers=own)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
-
-
-WRONG = {"lane": "fast", "status": "lost", "tenant": "a b", "search": "x" * 65, "cursor": "now", "limit": "101"}
-
-
-@pytest.mark.parametrize(("name", "value"), WRONG.items())
-async def test_a_wrong_filter_is_named(api: LocalApi, name: str, value: str) -> None:
-    answer = await api.client.get("/admin/jobs", params={name: value}, headers=ADMIN)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
 @pytest.mark.slow
 async def test_a_long_list_comes_in_pages_each_job_once(api: LocalApi) -> None:
-    made = [await put(api, "ab"[number % 2], number="even" if number % 4 else "four") for number in range(90)]
+    made = [await put(api, "ab"[number % 2], number="even" if number % 4 else "four") for number in range(60)]
     filters: list[tuple[dict[str, str], list[str]]] = [({}, made), ({"search": "four"}, made[::4])]
     for params, wanted in filters:
         seen: list[str] = []
         cursor: dict[str, str] = {}
         while True:
-            page = await listed(api, tenant="*", limit=15, **params, **cursor)
-            assert len(page["data"]) <= 15
+            page = await listed(api, tenant="*", limit=11, **params, **cursor)
+            assert len(page["data"]) <= 11
             seen += ids(page)
             if not page["has_more"]:
                 break
@@ -161,6 +153,8 @@ async def test_the_keys_are_listed_without_what_would_open_anything(api: LocalAp
 
 
 async def test_all_who_look_at_once_cost_one_look(api: LocalApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And are told why jobs wait."""
+    await put(api, "a")
     looks = 0
 
     def counted(*args: Any) -> Any:
@@ -172,11 +166,7 @@ async def test_all_who_look_at_once_cost_one_look(api: LocalApi, monkeypatch: py
     monkeypatch.setattr(overview, "read", counted)
     answers = await asyncio.gather(*(api.client.get("/admin/overview", headers=ADMIN) for _ in range(12)))
     assert looks == 1 and len({answer.content for answer in answers}) == 1
-    assert conforms(answers[0].json(), SCHEMAS["Overview"])
-
-
-async def test_the_overview_says_why_jobs_wait(api: LocalApi) -> None:
-    await put(api, "a")
-    found = (await api.client.get("/admin/overview", headers=ADMIN)).json()
+    found = answers[0].json()
+    assert conforms(found, SCHEMAS["Overview"])
     assert found["verdict"]["flow"] == "stopped" and "no worker runs" in found["verdict"]["title"]
     assert found["pools"][0]["lanes"]["standard"]["waiting"] == 1

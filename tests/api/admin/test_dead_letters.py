@@ -29,40 +29,12 @@ def state_of(house: House, job_id: str) -> dict[str, Any]:
     return dict(json.loads(house.get(f"/v1/jobs/{job_id}")[1]))
 
 
-def test_a_poison_request_is_found_and_its_batch_mates_complete(empty_house: House) -> None:
-    """Three workers die of it, the last one alone with it; everything else completes; the letter can be replayed."""
-    house = empty_house
-    house.environ |= {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SIM_STEP_MS": "5"}
-    house.start("scheduler")
-    house.start_api()
-    poison = job_of(house, "[[crash@4]]")
-    mates = [job_of(house, f"mate {number}") for number in range(6)]
-    crashes = 0
-    while state_of(house, poison["id"])["status"] in ("queued", "in_progress"):
-        worker = house.start("workers")
-        eventually(lambda w=worker: w.poll() is not None or state_of(house, poison["id"])["status"] == "failed")
-        crashes += worker.poll() is not None
-        assert crashes <= 3
-    house.start("workers")
-    for mate in mates:
-        assert eventually(lambda mate=mate: state_of(house, mate["id"])["status"] == "completed")
-    assert state_of(house, poison["id"])["error"]["code"] == "poison" and crashes == 3
-
-    (letter,) = json.loads(house.get("/admin/dlq")[1])["data"]
-    assert (letter["job_id"], letter["reason"]) == (poison["id"], "poison")
-    shown = json.loads(house.get(f"/admin/dlq/{letter['id']}")[1])
-    assert shown["job"]["status"] == "failed" and "crash" not in json.dumps(shown)
-    status, headers, body = house.post(f"/admin/dlq/{letter['id']}/replay", {})
-    assert status == 202 and json.loads(body)["id"] == headers["x-job-id"] != poison["id"]
-    assert json.loads(house.get("/admin/dlq")[1])["data"] == []
-    assert state_of(house, poison["id"])["status"] == "failed"
-
-
-def test_a_poison_request_keeps_its_tokens_its_ids_and_its_usage(
+def test_a_poison_request_is_given_up_with_its_tokens_its_ids_and_its_usage(
     empty_house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its stream shows the tokens so far and then the error; its events can be resumed at any of them, long after its
-    workers' logs have gone; its record names the three workers, in the API, in the console and in its replay."""
+    """Three workers die of it, the last one alone with it; everything else completes. Its stream shows the tokens so
+    far and then the error; its events can be resumed at any of them, long after its workers' logs have gone; its record
+    names the three workers, in the API, in the console and in its replay, which is a new job."""
     house = empty_house
     house.environ |= {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SIM_STEP_MS": "5", "PENSTOCK_SIM_AUTHORS": "true"}
     house.start("scheduler")
@@ -70,10 +42,16 @@ def test_a_poison_request_keeps_its_tokens_its_ids_and_its_usage(
     streamed = {"model": "sim", "messages": [{"role": "user", "content": "[[crash@4]]"}], "max_tokens": 9, "n": 2}
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(house.post, "/v1/chat/completions", streamed | {"stream": True})
+        mates = [job_of(house, f"mate {number}") for number in range(6)]
         for number in (1, 2, 3):
             worker = house.start("workers", "--id", f"worker-{number}")
             worker.wait(60)
         status, headers, body = asked.result()
+    last = house.start("workers")
+    for mate in mates:
+        assert eventually(lambda mate=mate: state_of(house, mate["id"])["status"] == "completed")
+    last.terminate()
+    assert last.wait(30) == 0
     chunks = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
     text: list[str] = ["", ""]
     for chunk in chunks[:-1]:
@@ -113,38 +91,35 @@ def test_a_poison_request_keeps_its_tokens_its_ids_and_its_usage(
             re.search(rf"worker-{number}  .* {tokens[number - 1]} +its worker died\n", shown) for number in (1, 2, 3)
         )
         assert '"content": "[[crash@4]]"' in shown
-    again = json.loads(house.post(f"/admin/dlq/{letter['id']}/replay", {})[2])
+    assert letter["reason"] == "poison" and "crash" not in json.dumps(
+        json.loads(house.get(f"/admin/dlq/{letter['id']}")[1])
+    )
+    status, headers, body = house.post(f"/admin/dlq/{letter['id']}/replay", {})
+    again = json.loads(body)
+    assert status == 202 and again["id"] == headers["x-job-id"] != job["id"]
     assert again["attempt_log"] == job["attempt_log"] and again["attempts"] == 0
+    assert json.loads(house.get("/admin/dlq")[1])["data"] == []
+    assert state_of(house, job["id"])["status"] == "failed"
 
 
-def test_dead_letters_can_be_dropped_and_absent_ones_are_404(house: House) -> None:
-    """A letter that is no job can only be dropped."""
+def test_dead_letters_can_be_dropped_and_absent_ones_are_404(
+    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A letter that is no job can only be dropped, here by `penstock dlq`."""
     with Redis.from_url(house.redis_url) as client:
         client.xadd("penstock:{0}:dead", STRAY)
     (letter,) = eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])
     assert letter["job_id"] is None and "not an event" in letter["reason"] and letter["lane"] == STRAY["lane"]
     assert house.post(f"/admin/dlq/{letter['id']}/replay", {})[0] == 400
-    assert house.request("DELETE", f"/admin/dlq/{letter['id']}")[0] == 200
-    for method, path in (("GET", letter["id"]), ("DELETE", letter["id"]), ("GET", "nonsense"), ("GET", "9-1-1")):
-        status, _, body = house.request(method, f"/admin/dlq/{path}")
-        assert status == 404 and json.loads(body)["error"]["code"] == "dead_letter_not_found"
-
-
-def test_the_command_line_looks_after_dead_letters(
-    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`penstock dlq`: list, show and drop, for people and for programs."""
-    with Redis.from_url(house.redis_url) as client:
-        client.xadd("penstock:{0}:dead", STRAY)
-    eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])
     monkeypatch.chdir(house.folder)
     monkeypatch.setenv("PENSTOCK_API_KEY", ADMIN_TOKEN)
 
     def penstock(*words: str) -> tuple[int, str]:
         return main(["dlq", *words, "--url", house.url]), capsys.readouterr().out
 
-    letter = json.loads(penstock("ls", "--json")[1].splitlines()[0])
-    assert "not an event" in penstock("ls")[1] and "not an event" in penstock("show", letter["id"])[1]
-    assert penstock("replay", letter["id"])[0] == 1
+    assert "not an event" in penstock("ls")[1] and penstock("replay", letter["id"])[0] == 1
     assert penstock("drop", letter["id"]) == (0, f"{letter['id']} dropped\n")
     assert penstock("show", letter["id"])[0] == 1
+    for method, path in (("GET", letter["id"]), ("DELETE", letter["id"]), ("GET", "nonsense"), ("GET", "9-1-1")):
+        status, _, body = house.request(method, f"/admin/dlq/{path}")
+        assert status == 404 and json.loads(body)["error"]["code"] == "dead_letter_not_found"

@@ -130,18 +130,6 @@ async def test_a_line_of_the_audit_log_is_no_longer_than_it_may_be(caplog: pytes
     assert line["target"] == "x" * 256
 
 
-@pytest.mark.parametrize(
-    ("keys", "token", "who"), [({}, "", "nobody"), ({}, SHA256, "token"), (PLAIN, "", "keys"), (PLAIN, SHA256, "keys")]
-)
-def test_the_log_begins_with_who_may_administer(
-    caplog: pytest.LogCaptureFixture, keys: dict[str, KeySettings], token: str, who: str
-) -> None:
-    with caplog.at_level(logging.INFO, logger=audit.AUDIT):
-        audit.begin(Keyring(keys, token))
-    (line,) = lines(caplog)
-    assert (line["action"], line["admin_by"]) == ("keys.known", who)
-
-
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -170,12 +158,3 @@ def test_a_page_of_an_app_is_no_page_of_this_machines(scheme: str) -> None:
     with pytest.raises(ApiError) as refused:
         origins.check("POST", "/v1/chat/completions", {b"origin": f"{scheme}://localhost".encode()})
     assert refused.value.status == 403
-
-
-async def test_only_a_browser_that_asks_is_answered_as_one() -> None:
-    """OPTIONS without the question is a method that no route has, whoever's page sends it."""
-    door = Door(PLAIN, cors_origins=(APP,))
-    asks = {"origin": APP, "access_control_request_method": "POST"}
-    assert await door.ask("OPTIONS", "/v1/chat/completions", **asks) == 204
-    assert await door.ask("OPTIONS", "/v1/chat/completions", origin=APP) == 405
-    assert await door.ask("OPTIONS", "/v1/chat/completions") == 405

@@ -15,7 +15,7 @@ from penstock.engine import ChatTurn
 from streaming.jobs.codec import Run, Section, Terminal
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Chat, Job, JobState
-from streaming.jobs.records import MALFORMED, JobRecord
+from streaming.jobs.records import JobRecord
 from streaming.order import Priority
 
 JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "x"),)))
@@ -96,13 +96,6 @@ def test_the_latest_id_of_a_running_job_is_not_known() -> None:
     assert cursor.latest_of(record_of([], state=JobState.QUEUED)) == Cursor(4, 1)
     assert cursor.latest_of(record_of([], state=JobState.CANCELLED, stored=False)) == Cursor(4, 2)
     assert cursor.latest_of(replace(record_of([2]), epoch=9)) == Cursor(9, 5, "w0-0")
-
-
-def test_the_end_of_an_unreadable_job_is_behind_all_that_was_shown() -> None:
-    """Its record may name no runs any more, and its readers were shown deltas."""
-    terminal = Terminal("j", JobState.FAILED, 0, failure=MALFORMED)
-    last = cursor.end(1, (), terminal)
-    assert last.number > cursor.delta(1, 3, 100_000, Run("w", 1)).number
 
 
 @pytest.mark.parametrize(

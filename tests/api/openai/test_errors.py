@@ -7,20 +7,19 @@ import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from house import House, eventually
-from msgspec.structs import replace
 from redis import Redis
 
 from api.auth import access_errors
 from api.openai import errors
 from api.openai.errors import ApiError, Wait
 from api.stream import connection_guard
-from penstock.engine import ChatTurn, Failure, Task, TaskKind
+from penstock.engine import ChatTurn, Failure
 from streaming.errors import QuotaExceeded
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Chat, Job, JobState
@@ -48,7 +47,7 @@ SAMPLES: dict[str, Any] = {
 
 def made(make: Callable[..., ApiError]) -> ApiError:
     """The error with a sample of each parameter that it needs."""
-    params = inspect.signature(make).parameters.values()
+    params = [] if isinstance(make, partial) else inspect.signature(make).parameters.values()
     return make(**{each.name: SAMPLES[each.name] for each in params if each.default is inspect.Parameter.empty})
 
 
@@ -56,8 +55,8 @@ EVERY: dict[str, ApiError] = {
     name: made(make)
     for module in (errors, access_errors, connection_guard)
     for name, make in vars(module).items()
-    if inspect.isfunction(make) and make.__annotations__.get("return") == "ApiError"
-    and not name.startswith(("_", "from_"))
+    if isinstance(make, partial) or (inspect.isfunction(make) and make.__annotations__.get("return") == "ApiError"
+    and not name.startswith(("_", "from_")))
 }  # fmt: skip
 DOCUMENTED = {
     (int(status), code)
@@ -87,16 +86,11 @@ def test_no_blind_retry_where_it_would_do_harm() -> None:
     """What libraries retry comes with a time to wait, or with a no where a retry does not help or makes more work."""
     for name, error in EVERY.items():
         assert error.headers.get("x-should-retry") == ("false" if name in NOT_TO_BE_RETRIED else None), name
+        assert error.headers.get("WWW-Authenticate") == ("Bearer" if error.status == 401 else None), name
         if name in NOT_TO_BE_RETRIED:
             assert "Retry-After" not in error.headers, name
         elif error.status in (409, 429, 503):
             assert 1 <= int(error.headers["Retry-After"]) <= 120, name
-
-
-def test_whoever_is_not_known_is_told_how_to_say_who_it_is() -> None:
-    """Every 401 and no other error."""
-    for name, error in EVERY.items():
-        assert error.headers.get("WWW-Authenticate") == ("Bearer" if error.status == 401 else None), name
 
 
 @pytest.mark.parametrize(
@@ -123,8 +117,7 @@ def test_refusals_for_load_come_back_when_the_wait_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "whole", "milliseconds"),
-    [(0.0, "1", "1000"), (2.5, "3", "2500"), (120.4, "120", "120000"), (1e9, "120", "120000")],
+    ("seconds", "whole", "milliseconds"), [(0.0, "1", "1000"), (2.5, "3", "2500"), (1e9, "120", "120000")]
 )
 def test_retry_after_stays_within_what_libraries_accept(seconds: float, whole: str, milliseconds: str) -> None:
     """At least a second, never above 120, rounded up."""
@@ -137,12 +130,8 @@ def test_a_failure_keeps_its_code_status_and_param() -> None:
     assert (error.status, error.code) == (400, "context_length_exceeded")
     assert (error.message, error.param) == ("Too long.", "messages")
     assert error.headers == {}
-
-
-@pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_a_failed_job_is_not_retried_by_libraries(status: int) -> None:
-    """The queue has done its attempts; a library must not start over."""
-    assert errors.from_failure(Failure("poison", "Crashed three workers.", status)).headers == errors.FINAL
+    for status in (408, 429, 500, 503):  # the queue has done its attempts: libraries must not start over
+        assert errors.from_failure(Failure("poison", "Crashed three workers.", status)).headers == errors.FINAL
 
 
 @pytest.mark.parametrize(
@@ -189,23 +178,6 @@ def test_a_job_that_cannot_be_read_is_an_error_for_its_reader_alone(empty_house:
         assert len(json.loads(empty_house.get("/admin/dlq")[1])["data"]) == 2
 
 
-def test_a_result_of_a_newer_version_is_told_as_such(empty_house: House) -> None:
-    """Job, result and events of a job that a newer worker has ended: 503 newer_version, and nothing is changed."""
-    empty_house.start_api()
-    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
-    job_id = json.loads(empty_house.post("/v1/jobs", body)[2])["id"]
-    with Redis.from_url(empty_house.redis_url) as redis:
-        (name,) = redis.keys(f"*:job:{job_id}")
-        record = msgspec.msgpack.encode(["t2", job_id, {}])
-        redis.hset(name, mapping={"state": "completed", "record": record})
-        shown = json.loads(empty_house.get(f"/v1/jobs/{job_id}")[1])
-        assert (shown["status"], shown["result"], shown["error"]["code"]) == ("completed", None, "newer_version")
-        status, answer = empty_house.get(f"/v1/jobs/{job_id}/result")
-        assert status == 503 and json.loads(answer)["error"]["code"] == "newer_version"
-        assert b"event: error\n" in empty_house.get(f"/v1/jobs/{job_id}/events")[1]
-        assert redis.hget(name, "record") == record
-
-
 def test_a_client_is_told_no_command_of_the_operators(empty_house: House) -> None:
     """A store of another version is refused, and the log names the fix; clients read that it is refused, no more."""
     empty_house.start_api()
@@ -226,11 +198,3 @@ def test_a_client_is_told_no_command_of_the_operators(empty_house: House) -> Non
         assert b"the store is not one that this server may use" in answer
         assert b"reset" not in answer and b"redis." not in answer
     assert "penstock store reset --yes" in empty_house.log("api")
-
-
-@pytest.mark.parametrize(("kind", "param"), errors.TASK_FIELDS.items())
-def test_a_task_that_no_store_can_hold_names_its_own_field(kind: TaskKind, param: str) -> None:
-    """It has neither max_tokens nor n that could be lowered."""
-    error = errors.too_large_for_store(replace(JOB, task=Task(kind=kind)), 9 << 20, 8 << 20)
-    assert (error.status, error.code, error.param) == (400, "too_large_for_store", param)
-    assert error.message.endswith(f"Send {param} in several requests.") and "max_tokens" not in error.message

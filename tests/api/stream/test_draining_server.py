@@ -102,14 +102,6 @@ async def test_a_client_that_asks_nothing_does_not_hold_up_the_end(begins: bytes
                 assert (await answer(client)).endswith(b"ok" if begins else b"")
 
 
-async def test_nobody_is_accepted_after_the_end() -> None:
-    """Who comes later finds nobody, and can ask elsewhere."""
-    async with asyncio.timeout(PATIENCE_S), serving() as (server, port):
-        await server.shutdown()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port))
-
-
 async def test_a_signal_ends_the_server_without_waiting_for_its_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.stream.connection_guard.TICK_INTERVAL_S", 10 * PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S), serving() as (server, _):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -22,7 +21,8 @@ from api.openai.rendering import Facts
 from api.openai.schemas import parse, to_job
 from api.services import Services
 from api.settings import ApiSettings
-from api.stream.reply import PING, Reply, StreamReply, WholeReply
+from api.stream.reply import Reply, StreamReply, WholeReply
+from api.stream.writer import PING
 from penstock.loops import Turns
 from streaming.jobs.codec import Delta, Opening, Run, Section, Terminal, Usage
 from streaming.jobs.job import JobState
@@ -182,14 +182,6 @@ async def test_the_relays_callback_writes_head_and_tokens_itself() -> None:
     assert exchange.client.ended and faulty.client.status == 0
 
 
-async def test_a_stream_whose_end_is_there_at_once_is_told_whole() -> None:
-    exchange = Exchange(StreamReply)
-    exchange.bring("a", "b")
-    exchange.end()
-    await exchange.answer()
-    assert (exchange.client.status, exchange.client.said, exchange.client.ended) == (200, "ab", True)
-
-
 @pytest.mark.parametrize(("eta_ms", "at_once"), [(None, False), (3_599_999, False), (3_600_000, True)])
 async def test_who_will_wait_longer_than_the_silence_allowed_gets_the_head_at_once(
     eta_ms: int | None, at_once: bool
@@ -212,16 +204,6 @@ async def test_who_will_wait_longer_than_the_silence_allowed_gets_the_head_at_on
     assert exchange.client.said == "ab"
 
 
-async def test_a_machine_that_was_just_started_is_no_reason_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clock begins at 0."""
-    monkeypatch.setattr("api.stream.reply.time", SimpleNamespace(monotonic=lambda: 5.0, time_ns=time.time_ns))
-    exchange = Exchange(StreamReply, eta_ms=3_600_000, keep_alive_s=3600)
-    answering = asyncio.create_task(exchange.answer())
-    await soon(lambda: exchange.client.written == PING)
-    exchange.end()
-    await answering
-
-
 async def test_a_sign_of_life_comes_when_the_silence_has_lasted_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look in the middle of it puts the next one to its end. The clock is moved on, not the ping back: a clock that
     counts from the machine's start may have had no such moment yet."""
@@ -240,35 +222,6 @@ async def test_a_sign_of_life_comes_when_the_silence_has_lasted_so_long(monkeypa
     assert exchange.client.written == PING
     exchange.end()
     await answering
-
-
-async def test_no_sign_of_life_is_looked_for_once_the_end_waits_for_its_reader() -> None:
-    """However long the reader takes."""
-    exchange, reads, looks = Exchange(StreamReply, keep_alive_s=0.001), asyncio.Event(), list[int]()
-    reply, send = exchange.reply, exchange.client.send
-    assert isinstance(reply, StreamReply)
-    look = reply._ping_if_idle
-
-    async def send_later(message: Message) -> None:
-        await reads.wait()
-        await send(message)
-
-    def noted() -> None:
-        looks.append(1)
-        look()
-
-    exchange.client.send, exchange.client.connection.end_stream = send_later, lambda _data: False  # type: ignore[method-assign]
-    reply._ping_if_idle = noted  # type: ignore[method-assign]
-    exchange.bring("a")
-    exchange.end()
-    answering = asyncio.create_task(exchange.answer())
-    await soon(lambda: looks)
-    for _ in range(50):
-        await asyncio.sleep(0)
-    assert len(looks) == 1
-    reads.set()
-    await answering
-    assert exchange.client.ended and exchange.client.said == "a"
 
 
 @pytest.mark.parametrize(("texts", "status"), [([], 409), (["a"], 200)])

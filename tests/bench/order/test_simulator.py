@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
+from bench.order.arrivals import arrivals
 from bench.order.replay import CONTENDERS, FIFO, LANES, OURS, VLLM, is_in_time, ran
 from planner.simulator.engine import EngineShape, ModelText
 from planner.simulator.queues import LANES as ALL
 from planner.simulator.queues import PenstockQueue
-from planner.simulator.trace import arrivals
 from streaming.order import LaneQueue, Priority, WaitingJob, credits_after, next_job
 
 pytestmark = pytest.mark.slow

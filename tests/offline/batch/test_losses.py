@@ -114,9 +114,9 @@ def test_reading_and_assembling_stay_out_of_memory(served: House) -> None:
     warm = ended(openai, begin(openai, [line(0)]))
     assert warm.status == "completed"
     before = _peak(offline.pid)
-    padding = "x" * 4000
+    padding, count = "x" * 8000, 4_000
     rows: list[Any] = [
-        line(number, f"{padding} {number % 25}", temperature=0, max_tokens=600) for number in range(8_000)
+        line(number, f"{padding} {number % 25}", temperature=0, max_tokens=1200) for number in range(count)
     ]
     path = served.folder / "large.jsonl"
     path.write_bytes(jsonl(rows))
@@ -125,7 +125,7 @@ def test_reading_and_assembling_stay_out_of_memory(served: House) -> None:
         file = openai.files.create(file=source, purpose="batch", timeout=120)
     batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
     done = ended(openai, batch, 120)
-    assert done.status == "completed" and done.request_counts and done.request_counts.completed == 8_000
+    assert done.status == "completed" and done.request_counts and done.request_counts.completed == count
     assert done.to_dict()["lines_distinct"] == 25
     assert openai.files.retrieve(done.output_file_id or "").bytes > 32_000_000
     assert _peak(offline.pid) - before < 28 * 1024

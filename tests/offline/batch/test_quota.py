@@ -44,18 +44,15 @@ def completion(number: int, **body: Any) -> dict[str, Any]:
     return {"custom_id": f"r-{number}", "method": "POST", "url": "/v1/completions", "body": asked}
 
 
-@pytest.mark.parametrize(
-    ("body", "tokens"),
-    [
-        ({"prompt": "a" * 40, "max_tokens": 100}, 110),
-        ({"prompt": "a" * 40, "max_tokens": 100, "n": 8}, 8 * 110),
-        ({"prompt": ["a" * 40] * 16, "max_tokens": 100, "n": 8}, 16 * 8 * 110),
-        ({"prompt": "a" * 40}, 10 + DEFAULT),
-        ({"prompt": [[1, 2], [3, 4, 5]], "n": 2}, 2 * 5 + 4 * DEFAULT),
-        ({"prompt": [[1] * 8100]}, 8100 + 92),
-        ({"prompt": "a" * 40, "max_tokens": 1_000_000}, 10 + 8191),
-    ],
-)
+@pytest.mark.parametrize(("body", "tokens"), [
+    ({"prompt": "a" * 40, "max_tokens": 100}, 110),
+    ({"prompt": "a" * 40, "max_tokens": 100, "n": 8}, 8 * 110),
+    ({"prompt": ["a" * 40] * 16, "max_tokens": 100, "n": 8}, 16 * 8 * 110),
+    ({"prompt": "a" * 40}, 10 + DEFAULT),
+    ({"prompt": [[1, 2], [3, 4, 5]], "n": 2}, 2 * 5 + 4 * DEFAULT),
+    ({"prompt": [[1] * 8100]}, 8100 + 92),
+    ({"prompt": "a" * 40, "max_tokens": 1_000_000}, 10 + 8191),
+])  # fmt: skip
 def test_a_line_weighs_what_it_may_have_computed(tmp_path: Path, body: dict[str, Any], tokens: int) -> None:
     """n, lists of prompts and a missing max_tokens are no way around a quota."""
     (tmp_path / "input").write_bytes(jsonl([completion(0, **body)]))

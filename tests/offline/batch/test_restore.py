@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from batching import begin, client, content, ended, line, nothing_left_over
 from house import House, eventually, redis_process
 
-from offline.batch.turn import Ending, note_ending, noted_ending
+from offline.batch.turn import Ending, noted_ending
 from streaming.batches.file_store import FileStore
 from streaming.batches.store import BatchProgress, BatchState, StoredFile
 
@@ -105,8 +106,9 @@ def test_the_last_note_whose_files_are_there_counts(file_store: FileStore) -> No
     file, other = a_file(file_store, "file-a"), a_file(file_store, "file-b")
     assert noted_ending(file_store, "batch_a") is None
     first = Ending(BatchState.COMPLETED, BatchProgress(total=3, output_file="file-a"), (file,))
-    note_ending(file_store, "batch_a", 9, first)
-    note_ending(file_store, "batch_a", 10, Ending(BatchState.EXPIRED, BatchProgress(total=3), (other,)))
+    file_store.note("batch_a", 9, msgspec.json.encode(first))
+    later = Ending(BatchState.EXPIRED, BatchProgress(total=3), (other,))
+    file_store.note("batch_a", 10, msgspec.json.encode(later))
     file_store.note("batch_a", 11, b"{")
     file_store.note("batch_b", 12, b"{}")
     last = noted_ending(file_store, "batch_a")

@@ -35,16 +35,13 @@ def a_turn(wire: RedisClient, folder: Path, **lease: Any) -> BatchTurn:
     return BatchTurn(tools_of(wire, folder), BatchLease(**fields | lease), asyncio.Event())
 
 
-@pytest.mark.parametrize(
-    ("expires_ms", "now_ms", "state", "why"),
-    [
-        (1000, 999, GOING_ON, ""),
-        (1000, 1000, GOING_ON, "expired"),
-        (1000, 999, CANCELLING, "cancelled"),
-        (1000, 1000, CANCELLING, "cancelled"),
-        (0, 10**15, GOING_ON, ""),
-    ],
-)
+@pytest.mark.parametrize(("expires_ms", "now_ms", "state", "why"), [
+    (1000, 999, GOING_ON, ""),
+    (1000, 1000, GOING_ON, "expired"),
+    (1000, 999, CANCELLING, "cancelled"),
+    (1000, 1000, CANCELLING, "cancelled"),
+    (0, 10**15, GOING_ON, ""),
+])  # fmt: skip
 async def test_a_batch_is_over_when_its_owner_or_its_window_says_so(
     wire: RedisClient, tmp_path: Path, expires_ms: int, now_ms: int, state: BatchState, why: str
 ) -> None:
@@ -137,14 +134,6 @@ async def test_a_turn_that_was_overtaken_leaves_no_files(desk: Desk) -> None:
     assert desk.files == set()
     await last.run()
     assert await desk.found() == (BatchState.CANCELLED, desk.files) and len(desk.files) == 2
-
-
-@pytest.mark.parametrize(("expires_ms", "rest_ms"), [(1000, 400), (0, turns.PAUSED_RECHECK_MS)])
-async def test_a_paused_batch_rests_no_longer_than_its_window(
-    wire: RedisClient, tmp_path: Path, expires_ms: int, rest_ms: int
-) -> None:
-    """Its owner is told in time that it has expired; without a window there is nothing to tell."""
-    assert a_turn(wire, tmp_path, now_ms=600, paused=True, expires_ms=expires_ms)._paused_ms() == rest_ms
 
 
 async def test_a_batch_that_is_cancelled_before_it_began_has_lost_nothing(desk: Desk) -> None:

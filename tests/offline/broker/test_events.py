@@ -16,7 +16,7 @@ from house import House, eventually, free_port, redis_process
 from redis import Redis
 
 from offline import broker as publishers
-from offline.broker import MAX_MESSAGE_ID, MAX_REDELIVERIES, BrokerUnavailable, Rejected, cloud_event
+from offline.broker import MAX_REDELIVERIES, BrokerUnavailable, Rejected, cloud_event
 from streaming.errors import LaneFull, QuotaExceeded, StreamingError, Unavailable
 from streaming.events import Event, EventSettings, EventSubscriptions, WebhookSettings
 from streaming.jobs.job import Job
@@ -140,15 +140,6 @@ async def test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries(
         assert await intake.accept(message, "first", redelivered=True) == first, "it is accepted already"
     assert await wire.redis.keys("*redelivery*") == []
     await wire.close()
-
-
-async def test_a_message_id_is_as_long_as_it_may_be_and_no_longer(wire: RedisClient) -> None:
-    """One character more, or none at all, and the message is rejected."""
-    intake, message = await intake_of(wire), json.dumps(body("hello")).encode()
-    assert (await intake.accept(message, "i" * MAX_MESSAGE_ID)).startswith("job_")
-    for name in ("", "i" * (MAX_MESSAGE_ID + 1)):
-        with pytest.raises(Rejected, match="message_id of 1 to 200 characters"):
-            await intake.accept(message, name)
 
 
 async def test_a_connection_that_broke_is_closed_before_another_is_made(

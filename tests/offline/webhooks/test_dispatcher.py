@@ -23,7 +23,6 @@ from receiver import Receiver, due_now, receiving
 
 from cli.__main__ import main
 from offline.webhooks import (
-    MAX_IN_FLIGHT,
     WebhookDispatcher,
     WebhookEndpoint,
     after_failure,
@@ -206,38 +205,6 @@ async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> N
     assert len(receiver.got) == 2
 
 
-async def test_an_endpoint_has_no_more_attempts_than_it_may_have_at_once(wire: RedisClient) -> None:
-    """However many messages are due: those under way are counted, and while there is no room none is asked for."""
-    endpoint = WebhookEndpoint("e", settings_of())
-    dispatcher, asked = WebhookDispatcher(tools_of(wire), "p", [endpoint]), list[tuple[int, int]]()
-
-    async def outgoing(_: str, most: int, lease_ms: int) -> list[DeliveryAttempt]:
-        asked.append((most, lease_ms))
-        return []
-
-    dispatcher._webhooks.outgoing = outgoing  # type: ignore[method-assign]
-    for under_way in (0, 3, MAX_IN_FLIGHT):
-        tasks = {asyncio.create_task(asyncio.sleep(0)) for _ in range(under_way)}
-        await dispatcher._start_attempts(endpoint, tasks)
-        await asyncio.gather(*tasks)
-    await endpoint.close()
-    assert asked == [(MAX_IN_FLIGHT, endpoint.lease_ms), (MAX_IN_FLIGHT - 3, endpoint.lease_ms)]
-
-
-async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wire: RedisClient) -> None:
-    """While the endpoint takes its time, no other process is given the message."""
-    webhooks, endpoint = Webhooks(wire), WebhookEndpoint("test", settings_of())
-    entry = await wire.redis.xadd(partition_key(0, "outbox", "webhooks"), {"id": "job_1"})
-    event = Event("job_1", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
-    await webhooks.dispatch(event, ["test"])
-    assert len(await webhooks.outgoing("test", 1, endpoint.lease_ms)) == 1
-    assert await webhooks.outgoing("test", 1, endpoint.lease_ms) == []
-    (message,) = await webhooks.recent(1)
-    await endpoint.close()
-    assert (message.state, message.attempts) == ("pending", 1)
-    assert message.due_ms - message.tried_ms > 1000 * endpoint.settings.timeout_s
-
-
 ALLOWED = ("https://hooks.example.com/penstock/", "https://other.example.com:8443/a", "https://all.example.com")
 
 
@@ -307,14 +274,14 @@ def test_addresses_that_cannot_be_are_refused_at_the_start(url: str, words: str)
 def test_waits_grow_to_their_longest_and_end() -> None:
     """8 attempts within a day at the middle of the jitter, which is a fifth; then it is given up with the reason."""
     waits, age_s, tries = [], 0.0, 0
-    while (decision := after_failure(tries := tries + 1, age_s, 500, 86_400, 0.5)).wait_s is not None:
-        waits.append(decision.wait_s)
-        age_s += decision.wait_s
+    while (decision := after_failure(tries := tries + 1, age_s, 500, 86_400, 0.5))[0] is not None:
+        waits.append(decision[0])
+        age_s += decision[0]
     assert waits == [5, 30, 180, 1080, 6480, 21600, 21600, 21600]
-    assert "9 attempts" in decision.reason and age_s < 86_400
-    found = [after_failure(2, 0, 0, 86_400, chance).wait_s for chance in (0.0, 0.5, 1.0)]
+    assert "9 attempts" in decision[1] and age_s < 86_400
+    found = [after_failure(2, 0, 0, 86_400, chance)[0] for chance in (0.0, 0.5, 1.0)]
     assert found == pytest.approx([24, 30, 36])
-    assert after_failure(1, 0, 410, 86_400, 0.5).wait_s is None, "it is gone"
+    assert after_failure(1, 0, 410, 86_400, 0.5)[0] is None, "it is gone"
 
 
 # --- the whole way ---------------------------------------------------------------------------------------------------
@@ -439,50 +406,6 @@ def test_killed_in_between_another_delivers(empty_house: House) -> None:
     assert len(set(receiver.ids())) == 5 and len(receiver.got) > 5
 
 
-def test_the_end_of_a_response_is_told_as_one(empty_house: House, receiver: Receiver) -> None:
-    """Each of the four ends, which the official client parses; nothing of its job, and nothing of one whose client
-    waits."""
-    configure(empty_house, receiver)
-    empty_house.start_all("workers", "offline")
-    responses = client(empty_house).responses
-    wanted = {}
-    for status, fields in (
-        ("completed", {}),
-        ("incomplete", {"max_output_tokens": 1}),
-        ("failed", {"max_output_tokens": 1_000_000}),
-        ("cancelled", {"max_output_tokens": 8000}),
-    ):
-        made = responses.create(model="sim", input="x", background=True, **fields)  # type: ignore[call-overload]
-        wanted[f"response.{status}"] = made.id
-    responses.cancel(wanted["response.cancelled"])
-    responses.create(model="sim", input="x", max_output_tokens=1)
-    job = submit(empty_house)
-    hooks = OpenAI(api_key="none", webhook_secret=SECRET).webhooks
-    eventually(lambda: len(receiver.got) == 5)
-    events = [hooks.unwrap(body, headers) for headers, body in receiver.got]
-    assert {event.type: event.data.id for event in events} == wanted | {"job.completed": job}
-    assert all(event.object == "event" for event in events)
-
-
-def test_the_end_of_a_turn_is_told_when_its_conversation_has_it(empty_house: House, receiver: Receiver) -> None:
-    """Whoever gets the event can begin the next turn at once. Nothing else is told where only such ends are asked
-    for."""
-    configure(empty_house, receiver, events=["response.incomplete"])
-    empty_house.start_all("workers", "offline")
-    openai = client(empty_house)
-    submit(empty_house)
-    openai.responses.create(model="sim", input="x", background=True)
-    conversation = openai.conversations.create().id
-    asked: Any = {"model": "sim", "conversation": conversation, "background": True, "max_output_tokens": 3}
-    first = openai.responses.create(input="one", **asked)
-    eventually(lambda: receiver.got)
-    second = openai.responses.create(input="two", **asked)
-    eventually(lambda: len(receiver.got) == 2)
-    assert [body["data"]["id"] for body in receiver.bodies()] == [first.id, second.id]
-    items = list(openai.conversations.items.list(conversation, order="asc"))
-    assert [getattr(item, "role", None) for item in items] == ["user", "assistant"] * 2
-
-
 # --- a webhook for one request ---------------------------------------------------------------------------------------
 
 NAMED = {"webhook": "test"}
@@ -535,12 +458,20 @@ def test_every_end_is_told_to_the_webhook_that_is_named(empty_house: House, rece
     failed = submit(empty_house, queue=NAMED, max_tokens=1_000_000)
     running = submit(empty_house, max_tokens=8000, queue=NAMED)
     late = submit(empty_house, max_tokens=8000, queue=NAMED | {"deadline_ms": 300})
+    responses, asked = client(empty_house).responses, {"model": "sim", "input": "x", "background": True}
+    broken, stopped = (
+        responses.create(**asked, max_output_tokens=tokens, extra_body={"queue": NAMED}).id  # type: ignore[call-overload]
+        for tokens in (1_000_000, 8000)
+    )
     eventually(lambda: json.loads(empty_house.get(f"/v1/jobs/{running}")[1])["status"] == "in_progress")
     empty_house.post(f"/v1/jobs/{running}/cancel", {})
-    eventually(lambda: len(receiver.got) == 4)
+    responses.cancel(stopped)
+    eventually(lambda: len(receiver.got) == 6)
     told = {body["data"]["id"]: body for body in receiver.bodies()}
     ends = {done: "completed", failed: "failed", running: "cancelled", late: "expired"}
-    assert {name: body["type"] for name, body in told.items()} == {name: f"job.{end}" for name, end in ends.items()}
+    wanted = {name: f"job.{end}" for name, end in ends.items()}
+    wanted |= {broken: "response.failed", stopped: "response.cancelled"}
+    assert {name: body["type"] for name, body in told.items()} == wanted
     for name, end in ends.items():
         job, data = json.loads(empty_house.get(f"/v1/jobs/{name}")[1]), told[name]["data"]
         error = job["error"] and {field: value for field, value in job["error"].items() if field != "message"}

@@ -80,17 +80,13 @@ async def test_the_name_is_shown_and_the_checked_address_connected_to(authority:
     assert headers["host"] == f"{NAME}:{receiver.port}"
 
 
-@pytest.mark.parametrize(
-    ("signer", "host", "believed", "said"),
-    [
-        ("authority", NAME, False, "unable to get local issuer"),  # this machine's authorities do not know it
-        ("other", NAME, True, "CERTIFICATE_VERIFY_FAILED"),  # of the same name: it is its key that counts
-        ("authority", "other.test", True, "Hostname mismatch"),
-        ("authority", "127.0.0.1", True, "IP address mismatch"),  # although the address is the right one
-        ("", NAME, True, "SSL"),
-    ],
-    ids=["unknown", "other key", "other name", "address", "no TLS"],
-)
+@pytest.mark.parametrize(("signer", "host", "believed", "said"), [
+    ("authority", NAME, False, "unable to get local issuer"),  # this machine's authorities do not know it
+    ("other", NAME, True, "CERTIFICATE_VERIFY_FAILED"),  # of the same name: it is its key that counts
+    ("authority", "other.test", True, "Hostname mismatch"),
+    ("authority", "127.0.0.1", True, "IP address mismatch"),  # although the address is the right one
+    ("", NAME, True, "SSL"),
+], ids=["unknown", "other key", "other name", "address", "no TLS"])  # fmt: skip
 async def test_a_receiver_that_cannot_be_believed_is_told_nothing(
     authority: Authority, asked: list[str], tmp_path: Path, signer: str, host: str, believed: bool, said: str
 ) -> None:

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from bench.order.gate import simulated
-from planner.simulator.engine import AdmissionRule, EngineShape, KvPolicy, ModelEngine, ModelText, StepCosts
+from bench.order.engines import NoEvictEngine
+from planner.simulator.engine import EngineShape, ModelEngine, ModelText, StepCosts
 
 COSTS = StepCosts(fixed_s=1.0, text_s=0.1, held_s=0.001, prefill_s=0.01)
 
@@ -52,23 +52,10 @@ def test_by_slot_prompts_are_computed_in_the_order_of_their_slots() -> None:
     assert engine.step().tokens == [young] and old.to_prefill == 40
 
 
-def test_by_slot_the_slot_that_was_left_first_is_taken_first() -> None:
-    """So the older of two prompts is computed first, here; with the last one first it would be the younger."""
-    engine = ModelEngine(EngineShape(1000, 3, prefill_tokens=20, by_slot=True))
-    for output in (1, 2, 9):
-        engine.submit(ModelText(5, output, 20))
-    assert [len(engine.step().ended) for _ in range(2)] == [1, 1]
-    old, young = ModelText(30, 9, 20), ModelText(30, 9, 20)
-    for each in (old, young):
-        engine.submit(each)
-    engine.step()
-    assert (old.to_prefill, young.to_prefill) == (11, 30)
-
-
-@pytest.mark.parametrize(("policy", "together"), [("GUARANTEED_NO_EVICT", 2), ("MAX_UTILIZATION", 9)])
-def test_the_policies(policy: KvPolicy, together: int) -> None:
+@pytest.mark.parametrize(("kind", "together"), [(NoEvictEngine, 2), (ModelEngine, 9)])
+def test_the_policies(kind: type[ModelEngine], together: int) -> None:
     """Of 100 tokens: two texts of at most 50, or nine that hold 11 after their first token."""
-    engine = ModelEngine(EngineShape(100, 99, kv_policy=policy))
+    engine = kind(EngineShape(100, 99))
     for _ in range(20):
         engine.submit(ModelText(10, 20, 40))
     engine.step()
@@ -103,13 +90,6 @@ def test_an_aborted_text_keeps_what_it_has_generated() -> None:
     engine.abort(other)
     engine.step()
     assert (one.generated, one.to_prefill) == (3, 0)
-
-
-def test_texts_that_arrive_later_are_begun_later() -> None:
-    texts = [ModelText(10, 5, 9, arrived_s=at) for at in (0.0, 100.0)]
-    outcome = simulated(texts, AdmissionRule("MAX_UTILIZATION"), EngineShape(costs=COSTS))
-    assert (outcome.tokens, outcome.steps, outcome.most_running) == (10, 10, 1)
-    assert 100 < outcome.seconds < 110
 
 
 def test_the_books_hold_over_a_random_load() -> None:

@@ -1,4 +1,4 @@
-"""Simulated pools: texts, steps and workers keep their books, and leaps change nothing."""
+"""Simulated pools: texts, steps and workers keep their books, whichever simulation runs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from planner.simulator import queues
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText, StepCosts
-from planner.simulator.pool import PoolSimulation
 
 ENGINE = EngineShape(1000, 2, costs=StepCosts(1.0, 0.0, 0.0, 0.0))
 """A token a second, whatever else runs."""
@@ -24,7 +23,7 @@ def greedy(shape: EngineShape) -> queues.ModelWorker:
 
 def simulated(queue: queues.TextQueue, workers: list[queues.ModelWorker], texts: list[ModelText]) -> list[float | None]:
     """When each text ended."""
-    PoolSimulation(queue, workers).run(texts)
+    queues.PoolSimulation(queue, workers).run(texts)
     return [each.ended_s for each in texts]
 
 
@@ -35,12 +34,10 @@ def test_texts_take_their_tokens_in_turn() -> None:
 
 
 def test_a_fuller_batch_takes_longer() -> None:
-    """Alone two seconds a token: three by 6, and a fourth by 8. Together three: the first ends at 14."""
+    """Alone two seconds a token: three by 6. Together three: the first ends at 15."""
     shape = EngineShape(1000, 4, costs=StepCosts(1.0, 1.0, 0.0, 0.0))
-    assert simulated(queues.SortedQueue(queues.by_arrival), [greedy(shape)], [text(0.0, 6), text(6.0, 6)]) == [
-        14.0,
-        22.0,
-    ]
+    texts = [text(0.0, 6), text(6.0, 6)]
+    assert simulated(queues.SortedQueue(queues.by_arrival), [greedy(shape)], texts) == [15.0, 21.0]
 
 
 def made(seed: int, count: int = 400) -> list[ModelText]:
@@ -53,38 +50,12 @@ def made(seed: int, count: int = 400) -> list[ModelText]:
     return texts
 
 
-@pytest.mark.parametrize("held_s", [0.0, 2e-6])
-def test_leaps_give_the_times_of_single_steps(held_s: float) -> None:
-    """One worker: the pool and the simulation of single steps end every text at the same time."""
-    shape = EngineShape(3000, 8, costs=StepCosts(0.006, 0.0003, held_s, 0.00005))
-    leaping, single = made(1), made(1)
-    ended = simulated(queues.SortedQueue(queues.by_arrival), [greedy(shape)], leaping)
+def test_one_worker_ends_every_text_at_the_time_of_both_simulations() -> None:
+    shape = EngineShape(3000, 8, costs=StepCosts(0.006, 0.0003, 2e-6, 0.00005))
+    pool, single = made(1), made(1)
+    ended = simulated(queues.SortedQueue(queues.by_arrival), [greedy(shape)], pool)
     queues.Simulation(queues.SortedQueue(queues.by_arrival), [greedy(shape)]).run(single)
     assert ended == pytest.approx([each.ended_s for each in single], abs=0.05)
-
-
-def test_a_leap_is_as_many_single_steps() -> None:
-    shape = EngineShape(100, 8, costs=StepCosts(1.0, 0.1, 0.01, 0.0))
-    one, other = ModelEngine(shape), ModelEngine(shape)
-    for engine in (one, other):
-        for prompt, output in ((10, 9), (20, 30)):
-            engine.submit(ModelText(prompt, output, output))
-        assert engine.alike() == 0, "it would begin them"
-        engine.step()
-    assert one.alike() == 8
-    leap, single = one.leap(8), [other.step() for _ in range(8)]
-    assert leap.duration_s == pytest.approx(sum(step.duration_s for step in single))
-    assert (one.held, len(leap.ended), len(single[-1].ended)) == (other.held, 1, 1)
-
-
-def test_no_leap_passes_an_eviction() -> None:
-    engine = ModelEngine(EngineShape(50, 8, costs=StepCosts(1.0, 0.0, 0.0, 0.0)))
-    for _ in range(2):
-        engine.submit(ModelText(10, 30, 30))
-    engine.step()
-    engine.leap(engine.alike())
-    assert engine.held <= 50 and engine.alike() == 0
-    assert len(engine.step().evicted) == 1
 
 
 def test_every_text_ends_with_the_workers_and_the_order_of_the_product() -> None:

@@ -132,11 +132,11 @@ def test_constant_input_settles(snapshot: Snapshot, limits: ScalingLimits, state
     """Seeing the same again and again, the number of workers goes one way and then stays, once arrivals and peaks of
     before are forgotten."""
     snapshot = replace(snapshot, lanes=tuple(replace(lane, due=()) for lane in snapshot.lanes))
-    plans = follow(state, limits, [(1000.0 + 300.0 * tick, snapshot) for tick in range(60)])
-    wants = [plan.want for plan in plans[20:]]
+    plans = follow(state, limits, [(1000.0 + 600.0 * tick, snapshot) for tick in range(30)])
+    wants = [plan.want for plan in plans[10:]]
     steps = [after - before for before, after in pairwise(wants) if after != before]
     assert all(step > 0 for step in steps) or all(step < 0 for step in steps)
-    assert len(set(wants[-20:])) == 1
+    assert len(set(wants[-10:])) == 1
 
 
 @given(st.integers(1, 400), limits().filter(lambda limits: limits.ceiling > 0), st.floats(0, 10), states())
@@ -179,13 +179,13 @@ def test_a_constant_load_does_not_rock_the_number_of_workers(
 @settings(max_examples=25, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 16))
 def test_noise_moves_the_number_at_most_twice_in_an_hour(chance: Random, slots: int) -> None:
-    """Three hours of a load that jumps between 20 and 28 jobs, looked at every 18 s: once the first half hour has shown
+    """Three hours of a load that jumps between 20 and 28 jobs, looked at every 30 s: once the first half hour has shown
     the noise, no more than two changes of direction in any hour."""
     limits = ScalingLimits(0, 60, cold_start_s=10.0)
     ready = -(-28 // slots) + 3
-    world = [(18.0 * n, seen(0, 0, chance.randint(20, 28), ready, slots)) for n in range(600)]
+    world = [(30.0 * n, seen(0, 0, chance.randint(20, 28), ready, slots)) for n in range(360)]
     plans = follow(PolicyState(1), limits, world)
-    changes = [(18.0 * n, b.want - a.want) for n, (a, b) in enumerate(pairwise(plans), 1) if a.want != b.want]
+    changes = [(30.0 * n, b.want - a.want) for n, (a, b) in enumerate(pairwise(plans), 1) if a.want != b.want]
     turns = [at for (_, one), (at, other) in pairwise(changes) if (one > 0) != (other > 0) and at > 1800]
     assert all(third - first >= SMALL_STEP_HOLDOFF_S for first, third in zip(turns, turns[2:], strict=False))
 
@@ -204,17 +204,6 @@ def test_jobs_that_can_wait_are_fitted_into_the_slots_there_are() -> None:
     plan = batch_of_ten_seconds(35)
     assert (plan.want, round(plan.state.demand.pace)) == (1, 100)
     assert plan.outlook["batch"].wait_s == 36_000 / 400, "36 jobs of 1,000 tokens at 400 tokens a second"
-
-
-def test_jobs_that_can_wait_keep_no_more_workers_than_usually_come() -> None:
-    """Two workers of four slots run eight, and none came lately: one worker is enough for an hour's target."""
-    limits, world = ScalingLimits(1, 4, idle_s=60, cold_start_s=10), []
-    for now in range(0, 600, 10):
-        served = {"batch": Served(now, now * 1000)}
-        workers = tuple(a_worker(name, slots=4, running=4, served=served) for name in ("v", "w"))
-        world.append((float(now), Snapshot("m", (LaneLoad("batch", 20, 8, 60.0),), workers)))
-    plans = follow(PolicyState(2), limits, world)
-    assert plans[-1].want == 1
 
 
 def test_a_near_deadline_is_met_by_more_workers() -> None:
@@ -241,16 +230,6 @@ def test_a_rush_is_expected_where_there_was_one() -> None:
     assert rushing[-1].want == 4, "16 jobs, 5 to a worker"
     assert rushing[-1].reason.startswith("at most 8 interactive jobs at once lately, up to 16 while a worker starts")
     assert quiet[-1].want == 2, "8 jobs"
-
-
-def test_the_jobs_that_are_there_now_are_a_reason_too() -> None:
-    """More of them at once than there ever were, and no room is expected for still more."""
-    limits, lane = ScalingLimits(0, 20, cold_start_s=60.0, cover=1.0), LaneLoad("interactive")
-    workers = tuple(a_worker(f"w{n}", slots=5) for n in range(6))
-    jobs = [8] * 800 + [30]
-    world = [(10.0 * n, Snapshot("m", (replace(lane, running=each),), workers)) for n, each in enumerate(jobs)]
-    last = follow(None, limits, world)[-1]
-    assert (last.want, last.reason) == (6, "30 interactive jobs, 5 to a worker")
 
 
 def test_free_slots_are_believed_until_jobs_grow_old() -> None:
@@ -289,16 +268,6 @@ def test_work_that_cannot_be_attributed_keeps_every_worker() -> None:
     assert [plan.want for plan in plans] == [3, 3, 3]
 
 
-def test_what_a_worker_holds_is_learned_and_corrected() -> None:
-    """Long waits teach how much a worker really takes; seeing it take more corrects that upwards, not downwards."""
-    first = decide(
-        seen(waiting=9, oldest_s=MIN_QUEUED_S, running=8, ready=2, slots=64), LIMITS, PolicyState(2), 0.0
-    ).state
-    second = decide(seen(running=12, ready=2, slots=64), LIMITS, first, 1.0).state
-    third = decide(seen(running=2, ready=2, slots=64), LIMITS, second, 2.0).state
-    assert [state.demand.capacity for state in (first, second, third)] == [4, 6, 6]
-
-
 def test_a_full_cache_limits_what_a_worker_takes() -> None:
     """Three jobs that take half of the cache of a worker with 64 slots: it runs five, not 64."""
     worker = a_worker("w", slots=64, running=3, kv_tokens=8000, kv_used=4000)
@@ -311,12 +280,6 @@ def test_new_limits_apply_at_once() -> None:
     """A plan above the maximum is cut without waiting, and the reason says so."""
     plan = decide(seen(running=36, ready=9), LIMITS, PolicyState(9), 0.0)
     assert (plan.want, plan.reason) == (4, "the limits are 1 to 4")
-
-
-def test_the_budget_is_a_limit() -> None:
-    """At 2.5 an hour for each, 6 an hour pay for two workers, whatever waits."""
-    plan = decide(seen(waiting=99, oldest_s=9), replace(LIMITS, cost=2.5, budget=6.0), PolicyState(1), 0.0)
-    assert plan.want == 2
 
 
 def test_a_hand_on_the_gate_overrides() -> None:
@@ -340,14 +303,6 @@ def test_no_worker_is_added_while_no_server_is_there() -> None:
     one_there = (*gone, a_worker("w9", slots=4))
     assert decide(replace(busy, workers=one_there), LIMITS, away.state, 1.0).want == 4
     assert decide(busy, LIMITS, away.state, 1.0).want == 4
-
-
-def test_the_first_decision_keeps_the_workers_there_are() -> None:
-    """Without a state, running and starting workers are taken over instead of being stopped."""
-    snapshot = seen(running=8, ready=2)
-    assert (
-        decide(replace(snapshot, workers=(*snapshot.workers, a_worker("s", "starting"))), LIMITS, None, 0.0).want == 3
-    )
 
 
 def test_a_model_with_no_workers_allowed_stays_at_zero() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,22 +14,16 @@ from worker_report import a_worker
 
 from scheduler.policy.demand import (
     BUCKET_S,
-    ORDER_TIMEOUT_S,
-    PEAK_CAP,
     Ahead,
-    BurstConfig,
     Demand,
     Flow,
     Rush,
     Starts,
-    cannot_wait,
     clear_s,
     concurrent_demand,
     constraints,
     follow,
     highest,
-    in_slots,
-    keep_s,
     learn,
     quantile,
     wait_s,
@@ -79,19 +74,6 @@ def test_a_worker_that_was_not_seen_for_a_moment_counts_once() -> None:
     assert demand.flows["standard"].jobs == 0
 
 
-@pytest.mark.parametrize("slots", [1, 2, 64])
-def test_a_worker_runs_as_many_jobs_as_it_has_slots(slots: int) -> None:
-    """One alone where it has one."""
-    assert looked_at((0.0, Snapshot("m", workers=(a_worker("w", slots=slots),)))).capacity == slots
-
-
-def test_prefetched_jobs_take_no_slot() -> None:
-    """Six jobs held in four slots are four, in the lanes' proportion."""
-    lanes = (LaneLoad("interactive", 1, 2), LaneLoad("standard", 0, 4))
-    held = in_slots(Snapshot("m", lanes, (a_worker("w", slots=4),)), Demand(slots=4))
-    assert held == {"interactive": 2 * 4 / 6, "standard": 4 * 4 / 6}
-
-
 def test_a_queue_asks_for_no_more_room_than_its_jobs_would_have_taken() -> None:
     """Four slots, each of whose jobs ends within a tick with one chance in two, and five new jobs a tick: ten at once
     would run. After twenty ticks there is to be room for those ten, not for the sixty that wait."""
@@ -108,37 +90,6 @@ def test_a_queue_asks_for_no_more_room_than_its_jobs_would_have_taken() -> None:
     assert stuck.flows["interactive"].offered == pytest.approx(15, abs=0.1), (
         "nothing ends: whatever comes asks for room"
     )
-
-
-def test_a_rush_is_not_expected_far_beyond_the_highest_of_the_past() -> None:
-    """Calm at 10 with rushes to 40: room for 40 while it is calm, and within a rush for little more than that."""
-    rush, lens = Rush(), BurstConfig(60.0, 60.0, 1.0, each=1)
-    for tick in range(400):
-        rush = follow(rush, 40 if tick % 40 == 39 else 10, lens, 60.0 * tick)
-    assert rush.usual == 40 and rush.growth > 3
-    assert rush.room == PEAK_CAP * 40
-
-
-def test_only_lanes_that_cannot_wait_for_a_start_are_tight() -> None:
-    """A target of 2 s is, with starts of 10 s; as soon as they were seen to take one second, it is not."""
-    assert cannot_wait("interactive", Demand(), LIMITS) and not cannot_wait("standard", Demand(), LIMITS)
-    assert not cannot_wait("interactive", Demand(starts=Starts(cold_s=1.0)), LIMITS)
-    assert not cannot_wait("unheard-of", Demand(), LIMITS)
-    assert keep_s(Demand(starts=Starts(cold_s=100.0)), LIMITS) == 500
-
-
-def test_the_newest_orders_are_the_first_to_be_cancelled() -> None:
-    """The worker that was ordered first is still awaited since then."""
-    orders = Starts().with_orders(1, 10.0).with_orders(2, 20.0)
-    assert orders.with_orders(-2, 21.0).ordered == (10.0,)
-    assert orders.with_orders(-5, 21.0).ordered == ()
-
-
-def test_an_order_that_no_worker_answered_for_an_hour_is_dropped() -> None:
-    """A worker that comes much later was started by somebody else: an hour is no cold start."""
-    orders = Starts().with_ready([], 0.0).with_orders(1, 0.0)
-    late = orders.with_ready(["a"], ORDER_TIMEOUT_S + 1)
-    assert (late.ordered, late.cold_s) == ((), None)
 
 
 def test_a_rush_of_a_lane_counts_the_lanes_above_it() -> None:
@@ -189,25 +140,27 @@ def test_the_quantile_leaves_its_share_below(past: list[tuple[float, float]], sh
 @given(st.floats(1.2, 4), st.integers(5, 200))
 def test_a_rush_that_comes_again_and_again_is_met(factor: float, jobs: int) -> None:
     """Demand that jumps by a factor every ten minutes finds, after a while, room for the jump before it comes."""
-    rush, lens = Rush(), BurstConfig(60.0, 120.0, 1.0, 8)
+    rush = Rush()
+    lens: dict[str, Any] = {"horizon_s": 60.0, "while_s": 120.0, "cover": 1.0, "each": 8}
     room_before = 0.0
     for tick in range(720):
         now = 10.0 * tick
         rushing = tick % 60 >= 54
         if tick % 60 == 54:
             room_before = rush.room
-        rush = follow(rush, jobs * factor if rushing else jobs, lens, now)
+        rush = follow(rush, jobs * factor if rushing else jobs, now, **lens)
     assert room_before >= jobs * factor * 0.999
 
 
 def test_a_calm_past_needs_no_more_than_its_peak() -> None:
     """Constant demand is met exactly, once it has been constant for a while; until then with some reserve."""
-    rush, lens = Rush(), BurstConfig(60.0, 300.0, 0.99, 8)
+    rush = Rush()
+    lens: dict[str, Any] = {"horizon_s": 60.0, "while_s": 300.0, "cover": 0.99, "each": 8}
     for tick in range(30):
-        rush = follow(rush, 20, lens, 10.0 * tick)
+        rush = follow(rush, 20, 10.0 * tick, **lens)
     assert rush.room > 25
     for tick in range(30, 400):
-        rush = follow(rush, 20, lens, 10.0 * tick)
+        rush = follow(rush, 20, 10.0 * tick, **lens)
     assert rush.room == 20
 
 

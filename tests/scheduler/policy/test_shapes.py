@@ -81,15 +81,6 @@ def test_a_ramp_switches_once_each_way() -> None:
     assert 64 <= changes[0][1] <= 68 and 46 <= changes[1][1] <= 51
 
 
-def test_load_between_the_bounds_stays_where_it_is() -> None:
-    """Anything from 52 to 63 belongs to whoever has it."""
-    for shape in ("low", "high"):
-        state: ShapeChoice | None = ShapeChoice(shape, 58.0, 0.0, 0.0)
-        for second in range(1, 600):
-            state = route(state, LOW_HIGH, 52 + second % 12, float(second))
-        assert state is not None and state.shape == shape
-
-
 def test_shapes_that_were_renamed_are_chosen_anew() -> None:
     """A state of other shapes is no obstacle."""
     assert route(ShapeChoice("gone", 100.0, 0.0, 0.0), LOW_HIGH, 100, 1.0).shape == "high"

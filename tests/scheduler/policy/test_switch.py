@@ -128,15 +128,6 @@ def test_jobs_never_wait_for_ever(steps: list[tuple[int, str]]) -> None:
             assert decision.shape in decision.takes and decision.pools[decision.shape].want >= 1
 
 
-def test_waking_from_zero_wakes_only_the_shape_for_the_load() -> None:
-    """The first job finds nobody: one wide worker, nothing narrow."""
-    plant = Plant()
-    plant.tick(0)
-    decision = plant.tick(1)
-    assert {shape: plan.want for shape, plan in decision.pools.items()} == {"wide": 1, "narrow": 0}
-    assert decision.takes == ("wide",) and decision.main.wake_s > 0
-
-
 def test_pinned_counts_for_the_shape_with_the_jobs_and_paused_changes_nothing() -> None:
     """While it is paused the load may do what it likes."""
     plant = Plant()
@@ -178,10 +169,3 @@ def test_a_model_of_one_pool_is_decided_on_as_ever(waiting: int, running: int, r
         if now > 1.0:
             one = decide(snapshot, limits, one.state, now)
         assert (one.main, one.want, one.reason, one.shape) == (plan, plan.want, plan.reason, "")
-
-
-def test_shapes_that_are_gone_from_the_settings_are_forgotten() -> None:
-    """A state of other shapes is no obstacle: the load chooses anew."""
-    state = decide(Snapshot("m", (LaneLoad("interactive", 50),)), LIMITS, None, 0.0).state
-    limits = replace(LIMITS, shapes=(Shape("wide", 16.0), Shape("new")), pools={**EACH, "new": EACH["narrow"]})
-    assert decide(Snapshot("m", (LaneLoad("interactive", 50),)), limits, state, 1.0).takes == ("new",)

@@ -119,16 +119,6 @@ async def test_a_cordoned_worker_is_replaced(kube: Kube, pool: KubernetesPool) -
     assert kube.deleted == [slow] and len(kube.pods) == 2
 
 
-async def test_wanted_again_while_a_drained_one_is_there(kube: Kube, pool: KubernetesPool) -> None:
-    """It is removed by name, and the controller makes another in its place."""
-    kube.deploy(NAME, 2)
-    stays, went = kube.pods
-    seen = workers(kube, **{went.rpartition("-")[2]: "drained"})
-    move = await follow(pool, a_plan(2, leaving=(went,)), seen, 7)
-    assert [action.kind for action in move.actions] == ["remove"]
-    assert kube.deleted == [went] and len(kube.pods) == 2 and stays in kube.pods
-
-
 async def test_a_stale_leader_is_refused(kube: Kube, pool: KubernetesPool) -> None:
     """Stopped between looking and doing, at any point, it changes nothing once another has begun."""
     kube.deploy(NAME, 3)
@@ -203,21 +193,6 @@ async def test_each_shape_has_its_deployment(kube: Kube, pool: KubernetesPool) -
     moves = await pool.moves([again(moves[0])], seen(**{second.rpartition("-")[2]: "drained"}), 7)
     await pool.carry_out(moves, 7)
     assert kube.deleted == [second] and len(kube.pods) == 4 and only in kube.pods
-
-
-async def test_a_shape_without_a_deployment_holds_up_no_other(
-    kube: Kube, pool: KubernetesPool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is said of that shape, once; the other is sized, and who was chosen to go is not forgotten."""
-    kube.deploy(f"{NAME}-narrow", 1)
-    plan = a_plan(3, shapes={"wide": 1, "narrow": 2}, takes=("narrow",), leaving=("a-wide-pod",))
-    for _ in range(2):
-        moves = await pool.moves([plan], [], 7)
-        await pool.carry_out(moves, 7)
-    assert kube.deployments[f"{NAME}-narrow"].replicas == 2
-    assert moves[0].plan.leaving == ("a-wide-pod",)
-    said = [record.getMessage() for record in caplog.records if "stay as they are" in record.getMessage()]
-    assert len(said) == 1 and said[0].startswith(f"{MODEL}#wide")
 
 
 @pytest.mark.parametrize("labelled", [False, True])

@@ -17,24 +17,21 @@ A, NEW = member("a"), member("new", ready=False)
 LIGHT = member("light", 2)
 
 
-@pytest.mark.parametrize(
-    ("pods", "want", "leaving", "step"),
-    [
-        ([A, member("b")], 2, (), LeavingStep((), 2)),
-        ([A], 3, (), LeavingStep((), 3)),
-        # What is not ready goes first, then who has the fewest jobs, then the youngest; the scale stays meanwhile.
-        ([member("busy", 9), LIGHT, NEW], 2, (), LeavingStep(("new",), 3)),
-        ([member("busy", 9), LIGHT, NEW], 1, (), LeavingStep(("new", "light"), 3)),
-        ([member("old", 1, since=1.0), member("young", 1, since=2.0)], 1, (), LeavingStep(("young",), 2)),
-        # A drained one is made the cheapest and the scale lowered; while others start, that would take one of them.
-        ([member("a", 3), member("b", drained=True), LIGHT], 1, ("b", "light"),
-         LeavingStep(("b", "light"), 2, cheapest=("b",))),
-        ([A, NEW, member("b", drained=True)], 2, ("b",), LeavingStep(("b",), 2, remove=("b",))),
-        # One that has drained cannot come back when more are wanted again: another takes its place.
-        ([A, member("b", drained=True)], 2, ("b",), LeavingStep(("b",), 2, remove=("b",))),
-        ([A], 1, ("b",), LeavingStep((), 1)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("pods", "want", "leaving", "step"), [
+    ([A, member("b")], 2, (), LeavingStep((), 2)),
+    ([A], 3, (), LeavingStep((), 3)),
+    # What is not ready goes first, then who has the fewest jobs, then the youngest; the scale stays meanwhile.
+    ([member("busy", 9), LIGHT, NEW], 2, (), LeavingStep(("new",), 3)),
+    ([member("busy", 9), LIGHT, NEW], 1, (), LeavingStep(("new", "light"), 3)),
+    ([member("old", 1, since=1.0), member("young", 1, since=2.0)], 1, (), LeavingStep(("young",), 2)),
+    # A drained one is made the cheapest and the scale lowered; while others start, that would take one of them.
+    ([member("a", 3), member("b", drained=True), LIGHT], 1, ("b", "light"),
+     LeavingStep(("b", "light"), 2, cheapest=("b",))),
+    ([A, NEW, member("b", drained=True)], 2, ("b",), LeavingStep(("b",), 2, remove=("b",))),
+    # One that has drained cannot come back when more are wanted again: another takes its place.
+    ([A, member("b", drained=True)], 2, ("b",), LeavingStep(("b",), 2, remove=("b",))),
+    ([A], 1, ("b",), LeavingStep((), 1)),
+])  # fmt: skip
 def test_who_leaves(pods: list[Member], want: int, leaving: tuple[str, ...], step: LeavingStep) -> None:
     assert next_step(pods, want, leaving) == step
 

@@ -10,12 +10,12 @@ import pytest
 from streaming.batches.ledger import (
     REASONING,
     ROW_BYTES,
-    AnswerReader,
     InputPlan,
     Ledger,
     LineOutcome,
     Segment,
     lines_of,
+    read_answer,
 )
 from streaming.jobs.codec import Usage
 
@@ -30,8 +30,7 @@ def written(folder: Path, epoch: int, rows: dict[int, bytes], outcome: LineOutco
 
 def read(folder: Path, lines: int) -> list[bytes | None]:
     ledger = Ledger.load(folder, lines)
-    with AnswerReader(folder) as answers:
-        return [None if end is None else answers.read(end) for end in ledger.ends]
+    return [None if end is None else read_answer(folder, end) for end in ledger.ends]
 
 
 def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -48,17 +47,6 @@ def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
     assert [list(again.numbers), list(again.offsets), list(again.lengths)] == [[1, 3, 4], [100, 300, 400], [1, 3, 4]]
     assert [list(again.order), list(again.duplicate_of), list(again.tokens)] == [[1, 0], [0, 1, 0], [7, 0, 0]]
     assert list(again.copies()) == [2, 1, 0]
-
-
-def test_what_was_not_committed_does_not_count(tmp_path: Path) -> None:
-    """Rows in memory are nothing."""
-    segment = Segment(tmp_path, 1)
-    segment.add(0, LineOutcome.DONE, 0, b"x")
-    assert read(tmp_path, 1) == [None]
-    segment.commit()
-    segment.add(0, LineOutcome.DONE, 0, b"y")
-    segment.close()
-    assert read(tmp_path, 1) == [b"x"]
 
 
 def test_the_first_turn_that_ended_a_line_is_right(tmp_path: Path) -> None:

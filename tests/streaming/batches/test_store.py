@@ -95,21 +95,6 @@ async def test_one_works_on_it_at_a_time(batches: Batches) -> None:
     await batches.save(second, BatchState.IN_PROGRESS, BatchProgress(total=6))
 
 
-async def test_a_turn_that_ends_hands_it_on_when_it_says(batches: Batches) -> None:
-    """At once, or later if it is paused."""
-    batch = await made(batches)
-    first = await held(batches)
-    await batches.save(first, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=0)
-    ((_, number, reason),) = await batches.due(10)
-    assert reason == "due", "its turn ended in good order"
-    second = await batches.hold(batch.id, number)
-    await batches.request(batch.id, "pause")
-    assert (await batches.save(second, BatchState.IN_PROGRESS, BatchProgress())).paused
-    await batches.save(second, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=3_600_000)
-    await asyncio.sleep(LEASES_UNTIL_NEXT_NOTICE * LEASE_MS / 1000)
-    assert await batches.due(10) == []
-
-
 @pytest.mark.parametrize("command", ["resume", "cancel"])
 async def test_a_wish_that_comes_as_a_paused_turn_ends_is_not_slept_through(
     batches: Batches, command: BatchCommand
@@ -205,12 +190,6 @@ async def test_nobody_sees_anothers(batches: Batches) -> None:
     assert await batches.recent("x", None, 10) == []
     others = [f"file-{batch.id[6:]}", "batch_zz", "batch_ff" + "0" * 30]
     assert list(await batches.states([*others, batch.id])) == [batch.id]
-
-
-async def test_one_that_is_gone_is_no_work(batches: Batches) -> None:
-    """Whoever was told of it too late leaves it alone, as one that another works on."""
-    with pytest.raises(Superseded):
-        await batches.hold(batches.new_id("t"), 1)
 
 
 async def test_lists_come_in_pages(batches: Batches) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streaming.events import Event, Webhooks
+from streaming.events import Event, Redeliveries, Webhooks
 from streaming.ids import message_id
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
@@ -36,3 +36,16 @@ async def test_messages_of_long_ago_leave_the_list(wire: RedisClient) -> None:
     await wire.redis.zadd(hooks, {"old": 1})
     message = await dispatched(wire)
     assert await wire.redis.zrange(hooks, 0, -1) == [message.encode()]
+
+
+# --- Broker messages that came again: each is counted by itself ---
+
+
+async def test_each_message_of_each_queue_is_counted_by_itself(wire: RedisClient) -> None:
+    """Wherever the border between the names lies, and whatever characters they have."""
+    redeliveries = Redeliveries(wire)
+    messages = [("a\0b", "c"), ("a", "b\0c"), ("q", "\ud800"), ("q", "\udfff"), ("q", "?"), ("q", "m")]
+    assert [await redeliveries.begin(*each) for each in messages] == [1] * len(messages)
+    assert await redeliveries.begin("q", "m") == 2
+    await redeliveries.settle("q", "m")
+    assert await redeliveries.begin("q", "m") == 1

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import msgspec
 import pytest
-from flow import a_job, a_lease, lapse
+from flow import a_job
 from redis import Redis
 
-from streaming.errors import Unavailable
-from streaming.fleet.plans import Action, Lead, Leadership, Overrides, Plan, Plans, Prospect, claim_lead
-from streaming.fleet.process import Cordoned
+from streaming.fleet.plans import (
+    Action,
+    Lead,
+    Leadership,
+    Override,
+    Overrides,
+    Plan,
+    Plans,
+    Prospect,
+    claim_lead,
+    stall_of,
+)
+from streaming.fleet.process import Cordoned, Process
+from streaming.fleet.processes import Fleet, present
+from streaming.fleet.settings import ModelSettings
+from streaming.ids import new_life
 from streaming.jobs.codec import Cordon
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
-from streaming.keys import channel
+from streaming.keys import channel, fleet_key
 from streaming.redis.client import RedisClient
-from streaming.redis.news import messages
-from streaming.redis.settings import RedisSettings
+from streaming.store.identity import live_processes
 
 MODEL = "m"
 LONG_MS = 60_000
@@ -193,34 +207,6 @@ async def test_a_put_nobody_is_there_for_wakes_the_scheduler(wire: RedisClient) 
     assert await ears.all() == 3
 
 
-async def test_jobs_that_were_put_back_are_no_sign_of_a_worker(wire: RedisClient) -> None:
-    """Their worker was lost, and nobody else is there: the next put wakes the scheduler as the first one did."""
-    queue, lost = Queue(wire), await a_lease(wire)
-    await queue.put(a_job(queue))
-    assert len((await lost.claim(0, 1)).jobs) == 1
-    await lapse(wire, lost)
-    ears = Ears(wire, "scheduler", "wake")
-    await ears.until(1)
-    await queue.put(a_job(queue))
-    await ears.until(2)
-    ears.close()
-
-
-async def test_a_wire_that_was_cut_is_listened_to_again(redis_url: str) -> None:
-    """Whoever listens gets an error, and at the next try a first sign at once: something may have been missed."""
-    wire = RedisClient.open(RedisSettings(url=redis_url))
-    heard = messages(wire, "pools", "plan")
-    await anext(heard)
-    await wire.redis.publish(channel("pools", "plan"), b"")
-    await anext(heard)
-    with Redis.from_url(redis_url) as client:
-        client.client_kill_filter(_type="pubsub")
-    with pytest.raises(Unavailable, match="was lost"):
-        await anext(heard)
-    await anext(messages(wire, "pools", "plan"))
-    await wire.close()
-
-
 # --- people ----------------------------------------------------------------------------------------------------------
 
 
@@ -247,3 +233,134 @@ async def test_overrides_hold_until_ended_or_over(wire: RedisClient) -> None:
         ("set", "ops", 1),
     ]
     ears.close()
+
+
+# --- Stalls: the states in which no worker may ever run a model's jobs, and those that only take a while ---
+
+ELASTIC = ModelSettings(engine="sim", min_workers=0, max_workers=2)
+ZERO = Override(want=0, by="ops")
+PAUSED = Override(by="ops")
+
+
+def worker(state: str, model: str = "m") -> Process:
+    return Process(role="worker", id="w", life="l", pid=1, host="h", state=state, since=0.0, model=model, lease="x")
+
+
+def plan(**more: Any) -> Plan:
+    return Plan(**{"model": "m", "want": 0, "reason": "", **more})
+
+
+@pytest.mark.parametrize(
+    ("known", "stalled"),
+    [
+        ({}, False),
+        ({"is_led": False}, True),
+        ({"is_led": False, "workers": [worker("ready")]}, False),
+        ({"is_led": False, "workers": [worker("starting")]}, False),
+        ({"is_led": False, "workers": [worker("ready", "another")]}, True),
+        ({"is_led": False, "workers": [worker("draining")]}, True),
+        ({"workers": [worker("drained")]}, False),
+        ({"is_led": False, "workers": [worker("ready")], "plan": plan(cordon=(Cordoned("x", "slow"),))}, True),
+        ({"override": ZERO}, True),
+        ({"override": ZERO, "workers": [worker("ready")]}, False),
+        ({"override": ZERO, "settings": ModelSettings(engine="sim")}, False),
+        ({"override": PAUSED, "plan": plan()}, True),
+        ({"override": PAUSED, "plan": plan(want=1)}, False),
+        ({"override": Override(want=2, by="ops")}, False),
+        ({"plan": plan(want=1, pool="dry-run")}, True),
+        ({"settings": ModelSettings(engine="sim", min_workers=0, max_workers=0)}, True),
+    ],
+)
+def test_what_stalls_a_model(known: dict[str, Any], stalled: bool) -> None:
+    about = {"settings": ELASTIC, "workers": [], "plan": plan(), "override": None, "is_led": True} | known
+    found = stall_of("m", **about)
+    assert (found is not None) == stalled
+    assert found is None or (found.cause and found.fix)
+
+
+# --- A process seen in the fleet, from its first word to its last ---
+
+
+class Telling:
+    """Describes a worker, another state each time it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self) -> Process:
+        self.asked += 1
+        return Process(role="worker", id="w1", life="l1", pid=1, host="h", state=f"state-{self.asked}", since=0.0)
+
+    async def until(self, asked: int) -> None:
+        async with asyncio.timeout(20):
+            while self.asked < asked:
+                await asyncio.sleep(0)
+
+
+async def states(fleet: Fleet) -> list[str]:
+    return [process.state for process in await fleet.processes()]
+
+
+async def test_it_is_seen_at_once_when_something_changed_and_gone_at_the_end(wire: RedisClient) -> None:
+    fleet, telling = Fleet(wire), Telling()
+    async with present(fleet, telling) as changed:
+        async with asyncio.timeout(20):
+            while await states(fleet) != ["state-2"]:  # the first is asked for its name alone
+                await asyncio.sleep(0)
+            changed.set()
+            while await states(fleet) != ["state-3"]:
+                await asyncio.sleep(0)
+    assert await states(fleet) == []
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_it_ends_although_it_was_told_something_just_before(wire: RedisClient, turns: int) -> None:
+    """However many turns of the event loop lie between: the cancellation may come as the wait for news ends."""
+    telling = Telling()
+    async with asyncio.timeout(20):
+        async with present(Fleet(wire), telling) as changed:
+            await telling.until(2)
+            await asyncio.sleep(0.05)  # usually it waits for news then; where it does not, this shows nothing
+            changed.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+
+async def test_machines_may_use_the_same_name(wire: RedisClient) -> None:
+    """Both are seen and both count, one leaves alone, and one that is started anew does not pass for the old one."""
+    fleet = Fleet(wire)
+    here, there = (
+        Process(role="worker", id="worker-1", life=new_life(), pid=1, host=host, state="ready", since=0.0, slots=4)
+        for host in ("a", "b")
+    )
+    async with present(fleet, lambda: here):
+        async with present(fleet, lambda: there):
+            await until(fleet, [here, there])
+        assert await fleet.processes() == [here]
+        again = msgspec.structs.replace(here, life=new_life(), since=1.0)
+        async with present(fleet, lambda: again):
+            await until(fleet, [here, again])
+        assert await fleet.processes() == [here]
+
+
+async def test_who_was_seen_lately_counts_as_there(wire: RedisClient) -> None:
+    """Whoever wants to delete the store asks, of whatever version the processes are."""
+    here = Process(role="worker", id="w1", life=new_life(), pid=1, host="h", state="ready", since=0.0)
+    assert await live_processes(wire) == []
+    await Fleet(wire).report(here)
+    assert await live_processes(wire) == [f"worker:{here.life}"]
+
+
+async def until(fleet: Fleet, expected: list[Process]) -> None:
+    async with asyncio.timeout(20):
+        while await fleet.processes() != expected:
+            await asyncio.sleep(0.01)
+
+
+async def test_names_of_processes_that_ended_long_ago_are_removed(wire: RedisClient) -> None:
+    """Every report removes the entries whose processes ended an hour ago, so that their set does not grow for ever."""
+    fleet, now_s = Fleet(wire), await wire.now_ms() / 1000
+    here = Process(role="worker", id="w1", life=new_life(), pid=1, host="h", state="ready", since=0.0)
+    await wire.redis.zadd(fleet_key("procs"), {"worker:old": now_s - 7200, "worker:recent": now_s - 600})
+    await fleet.report(here)
+    assert set(await wire.redis.zrange(fleet_key("procs"), 0, -1)) == {b"worker:recent", f"worker:{here.life}".encode()}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
-from flow import a_job, a_lease, append, claim_one, lapse, put_job
+from flow import a_lease, append, claim_one, lapse, put_job
 from msgspec.structs import replace
 
 from penstock.engine import Sampling
 from streaming.jobs.codec import Delta, Opening, Run, Section, Terminal, Usage
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import History
-from streaming.jobs.job import CancelledBy, Job, JobState, PastAttempt, Text
+from streaming.jobs.job import CancelledBy, Job, JobState, PastAttempt
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
@@ -101,31 +100,6 @@ async def test_the_first_reader_stores_the_tokens_if_no_sweep_has(wire: RedisCli
     assert len(whole.terminal.rows) == 3
 
 
-async def test_each_of_several_prompts_is_counted(wire: RedisClient) -> None:
-    job = await put_job(Queue(wire), prompt=Text(("one", "two")), sampling=Sampling(n=2))
-    await given_up(wire, job, [[(0, (5, 0)), (1, (5, 5)), (2, (9, 0)), (3, (9, 0))], [], []])
-    end = (await JobReader(wire).record(job.id)).terminal
-    assert end is not None and end.usage == Usage(14, 4, 5) and end.finishes == ("", "", "", "")
-
-
-async def test_a_job_cancelled_after_its_worker_was_lost_keeps_its_tokens(wire: RedisClient) -> None:
-    """Cancelled while it runs and then lost; and cancelled while it waits for its second worker."""
-    queue, reader = Queue(wire), JobReader(wire)
-    for waits in (False, True):
-        job = await put_job(queue)
-        lease, claim = await claimed(wire, "worker-1")
-        await wrote(lease, claim, [row(claim, 1, prompt=(4, 0))])
-        if not waits:
-            await queue.cancel(job.id)
-        await lapse(wire, lease)
-        if waits:
-            await queue.cancel(job.id)
-        record = await reader.record(job.id)
-        assert record.state is JobState.CANCELLED and record.terminal is not None
-        assert record.terminal.usage == Usage(4, 1, 0) and len(record.terminal.rows) == 1
-        assert [(each.outcome, each.tokens) for each in record.attempts] == [("lost", 1)]
-
-
 @pytest.mark.parametrize("place", ["waits", "runs", "lost", "handed back"])
 async def test_the_record_says_who_cancelled_a_job_first(wire: RedisClient, place: str) -> None:
     """Whoever ends it: the cancel itself, its worker, the sweep after its worker was lost, or a worker that drains."""
@@ -147,28 +121,6 @@ async def test_the_record_says_who_cancelled_a_job_first(wire: RedisClient, plac
     for record in (await reader.record(job.id), (await Summaries(wire).recent("t", None, 1)).jobs[0]):
         assert record.state is JobState.CANCELLED and record.terminal is not None
         assert record.terminal.cancelled_by == "admin"
-
-
-@pytest.mark.parametrize("word", [None, b"1", b"\xff", b"somebody of a later version"])
-async def test_a_cancel_of_another_version_is_one_by_nobody_known(wire: RedisClient, word: bytes | None) -> None:
-    queue = Queue(wire)
-    job = await put_job(queue)
-    await queue.cancel(job.id)
-    key = partition_key(0, "job", job.id)
-    await (wire.redis.hdel(key, "cancel") if word is None else wire.redis.hset(key, "cancel", word))  # type: ignore[misc]
-    record = await JobReader(wire).record(job.id)
-    assert record.state is JobState.CANCELLED and record.terminal is not None
-    assert record.terminal.cancelled_by == ""
-
-
-async def test_a_worker_that_does_not_say_who_cancelled_leaves_it_to_the_record(wire: RedisClient) -> None:
-    queue = Queue(wire)
-    job = await put_job(queue)
-    lease, claim = await claimed(wire, "worker-1")
-    await queue.abandon(job.id, "gone")
-    await lease.calls([lease.finish_call(Finish(Terminal(job.id, JobState.CANCELLED, 0), claim.number, True))])
-    record = await JobReader(wire).record(job.id)
-    assert record.terminal is not None and record.terminal.cancelled_by == "reader"
 
 
 async def test_the_stored_tokens_count_against_the_tenants_quota(wire: RedisClient) -> None:
@@ -269,18 +221,6 @@ async def test_a_replay_keeps_the_attempts_at_the_job_that_was_given_up(wire: Re
     assert record.attempts == (*before, PastAttempt("worker-9", claim.claimed_ms)) and record.attempt == 1
 
 
-async def test_what_a_sweep_finds_is_logged_with_job_and_worker(
-    wire: RedisClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The lapse of a worker with its jobs, and each job that is given up."""
-    job = await put_job(Queue(wire))
-    with caplog.at_level("INFO"):
-        await given_up(wire, job, [[], [], []])
-    found = [vars(each) for each in caplog.records if each.name == "streaming.jobs.reaper"]
-    assert [each["worker"] for each in found] == ["worker-1", "worker-2", "worker-3", "worker-3"]
-    assert [each.get("jobs") for each in found] == [[job.id], [job.id], [], None] and found[-1]["job"] == job.id
-
-
 async def test_one_process_at_a_time_stores_a_jobs_tokens(wire: RedisClient) -> None:
     """And another one a lease later, if the first has not; one that may not read tokens is given none."""
     reader, job = JobReader(wire), await put_job(Queue(wire))
@@ -297,30 +237,3 @@ async def test_one_process_at_a_time_stores_a_jobs_tokens(wire: RedisClient) -> 
     await wire.redis.zadd(key, {job.id: before})
     await salvaged_by(other)
     assert await stored(wire, job) and not await wire.redis.exists(key)
-
-
-async def test_very_many_jobs_of_a_dead_worker_read_its_log_together(
-    wire: RedisClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their readers look at all records at once: the log is not read again for each of them."""
-    queue, reader, lease = Queue(wire), JobReader(wire), Lease(wire, "m")
-    jobs = [a_job(queue) for _ in range(40)]
-    await queue.put_parts(jobs)
-    await lease.register()
-    for claim in (await lease.claim(0, 40)).jobs:
-        assert isinstance(claim, Claim)
-        await wrote(lease, claim, [row(claim, 1, prompt=(4, 0))])
-    await lapse(wire, lease)
-    await queue.stop([job.id for job in jobs], waiting_only=False)
-    reads = 0
-    xrange = wire.redis.xrange
-
-    async def counted(*args: Any, **options: Any) -> Any:
-        nonlocal reads
-        reads += 1
-        return await xrange(*args, **options)
-
-    monkeypatch.setattr(wire.redis, "xrange", counted)
-    records = await reader.records([job.id for job in jobs], bodies=False)
-    assert {record.terminal.usage for record in records if record and record.terminal} == {Usage(4, 1, 0)}
-    assert 0 < reads <= 3

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import zlib
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -13,19 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import engine
 from penstock.engine import ChatTurn, Sampling, Task
 from penstock.loops import at_once
 from penstock.tools import Tool, ToolCall, Tools
-from streaming import events as event_settings
-from streaming.batches import file_store as batch_settings
-from streaming.batches import store as batches
 from streaming.errors import DecodeError, NewerMessage
-from streaming.fleet import plans, process
-from streaming.fleet import settings as model_settings
-from streaming.ids import new_job_id, partition_of
-from streaming.jobs import codec, job, records
-from streaming.jobs import settings as quota_settings
 from streaming.jobs.codec import (
     TAGS,
     Delta,
@@ -43,11 +32,9 @@ from streaming.jobs.codec import (
     encode,
     encode_record_rows,
     kept_form,
-    record_rows,
 )
 from streaming.jobs.job import JOB_VERSION, Chat, Inputs, Job, JobState, TaskForm, Text
 from streaming.order import Priority
-from streaming.redis import settings as redis_settings
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=40)
 DELTAS = st.builds(
@@ -92,12 +79,6 @@ def test_a_record_keeps_the_deltas_of_its_job(found: list[Delta | str], rows_at_
     for now, row in zip(at_once(decode_record_rows(data, rows_at_once)), rows, strict=True):
         is_text = now == Delta(0, row.seq, row.text, (), 0)
         assert now == row or (is_text and msgspec.structs.replace(row, run_number=0, ids=()) == now)
-
-
-def test_a_record_of_many_tokens_is_little_more_than_its_text() -> None:
-    rows = tuple([Delta(1, seq, f"word {seq * 7919 % 1000} ", (seq,), 0) for seq in range(1, 1001)])
-    end = Terminal("j", JobState.COMPLETED, 1000, rows=rows)
-    assert len(record_rows(end)) < len("".join([row.text for row in rows])) < len(encode(end)) / 2
 
 
 @given(st.binary(max_size=200))
@@ -168,30 +149,3 @@ def test_what_a_job_asks_for_comes_back(fields: dict[str, Any]) -> None:
     fields = {"prompt": Text(("x",)), **fields}
     job = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, **fields)
     assert decode_job(encode(job)) == job
-
-
-def test_a_version_costs_a_frame_nothing() -> None:
-    """Its tag is the version, one byte long; a token has none."""
-    assert encode(Frame("w", 1, ()))[1:3] == b"\xa1f"
-
-
-def test_an_id_leads_to_its_partition() -> None:
-    """And nothing that is not an id of ours leads anywhere."""
-    assert [partition_of(new_job_id(partition)) for partition in (0, 1, 255)] == [0, 1, 255]
-    names = ("", "job_", "job_" + "g" * 32, "job_zz" + "0" * 30, "job_" + "0" * 31, "x" * 36, "file-00" + "0" * 30)
-    assert [partition_of(name) for name in (*names, "job_00" + "0" * 30 + "\n")] == [None] * 8
-
-
-SETTINGS = [redis_settings, batch_settings, event_settings, quota_settings, model_settings]
-MESSAGES = [engine, job, codec, records, batches, process, plans, *SETTINGS]
-NOT_SENT = (engine.Request,)
-"""What an engine is given stays in its process."""
-
-
-@pytest.mark.parametrize("module", MESSAGES, ids=lambda module: str(module.__name__))
-def test_what_is_left_out_is_of_its_fields_kind(module: ModuleType) -> None:
-    """A default is written as any value is: another process must be able to read it."""
-    for _, kind in inspect.getmembers(module, lambda each: inspect.isclass(each) and issubclass(each, msgspec.Struct)):
-        for field in () if kind in NOT_SENT else msgspec.structs.fields(kind):
-            if field.default is not msgspec.NODEFAULT:
-                assert msgspec.convert(field.default, field.type) == field.default, (kind, field.name)

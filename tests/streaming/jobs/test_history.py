@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from flow import MODEL, a_job, append, delta, deltas_of
+from flow import MODEL, a_job, append, delta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loops import Rounds
-from streaming.errors import Unavailable
 from streaming.jobs import history
 from streaming.jobs.codec import Delta, Frame, Run, Section
-from streaming.jobs.history import Histories, HistoryRequest, Logged, LoggedRun, LogName, by_log, deal, history_of
+from streaming.jobs.history import Histories, Logged, LoggedRun, LogName, by_log, deal, history_of
 from streaming.jobs.lease import SILENT, Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -61,10 +58,10 @@ def test_each_log_is_read_from_the_first_frame_that_anybody_wants() -> None:
     again = [LoggedRun(Run("w", 7), 2), LoggedRun(Run("w", 8), 9)]
     parked = [LoggedRun(Run("v", 9), 0), LoggedRun(Run("w", 10), 4)]
     asked = [
-        HistoryRequest("a", runs),
-        HistoryRequest("b", again),
-        HistoryRequest("c", ()),
-        HistoryRequest("d", parked),
+        ("a", runs),
+        ("b", again),
+        ("c", ()),
+        ("d", parked),
     ]
     assert by_log(asked) == {LogName("log", "v"): 5, LogName("log", "w"): 2, LogName("parked", "d"): 0}
 
@@ -99,17 +96,6 @@ async def test_one_pass_serves_all_jobs_of_a_claim(wire: RedisClient) -> None:
         assert each.sections == (Section(1, Run(lease.id, claim.number)),)
 
 
-async def test_who_asks_at_the_same_time_is_read_together(wire: RedisClient) -> None:
-    """Different jobs, and the same job behind different deltas."""
-    _, claims = await running(wire, 8, 10)
-    reader = JobReader(wire)
-    records = [await reader.record(claim.job.id) for claim in claims]
-    before = await reads(wire)
-    found = await asyncio.gather(*(deltas_of(reader, record, after) for record in records for after in (0, 4, 10)))
-    assert await reads(wire) - before <= 2  # the first one is not kept waiting for the others
-    assert [[row.seq for row in rows] for rows in found] == [list(range(after + 1, 11)) for after in (0, 4, 10)] * 8
-
-
 async def test_others_have_their_turn_while_a_log_is_read(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page with very many rows is decoded in slices."""
     _, claims = await running(wire, 20, 40)
@@ -131,35 +117,8 @@ async def test_others_have_their_turn_while_a_log_is_read(wire: RedisClient, mon
     monkeypatch.setattr(wire.redis, "xrange", noted)
     counting = asyncio.create_task(count())
     record = await JobReader(wire).record(claims[0].job.id)
-    rows = (await Histories(wire).read(HistoryRequest(record.job.id, record.runs))).rows
+    rows = (await Histories(wire).read(record.job.id, record.runs)).rows
     counting.cancel()
     assert len(rows) == 40 and len(at_answer) == 1
     assert turns - at_answer[0] >= 20 * 40 // 100 - 1
     assert {row.run_number for row in rows} == {claims[0].number}
-
-
-async def test_a_round_holds_all_that_was_asked_during_the_last() -> None:
-    """Its error is told to each of them; whoever has left meanwhile is left out."""
-    held: list[list[int]] = []
-    begun, go = asyncio.Event(), asyncio.Event()
-
-    async def work(items: Sequence[int]) -> Sequence[int]:
-        held.append(list(items))
-        begun.set()
-        await go.wait()
-        if 3 in items:
-            raise Unavailable("away")
-        return [10 * item for item in items]
-
-    rounds: Rounds[int, int] = Rounds(work)
-    first = rounds.ask(1)
-    await begun.wait()
-    second, third, left = (rounds.ask(item) for item in (2, 3, 4))
-    await asyncio.sleep(0)
-    left.cancel()
-    await asyncio.sleep(0)
-    go.set()
-    told = await asyncio.gather(first, second, third, return_exceptions=True)
-    assert told[0] == 10 and held == [[1], [2, 3]]
-    assert isinstance(told[1], Unavailable) and isinstance(told[2], Unavailable)
-    assert await rounds.ask(6) == 60

@@ -91,18 +91,6 @@ async def test_a_tenant_cannot_save_up_turns(wire: RedisClient) -> None:
     assert abs(got["idle"] - got["busy"]) <= 2
 
 
-async def test_a_job_costs_what_it_generated(wire: RedisClient) -> None:
-    """A tenant whose answers may be long, and are not, gets as many turns as one that says so beforehand."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    await put(queue, *[job_of("vague", tokens=500) for _ in range(40)], *[job_of("exact", tokens=5) for _ in range(40)])
-    got = Counter[str]()
-    for _ in range(40):
-        (claim,) = await claimed(lease, 1)
-        got[claim.job.tenant] += 1
-        await finish(lease, claim, 5)
-    assert abs(got["vague"] - got["exact"]) <= 2
-
-
 async def test_a_prompt_costs_what_the_engine_counted(wire: RedisClient) -> None:
     """Texts have more or fewer tokens than their characters suggest: tenants get the same tokens all the same. A
     prompt that was estimated too long is given back only by charging less for the answer: no counter falls."""
@@ -202,14 +190,14 @@ async def test_a_claim_costs_the_same_with_very_many_tenants(
     claim that read all tenants or all jobs would take many times as long."""
     wire = opened(redis_url, timeout_s=60, lane_limit=100_000)
     calls, times = list[Counter[str]](), list[float]()
-    for tenants, jobs in ((1, 200), (1, 10_000), (10_000, 10_000)):
+    for tenants, jobs in ((1, 200), (1, 4_000), (4_000, 4_000)):
         queue, lease = Queue(wire), await a_lease(wire)
         for first in range(0, jobs, 1000):
             numbers = range(first, min(jobs, first + 1000))
             await put(queue, *[job_of(f"t{number % tenants}") for number in numbers])
         await claimed(lease, 1)
         before, each = await commands(wire), list[float]()
-        for _ in range(100):
+        for _ in range(40):
             start = await wire.redis.info("commandstats")
             await claimed(lease, 1)
             end = await wire.redis.info("commandstats")
@@ -217,7 +205,7 @@ async def test_a_claim_costs_the_same_with_very_many_tenants(
         calls.append(await commands(wire) - before)
         times.append(sorted(each)[len(each) // 4])
         await wire.redis.flushall()
-    print("a claim of one job: {} us of 200 of one tenant, {} us of 10,000, {} us of 10,000 tenants".format(*times))
+    print("a claim of one job: {} us of 200 of one tenant, {} us of 4,000, {} us of 4,000 tenants".format(*times))
     few, one, many = (sum(count for name, count in each.items() if "cmdstat_z" in name) for each in calls)
     assert max(one, many) <= 1.2 * few
     assert max(times) <= 4 * min(times)

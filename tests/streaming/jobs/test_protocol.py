@@ -316,25 +316,6 @@ async def suspects(wire: RedisClient, count: int) -> None:
         await lapse(wire, lease)
 
 
-async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: RedisClient) -> None:
-    """A job whose worker was lost is not expired by max_queue_ms, and its deadline still ends it in the queue."""
-    queue, reader = Queue(wire), JobReader(wire)
-    begun, late = a_job(queue, max_queue_ms=400), a_job(queue, deadline_ms=400, max_queue_ms=300)
-    for job in (begun, late):
-        await queue.put(job)
-    lease = await a_lease(wire)
-    assert len((await lease.claim(0, 2)).jobs) == 2
-    await lapse(wire, lease)
-
-    async def expired() -> bool:
-        await Reaper(wire).sweep()
-        return (await reader.record(late.id)).state is JobState.EXPIRED
-
-    await until(expired)
-    assert await limit_passed(wire, late.id) == "queue.deadline_ms"
-    assert (await claim_one(await a_lease(wire))).job.id == begun.id
-
-
 async def test_resets_that_know_the_same_epoch_begin_one_new_epoch(wire: RedisClient) -> None:
     """Two readers that miss the same deltas ask for a reset with the same number: the job's epoch rises once."""
     queue, reader = Queue(wire), JobReader(wire)
@@ -369,20 +350,6 @@ async def limit_passed(wire: RedisClient, job_id: str) -> str | None:
     return record.terminal.failure.param
 
 
-async def test_a_heartbeat_renews_the_right_to_run_suspects(wire: RedisClient) -> None:
-    """A suspect may run for longer than the key of its runner lives: no other worker is told to take suspects."""
-    await suspects(wire, 2)
-    runner, other = await a_lease(wire), await a_lease(wire)
-    assert (await runner.claim(0, 1)).suspects
-    assert len((await runner.claim(0, 1, alone=True)).jobs) == 1
-    alone = partition_key(0, "alone", "m")
-    await wire.redis.pexpire(alone, 2 * wire.settings.lease_ms)  # its three leases are nearly over
-    before = await wire.redis.pexpiretime(alone)
-    await runner.beat(0)
-    assert await wire.redis.pexpiretime(alone) > before
-    assert not (await other.claim(0, 1)).suspects
-
-
 async def test_a_worker_unfollows_its_own_jobs_only(wire: RedisClient) -> None:
     """A worker that names a job of another worker changes nothing: its readers go on getting its deltas."""
     reader, job = JobReader(wire), await put_job(Queue(wire), stream=True, reply_to="penstock:api:here")
@@ -392,37 +359,3 @@ async def test_a_worker_unfollows_its_own_jobs_only(wire: RedisClient) -> None:
     assert (await reader.record(job.id)).addresses == ("penstock:api:here",)
     await owner.unfollow(0, "penstock:api:here", [job.id])
     assert (await reader.record(job.id)).addresses == ()
-
-
-async def test_the_oldest_waiting_job_of_a_lane_may_be_one_that_was_put_back(wire: RedisClient) -> None:
-    """The age of a lane is that of whichever waits longest, wherever it waits."""
-    queue, lease = Queue(wire), await a_lease(wire)
-    await put_job(queue)
-    claim = await claim_one(lease)
-    await lease.release(claim.job.id, claim.number)
-    ((_, since),) = await wire.redis.zrange(partition_key(0, "retry", "m", "standard"), 0, -1, withscores=True)
-    while await wire.now_ms() <= since:
-        await asyncio.sleep(0.001)
-    await queue.put(a_job(queue))
-    while await wire.now_ms() <= since + 100:
-        await asyncio.sleep(0.01)
-    before = await wire.now_ms()
-    (lane,) = [lane for lane in await Backlog(wire).lanes(["m"]) if lane.priority is Priority.STANDARD]
-    assert lane.waiting == 2 and lane.oldest_ms >= before - since
-
-
-@pytest.mark.parametrize("way", ["leave", "die"])
-@pytest.mark.parametrize(("mark", "places"), [("idle", {}), ("prefetching", {"begins": 0}), ("yielding", {"free": 0})])
-async def test_a_worker_that_goes_is_not_woken_any_more(
-    wire: RedisClient, mark: str, places: dict[str, int], way: str
-) -> None:
-    """No list of those that have room, would prefetch or would make room has it."""
-    lease = await a_lease(wire)
-    assert (await lease.claim(0, 1, **places)).jobs == []
-    key = partition_key(0, mark, "m")
-    assert await wire.redis.zscore(key, lease.id) is not None
-    if way == "leave":
-        assert await lease.leave() == 0
-    else:
-        await lapse(wire, lease)
-    assert await wire.redis.zscore(key, lease.id) is None

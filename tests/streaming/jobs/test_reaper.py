@@ -9,7 +9,7 @@ from streaming.errors import Fenced
 from streaming.ids import new_job_id
 from streaming.jobs.lease import Claim, Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.reaper import Reaper
+from streaming.jobs.reaper import Reaper, Swept
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
@@ -27,7 +27,7 @@ async def test_the_jobs_of_a_process_that_ended_wait_for_no_lapse(wire: RedisCli
     """Another worker has them at once; a write of the dead one that arrives late is refused."""
     dead, heir, reaper = await a_lease(wire), await a_lease(wire), Reaper(wire)
     claim = await running(wire, dead)
-    assert not await reaper.sweep(), "its lease is valid"
+    assert await reaper.sweep() == Swept(), "its lease is valid"
     swept = await reaper.sweep(ended=dead.id)
     assert (swept.lapsed_workers, swept.requeued) == (1, 1)
     assert [lapse.jobs for lapse in swept.lapses] == [(claim.job.id,)]
@@ -45,26 +45,11 @@ async def test_no_other_worker_is_touched(wire: RedisClient) -> None:
     await left.leave()
     before = await wire.redis.zrange(LEASES, 0, -1, withscores=True)
     for ended in (left.id, "", "0123456789ab"):
-        assert not await reaper.sweep(ended=ended)
+        assert await reaper.sweep(ended=ended) == Swept()
         assert await wire.redis.zrange(LEASES, 0, -1, withscores=True) == before
     assert (await reaper.sweep(ended=dead.id)).requeued == 0
     assert {name.decode() for name in await wire.redis.zrange(LEASES, 0, -1)} == {living.id, successor.id}
     assert held.job.id in await living.beat(0)
-
-
-async def test_it_counts_as_a_lost_worker(wire: RedisClient) -> None:
-    """A job that kills its worker is given up after as many losses as if each lease had lapsed."""
-    metrics = Metrics.start("", "worker")
-    reaper, given_up = Reaper(wire, metrics), 0
-    await Queue(wire).put(a_job(Queue(wire)))
-    for _ in range(wire.settings.max_attempts + 1):
-        lease = await a_lease(wire)
-        claimed = await lease.claim(0, 1)
-        if claimed.suspects:
-            await lease.claim(0, 1, alone=True)
-        given_up += (await reaper.sweep(ended=lease.id)).given_up
-    assert given_up == 1
-    assert b'penstock_job_failures_total{code="poison"} 1.0' in metrics.expose()
 
 
 async def test_an_outage_of_the_store_extends_no_lease_of_a_dead_process(wire: RedisClient) -> None:

@@ -6,20 +6,17 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
-from unittest.mock import patch
 
-import msgspec
 import pytest
 from flow import a_lease, append, claim_one, delta, numbers_read, put_job, until
 
-from streaming.errors import UnknownJob
 from streaming.jobs.codec import Delta, Ended, Frame, Opening, Run, Section, Terminal, author, encode
 from streaming.jobs.history import LogName, read_log
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.records import NEWER, JobRecord
+from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
 from streaming.jobs.reorder_buffer import MAX_ROWS, NO_RUN, ReorderBuffer
 from streaming.keys import partition_key
@@ -123,16 +120,6 @@ async def test_a_late_reader_reads_a_long_log_about_once(
     assert frames <= count <= 2 * frames
 
 
-async def test_lost_frames_are_filled_from_the_log(wire: RedisClient, relay: Relay) -> None:
-    """Every second delta is logged but never published: the reader gets them all, in order."""
-    buffer, running = await listening(wire, relay)
-    for _ in range(20):
-        await running.write(1, relay.address)
-        await running.write(1, "-")
-    await running.finish()
-    assert await numbers_read(buffer) == list(range(1, 41))
-
-
 async def test_a_lost_end_is_noticed_in_the_silence(wire: RedisClient, relay: Relay) -> None:
     """Nothing at all is published, not even the terminal's message."""
     job_id = Queue(wire).new_id("t")
@@ -194,20 +181,6 @@ async def test_a_fault_nobody_expected_costs_no_reader(
     await running.finish()
     assert await numbers_read(buffer) == [1, 2, 3]
     assert broken == 2 and "nobody thought of this" in caplog.text
-
-
-async def test_a_late_follower_gets_everything_and_then_the_rest(wire: RedisClient, relay: Relay) -> None:
-    """Somebody else's running job: what was before comes from the log, what follows from the relay."""
-    job_id = Queue(wire).new_id("t")
-    running = await Running.begin(wire, relay, job_id, reply_to="")
-    await running.write(3, "-")
-    buffer = relay.open(job_id, after=1, runs=[running.run])
-    await relay.follow(buffer)
-    await running.write(3, relay.address)
-    await running.finish()
-    assert await numbers_read(buffer) == [2, 3, 4, 5, 6]
-    with pytest.raises(UnknownJob):
-        await relay.follow(relay.open(Queue(wire).new_id("t")))
 
 
 async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: RedisClient, relay: Relay) -> None:
@@ -387,26 +360,6 @@ async def test_the_end_hands_over_every_delta_at_once(wire: RedisClient, relay: 
     assert times <= 2, "once to fetch them, and perhaps once in a tick before"
 
 
-async def test_what_is_poured_comes_from_the_frames_and_ends_with_the_terminal(wire: RedisClient, relay: Relay) -> None:
-    """Lost frames included: they are poured from the log, in their place."""
-    buffer, running = await listening(wire, relay)
-    seen: list[int] = []
-    ends: list[Terminal] = []
-
-    def sink(rows: list[Delta], terminal: Terminal | None) -> bool:
-        seen.extend(row.seq for row in rows)
-        ends.extend([terminal] if terminal else [])
-        return True
-
-    pouring = asyncio.create_task(buffer.attach_sink(sink))
-    for _ in range(10):
-        await running.write(2, relay.address)
-        await running.write(1, "-")
-    await running.finish()
-    await asyncio.wait_for(pouring, 20)
-    assert seen == list(range(1, 31)) and [end.state for end in ends] == [JobState.COMPLETED]
-
-
 async def test_a_sink_that_has_enough_gets_no_more_until_it_asks(wire: RedisClient, relay: Relay) -> None:
     """A congested connection: what comes meanwhile waits for `take` or the next `attach_sink`."""
     buffer = ReorderBuffer("j")
@@ -478,25 +431,6 @@ async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wi
     assert seen == list(range(1, 16)) and flowed[-2:] == [14, 15], "several in a frame flow, too"
 
 
-async def test_a_sink_may_have_what_follows_flow(wire: RedisClient, relay: Relay) -> None:
-    """A sink may set `direct`; the flow then gets all deltas of a read, and one flush."""
-    buffer, running = await listening(wire, relay)
-    flowed: list[int | str] = []
-
-    def sink(rows: list[Delta], terminal: Terminal | None) -> bool:
-        buffer.direct = Taker(lambda row: not flowed.append(row.seq), lambda _now: flowed.append("flushed"))
-        return True
-
-    pouring = asyncio.create_task(buffer.attach_sink(sink))
-    await running.write(1, relay.address)
-    await until(lambda: buffer.flow is not None)
-    await running.write_frame(3, relay.address)
-    await until(lambda: len(flowed) == 4)
-    assert flowed == [2, 3, 4, "flushed"]
-    await running.finish()
-    await asyncio.wait_for(pouring, 20)
-
-
 async def test_a_flow_that_has_enough_stops_and_one_that_fails_fails_alone(wire: RedisClient, relay: Relay) -> None:
     """The fault of a reader is raised where it pours, one by one or several at a time; the others get everything."""
     job_id = Queue(wire).new_id("t")
@@ -552,60 +486,14 @@ async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: RedisClient, rel
 
 
 async def test_a_buffer_whose_reader_left_is_not_looked_at_any_more(wire: RedisClient, relay: Relay) -> None:
-    """Neither one that missed something before, nor one that was closed while its log was read and whose buffer was
-    full by then: it would be kept, and the relay would never rest again."""
+    """It would be kept, and the relay would never rest again."""
     missed, stays = relay.open(Queue(wire).new_id("t")), relay.open(Queue(wire).new_id("t"))
     for buffer in (missed, stays):
         relay._dispatch([encode(Ended(buffer.job_id))])
     relay.close(missed)
     assert relay._behind == {stays}
     relay.close(stays)
-    job_id = Queue(wire).new_id("t")
-    running = await Running.begin(wire, relay, job_id, reply_to="")
-    await running.write_frame(MAX_ROWS + 1, SILENT)
-    await running.write(1, SILENT)
-    left = relay.open(job_id)
-    dispatch = relay._dispatch_rows
-
-    def dispatch_and_leave(*given: Any) -> None:
-        dispatch(*given)
-        relay.close(left)
-
-    with patch.object(relay, "_dispatch_rows", dispatch_and_leave):
-        await relay.follow(left)
-    assert left.full and not relay._behind
-    await running.finish()
-
-
-async def test_a_reader_that_comes_to_miss_something_is_looked_at_without_waiting_for_the_tick(
-    wire: RedisClient,
-) -> None:
-    """However long that still is: whoever looks after the readers is woken."""
-    relay = Relay(wire)
-    buffer = relay.open(Queue(wire).new_id("t"))
-    looking = asyncio.create_task(relay._pause(600))
-    await asyncio.sleep(0)
-    relay._dispatch([encode(Ended(buffer.job_id))])
-    await asyncio.wait_for(looking, 20)
-    relay.close(buffer)
-
-
-async def test_what_a_newer_worker_writes_ends_the_pouring(wire: RedisClient, relay: Relay) -> None:
-    """It cannot be shown here: the reader is told to ask another process, without waiting for what may come."""
-    job_id = Queue(wire).new_id("t")
-    buffer = relay.open(job_id)
-    ends: list[Terminal | None] = []
-    running = await Running.begin(wire, relay, job_id)
-
-    def sink(_: list[Delta], end: Terminal | None) -> bool:
-        ends.append(end)
-        return True
-
-    newer = msgspec.msgpack.encode(["f999", running.lease.id, {}])
-    await wire.redis.xadd(partition_key(0, "log", running.lease.id), {relay.address: newer}, id="1-0")
-    await asyncio.wait_for(buffer.attach_sink(sink), 20)
-    assert [end and end.failure for end in ends] == [NEWER]
-    relay.close(buffer)
+    assert not relay._behind
 
 
 def test_what_no_log_has_is_looked_for_less_and_less_often() -> None:
@@ -625,15 +513,3 @@ def test_what_no_log_has_is_looked_for_less_and_less_often() -> None:
     buffer.look(now + 1.0, 60.0)
     buffer.push(delta(0, 5), FIRST)
     assert buffer.is_due(now + 1.1, 2.0), "something new came: soon again"
-
-
-def test_a_stream_whose_deltas_come_is_not_looked_up() -> None:
-    """Silence is what makes a reader doubt; a gap does so at once."""
-    buffer = ReorderBuffer("j")
-    buffer.push(delta(0, 1))
-    assert not buffer.is_due(100.0, 2.0)
-    assert buffer.is_due(103.0, 2.0)
-    buffer.push(delta(0, 2))
-    assert not buffer.is_due(103.0, 2.0)
-    buffer.push(delta(0, 4))
-    assert buffer.is_due(103.1, 2.0)

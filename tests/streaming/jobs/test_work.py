@@ -58,13 +58,6 @@ def test_work_is_choices_times_tokens(prompt: Prompt, sampling: Sampling, card: 
     assert work_of(prompt, sampling, card) == work
 
 
-def test_sizes_of_prompts() -> None:
-    """Counted where that is possible, else about four characters a token."""
-    assert prompt_sizes(Tokens(((1, 2, 3), (4,)))) == [3, 1]
-    assert prompt_sizes(Text(("x" * 40, "x" * 8))) == [10, 2]
-    assert prompt_sizes(Chat((ChatTurn("user", "x" * 36),))) == [10]
-
-
 def test_an_echo_is_written_twice_for_each_choice() -> None:
     """In the log and in the record, in bytes."""
     body = {"model": "m", "prompt": ["\U0001f600" * 100, "a" * 50], "n": 3, "max_tokens": 1}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,11 +16,7 @@ from house import eventually, free_port, redis_process
 from redis import Redis
 from redis.crc import key_slot
 
-from penstock.engine import Capabilities, ModelCard
 from streaming.errors import Unavailable
-from streaming.fleet.plans import Overrides, Plan, Plans, claim_lead
-from streaming.fleet.process import Process
-from streaming.fleet.processes import Fleet
 from streaming.ids import partition_of
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
@@ -33,7 +28,6 @@ from streaming.jobs.relay import Relay
 from streaming.keys import partition_key, prefix
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from streaming.redis.clock import Clock
 from streaming.redis.settings import RedisSettings
 from streaming.store.identity import count_contents, enter_store, read_identity, reset_store
 from streaming.store.monitor import Headroom, check_level
@@ -161,36 +155,6 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: RedisCli
     assert (await reader.record(jobs[0].id)).state is JobState.CANCELLED
     with Redis(port=nodes.owner(3)) as client:
         assert all(key.startswith((prefix(3).encode(), b"penstock:{fleet}")) for key in client.scan_iter())
-
-
-async def test_each_partition_goes_by_its_own_servers_clock(nodes: Nodes, wire: RedisClient) -> None:
-    """Every node is asked once for all its partitions, and each partition's time is right by its node."""
-    homes = await wire.homes()
-    assert len(homes) == len(nodes.ports)
-    assert sorted(partition for home in homes.values() for partition in home) == list(wire.partitions)
-    clock = Clock(wire)
-    await clock.renew()
-    for place, partitions in homes.items():
-        for partition in partitions:
-            before = clock.at(time.monotonic(), partition) - clock.error_us(partition)
-            server = await wire.time_us(place)
-            assert before <= server <= clock.at(time.monotonic(), partition) + clock.error_us(partition)
-
-
-async def test_the_fleet_shares_one_slot(wire: RedisClient) -> None:
-    """Processes, plans, overrides and the leader: each script finds all its keys on one node."""
-    fleet, plans, overrides = Fleet(wire), Plans(wire), Overrides(wire)
-    process = Process(role="worker", id="w", life="l", pid=1, host="h", state="ready", since=0.0)
-    await fleet.report(process)
-    assert await fleet.processes("worker") == [process]
-    await fleet.leave(process)
-    card = ModelCard(name=MODEL, engine="sim", context=8, max_output=8, capabilities=Capabilities(), created=1)
-    await fleet.publish_card(card)
-    assert await fleet.processes() == [] and await fleet.cards() == {MODEL: card}
-    lead = await wire.ask(claim_lead("a", 10_000))
-    assert await plans.publish(lead, [Plan(model=MODEL, want=2, reason="because", epoch=lead.epoch)])
-    override = await overrides.put(MODEL, 3, "ops", 60_000)
-    assert (await plans.read())[MODEL].want == 2 and await overrides.of([MODEL, "other"]) == {MODEL: override}
 
 
 async def test_a_store_on_a_cluster_is_counted_and_reset(nodes: Nodes, wire: RedisClient) -> None:

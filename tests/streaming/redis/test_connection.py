@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,13 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from streaming.errors import Unavailable
 from streaming.jobs.lease import Lease
+from streaming.redis import connection as subject
 from streaming.redis.client import RedisClient
 from streaming.redis.connection import SharedConnection, refusal
+from streaming.redis.settings import RedisSettings
 from streaming.redis.topology import _connected
 
 
@@ -76,25 +78,6 @@ async def test_one_that_is_closed_without_a_word_counts_as_lost(line: SharedConn
     with pytest.raises(RedisConnectionError, match="closed"):
         await line.run([("PING",)])
     assert await line.run([("PING",)]) == [b"PONG"]
-
-
-async def test_a_server_is_not_waited_for_when_its_connection_is_closed(
-    line: SharedConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that reads nothing more would hold up whoever closes it."""
-    asked: list[bool] = []
-    await line.run([("PING",)])
-    connection = line._connection
-    assert connection is not None
-    disconnect = connection.disconnect
-
-    async def noted(nowait: bool = False) -> None:
-        asked.append(nowait)
-        await disconnect(nowait=nowait)
-
-    monkeypatch.setattr(connection, "disconnect", noted)
-    await line.close()
-    assert asked[0] is True
 
 
 async def test_who_leaves_disturbs_nobody(line: SharedConnection) -> None:
@@ -176,16 +159,6 @@ async def test_one_that_was_lost_before_it_was_used_is_not_waited_for(node: Clus
     await line.close()
 
 
-async def test_a_connection_lost_at_rest_is_not_given_again(node: ClusterNode, redis_url: str) -> None:
-    """After a failover, a node that has come back has such ones at hand."""
-    lost = await _a_lost_one(node, redis_url)
-    node.release(lost)  # type: ignore[arg-type]
-    given = await _connected(node)
-    assert given is lost and given._writer is not None and not given._writer.transport.is_closing()
-    await given.disconnect()
-    node.release(given)
-
-
 async def test_a_lost_connection_fails_what_is_under_way_and_the_next_is_new(
     line: SharedConnection, redis_url: str
 ) -> None:
@@ -261,17 +234,6 @@ async def test_a_server_that_is_gone_is_asked_once_for_all(opened: Callable[...,
         assert await lease.beat(0) == {}
 
 
-async def test_a_timeout_ends_the_connection(redis_url: str) -> None:
-    """Late answers are never taken for those of later commands."""
-    pool = BlockingConnectionPool.from_url(redis_url, protocol=2)
-    line = SharedConnection(pool.get_connection, pool.release, 0.2)
-    with pytest.raises(RedisTimeoutError):
-        await line.run([("BLPOP", "nothing", 0)])
-    assert await line.run([("ECHO", "later")]) == [b"later"]
-    await line.close()
-    await pool.aclose()
-
-
 def test_refusals_are_known_by_their_code() -> None:
     """As the library makes them: those somebody asks for by class, and the code either in the text or beside it."""
     assert isinstance(refusal("READONLY You can't write"), ReadOnlyError)
@@ -279,3 +241,100 @@ def test_refusals_are_known_by_their_code() -> None:
     moved = refusal("MOVED 3999 127.0.0.1:6381")
     assert (moved.slot_id, moved.node_addr) == (3999, ("127.0.0.1", 6381))  # type: ignore[attr-defined]
     assert str(refusal("OOM command not allowed")) == "OOM command not allowed"
+
+
+# --- A subscription: every message once and in order, however it is taken, and an end that is always told ---
+
+SOME = [b"%d" % number for number in range(500)]
+
+
+async def test_messages_come_one_by_one_or_poured(wire: RedisClient) -> None:
+    """Those that came before the pouring too, large ones in parts, and nothing of other channels."""
+    large = b"x" * 1_000_000
+    got: list[bytes] = []
+    async with wire.subscribe("here") as subscription:
+        for data in SOME:
+            await wire.redis.publish("here", data)
+        assert [await subscription.message() for _ in SOME[:-1]] == SOME[:-1]
+        pouring = asyncio.create_task(subscription.pour(got.extend))
+        for data in (large, b"last"):
+            await wire.redis.publish("there", b"not this")
+            await wire.redis.publish("here", data)
+        async with asyncio.timeout(20):
+            while got[-1:] != [b"last"]:
+                await asyncio.sleep(0.01)
+        pouring.cancel()
+        with suppress(asyncio.CancelledError):
+            await pouring
+    assert got == [SOME[-1], large, b"last"]
+
+
+async def test_it_leaves_no_connection_behind(wire: RedisClient, redis_url: str) -> None:
+    """Given up by its reader or cut by the server; a reader who waits is told, whichever way it waits."""
+    with Redis.from_url(redis_url) as client:
+        for _ in range(3):
+            async with wire.subscribe("here"):
+                assert client.pubsub_numsub("here") == [(b"here", 1)]
+        for way in ("message", "pour"):
+            with pytest.raises(Unavailable, match="lost"):
+                async with wire.subscribe("here") as subscription, asyncio.timeout(20):
+                    client.client_kill_filter(_type="pubsub")
+                    await (subscription.message() if way == "message" else subscription.pour(print))
+        async with asyncio.timeout(20):
+            while client.pubsub_numsub("here") != [(b"here", 0)]:
+                await asyncio.sleep(0.01)
+
+
+async def test_what_the_taker_raises_ends_it(wire: RedisClient) -> None:
+    """A fault of ours is not taken for one of the server's."""
+
+    def refuse(_data: bytes) -> None:
+        raise ValueError("not this")
+
+    with pytest.raises(ValueError, match="not this"):
+        async with wire.subscribe("here") as subscription, asyncio.timeout(20):
+            await wire.redis.publish("here", b"x")
+            await subscription.pour(refuse)
+
+
+async def test_a_server_that_falls_silent_is_noticed(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that answers is not, however little is published."""
+    monkeypatch.setattr(subject, "PING_INTERVAL_S", 0.05)
+    address = redis_url.removeprefix("redis://").partition("/")[0]
+    silent = asyncio.Event()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                if not silent.is_set():
+                    writer.write(data)
+        writer.close()
+
+    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = address.partition(":")
+        back, forth = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(pass_on(reader, forth), pass_on(back, writer))
+
+    server = await asyncio.start_server(between, "127.0.0.1", 0)
+    wire = RedisClient.open(RedisSettings(url=f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"))
+    try:
+        with pytest.raises(Unavailable, match="heard nothing"):
+            async with wire.subscribe("here") as subscription, asyncio.timeout(20):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.5):
+                        await subscription.message()
+                silent.set()
+                await subscription.message()
+    finally:
+        await wire.close()
+        server.close()
+
+
+async def test_a_refused_subscription_says_why(opened: Callable[..., RedisClient], redis_url: str) -> None:
+    """By its access rules, for example."""
+    with Redis.from_url(redis_url) as client:
+        client.acl_setuser("deaf", enabled=True, nopass=True, commands=["+@all"], keys=["*"], reset_channels=True)
+        with pytest.raises(Unavailable, match="NOPERM"):
+            async with opened(redis_url.replace("redis://", "redis://deaf:x@")).subscribe("here"):
+                pass
+        client.acl_deluser("deaf")

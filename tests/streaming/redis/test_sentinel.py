@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -135,31 +134,6 @@ async def test_no_job_is_lost_with_a_killed_primary(deployment: Deployment, wire
     assert deployment.named() in deployment.replicas
     assert [tokens_of(record) for record in records] == [list(range(1, TOKENS + 1))] * len(records)
     assert len({record.job.id for record in records}) == len(records) >= 60
-
-
-async def test_no_sentinel_is_forgotten(deployment: Deployment, opened: Callable[..., RedisClient]) -> None:
-    """One goes while many connections ask for the primary, and comes back: it is found when the others are gone."""
-    wire = opened(deployment.url)
-    first, *others = deployment.sentinels
-    await answers_many(wire, deployment.primary)
-    os.kill(pid_of(first), signal.SIGKILL)
-    await answers_many(wire, deployment.primary)
-    with deployment.sentinel(first):
-        for port in others:
-            os.kill(pid_of(port), signal.SIGKILL)
-        await answers_many(wire, deployment.primary)
-
-
-async def answers_many(wire: RedisClient, primary: int) -> None:
-    """Forty connections at once, each new."""
-
-    async def answers() -> bool:
-        await wire.ping()
-        return True
-
-    with Redis(port=primary) as client:
-        client.client_kill_filter(_type="normal", skipme=True)
-    await asyncio.gather(*(until(answers) for _ in range(40)))
 
 
 async def test_nobody_waits_on_a_stopped_primary(deployment: Deployment, wire: RedisClient, relay: Relay) -> None:

@@ -6,11 +6,8 @@ import asyncio
 import hashlib
 import inspect
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from enum import Enum
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -120,16 +117,6 @@ async def test_an_emptied_store_has_another_deployment(
     assert monitor.reason == ""
 
 
-async def test_a_start_costs_one_round_trip_more(wire: RedisClient, opened: Opened) -> None:
-    """In a store that has its identity: one command."""
-    await enter_store(wire)
-    await wire.redis.config_resetstat()
-    await enter_store(opened(wire.settings.url, timeout_s=30))
-    stats = await wire.redis.info("commandstats")
-    ran = {name: row["calls"] for name, row in stats.items() if not name.startswith("cmdstat_client")}
-    assert set(ran) <= {"cmdstat_hmget", "cmdstat_config|resetstat", "cmdstat_info"} and ran["cmdstat_hmget"] == 1
-
-
 # --- every role ------------------------------------------------------------------------------------------------------
 
 
@@ -152,15 +139,6 @@ def test_every_role_refuses_to_start(four_partitions: House, role: str) -> None:
     assert "set redis.partitions = 4" in four_partitions.log(role)
     with Redis.from_url(four_partitions.redis_url) as client:
         assert client.keys("*") == [keys.fleet_key("store").encode()]
-
-
-def test_up_refuses_too(four_partitions: House, tmp_path: Path) -> None:
-    """Before it starts a process."""
-    command = [sys.executable, "-m", "cli", "up", "--engine", "sim", "--port", "0", "--data-dir", str(tmp_path / "d")]
-    ran = subprocess.run(
-        command, env=four_partitions.environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ran.returncode == 2 and "set redis.partitions = 4" in ran.stderr
 
 
 # --- what raises the format ------------------------------------------------------------------------------------------
@@ -234,12 +212,3 @@ def test_every_change_of_the_store_raises_its_format() -> None:
         f'say in CHANGELOG.md that this version does not work beside earlier ones, and set FORMAT_DIGEST = "{found}". '
         "Only a change of a FORMAT that was never released leaves the number as it is."
     )
-
-
-def test_the_digest_sees_fields_and_keys() -> None:
-    """Of a script, what it asks of Redis and not how it is written."""
-    before = "local a = redis.call('HSET', job_key(id), 'state', x) -- redis.call('DEL', other_key())"
-    assert key_use(before) == ["HSET job_key state"]
-    assert key_use(before) == key_use("local b = redis.call('HSET',   job_key(name), 'state', y)")
-    assert key_use(before) != key_use(before.replace("'state'", "'status'"))
-    assert key_use(before) != key_use(before.replace("job_key", "worker_key"))

@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from http.server import ThreadingHTTPServer
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from house import eventually
@@ -110,17 +109,6 @@ def test_an_exporter_is_asked_again_and_again(exporter: Exporter, monkeypatch: p
         readings.close()
 
 
-def test_an_exporter_that_stays_away_is_told_of_once(exporter: Exporter, caplog: pytest.LogCaptureFixture) -> None:
-    """It is asked every few seconds, and the log is not for each."""
-    exporter.answer, asked = (500, ""), exporter.asked
-    readings = DcgmReadings(f"http://127.0.0.1:{exporter.server_port}/metrics", interval_s=0.02)
-    try:
-        eventually(lambda: exporter.asked >= asked + 5)
-    finally:
-        readings.close()
-    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["it answers 500"]
-
-
 def test_a_worker_reads_the_configured_exporter_and_else_the_driver(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,23 +121,6 @@ def test_a_worker_reads_the_configured_exporter_and_else_the_driver(
         eventually(lambda: set(found.read()) == {"GPU-0", "GPU-1"})
     finally:
         found.close()
-
-
-def test_an_address_without_a_scheme_is_refused() -> None:
-    with pytest.raises(ValueError, match="dcgm_url: expected http"):
-        TelemetrySettings(dcgm_url="127.0.0.1:9400")
-
-
-def test_an_exporter_is_named_as_it_was_given_but_for_its_password(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(DcgmReadings, "_fetch", Mock(side_effect=OSError("it is away")))
-    readings = DcgmReadings("http://me:hidden@gpus/metrics")
-    try:
-        eventually(lambda: readings._outage.active)
-    finally:
-        readings.close()
-    assert caplog.messages == ["the exporter of GPUs at gpus tells nothing: it is away"]
 
 
 NOT_SUPPORTED = 3

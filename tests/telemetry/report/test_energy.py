@@ -61,12 +61,6 @@ def test_a_report_about_one_tenant_splits_the_energy_over_all(tmp_path: Path) ->
     assert not whole.shared and whole.tokens_per_joule == 0.4
 
 
-def test_a_text_that_runs_across_two_samples_is_work() -> None:
-    """Also where the engine has not told a step yet."""
-    found = energy_of(evidence_of([sample("worker-1", 0, 0, running=1), sample("worker-1", 10, 100)]))
-    assert found is not None and found.idle_joules == 0 and found.tenants == {}
-
-
 def test_a_driver_that_began_anew_gives_nothing_back() -> None:
     samples = [sample("worker-1", at, joules) for at, joules in ((0, 900), (10, 1000), (20, 5), (30, 25))]
     found = energy_of(evidence_of(samples))

@@ -103,7 +103,9 @@ def ms(us: int) -> Fraction:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(lines())
-def test_counts_tokens_and_percentiles_equal_the_raw_lines(found: list[bytes]) -> None:
+def test_figures_equal_the_raw_lines(found: list[bytes]) -> None:
+    """Counts, tokens and percentiles; parts sum to the end-to-end time, within a microsecond each; each request is in
+    one model, lane and hour, but for those that have none."""
     text = b"\n".join(found) + b"\n"
     report, (rows, deliveries) = reported(text), naive(text)
     whole = report.figures.whole
@@ -133,30 +135,13 @@ def test_counts_tokens_and_percentiles_equal_the_raw_lines(found: list[bytes]) -
             got = [known.p50, known.p90, known.p99, known.max]
             assert all(abs(one - two) <= 1e-6 * max(1.0, two) for one, two in zip(got, expected, strict=True))
             assert abs(known.mean - float(sum(values) / len(values))) <= 1e-6 * max(1.0, known.mean)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(lines())
-def test_parts_sum_to_the_end_to_end_time(found: list[bytes]) -> None:
-    """Of all completed requests together, within a microsecond each."""
-    text = b"\n".join(found) + b"\n"
-    whole = reported(text).figures.whole
     total = 0.0 if whole.e2e is None else whole.e2e.mean * whole.e2e.count
     assert abs(sum(whole.parts[part.name] for part in PARTS) - total) <= 0.001 * max(1, whole.requests)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(lines())
-def test_groups_divide_the_whole(found: list[bytes]) -> None:
-    """Each request is in one model, lane, tenant and hour, but for those that have none; the hours hold all."""
-    figures = reported(b"\n".join(found) + b"\n").figures
-    refused = figures.whole.states.get("refused", 0)
-    for groups in (figures.models, figures.lanes):
-        assert sum(group.requests for group in groups) == figures.whole.requests - refused
-    assert sum(group.requests for group in figures.hours) == figures.whole.requests
-    assert sum(group.completion_tokens for group in figures.hours) == figures.whole.completion_tokens
+    refused = whole.states.get("refused", 0)
+    for groups in (report.figures.models, report.figures.lanes):
+        assert sum(group.requests for group in groups) == whole.requests - refused
+    assert sum(group.requests for group in report.figures.hours) == whole.requests
+    assert sum(group.completion_tokens for group in report.figures.hours) == whole.completion_tokens
 
 
 def test_usage_is_of_what_is_known() -> None:

@@ -110,15 +110,6 @@ def test_a_worker_is_slow_from_half_as_long_again(factor: float, named: list[str
         assert "16.0 ms per token" in found[0].reason and found[0].saves_s == approx(20 * 6 * 11 / 1000)
 
 
-def test_a_lane_starves_beside_the_best_of_the_lanes_before_it() -> None:
-    """That another one waits as well is no excuse."""
-    found = advice(delivered(in_turn(("interactive", 4000.0), ("standard", 10.0), ("batch", 9000.0))))
-    (starved,) = [each for each in found if each.kind == "starved_lane"]
-    assert (
-        starved.title == "Lane batch of m starves" and "9.0 s" in starved.reason and "lane standard" in starved.change
-    )
-
-
 def test_slots_that_others_hold_are_not_free() -> None:
     """In a report about one lane: the pool is full, with texts of the other one."""
     own = evidence_of(delivered(waiting(30, 2000.0)))
@@ -138,11 +129,6 @@ def test_a_process_that_stood_still_in_several_lives_is_named_once() -> None:
     assert [(each.kind, each.title) for each in found] == [
         ("gateway_stall", "api-2 stood still"), ("gateway_stall", "api-1 stood still"),
     ]  # fmt: skip
-
-
-def test_a_slow_gateway_is_named_with_its_part() -> None:
-    (found,) = advice(delivered(healthy(), late=60.0))
-    assert found.kind == "gateway_stall" and "egress_tail" in found.reason
 
 
 def test_short_requests_are_no_stalled_gateway() -> None:
@@ -228,13 +214,6 @@ def test_the_fit_finds_planted_coefficients() -> None:
         points.append((prompt, output, spent))
     found = fit(points)
     assert abs(found.per_prompt_token / 0.2 - 1) < 0.02 and abs(found.per_token / 12 - 1) < 0.02
-
-
-def test_the_fit_of_lengths_that_never_vary() -> None:
-    """One of them, both, or only together."""
-    assert fit([(20, output, 30 + 5.0 * (output - 1)) for output in (2, 5, 9)]).of(20, 50) == approx(275.0)
-    assert fit([(20, 5, 50.0)] * 5).of(20, 5) == 50.0
-    assert abs(fit([(n, n, 10 + 3.0 * (n - 1)) for n in (2, 5, 9)]).of(7, 7) - 28) < 1e-9
 
 
 def test_contention_is_what_sharing_cost() -> None:

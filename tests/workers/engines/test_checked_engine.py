@@ -172,21 +172,6 @@ async def test_too_many_tokens_fail_that_request_alone(sampling: dict[str, int],
     assert given[-1] == Piece("r", "x", n=1, finish="stop")
 
 
-async def test_too_many_tokens_in_the_last_piece_need_no_cancel() -> None:
-    engine, checked, given = await running()
-    engine.on_step([Piece("r", "x", n=33, finish="length")])
-    assert [piece.failure for piece in given] == [checked_engine.EXCESS]
-    assert engine.cancels == [] and checked.health().ok
-
-
-async def test_a_request_with_too_many_tokens_must_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that does not obey that cancel, either, ends its worker."""
-    engine, checked, _ = await running()
-    monkeypatch.setattr(checked_engine, "CANCEL_TIMEOUT_S", 0.0)
-    engine.on_step([Piece("r", "x", n=33)])
-    assert "was cancelled 0 s ago and has no last piece" in checked.health().reason
-
-
 async def test_a_step_from_another_thread_ends_the_worker() -> None:
     engine, checked, given = await running()
     errors: list[Exception] = []
@@ -281,14 +266,6 @@ async def test_a_cancel_is_passed_on_for_a_running_request_only(monkeypatch: pyt
     assert engine.cancels == ["b"] and checked.health().ok
     monkeypatch.setattr(checked_engine, "CANCEL_TIMEOUT_S", -1.0)
     assert "request 'b' was cancelled" in checked.health().reason
-
-
-async def test_a_cancelled_request_that_ends_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, checked, _ = await running()
-    checked.cancel("r")
-    engine.on_step([Piece("r", finish="cancelled")])
-    monkeypatch.setattr(checked_engine, "CANCEL_TIMEOUT_S", -1.0)
-    assert checked.health().ok
 
 
 async def test_an_engine_without_any_piece_does_not_hold_its_jobs_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

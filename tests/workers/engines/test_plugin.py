@@ -59,18 +59,18 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("no_such_module:Echo", "there is no module 'no_such_module' (install its package"),
-        ("echo_engine.sub:Echo", "there is no module 'echo_engine.sub'"),
-        ("echo_engine:Ehco", "echo_engine has no 'Ehco' (did you mean 'Echo'?)"),
-        ("some_engines:Outer.Iner", "some_engines has no 'Outer.Iner'"),
+        (
+            "no_such_module:Echo",
+            "cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (try",
+        ),
+        ("echo_engine:Ehco", "echo_engine:Ehco cannot be imported: AttributeError"),
         ("some_engines:number", "is no engine: a int, not a class"),
         ("echo_engine:Answer", "is no engine: it has no start, check, stop, submit, cancel, stats, health"),
         ("some_engines:nothing", "is no engine: it has no start"),
         ("some_engines:NotAsync", "is no engine: check must be `async def`"),
         ("some_engines:NoStruct", "its Settings is no msgspec.Struct"),
         ("some_engines:Raises", "some_engines:Raises cannot be built: OSError: no device"),
-        ("breaks:Echo", "breaks cannot be imported: RuntimeError: no driver (try: python -c"),
-        ("needs:Echo", "needs needs the module 'no_such_library', which is missing (install it)"),
+        ("breaks:Echo", "breaks:Echo cannot be imported: RuntimeError: no driver (try: python -c"),
         ("sym", "no engine 'sym' is installed (did you mean 'sim'?; a plug-in is module:class (docs/engines.md))"),
     ],
 )
@@ -94,11 +94,6 @@ def test_options_are_held_against_the_engines_own_struct(
     with pytest.raises(ConfigError) as refused:
         build("m", ModelSettings(engine="echo_engine:Echo", options=options), Config({}), tmp_path)
     assert str(refused.value).startswith(problem)
-
-
-def test_an_engine_without_settings_gets_its_options_as_they_are() -> None:
-    built = registry.build_plugin("some_engines:Plain", "m", {"any": [1, "two"]})
-    assert vars(built) == {"options": {"any": [1, "two"]}}
 
 
 @pytest.mark.parametrize("name", ["echo_engine:Echo", "some_engines:Outer.Inner", "some_engines:made"])

@@ -55,12 +55,6 @@ def test_what_is_reasoning_and_what_is_text(text: str, reasoning: str, said: str
     assert (answer.reasoning, answer.text) == (reasoning, said)
 
 
-def test_an_answer_may_begin_inside() -> None:
-    """Where the chat template writes the first tag."""
-    answer = read_answer([marked(passed(["a", " b", "</think>", "c"], opened=True))])
-    assert (answer.reasoning, answer.text) == ("a b", "c")
-
-
 @given(
     st.lists(st.sampled_from(["<think>", "</think>", "<", "think", ">", "</", " ", "\n", "a", "\x1c", "\x1d"])),
     st.booleans(),
@@ -74,10 +68,6 @@ def test_another_attempt_continues_after_any_piece(texts: list[str], opened: boo
         count = sum(piece.n for piece in before)
         assert [number for piece in before for number in piece.ids] == list(range(count))
         assert marked(before) + marked(passed(texts[count:], past=before, opened=opened)) == marked(pieces)
-
-
-def test_a_model_cannot_write_marks() -> None:
-    assert marked(passed([f"a{TEXT}{REASONING}b", f"{REASONING}c"])) == "abc"
 
 
 def test_what_a_server_tells_apart_is_marked() -> None:

@@ -97,10 +97,3 @@ HARD = (b"a", b" \xf0\x9f", b"\x98", "é".encode(), b"\xef\xbf\xbd", b"bytes:\\x
 def test_the_text_of_a_token_leads_back_to_its_bytes(data: bytes) -> None:
     text = token_text(data)
     assert token_bytes(text) == data and (text == data.decode(errors="replace") or text.startswith("bytes:"))
-
-
-def test_joined_pieces_keep_the_end_of_the_last() -> None:
-    """Texts, ids, counts and log-probabilities add up; the finish is the last one's."""
-    parts = [Piece("r", "a", (1,), 2), Piece("r", "b", (2,), 1), Piece("r", finish="stop", prompt_tokens=7)]
-    assert joined("r", parts) == Piece("r", "ab", (1, 2), 3, finish="stop", prompt_tokens=7)
-    assert joined("r", []) == Piece("r")

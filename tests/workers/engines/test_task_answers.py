@@ -8,8 +8,8 @@ from array import array
 
 import pytest
 
-from penstock.engine import Input, Piece, Task, TaskKind
-from workers.engines.task_answers import check_task_piece, joined_vectors, told_scores, told_tokens
+from penstock.engine import Input, Task, TaskKind
+from workers.engines.task_answers import check_task_answer, joined_vectors, told_scores, told_tokens
 
 INPUTS: tuple[Input, ...] = ("a", (1, 2))
 
@@ -18,8 +18,8 @@ def encoded(*numbers: float) -> str:
     return base64.b64encode(array("f", numbers).tobytes()).decode()
 
 
-def check(kind: TaskKind, text: str, finish: str = "stop", dimensions: int | None = None) -> None:
-    check_task_piece(Task(kind=kind, dimensions=dimensions), INPUTS, Piece("r", text, finish=finish))
+def check(kind: TaskKind, text: str, dimensions: int | None = None) -> None:
+    check_task_answer(Task(kind=kind, dimensions=dimensions), INPUTS, text)
 
 
 def test_what_an_engine_gives_is_taken() -> None:
@@ -62,10 +62,3 @@ def test_what_no_reader_could_use_is_refused(kind: TaskKind, text: str, words: s
 def test_vectors_of_another_length_than_asked_for_are_refused() -> None:
     with pytest.raises(ValueError, match="vectors of"):
         check("embed", joined_vectors([[1.0], [2.0]]), dimensions=2)
-
-
-@pytest.mark.parametrize("finish", ["cancelled", "returned", ""])
-def test_what_ends_without_an_answer_needs_none(finish: str) -> None:
-    """A cancel, a failure, and a request that goes back to the queue; and a text is no answer to a task."""
-    check("embed", "", finish)
-    check_task_piece(None, (), Piece("r", "words", finish="stop"))

@@ -6,18 +6,17 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-import msgspec
 import pytest
 
+from bench.order.engines import NoEvictEngine
 from bench.order.gate import simulated
-from planner.simulator.engine import AdmissionRule, EngineShape, Greedy, ModelText, PastFuture
+from planner.simulator.engine import AdmissionRule, EngineShape, Greedy, ModelEngine, ModelText, PastFuture
 from workers.gate import (
     MAX_RESERVE,
     MAX_TENANTS,
     MIN_RESERVE,
     MIN_TENANT_LENGTHS,
     REDRAWN,
-    UNKNOWN,
     WINDOW,
     WINDOW_TEXTS,
     Gate,
@@ -26,17 +25,22 @@ from workers.gate import (
     KvCapacity,
     LengthHistory,
     LengthWindow,
-    OutputLengths,
     Reserve,
     admit,
     future_peak,
-    worlds,
 )
+
+
+def window_of(*lengths: int, unknown: int = 0) -> LengthWindow:
+    window = LengthWindow(unknown)
+    for length in lengths:
+        window.add(length)
+    return window
 
 
 def text(prompt: int, limit: int, generated: int = 0, lengths: tuple[int, ...] = ()) -> HeldText:
     """One whose answer is as long as one of `lengths`, or its limit."""
-    return HeldText(prompt, limit, LengthWindow(lengths, unknown=not lengths), Random(1), generated)
+    return HeldText(prompt, limit, window_of(*lengths, unknown=not lengths), Random(1), generated)
 
 
 def gate_of(*lengths: int, lane: str = "standard") -> Gate:
@@ -51,12 +55,6 @@ def test_a_text_is_admitted_if_the_peak_fits_to_the_token() -> None:
     held, more = [text(100, 50)], text(100, 50)
     assert admit(more, held, KvCapacity(8, 300)) == (True, "", 300)
     assert admit(more, held, KvCapacity(8, 299)) == (False, "kv", 300)
-
-
-def test_tokens_that_end_in_time_are_counted_once() -> None:
-    """A text that is nearly done has gone when the new one is large."""
-    assert admit(text(10, 200), [text(100, 50, 49)], KvCapacity(8, 210)).admitted
-    assert not admit(text(10, 200), [text(100, 50, 49)], KvCapacity(8, 209)).admitted
 
 
 def test_what_is_pinned_or_reserved_is_taken() -> None:
@@ -87,24 +85,6 @@ def test_an_engine_that_never_evicts_keeps_whole_limits_free() -> None:
     assert admit(more, held, KvCapacity(4, 199)).admitted
 
 
-def test_the_history_lets_more_texts_in_than_their_limits_would() -> None:
-    capacity = KvCapacity(100, 1000)
-    cold, warm = gate_of(), gate_of(20)
-    for gate, most in ((cold, 4), (warm, 33)):
-        while gate.admit(each := gate.text("standard", "t", 10, 200), capacity).admitted:
-            gate.held[str(len(gate.held))] = each
-        assert len(gate.held) == most
-
-
-def test_how_many_like_one_fit() -> None:
-    gate = gate_of(40)
-    gate.held = {"a": gate.text("standard", "t", 60, 40)}
-    assert gate.fitting(gate.text("standard", "t", 60, 40), KvCapacity(9, 500), 20) == 4
-    assert gate.fitting(gate.text("standard", "t", 60, 40), KvCapacity(3, 500), 20) == 2
-    assert gate.fitting(gate.text("standard", "t", 60, 40), KvCapacity(9, 500), 3) == 3
-    assert list(gate.held) == ["a"]
-
-
 def test_a_text_that_has_outgrown_its_draws_is_drawn_again() -> None:
     """Else it would count as ending at once, for as long as it runs."""
     gate = gate_of(10, 500)
@@ -113,23 +93,6 @@ def test_a_text_that_has_outgrown_its_draws_is_drawn_again() -> None:
         each.generated = 490
     assert gate.peak(KvCapacity(99, 10**6)) >= 2 * REDRAWN * (10 + 491)
     assert all(min(each.finals) > 490 for each in gate.held.values())
-
-
-def test_a_text_at_its_limit_needs_no_draw() -> None:
-    gate = gate_of(10)
-    gate.held = {"a": gate.text("standard", "t", 10, 20, 20)}
-    assert gate.peak(KvCapacity(9, 1000)) <= 31
-
-
-@pytest.mark.parametrize("texts", [1, 60, 130])
-def test_more_worlds_are_drawn_when_fewer_texts_run(texts: int) -> None:
-    """Many texts end, and the few that are left need more draws than before."""
-    gate = gate_of(10, 500)
-    gate.held = {str(number): gate.text("standard", "t", 10, 600) for number in range(130)}
-    capacity = KvCapacity(999, 10**6)
-    gate.peak(capacity)
-    gate.held = dict(list(gate.held.items())[:texts])
-    assert gate.admit(gate.text("standard", "t", 10, 600), capacity).admitted
 
 
 def test_the_reserve_rises_with_evictions_and_falls_without() -> None:
@@ -151,15 +114,6 @@ def test_the_reserve_rises_with_evictions_and_falls_without() -> None:
     assert reserve.share == MIN_RESERVE
 
 
-def test_an_engine_that_restarted_counts_from_zero() -> None:
-    reserve = Reserve()
-    reserve.note(0, 3)
-    reserve.note(0, 1)
-    assert reserve.share == 0.05
-    reserve.note(0, 2)
-    assert reserve.share == pytest.approx(0.07)
-
-
 def load(seed: int, count: int) -> list[ModelText]:
     random = Random(seed)
     lengths = [min(800, 1 + int(random.lognormvariate(4.3, 0.8))) for _ in range(count)]
@@ -170,13 +124,13 @@ def load(seed: int, count: int) -> list[ModelText]:
 def test_the_gate_prevents_nearly_all_evictions_and_costs_no_throughput() -> None:
     """In the engine model, a small one: against the engine's own policies, and against looking at now alone."""
     outcomes = {
-        name: simulated(load(5, 1200), rule, EngineShape(8000, 128, kv_policy=rule.kv_policy))
-        for name, rule in {
-            "never": AdmissionRule("GUARANTEED_NO_EVICT"),
-            "always": AdmissionRule("MAX_UTILIZATION"),
-            "greedy": Greedy(),
-            "gate": PastFuture(Random(6)),
-        }.items()
+        name: simulated(load(5, 1200), rule, EngineShape(8000, 128), engine)
+        for name, rule, engine in (
+            ("never", AdmissionRule(), NoEvictEngine),
+            ("always", AdmissionRule(), ModelEngine),
+            ("greedy", Greedy(), ModelEngine),
+            ("gate", PastFuture(Random(6)), ModelEngine),
+        )
     }
     assert len({each.tokens for each in outcomes.values()}) == 1  # the same work
     assert outcomes["never"].evictions == 0 < outcomes["always"].evictions
@@ -212,11 +166,6 @@ def test_the_formula_equals_counting_on_a_thousand_random_batches() -> None:
     assert sum(len(each) > 5 for each in batches) > 300  # it was no test of empty batches
 
 
-@pytest.mark.parametrize(("texts", "count"), [(0, 5), (1, 5), (49, 5), (50, 5), (51, 4), (128, 2), (200, 2), (201, 1)])
-def test_fewer_worlds_for_more_texts(texts: int, count: int) -> None:
-    assert worlds(texts) == count
-
-
 def test_at_first_every_text_is_expected_to_use_its_limit() -> None:
     """As GUARANTEED_NO_EVICT reserves it."""
     window = LengthHistory().window("standard")
@@ -233,17 +182,9 @@ def test_each_answer_replaces_an_unknown_one() -> None:
     assert shares[0] > 0.9 and 0.4 < shares[len(shares) // 2 - 1] < 0.6 and shares[-1] == 0
 
 
-def test_only_the_newest_lengths_count() -> None:
-    window = LengthWindow(unknown=WINDOW // 2)
-    for length in [*range(5000, 5050), *([10] * WINDOW)]:
-        window.add(length)
-    assert (len(window), window.known) == (WINDOW, (10,) * WINDOW)
-    assert set(window.draws(0, 9999, 100, Random(3))) == {10}
-
-
 def test_a_running_text_is_drawn_from_the_lengths_above_what_it_has() -> None:
     """Evenly over the parts between neighbours: what it has, 100, 200, its limit; all within these."""
-    window = LengthWindow([10, 20, 100, 200])
+    window = window_of(10, 20, 100, 200)
     drawn = window.draws(50, 1000, 30_000, Random(4))
     assert min(drawn) > 50 and max(drawn) <= 1000
     parts = Counter("low" if each <= 100 else "middle" if each <= 200 else "high" for each in drawn)
@@ -254,7 +195,7 @@ def test_a_running_text_is_drawn_from_the_lengths_above_what_it_has() -> None:
 @pytest.mark.parametrize("generated", [0, 1, 9, 10, 11, 49, 99])
 def test_no_draw_leaves_the_bounds(generated: int) -> None:
     """Above what it has and at most its limit, also where the history is longer, shorter, or unknown."""
-    for window in (LengthWindow([10, 60, 500]), LengthWindow(unknown=3), LengthWindow([10], unknown=3), LengthWindow()):
+    for window in (window_of(10, 60, 500), LengthWindow(3), window_of(10, unknown=3), LengthWindow()):
         drawn = window.draws(generated, 100, 500, Random(5))
         assert all(generated < each <= 100 for each in drawn)
 
@@ -277,26 +218,7 @@ def test_the_history_is_bounded() -> None:
             history.add("batch", f"tenant-{number}", number)
         if number == MAX_TENANTS - 1:
             history.add("batch", "tenant-0", 0)  # it is not silent any more
-    message = history.message()
-    kept = (*range(11, MAX_TENANTS), 0, *range(MAX_TENANTS, MAX_TENANTS + 10))
-    assert [each.tenant for each in message.tenants] == [f"tenant-{number}" for number in kept]
-    assert {len(each.lengths) for each in message.tenants} == {len(message.lanes["batch"])} == {WINDOW}
-    assert len(msgspec.msgpack.encode(message)) < 64_000
-
-
-def test_a_stored_history_continues() -> None:
-    """The same draws as before; what was unknown is unknown again, and no sentinel is stored."""
-    history = LengthHistory()
-    for length in range(1, 81):
-        history.add("standard", "t", length)
-    data = msgspec.msgpack.encode(history.message())
-    again = LengthHistory(msgspec.msgpack.decode(data, type=OutputLengths))
-    for tenant in ("t", "other"):
-        then = [of.window("standard", tenant).draws(3, 500, 50, Random(9)) for of in (history, again)]
-        assert then[0] == then[1]
-    assert again.message() == history.message() and again.added == 0
-    assert UNKNOWN not in history.message().lanes["standard"]
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"lanes": {"standard": [1] * (WINDOW + 1)}}, OutputLengths)
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"lanes": {"standard": [-1]}}, OutputLengths)
+    lane = history.window("batch")
+    known = [number for number in range(MAX_TENANTS + 10) if history.window("batch", f"tenant-{number}") is not lane]
+    assert known == [0, *range(11, MAX_TENANTS + 10)]
+    assert {len(history.window("batch", f"tenant-{number}")) for number in known} == {len(lane)} == {WINDOW}

@@ -5,6 +5,7 @@ It reads version 3 of the format (and 2, which has the same layout), little-endi
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import re
@@ -45,15 +46,6 @@ class GgufError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
-    """Location of a metadata array, which is read on demand: a tokenizer's has hundreds of thousands of entries."""
-
-    kind: int
-    count: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class Tensor:
     """One row of the tensor table. `shape` is innermost dimension first; `offset` counts from the start of the file."""
 
@@ -63,19 +55,12 @@ class Tensor:
     offset: int
 
     @property
-    def weights(self) -> int:
-        total = 1
-        for size in self.shape:
-            total *= size
-        return total
-
-    @property
     def nbytes(self) -> int | None:
         """Size in bytes; None for an unknown tensor type."""
         if self.kind not in BLOCKS:
             return None
         per_block, size = BLOCKS[self.kind]
-        return self.weights // per_block * size
+        return math.prod(self.shape) // per_block * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +69,7 @@ class Gguf:
 
     path: Path
     metadata: dict[str, Any]
-    """Scalars and strings as they are, arrays as `Array`."""
+    """Arrays as lists."""
     tensors: tuple[Tensor, ...]
     metadata_end: int
     """Offset in the file where the metadata ends and the tensor table begins."""
@@ -119,42 +104,29 @@ class Gguf:
         return str(self.metadata.get("tokenizer.chat_template", ""))
 
     @property
+    def _tokens(self) -> list[Any]:
+        """The texts of the vocabulary, by id."""
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        return tokens if isinstance(tokens, list) else []
+
+    @property
     def vocabulary(self) -> int:
         """Number of tokens in the vocabulary; 0: unknown."""
-        tokens = self.metadata.get("tokenizer.ggml.tokens")
-        return tokens.count if isinstance(tokens, Array) else 0
+        return len(self._tokens)
 
     def special_token(self, name: str) -> tuple[int, str] | None:
         """Id and text of a special token by its role ("bos", "eos"); None when the model has none."""
-        number, tokens = (
-            self.metadata.get(f"tokenizer.ggml.{name}_token_id"),
-            self.metadata.get("tokenizer.ggml.tokens"),
-        )
-        if not isinstance(number, int) or not isinstance(tokens, Array) or not 0 <= number < tokens.count:
-            return None
-        with mapped(self.path) as data:
-            cursor = _Cursor(data, tokens.offset)
-            for _ in range(number):
-                cursor.skip(_STRING)
-            return number, cursor.string()
+        number, tokens = self.metadata.get(f"tokenizer.ggml.{name}_token_id"), self._tokens
+        return (number, tokens[number]) if isinstance(number, int) and 0 <= number < len(tokens) else None
 
     def control_tokens(self) -> dict[str, int]:
         """Ids of the control tokens, by their texts."""
-        tokens, kinds = self.metadata.get("tokenizer.ggml.tokens"), self.metadata.get("tokenizer.ggml.token_type")
-        if not isinstance(tokens, Array) or not isinstance(kinds, Array) or kinds.count < tokens.count:
-            return {}
-        found: dict[str, int] = {}
-        with mapped(self.path) as data:
-            kind_at, token_at = _Cursor(data, kinds.offset), _Cursor(data, tokens.offset)
-            for number in range(tokens.count):
-                kind = kind_at.number(_layout(kinds.kind))
-                if kind in (UNKNOWN, CONTROL, USER_DEFINED):
-                    text = token_at.string()
-                    if kind != USER_DEFINED or _MARK.fullmatch(text):
-                        found[text] = number
-                else:
-                    token_at.skip(_STRING)
-        return found
+        kinds = self.metadata.get("tokenizer.ggml.token_type")
+        return {
+            text: number
+            for number, (text, kind) in enumerate(zip(self._tokens, kinds or (), strict=False))
+            if kind in (UNKNOWN, CONTROL) or (kind == USER_DEFINED and _MARK.fullmatch(text))
+        }
 
 
 def read(path: Path) -> Gguf:
@@ -197,47 +169,30 @@ class _Cursor:
         return value
 
     def string(self) -> str:
-        length = self._length()
-        value = self._data[self.at : self.at + length].decode("utf-8", errors="replace")
-        self.at += length
-        return value
-
-    def skip(self, kind: int) -> None:
-        """Skip one value."""
-        if kind == _STRING:
-            length = self._length()
-            self.at += length
-        elif kind == _ARRAY:
-            self._skip_array()
-        else:
-            self.at += struct.calcsize(_layout(kind))
+        first = self.at + 8
+        length = int.from_bytes(self._data[self.at : first], "little")
+        if length > len(self._data) - first:
+            raise _CorruptError(f"a text of {length} bytes does not fit in it")
+        self.at = first + length
+        return self._data[first : self.at].decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            return self._skip_array()
+            return self._array()
         return self.number(_layout(kind))
 
-    def _skip_array(self) -> Array:
+    def _array(self) -> list[Any]:
         kind, count = self.number("<I"), self.number("<Q")
-        array = Array(kind, count, self.at)
+        if kind == _STRING:
+            return [self.string() for _ in range(count)]
         if kind == _ARRAY:
             raise _CorruptError("an array of arrays")
-        if kind == _STRING:
-            for _ in range(count):
-                self.skip(kind)
-        else:
-            self.at += self._fitting(count * struct.calcsize(_layout(kind)), "an array")
-        return array
-
-    def _length(self) -> int:
-        return self._fitting(int(self.number("<Q")), "a text")
-
-    def _fitting(self, length: int, what: str) -> int:
-        if length > len(self._data) - self.at:
-            raise _CorruptError(f"{what} of {length} bytes does not fit in it")
-        return length
+        layout = f"<{count}{_layout(kind)[1]}"
+        values = struct.unpack_from(layout, self._data, self.at)
+        self.at += struct.calcsize(layout)
+        return list(values)
 
 
 def _layout(kind: int) -> str:
@@ -304,8 +259,6 @@ def aligned(at: int, alignment: int) -> int:
 FILE_TYPE_F16 = 1
 """`general.file_type` of a file that is mostly F16."""
 
-_ROWS_AT_ONCE = 4096
-
 
 def to_f16(source: Gguf, target: Path, on_progress: Callable[[int, int], None]) -> None:
     """Write `source` again with its quantised tensors as half-precision weights: larger, but computed without rounding
@@ -325,7 +278,7 @@ def to_f16(source: Gguf, target: Path, on_progress: Callable[[int, int], None]) 
             if old.kind == new.kind:
                 out.write(data[old.offset : old.offset + (old.nbytes or 0)])
             else:
-                out.writelines(rows.astype("<f2").tobytes() for rows in _decoded(data, old))
+                out.write(_decoded(data, old).astype("<f2").tobytes())
             on_progress(done, len(planned))
         out.write(bytes(aligned(out.tell(), source.alignment) - out.tell()))
         out.flush()
@@ -354,16 +307,11 @@ def _new_header(source: Gguf, planned: list[Tensor], data: mmap.mmap) -> bytes:
     return bytes(header)
 
 
-def _decoded(data: mmap.mmap, tensor: Tensor) -> Iterator[NDArray[np.float32]]:
-    """Decode a quantised tensor's weights, _ROWS_AT_ONCE rows at a time."""
-    per_block, size = BLOCKS[tensor.kind]
-    width = tensor.shape[0] // per_block * size
+def _decoded(data: mmap.mmap, tensor: Tensor) -> NDArray[np.float32]:
+    """The weights of a quantised tensor."""
     stored = data[tensor.offset : tensor.offset + (tensor.nbytes or 0)]  # a copy: an array over the map would pin it
-    table = np.frombuffer(stored, np.uint8).reshape(-1, width)
-    decode = _decode_q4_1 if tensor.kind == Q4_1 else _decode_q8_0
-    for first in range(0, len(table), _ROWS_AT_ONCE):
-        blocks = table[first : first + _ROWS_AT_ONCE].reshape(-1, size)
-        yield decode(blocks).reshape(-1, tensor.shape[0])
+    blocks = np.frombuffer(stored, np.uint8).reshape(-1, BLOCKS[tensor.kind][1])
+    return _decode_q4_1(blocks) if tensor.kind == Q4_1 else _decode_q8_0(blocks)
 
 
 def _decode_q4_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:

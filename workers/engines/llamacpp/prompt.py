@@ -51,17 +51,9 @@ def effort_fields(reasoning: str) -> dict[str, Any]:
     return {"enable_thinking": reasoning != "none"} | ({"reasoning_effort": reasoning} if reasoning != "none" else {})
 
 
-class TemplateBroken(Exception):
-    """Raised when a model's chat template cannot be compiled; the model can still complete raw text."""
-
-
-class _RaisedError(jinja2.TemplateError):
-    """Raised by the template itself, through its `raise_exception`."""
-
-
 class ChatTemplate:
     """One model's Jinja template, compiled once. It is a program by the author of the model file, so it runs in a
-    sandbox. Raises TemplateBroken."""
+    sandbox. Raises jinja2.TemplateError if it cannot be compiled; the model can still complete raw text."""
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -71,10 +63,7 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
         self._special = {"bos_token": bos, "eos_token": eos}
         self._source = source
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise TemplateBroken(f"the model's chat template cannot be compiled: {error}") from None
+        self._template = environment.from_string(source)
 
     def mentions(self, *words: str) -> bool:
         """Whether its source holds one of these words."""
@@ -98,14 +87,10 @@ class ChatTemplate:
                 **self._special,
                 **effort_fields(reasoning),
             )
-        except _RaisedError as error:
-            raise Refused(
-                invalid(f"this model's chat template refuses the conversation: {error}", "messages")
-            ) from None
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             # a template is a program and may raise any of these on a conversation that its author did not expect
             raise Refused(
-                invalid(f"this model's chat template fails on the conversation: {error}", "messages")
+                invalid(f"this model's chat template does not take the conversation: {error}", "messages")
             ) from None
         if len(prompt) > _MAX_PROMPT_CHARS:
             raise Refused(
@@ -125,7 +110,8 @@ class ChatTemplate:
 
 
 def _raise(message: object) -> NoReturn:
-    raise _RaisedError(str(message))
+    """A template refuses a conversation."""
+    raise jinja2.TemplateError(str(message))
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:
@@ -278,8 +264,8 @@ class Prompts:
         bos, eos = self._bos, file.special_token("eos")
         try:
             return ChatTemplate(file.chat_template, bos=bos[1] if bos else "", eos=eos[1] if eos else "")
-        except TemplateBroken as error:
-            log.warning("%s: chats are refused, raw prompts are served", error)
+        except jinja2.TemplateError as error:
+            log.warning("the chat template cannot be compiled (%s): chats are refused, raw prompts are served", error)
             return None
 
 

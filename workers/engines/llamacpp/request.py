@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request, token_text
 from penstock.tools import Tools
 from workers.engines.calls import NamedWriter, ObjectWriter, TagWriter
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.reasoning import ReasoningMarker
-from workers.engines.schema import mapped, places, plain
-from workers.engines.text import TokenGate, joined
+from workers.engines.schema import mapped, plain
+from workers.engines.text import TokenGate, joined, too_long
 
 UNUSABLE_SCHEMA = (
     "llama.cpp cannot hold its output to this JSON schema: each `type` and `pattern` must be valid, some value must "
@@ -82,7 +82,6 @@ MAX_COUNT = 1000
 writes each of them out."""
 
 _COUNTS = ("Items", "Length", "Properties")
-_BOUNDS = (*((f"min{each}", f"max{each}") for each in _COUNTS), ("minimum", "maximum"))
 
 
 def as_grammar(schema: dict[str, Any]) -> dict[str, Any]:
@@ -110,25 +109,6 @@ def _number(value: Any) -> float:
     return value if isinstance(value, int | float) else 0
 
 
-def doubts(schema: dict[str, Any]) -> list[str]:
-    """What in a plain schema may be the reason why llama.cpp cannot hold its output to it, the likeliest first."""
-    empty, unread = list[str](), list[str]()
-    for at, each in places(schema):
-        if each is False and at.rpartition("/")[0].endswith("/properties"):
-            empty.append(f"`false` at {at}")
-        if not isinstance(each, Mapping):
-            continue
-        if each.get("enum") == []:
-            empty.append(f"`enum` or `false` at {at}")
-        empty += [
-            f"`{least}` at {at}"
-            for least, most in _BOUNDS
-            if most in each and _number(each.get(least)) > _number(each[most])
-        ]
-        unread += [f"`{name}` at {at}" for name in ("pattern", "multipleOf", "patternProperties") if name in each]
-    return [*empty, *unread]
-
-
 def instruction(tools: Tools) -> str:
     """What a prompt says of a forced call, for a template that knows no tools."""
     functions = "\n".join(json.dumps(tool.shown["function"], ensure_ascii=False) for tool in tools.callable)
@@ -143,21 +123,6 @@ def answer_begin(tools: Tools) -> str:
     if len(tools.callable) > 1:
         return f"{BEGIN_TAG}\n"
     return f'{BEGIN_TAG}\n{{"name": {json.dumps(tools.callable[0].name)}, "arguments": '
-
-
-Row: TypeAlias = Mapping[str, Any]
-"""llama.cpp's log-probabilities of one token: `id`, `bytes`, `logprob` and `top_logprobs`, which are alike."""
-
-
-class Gap(NamedTuple):
-    """Tokens of which the last one completed a character: llama.cpp gives one row for all of them."""
-
-    text: str
-    tokens: int
-    row: Row
-    """Of the last token, with the bytes of all."""
-    ids: tuple[int, ...]
-    """Of the last token."""
 
 
 class Generation:
@@ -184,18 +149,6 @@ class Generation:
         self._writer = writer_of(request.tools)
         plain = request.tools is None and request.sampling.json_schema is None
         self._reasoning = ReasoningMarker(request.past_text, opened=opened) if request.reasoning and plain else None
-        self.gap: Gap | None = None
-        """Tokens that llama.cpp has generated without a row of log-probabilities for each: it is stopped until the
-        engine has found them (`fill`)."""
-        self._put_off: list[tuple[Mapping[str, Any], Mapping[str, Any]]] | None = None
-        """What came since a gap in JSON, whose grammar could not go on behind a stop; None: gaps are filled at once."""
-        if request.sampling.json_schema is not None and request.sampling.logprobs is not None:
-            self._put_off = []
-        self._restarts = self._put_off is None
-        self._written: list[str | int] = []
-        """What this attempt has generated, if a gap may come: llama.cpp continues behind it."""
-        self._before_gap = 0
-        """Tokens that were generated before llama.cpp continued last."""
         self._cached = 0
         self._finish = "stop" if self._gate.hit else "length" if self.remaining == 0 else ""
         self._failure: Failure | None = None
@@ -222,22 +175,9 @@ class Generation:
         return None if schema is None else as_grammar(schema)
 
     @property
-    def unusable(self) -> str:
-        """Why llama.cpp cannot hold its output to the schema."""
-        tools, asked = self._request.tools, self._request.sampling.json_schema
-        schemas = [asked or {}] if tools is None else [tool.schema for tool in tools.callable]
-        found = [doubt for each in schemas for doubt in doubts(plain(each))][:3]
-        return f"{UNUSABLE_SCHEMA} It may be {', or '.join(found)}." if found else UNUSABLE_SCHEMA
-
-    @property
     def schema_field(self) -> str:
         """The field of the request that the schema is from."""
         return "response_format" if self._request.tools is None else "tools"
-
-    @property
-    def prompt_now(self) -> list[str | int]:
-        """The prompt, with what this attempt has generated so far if llama.cpp is to continue behind it."""
-        return [*self.prompt, *self._written]
 
     @property
     def held_tokens(self) -> int:
@@ -251,17 +191,10 @@ class Generation:
         """
         sampling, remaining = self._request.sampling, self.remaining
         body: dict[str, Any] = {
-            "prompt": self.prompt_now,
+            "prompt": self.prompt,
             "id_slot": slot,
             "cache_prompt": reuse,
-            "n_predict": -1 if remaining is None else remaining - self._before_gap,
-            "temperature": settings.temperature if sampling.temperature is None else sampling.temperature,
-            "top_p": settings.top_p if sampling.top_p is None else sampling.top_p,
-            "top_k": settings.top_k if sampling.top_k is None else sampling.top_k,
-            "min_p": settings.min_p if sampling.min_p is None else sampling.min_p,
-            "repeat_penalty": (
-                settings.repeat_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty
-            ),
+            "n_predict": -1 if remaining is None else remaining,
             "presence_penalty": sampling.presence_penalty or 0.0,
             "frequency_penalty": sampling.frequency_penalty or 0.0,
             "stream": True,
@@ -269,10 +202,13 @@ class Generation:
             "return_tokens": True,
             "return_progress": True,  # a callback per prompt batch, to notice a cancel
         }
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            asked = getattr(sampling, name)
+            body[name] = getattr(settings, name) if asked is None else asked
+        repeats = sampling.repetition_penalty
+        body["repeat_penalty"] = settings.repeat_penalty if repeats is None else repeats
         if sampling.seed is not None:
-            body["seed"] = (
-                sampling.seed + self._before_gap
-            ) % 2**31  # llama.cpp takes 32 bits, and the largest value means "random"
+            body["seed"] = sampling.seed % 2**31  # llama.cpp takes 32 bits, and the largest value means "random"
         if sampling.logit_bias:
             body["logit_bias"] = [[token, bias] for token, bias in sampling.logit_bias.items()]
         if sampling.ignore_eos:
@@ -291,8 +227,7 @@ class Generation:
             self.fail(self._refusal(error))
             return Piece(self.id)
         if progress := chunk.get("prompt_progress"):
-            if not self._before_gap:
-                self._admit(progress["total"], progress["cache"])
+            self._admit(progress["total"], progress["cache"])
             return Piece(self.id)
         return self._tokens(chunk["choices"][0], chunk["__verbose"])
 
@@ -339,87 +274,48 @@ class Generation:
         """Record the prompt's length when it first becomes known; fail a prompt that is too long."""
         self.prompt_tokens, self._cached = prompt_tokens, cached
         if not self._request.past and prompt_tokens + (self.remaining or 1) > self._context:
-            self.fail(too_long(self._request, prompt_tokens, self._context))
+            self.fail(over_context(self._request, prompt_tokens, self._context))
 
     def _refusal(self, error: Mapping[str, Any]) -> Failure:
         if error.get("type") == "exceed_context_size_error":
-            return too_long(self._request, error["n_prompt_tokens"], self._context)
+            return over_context(self._request, error["n_prompt_tokens"], self._context)
         message = f"llama.cpp refused the request: {error.get('message')}"
         return invalid(message) if error.get("code") == 400 else engine_error(message)
 
     def _tokens(self, choice: Mapping[str, Any], verbose: Mapping[str, Any]) -> Piece:
-        count = verbose["tokens_predicted"] + self._before_gap - self.generated
-        text, finish = choice["text"], choice["finish_reason"] or ""
-        # A token without text ends the generation and is not part of the answer.
-        rows = self._rows(choice) if text else []
-        asked = self._request.sampling.logprobs is not None
-        parted = asked and text and count > 1 and len(rows) == 1
-        if self._put_off is not None and (parted or self._put_off):
-            self._put_off.append((choice, verbose))
-            return Piece(self.id)
-        if parted:
-            self.gap = Gap(text, count, rows[0], tuple(verbose["tokens"]))
-            return Piece(self.id)
-        if asked:
-            self._written += verbose["tokens"]
-        return self._passed(text, rows, tuple(verbose["tokens"]), count, finish)
-
-    def late(self) -> Iterator[Piece]:
-        """The pieces of what was put off, once llama.cpp has ended. The engine fills the gap that one may leave."""
-        chunks, self._put_off = self._put_off or (), None
-        for choice, verbose in chunks:
-            if not self.done:
-                yield self._tokens(choice, verbose)
-
-    def fill(self, held: Sequence[tuple[int, Row]]) -> Piece:
-        """The piece of the gap, with ids and rows of the tokens before its last one; none: they were not found."""
-        gap, self.gap = self.gap, None
-        assert gap is not None
-        rows, ids = [*(row for _, row in held), gap.row], (*(number for number, _ in held), *gap.ids)
-        if held:
-            before = sum(len(row["bytes"]) for row in rows[:-1])
-            rows[-1] = {**gap.row, "bytes": gap.row["bytes"][before:]}
-        self._written += ids if held else [gap.text]
-        piece = self._passed(gap.text, rows, ids, gap.tokens, "")
-        if self._restarts:
-            self._before_gap = self.generated
-        if not self.done and self.remaining is not None and self.generated >= self.remaining:
-            self._finish = "length"
-        return piece
-
-    def _passed(self, text: str, rows: Sequence[Row], ids: tuple[int, ...], count: int, finish: str) -> Piece:
+        count, text = verbose["tokens_predicted"] - self.generated, choice["text"]
         self.generated += count
         prompt, cached = (0, 0) if self._first else self._prompt_size()
         self._first = self._first or time.monotonic()
+        # A token without text ends the generation and is not part of the answer.
+        rows = self._logprobs(choice) if text else ()
         if self._writer is not None:
             text = self._writer.write(text)
-        piece = Piece(self.id, text, ids, count, "", prompt, cached, self._logprobs(rows))
+        piece = Piece(self.id, text, tuple(verbose["tokens"]), count, "", prompt, cached, rows)
         if self._reasoning is not None:
             piece = self._reasoning.feed(piece)
         if piece.n or piece.text:
             piece = self._gate.feed(piece)
         if self._gate.hit:
             self._finish = "stop"
-        elif finish:
-            self._finish = finish
+        elif choice["finish_reason"]:
+            self._finish = choice["finish_reason"]
         elif self.held_tokens >= self._context:
             self._finish = "length"
         return piece
 
-    def _rows(self, choice: Mapping[str, Any]) -> list[Row]:
-        if self._request.sampling.logprobs is None or not choice["logprobs"]:
-            return []
-        return list(choice["logprobs"]["content"])
-
-    def _logprobs(self, rows: Sequence[Row]) -> tuple[Logprob, ...]:
+    def _logprobs(self, choice: Mapping[str, Any]) -> tuple[Logprob, ...]:
+        """One row for each token; one for all tokens of a character of several tokens."""
         asked = self._request.sampling.logprobs
+        if asked is None or not choice["logprobs"]:
+            return ()
         return tuple(
             Logprob(
                 token_text(bytes(row["bytes"])),
                 row["logprob"],
                 tuple((token_text(bytes(other["bytes"])), other["logprob"]) for other in row["top_logprobs"][:asked]),
             )
-            for row in rows
+            for row in choice["logprobs"]["content"]
         )
 
 
@@ -433,14 +329,6 @@ def engine_error(message: str) -> Failure:
     return Failure(code="engine_error", message=message, status=500)
 
 
-def too_long(request: Request, prompt_tokens: int, context: int) -> Failure:
-    """The failure of a request whose prompt, or prompt plus completion, exceeds the context."""
-    what, wanted = "messages" if request.turns else "prompt", request.sampling.max_tokens
-    asked = f" and max_tokens asks for {wanted} more" if wanted else ""
-    return Failure(
-        code="context_length_exceeded",
-        message=f"the {what} came to {prompt_tokens} tokens{asked}, but this model's context is {context} tokens. "
-        f"Shorten the {what}" + (" or lower max_tokens." if wanted else "."),
-        status=400,
-        param=what,
-    )
+def over_context(request: Request, prompt_tokens: int, context: int) -> Failure:
+    """The failure of a request whose prompt, or prompt and completion together, exceed the context."""
+    return too_long("messages" if request.turns else "prompt", prompt_tokens, request.sampling.max_tokens, context)

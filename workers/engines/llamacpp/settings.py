@@ -61,8 +61,8 @@ RANKING = "rank"
 """The pooling of a model that ranks documents."""
 
 
-def card_of(model: str, context: int, prompts: Prompts | None, settings: LlamacppSettings, size: int) -> ModelCard:
-    """The card of a model that was loaded now. `prompts`: of its file, if it could be read; `size`: of its vectors."""
+def card_of(model: str, context: int, prompts: Prompts, settings: LlamacppSettings, size: int) -> ModelCard:
+    """The card of a model that was loaded now. `prompts`: of its file; `size`: of its vectors."""
     ranks = settings.embeddings and settings.pooling == RANKING
     embeds = settings.embeddings and not ranks
     return ModelCard(
@@ -71,7 +71,7 @@ def card_of(model: str, context: int, prompts: Prompts | None, settings: Llamacp
         context=context,
         max_output=context,
         capabilities=Capabilities(
-            chat=prompts is not None and prompts.chat,
+            chat=prompts.chat,
             logprobs=MAX_LOGPROBS,
             json_schema=True,
             penalties=True,
@@ -81,14 +81,14 @@ def card_of(model: str, context: int, prompts: Prompts | None, settings: Llamacp
             repetition_penalty=True,
             logit_bias=True,
             ignore_eos=True,
-            reasoning=prompts is not None and prompts.reasoning,
-            reasoning_effort=prompts is not None and prompts.reasoning_effort,
-            tools=prompts is not None and prompts.tools,
-            forced_tools=prompts is not None and prompts.chat,
+            reasoning=prompts.reasoning,
+            reasoning_effort=prompts.reasoning_effort,
+            tools=prompts.tools,
+            forced_tools=prompts.chat,
             embed=embeds,
             rerank=ranks,
             tokenize=True,
-            tokenize_chats=prompts is not None and prompts.chat,
+            tokenize_chats=prompts.chat,
         ),
         embedding_size=size if embeds else 0,
         created=int(time.time()),

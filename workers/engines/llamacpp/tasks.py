@@ -10,15 +10,12 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.engine import Failure, Piece, Refused, Request, Task
-from workers.engines.llamacpp.prompt import Tokenizer, TokenizerFailed, max_tokens_of, max_told_bytes
+from workers.engines.llamacpp.prompt import Prompts, Tokenizer, TokenizerFailed, max_tokens_of, max_told_bytes
 from workers.engines.llamacpp.request import engine_error, invalid
 from workers.engines.task_answers import told_scores, told_tokens
-
-if TYPE_CHECKING:
-    from workers.engines.llamacpp.prompt import Prompts
 
 TOO_LONG = ("is too large to process", "exceeds the available context")
 """Parts of llama.cpp's words for an input that does not fit."""
@@ -58,11 +55,10 @@ class LlamacppTasks:
         if running := self._running.get(request_id):
             running.cancel()
 
-    def stop(self, timeout_s: float) -> bool:
-        """End all of them. Blocks until llama.cpp is out of its calls; returns False if it is not in time."""
+    def stop(self, timeout_s: float) -> None:
+        """End all of them. Blocks until llama.cpp is out of its calls, at most so long."""
         wait(self._calls, timeout_s)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        return not self._calls
 
     async def _run(self, request: Request, task: Task) -> None:
         try:

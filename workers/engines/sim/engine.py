@@ -46,8 +46,8 @@ from workers.engines.sim.answers import (
     sampling_text,
     task_answer,
 )
-from workers.engines.sim.settings import DEFAULT_MAX_TOKENS, SimSettings, card_of, context_of, too_long
-from workers.engines.text import TokenGate, joined, shared_characters
+from workers.engines.sim.settings import DEFAULT_MAX_TOKENS, SimSettings, card_of, context_of
+from workers.engines.text import TokenGate, joined, shared_characters, too_long
 
 
 class PrefixCache:
@@ -233,7 +233,7 @@ class SimEngine:
     def _task_sequence(self, request: Request, task: Task) -> SimSequence:
         counts = [input_tokens(each) for each in request.inputs]
         if max(counts, default=0) > context_of(self._settings):
-            raise Refused(too_long(max(counts), None, context_of(self._settings), "input"))
+            raise Refused(too_long("input", max(counts), None, context_of(self._settings)))
         if task.dimensions is not None and task.dimensions > MAX_SIZE:
             message = f"dimensions: this model makes vectors of at most {MAX_SIZE} numbers"
             raise Refused(Failure("invalid_request_error", message, 400, "dimensions"))
@@ -255,7 +255,7 @@ class SimEngine:
         prompt_tokens, wanted = count_tokens(prompt), request.sampling.max_tokens
         context = context_of(self._settings)
         if prompt_tokens + (wanted or 1) > context:
-            raise Refused(too_long(prompt_tokens, wanted, context))
+            raise Refused(too_long("messages", prompt_tokens, wanted, context))
         max_tokens = wanted or min(DEFAULT_MAX_TOKENS, context - prompt_tokens)
         stop, crc = request.sampling.stop, zlib.crc32(prompt.encode() + sampling_text(request.sampling).encode())
         gate = TokenGate(stop, request.past_text) if any(stop) else None

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from penstock.config import Positive
-from penstock.engine import Capabilities, Failure, ModelCard
+from penstock.engine import Capabilities, ModelCard
 from workers.engines.sim.answers import SIZE
 
 
@@ -87,14 +87,3 @@ def card_of(model: str, settings: SimSettings) -> ModelCard:
 def context_of(settings: SimSettings) -> int:
     """Tokens of the longest request: a cache that is smaller than the context holds no more."""
     return min(settings.context, settings.kv_tokens or settings.context)
-
-
-def too_long(prompt_tokens: int, max_tokens: int | None, context: int, param: str = "messages") -> Failure:
-    """The refusal of a request that does not fit into the context, with its numbers."""
-    asked = f" and {max_tokens} were asked for the answer" if max_tokens else ""
-    return Failure(
-        "context_length_exceeded",
-        f"This model's context is {context} tokens; the prompt has {prompt_tokens}{asked}. Shorten one of them.",
-        400,
-        param,
-    )

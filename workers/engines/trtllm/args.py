@@ -64,18 +64,18 @@ REFUSED_EXTRA = {
 }
 """TorchLlmArgs keywords (or keywords of older versions) that this adapter refuses, and why."""
 
+OWNED = frozenset(TrtllmSettings.__struct_fields__) | {
+    *("max_seq_len", "enable_chunked_prefill", "kv_cache_config", "scheduler_config", "speculative_config"),
+    *("guided_decoding_backend", "enable_lora", "lora_config"),
+}
+"""TorchLlmArgs keywords that follow from settings."""
+
 REFUSED_SPECULATION = {
     "Lookahead": "the PyTorch backend does not have it",
     "Medusa": "the PyTorch backend does not have it",
     "Eagle": "it would silently become Eagle3: ask for Eagle3 and give an Eagle3 draft model",
     "User_Provided": "it needs a Python object, which a settings file cannot hold",
     "SaveState": "it records hidden states and does not serve",
-}
-
-SPECULATION_NEEDS = {
-    "Eagle3": ("speculative_model", "max_draft_len"),
-    "Draft_Target": ("speculative_model", "max_draft_len"),
-    "NGram": ("max_draft_len",),
 }
 
 
@@ -132,20 +132,12 @@ def fields(settings: TrtllmSettings, context: int, *, salted: bool = True) -> di
         "return_perf_metrics": settings.return_perf_metrics,
     }
     chosen |= {name: value for name, value in optional.items() if value}
-    if settings.lora:
-        chosen |= {"enable_lora": True, "lora_config": lora_config(settings)}
+    if count := len(settings.lora):
+        # As plain data, because the class's module differs between versions.
+        folders, rank = list(settings.lora.values()), settings.max_lora_rank
+        lora = {"lora_dir": folders, "max_lora_rank": rank, "max_loras": count, "max_cpu_loras": count}
+        chosen |= {"enable_lora": True, "lora_config": lora}
     return chosen | settings.extra
-
-
-def lora_config(settings: TrtllmSettings) -> dict[str, Any]:
-    """Fields of LoraConfig as plain data, because the class's module differs between versions."""
-    count = len(settings.lora)
-    return {
-        "lora_dir": list(settings.lora.values()),
-        "max_lora_rank": settings.max_lora_rank,
-        "max_loras": count,
-        "max_cpu_loras": count,
-    }
 
 
 def arguments(plain: dict[str, Any], library: Library) -> dict[str, Any]:
@@ -206,102 +198,30 @@ def optional_call(library: Library) -> frozenset[str]:
 
 
 def refusals(settings: TrtllmSettings, gpus: int, exists: Callable[[str], bool]) -> list[str]:
-    """Why this configuration cannot be served, one sentence per reason; empty if none is known."""
-    return [
-        *_model_refusals(settings, exists),
-        *_parallel_refusals(settings, gpus),
-        *_memory_refusals(settings),
-        *_extra_refusals(settings),
-        *_speculation_refusals(settings, exists),
-        *_lora_refusals(settings, exists),
-    ]
-
-
-def _model_refusals(settings: TrtllmSettings, exists: Callable[[str], bool]) -> list[str]:
-    if not settings.model:
-        return ["model is empty: name a checkpoint folder"]
-    return [
-        f"{name}: the folder {path!r} does not exist"
-        for name, path in (("model", settings.model), ("tokenizer", settings.tokenizer))
-        if _is_path(path) and not exists(path)
-    ]
-
-
-def _parallel_refusals(settings: TrtllmSettings, gpus: int) -> list[str]:
-    tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
-    context = int(settings.extra.get("context_parallel_size", 1))
-    experts, needed = settings.moe_expert_parallel_size, tensor * pipeline * context
-    reasons = []
-    if needed > gpus:
-        reasons.append(
-            f"tensor_parallel_size {tensor} x pipeline_parallel_size {pipeline}"
-            + (f" x context_parallel_size {context}" if context > 1 else "")
-            + f" needs {needed} GPUs, this machine shows {gpus}: use smaller sizes or look at CUDA_VISIBLE_DEVICES"
-        )
-    if experts and tensor % experts:
-        reasons.append(f"moe_expert_parallel_size {experts} does not divide tensor_parallel_size {tensor}")
-    return reasons
-
-
-def _memory_refusals(settings: TrtllmSettings) -> list[str]:
-    fraction = settings.kv_cache.get("free_gpu_memory_fraction", 0.9)
-    if isinstance(fraction, int | float) and 0 < fraction < 1:
-        return []
-    return [f"kv_cache.free_gpu_memory_fraction must lie between 0 and 1, got {fraction!r}"]
-
-
-def _extra_refusals(settings: TrtllmSettings) -> list[str]:
-    owned = {
-        "max_seq_len": "max_seq_len",
-        "enable_chunked_prefill": "chunked_prefill",
-        "kv_cache_config": "kv_cache",
-        "scheduler_config": "scheduler_policy",
-        "speculative_config": "speculative",
-        "guided_decoding_backend": "guided_decoding",
-        "enable_lora": "lora",
-        "lora_config": "lora",
-        **{name: name for name in (*PASSED, "model", "tokenizer", "moe_expert_parallel_size")},
-        "enable_iter_perf_stats": "enable_iter_perf_stats",
-        "return_perf_metrics": "return_perf_metrics",
+    """Why this configuration cannot be served, one sentence per reason; empty if none is known. TensorRT-LLM itself
+    checks the values of its own fields."""
+    chosen, extra = settings.speculative, settings.extra
+    reasons = [] if settings.model else ["model is empty: name a checkpoint folder"]
+    folders = {
+        "model": settings.model,
+        "tokenizer": settings.tokenizer,
+        "speculative.speculative_model": str(chosen.get("speculative_model", "")),
     }
-    reasons = [
-        f"extra.{name} is set by the setting {owned[name]!r}: use that" for name in settings.extra if name in owned
-    ]
-    return reasons + [
-        f"extra.{name} cannot be used: {REFUSED_EXTRA[name]}" for name in settings.extra if name in REFUSED_EXTRA
-    ]
-
-
-def _speculation_refusals(settings: TrtllmSettings, exists: Callable[[str], bool]) -> list[str]:
-    chosen = settings.speculative
-    if not chosen:
-        return []
+    folders = {name: path for name, path in folders.items() if path.startswith(("/", "./", "../", "~"))}  # no hub names
+    folders |= {f"lora.{name}": path for name, path in settings.lora.items()}
+    reasons += [f"{name}: the folder {path!r} does not exist" for name, path in folders.items() if not exists(path)]
+    needed = (
+        settings.tensor_parallel_size * settings.pipeline_parallel_size * int(extra.get("context_parallel_size", 1))
+    )
+    if needed > gpus:
+        reasons.append(f"it needs {needed} GPUs, this machine shows {gpus}: use smaller parallel sizes")
+    reasons += [f"extra.{name} is a setting of its own: use that" for name in extra if name in OWNED]
+    reasons += [f"extra.{name} cannot be used: {REFUSED_EXTRA[name]}" for name in extra if name in REFUSED_EXTRA]
     kind = str(chosen.get("decoding_type", ""))
-    if not kind:
-        return ["speculative.decoding_type is missing: for example Eagle3, MTP, NGram or Draft_Target"]
+    if chosen and not kind:
+        reasons.append("speculative.decoding_type is missing: for example Eagle3, MTP, NGram or Draft_Target")
     if kind in REFUSED_SPECULATION:
-        return [f"speculative.decoding_type {kind!r} cannot be used: {REFUSED_SPECULATION[kind]}"]
-    reasons = [
-        f"speculative.{name} is missing: {kind} needs it"
-        for name in SPECULATION_NEEDS.get(kind, ())
-        if not chosen.get(name)
-    ]
-    draft = str(chosen.get("speculative_model", ""))
-    if _is_path(draft) and not exists(draft):
-        reasons.append(f"speculative.speculative_model: the folder {draft!r} does not exist")
-    return reasons
-
-
-def _lora_refusals(settings: TrtllmSettings, exists: Callable[[str], bool]) -> list[str]:
-    reasons = [
-        f"lora.{name}: the folder {path!r} does not exist" for name, path in settings.lora.items() if not exists(path)
-    ]
+        reasons.append(f"speculative.decoding_type {kind!r} cannot be used: {REFUSED_SPECULATION[kind]}")
     if settings.adapter and settings.adapter not in settings.lora:
-        known = ", ".join(settings.lora) or "none"
-        reasons.append(f"adapter {settings.adapter!r} is not in lora (known: {known})")
+        reasons.append(f"adapter {settings.adapter!r} is not in lora (known: {', '.join(settings.lora) or 'none'})")
     return reasons
-
-
-def _is_path(text: str) -> bool:
-    """Whether a checkpoint's name is a path rather than a hub name."""
-    return text.startswith(("/", "./", "../", "~"))

@@ -90,17 +90,18 @@ class TrtllmEngine:
         """Load the model in a thread, so that the process keeps reporting itself meanwhile."""
         on_phase("importing TensorRT-LLM")
         library = await asyncio.to_thread(load_library)
-        reasons = trtllm_args.refusals(self._settings, library.gpus, on_disk)
+        reasons = trtllm_args.refusals(self._settings, library.gpus, os.path.exists)
         if reasons:
             raise EngineDead("TensorRT-LLM cannot serve this configuration: " + "; ".join(reasons))
         if self._settings.manifest is not None:
             on_phase("checking the checkpoint against its manifest")
             await asyncio.to_thread(manifest.check, self._settings.manifest, trtllm_args.folders(self._settings))
         checkpoint = self._checkpoint()
-        load = self._loader(library, self._settings.max_seq_len or checkpoint.context)
+        optional = trtllm_args.optional_call(library)
+        plain = self._arguments(library, self._settings.max_seq_len or checkpoint.context, optional)
         on_phase("loading weights")
-        llm = await self._loaded(load)
-        self._engine = self._inspect(llm, library, checkpoint, on_step)
+        llm = await self._loaded(lambda: library.llm(**trtllm_args.arguments(plain, library)))
+        self._engine = self._inspect(llm, library, optional, checkpoint, on_step)
         return self._card(self._engine)
 
     def _checkpoint(self) -> CheckpointInfo:
@@ -112,15 +113,11 @@ class TrtllmEngine:
             raise EngineDead("the checkpoint does not say how long its context is: set trtllm.max_seq_len")
         return checkpoint
 
-    def _loader(self, library: Library, context: int) -> Callable[[], Any]:
-        """A function that loads the engine. Raises EngineDead for settings that this version lacks."""
-        salted = trtllm_args.SALT in trtllm_args.optional_call(library)
+    def _arguments(self, library: Library, context: int, optional: frozenset[str]) -> dict[str, Any]:
+        """The keyword arguments of LLM(...) as plain data. Raises EngineDead for settings that this version lacks."""
+        salted = trtllm_args.SALT in optional
         if not salted and self._settings.kv_cache.get("enable_block_reuse", True):
-            log.warning(
-                "TensorRT-LLM %s has no %s, so cached prompts of tenants cannot be told apart: no block is reused",
-                library.version,
-                trtllm_args.SALT,
-            )
+            log.warning("this TensorRT-LLM cannot tell cached prompts of tenants apart: no block is reused")
         plain = trtllm_args.fields(self._settings, context, salted=salted)
         lacking = trtllm_args.missing(plain, library)
         if lacking:
@@ -128,7 +125,7 @@ class TrtllmEngine:
                 f"the installed TensorRT-LLM {library.version} does not have {', '.join(lacking)}; this adapter was "
                 f"written for about {trtllm_args.ANCHOR}: take the setting out or install a version that has it"
             )
-        return lambda: library.llm(**trtllm_args.arguments(plain, library))
+        return plain
 
     async def _loaded(self, load: Callable[[], Any]) -> Any:
         """Run `load` in a thread. It cannot be interrupted: on a cancel, wait for its end and shut the engine down."""
@@ -143,7 +140,9 @@ class TrtllmEngine:
         except Exception as error:
             raise EngineDead(f"TensorRT-LLM could not load {self._settings.model}: {error}") from error
 
-    def _inspect(self, llm: Any, library: Library, checkpoint: CheckpointInfo, on_step: Step) -> Loaded:
+    def _inspect(
+        self, llm: Any, library: Library, optional: frozenset[str], checkpoint: CheckpointInfo, on_step: Step
+    ) -> Loaded:
         codec, kv_tokens = Codec(llm.tokenizer), trtllm_stats.kv_capacity(llm)
         own = () if codec.end_id is None else (codec.end_id,)
         end_ids = tuple(dict.fromkeys(own + checkpoint.end_ids))
@@ -158,14 +157,14 @@ class TrtllmEngine:
             ),
             end_ids=end_ids,
             kv_tokens=kv_tokens,
-            optional=trtllm_args.optional_call(library),
+            optional=optional,
             requests=InFlight(
                 on_step,
                 codec,
                 end_ids,
                 request_error=library.request_error,
                 clock=self._clock,
-                cached_hidden=trtllm_args.SALT not in trtllm_args.optional_call(library),
+                cached_hidden=trtllm_args.SALT not in optional,
             ),
             reader=StatsReader(llm.get_stats) if self._settings.enable_iter_perf_stats else None,
         )
@@ -249,23 +248,23 @@ class TrtllmEngine:
         if self._engine is not None:
             self._engine.requests.abort(request_id)
 
-    def _held(self, engine: Loaded) -> int:
-        return engine.requests.held(whole=self._settings.scheduler_policy != "MAX_UTILIZATION")
-
     def stats(self) -> Stats:
         slots, engine = self._settings.max_batch_size, self._engine
         if engine is None:
             return Stats(slots=slots)
-        latest = {} if engine.reader is None else engine.reader.latest
-        running, used = min(len(engine.requests), slots), trtllm_stats.kv_used(latest)
+        reader, evicts = engine.reader, self._settings.scheduler_policy == "MAX_UTILIZATION"
+        running, used = (
+            min(len(engine.requests), slots),
+            None if reader is None else trtllm_stats.kv_used(reader.latest),
+        )
         return Stats(
             slots=slots,
             running=running,
             waiting=len(engine.requests) - running,
             kv_tokens=engine.kv_tokens,
-            kv_used=self._held(engine) if used is None else used,
-            evicts=self._settings.scheduler_policy == "MAX_UTILIZATION",
-            evictions=0 if engine.reader is None else engine.reader.paused,
+            kv_used=engine.requests.held(whole=not evicts) if used is None else used,
+            evicts=evicts,
+            evictions=0 if reader is None else reader.paused,
             steps=engine.requests.steps,
         )
 
@@ -297,15 +296,11 @@ def admit(request: Request, codec: Codec, limits: EngineLimits) -> tuple[Live, l
     budget = trtllm_sampling.budget(request.sampling, len(prompt), limits)
     failure = trtllm_sampling.refusal(request.sampling, prompt, limits)
     if failure is None and request.past_tokens < budget:
-        failure = trtllm_sampling.unresumable(request.sampling, len(prompt), len(past), limits)
+        failure = trtllm_sampling.unresumable(len(prompt), len(past), limits)
     if failure is not None:
         raise Refused(failure)
     text = TextStream(codec, request, prompt, past)
     return Live(request, text, len(prompt), budget, request.past_tokens), prompt + past
-
-
-def on_disk(path: str) -> bool:
-    return Path(path).exists()
 
 
 def load_library() -> Library:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from penstock.engine import MAX_LOGPROBS, ChatTurn, Failure, Logprob, Refused, Request, Sampling, token_text
-from workers.engines.text import ControlTokens, StopMatcher
+from penstock.engine import ChatTurn, Failure, Logprob, Refused, Request, Sampling, token_text
+from workers.engines.text import ControlTokens, StopMatcher, too_long
 from workers.engines.trtllm.settings import TrtllmSettings
 
 INCOMPLETE = "\ufffd"
@@ -235,44 +235,26 @@ def refusal(sampling: Sampling, ids: Sequence[int], limits: EngineLimits) -> Fai
         return _invalid("the prompt has no tokens: send some text", "prompt")
     if limits.vocabulary and not all(0 <= token < limits.vocabulary for token in ids):
         return _invalid(f"the prompt holds a token id outside 0..{limits.vocabulary - 1}", "prompt")
-    if sampling.max_tokens is not None and sampling.max_tokens <= 0:
-        return _invalid(f"max_tokens must be at least 1, got {sampling.max_tokens}", "max_tokens")
-    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
-        return _invalid(f"logprobs must be from 0 to {MAX_LOGPROBS}, got {sampling.logprobs}", "top_logprobs")
     if sampling.json_schema is not None and not limits.guided:
         message = "this model was started without guided decoding, so it cannot hold its output to a JSON schema"
         return Failure("unsupported_parameter", message, 400, "response_format")
-    return _too_long(sampling, len(ids), limits)
+    if len(ids) > limits.longest_prefill:
+        message = f"the prompt has {len(ids)} tokens, and this engine takes {limits.longest_prefill} in one prefill"
+        return Failure("context_length_exceeded", message, 400, "prompt")
+    if len(ids) + (sampling.max_tokens or 1) > limits.context:
+        return too_long("prompt", len(ids), sampling.max_tokens, limits.context)
+    return None
 
 
-def unresumable(sampling: Sampling, prompt: int, past: int, limits: EngineLimits) -> Failure | None:
+def unresumable(prompt: int, past: int, limits: EngineLimits) -> Failure | None:
     """Why a request that lost its worker after `past` tokens cannot be resumed here, or None."""
-    if past and sampling.json_schema is not None:
-        message = "the worker was lost in the middle of guided output, whose grammar cannot be resumed: send it again"
-    elif prompt + past > limits.longest_prefill:
-        message = (
-            f"the worker was lost, and prompt and output so far ({prompt} + {past} tokens) exceed the "
-            f"{limits.longest_prefill} that this engine takes in one prefill: send it again"
-        )
-    else:
+    if prompt + past <= limits.longest_prefill:
         return None
+    message = (
+        f"the worker was lost, and prompt and output so far ({prompt} + {past} tokens) exceed the "
+        f"{limits.longest_prefill} that this engine takes in one prefill: send it again"
+    )
     return Failure("resume_impossible", message, 500)
-
-
-def _too_long(sampling: Sampling, prompt: int, limits: EngineLimits) -> Failure | None:
-    if prompt > limits.longest_prefill:
-        message = (
-            f"the prompt has {prompt} tokens, but this engine takes at most {limits.longest_prefill} in one prefill: "
-            "shorten it"
-        )
-    elif prompt + (wanted := sampling.max_tokens or 1) > limits.context:
-        message = (
-            f"this model's context is {limits.context} tokens, but {prompt + wanted} were asked for "
-            f"({prompt} in the prompt, {wanted} for the completion): shorten the prompt or lower max_tokens"
-        )
-    else:
-        return None
-    return Failure("context_length_exceeded", message, 400, "prompt")
 
 
 def _invalid(message: str, param: str) -> Failure:

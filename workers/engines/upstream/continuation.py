@@ -11,8 +11,6 @@ from enum import Enum
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
 from penstock.engine import ChatTurn, Request, Sampling
 from penstock.text import counted
 from penstock.tools import Tools
@@ -49,16 +47,8 @@ REPEATED = (Rung.REATTACH, Rung.REPLAY)
 """Rungs whose reply repeats what was shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """The rung for a request, and why no higher one."""
-
-    rung: Rung
-    reason: str = ""
-
-
-def choose(facts: ServerFacts, request: Request, rows: Sequence[Row], tried: Collection[Rung] = ()) -> Continuation:
-    """How this server continues `request` after `rows`, all of its answer so far.
+def choose(facts: ServerFacts, request: Request, rows: Sequence[Row], tried: Collection[Rung] = ()) -> tuple[Rung, str]:
+    """How this server continues `request` after `rows`, all of its answer so far, and why by no better rung.
 
     JSON, calls of tools, reasoning, and penalties that count only new tokens are never continued in the middle: a
     replay that is compared with what was shown goes on, or the job begins again.
@@ -67,26 +57,20 @@ def choose(facts: ServerFacts, request: Request, rows: Sequence[Row], tried: Col
         tried: rungs that the server has refused for this request.
     """
     if not rows:
-        return Continuation(Rung.FRESH)
+        return Rung.FRESH, ""
     if facts.reattach and request.text_id and Rung.REATTACH not in tried:
-        return Continuation(Rung.REATTACH)
+        return Rung.REATTACH, ""
     reason = _unspliceable(facts, request, rows)
-    if not reason:
-        for rung, obstacle in _splices(facts, request, rows):
-            if rung in tried:
-                reason = f"{facts.kind} has refused {rung.value}"
-            elif obstacle:
-                reason = obstacle
-            else:
-                return Continuation(rung, reason)
-    if Rung.REPLAY not in tried and is_repeatable(request.sampling):
-        return Continuation(Rung.REPLAY, reason)
-    return Continuation(Rung.RESTART, reason)
-
-
-def is_repeatable(sampling: Sampling) -> bool:
-    """Whether the same request may give the same answer once more, so that a replay is worth its tokens."""
-    return sampling.temperature == 0 or sampling.seed is not None
+    for rung, obstacle in () if reason else _splices(facts, request, rows):
+        if rung in tried:
+            reason = f"{facts.kind} has refused {rung.value}"
+        elif obstacle:
+            reason = obstacle
+        else:
+            return rung, reason
+    sampling = request.sampling
+    is_repeatable = sampling.temperature == 0 or sampling.seed is not None  # else a replay is not worth its tokens
+    return Rung.REPLAY if is_repeatable and Rung.REPLAY not in tried else Rung.RESTART, reason
 
 
 def _unspliceable(facts: ServerFacts, request: Request, rows: Sequence[Row]) -> str:
@@ -107,14 +91,9 @@ def _unspliceable(facts: ServerFacts, request: Request, rows: Sequence[Row]) -> 
 def _splices(facts: ServerFacts, request: Request, rows: Sequence[Row]) -> list[tuple[Rung, str]]:
     """The rungs that continue in the middle, best first, each with what stands in its way ("" for nothing)."""
     chat = bool(request.turns)
-    splices = [(Rung.IDS, _without_ids(facts, chat=chat, rows=rows))]
-    if not chat:
-        splices.append((Rung.TEXT, "" if isinstance(request.prompt, str) else "the prompt is token ids"))
-    elif facts.prefill:
-        splices.append((Rung.PREFILL, ""))
-    else:
-        splices.append((Rung.PREFILL, f"{facts.kind} does not continue an assistant's message"))
-    return splices
+    cannot = "" if facts.prefill else f"{facts.kind} does not continue an assistant's message"
+    as_text = Rung.TEXT, "" if isinstance(request.prompt, str) else "the prompt is token ids"
+    return [(Rung.IDS, _without_ids(facts, chat=chat, rows=rows)), (Rung.PREFILL, cannot) if chat else as_text]
 
 
 def _without_ids(facts: ServerFacts, *, chat: bool, rows: Sequence[Row]) -> str:
@@ -172,17 +151,18 @@ def build(
         body["prompt"] = continued(own if prompt is None else prompt, rung, rows)  # type: ignore[arg-type]
     else:
         body |= _messages(facts, request, rung, rows)
-    body |= _sampling(request.sampling) | _further_sampling(facts, request.sampling)
+    body |= _sampling(facts, request.sampling)
     if limit is not None:
         newer = facts.completion_limit or ("max_completion_tokens" in request.passed and facts.kind not in OLDER_LIMIT)
         body["max_completion_tokens" if newer and not prompted else "max_tokens"] = limit
-    if request.sampling.logprobs is not None:
-        body |= _logprobs(facts, request.sampling.logprobs, prompted=prompted)
+    if (wanted := request.sampling.logprobs) is not None:
+        at_least = max(1, wanted) if facts.kind == "llama-server" else wanted
+        body |= {"logprobs": at_least} if prompted else {"logprobs": True, "top_logprobs": wanted}
     if request.sampling.json_schema is not None:
         body |= _schema(facts, request.sampling.json_schema, request.passed.get("response_format", {}))
     body |= _extras(facts, request, prompted=prompted, cache_prompt=settings.cache_prompt, salt=salt)
-    if request.reasoning not in ("", "default") and facts.reasoning_effort and not prompted:
-        body = with_effort(body, facts, request.reasoning)
+    if not prompted:
+        body = with_effort(body, facts, request)
     if request.tools is not None:
         body |= _tools(facts, request.tools)
     if facts.reattach == "key" and rung in (Rung.FRESH, Rung.REATTACH):
@@ -210,25 +190,21 @@ def passed(
 
 
 def rendering(facts: ServerFacts, request: Request) -> dict[str, Any]:
-    """Those of them that decide how a conversation is rendered."""
-    return {name: value for name, value in passed(facts, request).items() if name in OF_TEMPLATES}
+    """The conversation, and those of them that decide how it is rendered."""
+    found = {name: value for name, value in passed(facts, request).items() if name in OF_TEMPLATES}
+    return found | {"messages": [turn.shown for turn in request.turns]}
 
 
-def effort(facts: ServerFacts, reasoning: str) -> dict[str, Any]:
-    """The fields by which a server is told how much to reason."""
+def with_effort(body: dict[str, Any], facts: ServerFacts, request: Request) -> dict[str, Any]:
+    """The body, which says how much the model reasons, if the request does, beside other variables of the template."""
+    if request.reasoning in ("", "default") or not facts.reasoning_effort:
+        return body
+    told: dict[str, Any] = {"reasoning_effort": request.reasoning}
     if facts.kind != "llama-server":
-        return {"reasoning_effort": reasoning}
-    named = {} if reasoning == "none" else {"reasoning_effort": reasoning}
-    return {"chat_template_kwargs": {"enable_thinking": reasoning != "none"} | named}
-
-
-def with_effort(body: dict[str, Any], facts: ServerFacts, reasoning: str) -> dict[str, Any]:
-    """The body with these fields, besides other variables of the template that it has."""
-    found = effort(facts, reasoning)
-    own = body.get("chat_template_kwargs")
-    if isinstance(own, dict) and "chat_template_kwargs" in found:
-        found = {"chat_template_kwargs": found["chat_template_kwargs"] | own}
-    return body | found
+        return body | told
+    thinks, own = request.reasoning != "none", body.get("chat_template_kwargs")
+    variables = {"enable_thinking": thinks} | (told if thinks else {}) | (own if isinstance(own, dict) else {})
+    return body | {"chat_template_kwargs": variables}
 
 
 def continued(prompt: Prompt, rung: Rung, rows: Sequence[Row]) -> Prompt:
@@ -275,38 +251,23 @@ def _tools(facts: ServerFacts, tools: Tools) -> dict[str, Any]:
     return body
 
 
-def _sampling(sampling: Sampling) -> dict[str, Any]:
-    """Stop strings are left out: the worker matches them itself, over what was shown before and what is new."""
+def _sampling(facts: ServerFacts, sampling: Sampling) -> dict[str, Any]:
+    """The fields that the server has, by their names there. Stop strings are left out: the worker matches them itself,
+    over what was shown before and what is new."""
+    repetition = "repeat_penalty" if facts.kind == "llama-server" else "repetition_penalty"
     values = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "seed": None if sampling.seed is None else sampling.seed % 2**31,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
+        "top_k": sampling.top_k or facts.all_tokens if facts.top_k and sampling.top_k is not None else None,
+        "min_p": sampling.min_p if facts.min_p else None,
+        repetition: sampling.repetition_penalty if facts.repetition_penalty else None,
+        "logit_bias": {str(token): bias for token, bias in (sampling.logit_bias or {}).items()} or None,
+        "ignore_eos": sampling.ignore_eos or None,
     }
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _further_sampling(facts: ServerFacts, sampling: Sampling) -> dict[str, Any]:
-    """The sampling fields that only some servers have, by their names there."""
-    body: dict[str, Any] = {}
-    if sampling.top_k is not None and facts.top_k:
-        body["top_k"] = sampling.top_k or facts.all_tokens
-    if sampling.min_p is not None and facts.min_p:
-        body["min_p"] = sampling.min_p
-    if sampling.repetition_penalty is not None and facts.repetition_penalty:
-        body["repeat_penalty" if facts.kind == "llama-server" else "repetition_penalty"] = sampling.repetition_penalty
-    if sampling.logit_bias:
-        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
-    if sampling.ignore_eos:
-        body["ignore_eos"] = True
-    return body
-
-
-def _logprobs(facts: ServerFacts, wanted: int, *, prompted: bool) -> dict[str, Any]:
-    if prompted:
-        return {"logprobs": max(1, wanted) if facts.kind == "llama-server" else wanted}
-    return {"logprobs": True, "top_logprobs": wanted}
 
 
 def _schema(facts: ServerFacts, schema: dict[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,17 +282,11 @@ def _schema(facts: ServerFacts, schema: dict[str, Any], named: Mapping[str, Any]
 def _extras(facts: ServerFacts, request: Request, *, prompted: bool, cache_prompt: bool, salt: str) -> dict[str, Any]:
     """Fields that only some servers know."""
     if facts.kind == "llama-server":
-        return {
-            "cache_prompt": cache_prompt,
-            "verbose": True,  # counts and ids in each chunk
-            "return_tokens": True,
-            "return_progress": True,
-        }
-    body: dict[str, Any] = {}
-    if facts.usage:
-        body["stream_options"] = {"include_usage": True}
-        if facts.running_usage:
-            body["stream_options"]["continuous_usage_stats"] = True
+        counts = dict.fromkeys(("verbose", "return_tokens", "return_progress"), True)  # and ids, in each chunk
+        return {"cache_prompt": cache_prompt, **counts}
+    body: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    if facts.running_usage:
+        body["stream_options"]["continuous_usage_stats"] = True
     if facts.token_ids if prompted else facts.chat_token_ids:
         body["return_token_ids"] = True
     if facts.salted and salt:
@@ -366,6 +321,10 @@ class BreakCounts:
     """The model whose servers get it no sooner than then (monotonic): they refused it, and took others."""
     by_model: dict[str, int] = field(default_factory=dict)
     """How often each model's servers failed it before its first token."""
+    vain: int = 0
+    """How often in a row reading a generation that goes on at its server brought nothing new."""
+    refused: frozenset[Rung] = frozenset()
+    """Rungs that servers have refused for what has come out of the answer."""
 
 
 class BrokenTexts:
@@ -381,10 +340,16 @@ class BrokenTexts:
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
+    def refused(self, text_id: str) -> frozenset[Rung]:
+        """The rungs that were refused for the answer so far."""
+        return self._known[text_id].refused if text_id in self._known else frozenset()
+
     def take(self, text_id: str, *, begins: bool) -> BreakCounts:
         """The text is submitted again, or for the first time. `begins`: without a part of its answer."""
         counts = self._known.pop(text_id, None) or BreakCounts()
-        counts.restarts += int(counts.shown and begins)
+        if begins:
+            counts.restarts += int(counts.shown)
+            counts.refused = frozenset()
         return counts
 
 
@@ -407,7 +372,9 @@ def kept_under(facts: ServerFacts, request: Request, rung: Rung, tried: Collecti
         return {"X-Conversation-Id": stream_name(request)}
     # A replay is another generation than the one that is lost.
     by_key = facts.reattach == "key" and rung is not Rung.REPLAY and Rung.REATTACH not in tried
-    return {"Idempotency-Key": _key(facts, request)} if by_key else {}
+    # An answer that begins again, or that another model gives, is another job.
+    key = f"{request.text_id}\n{request.begun_by}\n{facts.model}"
+    return {"Idempotency-Key": hashlib.sha256(key.encode()).hexdigest()} if by_key else {}
 
 
 def stream_name(request: Request) -> str:
@@ -415,64 +382,19 @@ def stream_name(request: Request) -> str:
     return quote(request.text_id, safe="")
 
 
-def _key(facts: ServerFacts, request: Request) -> str:
-    """Of an answer at a Penstock: one that begins again, or that another model gives, is another job."""
-    return hashlib.sha256(f"{request.text_id}\n{request.begun_by}\n{facts.model}".encode()).hexdigest()
-
-
 def stream_path(request: Request) -> str:
-    """Where a llama-server gives a reply again, behind its base."""
-    return f"/stream?conv_id={quote(stream_name(request), safe='')}&from=0"
+    """Where a llama-server has the reply under this name, behind its base."""
+    return f"/stream?conv_id={quote(stream_name(request), safe='')}"
 
 
-def stop_path(facts: ServerFacts, request: Request, headers: Mapping[str, str]) -> tuple[str, str] | None:
+def stop_call(facts: ServerFacts, request: Request, headers: Mapping[str, str]) -> tuple[str, str] | None:
     """Method and path, behind the base, that stop a generation; None: nothing does. `headers`: of its reply."""
-    if not request.text_id:
-        return None
-    if facts.reattach == "stream":
-        return BY_NAME, f"/stream?conv_id={quote(stream_name(request), safe='')}"
-    path = cancel_path(headers) if facts.reattach == "key" else None
-    return None if path is None else ("POST", path)
-
-
-def cancel_path(headers: Mapping[str, str]) -> str | None:
-    """Where a Penstock cancels the job of a reply with these headers; None: they name none."""
     job_id = headers.get(JOB_HEADER, "")
-    return f"/jobs/{job_id}/cancel" if JOB_ID.fullmatch(job_id) else None
-
-
-def begun_at(found: Any, request: Request) -> float:
-    """When the reply of this text began that a llama-server keeps (its Unix time), by the answer of LOOKUP; 0: it keeps
-    none."""
-    rows = found if isinstance(found, list) else []
-    starts = [row.get("started_at") for row in rows if isinstance(row, Mapping)
-              and row.get("conversation_id") == stream_name(request)]  # fmt: skip
-    return max([float(each) for each in starts if isinstance(each, int | float)], default=0.0)
-
-
-MAX_REFUSALS = 1024
-
-
-class RefusedRungs:
-    """Rungs that a server refused, by prompt and text so far. It forgets the oldest."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, frozenset[Rung]] = {}
-
-    def note(self, request: Request, text: str, rungs: Collection[Rung]) -> None:
-        """The servers have refused these rungs for the answer that begins with `text`."""
-        if rungs and text:
-            self._known[_digest(request, text)] = frozenset(rungs)
-        while len(self._known) > MAX_REFUSALS:
-            del self._known[next(iter(self._known))]
-
-    def of(self, request: Request, text: str) -> frozenset[Rung]:
-        """The rungs that were refused."""
-        return self._known.get(_digest(request, text), frozenset()) if self._known else frozenset()
-
-
-def _digest(request: Request, text: str) -> int:
-    return hash((msgspec.msgpack.encode(request.prompt), text))
+    if facts.reattach == "stream" and request.text_id:
+        return BY_NAME, stream_path(request)
+    if facts.reattach == "key" and request.text_id and JOB_ID.fullmatch(job_id):
+        return "POST", f"/jobs/{job_id}/cancel"
+    return None
 
 
 BEGUN = ((" a", (1,), 1),)
@@ -483,9 +405,8 @@ LATER = {Rung.REPLAY: "replay at temperature 0 or with a seed", Rung.RESTART: "b
 
 def summary(facts: ServerFacts) -> str:
     """What a server can do, in one line."""
-    name = f"{facts.kind} {facts.version}".strip()
     context = counted(facts.context, "token") if facts.context else f"{DEFAULT_CONTEXT} tokens of context are assumed"
-    parts = [f"{name}: {facts.model}", context]
+    parts = [f"{facts.kind}: {facts.model}", context]
     if facts.slots:
         parts.append(f"runs {counted(facts.slots, 'request')} at once")
     parts.append(f"continues chats by {_way(facts, [ChatTurn('user', 'a')])}")
@@ -496,22 +417,15 @@ def summary(facts: ServerFacts) -> str:
         parts.append("makes vectors")
     if facts.rerank:
         parts.append("ranks documents")
-    if lacks := _lacks(facts):
-        parts.append(f"no {', no '.join(lacks)}")
-    return "; ".join(parts)
+    lacks = {  # what is refused at the API
+        "no JSON schemas": not facts.json_schema,
+        "no log-probabilities": facts.logprobs < 0,
+        "no prompts of token ids": not facts.token_prompts and facts.text_prompts,
+        "no penalties": not facts.penalties,
+    }
+    return "; ".join([*parts, *[name for name, lacking in lacks.items() if lacking]])
 
 
 def _way(facts: ServerFacts, prompt: str | Sequence[ChatTurn]) -> str:
-    rung = choose(facts, Request("", prompt, Sampling(temperature=0)), BEGUN).rung
+    rung, _ = choose(facts, Request("", prompt, Sampling(temperature=0)), BEGUN)
     return LATER.get(rung, rung.value)
-
-
-def _lacks(facts: ServerFacts) -> list[str]:
-    """What is refused at the API."""
-    lacks = {
-        "JSON schemas": not facts.json_schema,
-        "log-probabilities": facts.logprobs < 0,
-        "prompts of token ids": not facts.token_prompts and facts.text_prompts,
-        "penalties": not facts.penalties,
-    }
-    return [name for name, lacking in lacks.items() if lacking]

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,14 @@ from penstock.engine import (
 )
 from telemetry.logs import EventLog
 from telemetry.tracing import Tracing
-from workers.engines.upstream import continuation, exchange, tasks
-from workers.engines.upstream.continuation import BrokenTexts, RefusedRungs, Rung
+from workers.engines.text import TokenGate
+from workers.engines.upstream import continuation, tasks
+from workers.engines.upstream.continuation import BrokenTexts, Rung
 from workers.engines.upstream.generation import UpstreamGeneration
 from workers.engines.upstream.places import OtherModels, UpstreamModel, checked_models
-from workers.engines.upstream.pool import ServerPool
+from workers.engines.upstream.pool import ServerPool, suits
 from workers.engines.upstream.reply import End, ReplyOutcome
-from workers.engines.upstream.server import DEFAULT_CONTEXT, ProbeFailed
+from workers.engines.upstream.server import DEFAULT_CONTEXT
 from workers.engines.upstream.settings import UpstreamSettings
 
 log = logging.getLogger(__name__)
@@ -59,18 +59,6 @@ MIN_RETRY_S, MAX_RETRY_S = 0.05, 5.0
 STOP_TIMEOUT_S = 2.0
 
 
-@dataclass(slots=True)
-class Running:
-    """A request that the engine holds."""
-
-    generation: UpstreamGeneration
-    task: asyncio.Task[None]
-    pool: ServerPool | None = None
-    """The servers that have it, or had it last."""
-    has_begun: bool = False
-    """Whether its task runs: cancelled before, a task would end without a last piece."""
-
-
 class UpstreamEngine:
     """See penstock.engine.Engine."""
 
@@ -80,7 +68,7 @@ class UpstreamEngine:
         self._own, *self._fallbacks = self._pools = [
             ServerPool(each, self._emit, self._spawn) for each in (model, *fallbacks)
         ]
-        self._live: dict[str, Running] = {}
+        self._live: dict[str, UpstreamGeneration] = {}
         self._held: set[str] = set()
         """Ids of requests that wait for servers of a model that are away, while those of another one are there."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -91,26 +79,27 @@ class UpstreamEngine:
         self._card: ModelCard | None = None
         self._away_since: float | None = None
         """When the last of all servers went away (monotonic); None while one is there."""
-        self._refused, self._broken = RefusedRungs(), BrokenTexts()
+        self._broken = BrokenTexts()
 
     # --- the engine protocol -------------------------------------------------------------------------------------
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         """Wait until one of the servers answers. Raises EngineDead for what only other settings change."""
-        self._on_step = on_step
-        began = time.monotonic()
-        failures = await self._own.probe(on_phase)
-        if not self._own.ready:
-            log.warning("%s", _waiting(failures))
-        while not self._own.ready:
-            if len(failures) == len(self._own.endpoints) and all(each.lasting for each in failures.values()):
-                raise EngineDead(_waiting(failures))
-            on_phase(_waiting(failures))
+        self._on_step, began, told = on_step, time.monotonic(), ""
+        on_phase(f"asking {', '.join(self._own.settings.urls)}")
+        while (failures := await self._own.probe()) and not self._own.ready:
+            waiting = "waiting for " + "; ".join(f"{url}: {error}" for url, error in failures.items())
+            if all(each.lasting for each in failures.values()):
+                raise EngineDead(waiting)
+            if waiting != told:
+                log.warning("%s", waiting)
+            told = waiting
+            on_phase(waiting)
             if time.monotonic() - began >= self._patience_s and await self._has_fallback():
                 break
             await asyncio.sleep(1.0)
-            failures = await self._own.probe(lambda _: None)
-        self._card = self._own.card or self._card_of_fallback()
+        card = next(pool.card for pool in self._pools if pool.card is not None)
+        self._card = msgspec.structs.replace(card, name=self._own.model)  # of a fallback: what it can do
         self._ticker = asyncio.create_task(self._tick())
         for pool in self._fallbacks:
             if not pool.ready:
@@ -126,12 +115,9 @@ class UpstreamEngine:
         if self._ticker is None:
             raise EngineDead("the engine is not running")
         self._refuse(request)
-        generation = UpstreamGeneration(
-            request, time.monotonic(), self._broken.take(request.text_id, begins=not request.past)
-        )
-        if request.past:
-            generation.tried |= self._refused.of(request, generation.text)
-        self._live[request.id] = Running(generation, asyncio.create_task(self._run(generation)))
+        counts = self._broken.take(request.text_id, begins=not request.past)
+        generation = self._live[request.id] = UpstreamGeneration(request, time.monotonic(), counts)
+        generation.task = asyncio.create_task(self._run(generation))
 
     def cancel(self, request_id: str) -> None:
         """The connection is closed at once, by which every server stops, or is told to stop."""
@@ -142,12 +128,13 @@ class UpstreamEngine:
         self._stop_reading(request_id, left=True)
 
     def _stop_reading(self, request_id: str, *, left: bool) -> None:
-        running = self._live.get(request_id)
-        if running is None or running.generation.cancelled:
+        generation = self._live.get(request_id)
+        if generation is None or generation.cancelled:
             return
-        running.generation.cancelled, running.generation.left = True, left
-        if running.has_begun and (running.pool is None or not running.pool.cancel(request_id)):
-            running.task.cancel()
+        generation.cancelled, generation.left = True, left
+        has_reply = generation.pool is not None and generation.pool.cancel(request_id)
+        if generation.has_begun and not has_reply:
+            generation.task.cancel()
 
     def stats(self) -> Stats:
         """`slots`: what the servers that get new requests may run, and what the others run still."""
@@ -185,24 +172,17 @@ class UpstreamEngine:
 
     def restart_reason(self, request: Request) -> str:
         """Why no server can continue this request after its past; "" if one can."""
-        number = exchange.number_of(request.served_by, [pool.model for pool in self._pools])
-        if number is None:
+        pool = self._pool_of(request.served_by)
+        if pool is None:
             return f"{request.served_by} began the answer, and is no fallback any more"
-        reasons = []
-        tried = self._refused.of(request, request.past_text)
-        for endpoint in self._pools[number].ready:
-            if endpoint.facts is not None:
-                way = continuation.choose(endpoint.facts, request, request.past, tried)
-                if way.rung is not Rung.RESTART:
-                    return ""
-                reasons.append(way.reason)
-        return reasons[0] if reasons else ""
+        known, tried = [each.facts for each in pool.ready if each.facts], self._broken.refused(request.text_id)
+        ways = [continuation.choose(facts, request, request.past, tried) for facts in known]
+        return ways[0][1] if ways and all(rung is Rung.RESTART for rung, _ in ways) else ""
 
     async def stop(self) -> None:
         for request_id in list(self._live):
             self.cancel(request_id)
-        tasks = [running.task for running in self._live.values()]
-        if tasks:
+        if tasks := [generation.task for generation in self._live.values()]:
             await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
         self._flush()
         for task in (*self._tasks, *([self._ticker] if self._ticker else [])):
@@ -214,51 +194,58 @@ class UpstreamEngine:
 
     def _used(self) -> list[ServerPool]:
         """The pools that get new requests: fallbacks only while the own servers cannot be used."""
-        if not self._fallbacks:
-            return self._pools
-        limited = self._own.ready and self._own.wait_s(1, time.monotonic()) > self._patience_s
-        return [self._own] if self._own.ready and not limited else self._pools
+        serves = self._own.ready and self._own.wait_s(1, time.monotonic()) <= self._patience_s
+        return [self._own] if serves else self._pools
 
     async def _has_fallback(self) -> bool:
         for pool in self._fallbacks:
             await pool.probe()
         return any(pool.ready for pool in self._fallbacks)
 
-    def _card_of_fallback(self) -> ModelCard:
-        """The card of a model none of whose servers has answered yet: what its fallback can do."""
-        card = next(pool.card for pool in self._fallbacks if pool.card is not None)
-        return msgspec.structs.replace(card, name=self._own.model)
+    def _pool_of(self, model: str) -> ServerPool | None:
+        """The servers of the model that began an answer; None if it is no longer among them."""
+        return next((pool for pool in self._pools if pool.model == model), None) if model else self._own
+
+    def _choose(self, generation: UpstreamGeneration) -> tuple[ServerPool | None, str]:
+        """The servers that get a request now, and why not those of its own model; None: it waits for a server.
+
+        An answer stays with the model that gave its first token: two models never write one text. Before that, a
+        request goes to a fallback while no server of its own model can be used, or after they have broken it twice. An
+        error by the request's own fault, and a content filter, lead to no fallback.
+        """
+        if generation.rows:
+            pool = self._pool_of(generation.model)
+            return (pool if pool is not None and pool.ready else None), ""
+        reason = self._own.obstacle(generation, self._patience_s)
+        if not reason:
+            return self._own, ""
+        for pool in self._fallbacks:
+            fits = pool.card is not None and suits(pool.card, generation.request)
+            if fits and not pool.obstacle(generation, self._patience_s):
+                return pool, reason
+        return (self._own if self._own.ready else None), ""
 
     async def _pool_for(self, generation: UpstreamGeneration) -> ServerPool | None:
         """The servers that get a request; None if it goes back to the queue."""
-        while not generation.cancelled:
-            states = [pool.state(generation) for pool in self._pools]
-            chosen = exchange.choose(generation.request, states, self._patience_s, generation.began)
-            if chosen.number is not None:
-                pool = self._pools[chosen.number]
-                self._route(generation, pool, chosen.reason)
-                return pool
-            if not any(state.ready for state in states) or len(self._held) >= MAX_HELD:
+        before, (pool, reason) = generation.pool, self._choose(generation)
+        while pool is None:
+            if not any(each.ready for each in self._pools) or len(self._held) >= MAX_HELD:
                 return None
             self._held.add(generation.id)
             try:
                 await asyncio.sleep(TICK_S)
             finally:
                 self._held.discard(generation.id)
-        return None
-
-    def _route(self, generation: UpstreamGeneration, pool: ServerPool, reason: str) -> None:
-        running = self._live[generation.id]
-        before, running.pool = running.pool, pool
+            pool, reason = self._choose(generation)
+        generation.pool = pool
         if before is not None and pool is not before:
             before.end(generation)
-        if generation.rows or pool is before:
-            return
-        generation.move_to("" if pool is self._own else pool.model)
-        if reason:
-            events.write(
-                "an answer falls back", request=generation.id, model=self._own.model, to=pool.model, reason=reason
-            )
+        if not generation.rows and pool is not before:
+            generation.move_to("" if pool is self._own else pool.model)
+            if reason:
+                own = self._own.model
+                events.write("an answer falls back", request=generation.id, model=own, to=pool.model, reason=reason)
+        return pool
 
     # --- one request ---------------------------------------------------------------------------------------------
 
@@ -269,7 +256,7 @@ class UpstreamEngine:
 
     async def _run(self, generation: UpstreamGeneration) -> None:
         """From submission to the last piece."""
-        self._live[generation.id].has_begun = True
+        generation.has_begun = True
         try:
             last = await self._last(generation)
         except asyncio.CancelledError:
@@ -279,73 +266,56 @@ class UpstreamEngine:
         except Exception:  # the boundary of a request: it must end, whatever is wrong
             log.exception("a request failed in the engine", extra={"request": generation.id})
             last = generation.last(failure=Failure("engine_error", "The engine raised an error for this request.", 500))
-        running = self._live.pop(generation.id, None)
-        if running is not None:
-            (running.pool or self._own).end(generation, goes_on=generation.left or last.finish == RETURNED)
+        if self._live.pop(generation.id, None) is not None:
+            (generation.pool or self._own).end(generation, goes_on=generation.left or last.finish == RETURNED)
         self._emit(last)
 
     async def _last(self, generation: UpstreamGeneration) -> Piece:
-        if generation.is_stopped:  # the worker was lost after the stop string and before its end
-            return generation.last("stop")
+        if TokenGate(generation.request.sampling.stop, generation.request.past_text).hit:
+            return generation.last("stop")  # the worker was lost after the stop string and before its end
+        counts, refused_s = generation.counts, self._own.settings.refused_s
         while not generation.cancelled:
-            if (left_s := self._left_s(generation)) is not None and left_s <= 0:
-                return generation.last(failure=self._refused_failure(generation))
+            waits = [self._patience_s] if self._fallbacks else []
+            if counts.refused_at is not None:  # limits of servers hold it since its last token
+                waits.append(counts.refused_at + refused_s - time.monotonic())
+                if waits[-1] <= 0:
+                    said = f"the upstream server refused the request for {refused_s:g} s: {counts.refusal}"
+                    return generation.last(failure=Failure("upstream_busy", said, 503))
             pool = await self._pool_for(generation)
             if pool is None:
-                return generation.last("cancelled") if generation.cancelled else self._returned(generation)
-            waits = [left_s, self._patience_s if self._fallbacks else None]
-            outcome = await pool.run(generation, min((each for each in waits if each is not None), default=None))
+                return self._returned(generation)
+            outcome = await pool.run(generation, min(waits, default=None))
             if outcome is None:
                 continue
             if (last := self._ending(generation, outcome)) is not None:
                 return last
-            await asyncio.sleep(self._delay(generation, outcome))
+            if outcome.end is End.BROKEN and counts.breaks > 1:  # a busy server's own delay is kept by its place
+                await asyncio.sleep(min(MIN_RETRY_S * 2.0**counts.breaks, MAX_RETRY_S))
         return generation.last("cancelled")
 
     def _ending(self, generation: UpstreamGeneration, outcome: ReplyOutcome) -> Piece | None:
         """The last piece, if the request ends with this outcome; None: it is sent again."""
         if generation.cancelled or outcome.end is End.CANCELLED:
             return generation.last("cancelled")
-        if outcome.end is End.DONE or self._is_bare_end(generation, outcome):
+        # Without a finish reason an answer is complete if its server has nothing to add to it, or gives no finish
+        # reasons and cannot continue it.
+        cannot_add = outcome.end is End.RESTART and generation.bare_ends >= MAX_BARE_ENDS
+        if outcome.end is End.DONE or cannot_add or (outcome.how == "bare" and generation.is_bare_end):
             return generation.last(outcome.finish or ("length" if generation.is_spent else "stop"))
-        if outcome.end is End.FAILED:
-            return generation.last(failure=outcome.failure)
         if outcome.end is End.RESTART:
             log.warning("no server can continue an answer: %s", outcome.reason, extra={"request": generation.id})
-            self._refused.note(generation.request, generation.text, generation.tried)
+            generation.counts.refused = frozenset(generation.tried)
             return self._returned(generation)
-        counts = generation.counts
-        if counts.breaks >= MAX_BREAKS or (counts.restarts >= MAX_RESTARTS and outcome.sent):
+        breaks, restarts = generation.counts.breaks, generation.counts.restarts if outcome.how != "unsent" else 0
+        if outcome.end is End.FAILED or breaks >= MAX_BREAKS or restarts >= MAX_RESTARTS:
             return generation.last(failure=outcome.failure)
         return None
-
-    def _is_bare_end(self, generation: UpstreamGeneration, outcome: ReplyOutcome) -> bool:
-        """Whether an answer without a finish reason counts as complete: its server has nothing to add to it, or gives
-        no finish reasons and cannot continue it."""
-        if outcome.end is End.RESTART:
-            return generation.bare_ends >= MAX_BARE_ENDS
-        return outcome.bare and generation.is_bare_end
-
-    def _left_s(self, generation: UpstreamGeneration) -> float | None:
-        """Seconds until a request that limits of servers hold fails; None: none has refused it since its last token."""
-        refused_at = generation.counts.refused_at
-        return None if refused_at is None else refused_at + self._own.settings.refused_s - time.monotonic()
-
-    def _refused_failure(self, generation: UpstreamGeneration) -> Failure:
-        waited_s, said = self._own.settings.refused_s, generation.counts.refusal
-        return Failure("upstream_busy", f"the upstream server refused the request for {waited_s:g} s: {said}", 503)
 
     def _returned(self, generation: UpstreamGeneration) -> Piece:
         """The last piece of a request that goes back to the queue."""
         generation.counts.shown = bool(generation.rows)
         self._broken.keep(generation.request.text_id, generation.counts)
         return generation.last(RETURNED)
-
-    def _delay(self, generation: UpstreamGeneration, outcome: ReplyOutcome) -> float:
-        """Seconds before a request is sent again; a busy server's own delay is kept by its place."""
-        if outcome.end is not End.BROKEN or generation.counts.breaks <= 1:
-            return 0.0
-        return min(MIN_RETRY_S * 2.0**generation.counts.breaks, MAX_RETRY_S)
 
     # --- steps and time ------------------------------------------------------------------------------------------
 
@@ -368,22 +338,15 @@ class UpstreamEngine:
             now = time.monotonic()
             for pool in self._pools:
                 pool.tick(now)
-            self._note_away(now)
-
-    def _note_away(self, now: float) -> None:
-        if any(pool.ready for pool in self._pools):
-            self._away_since = None
-        elif self._away_since is None:
-            self._away_since = now
+            if any(pool.ready for pool in self._pools):
+                self._away_since = None
+            elif self._away_since is None:
+                self._away_since = now
 
     def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _waiting(failures: dict[str, ProbeFailed]) -> str:
-    return "waiting for " + "; ".join(f"{url}: {error}" for url, error in failures.items())
 
 
 def build(

@@ -1,4 +1,4 @@
-"""Exchange with a server: chooses its pool, sends a request by the best rung, and reads the reply to its end."""
+"""Exchange with a server: sends a request by the best rung, and reads the reply to its end."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ import hmac
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from penstock.engine import CHARACTERS_PER_TOKEN, ModelCard, Piece, Request, Task
-from streaming.jobs.job import HINTS
+from penstock.engine import Piece
 from telemetry import tracing as names
 from telemetry.logs import EventLog
-from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span, operation_name
+from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, operation_name
 from workers.engines.upstream import continuation, tasks
 from workers.engines.upstream.continuation import FROM_BEGINNING, Rung
-from workers.engines.upstream.generation import StreamReader, UpstreamGeneration
-from workers.engines.upstream.http import CLOSED, BrokenReply, ConnectError, UpstreamClient
+from workers.engines.upstream.generation import StreamReader, UpstreamGeneration, text_of_rows
+from workers.engines.upstream.http import NO_HEADERS, BrokenReply, ConnectError, UpstreamConnection
 from workers.engines.upstream.places import ServerEndpoint, ServerPlace, retry_after_s
 from workers.engines.upstream.reply import End, ReplyOutcome, TokenId, by_cut, by_malformed, by_status
-from workers.engines.upstream.server import LOOKUP, ServerFacts
+from workers.engines.upstream.server import LOOKUP
 from workers.engines.upstream.settings import UpstreamSettings
 
 log = logging.getLogger(__name__)
@@ -40,16 +38,6 @@ LIMITED = ("vllm", "sglang")
 """Kinds whose completions end after 16 tokens unless they are told a limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One HTTP request, its path behind the base."""
-
-    method: str
-    path: str
-    data: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
 class Unprepared(Exception):
     """A prompt could not be prepared."""
 
@@ -59,264 +47,235 @@ class Unprepared(Exception):
 
 
 class UpstreamExchange:
-    """Sends requests. One object for all of an engine."""
+    """Sends requests to the servers of one model."""
 
     def __init__(self, settings: UpstreamSettings, emit: Callable[[Piece], None]) -> None:
         self._settings, self._emit = settings, emit
-        self.readers: dict[str, StreamReader] = {}
-        """By request id, the replies that are being read."""
-        self.detached = DetachedGenerations()
+        self.readers: dict[str, tuple[ServerEndpoint, StreamReader]] = {}
+        """By request id, the replies that are being read, each with its server."""
         self.miscounted = 0
         """Complete replies whose counts could not be true."""
         self.tracing = NO_TRACING
         """Gets a span for each request that is sent."""
 
-    def answered_at(self, server: str) -> float:
+    def answered_at(self, server: ServerEndpoint) -> float:
         """When the last token of the replies came that this server is giving (monotonic); -inf: none came."""
-        replies = [each.generation for each in self.readers.values() if each.server == server]
-        return max([each.progress_at for each in replies if each.received], default=-math.inf)
+        replies = [reader for endpoint, reader in self.readers.values() if endpoint is server and reader.received]
+        return max([each.generation.progress_at for each in replies], default=-math.inf)
 
     async def run(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
         """Send the request and read the reply. A rung that the server refuses is followed by the next one."""
-        outcome = await self._run(generation, place)
+        perform = self._answer if generation.request.task is None else self._perform
+        outcome = (await perform(generation, place)).without(place.endpoint.secrets)
         if generation.miscounted and outcome.end is End.DONE:
             self.miscounted += 1
             log.warning("%s: a complete answer with counts that cannot be true", place.endpoint.url)
         return outcome
 
-    async def _run(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
-        endpoint, first_refusal = place.endpoint, ""
-        while True:
-            assert endpoint.facts is not None
-            turn = Turn(generation, place, endpoint.facts)
-            if generation.request.task is not None:
-                return await self._perform(turn, generation.request.task)
-            way = continuation.choose(turn.facts, generation.request, generation.rows, generation.tried)
-            if way.rung is Rung.RESTART:
-                return ReplyOutcome(End.RESTART, first_refusal or way.reason)
+    async def _answer(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
+        url, first_refusal = place.endpoint.url, ""
+        while not generation.cancelled:
+            rung, reason = continuation.choose(place.facts, generation.request, generation.rows, generation.tried)
+            if rung is Rung.RESTART:
+                return ReplyOutcome(End.RESTART, first_refusal or reason)
             if generation.rows:
-                events.write(
-                    "an answer is continued",
-                    request=generation.id,
-                    server=endpoint.url,
-                    by=way.rung.value,
-                    reason=way.reason,
-                )
-            outcome = (await self._send(turn, way.rung)).without(endpoint.secrets)
-            refused = outcome.end is End.FAILED and 400 <= outcome.status < 500
-            differs = way.rung is Rung.REATTACH and outcome.end is End.RESTART
-            if not (differs or (refused and way.rung in (Rung.REATTACH, Rung.IDS, Rung.TEXT, Rung.PREFILL))):
+                events.write("an answer is continued", request=generation.id, server=url, by=rung.value, reason=reason)
+            outcome = await self._send(generation, place, rung)
+            is_refused = outcome.end is End.FAILED and 400 <= outcome.status < 500
+            differs = rung is Rung.REATTACH and outcome.end is End.RESTART
+            if not (differs or (is_refused and rung in (Rung.REATTACH, Rung.IDS, Rung.TEXT, Rung.PREFILL))):
                 return outcome
-            first_refusal = first_refusal or f"{way.rung.value}: {outcome.reason}"
-            level = logging.INFO if way.rung is Rung.REATTACH else logging.WARNING
-            if way.rung is Rung.REATTACH:
-                self.detached.stop(generation)
-            log.log(level, "%s refuses a continuation by %s: %s", endpoint.url, way.rung.value, outcome.reason)
-            generation.tried.add(way.rung)
+            said = outcome.without(place.endpoint.secrets).reason
+            first_refusal = first_refusal or f"{rung.value}: {said}"
+            if rung is Rung.REATTACH:
+                stop_generation(generation)
+            level = logging.INFO if rung is Rung.REATTACH else logging.WARNING
+            log.log(level, "%s refuses a continuation by %s: %s", url, rung.value, said)
+            generation.tried.add(rung)
+        return ReplyOutcome(End.CANCELLED)
 
-    async def _perform(self, turn: Turn, task: Task) -> ReplyOutcome:
-        """Have the server answer a task, in a span of its own."""
-        span = self._span(turn)
+    async def _call(
+        self, generation: UpstreamGeneration, place: ServerPlace, rung: Rung
+    ) -> tuple[str, str, bytes, Mapping[str, str]]:
+        """Method, path behind the base, body and further headers of a request by a rung. Raises Unprepared."""
+        request, facts = generation.request, place.facts
+        if rung is Rung.REATTACH and facts.reattach == "stream":
+            return "GET", continuation.stream_path(request) + "&from=0", b"", NO_HEADERS
+        prompt = await self._prompt(generation, place, rung)
+        rows, limit = generation.written_rows(facts), self._limit(generation, place, rung, prompt)
+        secret = place.key.secret.encode() or b"penstock"  # as in every worker, so that they share cached prompts
+        salt = hmac.digest(secret, request.tenant.encode(), "sha256").hex()
+        path, body = continuation.build(facts, request, rung, rows, prompt, self._settings, limit=limit, salt=salt)
+        return "POST", path, msgspec.json.encode(body), continuation.kept_under(facts, request, rung, generation.tried)
+
+    async def _send(self, generation: UpstreamGeneration, place: ServerPlace, rung: Rung) -> ReplyOutcome:
+        """Send the request by a rung, and read the reply."""
+        facts = place.facts
         try:
-            trace = span.carrier()[TRACEPARENT] if turn.request.trace else ""
-            outcome = await self._performed(turn, task, trace)
-            span.end(error=outcome.end.value if outcome.end in BROKEN else None, attributes=_answered(outcome))
-        finally:
-            span.end(error="cancelled")  # unless it has ended
-        return outcome
-
-    async def _performed(self, turn: Turn, task: Task, trace: str) -> ReplyOutcome:
-        request, facts, generation = turn.request, turn.facts, turn.generation
-        try:
-            match task.kind:
-                case "tokenize":
-                    generation.answer(await self._told_tokens(turn, task, trace), 0)
-                case "detokenize":
-                    found = await self._ask(turn, "/detokenize", tasks.detokenize_body(facts, request), trace=trace)
-                    generation.answer(tasks.read_text(found), 0)
-                case _:
-                    body, limit_s = tasks.body_of(facts, request, task), self._settings.first_token_s
-                    body = continuation.passed(facts, request, self._settings.withhold_fields) | body
-                    found = await self._ask(turn, tasks.path_of(task), body, limit_s=limit_s, based=True, trace=trace)
-                    generation.answer(*tasks.read_reply(facts, request, task, found))
-        except Unprepared as error:
-            return error.outcome.without(turn.place.endpoint.secrets)
-        except ValueError as error:  # of msgspec and of base64 too
-            log.warning("%s: a task: %s", turn.place.endpoint.url, type(error).__name__)
-            return by_malformed(f"reply to {task.kind}")
-        return ReplyOutcome(End.DONE, finish="stop")
-
-    async def _told_tokens(self, turn: Turn, task: Task, trace: str) -> str:
-        """Raises Unprepared, ValueError."""
-        facts, body = turn.facts, tasks.tokenize_body(turn.facts, turn.request, task)
-        if turn.request.turns and not facts.chat_ids:
-            outcome = ReplyOutcome(End.FAILED, "it tokenizes no conversations: send its text as prompt", status=400)
-            raise Unprepared(replace(outcome, param="messages"))
-        if turn.request.turns and facts.template_chat:
-            body = tasks.rendered_body(await self._rendered(turn, begins=task.generation_prompt))
-        return tasks.read_tokens(facts, await self._ask(turn, "/tokenize", body, trace=trace))
-
-    async def _send(self, turn: Turn, rung: Rung) -> ReplyOutcome:
-        """Send the request by a rung; once more if the server closed the connection as it was used again."""
-        try:
-            prompt = await self._prompt(turn, rung)
+            method, path, body, more = await self._call(generation, place, rung)
         except Unprepared as error:
             return error.outcome
-        call = self._call(turn, rung, prompt)
-        for fresh in (False, True):
-            if turn.generation.cancelled:
-                return ReplyOutcome(End.CANCELLED)
-            outcome, again = await self._read(turn, rung, call, fresh=fresh)
-            if not again:
-                return outcome
-        return outcome
+        client = place.client
 
-    def _call(self, turn: Turn, rung: Rung, prompt: Any) -> _Call:
-        facts, generation = turn.facts, turn.generation
-        if rung is Rung.REATTACH and facts.reattach == "stream":
-            return _Call("GET", continuation.stream_path(turn.request))
-        path, body = continuation.build(
-            facts,
-            turn.request,
-            rung,
-            generation.written_rows(facts),
-            prompt,
-            self._settings,
-            limit=self._limit(turn, rung, prompt),
-            salt=_salt(turn.request.tenant, turn.place.key.secret),
-        )
-        named = continuation.kept_under(facts, turn.request, rung, generation.tried)
-        return _Call("POST", path, msgspec.json.encode(body), named)
+        def begin(connection: UpstreamConnection) -> StreamReader:
+            reader = StreamReader(generation, connection, self._emit, facts, rung)
+            self.readers[generation.id] = place.endpoint, reader
+            return reader
 
-    async def _read(self, turn: Turn, rung: Rung, call: _Call, *, fresh: bool) -> tuple[ReplyOutcome, bool]:
-        """The outcome of one reply, and whether to send again: the connection was closed as it was used again."""
-        generation, place, facts, client = turn.generation, turn.place, turn.facts, turn.client
-        try:
-            connection = await client.connection(fresh=fresh)
-        except ConnectError as error:
-            return by_cut(str(error), sent=False), False
-        if generation.cancelled:
-            connection.close()
-            return ReplyOutcome(End.CANCELLED), False
-        reader = StreamReader(generation, connection, self._emit)
-        was_used, before = connection.used > 0, generation.out
-        now, span = time.monotonic(), self._span(turn)
-        generation.begin(facts, rung, now)
-        reader.server, self.readers[generation.id] = place.endpoint.url, reader
-        try:
-            path, secret = client.address.base + call.path, place.key.secret
-            trace = span.carrier()[TRACEPARENT] if turn.request.trace else ""
-            data = client.request(call.method, path, call.data, secret, stream=True, trace=trace, more=call.headers)
-            client.send(connection, data, reader)
-            outcome = await reader.done
-            span.end(error=outcome.end.value if outcome.end in BROKEN else None, attributes=_answered(outcome))
-        finally:
-            span.end(error="cancelled")  # unless it has ended
-            del self.readers[generation.id]
-            if not reader.done.done():
-                connection.close()
-        if facts.aborts and not reader.is_read:
-            self.detached.abort(generation.id, place)
-        unseen = facts.reattach == "key" and reader.silent and bool(call.headers)
-        if unseen and generation.cancelled and not (generation.left and generation.rows):
-            self.detached.stop_unseen(place, call.path, call.data, call.headers)
-        if facts.reattach and rung in FROM_BEGINNING:
-            self.detached.begin(turn, reader)
-            outcome = self.detached.note_end(turn, rung, reader, outcome, before)
-        if reader.headers:
-            place.key.note(reader.headers, time.monotonic(), time.time())
+        async def read(trace: str) -> ReplyOutcome:
+            path_there = client.address.base + path
+            data = client.request(method, path_there, body, place.key.secret, stream=True, trace=trace, more=more)
+            try:
+                reader = await client.exchange(data, begin)
+            except ConnectError as error:
+                return by_cut(str(error), "unsent")
+            finally:
+                self.readers.pop(generation.id, None)
+            assert reader.outcome is not None
+            outcome = reader.outcome
             if outcome.end is End.BUSY:
                 outcome = replace(outcome, retry_s=retry_after_s(reader.headers, time.time()))
-        return outcome, was_used and reader.silent and outcome.reason == CLOSED
+            if facts.aborts and not reader.is_read:
+                path_there = f"{client.address.root}/abort_request"  # sooner than it would notice
+                place.endpoint.spawn(client.ask("POST", path_there, {"rid": generation.id}, place.key.secret))
+            is_unseen = facts.reattach == "key" and more and not reader.status
+            if is_unseen and generation.cancelled and not (generation.left and generation.rows):
+                place.endpoint.spawn(_stop_unseen(place, generation, path, body, more))
+            if facts.reattach and rung in FROM_BEGINNING:
+                outcome = note_end(place, rung, reader, outcome)
+            place.key.note(reader.headers, time.monotonic(), time.time())
+            return outcome
 
-    def _span(self, turn: Turn) -> Span:
-        """Begin the span of one request to a server, which the server continues."""
-        request, address = turn.request, turn.client.address
-        task = request.task.kind if request.task is not None else None
-        operation = operation_name(task, is_chat=bool(request.turns))
+        return await self._traced(generation, place, read)
+
+    async def _traced(
+        self, generation: UpstreamGeneration, place: ServerPlace, call: Callable[[str], Awaitable[ReplyOutcome]]
+    ) -> ReplyOutcome:
+        """Make a call in a span of its own. `call` gets the span's traceparent, "" for a request without one."""
+        request, address = generation.request, place.client.address
+        operation = operation_name(None if request.task is None else request.task.kind, is_chat=bool(request.turns))
         attributes: Attributes = {
             names.OPERATION: operation,
-            names.PROVIDER: turn.facts.kind,
-            names.REQUEST_MODEL: turn.facts.model,
+            names.PROVIDER: place.facts.kind,
+            names.REQUEST_MODEL: place.facts.model,
             names.SERVER_ADDRESS: address.host,
             names.SERVER_PORT: address.port,
         }
         parent = {TRACEPARENT: request.trace} if request.trace else None
-        return self.tracing.span(f"{operation} {turn.facts.model}", parent, "client", attributes=attributes)
+        span = self.tracing.span(f"{operation} {place.facts.model}", parent, "client", attributes=attributes)
+        try:
+            outcome = await call(span.carrier()[TRACEPARENT] if request.trace else "")
+            failed = outcome.end in BROKEN
+            said = {  # no words of the server, which may repeat the prompt
+                names.STATUS_CODE: outcome.status,
+                names.FINISH_REASONS: [outcome.finish] if outcome.finish else None,
+                names.ERROR_TYPE: str(outcome.status or outcome.end.value) if failed else None,
+            }
+            known: Attributes = {name: value for name, value in said.items() if value}
+            span.end(error=outcome.end.value if failed else None, attributes=known)
+        finally:
+            span.end(error="cancelled")  # unless it has ended
+        return outcome
 
-    def _limit(self, turn: Turn, rung: Rung, prompt: Any) -> int | None:
-        generation, facts = turn.generation, turn.facts
-        limit = generation.remaining(rung)
-        if limit is None and isinstance(prompt, list) and facts.kind in LIMITED and facts.context:
+    # --- tasks, and prompts that the server renders or tokenises -------------------------------------------------
+
+    async def _perform(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
+        """Have the server answer a task."""
+        request, facts, task = generation.request, place.facts, generation.request.task
+        assert task is not None
+
+        async def perform(trace: str) -> ReplyOutcome:
+            body, computes = tasks.body_of(facts, request, task), task.kind in ("embed", "rerank")
+            try:
+                if request.turns and not facts.chat_ids:
+                    words = "it tokenizes no conversations: send its text as prompt"
+                    return ReplyOutcome(End.FAILED, words, status=400, param="messages")
+                if request.turns and facts.template_chat:
+                    rendered = await self._rendered(generation, place, begins=task.generation_prompt)
+                    body = tasks.text_body(rendered, special=True)
+                if computes:
+                    body = continuation.passed(facts, request, self._settings.withhold_fields) | body
+                path, limit_s = tasks.PATHS[task.kind], self._settings.first_token_s if computes else ASK_S
+                found = await self._ask(place, path, body, limit_s=limit_s, based=computes, trace=trace)
+                generation.answer(*tasks.read_reply(facts, request, task, found))
+            except Unprepared as error:
+                return error.outcome
+            except ValueError as error:  # of msgspec and of base64 too
+                log.warning("%s: a task: %s", place.endpoint.url, type(error).__name__)
+                return by_malformed(f"reply to {task.kind}")
+            return ReplyOutcome(End.DONE, finish="stop")
+
+        return await self._traced(generation, place, perform)
+
+    def _limit(self, generation: UpstreamGeneration, place: ServerPlace, rung: Rung, prompt: Any) -> int | None:
+        """max_tokens of a reply; None: as many as fit."""
+        facts, past = place.facts, 0 if rung in FROM_BEGINNING else generation.out
+        if (limit := generation.request.sampling.max_tokens) is not None:
+            return max(0, limit - past)
+        if isinstance(prompt, list) and facts.kind in LIMITED and facts.context:
             return max(1, facts.context - len(prompt) - (generation.out if rung is Rung.IDS else 0))
-        if limit is None and self._settings.default_output:
-            past = 0 if rung in FROM_BEGINNING else generation.out
-            return max(1, self._settings.default_output - past)
-        return limit
+        return max(1, self._settings.default_output - past) if self._settings.default_output else None
 
-    # --- prompts that the server renders or tokenises ------------------------------------------------------------
-
-    async def _prompt(self, turn: Turn, rung: Rung) -> Any:
+    async def _prompt(self, generation: UpstreamGeneration, place: ServerPlace, rung: Rung) -> Any:
         """The prompt for /completions, without the answer so far; None: the request's own. Raises Unprepared."""
-        request, facts, generation = turn.request, turn.facts, turn.generation
+        request, facts = generation.request, place.facts
         if not continuation.is_prompted(facts, request, rung):
             return None
         if facts.template_chat and request.turns:
             if not isinstance(generation.prompt, str):
-                generation.prompt = await self._rendered(turn)
+                generation.prompt = await self._rendered(generation, place)
             return generation.prompt
         if request.ids:
             return None
         needs_ids = rung is Rung.IDS or (request.sampling.max_tokens is None and facts.kind in LIMITED)
-        if not needs_ids or rung is Rung.TEXT or facts.mixed or not facts.tokenizes:
+        if not needs_ids or rung is Rung.TEXT or facts.mixed or not facts.tokenize:
             return None
         if rung is Rung.IDS:
-            await self._check_alignment(turn)
+            await self._check_alignment(generation, place)
         if not isinstance(generation.prompt, list):
-            generation.prompt = await self._tokenized(turn)
+            generation.prompt = await self._tokenized(generation, place)
         return generation.prompt
 
-    async def _rendered(self, turn: Turn, *, begins: bool = True) -> str:
-        request, facts = turn.request, turn.facts
-        body = continuation.rendering(facts, request) | {"messages": [each.shown for each in request.turns]}
+    async def _rendered(self, generation: UpstreamGeneration, place: ServerPlace, *, begins: bool = True) -> str:
+        request, facts = generation.request, place.facts
+        body = continuation.rendering(facts, request)
         if not begins:
             body["add_generation_prompt"] = False
-        if request.reasoning not in ("", "default") and facts.reasoning_effort:
-            body = continuation.with_effort(body, facts, request.reasoning)
-        found = (await self._ask(turn, "/apply-template", body)).get("prompt")
+        body = continuation.with_effort(body, facts, request)
+        found = (await self._ask(place, "/apply-template", body)).get("prompt")
         if not isinstance(found, str) or not found:
             raise Unprepared(by_cut("/apply-template gave no prompt"))
         return found
 
-    async def _tokenized(self, turn: Turn) -> list[int]:
+    async def _tokenized(self, generation: UpstreamGeneration, place: ServerPlace) -> list[int]:
         """The ids of a conversation, or of a text."""
-        body: dict[str, Any] = {"model": turn.facts.model}
-        if turns := turn.request.turns:
-            body |= continuation.rendering(turn.facts, turn.request) | {"messages": [each.shown for each in turns]}
-            body["add_generation_prompt"] = True
+        request = generation.request
+        if request.turns:
+            body = continuation.rendering(place.facts, request) | {"add_generation_prompt": True}
         else:
-            body |= {"prompt": turn.request.prompt, "add_special_tokens": True}
-        found = (await self._ask(turn, "/tokenize", body)).get("tokens")
+            body = {"prompt": request.prompt, "add_special_tokens": True}
+        found = (await self._ask(place, "/tokenize", {"model": place.facts.model} | body)).get("tokens")
         try:
             return msgspec.convert(found, list[TokenId])
         except msgspec.ValidationError:
             raise Unprepared(by_cut("/tokenize gave no token ids")) from None
 
-    async def _check_alignment(self, turn: Turn) -> None:
+    async def _check_alignment(self, generation: UpstreamGeneration, place: ServerPlace) -> None:
         """Where chunks held several tokens, the last ids may be ahead of the text. Raises Unprepared: the ids are then
         not continued."""
-        rows = turn.generation.rows
+        rows = generation.rows
         if all(len(ids) <= 1 for _, ids, _ in rows):
             return
-        body = {"model": turn.facts.model, "tokens": [each for _, ids, _ in rows for each in ids]}
-        told = await self._ask(turn, "/detokenize", body)
-        found = told.get("prompt", told.get("text"))  # the second: SGLang
-        if not isinstance(found, str) or found.lstrip() != turn.generation.written(turn.facts).lstrip():
-            raise Unprepared(ReplyOutcome(End.FAILED, "its token ids do not give the text that was shown", status=400))
+        body = {"model": place.facts.model, "tokens": [each for _, ids, _ in rows for each in ids]}
+        found = await self._ask(place, "/detokenize", body)
+        with suppress(ValueError):
+            if tasks.read_text(found).lstrip() == text_of_rows(generation.written_rows(place.facts)).lstrip():
+                return
+        raise Unprepared(ReplyOutcome(End.FAILED, "its token ids do not give the text that was shown", status=400))
 
     async def _ask(
         self,
-        turn: Turn,
+        place: ServerPlace,
         path: str,
         body: Mapping[str, Any],
         *,
@@ -325,147 +284,20 @@ class UpstreamExchange:
         trace: str = "",
     ) -> Mapping[str, Any]:
         """An answer of the server's own. `based`: its path is behind the base, such as /v1. Raises Unprepared."""
-        address, key = turn.client.address, turn.place.key
+        address, key = place.client.address, place.key
         path = (address.base if based else address.root) + path
         try:
-            reply = await turn.client.ask("POST", path, body, key.secret, limit_s, trace)
+            reply = await place.client.ask("POST", path, body, key.secret, limit_s, trace)
         except (ConnectError, BrokenReply) as error:
-            raise Unprepared(by_cut(f"{path}: {error}", sent=isinstance(error, BrokenReply))) from None
-        found = reply.json()
+            raise Unprepared(by_cut(f"{path}: {error}", "unsent" if isinstance(error, ConnectError) else "")) from None
         key.note(reply.headers, time.monotonic(), time.time())
         if reply.status != 200:
-            status = 400 if tasks.TOO_LARGE in reply.body else reply.status
-            outcome = by_status(status, reply.body, found)
+            outcome = by_status(400 if tasks.TOO_LARGE in reply.body else reply.status, reply.body)
             raise Unprepared(replace(outcome, retry_s=retry_after_s(reply.headers, time.time())))
+        found = reply.json()
         if not isinstance(found, Mapping):
             raise Unprepared(by_cut(f"{path} gave no object"))
         return found
-
-
-def _answered(outcome: ReplyOutcome) -> Attributes:
-    """Attributes of a reply: no words of the server, which may repeat the prompt."""
-    found: dict[str, str | int | float | bool | Sequence[str]] = {}
-    if outcome.status:
-        found[names.STATUS_CODE] = outcome.status
-    if outcome.finish:
-        found[names.FINISH_REASONS] = [outcome.finish]
-    if outcome.end in BROKEN:
-        found[names.ERROR_TYPE] = str(outcome.status or outcome.end.value)
-    return found
-
-
-def _salt(tenant: str, secret: str) -> str:
-    """The same in every worker, so that they share a tenant's cached prompts."""
-    return hmac.digest(secret.encode() or b"penstock", tenant.encode(), "sha256").hex()
-
-
-MAX_BREAKS_BEFORE = 2
-"""A request that a model's servers break so often before its first token goes to the next model."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolState:
-    """What counts of one model's servers, for one request."""
-
-    model: str
-    ready: bool
-    """Whether one of them is there."""
-    wait_s: float = 0.0
-    """For how long their rate limits hold the request."""
-    breaks: int = 0
-    """How often they have broken the request, before its first token."""
-    card: ModelCard | None = None
-    """What they can do; None: not known yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolChoice:
-    """The chosen pool and why it is not the first; None: the request waits for a server."""
-
-    number: int | None
-    reason: str = ""
-
-
-def choose(request: Request, pools: Sequence[PoolState], patience_s: float, began: str | None) -> PoolChoice:
-    """Choose the servers that get a request.
-
-    An answer stays with the model that gave its first token: two models never write one text. Before that, a request
-    goes to a fallback while no server of its own model can be used, or after they have broken it twice. An error by the
-    request's own fault, and a content filter, lead to no fallback.
-
-    Args:
-        pools: of the model that was asked for, then of its fallbacks in their order.
-        patience_s: rate limits that hold a request longer lead to a fallback.
-        began: the model that gave the first token; None before that.
-    """
-    if began is not None:
-        number = number_of(began, [pool.model for pool in pools])
-        return PoolChoice(number if number is not None and pools[number].ready else None)
-    reason = _obstacle(pools[0], patience_s)
-    if not reason:
-        return PoolChoice(0)
-    for number, pool in enumerate(pools[1:], 1):
-        if pool.card is not None and not _obstacle(pool, patience_s) and not unsuited(pool.card, request):
-            return PoolChoice(number, reason)
-    return PoolChoice(0 if pools[0].ready else None)
-
-
-def number_of(model: str, models: Sequence[str]) -> int | None:
-    """The number of the model that began an answer ("": the first); None if it is no longer among them."""
-    if not model:
-        return 0
-    return models.index(model) if model in models else None
-
-
-def unsuited(card: ModelCard, request: Request) -> str:
-    """Why a model cannot stand in for another one with this request; "" if it can."""
-    sampling, can, turns = request.sampling, card.capabilities, request.turns
-    tools, called = request.tools, any(turn.calls or turn.call_id for turn in turns)
-    size = size_of(request)
-    obstacles = {
-        "vectors and token ids are those of another model": request.task is not None,
-        "token ids are those of another model": bool(request.ids),
-        "token ids of a bias are those of another model": bool(sampling.logit_bias),
-        "it takes no raw prompts": isinstance(request.prompt, str) and not can.text_prompts,
-        "it takes no conversations": bool(turns) and not can.chat,
-        "it gives too few log-probabilities": sampling.logprobs is not None and sampling.logprobs > can.logprobs,
-        "it cannot be held to JSON": sampling.json_schema is not None and not can.json_schema,
-        "it knows no penalties": bool(sampling.presence_penalty or sampling.frequency_penalty) and not can.penalties,
-        "it knows no top_k": bool(sampling.top_k) and not can.top_k,
-        "it knows no min_p": bool(sampling.min_p) and not can.min_p,
-        "it knows no repetition_penalty": sampling.repetition_penalty not in (None, 1) and not can.repetition_penalty,
-        "it knows no tools": (called or (tools is not None and not tools.forced)) and not can.tools,
-        "it cannot force a call": tools is not None and tools.forced and not can.forced_tools,
-        "it gets no further fields": bool(request.passed.keys() - HINTS) and not can.passes_fields,
-        "its context may be too short": size + (sampling.max_tokens or 1) > card.context,
-        "its longest answer is shorter": (sampling.max_tokens or 0) > card.max_output,
-    }
-    return next((reason for reason, stands in obstacles.items() if stands), "")
-
-
-def size_of(request: Request) -> int:
-    """Tokens of a prompt, roughly."""
-    if request.inputs:
-        sizes = [len(each) // (CHARACTERS_PER_TOKEN if isinstance(each, str) else 1) for each in request.inputs]
-        return sum(sizes)
-    if request.ids:
-        return len(request.ids)
-    texts = [turn.content for turn in request.turns] or [str(request.prompt)]
-    return sum([len(text) // CHARACTERS_PER_TOKEN for text in texts])
-
-
-def _obstacle(pool: PoolState, patience_s: float) -> str:
-    """Why a model's servers do not get a request that has no token yet; "" if they may."""
-    if not pool.ready:
-        return "no server of it is there"
-    if pool.breaks >= MAX_BREAKS_BEFORE:
-        return f"its servers broke the request {pool.breaks} times"
-    if pool.wait_s > patience_s:
-        return f"its rate limit holds for {pool.wait_s:.0f} s"
-    return ""
-
-
-# --- generations that go on at a server -------------------------------------------------------------------------------
 
 
 MAX_VAIN = 2
@@ -474,132 +306,91 @@ LOOKUP_S = 3.0
 """For a server's answer whether it keeps a generation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One request at one server, with what the server's last probe found."""
+def note_end(place: ServerPlace, rung: Rung, reader: StreamReader, outcome: ReplyOutcome) -> ReplyOutcome:
+    """A reply that is kept under a name has ended for its reader, who may come back. Stop its generation if it is not
+    to be continued where it is: it has been silent, or has brought nothing new. Returns what follows for the request.
+    """
+    generation, facts = reader.generation, place.facts
+    is_over = facts.reattach == "key" and reader.is_read
+    stop = continuation.stop_call(facts, generation.request, reader.headers)
+    if stop is not None and reader.status == 200 and not is_over:
+        generation.kept_at = (place, *stop)
+    if outcome.end in (End.BUSY, End.KEY):  # it goes on meanwhile
+        return outcome
+    if rung is Rung.REATTACH and outcome.how == "told":
+        outcome = ReplyOutcome(End.RESTART, f"it has ended there: {outcome.reason}")
+    if outcome.end is not End.BROKEN:
+        stop_generation(generation)
+        return outcome
+    if generation.out > reader.out_before:
+        generation.counts.vain = 0
+    elif reader.status == 200 or continuation.JOB_HEADER in reader.headers:
+        generation.counts.vain += 1
+    vain = generation.counts.vain >= MAX_VAIN
+    if (vain and facts.reattach == "key") or ((vain or outcome.how == "stalled") and generation.rows):
+        generation.tried.add(Rung.REATTACH)
+        stop_generation(generation)
+    return outcome  # one at a llama-server that has shown nothing is replaced by the next one
 
-    generation: UpstreamGeneration
-    place: ServerPlace
-    facts: ServerFacts
 
-    @property
-    def request(self) -> Request:
-        return self.generation.request
+def stop_generation(generation: UpstreamGeneration, *, goes_on: bool = False) -> None:
+    """Stop what goes on at a server, unless another worker may continue it. `goes_on`: the request goes back to the
+    queue. A job of a Penstock that has shown nothing is found by nobody; a stream's name is that of the next one too.
+    """
+    kept_at, generation.kept_at, generation.counts.vain = generation.kept_at, None, 0
+    if kept_at is not None:
+        place, method, path = kept_at
+        if not (goes_on or generation.left) or not (generation.rows or method == continuation.BY_NAME):
+            place.endpoint.spawn(place.client.ask(method, place.client.address.base + path, None, place.key.secret))
 
-    @property
-    def client(self) -> UpstreamClient:
-        return self.place.endpoint.client
+
+def stop_by_name(endpoint: ServerEndpoint, generation: UpstreamGeneration) -> None:
+    """Stop what a llama-server may generate of a text that nobody reads."""
+    stop = continuation.stop_call(endpoint.facts, generation.request, NO_HEADERS) if endpoint.facts else None
+    if stop is not None:
+        client, key = endpoint.client, endpoint.keys[0].secret
+        endpoint.spawn(client.ask(stop[0], client.address.base + stop[1], None, key))
 
 
-class DetachedGenerations:
-    """Generations that may go on at servers without a connection, of all requests of an engine."""
+async def _stop_unseen(
+    place: ServerPlace, generation: UpstreamGeneration, path: str, body: bytes, more: Mapping[str, str]
+) -> None:
+    """Stop the job of a request to a Penstock that was cancelled before its reply began, which would have told the
+    job's id: the same request, put without waiting, does. Raises ConnectError, BrokenReply."""
+    client, key = place.client, place.key.secret
+    wanted = {**more, "Prefer": "respond-async"}
+    found = await client.ask("POST", client.address.base + path, msgspec.Raw(body), key, more=wanted)
+    if stop := continuation.stop_call(place.facts, generation.request, found.headers):
+        await client.ask(stop[0], client.address.base + stop[1], None, key)
 
-    def __init__(self) -> None:
-        self._calls: set[asyncio.Future[None]] = set()
-        self._stops: dict[str, tuple[ServerPlace, str, str]] = {}
-        """By request id: where its generation may go on, and the call that stops it."""
-        self._vain: Counter[str] = Counter()
-        """By request id: how often in a row reading its generation brought nothing new."""
 
-    def begin(self, turn: Turn, reader: StreamReader) -> None:
-        """A reply that is kept under a name has ended for its reader, who may come back."""
-        if turn.facts.reattach == "key" and reader.is_read:  # the job is over
-            return
-        stop = continuation.stop_path(turn.facts, turn.request, reader.headers)
-        if stop is not None and reader.status == 200:
-            self._stops[turn.generation.id], turn.generation.located = (turn.place, *stop), True
+async def home_of(generation: UpstreamGeneration, endpoints: Sequence[ServerEndpoint]) -> ServerEndpoint | None:
+    """The server that keeps the newest generation of a text; None if none does, or there is no choice."""
+    if not generation.rows or Rung.REATTACH in generation.tried or len(endpoints) < 2:
+        return None
+    if generation.kept_at is not None and generation.kept_at[0].endpoint in endpoints:
+        return generation.kept_at[0].endpoint
+    asked = [each for each in endpoints if each.facts is not None and each.facts.reattach == "stream"]
+    starts = await asyncio.gather(*[_begun_at(each, generation) for each in asked])
+    latest = max(starts, default=0.0)
+    return asked[starts.index(latest)] if latest else None
 
-    def note_end(
-        self, turn: Turn, rung: Rung, reader: StreamReader, outcome: ReplyOutcome, before: int
-    ) -> ReplyOutcome:
-        """Stop a generation that is not to be continued where it is: it has been silent, or has brought nothing new.
-        Returns what follows for the request. `before`: tokens that had come out when the reply began."""
-        generation = turn.generation
-        if outcome.end in (End.BUSY, End.KEY):  # it goes on meanwhile
-            return outcome
-        if rung is Rung.REATTACH and outcome.told:
-            outcome = ReplyOutcome(End.RESTART, f"it has ended there: {outcome.reason}")
-        if outcome.end is not End.BROKEN:
-            self.stop(generation)
-            return outcome
-        if generation.out > before:
-            self._vain.pop(generation.id, None)
-        elif reader.status == 200 or continuation.JOB_HEADER in reader.headers:
-            self._vain[generation.id] += 1
-        vain = self._vain[generation.id] >= MAX_VAIN
-        if (vain and turn.facts.reattach == "key") or ((vain or outcome.stalled) and generation.rows):
-            generation.tried.add(Rung.REATTACH)
-            self.stop(generation)
-        return outcome  # one at a llama-server that has shown nothing is replaced by the next one
 
-    def stop(self, generation: UpstreamGeneration, *, goes_on: bool = False) -> None:
-        """Stop what goes on, unless another worker may continue it. `goes_on`: the request goes back to the queue. A
-        job of a Penstock that has shown nothing is found by nobody; a stream's name is that of the next one too."""
-        found = self._stops.pop(generation.id, None)
-        self._vain.pop(generation.id, None)
-        if found is None:
-            return
-        place, method, path = found
-        if (goes_on or generation.left) and (generation.rows or method == continuation.BY_NAME):
-            return
-        client = place.endpoint.client
-        self._spawn(client.ask(method, client.address.base + path, None, place.key.secret))
+class KeptReply(msgspec.Struct):
+    """A reply that a llama-server keeps."""
 
-    def stop_by_name(self, endpoint: ServerEndpoint, generation: UpstreamGeneration) -> None:
-        """Stop what a llama-server may generate of a text that nobody reads."""
-        facts, client = endpoint.facts, endpoint.client
-        if facts is not None and facts.reattach == "stream":
-            stop = continuation.stop_path(facts, generation.request, {})
-            if stop is not None:
-                self._spawn(client.ask(stop[0], client.address.base + stop[1], None, endpoint.keys[0].secret))
-
-    def stop_unseen(self, place: ServerPlace, path: str, data: bytes, headers: Mapping[str, str]) -> None:
-        """Stop the job of a request to a Penstock that was cancelled before its reply began, which would have told the
-        job's id: the same request, put without waiting, does. `path`, `data`, `headers`: its."""
-        self._spawn(_cancelled(place, path, data, headers))
-
-    def abort(self, request_id: str, place: ServerPlace) -> None:
-        """Have a server stop a request that nobody reads on, sooner than it would notice."""
-        client = place.endpoint.client
-        self._spawn(client.ask("POST", f"{client.address.root}/abort_request", {"rid": request_id}, place.key.secret))
-
-    async def find(self, endpoints: Sequence[ServerEndpoint], generation: UpstreamGeneration) -> ServerEndpoint | None:
-        """The server that keeps the newest generation of a text; None if none does, or there is no choice."""
-        if not generation.rows or Rung.REATTACH in generation.tried or len(endpoints) < 2:
-            return None
-        if (known := self._stops.get(generation.id)) is not None and known[0].endpoint in endpoints:
-            return known[0].endpoint
-        asked = [each for each in endpoints if each.facts is not None and each.facts.reattach == "stream"]
-        starts = await asyncio.gather(*[_begun_at(each, generation) for each in asked])
-        latest = max(starts, default=0.0)
-        return asked[starts.index(latest)] if latest else None
-
-    def _spawn(self, call: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.ensure_future(_quietly(call))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+    conversation_id: str
+    started_at: float
+    """Unix time of the server."""
 
 
 async def _begun_at(endpoint: ServerEndpoint, generation: UpstreamGeneration) -> float:
-    client, request = endpoint.client, generation.request
-    body = {"conversation_ids": [continuation.stream_name(request)]}
-    path, key = client.address.base + LOOKUP, endpoint.keys[0].secret
+    """When the reply of a text began that a llama-server keeps; 0.0: it keeps none."""
+    client, name = endpoint.client, continuation.stream_name(generation.request)
+    path, body = client.address.base + LOOKUP, {"conversation_ids": [name]}
     try:
-        return continuation.begun_at((await client.ask("POST", path, body, key, LOOKUP_S)).json(), request)
-    except (ConnectError, BrokenReply):
+        reply = await client.ask("POST", path, body, endpoint.keys[0].secret, LOOKUP_S)
+        kept = msgspec.convert(reply.json(), list[KeptReply])
+    except (ConnectError, BrokenReply, msgspec.ValidationError):
         return 0.0
-
-
-async def _cancelled(place: ServerPlace, path: str, data: bytes, headers: Mapping[str, str]) -> None:
-    """Raises ConnectError, BrokenReply."""
-    client, key = place.endpoint.client, place.key.secret
-    base, more = client.address.base, {**headers, "Prefer": "respond-async"}
-    found = await client.ask("POST", base + path, msgspec.Raw(data), key, more=more)
-    if (stop := continuation.cancel_path(found.headers)) is not None:
-        await client.ask("POST", base + stop, None, key)
-
-
-async def _quietly(call: Coroutine[Any, Any, object]) -> None:
-    """Make a call whose failure changes nothing: the request stops as well, only later."""
-    with suppress(ConnectError, BrokenReply):
-        await call
+    return max([each.started_at for each in kept if each.conversation_id == name], default=0.0)

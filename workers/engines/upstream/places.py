@@ -9,14 +9,15 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from penstock.config import ConfigError, hide
-from workers.engines.upstream.http import ServerAddress, UpstreamClient, without
+from workers.engines.upstream.http import BrokenReply, ConnectError, ServerAddress, UpstreamClient, without
 from workers.engines.upstream.proxy import proxy_for
 from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe, gauges
 from workers.engines.upstream.settings import UpstreamSettings
@@ -222,30 +223,21 @@ FAMILIES = (
 
 def retry_after_s(headers: Mapping[str, str], wall_s: float) -> float | None:
     """Seconds to wait as `retry-after-ms` or `retry-after` say; None: they say nothing. `wall_s`: Unix time."""
-    if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
-        return _bounded(milliseconds / 1000)
-    value = headers.get("retry-after")
-    if (seconds := _number(value)) is not None:
-        return _bounded(seconds)
-    try:
-        return None if not value else _bounded(parsedate_to_datetime(value).timestamp() - wall_s)
-    except (ValueError, OverflowError):
-        return None
+    told = told_s(headers.get("retry-after-ms", "") + "ms", wall_s)
+    return told_s(headers.get("retry-after", ""), wall_s) if told is None else told
 
 
-def reset_s(value: str | None, wall_s: float) -> float | None:
-    """Seconds until a limit is whole again: "12ms", "6m0s", "1.5", or a time of RFC 3339; None if it is none."""
-    if not value:
-        return None
-    if (seconds := _number(value)) is not None:
-        return _bounded(seconds)
-    parts = PART.findall(value)
+def told_s(value: str, wall_s: float) -> float | None:
+    """Seconds that a header names, from 0 to MAX_WAIT_S: "12ms", "6m0s", "1.5", or until a time of RFC 3339 or of HTTP;
+    None if it names none."""
+    found, parts = _number(value), PART.findall(value)
     if parts and "".join(number + unit for number, unit in parts) == value:
-        return _bounded(sum(float(number) * UNITS_S[unit] for number, unit in parts))
-    try:
-        return _bounded(datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp() - wall_s)
-    except (ValueError, OverflowError):
-        return None
+        found = sum(float(number) * UNITS_S[unit] for number, unit in parts)
+    for read in (datetime.fromisoformat, parsedate_to_datetime):
+        if found is None:
+            with suppress(ValueError, OverflowError):
+                found = read(value).timestamp() - wall_s
+    return None if found is None else min(max(0.0, found), MAX_WAIT_S)
 
 
 def _number(value: str | None) -> float | None:
@@ -254,10 +246,6 @@ def _number(value: str | None) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
-
-
-def _bounded(seconds: float) -> float:
-    return min(max(0.0, seconds), MAX_WAIT_S)
 
 
 class Bucket:
@@ -326,10 +314,6 @@ class UpstreamKey:
         self.requests.take(1, now)
         self.tokens.take(cost, now)
 
-    def refund(self, cost: int, spent: int, now: float) -> None:
-        """A reply ended that had reserved `cost` tokens and spent `spent`."""
-        self.tokens.take(spent - cost, now)
-
     def note(self, headers: Mapping[str, str], now: float, wall_s: float) -> None:
         """Learn from the headers of a reply."""
         for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
@@ -338,7 +322,7 @@ class UpstreamKey:
                     headers.get(family.format(what=what, unit=unit)) for what in ("limit", "remaining", "reset")
                 )
                 if limit is not None:
-                    bucket.correct(self._part(limit), self._part(remaining), reset_s(reset, wall_s), now)
+                    bucket.correct(self._part(limit), self._part(remaining), told_s(reset or "", wall_s), now)
 
     def _part(self, value: str | None) -> float | None:
         number = _number(value)
@@ -351,11 +335,8 @@ class UpstreamKey:
 
 def choose_key(keys: Sequence[UpstreamKey], cost: int, now: float) -> tuple[UpstreamKey, float]:
     """The key that may be used first, and in how many seconds; among equals the one with the most left."""
-    if len(keys) == 1:
-        return keys[0], keys[0].wait_s(cost, now)
-    waits = [(key.wait_s(cost, now), -key.requests.level, number, key) for number, key in enumerate(keys)]
-    wait, _, _, key = min(waits)
-    return key, wait
+    waits = [(key, key.wait_s(cost, now)) for key in keys]
+    return min(waits, key=lambda each: (each[1], -each[0].requests.level))
 
 
 log = logging.getLogger(__name__)
@@ -370,9 +351,15 @@ class ServerPlace:
     """A request's place at a server, until `ServerEndpoint.leave`."""
 
     endpoint: ServerEndpoint
+    facts: ServerFacts
+    """What the server's last probe found."""
     key: UpstreamKey
     cost: int
     """Tokens that it has reserved of the key's limit."""
+
+    @property
+    def client(self) -> UpstreamClient:
+        return self.endpoint.client
 
 
 class ServerEndpoint:
@@ -392,6 +379,7 @@ class ServerEndpoint:
         self.bare_ends = 0
         """Replies in a row that came to their end without a finish reason."""
         self._asked_at = 0.0
+        self._calls: set[asyncio.Future[None]] = set()
 
     @property
     def ready(self) -> bool:
@@ -408,12 +396,17 @@ class ServerEndpoint:
         _, wait = choose_key(self.keys, cost, now)
         return max(wait, self.held_until - now, 0.0)
 
+    def slots(self, now: float) -> int:
+        """Its budget; while it has no room or a rate limit holds, no more than what runs."""
+        return self.budget.limit if not self.budget.saturated and self.wait_s(1, now) <= 0 else self.in_flight
+
     def enter(self, cost: int, now: float) -> ServerPlace:
-        """Take a place."""
+        """Take a place at a server that is ready."""
+        assert self.facts is not None
         key, _ = choose_key(self.keys, cost, now)
         key.reserve(cost, now)
         self.in_flight += 1
-        return ServerPlace(self, key, cost)
+        return ServerPlace(self, self.facts, key, cost)
 
     def share(self, workers: int) -> None:
         """So many workers use this server, this one included."""
@@ -424,32 +417,36 @@ class ServerEndpoint:
     def leave(self, place: ServerPlace, spent: int) -> None:
         """Give a place back; `spent`: tokens of prompt and reply."""
         self.in_flight -= 1
-        place.key.refund(place.cost, min(spent, place.cost), time.monotonic())
+        place.key.tokens.take(min(spent, place.cost) - place.cost, time.monotonic())
+
+    def spawn(self, call: Coroutine[Any, Any, object]) -> None:
+        """Make a call whose failure changes nothing, such as one that stops a request, which stops as well without."""
+        task = asyncio.ensure_future(_quietly(call))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
 
     async def probe(self) -> None:
         """Ask the server what it is; the breaker learns whether it is there. Raises ProbeFailed."""
-        before, key = self.facts, self.keys[0].secret
+        before, reason, lasting = self.facts, "", False
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                facts = await ServerProbe(self.client, self._settings, self._model, key).facts()
-        except Exception as error:  # noqa: BLE001 - the boundary of a probe: it must not be the last one
-            failed = self._failed_probe(error)
-            self.breaker.fail_probe(str(failed), time.monotonic(), lasting=failed.lasting)
-            raise failed from None
+                facts = await ServerProbe(self.client, self._settings, self._model, self.keys[0].secret).facts()
+        except ProbeFailed as error:
+            reason, lasting = without(self.secrets, str(error))[:MAX_PROBE_WORDS], error.lasting
+        except TimeoutError:
+            reason = f"no answer within {PROBE_TIMEOUT_S:g} s"
+        except Exception as error:  # the boundary of a probe: it must not be the last one
+            log.exception("%s: a probe cannot read what it says", self.url)
+            reason = f"its pages cannot be read ({type(error).__name__})"
+        if reason:
+            self.breaker.fail_probe(reason, time.monotonic(), lasting=lasting)
+            raise ProbeFailed(reason, lasting=lasting)
         if facts.assumed and before is not None:  # its API process has just started
             facts = before
         self.facts = facts
         if before is None or before.slots != facts.slots or not (self.breaker.closed or self.breaker.in_doubt):
             self.budget.reset(facts.slots or self._settings.slots)
         self.breaker.half_open()
-
-    def _failed_probe(self, error: Exception) -> ProbeFailed:
-        if isinstance(error, TimeoutError):
-            return ProbeFailed(f"no answer within {PROBE_TIMEOUT_S:g} s")
-        if isinstance(error, ProbeFailed):
-            return ProbeFailed(without(self.secrets, str(error))[:MAX_PROBE_WORDS], lasting=error.lasting)
-        log.exception("%s: a probe cannot read what it says", self.url, exc_info=error)
-        return ProbeFailed(f"its pages cannot be read ({type(error).__name__})")
 
     async def read_gauges(self, now: float) -> None:
         """Adapt the budget to what the server says of its load, at most once per interval and only while it runs
@@ -461,6 +458,11 @@ class ServerEndpoint:
         read = await gauges(self.client, self.facts.kind, self.keys[0].secret)
         if read is not None:
             self.budget.note_gauges(*read, self.in_flight, time.monotonic())
+
+
+async def _quietly(call: Coroutine[Any, Any, object]) -> None:
+    with suppress(ConnectError, BrokenReply):
+        await call
 
 
 OtherModels: TypeAlias = Callable[[str], UpstreamSettings | None]
@@ -481,40 +483,30 @@ def checked_models(model: str, settings: UpstreamSettings, others: OtherModels) 
     where = f"models.{model}.options"
     if not settings.urls:
         raise ConfigError(f"{where}.urls", "no server is named", 'e.g. options.urls = ["http://gpu-1:8000/v1"]')
-    _check_proxies(settings, where)
-    yield UpstreamModel(model, settings, keys_of(settings, where))
+    yield _checked(model, settings)
     for name in settings.fallback:
         other = others(name)
         if other is None or not other.urls:
-            problem = f"{name} is no model with engine upstream and urls"
-            raise ConfigError(f"{where}.fallback", problem, "add it, or name another one")
-        if settings.fallback.count(name) > 1:
-            raise ConfigError(f"{where}.fallback", f"{name} is named twice", "name it once")
-        if model == name or model in _reached(name, others):
-            hint = "leave it out: a fallback must not lead back"
-            raise ConfigError(f"{where}.fallback", f"{name} is {model}, or falls back to it", hint)
-        _check_proxies(other, f"models.{name}.options")
-        yield UpstreamModel(name, other, keys_of(other, f"models.{name}.options"))
+            problem, hint = "is no model with engine upstream and urls", "add it, or name another one"
+        elif settings.fallback.count(name) > 1:
+            problem, hint = "is named twice", "name it once"
+        elif model == name:
+            problem, hint = "is the model itself", "leave it out"
+        else:
+            yield _checked(name, other)
+            continue
+        raise ConfigError(f"{where}.fallback", f"{name} {problem}", hint)
 
 
-def _check_proxies(settings: UpstreamSettings, where: str) -> None:
-    """Raises ConfigError if the environment names no proxy that can be used."""
+def _checked(model: str, settings: UpstreamSettings) -> UpstreamModel:
+    """Raises ConfigError if the environment lacks a key, or names no proxy that can be used."""
+    where = f"models.{model}.options"
     for address in map(ServerAddress.of, settings.urls):
         try:
             proxy_for(settings.proxy, address.host, address.port, secure=address.secure)
         except ValueError as error:
             raise ConfigError(f"{where}.proxy", str(error), "correct the variable, or name a proxy here") from None
-
-
-def _reached(model: str, others: OtherModels) -> set[str]:
-    """The models that a model's fallbacks lead to."""
-    found, ahead = set[str](), [model]
-    while ahead:
-        settings = others(ahead.pop())
-        new = set(settings.fallback) - found if settings is not None else set[str]()
-        found |= new
-        ahead += new
-    return found
+    return UpstreamModel(model, settings, keys_of(settings, where))
 
 
 def keys_of(settings: UpstreamSettings, where: str) -> list[UpstreamKey]:

@@ -9,19 +9,13 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.engine import ModelCard, Piece
-from workers.engines.upstream.exchange import PoolState, UpstreamExchange, size_of
+from penstock.engine import CHARACTERS_PER_TOKEN, ModelCard, Piece, Request
+from streaming.jobs.job import HINTS
+from workers.engines.upstream.exchange import UpstreamExchange, home_of, stop_by_name, stop_generation
 from workers.engines.upstream.generation import UpstreamGeneration
-from workers.engines.upstream.places import (
-    ANSWERS_S,
-    REFUSED_S,
-    ServerEndpoint,
-    ServerPlace,
-    UpstreamModel,
-)
+from workers.engines.upstream.places import ANSWERS_S, REFUSED_S, ServerEndpoint, ServerPlace, UpstreamModel
 from workers.engines.upstream.reply import End, ReplyOutcome
 from workers.engines.upstream.server import ProbeFailed, card_of, lacking
 
@@ -37,31 +31,53 @@ MAX_NAMED, MAX_REASON = 3, 200
 
 
 MAX_SLEEP_S = 5.0
+MAX_BREAKS_BEFORE = 2
+"""A request that a model's servers break so often before its first token goes to the next model."""
 
 
-@dataclass(order=True, slots=True)
-class _Waiting:
-    rank: tuple[float, int]
-    cost: int = field(compare=False)
-    place: asyncio.Future[ServerPlace | None] = field(compare=False)
+def size_of(request: Request) -> int:
+    """Tokens of a prompt, roughly."""
+    if request.inputs:
+        return sum([len(each) // (CHARACTERS_PER_TOKEN if isinstance(each, str) else 1) for each in request.inputs])
+    texts = [turn.content for turn in request.turns] or [str(request.prompt)]
+    return len(request.ids) or sum([len(text) // CHARACTERS_PER_TOKEN for text in texts])
+
+
+def suits(card: ModelCard, request: Request) -> bool:
+    """Whether a model can stand in for another one with this request. Token ids and vectors are of one model alone."""
+    sampling, can, turns, tools = request.sampling, card.capabilities, request.turns, request.tools
+    has_calls = any(turn.calls or turn.call_id for turn in turns) or (tools is not None and not tools.forced)
+    limit = sampling.max_tokens or 0
+    lacks = (
+        request.task is not None or request.ids or sampling.logit_bias,
+        isinstance(request.prompt, str) and not can.text_prompts,
+        turns and not can.chat,
+        sampling.logprobs is not None and sampling.logprobs > can.logprobs,
+        sampling.json_schema is not None and not can.json_schema,
+        (sampling.presence_penalty or sampling.frequency_penalty) and not can.penalties,
+        sampling.top_k and not can.top_k,
+        sampling.min_p and not can.min_p,
+        sampling.repetition_penalty not in (None, 1) and not can.repetition_penalty,
+        has_calls and not can.tools,
+        tools is not None and tools.forced and not can.forced_tools,
+        request.passed.keys() - HINTS and not can.passes_fields,
+        size_of(request) + (limit or 1) > card.context or limit > card.max_output,
+    )
+    return not any(lacks)
 
 
 class ServerPool:
     """Servers of one model."""
 
     def __init__(
-        self,
-        model: UpstreamModel,
-        emit: Callable[[Piece], None],
-        spawn: Callable[[Coroutine[Any, Any, object]], None],
+        self, model: UpstreamModel, emit: Callable[[Piece], None], spawn: Callable[[Coroutine[Any, Any, object]], None]
     ) -> None:
         """`spawn`: begins a task that the engine owns."""
         self.model, self.settings, self._spawn = model.name, model.settings, spawn
         self.endpoints = [ServerEndpoint(url, model.name, model.settings, model.keys) for url in model.settings.urls]
-        self._waiting: list[_Waiting] = []
-        """A heap. It holds little: a worker claims no more than fits."""
+        self._waiting: list[tuple[float, int, int, asyncio.Future[ServerPlace | None]]] = []
+        """A heap: priority, number, cost, and the place to come. It holds little: a worker claims no more than fits."""
         self._number = 0
-        self._timer: asyncio.TimerHandle | None = None
         self.card: ModelCard | None = None
         """What all of its servers can do; None before one has answered."""
         self.exchange = UpstreamExchange(model.settings, emit)
@@ -85,19 +101,20 @@ class ServerPool:
         """Seconds until a server that is there may be sent a request of so many tokens."""
         return min([each.wait_s(cost, now) for each in self.ready], default=0.0)
 
-    def state(self, generation: UpstreamGeneration) -> PoolState:
-        """What counts of it for one request."""
-        now = time.monotonic()
-        wait_s = max(self.wait_s(self._cost(generation), now), self._held_s(generation, now)) if self.ready else 0.0
-        return PoolState(self.model, bool(self.ready), wait_s, generation.counts.by_model.get(self.model, 0), self.card)
+    def obstacle(self, generation: UpstreamGeneration, patience_s: float) -> str:
+        """Why its servers do not get a request that has no token yet; "" if they may."""
+        now, breaks = time.monotonic(), generation.counts.by_model.get(self.model, 0)
+        if not self.ready:
+            return "no server of it is there"
+        if breaks >= MAX_BREAKS_BEFORE:
+            return f"its servers broke the request {breaks} times"
+        if (wait_s := max(self.wait_s(self._cost(generation), now), self._held_s(generation, now))) > patience_s:
+            return f"its rate limit holds for {wait_s:.0f} s"
+        return ""
 
     def slots(self, now: float) -> int:
-        """The budgets of the servers that are there; while a rate limit holds, no more than what runs."""
-        slots = 0
-        for each in self.ready:
-            open_ = not each.budget.saturated and each.wait_s(1, now) <= 0
-            slots += each.budget.limit if open_ else each.in_flight
-        return slots
+        """What the servers that are there may run."""
+        return sum([each.slots(now) for each in self.ready])
 
     def share(self, workers: int) -> None:
         """So many workers use its servers."""
@@ -106,57 +123,43 @@ class ServerPool:
         self._fill()
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         for endpoint in self.endpoints:
             endpoint.client.close()
 
     # --- servers -------------------------------------------------------------------------------------------------
 
-    async def probe(self, say: Callable[[str], None] = lambda _: None) -> dict[str, ProbeFailed]:
-        """Ask each server what it is. Returns those that cannot be used, by address."""
-        failures: dict[str, ProbeFailed] = {}
-        for endpoint in self.endpoints:
-            say(f"asking {endpoint.url}")
+    async def probe(self, *endpoints: ServerEndpoint) -> dict[str, ProbeFailed]:
+        """Ask servers what they are; none named: all. Returns those that cannot be used, by address."""
+        failures, asked = dict[str, ProbeFailed](), endpoints or self.endpoints
+        for endpoint in asked:
+            before = endpoint.breaker.reason
             try:
                 await endpoint.probe()
             except ProbeFailed as error:
                 failures[endpoint.url] = error
+                if str(error) != before:
+                    log.log(logging.ERROR if error.lasting else logging.INFO, "%s is away: %s", endpoint.url, error)
             else:
                 log.info("%s: %s", endpoint.url, endpoint.facts)
-        self._describe()
-        return failures
-
-    def _describe(self) -> None:
         known = [each.facts for each in self.endpoints if each.facts is not None]
         if self.card is None and known:
             self.card = card_of(self.model, self.settings, known)
+        for endpoint in asked:
+            endpoint.unfit = lacking(self.card, endpoint.facts) if self.card and endpoint.facts else ""
+            if endpoint.unfit:
+                log.error("%s gets no requests: %s", endpoint.url, endpoint.unfit)
+        self._fill()
+        return failures
 
     def tick(self, now: float) -> None:
         """Look at the timers of replies, at servers that are away, and at the gauges of those that are there."""
-        for reader in list(self.exchange.readers.values()):
+        for _, reader in list(self.exchange.readers.values()):
             reader.check_time(now, self.settings.first_token_s, self.settings.between_tokens_s)
         for endpoint in self.endpoints:
             if endpoint.breaker.may_probe(now):
-                self._spawn(self._probe_again(endpoint))
+                self._spawn(self.probe(endpoint))
             elif endpoint.ready:
                 self._spawn(endpoint.read_gauges(now))
-        self._fill()
-
-    async def _probe_again(self, endpoint: ServerEndpoint) -> None:
-        before = endpoint.breaker.reason
-        try:
-            await endpoint.probe()
-        except ProbeFailed as error:
-            if str(error) != before:
-                log.log(logging.ERROR if error.lasting else logging.INFO, "%s is still away: %s", endpoint.url, error)
-            return
-        self._describe()
-        endpoint.unfit = lacking(self.card, endpoint.facts) if self.card and endpoint.facts else ""
-        if endpoint.unfit:
-            log.error("%s gets no requests: %s", endpoint.url, endpoint.unfit)
-        else:
-            log.info("%s is there", endpoint.url)
         self._fill()
 
     # --- one request ---------------------------------------------------------------------------------------------
@@ -183,7 +186,7 @@ class ServerPool:
         """A place at the server that may generate the answer still, where it needs no room; else at the next one."""
         cost = self._cost(generation)
         await asyncio.sleep(self._held_s(generation, time.monotonic()))
-        while (home := await self.exchange.detached.find(self.ready, generation)) is not None:
+        while (home := await home_of(generation, self.ready)) is not None:
             now = time.monotonic()
             if (wait_s := home.wait_s(cost, now)) <= 0:
                 return home.enter(cost, now)
@@ -199,7 +202,7 @@ class ServerPool:
         """
         self._number += 1
         place: asyncio.Future[ServerPlace | None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, _Waiting((-priority, self._number), cost, place))
+        heapq.heappush(self._waiting, (-priority, self._number, cost, place))
         self._fill()
         try:
             return await place
@@ -214,22 +217,15 @@ class ServerPool:
         self._fill()
 
     def _fill(self) -> None:
-        """Give out the places that are free now."""
-        if not self.ready:
-            for each in self._waiting:
-                if not each.place.done():
-                    each.place.set_result(None)
-            self._waiting.clear()
-            return
+        """Give out the places that are free now: as one becomes free, and at each tick, for rate limits."""
         now = time.monotonic()
         while self._waiting:
-            first = self._waiting[0]
-            if not first.place.done():
-                endpoint = self._choose(first.cost, now)
-                if endpoint is None:
-                    self._wake_in(self._soonest(first.cost, now))
+            _, _, cost, place = self._waiting[0]
+            if not place.done():
+                endpoint = self._choose(cost, now)
+                if endpoint is None and self.ready:
                     return
-                first.place.set_result(endpoint.enter(first.cost, now))
+                place.set_result(None if endpoint is None else endpoint.enter(cost, now))
             heapq.heappop(self._waiting)
 
     def _choose(self, cost: int, now: float) -> ServerEndpoint | None:
@@ -237,26 +233,16 @@ class ServerPool:
         free = [each for each in self.ready if each.budget.has_room(each.in_flight) and each.wait_s(cost, now) <= 0]
         return min(free, key=lambda each: each.in_flight / each.budget.limit, default=None)
 
-    def _soonest(self, cost: int, now: float) -> float:
-        waits = [wait for each in self.ready if (wait := each.wait_s(cost, now)) > 0]
-        return min([*waits, MAX_SLEEP_S])
-
-    def _wake_in(self, delay_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._fill)
-
     def end(self, generation: UpstreamGeneration, *, goes_on: bool = False) -> None:
         """Its servers get this request no more. `goes_on`: another attempt continues what one of them may generate."""
-        detached = self.exchange.detached
-        detached.stop(generation, goes_on=goes_on)
-        if generation.cancelled and not goes_on and not generation.located:
+        stop_generation(generation, goes_on=goes_on)
+        if generation.cancelled and not goes_on:
             for endpoint in self.endpoints:  # one of them may generate for the attempt before, or has not replied yet
-                detached.stop_by_name(endpoint, generation)
+                stop_by_name(endpoint, generation)
 
     def cancel(self, request_id: str) -> bool:
         """Close the connection of a request; False if it has none here."""
-        reader = self.exchange.readers.get(request_id)
+        _, reader = self.exchange.readers.get(request_id, (None, None))
         if reader is not None:
             reader.settle(ReplyOutcome(End.CANCELLED))
         return reader is not None
@@ -277,22 +263,22 @@ class ServerPool:
         breaker, was_closed = endpoint.breaker, endpoint.breaker.closed
         name = generation.request.text_id or generation.id
         has_token = bool(generation.received) and generation.progress_at >= sent_at
-        if outcome.bare:
+        if outcome.how == "bare":
             endpoint.bare_ends += 1
             generation.bare_ends = endpoint.bare_ends
-        elif outcome.end is End.DONE and not generation.is_over:
+        elif outcome.end is End.DONE and not (generation.reply and generation.reply.is_over):
             endpoint.bare_ends = 0
         if outcome.end is End.DONE:
             breaker.succeed()
             endpoint.budget.note_success()
         elif outcome.end is End.BROKEN:
-            if outcome.sent:
+            if outcome.how != "unsent":
                 generation.note_break(self.model)
             log.warning("%s broke an answer: %s", endpoint.url, outcome.reason, extra={"request": generation.id})
-            if not outcome.malformed:
-                answered_at = self.exchange.answered_at(endpoint.url)
-                cut = not (outcome.status or outcome.stalled or outcome.bare or has_token)
-                down = not outcome.sent
+            if outcome.how != "malformed":
+                answered_at = self.exchange.answered_at(endpoint)
+                cut = not (outcome.status or outcome.how in ("stalled", "bare") or has_token)
+                down = outcome.how == "unsent"
                 breaker.fail(outcome.reason, now, request=name, down=down, cut=cut, answered_at=answered_at)
         elif outcome.end is End.FAILED:  # by the request's own fault, so the server is well
             breaker.succeed()
@@ -301,7 +287,7 @@ class ServerPool:
             if len(place.key.refused) < 2:  # more say no more
                 place.key.refused.add(name)
             self._hold(generation, place, outcome, now)
-            answers = self.exchange.answered_at(endpoint.url) > now - ANSWERS_S
+            answers = self.exchange.answered_at(endpoint) > now - ANSWERS_S
             full = outcome.end is End.BUSY and outcome.status != 429
             if full and generation.refusals >= MAX_REFUSALS and not answers:
                 breaker.fail(outcome.reason, now, down=True)  # a gateway without a server, perhaps
@@ -314,9 +300,9 @@ class ServerPool:
         """Hold the request back; its key or server too once they have refused another one and taken none since: the
         refusal of one may be its own fault, and must not keep the others away."""
         endpoint, key = place.endpoint, place.key
-        wait = (
-            min(HOLD_S * 2.0 ** (generation.refusals - 1), MAX_RETRY_S) if outcome.retry_s is None else outcome.retry_s
-        )
+        wait = outcome.retry_s
+        if wait is None:
+            wait = min(HOLD_S * 2.0 ** (generation.refusals - 1), MAX_RETRY_S)
         others = [each for each in endpoint.keys if each is not key and each.blocked_until <= now]
         if len(key.refused) < 2 and not (outcome.end is End.KEY and others):
             generation.counts.held = (self.model, now + wait)
@@ -325,9 +311,9 @@ class ServerPool:
             key.block(REFUSED_S, now)
             if not others:
                 endpoint.breaker.fail("it takes none of the keys", now, down=True)
+        elif outcome.status == 429:
+            key.block(wait, now)
+            endpoint.budget.note_busy(now)
         else:
-            if outcome.status == 429:
-                key.block(wait, now)
-            else:
-                endpoint.held_until = now + wait
+            endpoint.held_until = now + wait
             endpoint.budget.note_busy(now)

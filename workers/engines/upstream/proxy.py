@@ -11,25 +11,14 @@ import base64
 import ipaddress
 import re
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment
 
 ENVIRONMENT = "environment"
 """The setting that takes the proxy from the variables."""
-
-
-MAX_PROXY_HEAD_BYTES = 64 << 10
-
-
-TUNNEL_OPEN, NO_REPLY = range(200, 300), 0
-
-
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
-
-
-class ProxyError(OSError):
-    """The proxy opens no tunnel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,69 +35,61 @@ class Proxy:
     @property
     def name(self) -> str:
         """Its address without user and password."""
-        return f"{'https' if self.secure else 'http'}://{_bracketed(self.host)}:{self.port}"
+        return f"{'https' if self.secure else 'http'}://{bracketed(self.host)}:{self.port}"
 
-    async def connect(self, host: str, port: int) -> asyncio.Transport:
-        """Open a tunnel to a server. Raises OSError, in words that name the proxy."""
-        context = ssl.create_default_context() if self.secure else None
+    async def connect(self, host: str, port: int, context: ssl.SSLContext | None) -> asyncio.Transport:
+        """Open a tunnel to a server, encrypted with `context`. Raises OSError, in words that name the proxy."""
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        own = ssl.create_default_context() if self.secure else None
+        transport: asyncio.Transport | None
         try:
-            transport, tunnel = await asyncio.get_running_loop().create_connection(
-                _Tunnel, self.host, self.port, ssl=context
+            transport, protocol = await loop.create_connection(
+                lambda: asyncio.StreamReaderProtocol(reader), self.host, self.port, ssl=own
             )
         except OSError as error:
-            raise ProxyError(f"no connection to the proxy {self.name}: {error.strerror or error}") from None
-        target = f"{_bracketed(host)}:{port}"
+            raise OSError(f"no connection to the proxy {self.name}: {error.strerror or error}") from None
+        target, tunnel = f"{bracketed(host)}:{port}", transport
         lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", "User-Agent: penstock"]
         lines += [f"Proxy-Authorization: {self.authorization}"] if self.authorization else []
+        head = b""
         try:
-            transport.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
-            status = await tunnel.status
-            if status == NO_REPLY:
-                raise ProxyError(f"the proxy {self.name} gave no valid reply to CONNECT {target}")
-            if status not in TUNNEL_OPEN:
+            tunnel.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+            with suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+                head = await reader.readuntil(b"\r\n\r\n")  # the server says nothing before it is spoken to
+            if (found := STATUS.match(head)) is None:
+                raise OSError(f"the proxy {self.name} gave no valid reply to CONNECT {target}")
+            if (status := int(found[1])) not in range(200, 300):
                 reason = "needs other credentials" if status == 407 else f"refuses CONNECT {target}"
-                raise ProxyError(f"the proxy {self.name} {reason} (HTTP {status})")
+                raise OSError(f"the proxy {self.name} {reason} (HTTP {status})")
+            if context is not None:
+                transport = await loop.start_tls(tunnel, protocol, context, server_hostname=host)
+            if transport is None:
+                raise OSError(f"the proxy {self.name} closed the tunnel")
         except BaseException:  # a time limit too
-            transport.abort()
+            tunnel.abort()
             raise
         return transport
 
 
-class _Tunnel(asyncio.Protocol):
-    """Reads the proxy's reply to CONNECT. The server says nothing before it is spoken to."""
-
-    def __init__(self) -> None:
-        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._head = b""
-
-    def data_received(self, data: bytes) -> None:
-        self._head += data
-        if b"\r\n\r\n" in self._head or len(self._head) > MAX_PROXY_HEAD_BYTES:
-            found = STATUS.match(self._head)
-            self._settle(int(found[1]) if found else NO_REPLY)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._settle(NO_REPLY)
-
-    def _settle(self, status: int) -> None:
-        if not self.status.done():
-            self.status.set_result(status)
-
-
-def proxy_problem(url: str) -> str:
-    """Why a setting names no proxy; "" if it does, or is ENVIRONMENT or empty. A password in it is not repeated."""
-    if url in ("", ENVIRONMENT):
-        return ""
+def address_problem(url: str, example: str) -> str:
+    """Why something is no address such as the example, with or without a path; "" if it is. A password in it is not
+    repeated."""
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:
-        return "not an address"
+    except ValueError:  # whose words may repeat a part of a password
+        return f"not an address such as {example}"
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        return f'expected "environment" or an address such as http://proxy:3128, got {parts.scheme or "no scheme"}'
-    if parts.path.strip("/") or parts.query or parts.fragment:
-        return "the address of a proxy ends with its port"
-    return ""
+        return f"expected an address such as {example}, got {parts.scheme or 'no scheme'}"
+    return "an address ends with its path, without ? and #" if parts.query or parts.fragment else ""
+
+
+def proxy_problem(url: str) -> str:
+    """Why a setting names no proxy; "" if it does, or is ENVIRONMENT or empty."""
+    if url in ("", ENVIRONMENT):
+        return ""
+    has_path = '"environment", or an address that ends with its port'
+    return address_problem(url, "http://proxy:3128") or (has_path if urlsplit(url).path.strip("/") else "")
 
 
 def proxy_for(setting: str, host: str, port: int, *, secure: bool) -> Proxy | None:
@@ -117,21 +98,17 @@ def proxy_for(setting: str, host: str, port: int, *, secure: bool) -> Proxy | No
     Args:
         setting: "", ENVIRONMENT, or the address of a proxy.
     """
-    if setting != ENVIRONMENT:
-        return _proxy_at(setting) if setting else None
-    proxies = getproxies_environment()
-    if _is_excluded(host, port, proxies.get("no", "")):
+    url = setting
+    if setting == ENVIRONMENT:
+        proxies = getproxies_environment()
+        if _is_excluded(host, port, proxies.get("no", "")):
+            return None
+        url = (proxies.get("https" if secure else "http") or proxies.get("all", "")).strip()
+        url = url if "://" in url or not url else f"http://{url}"
+        if problem := proxy_problem(url):
+            raise ValueError(f"the environment names no proxy for {host}: {problem}")
+    if not url:
         return None
-    found = (proxies.get("https" if secure else "http") or proxies.get("all", "")).strip()
-    if not found:
-        return None
-    url = found if "://" in found else f"http://{found}"
-    if proxy_problem(url):
-        raise ValueError(f"the environment names no proxy for {host}: {proxy_problem(url)}")
-    return _proxy_at(url)
-
-
-def _proxy_at(url: str) -> Proxy:
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     authorization = ""
@@ -142,44 +119,22 @@ def _proxy_at(url: str) -> Proxy:
 
 
 def _is_excluded(host: str, port: int, rules: str) -> bool:
-    """Whether NO_PROXY excludes a server: by its name, its domain, its address or network, each with or without a port;
-    `*` excludes all."""
+    """Whether NO_PROXY excludes a server: by its name or its domain, each with or without a port, or by its address or
+    network; `*` excludes all."""
     host = host.lower().rstrip(".")
-    address = _address(host)
-    for rule in rules.replace(",", " ").lower().split():
-        name, at = _split_port(rule)
-        if rule == "*":
-            return True
-        if at is not None and at != port:
-            continue
-        if address is not None and (network := _network(name)) is not None:
-            if address.version == network.version and address in network:
-                return True
-        elif host == (domain := name.removeprefix("*").strip(".")) or (domain and host.endswith("." + domain)):
-            return True
-    return False
+    names = [rule.removeprefix("*").removeprefix(".") or rule for rule in rules.lower().replace(",", " ").split()]
+    ends = f".{bracketed(host)}", f".{bracketed(host)}:{port}"
+    return any(name == "*" or ends[0].endswith(f".{name}") or ends[1].endswith(f".{name}") or _is_within(host, name)
+               for name in names)  # fmt: skip
 
 
-def _split_port(rule: str) -> tuple[str, int | None]:
-    name, _, port = rule.rpartition(":")
-    if not port.isdecimal() or not name or (":" in name and not name.endswith("]")):
-        return rule.strip("[]"), None  # no port, or an address of version 6
-    return name.strip("[]"), int(port)
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _is_within(host: str, network: str) -> bool:
     try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
+        return ipaddress.ip_address(host) in ipaddress.ip_network(network, strict=False)
+    except ValueError:  # one of them is a name
+        return False
 
 
-def _network(name: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    try:
-        return ipaddress.ip_network(name, strict=False)
-    except ValueError:
-        return None
-
-
-def _bracketed(host: str) -> str:
+def bracketed(host: str) -> str:
+    """A host in an address: one of version 6 is put into brackets."""
     return f"[{host}]" if ":" in host else host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -17,10 +17,10 @@ from workers.engines.upstream.http import (
     MAX_PARAM,
     MAX_WORDS,
     PINGS,
+    ServerError,
     decoded,
     error_of,
     leniently_decoded,
-    name_of,
     plain,
     without,
 )
@@ -98,14 +98,6 @@ class Chunk(msgspec.Struct, gc=False):
     object: Any = None
 
 
-class Uncounted(Chunk, gc=False):
-    """One chunk, read without its counts."""
-
-    usage: Any = None
-    prompt_progress: Any = None
-    verbose: Any = msgspec.field(default=None, name="__verbose")
-
-
 class _KnownDelta(ChatDelta, gc=False, forbid_unknown_fields=True):
     """A delta that has nothing beside the fields that are read, and those that bring nothing."""
 
@@ -136,23 +128,14 @@ decode = msgspec.json.Decoder(Chunk).decode
 """Raises msgspec.DecodeError, also for values of wrong types and numbers out of bounds."""
 decode_known = msgspec.json.Decoder(_KnownChunk).decode
 """Like `decode`, of a chunk without extras. Raises msgspec.DecodeError also for one that may have some."""
-_decode_uncounted = msgspec.json.Decoder(Uncounted).decode
 
 
-def decode_uncounted(data: bytes) -> Chunk:
-    """The chunk as if it had no counts. Raises msgspec.DecodeError if something else of it is wrong too."""
-    chunk = _decode_uncounted(data)
-    chunk.usage = chunk.prompt_progress = chunk.verbose = None
-    return chunk
-
-
-def error_in(chunk: Chunk, data: bytes) -> Any:
-    """The decoded chunk if it tells an error, in any form; else None. An object without choices that tells none, such
-    as a ping, is no error."""
-    if not (chunk.error or chunk.object == "error" or (chunk.choices is None and chunk.usage is None)):
-        return None
-    found = decoded(data)
-    return found if error_of(found) is not None else None
+def error_in(chunk: Chunk, data: bytes) -> ServerError | None:
+    """The error that a chunk tells in any form. An object without choices that tells none, such as a ping, is no
+    error."""
+    if chunk.error or chunk.object == "error" or (chunk.choices is None and chunk.usage is None):
+        return error_of(decoded(data))
+    return None
 
 
 def is_blank(data: bytes) -> bool:
@@ -291,10 +274,11 @@ def _of_mapping(top: Any, most: int) -> tuple[tuple[str, float], ...]:
     return tuple(best[:most])
 
 
-LENGTH = frozenset({"length", "max_tokens", "max_length", "max_output_tokens", "model_length", "token_limit",
-                    "model_context_window_exceeded", "context_length_exceeded"})  # fmt: skip
-FILTERED = frozenset({"content_filter", "content_filtered", "safety", "refusal", "recitation", "blocklist", "spii",
-                      "prohibited_content", "guardrail_intervened", "sensitive"})  # fmt: skip
+FINISHES = dict.fromkeys(("length", "max_tokens", "max_length", "max_output_tokens", "model_length", "token_limit",
+                          "model_context_window_exceeded", "context_length_exceeded"), "length")  # fmt: skip
+FINISHES |= dict.fromkeys(("content_filter", "content_filtered", "safety", "refusal", "recitation", "blocklist", "spii",
+                           "prohibited_content", "guardrail_intervened", "sensitive"), "content_filter")  # fmt: skip
+"""Finish reasons of servers, in our words; others mean "stop"."""
 INTERRUPTED = ("error", "abort", "cancel", "timeout", "fail", "interrupt", "resource", "overload", "unavailable")
 """Parts of the finish reasons by which a server says that it did not complete the answer."""
 NO_REASON = ("null", "none")
@@ -330,6 +314,13 @@ class End(Enum):
     CANCELLED = "cancelled"
 
 
+Break: TypeAlias = Literal["", "unsent", "malformed", "stalled", "told", "bare"]
+"""How a reply broke. "unsent": the server cannot have begun to compute it. "malformed": by what it says, which shows
+that the server is there. "stalled": nothing came for too long. "told": by an error inside the stream, with which the
+generation has ended. "bare": the stream came to its end and only lacks a finish reason; a server that gives none is
+believed once it has nothing to add."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplyOutcome:
     """How a reply ended. `finish`: of an answer that is complete; `reason`: of one that is not, for logs."""
@@ -341,17 +332,8 @@ class ReplyOutcome:
     """The server's own words, which may repeat the prompt: for the job's owner, and never logged. Those of an error by
     the server's fault are for nobody: they may tell of its inside."""
     status: int = 0
-    sent: bool = True
-    """Whether the server may have begun to compute it."""
-    malformed: bool = False
-    """Whether it broke by what it says, which shows that the server is there."""
-    stalled: bool = False
-    """Whether it broke because nothing came for too long."""
-    told: bool = False
-    """Whether it broke by an error inside the stream, with which the generation has ended."""
-    bare: bool = False
-    """Whether the stream came to its end and only lacks a finish reason. A server that gives none is believed once it
-    has nothing to add."""
+    how: Break = ""
+    """How it broke, if that matters."""
     param: str | None = None
     retry_s: float | None = None
     """Seconds that a busy server asks to wait."""
@@ -385,37 +367,33 @@ def by_finish(reason: str) -> ReplyOutcome | None:
     word = reason.lower()
     if not word or word in NO_REASON:
         return None
-    if word in LENGTH:
-        return ReplyOutcome(End.DONE, finish="length")
-    if word in FILTERED:
-        return ReplyOutcome(End.DONE, finish="content_filter")
-    if any(part in word for part in INTERRUPTED):
+    if word not in FINISHES and any(part in word for part in INTERRUPTED):
         return ReplyOutcome(End.BROKEN, f"finish reason {reason[:MAX_REASON]!r}")
-    return ReplyOutcome(End.DONE, finish="stop")
+    return ReplyOutcome(End.DONE, finish=FINISHES.get(word, "stop"))
 
 
-def by_status(status: int, body: bytes, decoded: Any) -> ReplyOutcome:
-    """A reply with an error status. `decoded`: its body as JSON, or None."""
-    words, _, param = error_of(decoded) or (plain(body.decode(errors="replace")), 0, None)
+def by_status(status: int, body: bytes) -> ReplyOutcome:
+    """A reply with an error status."""
+    error = error_of(decoded(body))
+    words, param = (error.words, error.param) if error else (plain(body.decode(errors="replace")), None)
     return _by_code(status, f"HTTP {status}", words, param)
 
 
-def by_error(decoded: Any) -> ReplyOutcome:
+def by_error(error: ServerError) -> ReplyOutcome:
     """An error inside a stream that began with 200."""
-    words, code, param = error_of(decoded) or ("an error without words", 0, None)
-    reason = f"error {code} inside the stream" if code else "an error inside the stream"
-    outcome = _by_code(code, reason, words, param) if code else ReplyOutcome(End.BROKEN, reason, words=words)
-    return replace(outcome, told=outcome.end is End.BROKEN and name_of(decoded) not in GOING_ON)
+    reason = f"error {error.status} inside the stream" if error.status else "an error inside the stream"
+    outcome = _by_code(error.status, reason, error.words, error.param)
+    return replace(outcome, how="told") if outcome.end is End.BROKEN and error.name not in GOING_ON else outcome
 
 
-def by_cut(reason: str, *, sent: bool = True, bare: bool = False) -> ReplyOutcome:
+def by_cut(reason: str, how: Break = "") -> ReplyOutcome:
     """A stream that ended without a finish reason."""
-    return ReplyOutcome(End.BROKEN, reason, sent=sent, bare=bare)
+    return ReplyOutcome(End.BROKEN, reason, how=how)
 
 
 def by_malformed(what: str) -> ReplyOutcome:
     """A reply that cannot be read."""
-    return ReplyOutcome(End.BROKEN, f"a malformed {what}", malformed=True)
+    return ReplyOutcome(End.BROKEN, f"a malformed {what}", how="malformed")
 
 
 def _by_code(code: int, reason: str, words: str, param: str | None) -> ReplyOutcome:

@@ -16,14 +16,7 @@ import msgspec
 
 from penstock.engine import MAX_LOGPROBS, Capabilities, ModelCard
 from workers.engines.reasoning import EFFORT_NAMES, END
-from workers.engines.upstream.http import (
-    KEY_REFUSED,
-    BrokenReply,
-    BufferedReply,
-    ConnectError,
-    UpstreamClient,
-    error_of,
-)
+from workers.engines.upstream.http import KEY_REFUSED, BrokenReply, ConnectError, Reply, UpstreamClient, error_of
 from workers.engines.upstream.settings import UpstreamSettings
 
 ChatIds = Literal["", "template", "tokenize"]
@@ -37,7 +30,6 @@ class ServerFacts(Capabilities, frozen=True, kw_only=True):
     """What is known of one server: what its model can do, and how it is asked."""
 
     kind: str = "other"
-    version: str = ""
     model: str = ""
     """The model's name there."""
     context: int = 0
@@ -54,8 +46,6 @@ class ServerFacts(Capabilities, frozen=True, kw_only=True):
     """How a conversation becomes a prompt of /completions: its "template" renders it as text, or "tokenize" as ids."""
     mixed: bool = False
     """Whether a prompt may mix texts and ids."""
-    tokenizes: bool = False
-    """Whether /tokenize turns a text into ids."""
     prefill: Prefill = ""
     """How a chat continues the beginning of an answer."""
     reattach: Reattach = ""
@@ -71,8 +61,6 @@ class ServerFacts(Capabilities, frozen=True, kw_only=True):
     hides_reasoning: bool = False
     """Whether the settings say that reasoning is not shown."""
     logprobs: int = -1
-    usage: bool = True
-    """Whether it knows stream_options.include_usage."""
     running_usage: bool = False
     """Whether each chunk can tell the number of tokens so far."""
     strict: bool = False
@@ -91,8 +79,6 @@ class ServerFacts(Capabilities, frozen=True, kw_only=True):
     """Whether it forces a call of a named function, although others are offered too."""
     embedding_size: int = 0
     """Numbers of a vector; 0: not known."""
-    detokenizes: bool = False
-    """Whether /detokenize turns ids into a text."""
     completion_limit: bool = False
     """Whether a chat's limit is max_completion_tokens."""
 
@@ -103,95 +89,40 @@ class ServerFacts(Capabilities, frozen=True, kw_only=True):
 
     def capabilities(self) -> Capabilities:
         """What follows for requests."""
-        ids = self.tokenizes and self.detokenizes
-        return Capabilities(
-            **{name: getattr(self, name) for name in Capabilities.__struct_fields__}
-            | {
-                "forced_tools": self.tools and self.forced_tools,
-                "tools_with_schema": self.tools and self.tools_with_schema and self.json_schema,
-                "reattaches": bool(self.reattach),
-                "passes_fields": True,
-                "embedding_dimensions": self.embed and self.embedding_dimensions,
-                "tokenize": ids,
-                "tokenize_chats": ids and bool(self.chat_ids),
-            }
-        )
+        can = {name: getattr(self, name) for name in Capabilities.__struct_fields__}
+        can["forced_tools"] &= self.tools
+        can["tools_with_schema"] &= self.tools and self.json_schema
+        can["embedding_dimensions"] &= self.embed
+        found = {"reattaches": bool(self.reattach), "tokenize_chats": self.tokenize and bool(self.chat_ids)}
+        return Capabilities(**can | found | {"passes_fields": True})
 
 
-SELF_HOSTED: dict[str, Any] = {
-    "token_prompts": True,
-    "token_ids": True,
-    "tokenizes": True,
-    "detokenizes": True,
-    "top_k": True,
-    "min_p": True,
-    "repetition_penalty": True,
-    "repetition_span": True,
-    "logit_bias": True,
-    "ignore_eos": True,
-    "logprobs": MAX_LOGPROBS,
-    "json_schema": True,
-}
+SAMPLING: dict[str, Any] = dict.fromkeys(("top_k", "min_p", "repetition_penalty", "logit_bias", "ignore_eos"), True)
+SELF_HOSTED: dict[str, Any] = {**SAMPLING, "token_prompts": True, "token_ids": True, "tokenize": True,
+                               "repetition_span": True, "logprobs": MAX_LOGPROBS, "json_schema": True}  # fmt: skip
 """What llama-server, vLLM and SGLang have in common."""
-
+CONTINUES: Prefill = "continue_final_message"
 KINDS: dict[str, ServerFacts] = {
     "llama-server": ServerFacts(**SELF_HOSTED, chat_ids="template", mixed=True, penalties_span=True, named_tools=False),
-    "vllm": ServerFacts(
-        **SELF_HOSTED,
-        chat_token_ids=True,
-        chat_ids="tokenize",
-        embedding_dimensions=True,
-        prefill="continue_final_message",
-        all_tokens=-1,
-        running_usage=True,
-        priority=-1,
-        reasoning_effort=True,
-        salted=True,
-    ),
-    "sglang": ServerFacts(
-        **SELF_HOSTED,  # token ids not on streamed chats, which it refuses with 400
-        prefill="continue_final_message",
-        all_tokens=-1,
-        running_usage=True,
-        priority=1,
-        reasoning_effort=True,
-        aborts=True,
-    ),
-    "trtllm": ServerFacts(
-        token_prompts=True,
-        top_k=True,
-        min_p=True,
-        repetition_penalty=True,
-        logit_bias=True,
-        ignore_eos=True,
-        logprobs=-1,
-        running_usage=True,
-        strict=True,
-    ),
-    "tgi": ServerFacts(logprobs=-1, json_schema=False),
+    "vllm": ServerFacts(**SELF_HOSTED, chat_token_ids=True, chat_ids="tokenize", embedding_dimensions=True,
+                        prefill=CONTINUES, all_tokens=-1, running_usage=True, priority=-1, reasoning_effort=True,
+                        salted=True),
+    # SGLang refuses token ids on streamed chats with 400.
+    "sglang": ServerFacts(**SELF_HOSTED, prefill=CONTINUES, all_tokens=-1, running_usage=True, priority=1,
+                          reasoning_effort=True, aborts=True),
+    "trtllm": ServerFacts(**SAMPLING, token_prompts=True, running_usage=True, strict=True),
+    "tgi": ServerFacts(),
     "ollama": ServerFacts(prefill="trailing", json_schema=True, forced_tools=False, reasoning_effort=True),
     "mistral": ServerFacts(text_prompts=False, prefill="prefix", json_schema=True, strict=True, reasoning_effort=True),
     "deepseek": ServerFacts(text_prompts=False, prefill="prefix", logprobs=MAX_LOGPROBS, reasoning_effort=True),
-    "openai": ServerFacts(
-        text_prompts=False,
-        logprobs=MAX_LOGPROBS,
-        json_schema=True,
-        strict=True,
-        completion_limit=True,
-        tools_with_schema=True,
-        embedding_dimensions=True,
-        logit_bias=True,
-        reasoning_effort=True,
-    ),
-    "penstock": ServerFacts(reattach="key", logprobs=-1, penalties=False, tools=False),  # its card says more
+    "openai": ServerFacts(text_prompts=False, logprobs=MAX_LOGPROBS, json_schema=True, strict=True, logit_bias=True,
+                          completion_limit=True, tools_with_schema=True, embedding_dimensions=True,
+                          reasoning_effort=True),
+    "penstock": ServerFacts(reattach="key", penalties=False, tools=False),  # its card says more
     "other": ServerFacts(reasoning_effort=True),  # passed on
-}
+}  # fmt: skip
 
-HOSTS = {
-    "api.openai.com": "openai",
-    "api.mistral.ai": "mistral",
-    "api.deepseek.com": "deepseek",
-}
+HOSTS = {"api.openai.com": "openai", "api.mistral.ai": "mistral", "api.deepseek.com": "deepseek"}
 """Kinds of hosted servers by their names."""
 
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "tensorrt_llm": "trtllm", "library": "ollama",
@@ -206,8 +137,7 @@ def of_card(facts: ServerFacts, card: object) -> ServerFacts:
     except msgspec.ValidationError:
         return msgspec.structs.replace(facts, assumed=True)
     ours = {"chat": True, "tools": can.tools or can.forced_tools, "json_resume": False, "tool_resume": False}
-    same = msgspec.structs.asdict(can) | ours
-    return msgspec.structs.replace(facts, **same, tokenizes=can.tokenize, detokenizes=can.tokenize)
+    return msgspec.structs.replace(facts, **msgspec.structs.asdict(can) | ours)
 
 
 def of(kind: str, **known: object) -> ServerFacts:
@@ -216,7 +146,11 @@ def of(kind: str, **known: object) -> ServerFacts:
 
 
 def card_of(model: str, settings: UpstreamSettings, known: Sequence[ServerFacts]) -> ModelCard:
-    """The card of a model that these servers compute; at least one."""
+    """The card of a model that these servers compute, at least one: what all of them can do. Vectors of different
+    lengths cannot be compared, so such servers make none together."""
+    each = [facts.capabilities() for facts in known]
+    least = {name: min(getattr(one, name) for one in each) for name in Capabilities.__struct_fields__}
+    sizes = {facts.embedding_size for facts in known}
     context = min([facts.context for facts in known if facts.context], default=DEFAULT_CONTEXT)
     return ModelCard(
         name=model,
@@ -224,9 +158,9 @@ def card_of(model: str, settings: UpstreamSettings, known: Sequence[ServerFacts]
         context=context,
         max_output=min(settings.max_output or context, context),
         default_output=settings.default_output,
-        capabilities=_common(known),
+        capabilities=Capabilities(**least | {"embed": least["embed"] and len(sizes - {0}) <= 1}),
         withheld=settings.withhold_fields,
-        embedding_size=max([facts.embedding_size for facts in known]),
+        embedding_size=max(sizes),
         created=int(time.time()),
     )
 
@@ -244,27 +178,19 @@ def lacking(card: ModelCard, facts: ServerFacts) -> str:
     return f"it lacks {', '.join(lacks)}" if lacks else ""
 
 
-def _common(known: Sequence[ServerFacts]) -> Capabilities:
-    """What all of these can do. Vectors of different lengths cannot be compared, so such servers make none together."""
-    each = [facts.capabilities() for facts in known]
-    least = {name: min(getattr(one, name) for one in each) for name in Capabilities.__struct_fields__}
-    sizes = {facts.embedding_size for facts in known if facts.embedding_size}
-    return Capabilities(**least | {"embed": least["embed"] and len(sizes) <= 1})
-
-
 TIMEOUT_S = 10.0
-HOSTED = ("openai", "mistral", "deepseek")
+HOSTED = tuple(HOSTS.values())
 LOOKUP = "/streams/lookup"
 """llama-server's list of the replies that it keeps, behind its base."""
 EMBEDDING_NAME = "embed"
 """Part of the names of hosted models that make vectors."""
 GAUGES = {
-    "vllm": ("/metrics", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
-    "sglang": ("/metrics", "sglang:num_queue_reqs", "sglang:full_token_usage"),
-    "llama-server": ("/metrics", "llamacpp:requests_deferred", ""),
-    "tgi": ("/metrics", "tgi_queue_size", ""),
+    "vllm": ("vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
+    "sglang": ("sglang:num_queue_reqs", "sglang:full_token_usage"),
+    "llama-server": ("llamacpp:requests_deferred", ""),
+    "tgi": ("tgi_queue_size", ""),
 }
-"""By kind: the page of the gauges, and their names for waiting requests and for the share of the KV cache in use."""
+"""By kind, the names of the gauges of waiting requests and of the share of the KV cache in use."""
 
 
 class ProbeFailed(Exception):
@@ -289,59 +215,51 @@ class ServerProbe:
 
     async def facts(self) -> ServerFacts:
         """Raises ProbeFailed."""
-        entries = await self._models()
-        entry = self._chosen(entries)
-        name = str(entry.get("id") or self._settings.name or self._model)
+        entry = self._chosen(await self._models())
         kind, props = await self._kind(entry)
-        known: dict[str, Any] = {"model": name, "version": await self._version(kind)}
-        if context := self._settings.context or _context(entry, props):
-            known["context"] = context
-        known["vocabulary"] = _vocabulary(entry)
-        if slots := _whole(props.get("total_slots") or props.get("max_concurrent_requests")):
-            known["slots"] = slots
-        if kind == "llama-server" and (reply := await self._reply("GET", "/health")).status != 200:
-            raise ProbeFailed(f"it is not ready (HTTP {reply.status} of /health)")  # it loads its model
-        if kind == "sglang":
-            known["slots"] = await self._sglang_slots()
-        facts = of(kind, **known)
-        if kind == "vllm" and not await self._tokenizes(name):
-            facts = of(kind, **known, chat_ids="", tokenizes=False)
-        if kind == "llama-server" and not props.get("chat_template"):
-            facts = of(kind, **known, chat_ids="")
+        n_ctx = _object(props.get("default_generation_settings")).get("n_ctx") or props.get("max_total_tokens")
+        known: dict[str, Any] = {
+            "model": str(entry.get("id") or self._settings.name or self._model),
+            "context": self._settings.context
+            or _whole(n_ctx or entry.get("max_model_len") or entry.get("context_length")),
+            "vocabulary": _whole(_object(entry.get("meta")).get("n_vocab")),
+            "slots": _whole(props.get("total_slots") or props.get("max_concurrent_requests")),
+        }
         if kind == "llama-server":
-            template = str(props.get("chat_template", ""))
-            knows_effort = any(name in template for name in EFFORT_NAMES)
-            facts = msgspec.structs.replace(
-                facts, tools="tools" in template, reasoning=END in template, reasoning_effort=knows_effort
-            )
-            if await self._keeps_replies():
-                facts = msgspec.structs.replace(facts, reattach="stream")
-        if kind == "penstock":
+            if (reply := await self._reply("GET", "/health")).status != 200:  # it loads its model
+                raise ProbeFailed(f"it is not ready (HTTP {reply.status} of /health)")
+            template = str(props.get("chat_template") or "")
+            known |= {"chat_ids": "template" if template else "", "tools": "tools" in template}
+            known |= {"reasoning": END in template, "reasoning_effort": any(each in template for each in EFFORT_NAMES)}
+            if isinstance(await self._tried(LOOKUP, {"conversation_ids": []}), list):
+                known["reattach"] = "stream"  # it gives a reply again that it keeps under a name
+        elif kind == "sglang":
+            loads = (await self._page("/v1/loads")).get("loads")
+            each_loads = [_object(each) for each in loads] if isinstance(loads, list) else []
+            known["slots"] = sum(_whole(each.get("max_running_requests")) for each in each_loads)
+        elif kind == "vllm":
+            body = {"model": known["model"], "messages": [{"role": "user", "content": "a"}]}
+            found = await self._tried("/tokenize", body | {"add_generation_prompt": True}, based=False)
+            if not isinstance(_object(found).get("tokens"), list):
+                known |= {"chat_ids": "", "tokenize": False}
+        facts = of(kind, **known)
+        if kind == "penstock":  # a try of its tasks would be a job, and wake workers
             facts = of_card(facts, entry.get("capabilities"))
-        facts = await self._with_tasks(facts)
+        elif kind in HOSTED:  # which bill a try
+            facts = msgspec.structs.replace(facts, embed=EMBEDDING_NAME in facts.model.lower())
+        else:
+            facts = msgspec.structs.replace(facts, **await self._tasks(facts.model))
         wanted = self._settings.reasoning
-        if wanted is None:
-            return facts
-        return msgspec.structs.replace(facts, reasoning=wanted, hides_reasoning=not wanted)
+        hides = {} if wanted is None else {"reasoning": wanted, "hides_reasoning": not wanted}
+        return msgspec.structs.replace(facts, **hides)
 
-    async def _with_tasks(self, facts: ServerFacts) -> ServerFacts:
-        """The facts, with what a try shows of vectors and rankings. Hosted servers, which bill it, are judged by the
-        model's name."""
-        if facts.kind in HOSTED:
-            return msgspec.structs.replace(facts, embed=EMBEDDING_NAME in facts.model.lower())
-        if facts.kind == "penstock":  # a try would be a job, and wake workers
-            return facts
-        made = _object(await self._tried("/embeddings", {"model": facts.model, "input": "a"}))
-        vectors = made.get("data")
-        first = vectors[0].get("embedding") if isinstance(vectors, list) and vectors else None
-        asked = {"model": facts.model, "query": "a", "documents": ["b"]}
-        ranked = _object(await self._tried("/rerank", asked))
-        return msgspec.structs.replace(
-            facts,
-            embed=isinstance(first, list) and bool(first),
-            embedding_size=len(first) if isinstance(first, list) else 0,
-            rerank=isinstance(ranked.get("results"), list),
-        )
+    async def _tasks(self, model: str) -> dict[str, Any]:
+        """What a try shows of vectors and rankings."""
+        vectors = _object(await self._tried("/embeddings", {"model": model, "input": "a"})).get("data")
+        first = _object(vectors[0]).get("embedding") if isinstance(vectors, list) and vectors else None
+        size = len(first) if isinstance(first, list) else 0
+        ranked = _object(await self._tried("/rerank", {"model": model, "query": "a", "documents": ["b"]}))
+        return {"embed": size > 0, "embedding_size": size, "rerank": isinstance(ranked.get("results"), list)}
 
     async def _tried(self, path: str, body: dict[str, Any], *, based: bool = True) -> Any:
         """The reply to a try; None if it is refused."""
@@ -363,8 +281,8 @@ class ServerProbe:
             return []  # some gateways have no such list
         decoded = reply.json()
         if reply.status != 200:
-            words = error_of(decoded)
-            said = f"HTTP {reply.status}" + (f": {words[0]}" if words else "")
+            error = error_of(decoded)
+            said = f"HTTP {reply.status}" + (f": {error.words}" if error else "")
             raise ProbeFailed(said, starting=reply.status == 503)
         data = decoded.get("data") if isinstance(decoded, Mapping) else None
         if not isinstance(data, list):
@@ -399,31 +317,12 @@ class ServerProbe:
                 return "tgi", info
         return known or "other", {}
 
-    async def _version(self, kind: str) -> str:
-        path = {"vllm": "/version", "trtllm": "/version", "ollama": "/api/version"}.get(kind)
-        page = await self._page(path) if path else {}
-        return str(page.get("version", ""))[:32]
-
-    async def _sglang_slots(self) -> int:
-        loads = (await self._page("/v1/loads")).get("loads")
-        if not isinstance(loads, list):
-            return 0
-        return sum(_whole(each.get("max_running_requests")) for each in loads if isinstance(each, Mapping))
-
-    async def _tokenizes(self, name: str) -> bool:
-        body = {"model": name, "messages": [{"role": "user", "content": "a"}], "add_generation_prompt": True}
-        return isinstance(_object(await self._tried("/tokenize", body, based=False)).get("tokens"), list)
-
-    async def _keeps_replies(self) -> bool:
-        """Whether a llama-server gives a reply again that it keeps under a name."""
-        return isinstance(await self._tried(LOOKUP, {"conversation_ids": []}), list)
-
     async def _page(self, path: str) -> Mapping[str, Any]:
         """A page of the server's own as an object; empty if it has none."""
         reply = await self._reply("GET", path)
         return _object(reply.json() if reply.status == 200 else None)
 
-    async def _reply(self, method: str, path: str, body: Any = None, *, based: bool = False) -> BufferedReply:
+    async def _reply(self, method: str, path: str, body: Any = None, *, based: bool = False) -> Reply:
         """`based`: the path is behind the base, such as /v1. Raises ProbeFailed."""
         address = self._client.address
         try:
@@ -436,15 +335,12 @@ async def gauges(client: UpstreamClient, kind: str, key: str) -> tuple[float, fl
     """How many requests wait in the server, and which share of its KV cache is used; None: it does not say."""
     if kind not in GAUGES:
         return None
-    path, waiting, cache = GAUGES[kind]
     try:
-        reply = await client.ask("GET", client.address.root + path, None, key, TIMEOUT_S)
+        reply = await client.ask("GET", client.address.root + "/metrics", None, key, TIMEOUT_S)
     except (ConnectError, BrokenReply):
         return None
-    if reply.status != 200:
-        return None
-    found = _gauge(reply.body, waiting)
-    return None if found is None else (found, (_gauge(reply.body, cache) or 0.0) if cache else 0.0)
+    waiting, share = [_gauge(reply.body, name) if name and reply.status == 200 else None for name in GAUGES[kind]]
+    return None if waiting is None else (waiting, share or 0.0)
 
 
 def _gauge(page: bytes, name: str) -> float | None:
@@ -459,17 +355,6 @@ def _gauge(page: bytes, name: str) -> float | None:
 
 def _object(found: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
-
-
-def _context(entry: Mapping[str, Any], props: Mapping[str, Any]) -> int:
-    settings = props.get("default_generation_settings")
-    own = settings.get("n_ctx") if isinstance(settings, Mapping) else None
-    return _whole(own or props.get("max_total_tokens") or entry.get("max_model_len") or entry.get("context_length"))
-
-
-def _vocabulary(entry: Mapping[str, Any]) -> int:
-    meta = entry.get("meta")
-    return _whole(meta.get("n_vocab")) if isinstance(meta, Mapping) else 0
 
 
 def _whole(value: Any) -> int:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.config import Positive
-from workers.engines.upstream.proxy import proxy_problem
+from workers.engines.upstream.proxy import address_problem, proxy_problem
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Kind = Literal[
@@ -105,18 +105,10 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def url_problem(url: str) -> str:
     """Why the engine cannot use an address; "" if it can. A password in it is not repeated."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:  # whose words may repeat a part of a password
-        return "not an address such as http://gpu-1:8000/v1"
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        return f"expected an address such as http://gpu-1:8000/v1, got {parts.scheme or 'no scheme'}"
-    if parts.username or parts.password:
-        return "an address holds a user or a password; put the key into a variable, and its name into key_env"
-    if parts.query or parts.fragment:
-        return "an address ends with its path, without ? and #"
-    return ""
+    if problem := address_problem(url, "http://gpu-1:8000/v1"):
+        return problem
+    has_user = "an address holds a user or a password; put the key into a variable, and its name into key_env"
+    return has_user if "@" in urlsplit(url).netloc else ""
 
 
 SECTION = UpstreamSettings

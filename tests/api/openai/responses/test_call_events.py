@@ -90,24 +90,6 @@ def test_what_was_given_up_ends_incomplete_and_the_rest_has_later_indexes() -> N
     assert as_json(stored) == found[-1]["response"]
 
 
-def test_a_cut_call_is_incomplete() -> None:
-    sequence = EventSequence(facts())
-    sequence.opening()
-    sequence.deltas(rows_of(ANSWER[:3]))
-    last = events(sequence.end(end("length")))[-1]["response"]
-    assert (last["status"], [item["status"] for item in last["output"]]) == ("incomplete", ["completed", "incomplete"])
-    assert last["output"] == as_json(at_once(ended_response(facts(), end("length"), rows_of(ANSWER[:3])))["output"])
-
-
-def test_an_empty_answer_is_an_empty_text() -> None:
-    sequence = EventSequence(facts())
-    sequence.opening()
-    (item,) = events(sequence.end(end("stop")))[-1]["response"]["output"]
-    assert item["content"][0]["text"] == "" and [item] == as_json(
-        at_once(ended_response(facts(), end("stop"), []))["output"]
-    )
-
-
 def test_an_answer_is_one_turn_of_the_next_conversation() -> None:
     """Its calls have the ids that the client knows."""
     turn = answer_turn(facts().job, rows_of(ANSWER))

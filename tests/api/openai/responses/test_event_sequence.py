@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from api.openai.errors import internal_error
 from api.openai.rendering import Facts
 from api.openai.responses.events import EventSequence
-from api.openai.responses.object import outcome
 from api.stream.writer import NumberedFlow
 from penstock.engine import ChatTurn, Failure, Logprob, Sampling
 from streaming.jobs.codec import Delta, Terminal, Usage
@@ -154,24 +153,11 @@ def test_a_stream_ends_with_one_of_three_events(terminal: Terminal, last: str, s
     assert all(item["status"] == ("completed" if status == "completed" else "incomplete") for item in output)
 
 
-def test_a_stream_that_cannot_go_on_fails() -> None:
-    sequence = EventSequence(facts())
-    found = events(sequence.opening() + sequence.deltas(rows_of(["a"])) + sequence.fail(internal_error("r")))
-    assert found[-1]["type"] == "response.failed" and found[-1]["response"]["error"]["code"] == "server_error"
-    assert found[-2]["type"] == "response.output_text.delta"
-
-
 def test_a_failure_is_told_to_a_reader_who_has_more_events_than_are_left() -> None:
     """After the store lost events: the number of the last one rises all the same."""
     sequence = EventSequence(facts(), after=40)
     (failed,) = events(sequence.opening() + sequence.deltas(rows_of(["a"])) + sequence.fail(internal_error("r")))
     assert (failed["type"], failed["sequence_number"]) == ("response.failed", 41)
-
-
-@pytest.mark.parametrize(("status", "code"), [(400, "invalid_prompt"), (408, "server_error"), (500, "server_error")])
-def test_a_failure_has_the_standards_code(status: int, code: str) -> None:
-    failed = outcome(end(JobState.FAILED, failure=Failure("own_code", "Why.", status)))
-    assert failed.error == {"code": code, "message": "Why."}
 
 
 def test_a_token_without_text_has_an_event_only_with_its_logprobs() -> None:

@@ -12,7 +12,7 @@ from model_file import prompts_of
 from penstock.engine import ChatTurn, Request, Sampling
 from penstock.tools import Tool, ToolCall, Tools
 from workers.engines.llamacpp.prompt import ChatTemplate, Prompts
-from workers.engines.llamacpp.request import as_grammar, doubts, forced_schema, instruction, writer_of
+from workers.engines.llamacpp.request import as_grammar, forced_schema, instruction
 from workers.engines.schema import plain
 
 HERMES = """{% if tools %}tools:{% for tool in tools %}{{ tool | tojson }};{% endfor %}{% endif %}
@@ -114,26 +114,3 @@ def test_what_no_grammar_holds_is_left_to_the_check() -> None:
     schema = {"patternProperties": {"^(?=a)": {}, "^b": {}}, "properties": {"pattern": {"pattern": r"\bfoo\b"}}}
     held = as_grammar(schema)
     assert held == {"patternProperties": {"^b": {}}, "properties": {"pattern": {}}, "x-guidance": {"lenient": True}}
-
-
-@pytest.mark.parametrize(
-    ("schema", "named"),
-    [
-        ({"properties": {"a": {"$ref": "#/$defs/T"}}, "$defs": {"T": False}}, "`enum` or `false` at #/$defs/T"),
-        ({"properties": {"a": {"enum": []}}}, "`enum` or `false` at #/properties/a"),
-        ({"properties": {"a": False}}, "`false` at #/properties/a"),
-        ({"properties": {"a": {"minimum": 3, "maximum": 1}}}, "`minimum` at #/properties/a"),
-        ({"items": {"minLength": 3, "maxLength": 1}}, "`minLength` at #/items"),
-        ({"properties": {"a": {"pattern": "a$b"}}, "additionalProperties": False}, "`pattern` at #/properties/a"),
-    ],
-)
-def test_what_llama_cpp_may_stumble_over_is_named(schema: dict[str, Any], named: str) -> None:
-    assert doubts(plain(schema)) == [named]
-
-
-def test_each_choice_has_its_writer() -> None:
-    kinds = [type(writer_of(tools)).__name__ for tools in (
-        None, Tools(offered=(F, G)), Tools(offered=(F, G), choice="required"), Tools(offered=(F,), choice="required"),
-        Tools(offered=(F, G), choice="required", named="g"),
-    )]  # fmt: skip
-    assert kinds == ["NoneType", "TagWriter", "ObjectWriter", "NamedWriter", "NamedWriter"]

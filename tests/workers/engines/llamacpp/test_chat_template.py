@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Refused
-from workers.engines.llamacpp.prompt import ChatTemplate, TemplateBroken, messages_of
+from workers.engines.llamacpp.prompt import ChatTemplate, messages_of
 
 CHATML = """{% for message in messages %}
     {% if loop.first and message['role'] != 'system' %}
@@ -49,13 +50,6 @@ def test_json_is_not_escaped_for_html() -> None:
     )
 
 
-def test_loops_can_be_left_and_the_date_asked_for() -> None:
-    """Two things templates in circulation rely on."""
-    template = ChatTemplate("{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}x{% endfor %}")
-    assert template.render(messages_of([ChatTurn("user", "a"), ChatTurn("user", "b")])) == "x"
-    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}").render(messages_of([ChatTurn("user", "a")]))) == 10
-
-
 def test_a_template_may_refuse() -> None:
     """Its own words reach the requester."""
     template = "{% if messages[0].role != 'user' %}{{ raise_exception('roles must alternate') }}{% endif %}"
@@ -75,10 +69,9 @@ def test_a_template_may_refuse() -> None:
 )
 def test_a_template_that_fails_is_a_refusal(template: str) -> None:
     """Mistakes, and what the sandbox forbids, end this request and not the worker."""
-    assert "chat template fails" in refusal(template, ChatTurn("user", "a"))
+    assert "chat template does not take" in refusal(template, ChatTurn("user", "a"))
 
 
-def test_a_template_that_does_not_compile_is_named() -> None:
-    """The caller can then serve raw prompts only."""
-    with pytest.raises(TemplateBroken, match="cannot be compiled"):
-        ChatTemplate("{% for x in %}")
+def test_a_model_whose_template_does_not_compile_has_no_chats() -> None:
+    """It serves raw prompts only."""
+    assert not prompts_of("{% for x in %}").chat

@@ -110,22 +110,12 @@ def test_what_earlier_attempts_generated_may_have_ended_it(past: str, finish: st
     assert generation.last().finish == finish
 
 
-def test_what_was_held_back_for_a_stop_string_comes_with_the_end() -> None:
-    """The length ends the text where the stop string may have begun."""
-    generation = begun(stop=("two",))
-    assert generation.take(chunk(0, " t")).text == ""
-    generation.take(
-        {"choices": [{"text": "", "finish_reason": "length"}], "__verbose": {"tokens_predicted": 1, "tokens": []}}
-    )
+def test_without_max_tokens_the_context_is_the_limit() -> None:
+    """Exactly the context of the settings, not what llama.cpp rounded it up to."""
+    generation = Generation(Request("r", "Hi", Sampling()), ["Hi"], 4)
+    generation.take({"prompt_progress": {"total": 2, "cache": 1}})
+    for number in range(2):
+        assert not generation.done
+        generation.take(chunk(number, "a"))
     last = generation.last()
-    assert (last.text, last.ids, last.n, last.finish) == (" t", (0,), 1, "length")
-
-
-def test_a_request_that_was_cancelled_says_nothing_more() -> None:
-    """Not even what was held back because a stop string may begin with it."""
-    generation = begun(stop=("two",))
-    chunk = {"choices": [{"text": "t", "finish_reason": None}], "__verbose": {"tokens_predicted": 1, "tokens": [5]}}
-    assert generation.take(chunk).text == ""
-    generation.cancelled = True
-    last = generation.last()
-    assert (last.text, last.ids, last.n, last.finish) == ("", (), 0, "cancelled")
+    assert (last.finish, last.prompt_tokens, last.cached_tokens) == ("length", 2, 1)

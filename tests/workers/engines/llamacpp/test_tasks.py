@@ -18,7 +18,7 @@ from engine_desk import EngineDesk
 
 from penstock.engine import ChatTurn, Input, Piece, Request, Sampling, Task, TaskKind
 from workers.engines.llamacpp.engine import LlamacppEngine
-from workers.engines.llamacpp.prompt import ADDED_TOKENS, MAX_TOLD_BYTES, MIN_TOLD_BYTES, max_told_bytes
+from workers.engines.llamacpp.prompt import ADDED_TOKENS, MIN_TOLD_BYTES
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.task_answers import check_task_answer
 
@@ -76,15 +76,6 @@ async def test_vectors_are_of_length_one_and_the_same_each_time(desk: TaskDesk) 
     assert likeness(made[0], made[1]) > likeness(made[0], made[2])
 
 
-async def test_token_ids_have_the_vector_of_their_text(desk: TaskDesk) -> None:
-    found = await desk.perform("tokenize", TEXTS[0])
-    ids = tuple(json.loads(found.text)["tokens"])
-    by_ids, by_text = await desk.vectors(ids, TEXTS[0])
-    assert likeness(by_ids, by_text) > 0.999
-    piece = await desk.perform("embed", inputs=(ids, TEXTS[0]))
-    assert piece.prompt_tokens == 2 * len(ids)
-
-
 async def test_texts_are_generated_beside_vectors(desk: TaskDesk) -> None:
     """At the same time, on both slots; and no text of another tenant is taken from a slot's cache."""
     stories = [desk.send("Once upon a time", tenant="a", max_tokens=8, temperature=0) for _ in range(3)]
@@ -114,10 +105,6 @@ async def test_a_text_that_would_take_the_tokenizer_long_is_refused(desk: TaskDe
     assert piece.failure is not None and (piece.failure.status, piece.failure.param) == (400, "messages")
     piece = await desk.perform("tokenize", "1" * (MIN_TOLD_BYTES - ADDED_TOKENS - 1))
     assert piece.failure is None
-
-
-async def test_a_long_context_has_longer_texts() -> None:
-    assert [max_told_bytes(context) for context in (512, 65_536, 10**7)] == [MIN_TOLD_BYTES, 524_288, MAX_TOLD_BYTES]
 
 
 async def test_a_cancelled_task_ends_at_once(desk: TaskDesk) -> None:

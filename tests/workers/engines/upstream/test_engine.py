@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections import Counter
 from typing import Any
 
@@ -14,15 +13,12 @@ from fake_upstream import ANSWER, FakeUpstream, Fault, serving
 from flow import until
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from otlp_collector import Collector, attributes_of, collector
-from upstream_bench import FAST, HELLO, Bench, bench, rest
+from upstream_bench import FAST, HELLO, Bench, asked_of, bench, rest
 
 from penstock.config import ConfigError
 from penstock.engine import EngineDead, Request, Sampling, Task
 from penstock.tools import REASONING, TEXT
-from streaming.jobs.job import Chat, Job, Text, Tokens, unsupported
-from streaming.order import Priority
 from telemetry.process import start_tracing
-from workers.engines.upstream import server
 from workers.engines.upstream.generation import MAX_EXCESS_TOKENS
 from workers.engines.upstream.http import MAX_LINE_BYTES, MAX_REPLY_BYTES
 from workers.engines.upstream.server import ServerFacts, ServerProbe
@@ -55,14 +51,6 @@ async def test_the_card_says_what_the_server_can_do(kind: str) -> None:
         assert (*found, can.text_prompts) == CARDS[kind]
 
 
-def test_what_a_server_lacks_is_refused_at_the_door() -> None:
-    """Raw prompts of a server that takes conversations alone."""
-    can = server.of("openai").capabilities()
-    for prompt, refused in ((Text(("a",)), True), (Tokens(((1,),)), True), (Chat(HELLO), False)):
-        job = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=prompt)
-        assert bool(unsupported(job, can)) == refused
-
-
 async def test_a_mixed_pool_can_what_all_can() -> None:
     async with bench(FakeUpstream("vllm"), FakeUpstream("trtllm")) as desk:
         await until(lambda: len(desk.engine._own.ready) == 2)
@@ -85,21 +73,6 @@ async def test_what_only_settings_change_ends_the_start(
             pass
 
 
-async def test_a_start_waits_for_a_server() -> None:
-    """Its worker is alive and says what it waits for."""
-    fake = FakeUpstream("vllm")
-    async with serving(fake):
-        url = fake.url
-    desk = Bench(_settings(url))
-    phases: list[str] = []
-    starting = asyncio.create_task(desk.engine.start(lambda _: None, phases.append))
-    await until(lambda: any("waiting for" in phase and url in phase for phase in phases))
-    assert not starting.done()
-    async with serving(fake):
-        await starting
-    await desk.engine.stop()
-
-
 def _settings(url: str, **more: Any) -> UpstreamSettings:
     return UpstreamSettings(**(FAST | {"urls": (url,)} | more))  # type: ignore[arg-type]
 
@@ -112,6 +85,7 @@ REASONED: dict[str, tuple[Fault, dict[str, Any], str, int]] = {  # how it breaks
     "hidden": (Fault(after=10, cut=True), {}, "", 1),
     "shown": (Fault(after=10, cut=True), {"reasoning": "low"}, SHOWN, 1),
     "shown, replayed": (Fault(after=10, cut=True), {"reasoning": "low", "temperature": 0}, SHOWN, 0),
+    "cut before any text, replayed": (Fault(cut=True), {"temperature": 0}, "", 0),
 }
 
 
@@ -123,20 +97,10 @@ async def test_reasoning_is_counted_once_and_never_spliced(kind: str, case: str)
     fault, asked, shown, restarts = REASONED[case]
     fake = FakeUpstream(kind, [fault])
     fake.hidden = 6
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=50, **asked)
+    answer = await asked_of(fake, max_tokens=50, **asked)
     assert (answer.text, answer.tokens, answer.restarts) == (shown + "".join(ANSWER[:50]), 56, restarts)
     assert all("continue_final_message" not in sent.body and not sent.continues for sent in fake.sent)
     assert not shown or all(sent.body["reasoning_effort"] == "low" for sent in fake.sent)
-
-
-async def test_hidden_reasoning_of_a_replay_counts_once() -> None:
-    """The cut comes before any text, so there is none to compare."""
-    fake = FakeUpstream("sglang", [Fault(cut=True)])
-    fake.hidden = 6
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=50, temperature=0)
-    assert (answer.text, answer.tokens, answer.restarts) == ("".join(ANSWER[:50]), 56, 0)
 
 
 async def test_a_replay_that_differs_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +114,7 @@ async def test_a_replay_that_differs_begins_again(monkeypatch: pytest.MonkeyPatc
         return await complete(*args)
 
     fake._complete = differently  # type: ignore[method-assign]
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=60, temperature=0)
+    answer = await asked_of(fake, max_tokens=60, temperature=0)
     assert answer.restarts == 1 and answer.text == "".join(other[:60])
     assert len(fake.sent) == 3
 
@@ -170,24 +133,13 @@ async def test_ids_that_are_ahead_of_the_text_are_not_continued() -> None:
     assert fake.sent[3].body["continue_final_message"] is True
 
 
-async def test_chunks_of_several_tokens_are_continued_by_ids_at_sglang() -> None:
-    """Its decoder names the text otherwise than vLLM's."""
-    fake = FakeUpstream("sglang", [Fault(after=20, cut=True)])
-    fake.batch = 5
-    async with bench(fake) as desk:
-        answer = await desk.ask("once", max_tokens=60)
-    assert (answer.text, answer.tokens, answer.restarts) == ("".join(ANSWER[:60]), 60, 0)
-    assert fake.sent[1].body["prompt"] == [1, 2, 3, *range(1000, 1020)]
-
-
 def _with_other_text(page: Any) -> Any:
     return lambda path, body: {"prompt": "another text"} if path == "/detokenize" else page(path, body)
 
 
 async def test_a_stop_string_over_a_break_is_found() -> None:
     fake = FakeUpstream("vllm", [Fault(after=21, cut=True)])
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=60, stop=("20 w21 w2",))
+    answer = await asked_of(fake, max_tokens=60, stop=("20 w21 w2",))
     assert (answer.text, answer.finish) == ("".join(ANSWER[:20]) + " w", "stop")
     assert all("stop" not in sent.body for sent in fake.sent)
 
@@ -206,8 +158,7 @@ async def test_no_id_is_logged_before_its_text() -> None:
     once."""
     fake = FakeUpstream("vllm", [Fault(after=21, cut=True)])
     fake.late = 20
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=60)
+    answer = await asked_of(fake, max_tokens=60)
     assert (answer.text, answer.tokens, answer.restarts) == ("".join(ANSWER[:60]), 60, 0)
     assert all(piece.text for piece in answer.pieces if piece.ids or piece.n)
     assert fake.sent[1].body["prompt"][-1] == 1019 and fake.sent[1].body["max_tokens"] == 40
@@ -238,8 +189,7 @@ async def test_no_log_repeats_what_a_server_says(caplog: pytest.LogCaptureFixtur
     frame = Fault(after=2, data=b"data: " + echo + b"\n\n")
     refusal = Fault(status=422, body=b'{"detail": "canary"}')
     fake = FakeUpstream("vllm", [Fault(status=500, body=echo), frame, refusal, refusal, refusal])
-    async with bench(fake) as desk:
-        failed = await desk.ask(HELLO, max_tokens=5)
+    failed = await asked_of(fake, max_tokens=5)
     assert failed.failure is not None and "canary" in failed.failure.message and failed.failure.status == 422
     assert "canary" not in caplog.text
 
@@ -299,24 +249,8 @@ async def test_cancels_are_no_failures_of_the_server() -> None:
 async def test_a_server_that_never_has_room_counts_as_away() -> None:
     """A gateway may say 503 for a server that is gone: the jobs go back, and to whom has room."""
     fake = FakeUpstream("vllm", [Fault(status=503, headers=(("retry-after-ms", "1"),))] * 8)
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=5)
+    answer = await asked_of(fake, max_tokens=5)
     assert answer.returns >= 1 and answer.text == "".join(ANSWER[:5])
-
-
-async def test_a_request_that_waits_is_cancelled_at_once() -> None:
-    fake = FakeUpstream("llama-server", step_s=0.02)
-    fake.slots = 1
-    async with bench(fake) as desk:
-        running = desk.begin(Request("running", HELLO, Sampling()))
-        await running.get()
-        waiting = desk.begin(Request("waiting", HELLO, Sampling()))
-        await asyncio.sleep(0.05)
-        assert desk.engine.stats().waiting == 1
-        desk.engine.cancel("waiting")
-        assert (await asyncio.wait_for(waiting.get(), 30)).finish == "cancelled"
-        assert fake.most_running == 1
-        desk.engine.cancel("running")
 
 
 # --- load ------------------------------------------------------------------------------------------------------------
@@ -332,13 +266,6 @@ async def test_waiting_requests_in_the_server_lower_the_budget() -> None:
         fake.waiting = 0
         await until(lambda: desk.engine.stats().slots > 1)
         await asking
-
-
-async def test_requests_go_to_the_server_that_runs_the_fewest() -> None:
-    fakes = [FakeUpstream("vllm", step_s=0.005) for _ in range(3)]
-    async with bench(*fakes) as desk:
-        await asyncio.gather(*(desk.ask(HELLO, max_tokens=20) for _ in range(12)))
-    assert [len(fake.sent) for fake in fakes] == [4, 4, 4]
 
 
 async def test_the_most_urgent_request_goes_first() -> None:
@@ -371,18 +298,6 @@ async def test_chunks_of_one_read_are_one_piece() -> None:
         assert len(desk.steps) < sum(len(step) for step in desk.steps)
 
 
-async def test_workers_share_a_server() -> None:
-    """Each has an equal part of what it runs at once."""
-    fake = FakeUpstream("llama-server", step_s=0.002)
-    async with bench(fake) as desk:
-        desk.engine.share(2)
-        assert desk.engine.stats().slots == 2
-        await asyncio.gather(*(desk.ask(HELLO, max_tokens=10) for _ in range(10)))
-        assert fake.most_running == 2
-        desk.engine.share(1)
-        assert desk.engine.stats().slots == 4
-
-
 async def test_tenants_have_salts_of_their_own() -> None:
     """The same in every request."""
     fake = FakeUpstream("vllm")
@@ -399,19 +314,6 @@ async def test_cached_tokens_are_told_only_where_tenants_are_told_apart(kind: st
     async with bench(FakeUpstream(kind)) as desk:
         answer = await desk.ask(HELLO, max_tokens=2)
     assert answer.prompt_tokens == 3 and max(piece.cached_tokens for piece in answer.pieces) == cached
-
-
-async def test_256_streams() -> None:
-    """Each on a connection of its own, and each whole."""
-    fake = FakeUpstream("llama-server", step_s=0.01)
-    fake.slots = 256
-    fake.open.clear()
-    async with bench(fake, first_token_s=30, between_tokens_s=30) as desk:
-        asking = asyncio.gather(*(desk.ask(HELLO, max_tokens=20) for _ in range(256)))
-        await until(lambda: fake.running == 256)
-        fake.open.set()
-        answers = await asking
-    assert {(answer.text, answer.tokens, answer.returns) for answer in answers} == {("".join(ANSWER[:20]), 20, 0)}
 
 
 # --- keys and limits -------------------------------------------------------------------------------------------------
@@ -541,9 +443,8 @@ async def test_a_page_that_cannot_be_read_is_no_model_list(monkeypatch: pytest.M
 
 
 async def test_a_probe_that_breaks_is_a_failed_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a page that no code foresaw, at the start and after the server was away: the next one finds it well."""
+    """By a page that no code foresaw: the next one finds the server well."""
     fake, facts, phases = FakeUpstream("vllm"), ServerProbe.facts, list[str]()
-    unforeseen = "its pages cannot be read (RecursionError)"
 
     async def broken(_: ServerProbe) -> ServerFacts:
         raise RecursionError
@@ -552,14 +453,9 @@ async def test_a_probe_that_breaks_is_a_failed_probe(monkeypatch: pytest.MonkeyP
     async with serving(fake):
         desk = Bench(_settings(fake.url))
         starting = asyncio.create_task(desk.engine.start(desk._on_step, phases.append))
-        await until(lambda: any(unforeseen in phase for phase in phases))
+        await until(lambda: any("its pages cannot be read (RecursionError)" in phase for phase in phases))
         monkeypatch.setattr(ServerProbe, "facts", facts)
         await starting
-        (endpoint,) = desk.engine._own.endpoints
-        monkeypatch.setattr(ServerProbe, "facts", broken)
-        endpoint.breaker.fail("away", time.monotonic(), down=True)
-        await until(lambda: unforeseen in endpoint.breaker.reason)
-        monkeypatch.setattr(ServerProbe, "facts", facts)
         assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
         await desk.engine.stop()
 
@@ -591,37 +487,16 @@ async def test_text_without_tokens_is_bounded(text: str) -> None:
 # --- traces ----------------------------------------------------------------------------------------------------------
 
 
-async def test_each_call_is_a_span_and_carries_it_on(collector: Collector) -> None:
-    """One for each request to a server, under the attempt's; a server that fails has one that says so. Nothing that the
-    server said is in a span, and no tracestate leaves the deployment."""
+async def test_each_call_is_a_span_of_its_operation_and_carries_it_on(collector: Collector) -> None:
+    """One for each request to a server, under the attempt's; a server that fails has one that says so. Token ids are a
+    text, not a conversation; a task is called like a text. Nothing that the server said is in a span, and no tracestate
+    leaves the deployment."""
     tracing = start_tracing("worker", collector.url)
     attempt = tracing.enter("chat m", {"traceparent": "00-" + "4b" * 16 + "-" + "f0" * 8 + "-01", "tracestate": "a=b"})
     words = json.dumps({"error": {"message": "words of the server"}}).encode()
     fake = FakeUpstream("vllm", [Fault(status=500, body=words)])
-    async with bench(fake) as desk:
-        desk.engine.trace_calls(tracing)
-        await rest(desk.begin(Request("r", HELLO, Sampling(max_tokens=3), trace=attempt.carrier()["traceparent"])))
-    attempt.end()
-    tracing.close()
-    calls = [span for span in collector.sent if span.kind == SentSpan.SPAN_KIND_CLIENT]
-    assert [attributes_of(call).get("error.type") for call in calls] == ["500", None]
-    assert {call.parent_span_id.hex() for call in calls} == {attempt.span_id}
-    assert [sent.headers.get("traceparent") for sent in fake.sent] == [
-        f"00-{attempt.trace_id}-{call.span_id.hex()}-01" for call in calls
-    ]
-    assert not any("tracestate" in sent.headers for sent in fake.sent)
-    known = attributes_of(calls[1])
-    assert known["gen_ai.provider.name"] == "vllm" and known["server.address"] == "127.0.0.1"
-    assert known["gen_ai.response.finish_reasons"] == ["length"]
-    assert b"words of the server" not in b"".join(collector.received)
-
-
-async def test_the_span_of_a_call_has_the_operation(collector: Collector) -> None:
-    """Token ids are a text, not a conversation; a task is called like a text."""
-    tracing, fake = start_tracing("worker", collector.url), FakeUpstream("vllm")
-    attempt = tracing.enter("attempt", {"traceparent": "00-" + "4b" * 16 + "-" + "f0" * 8 + "-01"})
     fake.vector = [0.5]
-    asked: list[Any] = [{"prompt": "a"}, {"prompt": [1, 2]}, {"prompt": HELLO}]
+    asked: list[Any] = [{"prompt": HELLO}, {"prompt": "a"}, {"prompt": [1, 2]}]
     asked.append({"prompt": "", "task": Task(kind="embed"), "inputs": ("a",)})
     async with bench(fake) as desk:
         desk.engine.trace_calls(tracing)
@@ -631,13 +506,19 @@ async def test_the_span_of_a_call_has_the_operation(collector: Collector) -> Non
     attempt.end()
     tracing.close()
     calls = [span for span in collector.sent if span.kind == SentSpan.SPAN_KIND_CLIENT]
+    assert [attributes_of(call).get("error.type") for call in calls] == ["500", None, None, None, None]
     operations = [attributes_of(call)["gen_ai.operation.name"] for call in calls]
-    assert operations == ["text_completion", "text_completion", "chat", "embeddings"]
+    assert operations == ["chat", "chat", "text_completion", "text_completion", "embeddings"]
     assert all(call.name.startswith(f"{name} ") for call, name in zip(calls, operations, strict=True))
     assert {call.parent_span_id.hex() for call in calls} == {attempt.span_id}
-    assert [sent.headers["traceparent"] for sent in fake.sent] == [
+    assert [sent.headers.get("traceparent") for sent in fake.sent] == [
         f"00-{attempt.trace_id}-{call.span_id.hex()}-01" for call in calls
     ]
+    assert not any("tracestate" in sent.headers for sent in fake.sent)
+    known = attributes_of(calls[1])
+    assert known["gen_ai.provider.name"] == "vllm" and known["server.address"] == "127.0.0.1"
+    assert known["gen_ai.response.finish_reasons"] == ["length"]
+    assert b"words of the server" not in b"".join(collector.received)
 
 
 async def test_a_trace_that_is_not_recorded_is_passed_on_as_it_is() -> None:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from fake_upstream import ANSWER, FakeUpstream, Fault
-from upstream_bench import HELLO, bench
+from upstream_bench import HELLO, asked_of, bench
 
 from penstock.tools import Tool, Tools
 from workers.engines.upstream.http import MAX_LINE_BYTES
@@ -59,8 +59,7 @@ CONTINUES = ("vllm", "sglang", "llama-server", "ollama")
 async def test_a_reader_gets_the_whole_answer_once(scenario: str, kind: str) -> None:
     """Of a sampled chat: continued where the server can, and begun again where it cannot."""
     fake = FakeUpstream(kind, SCENARIOS[scenario])
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO, max_tokens=TOKENS)
+    answer = await asked_of(fake, max_tokens=TOKENS)
     assert answer.failure is None and (answer.text, answer.finish) == (WHOLE, "length")
     assert answer.tokens == TOKENS
     assert answer.prompt_tokens == 3
@@ -78,7 +77,6 @@ LAST_WORDS = {
     "a count of a wrong type": FINISH + b'data: {"choices": [], "usage": {"completion_tokens": true}}\n\n',
     "usage of a wrong type": FINISH + b'data: {"choices": [], "usage": "many"}\n\n',
     "half a chunk": FINISH + b'data: {"choices": [], "usage": {"comp\n\n',
-    "a count in the chunk that finishes": FINISH[:-3] + b', "usage": {"prompt_tokens": 1e300}}\n\n',
     "a line without an end": FINISH + b"data: " + b"x" * (MAX_LINE_BYTES + 9),
     "an error": FINISH + b"data: " + NESTED + b"\n\n",
 }  # fmt: skip
@@ -134,8 +132,7 @@ WAYS = {
 @pytest.mark.parametrize(("kind", "form"), WAYS)
 async def test_each_kind_is_continued_by_its_best_way(kind: str, form: str) -> None:
     fake = FakeUpstream(kind, [Fault(after=20, cut=True)])
-    async with bench(fake) as desk:
-        answer = await desk.ask(HELLO if form == "chat" else "Say:", max_tokens=TOKENS)
+    answer = await asked_of(fake, HELLO if form == "chat" else "Say:", max_tokens=TOKENS)
     first, second = fake.sent
     assert (answer.text, answer.tokens, answer.restarts) == (WHOLE, TOKENS, 0)
     assert second.body["max_tokens"] == TOKENS - 20

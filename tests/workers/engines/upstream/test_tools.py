@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_upstream import FakeUpstream, Fault
-from upstream_bench import HELLO, bench
+from upstream_bench import HELLO, asked_of, bench
 
 from penstock.engine import ChatTurn
 from penstock.tools import Call, Tool, ToolCall, Tools, read_answer
@@ -37,8 +37,7 @@ def fake(kind: str, *faults: Fault) -> FakeUpstream:
 async def test_calls_come_through(kind: str) -> None:
     """The server's own ids do not: ours are made from the job."""
     upstream = fake(kind)
-    async with bench(upstream) as desk:
-        answer = await desk.ask(HELLO, tools=BOTH)
+    answer = await asked_of(upstream, tools=BOTH)
     assert (answer.failure, answer.finish) == (None, "stop")
     assert read_answer((answer.text,))[:2] == ("So ", CALLS)
     assert answer.tokens >= len(DELTAS)
@@ -51,8 +50,7 @@ async def test_calls_come_through(kind: str) -> None:
 async def test_a_server_lost_in_a_call_is_replayed_and_never_spliced(kind: str) -> None:
     """At temperature 0: what was shown is checked, and only what is new comes out."""
     upstream = fake(kind, Fault(after=4, cut=True))
-    async with bench(upstream) as desk:
-        answer = await desk.ask(HELLO, tools=BOTH, temperature=0)
+    answer = await asked_of(upstream, tools=BOTH, temperature=0)
     assert read_answer((answer.text,))[:2] == ("So ", CALLS) and answer.restarts == 0
     assert len(upstream.sent) == 2 and upstream.sent[0].body == upstream.sent[1].body
 
@@ -78,8 +76,7 @@ async def test_a_replay_that_calls_another_function_is_not_joined() -> None:
     """The names of functions are compared too, and the job begins again."""
     upstream = Changing("vllm", [Fault(after=4, cut=True)])
     upstream.deltas = DELTAS
-    async with bench(upstream) as desk:
-        answer = await desk.ask(HELLO, tools=BOTH, temperature=0)
+    answer = await asked_of(upstream, tools=BOTH, temperature=0)
     assert read_answer((answer.text,))[:2] == ("So ", [Call("get_time", "{}")]) and answer.restarts == 1
 
 

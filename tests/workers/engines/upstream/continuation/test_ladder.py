@@ -14,14 +14,11 @@ from workers.engines.upstream.settings import UpstreamSettings
 
 CHAT = [ChatTurn("user", "hi")]
 KNOWN = ((" a", (1,), 1), (" b", (2,), 1))
+PENALTIES = ("presence_penalty", "frequency_penalty")
 
 
 def way(kind: str, prompt: Any = CHAT, rows: Any = KNOWN, tried: Any = (), **sampling: Any) -> Rung:
-    return continuation.choose(server.of(kind), Request("r", prompt, Sampling(**sampling)), rows, tried).rung
-
-
-def test_nothing_is_continued_before_anything_was_shown() -> None:
-    assert way("vllm", rows=(), json_schema={}) is Rung.FRESH
+    return continuation.choose(server.of(kind), Request("r", prompt, Sampling(**sampling)), rows, tried)[0]
 
 
 @pytest.mark.parametrize("kind", [*server.KINDS])
@@ -37,18 +34,28 @@ def test_json_and_reasoning_are_never_spliced(kind: str, case: str) -> None:
         assert way(kind, prompt, rows, {Rung.REPLAY}, temperature=0, **schema) is Rung.RESTART
 
 
-@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
-def test_penalties_continue_only_where_they_span(penalty: str) -> None:
-    assert way("llama-server", **{penalty: 0.5}) is Rung.IDS
-    assert way("vllm", **{penalty: 0.5}) is Rung.RESTART
-    assert way("vllm", **{penalty: 0.5}, temperature=0) is Rung.REPLAY
-    assert way("vllm", **{penalty: 0.0}) is Rung.IDS
+GAP = (*KNOWN, (" c", (), 1))
+RUNGS: list[tuple[str, Any, Any, dict[str, Any], Rung]] = [  # kind, prompt, rows, sampling, and how it continues
+    *[("llama-server", CHAT, KNOWN, {name: 0.5}, Rung.IDS) for name in PENALTIES],
+    *[("vllm", CHAT, KNOWN, {name: 0.5}, Rung.RESTART) for name in PENALTIES],
+    *[("vllm", CHAT, KNOWN, {name: 0.5, "temperature": 0}, Rung.REPLAY) for name in PENALTIES],
+    *[("vllm", CHAT, KNOWN, {name: 0.0}, Rung.IDS) for name in PENALTIES],
+    *[(kind, CHAT, KNOWN, {"repetition_penalty": 1.3}, Rung.IDS) for kind in ("llama-server", "vllm")],
+    ("trtllm", "text", KNOWN, {"repetition_penalty": 1.3}, Rung.RESTART),
+    ("trtllm", "text", KNOWN, {"repetition_penalty": 1.0}, Rung.IDS),
+    ("vllm", CHAT, (), {"json_schema": {}}, Rung.FRESH),
+    # Ids are continued only if all are known; llama-server takes texts between them.
+    ("vllm", CHAT, GAP, {}, Rung.PREFILL),
+    ("vllm", "text", GAP, {}, Rung.TEXT),
+    ("llama-server", CHAT, GAP, {}, Rung.IDS),
+]
 
 
-def test_a_repetition_penalty_continues_where_it_counts_the_prompt() -> None:
-    assert way("llama-server", repetition_penalty=1.3) is way("vllm", repetition_penalty=1.3) is Rung.IDS
-    assert way("trtllm", "text", repetition_penalty=1.3) is Rung.RESTART
-    assert way("trtllm", "text", repetition_penalty=1.0) is way("trtllm", "text") is not Rung.RESTART
+@pytest.mark.parametrize(("kind", "prompt", "rows", "sampling", "rung"), RUNGS)
+def test_the_best_rung_that_keeps_what_was_shown(
+    kind: str, prompt: Any, rows: Any, sampling: dict[str, Any], rung: Rung
+) -> None:
+    assert way(kind, prompt, rows, **sampling) is rung
 
 
 @pytest.mark.parametrize("kind", server.KINDS)
@@ -56,15 +63,8 @@ def test_reasoning_is_spliced_only_where_the_model_s_own_tags_are_known(kind: st
     """llama-server gets a prompt and gives them; the others tell it apart."""
     for effort in ("default", "low"):
         request = Request("r", CHAT, Sampling(), reasoning=effort)
-        found = continuation.choose(server.of(kind), request, KNOWN).rung
+        found = continuation.choose(server.of(kind), request, KNOWN)[0]
         assert found is (Rung.IDS if kind == "llama-server" else Rung.RESTART)
-
-
-def test_ids_are_continued_only_if_all_are_known() -> None:
-    """llama-server takes texts between them."""
-    gap = (*KNOWN, (" c", (), 1))
-    assert way("vllm", rows=gap) is Rung.PREFILL and way("vllm", "text", gap) is Rung.TEXT
-    assert way("llama-server", rows=gap) is Rung.IDS
 
 
 def test_it_says_how_answers_continue() -> None:

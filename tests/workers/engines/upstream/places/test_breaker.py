@@ -68,47 +68,6 @@ def test_a_failure_that_lasts_is_probed_ever_later() -> None:
     assert not breaker.may_probe(now + MAX_OPEN_S - 0.1) and breaker.may_probe(now + MAX_OPEN_S)
 
 
-def test_requests_of_before_that_fail_during_a_probe_do_not_end_it() -> None:
-    breaker = Breaker()
-    breaker.fail("down", 0.0, down=True)
-    assert breaker.may_probe(1.0)
-    breaker.fail("cut", 1.0)
-    assert not breaker.may_probe(99.0), "the probe still runs"
-    breaker.half_open()
-    assert breaker.closed
-
-
-def test_a_request_that_is_cut_again_waits_for_a_probe() -> None:
-    """A proxy takes connections for a server that is gone. One that is there is left in no worse standing."""
-    breaker = Breaker()
-    breaker.fail("cut", 0.0, request="a", cut=True)
-    assert breaker.closed
-    breaker.fail("cut", 0.1, request="a", cut=True)
-    assert not breaker.closed and breaker.may_probe(0.1)
-    breaker.half_open()
-    assert breaker.closed
-    breaker.fail("500", 0.2, request="b")
-    assert breaker.closed, "a half-open one would open"
-    breaker.fail("cut", 0.3, request="a", cut=True)
-    assert breaker.may_probe(0.3)
-    breaker.fail_probe("no answer", 0.4)
-    assert not breaker.closed and not breaker.in_doubt
-
-
-def test_failures_while_the_server_answers_others_do_not_open_it() -> None:
-    """Neither before it has opened nor half-open; failures after its last token do."""
-    breaker = Breaker()
-    for now in range(20):
-        breaker.fail("500", float(now), answered_at=now - 0.5)
-    assert breaker.closed
-    breaker.fail("500", 20.0, answered_at=18.5)
-    breaker.fail("500", 21.0, answered_at=18.5)
-    assert not breaker.closed
-    breaker.half_open()
-    breaker.fail("500", 30.0, answered_at=29.0)
-    assert breaker.closed
-
-
 def test_a_budget_grows_by_one_a_window_and_halves_when_the_server_is_busy() -> None:
     budget = InFlightBudget(100)
     assert budget.limit == START
@@ -119,11 +78,13 @@ def test_a_budget_grows_by_one_a_window_and_halves_when_the_server_is_busy() -> 
     assert budget.limit == (START + 1) // 2
     budget.note_busy(10.5)
     assert budget.limit == (START + 1) // 2, "one cut for what was sent before it"
-
-
-def test_a_budget_follows_the_servers_slots_and_the_cap() -> None:
-    assert InFlightBudget(100, slots=4).limit == 4
-    assert InFlightBudget(3, slots=40).limit == 3
+    budget.note_gauges(0, 0.1, budget.limit, 20.0)
+    assert budget.limit == (START + 1) // 2, "a refusal ends the search for more"
+    assert InFlightBudget(100, slots=4).limit == 4 and InFlightBudget(3, slots=40).limit == 3
+    shared = InFlightBudget(100, slots=40)
+    for workers, limit in ((3, 13), (100, 1)):
+        shared.share(workers)
+        assert shared.limit == limit
 
 
 def test_waiting_requests_and_a_full_cache_hold_a_budget_back() -> None:
@@ -134,14 +95,8 @@ def test_waiting_requests_and_a_full_cache_hold_a_budget_back() -> None:
     assert budget.limit == 36 and not budget.has_room(5)
     budget.note_gauges(0, 0.1, 36, 20.0)
     assert budget.has_room(5) and not budget.has_room(36)
-
-
-def test_workers_share_a_budget() -> None:
-    budget = InFlightBudget(100, slots=40)
-    budget.share(3)
-    assert budget.limit == 13
-    budget.share(100)
-    assert budget.limit == 1
+    budget.note_gauges(500, 0.1, 36, 30.0)
+    assert budget.limit == 18, "the requests of others wait, and half of ours stay"
 
 
 def test_a_server_that_lets_none_wait_is_tried_with_twice_as_many() -> None:
@@ -161,18 +116,3 @@ def test_a_server_that_lets_none_wait_is_tried_with_twice_as_many() -> None:
     for _ in range(128):
         budget.note_success()
     assert budget.limit == 129
-
-
-def test_a_server_in_which_others_requests_wait_keeps_half_of_ours() -> None:
-    budget = InFlightBudget(200, slots=100)
-    budget.note_gauges(500, 0.1, 100, 10.0)
-    assert budget.limit == 50
-    budget.note_gauges(0, 0.1, 50, 20.0)
-    assert budget.limit == 50, "how many it runs is known"
-
-
-def test_a_refusal_ends_the_search_for_more() -> None:
-    budget = InFlightBudget(200)
-    budget.note_busy(0.0)
-    budget.note_gauges(0, 0.1, 8, 10.0)
-    assert budget.limit == START // 2

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from workers.engines.upstream.places import UpstreamKey, choose_key, reset_s, retry_after_s
+from workers.engines.upstream.places import UpstreamKey, choose_key, retry_after_s, told_s
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
 )
 def test_reset_times(value: str, seconds: float | None) -> None:
     """Both families' forms; nothing is longer than an hour."""
-    assert reset_s(value, 0.0) == seconds
+    assert told_s(value, 0.0) == seconds
 
 
 def limit_headers(family: str, limit: int, remaining: int) -> dict[str, str]:
@@ -78,7 +78,7 @@ def test_tokens_are_reserved_and_given_back() -> None:
     key.note({"x-ratelimit-limit-tokens": "1000", "x-ratelimit-remaining-tokens": "1000"}, 0.0, 0.0)
     key.reserve(900, 0.0)
     assert key.wait_s(500, 0.0) == pytest.approx(400 * 60 / 1000)
-    key.refund(900, 100, 0.0)
+    key.tokens.take(100 - 900, 0.0)
     assert key.wait_s(500, 0.0) == 0
 
 

@@ -12,7 +12,7 @@ from upstream_bench import HELLO, bench
 
 from workers.engines.upstream import reply
 from workers.engines.upstream.http import MAX_WORDS, error_of
-from workers.engines.upstream.reply import MAX_COUNT, MAX_TOKEN_ID, End, by_error, by_finish, by_status
+from workers.engines.upstream.reply import MAX_COUNT, MAX_TOKEN_ID, End, ReplyOutcome, by_error, by_finish, by_status
 
 SECRET = "sk-operator-42"
 
@@ -52,35 +52,45 @@ BODIES: dict[str, Any] = {
 @pytest.mark.parametrize("body", BODIES)
 def test_a_status_says_whose_fault_it_is_in_the_servers_words(status: int, body: str) -> None:
     decoded = BODIES[body]
-    outcome = by_status(status, b"no such thing" if decoded is None else json.dumps(decoded).encode(), decoded)
+    outcome = by_status(status, b"no such thing" if decoded is None else json.dumps(decoded).encode())
     assert outcome.end is STATUSES[status] and outcome.words == "no such thing"
     assert outcome.reason == f"HTTP {status}", "logs do not repeat a server, who may repeat a prompt"
+    failure = outcome.failure
     if outcome.end is End.FAILED:
-        assert outcome.failure.status == status and "no such thing" in outcome.failure.message
+        assert failure.status == status and "no such thing" in failure.message
+    else:  # the words about a server's own fault are for no client
+        assert failure.status == 502 and "no such thing" not in failure.message
+
+
+def inside(error: object) -> ReplyOutcome:
+    """The end of a stream with this error."""
+    found = error_of({"error": error})
+    assert found is not None
+    return by_error(found)
+
+
+def status_with(status: int, error: object) -> ReplyOutcome:
+    return by_status(status, json.dumps({"error": error}).encode())
 
 
 def test_an_error_inside_a_stream_is_read_like_a_status() -> None:
     """SGLang refuses with 200 and an error inside."""
-    assert by_error({"error": {"message": "full", "code": 503}}).end is End.BUSY
-    assert by_error({"error": {"message": "too long", "code": 400}}).end is End.FAILED
-    assert by_error({"error": {"message": "gone", "type": "server_error"}}).end is End.BROKEN
-    assert by_error({"error": {"message": "x", "code": "rate_limit_exceeded"}}).end is End.BROKEN
-    told = [by_error({"error": {"code": code}}).told for code in ("job_cancelled", "draining", 503)]
+    assert inside({"message": "full", "code": 503}).end is End.BUSY
+    assert inside({"message": "too long", "code": 400}).end is End.FAILED
+    assert inside({"message": "gone", "type": "server_error"}).end is End.BROKEN
+    assert inside({"message": "x", "code": "rate_limit_exceeded"}).end is End.BROKEN
+    told = [inside({"code": code}).how == "told" for code in ("job_cancelled", "draining", 503)]
     assert told == [True, False, False]
-
-
-def test_words_of_a_server_are_bounded() -> None:
-    assert len(by_status(400, b"", {"error": {"message": "x" * 10**6}}).failure.message) < 1000
 
 
 def test_a_prompt_that_is_too_long_has_the_code_of_that() -> None:
     said = "request (3001 tokens) exceeds the available context size (2048 tokens), try increasing it"
-    assert by_status(400, b"", {"error": {"message": said}}).failure.code == "context_length_exceeded"
+    assert status_with(400, {"message": said}).failure.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("status", [402, 411, 418, 421, 426, 499])
 def test_a_status_that_means_nothing_to_a_client_becomes_400(status: int) -> None:
-    outcome = by_status(status, b"", {"error": "no"})
+    outcome = status_with(status, "no")
     assert outcome.end is End.KEY or outcome.failure.status == 400
 
 
@@ -92,15 +102,15 @@ CODES = [
 @pytest.mark.parametrize("code", CODES, ids=lambda code: str(code)[:20])
 def test_a_strange_code_is_no_status(code: Any) -> None:
     found = error_of({"error": {"message": "m", "code": code}})
-    assert found == ("m", 0, None)
-    assert by_error({"error": {"message": "m", "code": code}}).end is End.BROKEN
+    assert found is not None and found[:3] == ("m", 0, None)
+    assert by_error(found).end is End.BROKEN
 
 
 def test_no_key_and_no_control_character_is_passed_on() -> None:
     """Nor half a key, where the words are cut."""
     said = "\x1b[31m" + "y" * (MAX_WORDS - 10) + SECRET
-    error = {"error": {"message": said, "param": "p" + SECRET + "q" * 5000}}
-    for outcome in (by_status(400, b"", error), by_status(400, said.encode(), None), by_error({"error": said})):
+    error = {"message": said, "param": "p" + SECRET + "q" * 5000}
+    for outcome in (status_with(400, error), by_status(400, said.encode()), inside(said)):
         hidden = outcome.without(["", SECRET])
         failure = hidden.failure
         for text in (hidden.words, hidden.reason, failure.message, failure.param or ""):
@@ -108,43 +118,30 @@ def test_no_key_and_no_control_character_is_passed_on() -> None:
         assert len(failure.message) < MAX_WORDS + 100 and len(failure.param or "") <= 128
 
 
-def test_a_servers_words_about_its_own_fault_are_for_no_client() -> None:
-    outcome = by_status(500, b"", {"error": {"message": "trace of 10.1.2.3:9000"}})
-    assert (outcome.failure.message, outcome.failure.status) == ("the upstream server failed: HTTP 500", 502)
+IDS = [
+    '{"choices": [{"text": "x", "token_ids": [1, N]}]}', '{"choices": [{"text": "x", "prompt_token_ids": [N]}]}',
+    '{"prompt_token_ids": [N]}', '{"__verbose": {"tokens": [N], "tokens_predicted": 1}}',
+]  # fmt: skip
+COUNTS = [
+    '{"usage": {"prompt_tokens": N}}', '{"usage": {"completion_tokens": N}}', '{"prompt_progress": {"total": N}}',
+    '{"usage": {"prompt_tokens_details": {"cached_tokens": N}}}', '{"prompt_progress": {"cache": N}}',
+    '{"__verbose": {"tokens_predicted": N}}',
+]  # fmt: skip
 
 
-NO_ID = (-1, 2**31, 2**63, 2**64, 10**30, True, 1.5)
-NO_COUNT = (-1, MAX_COUNT + 1, 10**18, 10**30)
-
-
-def with_ids(number: Any) -> list[dict[str, Any]]:
-    return [
-        {"choices": [{"text": "x", "token_ids": [1, number]}]},
-        {"choices": [{"text": "x", "prompt_token_ids": [number]}]},
-        {"choices": [{"text": "x"}], "prompt_token_ids": [number]},
-        {"choices": [{"text": "x"}], "__verbose": {"tokens": [number], "tokens_predicted": 1}},
-    ]
-
-
-def with_counts(number: Any) -> list[dict[str, Any]]:
-    return [
-        {"choices": [], "usage": {"prompt_tokens": number}},
-        {"choices": [], "usage": {"completion_tokens": number}},
-        {"choices": [], "usage": {"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": number}}},
-        {"choices": [], "prompt_progress": {"total": number}},
-        {"choices": [], "prompt_progress": {"cache": number}},
-        {"choices": [{"text": "x"}], "__verbose": {"tokens_predicted": number}},
-    ]
-
-
-OUT_OF_BOUNDS = [chunk for number in NO_ID for chunk in with_ids(number)]
-OUT_OF_BOUNDS += [chunk for number in NO_COUNT for chunk in with_counts(number)]
-
-
-@pytest.mark.parametrize("chunk", OUT_OF_BOUNDS, ids=str)
-def test_a_number_that_cannot_be_true_makes_a_chunk_malformed(chunk: dict[str, Any]) -> None:
-    with pytest.raises((msgspec.DecodeError, ValueError)):
-        reply.decode(json.dumps(chunk).encode())
+@pytest.mark.parametrize(
+    ("chunk", "numbers", "most"),
+    [
+        *[(each, ("-1", str(2**31), str(10**30), "true", "1.5"), MAX_TOKEN_ID) for each in IDS],
+        *[(each, ("-1", str(MAX_COUNT + 1), str(10**30)), MAX_COUNT) for each in COUNTS],
+    ],
+)
+def test_a_number_that_cannot_be_true_makes_a_chunk_malformed(chunk: str, numbers: tuple[str, ...], most: int) -> None:
+    for number in numbers:
+        with pytest.raises((msgspec.DecodeError, ValueError)):
+            reply.decode(chunk.replace("N", number).encode())
+    for number in ("0", str(most)):
+        reply.decode(chunk.replace("N", number).encode())
 
 
 @pytest.mark.parametrize("number", ["-Infinity", "NaN", "-1e999"])
@@ -154,11 +151,6 @@ def test_a_log_probability_without_a_number_is_a_small_one(number: str) -> None:
     assert chunk.choices
     (found,) = reply.logprobs_of(chunk.choices[0].logprobs, 1)
     assert found.logprob == -9999.0 and found.top == (("b", -9999.0),)
-
-
-def test_numbers_within_the_bounds_are_taken() -> None:
-    for chunk in (*with_ids(0), *with_ids(MAX_TOKEN_ID), *with_counts(0), *with_counts(MAX_COUNT)):
-        reply.decode(json.dumps(chunk).encode())
 
 
 @pytest.mark.parametrize("number", [f'"usage": {{"prompt_tokens": {10**30}}}', f'"prompt_token_ids": [{10**30}]'])

@@ -11,7 +11,7 @@ from penstock.engine import ChatTurn, Piece, Request, Sampling
 from workers.engines.upstream import server
 from workers.engines.upstream.continuation import Rung
 from workers.engines.upstream.generation import StreamReader, UpstreamGeneration
-from workers.engines.upstream.http import MAX_LINE_BYTES, EventSplitter, LineTooLongError
+from workers.engines.upstream.http import EventSplitter, LineTooLongError
 from workers.engines.upstream.reply import End
 
 FIRST_S, BETWEEN_S = 300.0, 60.0
@@ -22,8 +22,7 @@ NOTHING = [b": ping\n\n", b'data: {"choices":[{"index":0,"delta":{"content":""}}
 class Closed:
     """A connection that is only ever closed."""
 
-    def __init__(self) -> None:
-        self.closed = False
+    closed = False
 
     def close(self) -> None:
         self.closed = True
@@ -39,9 +38,8 @@ class Clock:
 
 def a_reader(clock: Clock, pieces: list[Piece]) -> tuple[StreamReader, Closed]:
     generation = UpstreamGeneration(Request("r", [ChatTurn("user", "a")], Sampling(max_tokens=10_000)), clock.now)
-    generation.begin(server.of("ollama"), Rung.FRESH, clock.now)
     connection: Any = Closed()
-    reader = StreamReader(generation, connection, pieces.append)
+    reader = StreamReader(generation, connection, pieces.append, server.of("ollama"), Rung.FRESH)
     reader.on_head(200, {})
     return reader, connection
 
@@ -78,7 +76,7 @@ async def test_what_brings_no_token_keeps_no_stream_alive(
         clock.now += 1
     clock.now += 1
     reader.check_time(clock.now, FIRST_S, BETWEEN_S)
-    assert (await reader.done).end is End.BROKEN and connection.closed
+    assert reader.outcome is not None and reader.outcome.end is End.BROKEN and connection.closed
 
 
 async def test_a_finished_stream_waits_a_moment_for_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,17 +87,22 @@ async def test_a_finished_stream_waits_a_moment_for_its_counts(monkeypatch: pyte
     reader.check_time(clock.now + 1, FIRST_S, BETWEEN_S)
     assert not reader.done.done()
     reader.check_time(clock.now + 3, FIRST_S, BETWEEN_S)
-    assert (await reader.done).finish == "stop" and connection.closed
+    assert reader.done.done() and reader.outcome is not None and reader.outcome.finish == "stop" and connection.closed
 
 
 async def test_an_end_that_cannot_be_read_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong with it, the server is to blame."""
     reader, connection = a_reader(Clock(monkeypatch), [])
-    monkeypatch.setattr("workers.engines.upstream.generation.by_status", {}.__getitem__)
+    monkeypatch.setattr("workers.engines.upstream.reply.by_status", {}.__getitem__)
     reader.on_head(500, {})
     reader.on_end("")
-    outcome = await reader.done
-    assert outcome.end is End.BROKEN and outcome.reason == "a malformed end (TypeError)" and connection.closed
+    outcome = reader.outcome
+    assert (
+        outcome is not None
+        and outcome.end is End.BROKEN
+        and outcome.reason == "a malformed end (TypeError)"
+        and connection.closed
+    )
 
 
 STREAMS = {
@@ -124,8 +127,9 @@ def test_events_are_the_same_however_they_are_cut(stream: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"x", b"data: x\n"])
-def test_a_line_or_an_event_without_an_end_is_refused(data: bytes) -> None:
+def test_a_line_or_an_event_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("workers.engines.upstream.http.MAX_LINE_BYTES", 5000)
     splitter = EventSplitter()
     with pytest.raises(LineTooLongError):
         for _ in range(100):
-            splitter.feed(data * (MAX_LINE_BYTES // 50))
+            splitter.feed(data * 100)

@@ -1,17 +1,21 @@
-"""Tokens straight from their frame onto the connection: the same bytes as the long way, and none when it is full."""
+"""Tokens straight from their frame onto the connection, what is held back for the next write, and readers who leave."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rendered import facts_of
+from starlette.requests import ClientDisconnect
 
 from api.openai.rendering import ChunkRenderer
-from api.stream.connection import Connection
-from api.stream.writer import TokenFlow
+from api.stream.connection import AnswerTransport, Connection
+from api.stream.writer import TokenFlow, Watched
+from penstock.loops import Sliced
 from streaming.jobs.codec import Delta
 from telemetry.metrics import Metrics
 
@@ -76,17 +80,6 @@ def test_the_bytes_are_those_of_the_long_way(texts: list[str]) -> None:
     assert line.transport.written == b"".join(b"%x\r\n%b\r\n" % (len(block), block) for block in blocks if block)
 
 
-def test_each_token_is_measured() -> None:
-    """Also one without a text; several at once are equal gaps."""
-    flow, _, tally = begun(Line())
-    flow.write(a_delta(2, "a"))
-    flow.flush(10.5)
-    flow.write(a_delta(3, "", 2))
-    flow.flush(11.5)
-    assert flow.last == 11.5
-    assert sum(tally._counts) == 3 and tally._total == pytest.approx(1.5)
-
-
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=5), st.booleans())
 def test_tokens_of_one_read_are_one_write(texts: list[str], ends: bool) -> None:
     """They are equal gaps. Where the job has ended, too, they go out with its end instead."""
@@ -142,3 +135,90 @@ def test_streams_of_several_texts_or_with_log_probabilities_go_the_long_way(fact
     renderer = ChunkRenderer(facts_of(**facts))
     renderer.delta(a_delta(1, "first"))
     assert renderer.plain is None
+
+
+class Wire:
+    """Notes each write, and the end."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def end(self) -> None:
+        self.written.append(b"end")
+
+
+END = None
+"""In place of data: the connection is closed."""
+
+
+@pytest.mark.parametrize(
+    ("told", "written"),
+    [
+        ([b"head", b"first", b"second"], [b"headfirst", b"second"]),
+        ([b"head", END], [b"head", b"end"]),
+        ([END, b"late"], [b"end", b"late"]),
+    ],
+    ids=["a head goes with the first chunk alone", "a head without a body", "an end without a head"],
+)
+def test_what_is_held_back_is_sent_with_the_next_write_or_before_the_end(
+    told: list[bytes | None], written: list[bytes]
+) -> None:
+    wire = Wire()
+    transport = AnswerTransport(cast(asyncio.Transport, wire), wire.end)
+    transport.hold()
+    for data in told:
+        if data is None:
+            transport.close()
+        else:
+            transport.write(data)
+    assert wire.written == written
+
+
+class Heard:
+    """As much of one as a watch sees."""
+
+    def __init__(self) -> None:
+        self.on_lost: Callable[[], None] | None = None
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        self.on_lost = on_lost
+
+
+def scope(connection: Heard) -> dict[str, object]:
+    return {"type": "http", "state": {"connection": connection}}
+
+
+async def test_a_connection_tells_of_its_end_by_itself() -> None:
+    """No task waits for it, and it is watched no longer than somebody wants to know."""
+    connection, told = Heard(), list[bool]()
+    with Watched(scope(connection), lambda: told.append(True)) as client:
+        assert connection.on_lost is not None and len(asyncio.all_tasks()) == 1
+        client.check()
+        connection.on_lost()
+        assert told == [True]
+        with pytest.raises(ClientDisconnect):
+            client.check()
+    assert connection.on_lost is None
+
+
+async def test_work_for_a_client_that_has_left_is_given_up() -> None:
+    connection, done = Heard(), list[int]()
+
+    def work() -> Sliced[str]:
+        for number in range(9):
+            done.append(number)
+            yield
+        return "all of it"
+
+    with Watched(scope(connection)) as client:
+        assert connection.on_lost is not None
+        slices = client.while_there(work())
+        next(slices)
+        next(slices)
+        connection.on_lost()
+        with pytest.raises(ClientDisconnect):
+            next(slices)
+    assert done == [0, 1]
