@@ -115,12 +115,14 @@ class Deployment:
 
     def check_model_files(self) -> None:
         """Check the model files that are set, before workers fail on them again and again. Raises ConfigError."""
-        for name, _, pool in self.pools:
+        for name, shape, pool in self.pools:
             option = MODEL_FILES.get(pool.engine) if pool.most_workers > 0 else None
             file = option and (pool.options.get(option) or self.config.raw.get(pool.engine, {}).get(option))
             if not option or not file or (pool.engine == "trtllm" and not Path(file).is_absolute()):  # a hub's name
                 continue
             key = f"models.{name}.options.{option}" if option in pool.options else f"{pool.engine}.{option}"
+            if shape and option in self.models[name].shapes[shape].options:
+                key = f"models.{name}.shapes.{shape}.options.{option}"
             path = expanded(file).absolute()
             if not path.exists():
                 raise ConfigError(key, f"there is no {path}", "correct the path, or fetch the model first")

@@ -80,7 +80,7 @@ def lines_of(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
         if verbose or check.status in ("warn", "fail"):
             yield from fitted(sys.stdout, f"{check.status:<5} {check.name}: {check.detail}", INDENT)
         if check.status in ("warn", "fail") and check.hint:
-            yield from fitted(sys.stdout, " " * INDENT + completed(check.hint), INDENT)
+            yield from fitted(sys.stdout, " " * INDENT + check.hint, INDENT)
 
 
 def summary(found: Sequence[Check]) -> str:
@@ -166,7 +166,7 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
         found = []
         progress.phase("checking this machine")
         for check in _checks(where, config):
-            found.append(check)
+            found.append(dataclasses.replace(check, hint=completed(check.hint)))
             progress.phase(f"checking this machine, after {check.name}")
     ok = not any(check.status == "fail" for check in found)
     if as_json:
@@ -279,6 +279,8 @@ def weights(deployment: Deployment, folder: Path) -> Iterator[Check]:
         deployment.check_model_files()
     except ConfigError as error:
         yield Check("weights", "fail", f"{error.key}: {error.problem}", error.hint)
+    else:
+        yield Check("weights", "ok", "every model file that is set can be used")
 
 
 def default_weights(path: Path) -> Check:
@@ -450,9 +452,13 @@ async def _given_up(store_client: RedisClient) -> list[Check]:
     for job_id in jobs[:MAX_NAMED]:
         lost = Counter[str]()
         fields, epoch = await store_client.call("record", partition_of(job_id) or 0, job_id, "1", 0, "")
-        with contextlib.suppress(MalformedJob):
-            if record := parse_record(job_id, fields, epoch, bodies=False):
-                lost.update(without_host(each.worker) for each in record.attempts if each.outcome == "lost")
+        try:
+            record = parse_record(job_id, fields, epoch, bodies=False)
+        except MalformedJob:
+            record = None
+        if record is None:  # no longer kept
+            continue
+        lost.update(without_host(each.worker) for each in record.attempts if each.outcome == "lost")
         deaths = ", ".join(f"{worker} died {counted(times, 'time')}" for worker, times in lost.items())
         detail = f"{deaths or 'workers died'} running job {job_id}, which was given up"
         found.append(Check("job", "warn", detail, f"penstock dlq show {job_id}"))

@@ -18,6 +18,15 @@ HEAD = ("time", "level", "service", "pid", "logger", "message", "process", "exce
 ANY_ID = re.compile(r"(?:[a-z]{2,12}[-_])?[0-9a-f]{12,}")
 """Of a job, a request, a trace, a lease or anything else that gets a random id."""
 
+FIRST_ERROR = 400
+"""HTTP status."""
+POLLED = frozenset(
+    {
+        *("/admin/overview", "/admin/jobs", "/admin/jobs/{job_id}", "/admin/dlq", "/admin/pools", "/admin/keys"),
+        *("/admin/tenants", "/v1/batches", "/v1/batches/{batch_id}", "/v1/jobs/{job_id}"),
+    }
+)
+"""Routes that are read again and again to see what has changed."""
 SHORT_TRACE = 8
 
 
@@ -55,6 +64,16 @@ def parse_line(process: str, line: str, before: str) -> LogLine:
     time = str(fields.get("time") or before)
     role = str(fields.get("service") or process.partition("-")[0])
     return LogLine(time, process, role, {"process": process, **fields})
+
+
+def is_poll(line: LogLine) -> bool:
+    """Whether a line is a request that was answered and that an open page of the console, `penstock top` or a program
+    that waits for a job repeats by itself."""
+    fields = line.fields
+    status, route = fields.get("status"), str(fields.get("route"))
+    if fields.get("logger") != "api.access" or fields.get("method") != "GET" or not isinstance(status, int):
+        return False
+    return status < FIRST_ERROR and (route in POLLED or route.startswith("/console/assets/"))
 
 
 def _of_text(line: str, before: str) -> dict[str, Any]:

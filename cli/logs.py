@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import click
 
-from cli.log_lines import LogLine, parse_line, pretty
+from cli.log_lines import LogLine, is_poll, parse_line, pretty
 from cli.options import Where, command
 from cli.output import Exit, Problem, fitted, print_json, shorten_ids, styled, visible
 from cli.processes import ORDER
@@ -37,6 +37,7 @@ class Filters:
     trace: str = ""
     role: str = ""
     process: str = ""
+    polls: bool = True
 
     def passes(self, line: LogLine, raw: str) -> bool:
         return (
@@ -44,6 +45,7 @@ class Filters:
             and (not self.trace or f'"{self.trace}' in raw)
             and self.role in ("", line.role)
             and self.process in ("", line.process)
+            and (self.polls or not is_poll(line))
         )
 
 
@@ -99,6 +101,9 @@ def process_of(path: Path) -> str:
 @click.option("--process", default="", help="Only this process, as `penstock ps` names it.")
 @click.option("-n", "--lines", "count", type=click.IntRange(0), help="Only the newest N lines [all].")
 @click.option("-v", "--verbose", is_flag=True, help="On a terminal, show ids too.")
+@click.option(
+    "--polls", is_flag=True, help="For people, too: what the console, `top` and waiting programs ask again and again."
+)
 @click.option("--pretty", "for_people", is_flag=True, help="Lines for people, also into a pipe.")
 def logs(
     follow: bool,
@@ -110,6 +115,7 @@ def logs(
     where: Where,
     for_people: bool,
     verbose: bool,
+    polls: bool,
     as_json: bool,
 ) -> int:
     """Show what the processes of a data folder have logged, in the order of time, also in earlier runs.
@@ -127,8 +133,10 @@ def logs(
         raise click.UsageError("--pretty and --json exclude each other")
     folder = where.home().logs
     files: dict[Path, LogFile] = {}
-    filters = Filters(job, trace.lower(), role or "", process.removesuffix(f"@{socket.gethostname()}"))
-    show = partial(_show, as_json=as_json or not (for_people or sys.stdout.isatty()), ids=verbose)
+    as_json = as_json or not (for_people or sys.stdout.isatty())
+    named = process.removesuffix(f"@{socket.gethostname()}")
+    filters = Filters(job, trace.lower(), role or "", named, polls=polls or as_json)
+    show = partial(_show, as_json=as_json, ids=verbose)
     if not any(folder.glob("*.log*")):
         what = f"there are no logs in {folder}"
         raise Problem(what, next_step="penstock up, or name another folder with --data-dir", code="no_logs")

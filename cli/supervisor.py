@@ -231,6 +231,8 @@ class Child:
                 self._on_message(json.loads(message))
         except ConnectionError:
             pass  # it exited without reporting; its exit code is reported
+        except ValueError:
+            self._set(detail="says a line too long to be a state")
         finally:
             writer.close()
 

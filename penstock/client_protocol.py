@@ -442,6 +442,8 @@ class Call:
                     raise NoAnswer(self._servers.url, "its answer is no event stream")
                 while True:
                     sent = await self._connection.read()
+                    if not sent.data:  # a gateway's own, such as a bare `retry:`
+                        continue
                     event = _event(job_id, sent, sent.id or after)
                     retry.progress()
                     after = event.id

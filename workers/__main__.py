@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
@@ -81,9 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data-dir", type=Path, default=Path(".penstock"), help="where weights are kept")
     parser.add_argument("--check", action="store_true", help="only build the engine with its options, and exit")
     code = run_process(parser, arguments, SECTIONS, _start)
-    if code == EXIT_LOST:
+    threads = [each for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]
+    if code == EXIT_LOST or threads:
         logging.shutdown()
-        os._exit(code)  # an engine that died may never let its own exit hooks end
+        os._exit(code)  # an engine that died may never let its own exit hooks or its threads end
     return code
 
 

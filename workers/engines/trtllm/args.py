@@ -70,6 +70,12 @@ OWNED = frozenset(TrtllmSettings.__struct_fields__) | {
 }
 """TorchLlmArgs keywords that follow from settings."""
 
+SPECULATION_NEEDS = {
+    "Eagle3": ("speculative_model", "max_draft_len"),
+    "Draft_Target": ("speculative_model", "max_draft_len"),
+    "NGram": ("max_draft_len",),
+}
+
 REFUSED_SPECULATION = {
     "Lookahead": "the PyTorch backend does not have it",
     "Medusa": "the PyTorch backend does not have it",
@@ -213,6 +219,12 @@ def refusals(settings: TrtllmSettings, gpus: int, exists: Callable[[str], bool])
     needed = (
         settings.tensor_parallel_size * settings.pipeline_parallel_size * int(extra.get("context_parallel_size", 1))
     )
+    experts, tensor = settings.moe_expert_parallel_size, settings.tensor_parallel_size
+    if experts and tensor % experts:
+        reasons.append(f"moe_expert_parallel_size {experts} does not divide tensor_parallel_size {tensor}")
+    fraction = settings.kv_cache.get("free_gpu_memory_fraction", 0.9)
+    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        reasons.append(f"kv_cache.free_gpu_memory_fraction must lie between 0 and 1, got {fraction!r}")
     if needed > gpus:
         reasons.append(f"it needs {needed} GPUs, this machine shows {gpus}: use smaller parallel sizes")
     reasons += [f"extra.{name} is a setting of its own: use that" for name in extra if name in OWNED]
@@ -220,6 +232,8 @@ def refusals(settings: TrtllmSettings, gpus: int, exists: Callable[[str], bool])
     kind = str(chosen.get("decoding_type", ""))
     if chosen and not kind:
         reasons.append("speculative.decoding_type is missing: for example Eagle3, MTP, NGram or Draft_Target")
+    missing = [name for name in SPECULATION_NEEDS.get(kind, ()) if not chosen.get(name)]
+    reasons += [f"speculative.{name} is missing: {kind} needs it" for name in missing]
     if kind in REFUSED_SPECULATION:
         reasons.append(f"speculative.decoding_type {kind!r} cannot be used: {REFUSED_SPECULATION[kind]}")
     if settings.adapter and settings.adapter not in settings.lora:

@@ -340,7 +340,15 @@ class StreamReader(Reply):
         try:
             return reply.decode(data)
         except UNREADABLE:
-            return reply.decode(reply.mended(data))
+            data = reply.mended(data)
+        try:
+            return reply.decode(data)
+        except UNREADABLE:
+            chunk = reply.decode_uncounted(data)
+            if not (chunk.choices and chunk.choices[0].finish_reason):
+                raise
+            self.generation.miscounted = True
+            return chunk
 
     def _piece(self, chunk: Chunk, now: float, extras: Extras) -> Piece | None:
         choice = next((each for each in chunk.choices or () if not each.index), None)

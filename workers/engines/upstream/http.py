@@ -394,7 +394,7 @@ class UpstreamClient:
                 connection.send(data, reply, self._free)
                 await reply.done
             finally:
-                if not reply.done.done():
+                if not reply.done.done() or reply.done.cancelled():
                     connection.close()
             if not was_kept or reply.status or reply.problem != CLOSED:
                 return reply
@@ -425,7 +425,7 @@ class UpstreamClient:
             raise ConnectError(f"no connection{by} within {self._connect_s:g} s") from None
         except OSError as error:
             refused = f"[Errno {errno.ECONNREFUSED}]" in str(error)  # perhaps by each address of the name
-            raise ConnectError("connection refused" if refused else str(error)) from None
+            raise ConnectError("connection refused" if refused else str(error) or type(error).__name__) from None
         connection = UpstreamConnection()
         transport.set_protocol(connection)
         connection.connection_made(transport)

@@ -427,20 +427,20 @@ class ServerEndpoint:
 
     async def probe(self) -> None:
         """Ask the server what it is; the breaker learns whether it is there. Raises ProbeFailed."""
-        before, reason, lasting = self.facts, "", False
+        before, failed = self.facts, None
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 facts = await ServerProbe(self.client, self._settings, self._model, self.keys[0].secret).facts()
         except ProbeFailed as error:
-            reason, lasting = without(self.secrets, str(error))[:MAX_PROBE_WORDS], error.lasting
+            failed = ProbeFailed(without(self.secrets, str(error))[:MAX_PROBE_WORDS], lasting=error.lasting)
         except TimeoutError:
-            reason = f"no answer within {PROBE_TIMEOUT_S:g} s"
+            failed = ProbeFailed(f"no answer within {PROBE_TIMEOUT_S:g} s")
         except Exception as error:  # the boundary of a probe: it must not be the last one
             log.exception("%s: a probe cannot read what it says", self.url)
-            reason = f"its pages cannot be read ({type(error).__name__})"
-        if reason:
-            self.breaker.fail_probe(reason, time.monotonic(), lasting=lasting)
-            raise ProbeFailed(reason, lasting=lasting)
+            failed = ProbeFailed(f"its pages cannot be read ({type(error).__name__})")
+        if failed is not None:
+            self.breaker.fail_probe(str(failed), time.monotonic(), lasting=failed.lasting)
+            raise failed
         if facts.assumed and before is not None:  # its API process has just started
             facts = before
         self.facts = facts

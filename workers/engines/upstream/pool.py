@@ -241,11 +241,12 @@ class ServerPool:
                 stop_by_name(endpoint, generation)
 
     def cancel(self, request_id: str) -> bool:
-        """Close the connection of a request; False if it has none here."""
+        """Close the connection of a request; False if it has none here now: it may be about to get another one."""
         _, reader = self.exchange.readers.get(request_id, (None, None))
-        if reader is not None:
-            reader.settle(ReplyOutcome(End.CANCELLED))
-        return reader is not None
+        if reader is None or reader.done.done():
+            return False
+        reader.settle(ReplyOutcome(End.CANCELLED))
+        return True
 
     def _held_s(self, generation: UpstreamGeneration, now: float) -> float:
         """Seconds for which a request that its servers have refused is held back."""

@@ -122,17 +122,21 @@ def _is_excluded(host: str, port: int, rules: str) -> bool:
     """Whether NO_PROXY excludes a server: by its name or its domain, each with or without a port, or by its address or
     network; `*` excludes all."""
     host = host.lower().rstrip(".")
-    names = [rule.removeprefix("*").removeprefix(".") or rule for rule in rules.lower().replace(",", " ").split()]
-    ends = f".{bracketed(host)}", f".{bracketed(host)}:{port}"
-    return any(name == "*" or ends[0].endswith(f".{name}") or ends[1].endswith(f".{name}") or _is_within(host, name)
-               for name in names)  # fmt: skip
+    given = [rule.rstrip(".") for rule in rules.lower().replace(",", " ").split()]
+    names = [rule.removeprefix("*").removeprefix(".") or rule for rule in given]
+    bare, whole = f".{bracketed(host)}", f".{bracketed(host)}:{port}"
+    by_name = any(name == "*" or bare.endswith(f".{name}") or whole.endswith(f".{name}") for name in names)
+    return by_name or any(_is_within(host, port, name) for name in names)
 
 
-def _is_within(host: str, network: str) -> bool:
-    try:
-        return ipaddress.ip_address(host) in ipaddress.ip_network(network, strict=False)
-    except ValueError:  # one of them is a name
-        return False
+def _is_within(host: str, port: int, rule: str) -> bool:
+    """Whether a rule is an address or a network of the host's, with or without its port."""
+    network, _, at = rule.rpartition(":")
+    for each in (rule, network if at == str(port) else ""):
+        with suppress(ValueError):  # one of them is a name
+            if ipaddress.ip_address(host) in ipaddress.ip_network(each.strip("[]"), strict=False):
+                return True
+    return False
 
 
 def bracketed(host: str) -> str:

@@ -98,6 +98,14 @@ class Chunk(msgspec.Struct, gc=False):
     object: Any = None
 
 
+class Uncounted(Chunk, gc=False):
+    """One chunk, read without its counts."""
+
+    usage: Any = None
+    prompt_progress: Any = None
+    verbose: Any = msgspec.field(default=None, name="__verbose")
+
+
 class _KnownDelta(ChatDelta, gc=False, forbid_unknown_fields=True):
     """A delta that has nothing beside the fields that are read, and those that bring nothing."""
 
@@ -128,6 +136,16 @@ decode = msgspec.json.Decoder(Chunk).decode
 """Raises msgspec.DecodeError, also for values of wrong types and numbers out of bounds."""
 decode_known = msgspec.json.Decoder(_KnownChunk).decode
 """Like `decode`, of a chunk without extras. Raises msgspec.DecodeError also for one that may have some."""
+
+
+_decode_uncounted = msgspec.json.Decoder(Uncounted).decode
+
+
+def decode_uncounted(data: bytes) -> Chunk:
+    """The chunk as if it had no counts. Raises msgspec.DecodeError if something else of it is wrong too."""
+    chunk = _decode_uncounted(data)
+    chunk.usage = chunk.prompt_progress = chunk.verbose = None
+    return chunk
 
 
 def error_in(chunk: Chunk, data: bytes) -> ServerError | None:
