@@ -13,8 +13,8 @@ from api.openai.errors import invalid_request, refuse_if
 from streaming.jobs.job import JobState
 from streaming.order import Priority
 
+NUMERAL = re.compile(r"[0-9]{1,15}(?:\.[0-9]{0,15})?|\.[0-9]{1,15}")
 WHOLE = re.compile(r"([0-9]{1,15})(?:\.0{1,15})?")
-NUMERAL = re.compile(r"[0-9]{0,15}\.?[0-9]{0,15}(?<=[0-9.])")
 """With a bound, because int() raises on thousands of digits, and a URL may hold that many."""
 
 

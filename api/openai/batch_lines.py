@@ -19,7 +19,7 @@ from pydantic import Field
 from api.openai.errors import ApiError, invalid_request, model_not_found
 from api.openai.fields import Metadata, StrictBody
 from api.openai.generation import UNKNOWN
-from api.openai.json_body import nested_beyond
+from api.openai.json_body import NUMBER, nested_beyond, number_fault
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
 from api.openai.results import result
@@ -104,6 +104,8 @@ def envelope(data: bytes, endpoint: str) -> Envelope:
         message = f"A line is an object with custom_id, method, url and body: {error}."
         raise BadLine("invalid_request", message) from None
     except ValueError as error:
+        if field := number_fault(data)[0]:
+            raise BadLine("invalid_json_line", f"{field} {NUMBER}.", field) from None
         fault = fault_of(data)
         message = f"This line is {fault}." if fault else f"This line is not valid JSON: {error}."
         raise BadLine("invalid_json_line", message) from None

@@ -108,17 +108,22 @@ def refuse_if(condition: object, param: str, what: str) -> None:
         raise invalid_request(f"{param} {what}.", param)
 
 
+TASK_FIELDS = {"embed": "input", "rerank": "documents", "tokenize": "prompt", "detokenize": "tokens"}
+"""By kind of task, the field with what it is about."""
+
+
 def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
     """`needed`: bytes that the job brings and may write; `most`: what a store that holds no other gives to one."""
     param = "prompt" if prompt_count(job.prompt) > 1 else "n" if job.sampling.n > 1 else "max_tokens"
     remedy = "Lower max_tokens or n, send the prompts in several requests, or leave logprobs out."
     if job.task is not None:
-        param, remedy = "", "Send fewer inputs in several requests."
+        param = TASK_FIELDS[job.task.kind] if job.response is None else "input"
+        remedy = f"Send {param} in several requests."
     message = (
         f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store, and this store has at most "
         f"{most / _MIB:,.1f} MiB for one request, however long it waits. {remedy}"
     )
-    return ApiError(400, "too_large_for_store", message, param=param or None)
+    return ApiError(400, "too_large_for_store", message, param=param)
 
 
 def unknown_route(base_path: str = "", meant: str = "") -> ApiError:

@@ -141,13 +141,23 @@ def _chosen(choice: str | dict[str, Any] | None) -> tuple[str, list[str]]:
             return choice or "auto", []
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
             return "function", [name]
-        case {"type": "allowed_tools", "allowed_tools": dict(inner)}:
-            return _chosen({"type": "allowed_tools", **inner})
-        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)} | {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)},
+        }:
             functions = [tool for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"]
-            if functions:
+            if 0 < len(functions) <= MAX_TOOLS:
                 return mode, [name for tool in functions for name in _chosen(tool)[1]]
     raise invalid_request("tool_choice must name functions: tools of other kinds do not run here.", "tool_choice")
+
+
+def shown_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
+    """A choice as a response shows it."""
+    mode, names = _chosen(choice)
+    if mode == "function":
+        return {"type": "function", "name": names[0]}
+    functions = [{"type": "function", "name": name} for name in names]
+    return {"type": "allowed_tools", "mode": mode, "tools": functions} if names else mode
 
 
 AnyChatTool: TypeAlias = Annotated[

@@ -36,6 +36,7 @@ from api.openai.responses.request import CountRequest, InputFields, ResponseRequ
 from penstock.engine import MAX_LOGPROBS, ModelCard
 from streaming.jobs.job import Chat, Job, Text, Tokens
 from streaming.jobs.job import Prompt as JobPrompt
+from streaming.jobs.records import MAX_CHOICES
 from streaming.order import Priority
 
 Kind: TypeAlias = Literal[
@@ -266,6 +267,7 @@ def check_choices(request: Request, max_choices: int) -> None:
     """Refuse a request that asks for more than `max_choices` choices. Raises ApiError (400)."""
     n = (request.n or 1) if isinstance(request, CompletionFields) else 1
     prompts = request.prompts if isinstance(request, CompletionRequest) else 1
+    max_choices = min(max_choices, MAX_CHOICES)
     if n * prompts <= max_choices:
         return
     bound = f"one request may have at most {max_choices:,} (setting api.max_choices_per_request)"

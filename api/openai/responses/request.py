@@ -26,6 +26,7 @@ from api.openai.messages import (
     FunctionTool,
     HostedTool,
     OfferedTools,
+    shown_choice,
     tool_shape,
 )
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
@@ -320,7 +321,7 @@ class ResponseRequest(InputFields):
             max_tool_calls=self.max_tool_calls,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             tools=tuple([tool.shown for tool in self.functions]),
-            tool_choice=self.tool_choice or "auto",
+            tool_choice=shown_choice(self.tool_choice),
             safety_identifier=self.safety_identifier,
             prompt_cache_key=self.prompt_cache_key,
         )
