@@ -29,8 +29,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-from cli.suggestions import completed
-
 TEXTS = ("reason", "message", "last_error", "override", "by", "value", "what_it_is", "next_attempt_at", "url", "prompt")
 """Columns of free text, which wrap at words; if there is no room for them, they stand below their row."""
 NAMES = ("model", "shape", "endpoint", "type", "host", "tenant", "custom_id", "worker", "lane")
@@ -434,6 +432,8 @@ def _timed(name: str, value: Any) -> Any:
 
 def note(text: str) -> None:
     """Print a message to stderr."""
+    from cli.suggestions import completed  # noqa: PLC0415 - click, which the supervisor does not need
+
     lines = visible(completed(text)).split("\n")
     _write_note("\n".join(part for line in lines for part in fitted(sys.stderr, line)))
 

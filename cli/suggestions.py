@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -15,8 +15,17 @@ from click.core import ParameterSource
 
 SUGGESTED = re.compile(r"(?<![\w/.-])penstock (?P<words>[a-z]+(?: [a-z]+)?)(?P<rest>[^,;]*)")
 """A command and its arguments, as far as a comma or semicolon tells where they end."""
-CHOOSING = ("data_dir", "redis_url", "config", "url")
-"""Parameters that choose the deployment."""
+TAKEN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("down", "logs", "probe"), ("data_dir",)),
+    **dict.fromkeys(("ps", "store"), ("data_dir", "redis_url")),
+    **dict.fromkeys(("up", "doctor", "report"), ("data_dir", "redis_url", "config")),
+    **dict.fromkeys(
+        ("chat", "submit", "jobs", "batch", "dlq", "webhooks", "tenants", "scale", "console", "top"),
+        ("data_dir", "redis_url", "url"),
+    ),
+}
+"""By command or group, its parameters that choose the deployment. A table, because an import of the command is slow."""
+GROUPS = ("jobs", "batch", "dlq", "webhooks", "scale", "store")
 PASSWORD = re.compile(r"[a-z+]+://[^/@]*:[^/@]+@")
 """Not repeated: `--redis-url` asks for it in PENSTOCK_REDIS_URL, which the suggested command reads."""
 
@@ -45,28 +54,22 @@ def completed(text: str) -> str:
 
 
 def _completed(found: re.Match[str], context: click.Context) -> str:
-    root = context.find_root()
-    names, command = list[str](), root.command
-    for word in found["words"].split():
-        inner = command.get_command(root, word) if isinstance(command, click.Group) else None
-        if inner is None:
-            break
-        names, command = [*names, word], inner
-    if not names or "--help" in found["rest"]:
+    names = found["words"].split()[: 2 if found["words"].partition(" ")[0] in GROUPS else 1]
+    taken = TAKEN.get(names[0])
+    if taken is None or "--help" in found["rest"]:
         return found[0]
-    program = own_command() if Path(sys.argv[0]).name == "penstock" else "penstock"
     rest = found[0].removeprefix(f"penstock {' '.join(names)}")
-    return " ".join([program, *names, *_flags(context, command, rest)]) + rest
+    if names == ["up"] and context.command.name == "up":
+        taken = tuple(context.params)  # another one repeats all its flags
+    program = own_command() if Path(sys.argv[0]).name == "penstock" else "penstock"
+    return " ".join([program, *names, *_flags(context, taken, rest)]) + rest
 
 
-def _flags(context: click.Context, suggested: click.Command, rest: str) -> Iterator[str]:
-    """The flags to repeat: those that were typed, that the command takes, too, and that do not follow in `rest`.
-    Another `penstock up` repeats all of them."""
-    taken = {option.name for option in suggested.params}
+def _flags(context: click.Context, taken: Sequence[str], rest: str) -> Iterator[str]:
+    """The flags to repeat: those that were typed, that the command takes, too, and that do not follow in `rest`."""
     for option in context.command.params:
         name = option.name or ""
         given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        wanted = name in taken and (name in CHOOSING or suggested.name == context.command.name == "up")
         value, flag = str(context.params.get(name)), max(option.opts, key=len)
-        if given and wanted and not PASSWORD.match(value) and f" {flag} " not in rest:
+        if given and name in taken and not PASSWORD.match(value) and f" {flag} " not in rest:
             yield flag if isinstance(option, click.Option) and option.is_flag else f"{flag} {shlex.quote(value)}"

@@ -283,14 +283,23 @@ def deadline_unreachable(field: str, limit_ms: int, lane: Priority, wait: Wait) 
 
 def quota_exceeded(quota: QuotaExceeded, param: str | None = None) -> ApiError:
     """The tenant keeps as much as it may. A client library's next tries would be refused as well."""
-    fix = "Jobs are forgotten [redis] retention_s after their end, which makes room."
-    if quota.name == "file_bytes":
-        fix = "Delete files that you do not need (DELETE /v1/files/{id})."
+    what, fix = _QUOTAS[quota.name]
     message = (
-        f"You keep {quota.used} of {quota.name} and may keep {quota.limit}. {fix} "
+        f"You keep {quota.used} {what} and may keep {quota.limit}. {fix} "
         f"The limit is {quota.name} of [quotas], or of quotas in the row of your key in [keys]."
     )
     return ApiError(429, "quota_exceeded", message, param=param or quota.name, headers=FINAL)
+
+
+_RETENTION = "Jobs are forgotten [redis] retention_s after their end, which makes room."
+
+_QUOTAS = {
+    "jobs": ("jobs", _RETENTION),
+    "job_bytes": ("bytes of requests", _RETENTION),
+    "result_bytes": ("bytes of results", _RETENTION),
+    "file_bytes": ("bytes of files", "Delete files that you do not need (DELETE /v1/files/{id})."),
+}
+"""What each quota counts, and what makes room."""
 
 
 def no_capacity(retry_s: float, eta_ms: int | None = None) -> ApiError:

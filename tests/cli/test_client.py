@@ -354,7 +354,7 @@ def test_an_instance_that_is_down_is_not_replaced_by_another(
     for words in ("chat hello", "submit hello", "dlq ls"):
         said = told(f"{words} {options}", code=3).err
         assert f"error: nothing is running in {tmp_path / folder}\n" in said
-        assert "next:  penstock up," in said
+        assert f"next:  penstock up{f' {options}' if options else ''}," in said
     assert found_by_port.requests == []
 
 

@@ -49,7 +49,7 @@ def test_doctor_builds_a_plug_in(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(("engine", "problem"), [
-    ("no_such:Echo", "there is no module 'no_such'"),
+    ("no_such:Echo", "no_such:Echo cannot be imported: ModuleNotFoundError"),
     ("killed:Echo", "the process that built the engine was killed by SIGKILL"),
 ])  # fmt: skip
 def test_up_starts_nothing_without_its_engine(engine: str, problem: str, folder: Path, told: Any) -> None:
@@ -89,4 +89,4 @@ def test_options_of_a_built_in_engine_are_checked_before_the_start(
 def test_a_flag_at_fault_is_named(folder: Path, told: Any) -> None:
     """Where no model is configured, the setting is that of `up`."""
     errors = told("up --port 0 --engine no_such:Echo", code=2).err
-    assert "error: up.engine: there is no module" in errors and "cause: set by the flag --engine" in errors
+    assert "error: up.engine: no_such:Echo cannot be imported" in errors and "cause: set by the flag --engine" in errors

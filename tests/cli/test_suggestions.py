@@ -10,7 +10,7 @@ import click
 import pytest
 
 from cli.app import app
-from cli.suggestions import completed
+from cli.suggestions import GROUPS, TAKEN, completed
 
 
 def under(*words: str) -> click.Context:
@@ -67,3 +67,19 @@ def test_the_program_is_named_as_it_was_called(tmp_path: Path, monkeypatch: pyte
 def test_an_error_of_a_command_names_them(words: tuple[str, ...], tmp_path: Path, told: Any) -> None:
     """At the boundary, too."""
     assert f"next:  penstock up --data-dir {tmp_path}, or" in told(*words, "--data-dir", str(tmp_path), code=3).err
+
+
+def test_the_table_names_what_each_command_takes() -> None:
+    """Of every command and subcommand."""
+    root, found = click.Context(app, info_name="penstock"), {}
+    for name in app.list_commands(root):
+        command = app.get_command(root, name)
+        assert command is not None
+        subcommands = list(command.commands.values()) if isinstance(command, click.Group) else [command]
+        for each in subcommands:
+            taken = {option.name for option in each.params} & {"data_dir", "redis_url", "url", "config"}
+            if taken and name != "bench":
+                found.setdefault(name, taken)
+                assert found[name] == taken, each.name
+    assert found == {name: set(taken) for name, taken in TAKEN.items()}
+    assert {name for name in found if isinstance(app.get_command(root, name), click.Group)} == set(GROUPS)

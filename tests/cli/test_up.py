@@ -487,19 +487,21 @@ def test_a_start_shows_phases_with_seconds_and_can_be_interrupted(tmp_path: Path
     assert len(pids) >= 3 and not any(map(alive, pids))
 
 
-def test_redis_that_never_answers_ends_the_start(tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a bounded wait, with the fix, said once; the log has it, too."""
-    monkeypatch.setattr("cli.up.ANSWER_TIMEOUT_S", 0.2)
-    words = "up --engine sim --port 0 --redis-url redis://127.0.0.1:1/0 --data-dir"
-    said = told(words, str(tmp_path / "data"), code=3).err
-    assert said.count("error: ") == 1
-    assert "error: no Redis can be used at 127.0.0.1:1\ncause: Redis does not answer" in said
-    assert "next:  start it, or correct redis.url (set by the flag --redis-url)" in said
-    assert not (tmp_path / "data" / "run").exists()
-    lines = (tmp_path / "data" / "logs" / "up.log").read_text().splitlines()
-    first, *_, last = [json.loads(line)["message"] for line in lines]
-    assert first == f"penstock {__version__} starts"
-    assert last.startswith("penstock up ends: no Redis can be used at 127.0.0.1:1; Redis does not answer")
+def test_redis_that_never_answers_ends_the_start(start: Callable[..., Up]) -> None:
+    """Here one in the background. After a bounded wait, which it shows, with the fix, said once."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    up = start("--detach", "--redis-url", f"redis://127.0.0.1:{port}/0")
+    eventually(lambda: f"waiting for Redis at 127.0.0.1:{port}, at most 10 s" in up.said())
+    assert "starting: waiting for Redis" in said_here("ps", "--data-dir", str(up.data_dir))[2]
+    assert up.end() == 3
+    assert up.said().count("error: ") == 1
+    assert f"error: no Redis can be used at 127.0.0.1:{port}\ncause: Redis does not answer" in up.said()
+    assert "next:  start it, or correct redis.url (set by " in up.said()
+    assert not (up.data_dir / "run").exists()
+    said = [json.loads(line)["message"] for line in up.run("logs", "--role", "up")[0].splitlines()]
+    assert said[0] == f"penstock {__version__} starts"
+    assert said[-1].startswith(f"penstock up ends: no Redis can be used at 127.0.0.1:{port}; Redis does not answer")
 
 
 # --- passwords -------------------------------------------------------------------------------------------------------
@@ -538,7 +540,8 @@ def test_a_crash_loop_names_the_job_and_its_dead_letter(shared: Up) -> None:
     job = shared.run("submit", "[[crash@3]]")[0].strip()
     eventually(lambda: shared.state_of(job) == "failed", seconds=60)
     found = shared.run("doctor")[0]
-    words = f"job: worker-1 died 3 times running job {job}, which was given up\n      penstock dlq show {job}"
+    words = f"job: worker-1 died 3 times running job {job}, which was given up\n      "
+    words += f"penstock dlq show --data-dir {shared.data_dir} {job}"
     assert words in found
     assert job in shared.run("dlq", "show", job)[0]
     lines = [json.loads(line) for line in shared.run("logs", "--job", job)[0].splitlines()]

@@ -114,7 +114,7 @@ def test_the_example_answers_and_goes_on_at_the_next_word_after_a_kill(tmp_path:
             LOST,
             "the engine does not start: faulty:RaisesInStart: start() raised RuntimeError",
         ),
-        ("no_such_module:Echo", 2, "models.m.engine: there is no module 'no_such_module'"),
+        ("no_such_module:Echo", 2, "models.m.engine: no_such_module:Echo cannot be imported"),
     ],
 )
 def test_an_engine_that_does_not_start_ends_its_worker(engine: str, code: int, reason: str, tmp_path: Path) -> None:
