@@ -15,7 +15,7 @@ from streaming.events import Event, Outbox, Webhooks
 from streaming.fleet.plans import Action, Overrides, Plan, Plans, claim_lead
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
-from streaming.ids import message_id
+from streaming.ids import idempotency_digest, message_id
 from streaming.jobs.codec import Run, Section, Terminal, Wake, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
@@ -128,6 +128,15 @@ async def test_a_malformed_job_leaves_nothing_behind(wire: RedisClient) -> None:
     assert await wire.redis.keys(partition_key(0, "idem", "*")) == []
 
 
+async def test_a_job_whose_place_has_lost_its_half_is_not_left_waiting(wire: RedisClient) -> None:
+    """The half that is there names all entries of that millisecond, the job's own among them: it is no place."""
+    job = await put_job(Queue(wire))
+    ms, _, _ = (await JobReader(wire).record(job.id)).entry.partition("-")
+    await wire.redis.hset(partition_key(0, "job", job.id), "entry", ms)  # type: ignore[misc]
+    assert (await (await a_lease(wire)).claim(0, 5)).jobs == []
+    assert (await JobReader(wire).record(job.id)).state is JobState.FAILED and set(await reasons(wire)) == {job.id}
+
+
 @pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("fault", ["state", "created", "attempt", NO_HASH])
 async def test_a_key_that_leads_to_what_cannot_be_read_is_free(wire: RedisClient, fault: str, ended: bool) -> None:
@@ -143,6 +152,17 @@ async def test_a_key_that_leads_to_what_cannot_be_read_is_free(wire: RedisClient
     assert (await queue.put(third, idempotency_key="k", digest="d")).id == second.id
     if not ended:
         assert "unreadable" in (await reasons(wire))[first.id]
+
+
+async def test_a_key_that_holds_something_else_is_free(wire: RedisClient) -> None:
+    """Another type, or no job's id."""
+    queue = Queue(wire)
+    key = partition_key(0, "idem", idempotency_digest("t", "k"))
+    await wire.redis.lpush(key, b"x")  # type: ignore[misc]
+    first = await queue.put(a_job(queue), idempotency_key="k", digest="d")
+    assert not first.joined and (await queue.put(a_job(queue), idempotency_key="k", digest="d")).id == first.id
+    await wire.redis.set(key, b"\xffx")
+    assert not (await queue.put(a_job(queue), idempotency_key="k", digest="d")).joined
 
 
 @pytest.mark.parametrize("data", [b"\xc1", b"", encode(Wake()), b"\x92\xa1f\x01"])
@@ -362,3 +382,15 @@ async def test_a_dead_letter_without_a_body_is_not_replayed(wire: RedisClient) -
     with pytest.raises(MalformedJob):
         await DeadLetters(wire).replay(letter.id)
     assert await DeadLetters(wire).recent(10) == [letter]
+
+
+async def test_a_dead_letter_replayed_twice_is_one_job(wire: RedisClient) -> None:
+    """By several at the same time; a process lost between the put and the end of its letter is the same case."""
+    letters, job, lease = DeadLetters(wire), await put_job(Queue(wire)), await a_lease(wire)
+    await lease.claim(0, 1)
+    end = Terminal(job.id, JobState.FAILED, 0)
+    await lease.calls([lease.finish_call(Finish(end, 1, True, dead="poison"))])
+    (letter,) = await letters.recent(10)
+    accepted = await asyncio.gather(*(letters.replay(letter.id) for _ in range(3)))
+    assert len({each.id for each in accepted}) == 1 and await letters.recent(10) == []
+    assert len((await lease.claim(0, 10)).jobs) == 1

@@ -152,6 +152,21 @@ async def test_a_lost_workers_log_lives_as_long_as_its_jobs(wire: RedisClient) -
     assert 0 < await wire.redis.ttl(partition_key(0, "log", last.id)) <= 60
 
 
+async def test_the_log_of_a_worker_that_still_works_does_not_expire(wire: RedisClient) -> None:
+    """A draining worker handed one job back and still runs another: where the first ends elsewhere, the log stays."""
+    queue, draining, heir = Queue(wire), await a_lease(wire), await a_lease(wire)
+    for _ in range(2):
+        await queue.put(a_job(queue))
+    claims = [await claim_one(draining) for _ in range(2)]
+    await draining.calls([append(draining, {SILENT: [delta(claim, 1) for claim in claims]}, *claims)])
+    await draining.release(claims[0].job.id, claims[0].number)
+    again = await claim_one(heir)
+    assert again.job.id == claims[0].job.id
+    await finish(heir, again.job.id, again.number)
+    assert not await wire.redis.exists(partition_key(0, "heirs", draining.id))
+    assert await wire.redis.ttl(partition_key(0, "log", draining.id)) == -1
+
+
 async def test_a_list_of_jobs_is_as_long_as_its_time(wire: RedisClient) -> None:
     """It is trimmed as jobs are put, and goes when nothing more is put; nobody need look at it."""
     queue, jobs = Queue(wire), partition_key(0, "jobs", "t")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from batching import said
 from house import House, eventually, free_port, restartable
@@ -118,6 +119,29 @@ def test_responses_survive_the_api_process_that_streams_them(empty_house: House)
         rest.join(60)
         whole = follow(house, reader.response).whole()
         assert had + rest.events == whole and text_of(whole) == said("api", TOKENS)
+
+
+def test_a_draining_api_process_breaks_the_connection(empty_house: House) -> None:
+    """It tells nobody that the response has failed, because it goes on."""
+    house, leaving_port = empty_house, free_port()
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "20"
+    house.start("workers")
+    house.start_api()
+    leaving = house.start_api(leaving_port, PENSTOCK_API_DRAIN_S="0.5")
+    house.wait_ready()
+    first = create(house, "drain", leaving_port, background=True)
+    eventually(has(first, 5))
+    second = follow(house, first.response, port=leaving_port)
+    eventually(has(second, 5))
+    leaving.terminate()
+    leaving.wait(60)
+    for reader in (first, second):
+        reader.join(60)
+        assert reader.broken or not reader.data.endswith(b"[DONE]\n\n")
+        assert b"response.failed" not in reader.data and b'"error":{' not in reader.data
+        rest = follow(house, first.response, reader.events[-1]["sequence_number"])
+        rest.join(60)
+        assert text_of(reader.events + rest.events) == said("drain", TOKENS)
 
 
 FORMAT = {"format": {"type": "json_schema", "name": "texts", "schema": {"type": "array", "items": {"type": "string"}}}}
@@ -235,3 +259,20 @@ def test_a_response_outlives_a_restart_of_the_store(tmp_path: Path) -> None:
         assert text_of(found) == said("store", TOKENS)
         assert follow(house, reader.response).whole() == found
         assert follow(house, before.response).whole() == ended
+
+
+def test_a_record_of_another_version(empty_house: House) -> None:
+    """A newer one is left to a process of its version; an older one, without what newer ones add, is shown."""
+    house = empty_house
+    house.start_all("workers")
+    made = json.loads(house.post("/v1/responses", {"model": "sim", "input": "x", "max_output_tokens": 2})[2])
+    key = f"penstock:{{0}}:job:{made['id'].removeprefix('resp_')}"
+    with Redis.from_url(house.redis_url) as store:
+        body, record = store.hmget(key, "body", "record")
+        assert isinstance(body, bytes) and isinstance(record, bytes)
+        store.hset(key, "body", msgspec.msgpack.encode(msgspec.msgpack.decode(body) | {"v": 99}))
+        status, data = house.get(f"/v1/responses/{made['id']}")
+        assert (status, json.loads(data)["error"]["code"]) == (503, "newer_version")
+        older: list[Any] = msgspec.msgpack.decode(record)[:13]  # a terminal message, before there was `last_ms`
+        store.hset(key, mapping={"body": body, "record": msgspec.msgpack.encode(older)})
+        assert json.loads(house.get(f"/v1/responses/{made['id']}")[1]) == made | {"completed_at": None}

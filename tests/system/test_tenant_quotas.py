@@ -7,12 +7,14 @@ import json
 import math
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import flow
 import pytest
-from batching import client, jsonl, line
+from batching import client, content, ended, jsonl, line
 from house import House, key_rows, redis_process, unstarted
+from openai import RateLimitError
 from redis import Redis
 
 from cli.__main__ import main
@@ -20,6 +22,7 @@ from penstock.engine import ChatTurn
 from streaming.batches.store import Files, StoredFile
 from streaming.errors import QuotaExceeded
 from streaming.ids import partition_of
+from streaming.jobs import quotas as quotas_module
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Finish
@@ -196,6 +199,39 @@ async def test_partitions_share_a_limit(redis_url: str) -> None:
     await wire.close()
 
 
+async def test_what_other_partitions_hold_is_as_it_was_a_second_ago(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not older: a tenant would exceed its limit by all that it brought since."""
+    now_s, quota = 1000.0, QuotaSettings(jobs=10)
+    monkeypatch.setattr(quotas_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    wire = RedisClient.open(RedisSettings(url=redis_url, partitions=2))
+    quotas, queue = Quotas(wire), Queue(wire)
+
+    async def left() -> int:
+        return (await quotas.left(TENANT, 0, quota))["jobs"]
+
+    assert await left() == 10
+    await queue.put(next(job for _ in range(200) if partition_of((job := a_job(queue)).id) == 1))
+    now_s += 0.9
+    assert await left() == 10
+    now_s += 0.2
+    assert await left() == 9
+    await wire.close()
+
+
+async def test_how_jobs_stand_is_counted_in_all_slices(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few are looked at in one call."""
+    monkeypatch.setattr(quotas_module, "MAX_LOOKED", 2)
+    queue, lease = Queue(wire), await flow.a_lease(wire)
+    for number in range(7):
+        await queue.put(a_job(queue))
+        if number < 3:
+            await flow.claim_one(lease)
+    usage = await Quotas(wire).usage(TENANT)
+    assert (usage.jobs, usage.waiting, usage.running) == (7, 4, 3)
+
+
 async def test_the_loss_of_one_partition_refuses_nobody_elsewhere(
     redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -306,6 +342,41 @@ def test_a_tenant_over_its_quota_is_told_what_and_what_to_do(emptied: House) -> 
     assert (error["code"], error["param"], error["type"]) == ("quota_exceeded", "jobs", "rate_limit_error")
     assert "2 jobs and may keep 2" in error["message"] and "[quotas]" in error["message"]
     assert chat(emptied, "bob")[0] == 200
+
+
+def test_files_and_batches_are_bounded(emptied: House) -> None:
+    """An upload over the quota leaves no byte on the disk; a batch whose output would come on top is refused, unless it
+    was accepted before."""
+    ann = client(emptied, "ann")
+    lines = [line(number) for number in range(4)]
+    file = ann.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
+
+    def begin(key: str = "") -> Any:
+        headers = {"Idempotency-Key": key} if key else {}
+        return ann.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", extra_headers=headers
+        )
+
+    batch = begin("once")
+    on_disk = {path.name for path in (emptied.folder / ".penstock/files/files").iterdir()}
+    with pytest.raises(RateLimitError) as refused:
+        ann.files.create(file=("more.jsonl", jsonl([line(number) for number in range(20)])), purpose="batch")
+    assert refused.value.code == "quota_exceeded" and refused.value.param == "file"
+    done = ended(ann, batch)
+    assert done.output_file_id is not None
+    assert [each["custom_id"] for each in content(ann, done.output_file_id)] == [each["custom_id"] for each in lines]
+    output = ann.files.retrieve(done.output_file_id)
+    left = {path.name for path in (emptied.folder / ".penstock/files/files").iterdir()}
+    assert left == on_disk | {output.id}
+    assert not list((emptied.folder / ".penstock/files/incoming").iterdir())
+    assert max(file.bytes, LEAST_FILE) + max(output.bytes, LEAST_FILE) > 8000, "the output fills the quota"
+    assert begin("once").id == batch.id
+    with pytest.raises(RateLimitError) as refused:
+        begin()
+    assert refused.value.code == "quota_exceeded" and "DELETE /v1/files" in refused.value.message
+    assert {path.name for path in (emptied.folder / ".penstock/files/batches").iterdir()} <= {batch.id}
+    ann.files.delete(output.id)
+    assert ended(ann, begin()).status == "completed"
 
 
 def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -138,3 +138,35 @@ def test_leaving_a_stream_cancels_its_job_unless_it_asks_to_go_on(house: House) 
 
         eventually(lambda job=job, end=end: job()["status"] == end)
         assert job()["cancelled_by"] == by
+
+
+def test_the_reader_of_a_chat_is_told_who_cancelled_it(house: House) -> None:
+    """Its worker says so in the end that it sends, whoever reads the job's record later."""
+    connection, response = begun(house, chat_body("told", max_tokens=5000, stream=True))
+    response.read(10)
+    house.post(f"/v1/jobs/{response.headers['x-job-id']}/cancel", b"")
+    error = json.loads(response.read().rstrip().rpartition(b"data: ")[2])["error"]
+    connection.close()
+    assert (error["type"], error["code"], error["cancelled_by"]) == ("cancelled_error", "job_cancelled", "owner")
+
+
+def test_who_lost_the_answer_asks_again_with_the_same_key(house: House) -> None:
+    """The first client is gone before its answer is whole; the second try joins the same job and gets all of it."""
+    body, key = chat_body("lost answer", max_tokens=300, stream=True), {"Idempotency-Key": "lost answer"}
+    connection, response = begun(house, body, **key)
+    job_id = response.headers["x-job-id"]
+    response.close()
+    connection.close()
+    status, again, data = house.post("/v1/chat/completions", body, key)
+    assert status == 200 and again["x-job-id"] == job_id and data.endswith(b"data: [DONE]\n\n")
+    assert json.loads(house.get(f"/v1/jobs/{job_id}")[1])["usage"]["completion_tokens"] == 300
+
+
+def test_one_of_two_readers_may_leave(house: House) -> None:
+    """A job that two clients of one key listen to is not cancelled because one of them goes."""
+    body = chat_body("two readers", max_tokens=400, stream=True, queue={"on_disconnect": "cancel"})
+    (leaving, left), (staying, answer) = (begun(house, body, **{"Idempotency-Key": "two readers"}) for _ in range(2))
+    left.close()
+    leaving.close()
+    assert answer.read().endswith(b"data: [DONE]\n\n")
+    staying.close()

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from house import House, eventually
 from redis import Redis
@@ -176,6 +177,23 @@ def test_a_job_that_cannot_be_read_is_an_error_for_its_reader_alone(empty_house:
         status, _, answer = empty_house.post(f"/admin/dlq/{letters[0]['id']}/replay", {})
         assert status == 409 and "nothing to replay" in json.loads(answer)["error"]["message"]
         assert len(json.loads(empty_house.get("/admin/dlq")[1])["data"]) == 2
+
+
+def test_a_result_of_a_newer_version_is_told_as_such(empty_house: House) -> None:
+    """Job, result and events of a job that a newer worker has ended: 503 newer_version, and nothing is changed."""
+    empty_house.start_api()
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
+    job_id = json.loads(empty_house.post("/v1/jobs", body)[2])["id"]
+    with Redis.from_url(empty_house.redis_url) as redis:
+        (name,) = redis.keys(f"*:job:{job_id}")
+        record = msgspec.msgpack.encode(["t2", job_id, {}])
+        redis.hset(name, mapping={"state": "completed", "record": record})
+        shown = json.loads(empty_house.get(f"/v1/jobs/{job_id}")[1])
+        assert (shown["status"], shown["result"], shown["error"]["code"]) == ("completed", None, "newer_version")
+        status, answer = empty_house.get(f"/v1/jobs/{job_id}/result")
+        assert status == 503 and json.loads(answer)["error"]["code"] == "newer_version"
+        assert b"event: error\n" in empty_house.get(f"/v1/jobs/{job_id}/events")[1]
+        assert redis.hget(name, "record") == record
 
 
 def test_a_client_is_told_no_command_of_the_operators(empty_house: House) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -205,6 +206,22 @@ def test_a_response_that_ends_without_an_answer_adds_nothing(client: OpenAI) -> 
     client.responses.cancel(running.id)
     answer = ask(client, made.id, "now")
     assert texts(client, made.id) == ["zero", "now", answer.output_text]
+
+
+def test_of_turns_that_begin_at_once_one_does(client: OpenAI) -> None:
+    made = client.conversations.create()
+
+    def turn(number: int) -> str:
+        try:
+            return str(ask(client, made.id, f"turn {number}", background=True, max_output_tokens=200).id)
+        except BadRequestError as error:
+            return str(error.code)
+
+    with ThreadPoolExecutor(8) as pool:
+        *others, begun = sorted(pool.map(turn, range(8)))
+    assert others == ["conversation_locked"] * 7 and begun.startswith("resp_")
+    eventually(lambda: client.responses.retrieve(begun).status == "incomplete")
+    assert len(texts(client, made.id)) == 2
 
 
 def test_a_retry_gets_its_response_and_begins_no_other_turn(house: House, client: OpenAI) -> None:

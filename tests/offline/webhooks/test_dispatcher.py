@@ -23,6 +23,7 @@ from receiver import Receiver, due_now, receiving
 
 from cli.__main__ import main
 from offline.webhooks import (
+    MAX_IN_FLIGHT,
     WebhookDispatcher,
     WebhookEndpoint,
     after_failure,
@@ -203,6 +204,38 @@ async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> N
         found = await sent(times=2, url=receiver.url, **LOCAL | {"timeout_s": 1})
     assert found == [(302, "the endpoint answered 302"), (0, "TimeoutError")]
     assert len(receiver.got) == 2
+
+
+async def test_an_endpoint_has_no_more_attempts_than_it_may_have_at_once(wire: RedisClient) -> None:
+    """However many messages are due: those under way are counted, and while there is no room none is asked for."""
+    endpoint = WebhookEndpoint("e", settings_of())
+    dispatcher, asked = WebhookDispatcher(tools_of(wire), "p", [endpoint]), list[tuple[int, int]]()
+
+    async def outgoing(_: str, most: int, lease_ms: int) -> list[DeliveryAttempt]:
+        asked.append((most, lease_ms))
+        return []
+
+    dispatcher._webhooks.outgoing = outgoing  # type: ignore[method-assign]
+    for under_way in (0, 3, MAX_IN_FLIGHT):
+        tasks = {asyncio.create_task(asyncio.sleep(0)) for _ in range(under_way)}
+        await dispatcher._start_attempts(endpoint, tasks)
+        await asyncio.gather(*tasks)
+    await endpoint.close()
+    assert asked == [(MAX_IN_FLIGHT, endpoint.lease_ms), (MAX_IN_FLIGHT - 3, endpoint.lease_ms)]
+
+
+async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wire: RedisClient) -> None:
+    """While the endpoint takes its time, no other process is given the message."""
+    webhooks, endpoint = Webhooks(wire), WebhookEndpoint("test", settings_of())
+    entry = await wire.redis.xadd(partition_key(0, "outbox", "webhooks"), {"id": "job_1"})
+    event = Event("job_1", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
+    await webhooks.dispatch(event, ["test"])
+    assert len(await webhooks.outgoing("test", 1, endpoint.lease_ms)) == 1
+    assert await webhooks.outgoing("test", 1, endpoint.lease_ms) == []
+    (message,) = await webhooks.recent(1)
+    await endpoint.close()
+    assert (message.state, message.attempts) == ("pending", 1)
+    assert message.due_ms - message.tried_ms > 1000 * endpoint.settings.timeout_s
 
 
 ALLOWED = ("https://hooks.example.com/penstock/", "https://other.example.com:8443/a", "https://all.example.com")
@@ -404,6 +437,25 @@ def test_killed_in_between_another_delivers(empty_house: House) -> None:
         eventually(lambda: len([m for m in messages(empty_house) if m["status"] == "delivered"]) == 5)
     assert {body["data"]["id"] for body in receiver.bodies()} == jobs
     assert len(set(receiver.ids())) == 5 and len(receiver.got) > 5
+
+
+def test_the_end_of_a_turn_is_told_when_its_conversation_has_it(empty_house: House, receiver: Receiver) -> None:
+    """Whoever gets the event can begin the next turn at once. Nothing else is told where only such ends are asked
+    for."""
+    configure(empty_house, receiver, events=["response.incomplete"])
+    empty_house.start_all("workers", "offline")
+    openai = client(empty_house)
+    submit(empty_house)
+    openai.responses.create(model="sim", input="x", background=True)
+    conversation = openai.conversations.create().id
+    asked: Any = {"model": "sim", "conversation": conversation, "background": True, "max_output_tokens": 3}
+    first = openai.responses.create(input="one", **asked)
+    eventually(lambda: receiver.got)
+    second = openai.responses.create(input="two", **asked)
+    eventually(lambda: len(receiver.got) == 2)
+    assert [body["data"]["id"] for body in receiver.bodies()] == [first.id, second.id]
+    items = list(openai.conversations.items.list(conversation, order="asc"))
+    assert [getattr(item, "role", None) for item in items] == ["user", "assistant"] * 2
 
 
 # --- a webhook for one request ---------------------------------------------------------------------------------------

@@ -91,6 +91,13 @@ async def test_a_turn_begins_only_if_the_conversation_is_as_it_was_read(wire: Re
     assert await wire.redis.zcard(partition_key(0, "jobs", TENANT)) == 1
 
 
+async def test_a_put_that_is_sent_again_begins_no_second_turn(wire: RedisClient) -> None:
+    queue, made = Queue(wire), await begun(wire)
+    job = turn_of(made, queue)
+    assert await queue.put(job, version=0) and await queue.put(job, version=0)
+    assert (await read(wire, made)).turn == job.id
+
+
 async def test_an_idempotency_key_counts_within_its_conversation(wire: RedisClient) -> None:
     queue, made = Queue(wire), await begun(wire)
     first = await queue.put(turn_of(made, queue), idempotency_key="k", digest="d", version=0)
@@ -270,3 +277,23 @@ async def test_a_replayed_turn_is_none(wire: RedisClient) -> None:
     record = await JobReader(wire).record(again.id)
     assert record.job.response is not None and record.job.response.conversation == ""
     assert (await read(wire, made)).turn != again.id
+
+
+async def test_many_deletions_take_bounded_room(wire: RedisClient) -> None:
+    """A cursor may name one of the last thousand; other tenants' deletions take none of them away."""
+    conversations = Conversations(wire)
+    made = await begun(wire, *(f"i{number}" for number in range(1_200)))
+    other = await conversations.create(new_conversation_id(0), "other", {}, [item("i0")])
+    await conversations.remove(other, other.items[0])
+    for number in range(1, 1_201):
+        await conversations.remove(made, made.items[number - 1])
+        made = msgspec.structs.replace(made, version=made.version + 1)
+    assert [await conversations.deleted_place(made, f"i{number}") for number in (1_199, 200, 199, 1)] == [
+        1_200, 201, None, None
+    ]  # fmt: skip
+    assert await conversations.deleted_place(other, "i0") == 1
+    assert await conversations.deleted_place(other, "i500") is None
+    assert len(await wire.redis.keys("*:places:*")) == 2
+    places = partition_key(0, "places", TENANT)
+    assert await wire.redis.memory_usage(places) < 150_000
+    assert 86_000 < await wire.redis.ttl(places) <= 86_400

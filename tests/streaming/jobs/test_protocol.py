@@ -350,6 +350,20 @@ async def limit_passed(wire: RedisClient, job_id: str) -> str | None:
     return record.terminal.failure.param
 
 
+async def test_a_heartbeat_renews_the_right_to_run_suspects(wire: RedisClient) -> None:
+    """A suspect may run for longer than the key of its runner lives: no other worker is told to take suspects."""
+    await suspects(wire, 2)
+    runner, other = await a_lease(wire), await a_lease(wire)
+    assert (await runner.claim(0, 1)).suspects
+    assert len((await runner.claim(0, 1, alone=True)).jobs) == 1
+    alone = partition_key(0, "alone", "m")
+    await wire.redis.pexpire(alone, 2 * wire.settings.lease_ms)  # its three leases are nearly over
+    before = await wire.redis.pexpiretime(alone)
+    await runner.beat(0)
+    assert await wire.redis.pexpiretime(alone) > before
+    assert not (await other.claim(0, 1)).suspects
+
+
 async def test_a_worker_unfollows_its_own_jobs_only(wire: RedisClient) -> None:
     """A worker that names a job of another worker changes nothing: its readers go on getting its deltas."""
     reader, job = JobReader(wire), await put_job(Queue(wire), stream=True, reply_to="penstock:api:here")

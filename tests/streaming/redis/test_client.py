@@ -135,6 +135,22 @@ async def test_a_cancellation_that_the_client_swallowed_is_let_through() -> None
     assert reached == []
 
 
+@pytest.mark.parametrize("durability", ["D1", "D3"])
+async def test_a_refused_write_is_unavailable_and_does_not_repeat_what_was_sent(
+    opened: Callable[..., RedisClient], redis_url: str, durability: str
+) -> None:
+    """D3 sends the library's pipelines, whose errors would begin with the command, which may hold a prompt."""
+    wire = opened(redis_url, durability=durability)
+    await wire.call("follow", 0, Queue(wire).new_id("t"), "nobody")  # the functions are there
+    await wire.redis.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(Unavailable) as refused:
+            await put_job(Queue(wire))
+    finally:
+        await wire.redis.config_set("min-replicas-to-write", 0)
+    assert str(refused.value) == "Redis refuses: NOREPLICAS Not enough good replicas to write."
+
+
 async def test_a_server_without_its_replicas_is_asked_for_over_a_new_connection(wire: RedisClient) -> None:
     """It may have been deposed without knowing: the Sentinels are asked again with each connection."""
 

@@ -18,6 +18,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from streaming.errors import Unavailable
 from streaming.jobs.lease import Lease
@@ -232,6 +233,14 @@ async def test_a_server_that_is_gone_is_asked_once_for_all(opened: Callable[...,
     with redis_process(tmp_path, port):
         await lease.register()
         assert await lease.beat(0) == {}
+
+
+async def test_a_timeout_ends_the_connection(line: SharedConnection) -> None:
+    """Late answers are never taken for those of later commands."""
+    line._timeout_s = 0.2
+    with pytest.raises(RedisTimeoutError):
+        await line.run([("BLPOP", "nothing", 0)])
+    assert await line.run([("ECHO", "later")]) == [b"later"]
 
 
 def test_refusals_are_known_by_their_code() -> None:
