@@ -289,7 +289,7 @@ def test_what_is_missing_is_required(kind: Kind, base: dict[str, Any]) -> None:
     ("body", "words"),
     [
         (b"", "not valid JSON"),
-        (b'{"model": }', "byte 10"),
+        (b'{"model": }', "line 1 column 11"),
         (b'{"n": NaN}', "n must be a finite number"),
         (b'{"messages": [{"unread": {"a": [0, -1e400]}}]}', "messages[0].unread.a[1] must be a finite number"),
         (b'{"unread": ' + b"1" * 400 + b".5}", "unread must be a finite number"),
