@@ -157,3 +157,42 @@ async def check_slices(body: bytes, coding: str, data: bytes) -> None:
     parts = [part async for part in Request(scope, decoded(scope, receive)).stream()]
     beside.cancel()
     assert b"".join(parts) == data and max(map(len, parts)) <= SLICE_BYTES and turns >= 20
+
+
+def test_a_retry_may_have_another_coding(house: House) -> None:
+    """And a byte order mark or none: the fingerprint of an idempotency key is that of the decoded body."""
+    body, jobs = json.dumps(CHAT).encode(), set()
+    for coding, data in (("", body), ("gzip", gzip.compress(body)), ("zstd", zstd.compress(b"\xef\xbb\xbf" + body))):
+        headers = {"Content-Type": JSON, "Content-Encoding": coding, "Idempotency-Key": "once"}
+        status, _, answer = house.request("POST", "/v1/jobs", data, headers)
+        assert status == 202, answer
+        jobs.add(json.loads(answer)["id"])
+    assert len(jobs) == 1
+
+
+def test_an_encoded_part_of_an_upload_is_refused(house: House) -> None:
+    for field in (b"Content-Encoding: gzip", b"Content-Transfer-Encoding: base64"):
+        body = UPLOAD.replace(
+            b'name="file"; filename="in.jsonl"\r\n', b'name="file"; filename="in.jsonl"\r\n' + field + b"\r\n"
+        )
+        status, _, answer = sent(house, body, "", "/v1/files")
+        assert status == 415 and field.split()[0].decode().strip(":") in answer["error"]["message"]
+    body = UPLOAD.replace(b"--cut\r\n", b"--cut\r\nContent-Transfer-Encoding: Binary\r\n")
+    assert sent(house, body, "", "/v1/files")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/jobs", "/v1/responses", "/v1/batches", "/admin/pools/sim"]
+)
+def test_a_byte_order_mark_is_ignored_and_other_encodings_are_named(house: House, path: str) -> None:
+    method, (fields, status) = next((method, case) for (method, at), case in ROUTES.items() if at == path)
+    text = json.dumps(fields | {"user": "é"}, ensure_ascii=False)
+    plain = sent(house, text.encode(), "", path, method)
+    marked = sent(house, text.encode("utf-8-sig"), "", path, method)
+    assert (plain[0], marked[0]) == ((status,) * 2 if path != "/admin/pools/sim" else (400, 400))
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"):
+        refused, _, answer = sent(house, text.encode(encoding), "", path, method)
+        assert refused == 400 and encoding[:6].upper() in answer["error"]["message"]
+    refused, _, answer = sent(house, text.encode("latin-1"), "", path, method)
+    at = text.index("é") + 1
+    assert refused == 400 and f"byte {at} is 0xe9" in answer["error"]["message"]

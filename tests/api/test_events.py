@@ -236,6 +236,20 @@ async def test_a_reader_that_reconnects_by_itself_goes_on_where_it_was(door: Hou
     assert [event.id for event in events_in(iter(data.decode().splitlines(keepends=True)))] == ids[4:]
 
 
+async def test_a_reader_of_events_that_takes_nothing_has_as_long_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is cut off, as the reader of a chat: what it does not take would stay in memory."""
+    record = SimpleNamespace(job=SimpleNamespace(id="j"))
+
+    async def own_record(_: object) -> object:
+        return record
+
+    monkeypatch.setattr(events_endpoint, "own_record", own_record)
+    services = SimpleNamespace(settings=ApiSettings(send_timeout_s=7.0))
+    scope = {"type": "http", "method": "GET", "headers": [], "query_string": b"", "app": SimpleNamespace(state=None)}
+    scope["app"].state = SimpleNamespace(services=services)
+    assert (await events_endpoint.events(Request(scope))).send_timeout == 7.0
+
+
 async def test_a_stream_that_is_always_busy_ends_when_its_reader_leaves() -> None:
     """It never waits, so no cancellation reaches it."""
     watchers: list[Any] = []
@@ -666,6 +680,13 @@ def test_each_stream_can_be_read_by_a_client_of_http_1_0(house: House, what: str
     kinds = [line.partition(b":")[0] for line in text.splitlines()]
     assert newer[0] == 200 and set(kinds) <= {b"", b"data", b"event", b"id"}
     assert text.count(b"\ndata:") == newer[2].count(b"\ndata:")
+
+
+@pytest.mark.parametrize("after", ["", "bogus"])
+def test_a_place_that_is_none_is_refused(house: House, after: str) -> None:
+    made = json.loads(house.post("/v1/jobs", BODY)[2])
+    status, _, data = house.request("GET", f"/v1/jobs/{made['id']}/events?after={after}")
+    assert (status, json.loads(data)["error"]["param"]) == (400, "after")
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs/{}/events", "/v1/responses/resp_{}?stream=true"])

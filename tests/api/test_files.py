@@ -187,7 +187,7 @@ def test_ids_lead_nowhere_else(door: House, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only where the kernel tells")
 def test_a_large_file_stays_out_of_memory(empty_house: House) -> None:
-    """40 MB in and out, and the process has grown by less than 24 MiB."""
+    """40 MB in and out, and the process has grown by less than 32 MiB."""
     empty_house.forks = False
     process, path = empty_house.start_api(), empty_house.folder / "large.jsonl"
     row = jsonl([line(1, "x" * 4000)])
@@ -200,7 +200,7 @@ def test_a_large_file_stays_out_of_memory(empty_house: House) -> None:
     with openai.files.with_streaming_response.content(stored.id) as answer:
         size = sum(len(chunk) for chunk in answer.iter_bytes(1 << 16))
     assert size == stored.bytes == path.stat().st_size
-    assert peak(process.pid) - before < 24 * 1024
+    assert peak(process.pid) - before < 32 * 1024
 
 
 def peak(pid: int) -> int:

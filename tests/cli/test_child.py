@@ -101,6 +101,13 @@ async def test_state_comes_over_the_lifeline(room: Room) -> None:
     gone(pid)
 
 
+async def test_a_line_that_is_too_long_ends_its_process_alone(room: Room) -> None:
+    child = room.start(f"{READY}; line.say('ready', 'x' * (1 << 17)); import time; time.sleep(600)")
+    await room.until(lambda: child.status.restarts == 1)
+    assert "says a line too long to be a state" in [status.detail for _, status in room.seen]
+    assert await room.ready(room.start(SERVE, "worker-2"))
+
+
 AWAY = (
     "import time; from penstock.process import Lifeline; line = Lifeline.from_environ(); line.say('ready', 'lease')\n"
     "for why in ('', 'a (gone)', 'a (gone)', 'a (slow)', ''): line.note_away(why)\n"

@@ -196,6 +196,11 @@ def test_chat_outlives_a_connection_with_one_plain_line(door: Door, monkeypatch:
     assert cursors == [None, "0:1", "0:1", "0:1"]
 
 
+def test_what_a_gateway_sends_without_data_is_no_event(door: Door, told: Any) -> None:
+    door.answers[STREAM] = (200, "retry: 3000\n\n" + token("the") + "event: failed\n\nid: 0:9\n\n" + COMPLETED)
+    assert told(*ASK) == ("the\n", "")
+
+
 def test_leaving_a_chat_cancels_its_job(door: Door) -> None:
     """Ctrl-C, a closed terminal, a closed pipe: nobody reads the rest."""
 
@@ -429,6 +434,13 @@ def test_an_admin_token_that_others_can_read_is_not_used(door: Door, tmp_path: P
         home.admin_token.chmod(0o640)
         told("dlq ls", code=4)
     assert door.requests == []
+
+
+def test_proxies_do_not_catch_this_machine(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request to loopback goes there, whatever the environment says."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert main(["jobs", "show", "job_x"]) == 0
 
 
 def test_submit_prints_the_id(door: Door, told: Any) -> None:

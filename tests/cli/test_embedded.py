@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from kombu import Connection
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError
@@ -21,6 +22,8 @@ from redis.retry import Retry
 from cli.embedded import Embedded, end_orphan, find_server, is_private
 from cli.output import Problem
 from cli.supervisor import Child, Supervisor
+from offline.app import broker
+from offline.settings import OfflineSettings
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
@@ -133,6 +136,13 @@ async def test_a_path_with_spaces_is_an_address(supervisor: Supervisor, tmp_path
         await wire.ping()
     finally:
         await wire.close()
+    url, options = broker(OfflineSettings(), RedisSettings(url=embedded.url))
+    with Connection(url, transport_options=options) as connection:
+        connection.ensure_connection(max_retries=1, timeout=WAIT_S)
+        queue = connection.SimpleQueue("q")
+        queue.put({"kept": 1})
+        assert queue.get(timeout=WAIT_S).payload == {"kept": 1}
+        queue.close()
 
 
 async def test_data_address_and_password_outlive_a_kill_and_a_restart(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -98,6 +98,16 @@ async def test_the_log_of_a_job_has_the_last_words_of_its_worker(
     assert vars(record)["jobs"] == ["job_1", "job_2"]
 
 
+async def test_each_worker_has_its_own_lease(wire: RedisClient) -> None:
+    """The second life's exit ends the second lease; the neighbour keeps its own."""
+    reaper = Ends(wire)
+    release, child, other = LeaseRelease(reaper, Fleet(wire)), a_worker(), a_worker("worker-2")
+    goes_through(release, other, status("ready", "theirs", 9))
+    goes_through(release, child, READY, status("restarting"), status("ready", "lease-2", 8), status("restarting"))
+    await release.close(60)
+    assert reaper.ended == ["lease-1", "lease-2"]
+
+
 async def test_a_redis_that_hangs_does_not_hold_up_the_end(wire: RedisClient) -> None:
     """What has not ended by then is dropped."""
 

@@ -16,7 +16,8 @@ from house import eventually
 from terminals import OnTerminal
 
 from cli.__main__ import main
-from cli.log_lines import message_of, parse_line, pretty
+from cli.log_lines import is_poll, message_of, parse_line, pretty
+from cli.logs import Filters
 from cli.output import Exit
 
 pytestmark = pytest.mark.slow
@@ -144,6 +145,20 @@ def test_ids_are_shown_only_where_they_are_asked_for() -> None:
     )
     assert pretty(line, ids=False).endswith("worker-1     said jobs=2 tenant=t")
     assert all(f"{name}=" in pretty(line) for name in (*ids, "lease", "jobs"))
+
+
+@pytest.mark.parametrize(("route", "status", "poll"), [
+    ("/admin/overview", 200, True), ("/console/assets/{build}/{name}", 304, True), ("/admin/overview", 503, False),
+    ("/admin/pools", 200, True), ("/v1/jobs/{job_id}", 200, True), ("/v1/jobs/{job_id}", 404, False),
+    ("/v1/jobs/{job_id}/events", 200, False), ("/v1/jobs/{job_id}/result", 200, False),
+])  # fmt: skip
+def test_polls_of_a_console_are_known(route: str, status: int, *, poll: bool) -> None:
+    """They are not shown to people unless they ask; one that fails is."""
+    fields = {"method": "GET", "route": route, "status": status, "ms": 1.5}
+    line = record("01.000", "request", "api", **fields).replace('"x"', '"api.access"')
+    parsed = parse_line("api-1", line, "")
+    assert is_poll(parsed) == poll
+    assert Filters(polls=False).passes(parsed, line) != poll and Filters().passes(parsed, line)
 
 
 DEPTHS = range(900, 1000)

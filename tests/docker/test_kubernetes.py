@@ -266,6 +266,20 @@ def test_selectors_find_their_pods(overlay: str) -> None:
         assert {port["port"] for rule in policy["spec"].get("ingress", ()) for port in rule["ports"]} <= offered
 
 
+def test_redis_and_its_workers_reach_nothing_else() -> None:
+    """Where Redis is in the cluster, its pods open no connection, and workers only to it and to look up names."""
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind("cpu", "NetworkPolicy")}
+    redis, worker = policies["penstock-to-redis"], policies["workers-to-redis"]
+    assert redis["policyTypes"] == ["Ingress", "Egress"] and redis["egress"] == []
+    assert worker["podSelector"]["matchLabels"][COMPONENT] == "worker" and worker["policyTypes"] == ["Egress"]
+    to_redis, names = worker["egress"]
+    assert to_redis["to"][0]["podSelector"] == redis["podSelector"]
+    assert [port["port"] for port in to_redis["ports"]] == [
+        container(owner_of("cpu", "penstock-redis"))["ports"][0]["containerPort"]
+    ]
+    assert {port["port"] for port in names["ports"]} == {53}
+
+
 def may_reach(overlay: str, name: str, namespace: str, port: int) -> bool:
     """Whether policies let these pods connect to pods of another namespace, or to addresses outside ("")."""
     labels = template(owner_of(overlay, name))["metadata"]["labels"]

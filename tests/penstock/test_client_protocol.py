@@ -241,9 +241,10 @@ def test_a_wait_that_reaches_no_server_does_not_say_that_the_job_goes_on(timeout
 
 
 def test_a_stream_goes_on_behind_its_last_whole_event() -> None:
-    """Pings and places in the lane move no cursor, and each event is told once."""
+    """Pings, places in the lane and what a gateway sends without data move no cursor, and each event is told once."""
     outcomes = [
-        STREAMED, event("queued", "0:1:-", position=3), event("queue.position", position=1),
+        STREAMED, SentEvent("message", "", "", 0.0), event("queued", "0:1:-", position=3),
+        event("queue.position", position=1), SentEvent("failed", "0:2:-", "", 0.0),
         broken(),
         refused(503, "draining"), STREAMED,
         event("delta", "0:3:r", text="a", index=1), event("ping"),

@@ -129,11 +129,12 @@ class Fields:
 
 
 TYPES: tuple[Any, ...] = (
-    None, True, 0, -1, 2**63, 0.5, 1e308, "", "x", "\u0000", "\U0001f600" * 2000, [], [None], ["x"], [{}], {}, {"": {}},
+    None, True, 0, -1, 2**63, -(10**30), 0.5, 1e308, "", "x", "\u0000", "0", "\U0001f600" * 2000, "\u202eevil\u2028",
+    [], [[]], [None], [0], ["x"], [{}], {}, {"": {}}, {"x" * 70: 1},
 )  # fmt: skip
 """Tried in every field, whatever its type."""
 
-RAW = ("NaN", "1e999", "1" + "0" * 5000, '"\\ud800"', "[" * 40 + "]" * 40)
+RAW = ("NaN", "-Infinity", "1e999", "1" + "0" * 5000, '"\\ud800"', "[" * 40 + "]" * 40)
 """What no encoder writes: put into the body as it is."""
 
 
@@ -154,8 +155,8 @@ def bounds(schema: Schema, example: Callable[[Schema], Any]) -> Iterator[Any]:
         ("Properties", lambda length: {f"k{number}": "v" for number in range(length)}),
     )
     for kind, made in lengths:
-        for bound, beyond in ((f"min{kind}", -1), (f"max{kind}", 1)):
-            if bound in schema:
-                yield from (made(each) for each in (schema[bound], schema[bound] + beyond) if each >= 0)
+        for length in (schema.get(f"min{kind}"), schema.get(f"max{kind}")):
+            if length is not None:
+                yield from (made(each) for each in (length - 1, length, length + 1) if each >= 0)
     if "maxLength" in (names := schema.get("propertyNames", {})):
         yield from ({"é" * length: "v"} for length in (names["maxLength"], names["maxLength"] + 1))

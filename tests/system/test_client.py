@@ -158,6 +158,15 @@ def test_a_stopped_process_is_left_after_its_silence(tmp_path: Path, monkeypatch
         os.kill(doors[0].pid, signal.SIGCONT)
 
 
+def test_the_environment_says_where_and_who(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its proxies do not catch requests to this machine."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("PENSTOCK_URL", house.url)
+    with PenstockClient() as client:
+        assert client.wait(client.submit(chat("env", 2))["id"])["result"]["choices"][0]["finish_reason"] == "length"
+
+
 def test_a_text_that_begins_again_is_told_and_never_joined(json_house: House) -> None:
     """The worker and the API process are killed in the middle of JSON, which the engine cannot continue."""
     house = json_house

@@ -301,6 +301,34 @@ def test_headers_that_two_readers_read_differently_let_nobody_in(house: House, l
     assert status in (0, 400, 401, 405, 505), status
 
 
+@pytest.mark.parametrize(
+    "hostile", ["a\r\nX-Injected: 1", "a\nX-Injected: 1", "a%0d%0aX-Injected:%201", "é", "\x00", "a" * 5000]
+)
+def test_nothing_a_client_says_becomes_a_header(house: House, hostile: str) -> None:
+    """Not its request id, nor names of its fields, of its file or of its model."""
+    quoted = "".join(f"%{byte:02x}" for byte in hostile.encode())
+    body = CHAT | {hostile: 1, "metadata": {"a": hostile[:500]}}
+    answers = [
+        house.request("GET", f"/v1/models/{quoted}"[:8000], headers=by("red")),
+        house.post("/v1/jobs", body, by("red")),
+    ]
+    name = json.dumps(hostile)[1:-1].replace("\\", "")
+    parts = (
+        '--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        f'--b\r\nContent-Disposition: form-data; name="file"; filename="{name[:900]}"\r\n\r\n{{}}\r\n--b--\r\n'
+    ).encode()
+    kind = {"Content-Type": "multipart/form-data; boundary=b", **by("red")}
+    uploaded = house.post("/v1/files", parts, kind)
+    answers.append(uploaded)
+    if uploaded[0] == 200:
+        answers.append(house.request("GET", f"/v1/files/{json.loads(uploaded[2])['id']}/content", headers=kind))
+    if hostile.isascii() and "\n" not in hostile and "\0" not in hostile:
+        answers.append(house.request("GET", "/v1/jobs", headers={"X-Request-Id": hostile, **by("red")}))
+    for status, headers, _ in answers:
+        assert status < 500 and "x-injected" not in headers
+        assert hostile not in headers.values()
+
+
 def test_no_field_says_whose_a_job_is(house: House) -> None:
     """Nor what its key may do: such names in a body are ignored, and said to be."""
     wanted = {"tenant": "blue", "admin": True, "id": UNKNOWN["job_id"], "reply_to": "x", "created": 1, "keep_s": 9}

@@ -83,6 +83,22 @@ async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: Red
     await until(lambda: running.engine.stats().running == 0 and running.worker.running == 0)
 
 
+async def test_a_cancel_waits_for_no_heartbeat(wire: RedisClient, start: Start) -> None:
+    """The worker is told of it; that heartbeats say it too is for words that were lost."""
+    queue = Queue(wire)
+    running = await start(LONG)
+    beat = running.worker.lease.beat
+
+    async def silent(partition: int) -> dict[str, HeldJob]:
+        return {job_id: HeldJob(held.number, cancelled=False) for job_id, held in (await beat(partition)).items()}
+
+    running.worker.lease.beat = silent  # type: ignore[method-assign]
+    job = await put_job(queue, max_tokens=8000)
+    await until(lambda: running.engine.stats().running == 1)
+    await queue.cancel(job.id)
+    assert (await ended(wire, job.id)).state is JobState.CANCELLED
+
+
 async def test_a_job_cancelled_before_its_claim_is_answered_is_not_computed(wire: RedisClient, start: Start) -> None:
     """The worker hears of the cancel when it does not know the job yet."""
     queue, running = Queue(wire), await start()

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flow import until
+from kombu.entity import Queue as BrokerQueue
 
-from offline.broker import RETRY_DELAY_S, Broker, Consumer, check_broker
+from offline.broker import RETRY_DELAY_S, Broker, BrokerUnavailable, Consumer, check_broker
 from penstock.config import ConfigError
 from streaming.errors import StoreFull
 from streaming.events import EventSettings
@@ -37,6 +39,47 @@ def test_what_is_published_is_to_survive_the_broker() -> None:
     assert (message.headers, json.loads(message.body)) == ({"x-reason": "r"}, {"a": 1})
     broker.ack(message)
     broker.close()
+
+
+def test_a_queue_is_declared_before_the_first_message_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message for a queue that is not there is dropped by RabbitMQ without a word."""
+    declared: list[str] = []
+    declare = BrokerQueue.declare
+
+    def noted(queue: BrokerQueue, **options: Any) -> object:
+        declared.append(queue.name)
+        assert queue.durable
+        return declare(queue, **options)
+
+    monkeypatch.setattr(BrokerQueue, "declare", noted)
+    broker = Broker("memory://")
+    for _ in range(2):
+        for queue in ("one", "two"):
+            broker.publish(queue, b"{}", "application/json", "m", {})
+    broker.close()
+    assert declared == ["one", "two"]
+
+
+async def test_a_connection_that_is_listened_to_has_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a broker that has silently gone is waited for for ever."""
+    asked: list[int] = []
+
+    class Away(Broker):
+        def __init__(self, url: str, heartbeat_s: int = 0) -> None:
+            super().__init__(url, heartbeat_s)
+            asked.append(heartbeat_s)
+
+        def connect(self) -> None:
+            raise BrokerUnavailable("nobody is there")
+
+    monkeypatch.setattr("offline.broker.Broker", Away)
+    metrics = Metrics.start("", "offline")
+    taker = Consumer(None, EventSettings(take_url="memory://"), metrics)  # type: ignore[arg-type]
+    taker.start()
+    await until(lambda: asked)
+    await taker.stop()
+    metrics.close()
+    assert min(asked) > 0
 
 
 async def test_a_message_that_has_to_wait_is_held_until_there_is_room() -> None:

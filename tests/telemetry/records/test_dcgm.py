@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from http.server import ThreadingHTTPServer
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from house import eventually
@@ -121,6 +122,18 @@ def test_a_worker_reads_the_configured_exporter_and_else_the_driver(
         eventually(lambda: set(found.read()) == {"GPU-0", "GPU-1"})
     finally:
         found.close()
+
+
+def test_an_exporter_is_named_as_it_was_given_but_for_its_password(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(DcgmReadings, "_fetch", Mock(side_effect=OSError("it is away")))
+    readings = DcgmReadings("http://me:hidden@gpus/metrics")
+    try:
+        eventually(lambda: readings._outage.active)
+    finally:
+        readings.close()
+    assert caplog.messages == ["the exporter of GPUs at gpus tells nothing: it is away"]
 
 
 NOT_SUPPORTED = 3

@@ -21,7 +21,7 @@ import pytest
 from telemetry import gpu
 from telemetry.gpu import Sampler
 from telemetry.records import writer as writer_module
-from telemetry.records.reader import Skipped, create, files, read_records
+from telemetry.records.reader import Skipped, create, files, read_records, trim
 from telemetry.records.schema import RecordSettings, RequestRecord
 from telemetry.records.writer import RecordWriter
 
@@ -235,6 +235,15 @@ def test_the_folder_is_bounded(tmp_path: Path) -> None:
         assert sum(each.size for each in files(tmp_path)) <= 20_000 + 4096 + 200
     found = ids(tmp_path)
     assert found == [record(number).id for number in range(600 - len(found), 600)], "the newest stay"
+
+
+def test_old_files_go(tmp_path: Path) -> None:
+    for age in (100, 50, 10):
+        path, file = create(tmp_path, NOW - age, "api", 1)
+        os.close(file)
+        os.utime(path, (NOW - age, NOW - age))
+    trim(tmp_path, NOW, keep_s=60, max_bytes=10**9)
+    assert [each.began for each in files(tmp_path)] == [NOW - 50, NOW - 10]
 
 
 def test_two_processes_of_one_name_share_no_file(tmp_path: Path) -> None:

@@ -513,6 +513,8 @@ async def test_a_broken_or_silent_checkpoint_is_refused(rig: Any, tmp_path: Path
         ({"model": "/none/such"}, "model: the folder '/none/such' does not exist"),
         ({"tensor_parallel_size": 4, "pipeline_parallel_size": 4}, "needs 16 GPUs, this machine shows 8"),
         ({"extra": {"context_parallel_size": 16}}, "needs 16 GPUs"),
+        ({"tensor_parallel_size": 4, "moe_expert_parallel_size": 3}, "3 does not divide tensor_parallel_size 4"),
+        ({"kv_cache": {"free_gpu_memory_fraction": 1.5}}, "between 0 and 1"),
         ({"extra": {"quant_config": {}}}, "quantisation is read from the checkpoint"),
         ({"extra": {"build_config": {}}}, "the TensorRT engine backend"),
         ({"extra": {"fast_build": True}}, "extra.fast_build cannot be used: it belongs to the TensorRT engine backend"),
@@ -522,6 +524,8 @@ async def test_a_broken_or_silent_checkpoint_is_refused(rig: Any, tmp_path: Path
         ({"speculative": {"max_draft_len": 3}}, "decoding_type is missing"),
         ({"speculative": {"decoding_type": "Lookahead"}}, "the PyTorch backend does not have it"),
         ({"speculative": {"decoding_type": "Eagle"}}, "ask for Eagle3"),
+        ({"speculative": {"decoding_type": "NGram"}}, "speculative.max_draft_len is missing: NGram needs it"),
+        ({"speculative": {"decoding_type": "Eagle3"}}, "speculative.speculative_model is missing: Eagle3 needs it"),
         (
             {"speculative": {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/none"}},
             "speculative_model: the folder '/none' does not exist",

@@ -20,7 +20,7 @@ from penstock.engine import EngineDead, Request, Sampling, Task
 from penstock.tools import REASONING, TEXT
 from telemetry.process import start_tracing
 from workers.engines.upstream.generation import MAX_EXCESS_TOKENS
-from workers.engines.upstream.http import MAX_LINE_BYTES, MAX_REPLY_BYTES
+from workers.engines.upstream.http import MAX_LINE_BYTES, MAX_REPLY_BYTES, UpstreamClient, UpstreamConnection
 from workers.engines.upstream.server import ServerFacts, ServerProbe
 from workers.engines.upstream.settings import UpstreamSettings
 
@@ -253,6 +253,43 @@ async def test_a_server_that_never_has_room_counts_as_away() -> None:
     assert answer.returns >= 1 and answer.text == "".join(ANSWER[:5])
 
 
+async def test_a_request_whose_stale_connection_is_replaced_is_cancelled_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server has closed it, and takes no new one."""
+    fake, connecting = FakeUpstream("vllm"), asyncio.Event()
+
+    async def connected(_: UpstreamClient) -> UpstreamConnection:
+        connecting.set()
+        return await asyncio.get_running_loop().create_future()
+
+    async with bench(fake) as desk:
+        await desk.ask(HELLO, max_tokens=2)
+        monkeypatch.setattr(UpstreamClient, "_connected", connected)
+        fake.faults.append(Fault(reset=True))
+        queue = desk.begin(Request("r", HELLO, Sampling(max_tokens=2)))
+        async with asyncio.timeout(30):
+            await connecting.wait()
+            desk.engine.cancel("r")
+            assert (await queue.get()).finish == "cancelled"
+        assert desk.engine.stats().running == 0
+
+
+async def test_a_request_that_waits_is_cancelled_at_once() -> None:
+    fake = FakeUpstream("llama-server", step_s=0.02)
+    fake.slots = 1
+    async with bench(fake) as desk:
+        running = desk.begin(Request("running", HELLO, Sampling()))
+        await running.get()
+        waiting = desk.begin(Request("waiting", HELLO, Sampling()))
+        await asyncio.sleep(0.05)
+        assert desk.engine.stats().waiting == 1
+        desk.engine.cancel("waiting")
+        assert (await asyncio.wait_for(waiting.get(), 30)).finish == "cancelled"
+        assert fake.most_running == 1
+        desk.engine.cancel("running")
+
+
 # --- load ------------------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +303,13 @@ async def test_waiting_requests_in_the_server_lower_the_budget() -> None:
         fake.waiting = 0
         await until(lambda: desk.engine.stats().slots > 1)
         await asking
+
+
+async def test_requests_go_to_the_server_that_runs_the_fewest() -> None:
+    fakes = [FakeUpstream("vllm", step_s=0.005) for _ in range(3)]
+    async with bench(*fakes) as desk:
+        await asyncio.gather(*(desk.ask(HELLO, max_tokens=20) for _ in range(12)))
+    assert [len(fake.sent) for fake in fakes] == [4, 4, 4]
 
 
 async def test_the_most_urgent_request_goes_first() -> None:
@@ -296,6 +340,18 @@ async def test_chunks_of_one_read_are_one_piece() -> None:
         desk.steps.clear()
         await asyncio.gather(*(desk.ask(HELLO, max_tokens=60) for _ in range(16)))
         assert len(desk.steps) < sum(len(step) for step in desk.steps)
+
+
+async def test_workers_share_a_server() -> None:
+    """Each has an equal part of what it runs at once."""
+    fake = FakeUpstream("llama-server", step_s=0.002)
+    async with bench(fake) as desk:
+        desk.engine.share(2)
+        assert desk.engine.stats().slots == 2
+        await asyncio.gather(*(desk.ask(HELLO, max_tokens=10) for _ in range(10)))
+        assert fake.most_running == 2
+        desk.engine.share(1)
+        assert desk.engine.stats().slots == 4
 
 
 async def test_tenants_have_salts_of_their_own() -> None:

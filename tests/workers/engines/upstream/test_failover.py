@@ -77,6 +77,7 @@ LAST_WORDS = {
     "a count of a wrong type": FINISH + b'data: {"choices": [], "usage": {"completion_tokens": true}}\n\n',
     "usage of a wrong type": FINISH + b'data: {"choices": [], "usage": "many"}\n\n',
     "half a chunk": FINISH + b'data: {"choices": [], "usage": {"comp\n\n',
+    "a count in the chunk that finishes": FINISH[:-3] + b', "usage": {"prompt_tokens": 1e300}}\n\n',
     "a line without an end": FINISH + b"data: " + b"x" * (MAX_LINE_BYTES + 9),
     "an error": FINISH + b"data: " + NESTED + b"\n\n",
 }  # fmt: skip

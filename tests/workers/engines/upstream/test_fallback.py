@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from upstream_bench import HELLO, Bench, bench, rest
 from penstock.config import ConfigError
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Request, Sampling
 from penstock.tools import Call, Tool, ToolCall, Tools, read_answer
+from workers.engines.upstream import server
+from workers.engines.upstream.generation import UpstreamGeneration
 from workers.engines.upstream.places import checked_models
 from workers.engines.upstream.pool import suits
 from workers.engines.upstream.settings import UpstreamSettings
@@ -66,6 +69,30 @@ def test_token_ids_are_of_one_model_alone_and_sizes_are_kept() -> None:
     assert not suits(CARD, replace(CHAT, sampling=Sampling(logit_bias={5: 1.0})))
     assert not suits(CARD, replace(CHAT, sampling=Sampling(max_tokens=501)))
     assert not suits(CARD, replace(CHAT, prompt="abcd" * 991)) and suits(CARD, replace(CHAT, prompt="abcd" * 900))
+
+
+@pytest.mark.parametrize("what", ["away", "has broken it", "has a limit", "not seen yet"])
+def test_a_fallback_that_cannot_be_used_is_passed_by(what: str) -> None:
+    """By the next one; without one the request waits, or goes to its own servers once more."""
+    some = UpstreamSettings(urls=("http://gpu-1:8000/v1",))
+    engine = Bench(replace(some, fallback=("b", "c")), {"b": some, "c": some}).engine
+    own, other, third = engine._pools
+    for pool in engine._pools:
+        pool.card, pool.endpoints[0].facts = CARD, server.of("vllm")
+    generation, now = UpstreamGeneration(CHAT, 0.0), time.monotonic()
+    own.endpoints[0].breaker.fail("gone", now, down=True)
+    if what == "away":
+        other.endpoints[0].breaker.fail("gone", now, down=True)
+    elif what == "has a limit":
+        other.endpoints[0].held_until = now + some.fallback_after_s + 60
+    generation.counts.by_model["b"] = 2 * (what == "has broken it")
+    other.card = None if what == "not seen yet" else CARD
+    assert engine._choose(generation)[0] is third
+    third.endpoints[0].breaker.fail("gone", now, down=True)
+    assert engine._choose(generation)[0] is None
+    own.endpoints[0].breaker.succeed()
+    generation.counts.by_model["m"] = 3
+    assert engine._choose(generation)[0] is own
 
 
 # --- the engine ------------------------------------------------------------------------------------------------------

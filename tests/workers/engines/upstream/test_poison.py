@@ -12,7 +12,7 @@ from fake_upstream import ANSWER, FakeUpstream, Fault
 from upstream_bench import HELLO, bench
 
 from penstock.engine import ChatTurn
-from workers.engines.upstream import places
+from workers.engines.upstream import places, pool
 from workers.engines.upstream.continuation import MAX_KNOWN, BreakCounts, BrokenTexts, Rung
 from workers.engines.upstream.engine import MAX_BREAKS, MAX_RESTARTS
 
@@ -193,16 +193,19 @@ WORDS = b'{"error": {"message": "tokens per day are used up", "type": "rate_limi
 @pytest.mark.parametrize("fault", [
     Fault(status=429, body=WORDS), Fault(status=429, headers=(("Retry-After", "3000"),), body=WORDS), Fault(status=401),
 ])  # fmt: skip
-async def test_a_request_that_is_always_refused_because_of_a_limit_ends(fault: Fault) -> None:
+async def test_a_request_that_is_always_refused_because_of_a_limit_ends(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After refused_s, with what the server said, also if it asks to wait for longer; and without a flood of tries. A
     key that is refused for it alone is such a limit."""
+    monkeypatch.setattr(pool, "HOLD_S", 0.5)
     fake = Poisoned(fault)
     async with bench(fake, refused_s=0.8) as desk:
         answer = await asyncio.wait_for(desk.ask(POISON, max_tokens=5), 15)
     assert answer.failure is not None and answer.returns == 0
     assert (answer.failure.code, answer.failure.status) == ("upstream_busy", 503)
     said = "HTTP 429: tokens per day are used up" if fault.status == 429 else "HTTP 401"
-    assert said in answer.failure.message and fake.poisons <= 6
+    assert said in answer.failure.message and fake.poisons <= 3
 
 
 async def test_the_time_of_refusals_goes_on_over_returns_to_the_queue() -> None:

@@ -301,7 +301,7 @@ async def test_a_job_that_failed_at_a_penstock_is_no_answer_to_a_second_try() ->
 
 async def test_a_server_that_has_no_room_for_its_reader_is_left_alone_for_as_long_as_it_says() -> None:
     """Also one of several, where the generation goes on."""
-    busy = Fault(status=429, headers=(("retry-after", "1"),))
+    busy = Fault(status=429, headers=(("retry-after", "3"),))
     fakes = [KeepingUpstream("penstock", step_s=0.02) for _ in range(2)]
     async with bench(*fakes) as desk:
         for fake in fakes:

@@ -33,6 +33,8 @@ class Server:
     def __init__(self, replies: list[list[bytes]]) -> None:
         self.replies = replies
         self.connections = 0
+        self.left = asyncio.Event()
+        """Set once a connection has ended."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -47,6 +49,7 @@ class Server:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            self.left.set()
             writer.close()
 
 
@@ -177,10 +180,18 @@ async def test_an_idle_connection_that_is_closed_is_no_error() -> None:
     assert server.connections == 3
 
 
-async def test_a_server_that_is_silent_is_left() -> None:
-    async with talking([b"", b"", b"", b"", b"", b"", b"", b""]) as (_, client):
-        with pytest.raises(BrokenReply, match=r"no reply within 0\.05 s"):
-            await client.ask("GET", "/", timeout_s=0.05)
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_server_that_is_silent_is_left(*, cancelled: bool) -> None:
+    """Its connection is closed, after the time or by a cancel."""
+    async with talking([]) as (server, client), asyncio.timeout(30):
+        asking = asyncio.create_task(client.ask("GET", "/", timeout_s=60 if cancelled else 0.2))
+        while cancelled and server.replies:
+            await asyncio.sleep(0.01)
+        if cancelled:
+            asking.cancel()
+        (ended,) = await asyncio.gather(asking, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError) if cancelled else str(ended) == "no reply within 0.2 s"
+        await server.left.wait()
 
 
 async def test_tls_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,10 +135,15 @@ async def test_a_proxy_that_opens_no_tunnel_is_named(reply: bytes, said: str) ->
 
 RULES = {
     "api.example.com": {
-        "*": True, "example.com": True, ".example.com": True, "*.example.com": True, "api.example.com:443": True,
-        "api.example.com:80": False, "ample.com": False, "other.org, EXAMPLE.com": True, "": False, "10.0.0.0/8": False,
+        "*": True, "example.com": True, ".example.com": True, "*.example.com": True, "example.com.": True,
+        "api.example.com:443": True, "api.example.com:80": False, "ample.com": False, "other.org, EXAMPLE.com": True,
+        "": False, "10.0.0.0/8": False,
     },
-    "10.1.2.3": {"10.1.2.3": True, "10.0.0.0/8": True, "10.1.2.3:80": False, "11.0.0.0/8": False},
+    "10.1.2.3": {
+        "10.1.2.3": True, "10.0.0.0/8": True, "10.1.2.3:80": False, "11.0.0.0/8": False, "10.0.0.0/8:443": True,
+        "10.0.0.0/8:8000": False,
+    },
+    "::1": {"[::1]:443": True, "[::1]:8000": False, "::1": True},
     "fd00::1": {"fd00::/8": True, "[fd00::1]:443": True, "::1": False},
 }  # fmt: skip
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import time
+from unittest.mock import AsyncMock
 
 import pytest
 
-from workers.engines.upstream.places import MAX_OPEN_S, MIN_OPEN_S, START, Breaker, InFlightBudget
+from workers.engines.upstream.places import MAX_OPEN_S, MIN_OPEN_S, START, Breaker, InFlightBudget, ServerEndpoint
+from workers.engines.upstream.server import ProbeFailed
+from workers.engines.upstream.settings import UpstreamSettings
 
 
 def test_a_breaker_opens_after_three_failures_in_a_row() -> None:
@@ -55,6 +60,16 @@ def test_a_server_that_is_away_is_probed_every_second_however_long(drawn: float)
     assert breaker.may_probe(now + 1.3)
     breaker.half_open()
     assert breaker.closed
+
+
+async def test_a_probe_whose_error_has_no_words_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = AsyncMock(side_effect=ConnectionResetError())
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", away)
+    endpoint = ServerEndpoint("http://gpu-1:8000/v1", "m", UpstreamSettings(), ())
+    for _ in range(2):
+        with pytest.raises(ProbeFailed, match="ConnectionResetError"):
+            await endpoint.probe()
+        assert not endpoint.ready and endpoint.breaker.may_probe(time.monotonic() + 10)
 
 
 def test_a_failure_that_lasts_is_probed_ever_later() -> None:
