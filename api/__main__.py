@@ -168,7 +168,7 @@ async def _serve(services: Services, listeners: list[socket.socket], launch: Lau
         signal.signal(number, lambda *_: None)
     store_client = RedisClient.open(services.store_client.settings)
     try:
-        async with present(Fleet(store_client), describe):
+        async with present(Fleet(store_client), describe, services.store.entered):
             await server.serve(sockets=listeners)
     finally:
         await store_client.close()

@@ -194,7 +194,7 @@ class WorkerProcess:
         fleet = Fleet(client)
         if isinstance(self._engine, CallTracer):
             self._engine.trace_calls(self._tracing)
-        async with present(fleet, self._describe) as self._changed:
+        async with present(fleet, self._describe, self._store.entered) as self._changed:
             card = await self._load()
             if card is None:
                 return 0

@@ -94,10 +94,17 @@ def this_process(role: Role, process_id: str) -> Process:
 
 
 @contextlib.asynccontextmanager
-async def present(fleet: Fleet, describe: Callable[[], Process]) -> AsyncIterator[asyncio.Event]:
-    """Register the process as `describe` returns it while the block runs; set the yielded event to report at once."""
+async def present(
+    fleet: Fleet, describe: Callable[[], Process], entered: asyncio.Event | None = None
+) -> AsyncIterator[asyncio.Event]:
+    """Register the process as `describe` returns it while the block runs; set the yielded event to report at once.
+
+    Args:
+        entered: StoreMonitor.entered. Nothing is written before it is set: others would take what a process wrote to a
+            new store for that of an earlier version. None: the store was entered.
+    """
     process, changed = describe(), asyncio.Event()
-    task = asyncio.create_task(_report(fleet, describe, changed))
+    task = asyncio.create_task(_report(fleet, describe, changed, entered))
     try:
         yield changed
     finally:
@@ -107,7 +114,11 @@ async def present(fleet: Fleet, describe: Callable[[], Process]) -> AsyncIterato
             await fleet.leave(process)
 
 
-async def _report(fleet: Fleet, describe: Callable[[], Process], changed: asyncio.Event) -> None:
+async def _report(
+    fleet: Fleet, describe: Callable[[], Process], changed: asyncio.Event, entered: asyncio.Event | None
+) -> None:
+    if entered is not None:
+        await entered.wait()
     outage = ExpectedErrors(Unavailable, log.warning, "not seen in the fleet until Redis answers: %s", once=True)
     while True:
         with outage:

@@ -31,7 +31,7 @@ from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
 from streaming.keys import channel, fleet_key
 from streaming.redis.client import RedisClient
-from streaming.store.identity import live_processes
+from streaming.store.identity import enter_store, live_processes
 
 MODEL = "m"
 LONG_MS = 60_000
@@ -311,6 +311,20 @@ async def test_it_is_seen_at_once_when_something_changed_and_gone_at_the_end(wir
             while await states(fleet) != ["state-3"]:
                 await asyncio.sleep(0)
     assert await states(fleet) == []
+
+
+async def test_nothing_is_written_before_the_store_was_entered(wire: RedisClient) -> None:
+    """As where Redis did not answer at the start: others would take a new store for that of an earlier version."""
+    fleet, entered, short_s = Fleet(wire), asyncio.Event(), 0.1
+    async with present(fleet, Telling(), entered) as changed:
+        changed.set()
+        await asyncio.sleep(short_s)
+        assert await wire.redis.keys("*") == []
+        assert (await enter_store(wire)).deployment
+        entered.set()
+        async with asyncio.timeout(20):
+            while not await states(fleet):
+                await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("turns", range(6))
