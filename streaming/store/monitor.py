@@ -15,7 +15,6 @@ server may reserve the same memory once; the margin above ADMISSION_SHARE covers
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -307,9 +306,11 @@ class StoreMonitor:
 
     async def try_to_enter(self) -> None:
         """Enter if Redis answers within ENTER_TIMEOUT_S; else `keep_looking` does so later. Raises ConfigError."""
-        with contextlib.suppress(Unavailable, TimeoutError):
+        try:
             async with asyncio.timeout(ENTER_TIMEOUT_S):
                 await self.enter()
+        except (Unavailable, TimeoutError) as error:
+            log.warning("the store cannot be used yet: %s", str(error) or f"no answer within {ENTER_TIMEOUT_S:g} s")
 
     async def require(self) -> None:
         """Enter the store if that was not done yet, and check it. Raises ConfigError if the store must get no work,

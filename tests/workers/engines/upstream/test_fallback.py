@@ -121,10 +121,11 @@ async def test_a_server_that_is_away_is_stood_in_for() -> None:
 @pytest.mark.parametrize("fault", [Fault(reset=True), Fault(status=500), Fault(cut=True), Fault(data=b"data: no\n\n")])
 async def test_a_request_that_is_broken_twice_before_its_first_token_falls_back(fault: Fault) -> None:
     own, other = FakeUpstream("vllm", [fault] * 5), FakeUpstream("vllm")
-    async with bench(own, fallbacks={"b": other}, gauges_s=60) as desk:  # which would leave an idle connection
+    async with bench(own, fallbacks={"b": other}) as desk:
         answer = await (await ready(desk)).ask(HELLO, max_tokens=TOKENS)
     assert (answer.text, answer.served_by, len(other.sent)) == (WHOLE, ["b"], 1)
-    assert len(own.sent) == 2 + fault.reset, "a reset of an idle connection counts as none"
+    resent = len(own.sent) - 2  # a reset of an idle connection counts as none; a probe may leave a second one
+    assert resent in ((1, 2) if fault.reset else (0,))
 
 
 async def test_a_rate_limit_that_holds_for_long_leads_to_a_fallback() -> None:
