@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from batching import said
 from house import House, eventually, free_port, redis_process, serving
+from redis import Redis
 
 pytestmark = pytest.mark.slow
 
@@ -146,6 +148,42 @@ def test_a_broker(empty_house: House, tmp_path_factory: pytest.TempPathFactory) 
         *told, result = run(empty_house, "broker.py", PENSTOCK_BROKER_URL=url).strip().split("\n")
     assert [line.split()[0] for line in told] == [f"penstock.job.{end}" for end in ("accepted", "started", "completed")]
     assert json.loads(result)["choices"][0]["message"]["content"] == said("Name a river.", 8)
+
+
+def test_a_program_erases_one_job_and_all_of_a_tenant(empty_house: House) -> None:
+    """A job that has not ended is left alone. Webhook messages about the others, which nobody takes, go with them."""
+    house = empty_house
+    hook = f'url = "http://127.0.0.1:1/"\nsecret = "{SECRET}"\nallow_http = true\nnetworks = ["127.0.0.1/32"]\n'
+    settings(house, f"[webhooks.away]\n{hook}")
+    start(house, "offline")
+
+    def submit(**fields: Any) -> str:
+        body = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, **fields}
+        return str(json.loads(house.post("/v1/jobs", body)[2])["id"])
+
+    def erase(*ids: str) -> str:
+        words = [sys.executable, EXAMPLES / "erase.py", house.redis_url, "local", *ids]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    def conversation() -> str:
+        item = {"role": "user", "content": "hello"}
+        return str(json.loads(house.post("/v1/conversations", {"items": [item]})[2])["id"])
+
+    ended, begun = [submit(), submit()], conversation()
+    running = submit(max_tokens=7000)
+    assert all(b'"completed"' in house.get(f"/v1/jobs/{job}?wait=30")[1] for job in ended)
+    answered = json.loads(house.post("/v1/responses", {"model": "sim", "input": "hello", "background": True})[2])["id"]
+    store = Redis.from_url(house.redis_url)
+    eventually(lambda: len(list(store.scan_iter("*:hook:*"))) == 3)
+    assert erase(ended[0]) == erase(answered.removeprefix("resp_")) == "2 erased\n"
+    assert [house.get(f"/v1/jobs/{job}")[0] for job in ended] == [410, 200]
+    assert house.get(f"/v1/conversations/{begun}")[0] == 200
+    assert erase() == "3 erased\n"
+    assert not list(store.scan_iter("*:hook:*"))
+    assert house.get(f"/v1/conversations/{begun}")[0] == 404
+    assert [house.get(f"/v1/jobs/{job}")[0] for job in (*ended, running)] == [410, 410, 200]
+    listed = json.loads(house.get("/v1/jobs")[1])["data"]
+    assert [job["id"] for job in listed] == [running]
 
 
 def test_what_the_compose_file_includes_and_starts_exists() -> None:

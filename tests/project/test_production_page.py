@@ -1,4 +1,4 @@
-"""docs/production.md: a backup and a restore as typed there, and the program that erases what people wrote."""
+"""docs/production.md: a backup and a restore as typed there."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from commands import MODEL, ROOT, blocks, commands
-from house import House, eventually, serving
-from redis import Redis
+from commands import MODEL, ROOT, commands
 
 pytestmark = pytest.mark.slow
 
@@ -68,48 +65,3 @@ def test_a_backup_is_restored_as_the_page_says(tmp_path: Path) -> None:
         assert run("penstock store show --json") == owner
     finally:
         subprocess.run(["sh", "-c", "penstock down --now"], cwd=folder, env=environ, capture_output=True, check=False)
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Any:
-    settings = (
-        f'[models."{MODEL}"]\nengine = "sim"\n[webhooks.away]\nurl = "http://127.0.0.1:1/"\nallow_http = true\n'
-        f'networks = ["127.0.0.0/8"]\nsecret = "whsec_{"a" * 32}"\n'
-    )
-    (tmp_path / "penstock.toml").write_text(settings, encoding="utf-8")
-    with serving(tmp_path, "workers", "offline") as house:
-        yield house
-
-
-def test_the_program_erases_one_job_and_all_of_a_tenant(house: House) -> None:
-    """A job that has not ended is left alone. Webhook messages about the others, which nobody takes, go with them."""
-    program = house.folder / "erase.py"
-    program.write_text(next(block for block in blocks(PAGE, "python") if "erase.py" in block), encoding="utf-8")
-
-    def submit(**fields: Any) -> str:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, **fields}
-        return str(json.loads(house.post("/v1/jobs", body)[2])["id"])
-
-    def erase(*ids: str) -> str:
-        words = [sys.executable, str(program), house.redis_url, "local", *ids]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
-
-    def conversation() -> str:
-        item = {"role": "user", "content": "hello"}
-        return str(json.loads(house.post("/v1/conversations", {"items": [item]})[2])["id"])
-
-    ended, begun = [submit(), submit()], conversation()
-    running = submit(max_tokens=7000)
-    assert all(b'"completed"' in house.get(f"/v1/jobs/{job}?wait=30")[1] for job in ended)
-    answered = json.loads(house.post("/v1/responses", {"model": MODEL, "input": "hello", "background": True})[2])["id"]
-    store = Redis.from_url(house.redis_url)
-    eventually(lambda: len(list(store.scan_iter("*:hook:*"))) == 3)
-    assert erase(ended[0]) == erase(answered.removeprefix("resp_")) == "2 erased\n"
-    assert [house.get(f"/v1/jobs/{job}")[0] for job in ended] == [410, 200]
-    assert house.get(f"/v1/conversations/{begun}")[0] == 200
-    assert erase() == "3 erased\n"
-    assert not list(store.scan_iter("*:hook:*"))
-    assert house.get(f"/v1/conversations/{begun}")[0] == 404
-    assert [house.get(f"/v1/jobs/{job}")[0] for job in (*ended, running)] == [410, 410, 200]
-    listed = json.loads(house.get("/v1/jobs")[1])["data"]
-    assert [job["id"] for job in listed] == [running]
