@@ -10,30 +10,33 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.engine import Failure
 from penstock.loops import ExpectedErrors, Rounds, coalesced, run_periodically, supervise, wait
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.ids import partition_of
-from streaming.jobs.codec import Ended, Frame, Opening, Run, Terminal, decode_reply, openings_of
-from streaming.jobs.history import ROWS_AT_ONCE, LogName, read_log
+from streaming.jobs.codec import (
+    MAX_ROWS_PER_FRAME,
+    Ended,
+    Frame,
+    Opening,
+    Run,
+    Terminal,
+    author,
+    decode_reply,
+    openings_of,
+)
+from streaming.jobs.history import ROWS_AT_ONCE, LoggedRun, LogName, read_log
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import NEWER, JobRecord
-from streaming.jobs.reorder_buffer import (
-    LOOKS,
-    TICK_S,
-    Flow,
-    ReorderBuffer,
-    Subscribers,
-    author_of,
-    first_frame,
-    missing_runs,
-)
+from streaming.jobs.reorder_buffer import LOOKS, TICK_S, Flow, ReorderBuffer
 from streaming.keys import channel
 from streaming.redis.client import RedisClient
 
@@ -47,8 +50,21 @@ CHECKS_PER_S = 200
 Held: TypeAlias = dict[ReorderBuffer, Flow | None]
 """The buffers that one read brought rows for, each with the flow that took them past it, if one did."""
 
-NOBODY = Subscribers()
 GONE = Failure("job_lost", "The store no longer has this job.", 500)
+
+
+@dataclass(slots=True)
+class Subscribers:
+    """The subscribers of one job, and the runs that its workers have opened."""
+
+    buffers: tuple[ReorderBuffer, ...] = ()
+    runs: list[tuple[str, int]] = field(default_factory=list)
+    """(worker, number of the run) of each run that a worker has opened."""
+    openings: dict[Run, Opening] = field(default_factory=dict)
+    """The opening of each run, which says whose deltas the run copied."""
+
+
+NOBODY = Subscribers()
 
 
 class Relay:
@@ -61,13 +77,13 @@ class Relay:
         self._queue = Queue(client)
         self._subscribers: dict[str, Subscribers] = {}
         """By job."""
-        self._behind: set[ReorderBuffer] = set()
-        """Buffers that may lack deltas; they are checked before the others."""
         self._hurry = asyncio.Event()
+        """A buffer may lack deltas."""
         self._by_run: dict[str, dict[int, Subscribers]] = {}
         """The subscribers of each run, by worker and number of the run: where the rows of a frame go."""
-        self._reads: dict[int, Rounds[ReorderBuffer, None]] = {}
-        """By partition. Buffers that start to follow, or whose jobs end, at the same time read the log together."""
+        self._reads: dict[int, Rounds[ReorderBuffer, None]] = defaultdict(lambda: Rounds(self._read))
+        """By partition: an unavailable one delays no other. Buffers that are read at the same time share one pass over
+        each log."""
         self._tasks: list[asyncio.Task[None]] = []
         self.connected = asyncio.Event()
 
@@ -97,7 +113,6 @@ class Relay:
         subscribers = self._subscribers.get(buffer.job_id)
         if subscribers is None or buffer not in subscribers.buffers:
             return
-        self._behind.discard(buffer)
         subscribers.buffers = tuple(each for each in subscribers.buffers if each is not buffer)
         if subscribers.buffers:
             return
@@ -122,10 +137,7 @@ class Relay:
 
     def _read_soon(self, buffer: ReorderBuffer) -> asyncio.Future[None]:
         """Bring a buffer up to date from record and log, together with others that need it at the same time."""
-        partition = partition_of(buffer.job_id) or 0
-        if partition not in self._reads:
-            self._reads[partition] = Rounds(self._refill_part)
-        return self._reads[partition].ask(buffer)
+        return self._reads[partition_of(buffer.job_id) or 0].ask(buffer)
 
     async def _listen(self) -> None:
         """Renew a lost subscription, and read the deltas that were missed from the log."""
@@ -180,9 +192,8 @@ class Relay:
         self._note(buffer)
 
     def _note(self, buffer: ReorderBuffer) -> None:
-        """Have a buffer checked soon if it lacks deltas; not one that was closed while its log was read."""
-        if buffer.stale and buffer in self._listeners(buffer.job_id):
-            self._behind.add(buffer)
+        """Have a buffer checked soon if it lacks deltas."""
+        if buffer.stale:
             self._hurry.set()
 
     def _listeners(self, job_id: str) -> Sequence[ReorderBuffer]:
@@ -211,7 +222,9 @@ class Relay:
                     or row.run_number != buffer.run_number
                     or buffer.worker != worker
                 ):
-                    buffer.push(row, author_of(buffer, row, worker), frame_number)
+                    run = Run(worker, row.run_number)
+                    its = buffer.openings.get(run)
+                    buffer.push(row, (its and author(its.copied, row.seq)) or run, frame_number)
                     held.setdefault(buffer, None)
                     continue
                 buffer.seq, buffer.frame_number = row.seq, frame_number
@@ -254,50 +267,35 @@ class Relay:
         """Every tick, compare buffers that received nothing for a while with record and log; check those that miss
         deltas sooner."""
         loop = asyncio.get_running_loop()
-        due_all = loop.time() + TICK_S
+        due_all, behind = loop.time() + TICK_S, list[ReorderBuffer]()
         while True:
-            await self._pause(due_all - loop.time())
-            now = loop.time()
-            silence = max(SILENCE_S, len(self._subscribers) / CHECKS_PER_S)
-            looked = self._behind
+            if not behind:
+                self._hurry.clear()
+                await wait(self._hurry, due_all - loop.time())
+            if behind or self._hurry.is_set():
+                await asyncio.sleep(TICK_S / LOOKS)
+            now, buffers = loop.time(), self._all()
+            looked = behind = [buffer for buffer in buffers if buffer.stale and buffer.terminal is None]
             if now >= due_all:
                 # Without buffers, wait two ticks: one that is opened meanwhile is checked a tick after its opening.
-                looked = set(self._all())
-                due_all = now + (TICK_S if looked else coalesced(2 * TICK_S))
-            due = [buffer for buffer in looked if buffer.is_due(now, silence)]
-            self._behind = {buffer for buffer in self._behind if buffer.stale and buffer.terminal is None}
-            if due:
-                try:
-                    await self._refill(due)
-                except Unavailable as error:
-                    log.warning("replies cannot be checked against the log, trying again: %s", error)
-                    await asyncio.sleep(TICK_S)
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait at most `seconds`; less if a buffer is behind, or falls behind meanwhile: then a fraction of a tick."""
-        if not self._behind:
-            self._hurry.clear()
-            await wait(self._hurry, seconds)
-        if self._behind:
-            await asyncio.sleep(TICK_S / LOOKS)
+                looked, due_all = buffers, now + (TICK_S if buffers else coalesced(2 * TICK_S))
+            silence = max(SILENCE_S, len(self._subscribers) / CHECKS_PER_S)
+            try:
+                await self._refill([buffer for buffer in looked if buffer.is_due(now, silence)])
+            except Unavailable as error:
+                log.warning("replies cannot be checked against the log, trying again: %s", error)
+                await asyncio.sleep(TICK_S)
 
     def _all(self) -> list[ReorderBuffer]:
         return [buffer for subscribers in self._subscribers.values() for buffer in subscribers.buffers]
 
-    async def _refill(self, buffers: Sequence[ReorderBuffer]) -> None:
-        """Bring buffers up to date. Partitions are read separately, so that an unavailable one delays no other.
+    async def _refill(self, buffers: Iterable[ReorderBuffer]) -> None:
+        """Bring buffers up to date. Raises Unavailable, after those of the other partitions are."""
+        for done in await asyncio.gather(*map(self._read_soon, buffers), return_exceptions=True):
+            if isinstance(done, BaseException):
+                raise done
 
-        Raises Unavailable.
-        """
-        parts: dict[int, list[ReorderBuffer]] = {}
-        for buffer in buffers:
-            parts.setdefault(partition_of(buffer.job_id) or 0, []).append(buffer)
-        done = await asyncio.gather(*map(self._refill_part, parts.values()), return_exceptions=True)
-        for each in done:
-            if isinstance(each, BaseException):
-                raise each
-
-    async def _refill_part(self, buffers: Sequence[ReorderBuffer]) -> Sequence[None]:
+    async def _read(self, buffers: Sequence[ReorderBuffer]) -> Sequence[None]:
         """Bring the buffers of one partition up to date from records and logs; each worker's log is read once. Returns
         nothing for each of them, as `Rounds` wants it."""
         now = asyncio.get_running_loop().time()
@@ -305,13 +303,12 @@ class Relay:
         standing = [buffer.standing() for buffer in buffers]
         jobs = list(dict.fromkeys(buffer.job_id for buffer in buffers))
         resultless = set(jobs).difference([buffer.job_id for buffer in buffers if not buffer.rowless])
-        found = await self._reader.records(jobs, bodies=False, resultless=resultless)
-        by_job = dict(zip(jobs, found, strict=True))
-        records = [by_job[buffer.job_id] for buffer in buffers]
-        behind: dict[tuple[int, LogName], int] = {}
+        by_job = dict(zip(jobs, await self._reader.records(jobs, bodies=False, resultless=resultless), strict=True))
+        looked = [(buffer, by_job[buffer.job_id]) for buffer in buffers]
+        behind: dict[LogName, int] = {}
         unheard: set[str] = set()
         """Jobs whose record no longer has this address: its worker dropped it, or the store lost it."""
-        for buffer, record, was_there, held in zip(buffers, records, there, standing, strict=True):
+        for (buffer, record), was_there, held in zip(looked, there, standing, strict=True):
             buffer.look(now, MAX_SILENCE_S)
             if record is None:
                 if was_there:  # else the record was read before the put reached the store
@@ -322,17 +319,15 @@ class Relay:
                 buffer.settle(held, [logged.run for logged in record.runs])
                 if record.state is JobState.RUNNING and not buffer.whole and self.address not in record.addresses:
                     unheard.add(buffer.job_id)
-                for logged in missing_runs(buffer, record):
-                    log_of = (partition_of(buffer.job_id) or 0, logged.log(buffer.job_id))
-                    first = first_frame(buffer, logged)
-                    behind[log_of] = min(first, behind.get(log_of, first))
+                for name, first in missing_frames(buffer, record.runs):
+                    behind[name] = min(first, behind.get(name, first))
             buffer.flush()
             if record is not None and record.terminal is not None and len(record.terminal.rows) >= ROWS_AT_ONCE:
                 await asyncio.sleep(0)
         await asyncio.gather(*map(self._follow_again, unheard))
-        for (partition, name), first in behind.items():
-            await self._read_log(partition, name, first, list(zip(buffers, records, strict=True)))
-        for buffer, record in zip(buffers, records, strict=True):
+        for name, first in behind.items():
+            await self._read_log(partition_of(jobs[0]) or 0, name, first, looked)
+        for buffer, record in looked:
             if record is not None and not buffer.whole:
                 buffer.interrupt(record.interruption)
         return [None] * len(buffers)
@@ -348,10 +343,10 @@ class Relay:
                     held: Held = {}
                     self._dispatch_rows(frame, held, runs)
                     self._write_out(held)
-                    if all(buffer.full for buffer, _ in looked):  # no buffer can take more
-                        for buffer, _ in looked:  # read on once their readers have taken something
+                    if all(buffer.full for buffer, _ in looked):  # read on once their readers have taken something
+                        for buffer, _ in looked:
                             buffer.stale = True
-                            self._note(buffer)
+                        self._hurry.set()
                         break
         except NewerMessage:
             self._end_newer(name, looked)
@@ -376,3 +371,18 @@ def _forget_error(read: asyncio.Future[None]) -> None:
     """Mark the error of a read as retrieved: the check of silent buffers reads again."""
     if not read.cancelled():
         read.exception()
+
+
+def missing_frames(buffer: ReorderBuffer, runs: Sequence[LoggedRun]) -> Iterator[tuple[LogName, int]]:
+    """The logs that may hold deltas which a buffer lacks, each with the first frame that may. `runs`: of its job."""
+    if buffer.whole or buffer.rewound:
+        return
+    current = Run(buffer.worker, buffer.run_number)
+    for place, logged in enumerate(runs):
+        if logged.run == current and buffer.frame_number:
+            # The frame is 0 if the job was put back: its deltas are parked.
+            runs = (LoggedRun(current, buffer.frame_number if logged.frame else 0), *runs[place + 1 :])
+            break
+    for logged in runs:
+        # A parked log holds all deltas of its job in order, MAX_ROWS_PER_FRAME in each frame but the last.
+        yield logged.log(buffer.job_id), logged.frame or buffer.seq // MAX_ROWS_PER_FRAME + 1

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
 from penstock.engine import Failure
-from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Delta, Opening, Run, Section, Terminal, author
-from streaming.jobs.history import LoggedRun
+from streaming.jobs.codec import Delta, Opening, Run, Section, Terminal, author
 from streaming.jobs.job import JobState
-from streaming.jobs.records import Interruption, JobRecord
+from streaming.jobs.records import Interruption
 
 MAX_ROWS = 512
 """Deltas buffered for one reader, and the rest of a frame of which the first are buffered; a slower reader gets further
@@ -363,39 +361,3 @@ class ReorderBuffer:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-@dataclass(slots=True)
-class Subscribers:
-    """The subscribers of one job, and the runs that its workers have opened."""
-
-    buffers: tuple[ReorderBuffer, ...] = ()
-    runs: list[tuple[str, int]] = field(default_factory=list)
-    """(worker, number of the run) of each run that a worker has opened."""
-    openings: dict[Run, Opening] = field(default_factory=dict)
-    """The opening of each run, which says whose deltas the run copied."""
-
-
-def author_of(buffer: ReorderBuffer, row: Delta, worker: str) -> Run:
-    """The run that wrote a row of a worker's frame."""
-    run = Run(worker, row.run_number)
-    opening = buffer.openings.get(run)
-    return (opening and author(opening.copied, row.seq)) or run
-
-
-def missing_runs(buffer: ReorderBuffer, record: JobRecord) -> Sequence[LoggedRun]:
-    """The runs whose logs may hold deltas that a buffer lacks, each from the first missing frame."""
-    if buffer.whole or buffer.rewound:
-        return ()
-    current = Run(buffer.worker, buffer.run_number)
-    for place, logged in enumerate(record.runs):
-        if logged.run == current and buffer.frame_number:
-            first = buffer.frame_number if logged.frame else 0  # 0: the job was put back, and its deltas are parked
-            return (LoggedRun(current, first), *record.runs[place + 1 :])
-    return record.runs
-
-
-def first_frame(buffer: ReorderBuffer, logged: LoggedRun) -> int:
-    """The first frame of the run's log that may hold a delta which a buffer lacks. A parked log holds all deltas of its
-    job in order, MAX_ROWS_PER_FRAME in each frame but the last."""
-    return logged.frame or buffer.seq // MAX_ROWS_PER_FRAME + 1

@@ -180,7 +180,7 @@ async def test_a_job_given_up_after_too_many_lost_workers_is_a_dead_letter(wire:
     assert len((await lease.claim(0, 5, alone=True)).jobs) == 1
     swept = await lapse(wire, lease)
     record = await JobReader(wire).record(job.id)
-    assert swept.given_up == 1 and record.state is JobState.FAILED
+    assert len(swept.given_up) == 1 and record.state is JobState.FAILED
     assert record.terminal is not None and record.terminal.failure is not None
     assert record.terminal.failure.code == "poison"
     assert await wire.redis.xlen(partition_key(0, "dead")) == 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flow import a_lease, append, claim_one, delta, numbers_read, put_job, until
 
-from streaming.jobs.codec import Delta, Ended, Frame, Opening, Run, Section, Terminal, author, encode
+from streaming.jobs.codec import Delta, Frame, Opening, Run, Section, Terminal, author
 from streaming.jobs.history import LogName, read_log
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
@@ -483,17 +483,6 @@ async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: RedisClient, rel
     await running.write(1, relay.address)
     await running.finish()
     assert await numbers_read(late) == [1, 2, 3], "its name is in the log"
-
-
-async def test_a_buffer_whose_reader_left_is_not_looked_at_any_more(wire: RedisClient, relay: Relay) -> None:
-    """It would be kept, and the relay would never rest again."""
-    missed, stays = relay.open(Queue(wire).new_id("t")), relay.open(Queue(wire).new_id("t"))
-    for buffer in (missed, stays):
-        relay._dispatch([encode(Ended(buffer.job_id))])
-    relay.close(missed)
-    assert relay._behind == {stays}
-    relay.close(stays)
-    assert not relay._behind
 
 
 def test_what_no_log_has_is_looked_for_less_and_less_often() -> None:
