@@ -15,8 +15,7 @@ from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.relay import Relay
-from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.jobs.relay import Relay, ReorderBuffer
 from streaming.keys import channel, partition_key
 from streaming.redis.client import RedisClient
 from workers import worker as module

@@ -17,8 +17,7 @@ from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
-from streaming.jobs.relay import Relay
-from streaming.jobs.reorder_buffer import MAX_ROWS, NO_RUN, ReorderBuffer
+from streaming.jobs.relay import MAX_ROWS, NO_RUN, Relay, ReorderBuffer
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
