@@ -43,17 +43,6 @@ class BeatComparison:
         return before & self._taken
 
 
-CHECK_INTERVAL_S = 5.0
-MAX_SILENT_CHECKS = 3
-"""Checks in a row without a subscriber after which an address counts as abandoned: 10 to 15 s."""
-
-
-def silent_checks(before: Mapping[str, int], listening: Mapping[str, int]) -> dict[str, int]:
-    """The checks in a row in which each address had no subscriber. `listening`: subscribers of every address in use;
-    the counts of other addresses are dropped."""
-    return {address: before.get(address, 0) + 1 for address, count in listening.items() if count == 0}
-
-
 def peers_of(me: Process, others: list[Process]) -> int:
     """How many workers of the same pool may run requests, this one included. Those that start run none yet, and those
     that drain still do."""

@@ -659,7 +659,7 @@ class Relay:
         looked = [(buffer, by_job[buffer.job_id]) for buffer in buffers]
         behind: dict[LogName, int] = {}
         unheard: set[str] = set()
-        """Jobs whose record no longer has this address: its worker dropped it, or the store lost it."""
+        """Jobs whose record does not have this address: the store has lost it, or an older worker dropped it."""
         for (buffer, record), was_there, held in zip(looked, there, standing, strict=True):
             buffer.look(now, MAX_SILENCE_S)
             if record is None:

@@ -129,6 +129,20 @@ async def test_a_lost_end_is_noticed_in_the_silence(wire: RedisClient, relay: Re
     assert await numbers_read(buffer) == [1, 2, 3, 4, 5]
 
 
+async def test_a_reader_that_the_store_has_forgotten_follows_again(wire: RedisClient, relay: Relay) -> None:
+    """The record does not have its address: it hears the rest as it comes, and misses nothing."""
+    buffer = relay.open(Queue(wire).new_id("t"))
+    running = await Running.begin(wire, relay, buffer.job_id, reply_to="")
+
+    async def follows() -> bool:
+        return (await JobReader(wire).record(buffer.job_id)).addresses == (relay.address,)
+
+    await until(follows)
+    await running.write(2, relay.address)
+    await running.finish()
+    assert await numbers_read(buffer) == [1, 2]
+
+
 async def test_a_record_read_before_the_put_came_does_not_lose_the_job(wire: RedisClient, relay: Relay) -> None:
     """The put is answered, and tokens come, between the reading of the record and the look at it."""
     job_id = Queue(wire).new_id("t")
