@@ -1,4 +1,4 @@
-"""What a worker learns from the store as it beats: jobs that are not where it thinks, readers that left, and peers."""
+"""What a worker learns from the store as it beats: jobs that are not where it thinks, and peers."""
 
 from __future__ import annotations
 
