@@ -425,9 +425,8 @@ class Webhooks(ClientUser):
 
 
 def _attempt(now: int, message: Sequence[Any]) -> DeliveryAttempt:
-    name, attempt, before, began, event, kind, subject, at, data, url = [
-        each.decode(errors="replace") if isinstance(each, bytes) else each for each in message
-    ]
+    read: list[Any] = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in message]
+    name, attempt, before, began, event, kind, subject, at, data, url = read
     return DeliveryAttempt(name, attempt, attempt - before, now - began, now, event, kind, subject, at, data, url)
 
 

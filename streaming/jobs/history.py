@@ -134,8 +134,8 @@ class Histories:
         newer: dict[LogName, NewerMessage] = {}
         firsts: dict[LogName, int] = {}
         """By log: the first frame that may hold a requested delta."""
-        for name, frame in [(each.log(job), each.frame) for job, runs in asked for each in runs]:
-            firsts[name] = min(frame, firsts.get(name, frame))
+        for name, number in [(each.log(job), each.frame) for job, runs in asked for each in runs]:
+            firsts[name] = min(number, firsts.get(name, number))
         for name, first in firsts.items():
             try:
                 async for frame in read_log(self._client, partition, name, first):

@@ -619,18 +619,18 @@ class Relay:
         """Every tick, compare buffers that received nothing for a while with record and log; check those that miss
         deltas sooner."""
         loop = asyncio.get_running_loop()
-        due_all, behind = loop.time() + TICK_S, list[ReorderBuffer]()
+        due_all = loop.time() + TICK_S
         while True:
-            if not behind:
+            if not self._behind():
                 self._hurry.clear()
                 await wait(self._hurry, due_all - loop.time())
-            if behind or self._hurry.is_set():
+            if self._behind():
                 await asyncio.sleep(TICK_S / LOOKS)
-            now, buffers = loop.time(), self._all()
-            looked = behind = [buffer for buffer in buffers if buffer.stale and buffer.terminal is None]
+            now, looked = loop.time(), self._behind()
             if now >= due_all:
+                looked = self._all()
                 # Without buffers, wait two ticks: one that is opened meanwhile is checked a tick after its opening.
-                looked, due_all = buffers, now + (TICK_S if buffers else coalesced(2 * TICK_S))
+                due_all = now + (TICK_S if looked else coalesced(2 * TICK_S))
             silence = max(SILENCE_S, len(self._subscribers) / CHECKS_PER_S)
             try:
                 await self._refill([buffer for buffer in looked if buffer.is_due(now, silence)])
@@ -640,6 +640,10 @@ class Relay:
 
     def _all(self) -> list[ReorderBuffer]:
         return [buffer for subscribers in self._subscribers.values() for buffer in subscribers.buffers]
+
+    def _behind(self) -> list[ReorderBuffer]:
+        """Buffers that lack deltas."""
+        return [buffer for buffer in self._all() if buffer.stale and buffer.terminal is None]
 
     async def _refill(self, buffers: Iterable[ReorderBuffer]) -> None:
         """Bring buffers up to date. Raises Unavailable, after those of the other partitions are."""
