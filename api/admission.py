@@ -34,7 +34,7 @@ from streaming import errors as store
 from streaming.ids import joined, partition_of
 from streaming.jobs.job import CancelledBy, Job
 from streaming.jobs.queue import Accepted
-from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.jobs.relay import ReorderBuffer
 from streaming.jobs.settings import QuotaSettings
 from telemetry import tracing as names
 from telemetry.tracing import Attributes, is_sampled

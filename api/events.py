@@ -41,8 +41,7 @@ from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import JobState
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import MALFORMED, NEWER, Interruption, JobRecord, was_cut_short
-from streaming.jobs.relay import GONE
-from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.jobs.relay import GONE, ReorderBuffer
 
 log = logging.getLogger(__name__)
 

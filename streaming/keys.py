@@ -39,7 +39,7 @@ CATALOGUE = (
     # weight, its patience), draft:<epoch> (texts of a response that were given up), born (the partition's epoch at its
     # acceptance), events and webhook (who is told), the letter of its endpoint, the conversation whose turn it is.
     # Writers: put, join; claim, decline, release, restart, checkpoint, finish, cancel, reap, salvage, reset, deliver,
-    # follow, unfollow. Lifetime: until retention after its end.
+    # follow. Lifetime: until retention after its end.
     Key("job:{}", "hash"),
     # By model and priority: ids of accepted jobs that have not ended. Writers: put; finish, cancel, claim, release,
     # decline, reap. Lifetime: for ever; an entry until its job's end.

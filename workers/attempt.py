@@ -293,10 +293,6 @@ class Attempt:
             self.addresses = (*(known for known in self.addresses if known != SILENT), address)
             self.unnamed = True
 
-    def unfollow(self, address: str) -> None:
-        """Remove a reply address."""
-        self.addresses = tuple(known for known in self.addresses if known != address) or (SILENT,)
-
     def requests(self) -> dict[int, Request]:
         """Build a request, by choice index, for each choice that has not finished."""
         requests, limit = {}, self.job.sampling.max_tokens

@@ -1,4 +1,4 @@
-"""What a worker learns from the store as it beats: jobs that are not where it thinks, readers that left, and peers."""
+"""What a worker learns from the store as it beats: jobs that are not where it thinks, and peers."""
 
 from __future__ import annotations
 
@@ -41,17 +41,6 @@ class BeatComparison:
         ours = {(each.job.id, each.number) for each in self._held.of(self._partition) if not each.over}
         before, self._taken = self._taken, ours - kept
         return before & self._taken
-
-
-CHECK_INTERVAL_S = 5.0
-MAX_SILENT_CHECKS = 3
-"""Checks in a row without a subscriber after which an address counts as abandoned: 10 to 15 s."""
-
-
-def silent_checks(before: Mapping[str, int], listening: Mapping[str, int]) -> dict[str, int]:
-    """The checks in a row in which each address had no subscriber. `listening`: subscribers of every address in use;
-    the counts of other addresses are dropped."""
-    return {address: before.get(address, 0) + 1 for address, count in listening.items() if count == 0}
 
 
 def peers_of(me: Process, others: list[Process]) -> int:

@@ -23,7 +23,7 @@ from streaming.ids import partition_of
 from streaming.jobs.codec import Cancel, Control, Cordon, Follow, Hold, Terminal, Wake
 from streaming.jobs.history import History
 from streaming.jobs.job import Job, JobState, unsupported, without_passed
-from streaming.jobs.lease import SILENT, Claim, Finish, Lease, UnreadableClaim
+from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import NO_WEIGHTS
@@ -36,7 +36,7 @@ from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
 from workers.engines.constraint import unchecked
 from workers.gatekeeper import Gatekeeper, end_job, unusable_piece
-from workers.heartbeat import CHECK_INTERVAL_S, MAX_SILENT_CHECKS, BeatComparison, silent_checks
+from workers.heartbeat import BeatComparison
 from workers.held_jobs import HeldJobs
 from workers.preemption import Preemption
 from workers.record import Recorder
@@ -86,8 +86,6 @@ class Worker:
         """The checks of answers and schemas that are under way."""
         self._reader = JobReader(client)
         self._claimer = Claimer(self.lease, self._reader, settings, self._starter, self, self._room)
-        self._silent: dict[str, int] = {}
-        """By reply address, checks in a row in which it had no subscriber."""
         self._preemption = Preemption(self.lease, self._held, self._starter, recorder, card.capabilities, self.lose)
         self._on_cordon = on_cordon
         self._leaving = False
@@ -123,7 +121,7 @@ class Worker:
             self._starter.check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True
         )
         loops = [self._keep_listening(), checking, sweeping, self._clock.keep()]
-        loops += [self._keep_looking(), self._gate.keep_reporting()]
+        loops.append(self._gate.keep_reporting())
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             loops += [self._unless_fenced(partition, loop) for loop in (writer.run(), self._keep_beating(partition))]
         tasks = {claiming, asyncio.create_task(self._drain(stop, claiming)), *map(asyncio.create_task, loops)}
@@ -383,40 +381,6 @@ class Worker:
                 self._on_cordon(reason)
             case Hold(for_ms):
                 self._claimer.hold(for_ms)
-
-    async def _keep_looking(self) -> None:
-        """Drop reply addresses of held jobs that have no subscriber any more, for ever.
-
-        Every address of a job costs a copy of its rows in the log. The worker drops an address only after several
-        checks in a row, on every Redis server, found no subscriber; they are far enough apart for a process that lost
-        its connection to reconnect. A process that reconnects later reads what it missed from the log, sees that its
-        address was dropped, and follows the job again.
-        """
-        expected = ExpectedErrors(Unavailable, log.debug, "who listens cannot be asked: %s")
-        await run_periodically(self._look, CHECK_INTERVAL_S, expected, wait_first=True)
-
-    async def _look(self) -> None:
-        addresses = {address for attempt in self._attempts.values() for address in attempt.addresses} - {SILENT}
-        if addresses:
-            self._silent = silent_checks(self._silent, await self._client.listeners(sorted(addresses)))
-            for address in [each for each, checks in self._silent.items() if checks >= MAX_SILENT_CHECKS]:
-                await self._unfollow(address)
-
-    async def _unfollow(self, address: str) -> None:
-        held = [attempt for attempt in self._attempts.values() if address in attempt.addresses]
-        log.info("nobody listens at %s any more: %d jobs send nothing more there", address, len(held))
-        for partition in self._client.partitions:
-            if there := [attempt for attempt in held if attempt.partition == partition]:
-                for attempt in there:  # before the write: a process that follows the job after it sends us a message
-                    attempt.unfollow(address)
-                try:
-                    await self.lease.unfollow(partition, address, [attempt.job.id for attempt in there])
-                except Fenced:
-                    self.lose(partition)
-                except Unavailable:
-                    for attempt in there:
-                        attempt.follow(address)
-                    raise
 
     # --- ending early ------------------------------------------------------------------------------------------------
 

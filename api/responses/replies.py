@@ -35,8 +35,7 @@ from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.jobs.codec import Delta, Run, Terminal, decode_draft
 from streaming.jobs.job import JobState
 from streaming.jobs.records import NEWER, JobRecord
-from streaming.jobs.relay import GONE
-from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.jobs.relay import GONE, ReorderBuffer
 
 START_INTERVAL_S = 0.5
 """Interval between looks whether a worker has started a waiting response."""

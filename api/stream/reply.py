@@ -29,7 +29,7 @@ from streaming.errors import StreamingError, UnknownJob
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import CancelledBy, JobState, operation_of
 from streaming.jobs.records import Delivered
-from streaming.jobs.reorder_buffer import Flow
+from streaming.jobs.relay import Flow
 from telemetry.latency import EGRESS_FIRST, PARTS, end_to_end, inter_token_latency, time_to_first_token
 from telemetry.metrics import Metrics
 from telemetry.records.schema import DeliveryRecord

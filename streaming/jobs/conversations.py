@@ -74,10 +74,11 @@ class Conversations:
     ) -> Conversation:
         """Store a new conversation. Raises QuotaExceeded."""
         keep_s = self._client.settings.retention_s
-        left = await self._left(tenant, conversation_id, quota)
+        partition = self._partition(conversation_id)
+        left = await self._quotas.left(tenant, partition, quota)
         most = left.get("requests", "")
         args = (conversation_id, tenant, encode_metadata(metadata), keep_s, OVERHEAD_BYTES, most, *_encoded(items))
-        answer = await self._client.call("put_conversation", self._partition(conversation_id), *args)
+        answer = await self._client.call("put_conversation", partition, *args)
         if isinstance(answer, list):
             raise exceeded(quota, answer, left)
         numbered = tuple(_numbered(item, number) for number, item in enumerate(items, 1))
@@ -146,27 +147,21 @@ class Conversations:
         any_version: bool = False,
         quota: QuotaSettings = UNLIMITED,
     ) -> None:
-        tenant, turn = conversation.tenant, conversation.turn
-        left = await self._left(tenant, conversation.id, quota)
+        tenant, turn, partition = conversation.tenant, conversation.turn, self._partition(conversation.id)
+        left = await self._quotas.left(tenant, partition, quota)
         args = (
             conversation.id, tenant, "" if any_version else conversation.version, turn,
             turn if turn_after is None else turn_after, self._client.settings.retention_s, metadata,
             left.get("requests", ""),
             ",".join(f"{item.number}:{item.id}" for item in dropped), *_encoded(items),
         )  # fmt: skip
-        match await self._client.call("amend_conversation", self._partition(conversation.id), *args):
+        match await self._client.call("amend_conversation", partition, *args):
             case b"unknown":
                 raise UnknownConversation(conversation.id)
             case b"changed":
                 raise ConversationChanged(conversation.id)
             case [*answer]:
                 raise exceeded(quota, answer, left)
-
-    async def _left(self, tenant: str, conversation_id: str, quota: QuotaSettings) -> dict[str, int]:
-        """What the tenant may still store there, as `Quotas.left`; empty if its requests are not limited."""
-        if quota.job_bytes is None:
-            return {}
-        return await self._quotas.left(tenant, self._partition(conversation_id), quota)
 
     def new_id(self, partition: int) -> str:
         """Make the id of a conversation in a partition."""

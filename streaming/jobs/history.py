@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -132,7 +132,11 @@ class Histories:
         """Read each log once, for all requests of a round."""
         logged = {each.run: Logged() for _, runs in asked for each in runs}
         newer: dict[LogName, NewerMessage] = {}
-        for name, first in by_log(asked).items():
+        firsts: dict[LogName, int] = {}
+        """By log: the first frame that may hold a requested delta."""
+        for name, number in [(each.log(job), each.frame) for job, runs in asked for each in runs]:
+            firsts[name] = min(number, firsts.get(name, number))
+        for name, first in firsts.items():
             try:
                 async for frame in read_log(self._client, partition, name, first):
                     deal(frame, logged)
@@ -144,15 +148,6 @@ class Histories:
             found.append(faults[0] if faults else history_of(runs, logged))
             await asyncio.sleep(0)
         return found
-
-
-def by_log(asked: Iterable[HistoryRequest]) -> dict[LogName, int]:
-    """By log: the first frame that may hold a requested delta."""
-    logs: dict[LogName, int] = {}
-    for job, runs in asked:
-        for name, frame in [(each.log(job), each.frame) for each in runs]:
-            logs[name] = min(frame, logs.get(name, frame))
-    return logs
 
 
 def deal(frame: Frame, logged: Mapping[Run, Logged]) -> None:

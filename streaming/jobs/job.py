@@ -101,30 +101,24 @@ class CancelledBy(StrEnum):
 
 
 class Endpoint(StrEnum):
-    """Endpoint of a request, by the letter that its job's record has."""
+    """Endpoint of a request: the letter that its job's record has, and the path."""
 
-    CHAT = "c"
-    COMPLETIONS = "t"
-    RESPONSES = "r"
-    EMBEDDINGS = "e"
-    RERANK = "k"
-    TOKENIZE = "o"
-    DETOKENIZE = "d"
+    path: str
 
-    @property
-    def path(self) -> str:
-        return _PATHS[self]
+    def __new__(cls, letter: str, path: str) -> Endpoint:
+        found = str.__new__(cls, letter)
+        found._value_, found.path = letter, path
+        return found
+
+    CHAT = "c", "/v1/chat/completions"
+    COMPLETIONS = "t", "/v1/completions"
+    RESPONSES = "r", "/v1/responses"
+    EMBEDDINGS = "e", "/v1/embeddings"
+    RERANK = "k", "/v1/rerank"
+    TOKENIZE = "o", "/tokenize"
+    DETOKENIZE = "d", "/detokenize"
 
 
-_PATHS = {
-    Endpoint.CHAT: "/v1/chat/completions",
-    Endpoint.COMPLETIONS: "/v1/completions",
-    Endpoint.RESPONSES: "/v1/responses",
-    Endpoint.EMBEDDINGS: "/v1/embeddings",
-    Endpoint.RERANK: "/v1/rerank",
-    Endpoint.TOKENIZE: "/tokenize",
-    Endpoint.DETOKENIZE: "/detokenize",
-}
 _TASKS: dict[TaskKind, Endpoint] = {
     "embed": Endpoint.EMBEDDINGS,
     "rerank": Endpoint.RERANK,
@@ -164,14 +158,9 @@ Prompt: TypeAlias = Chat | Text | Tokens | Inputs
 def prompt_count(prompt: Prompt) -> int:
     """How many prompts these are: a conversation is one, and so is a group of inputs."""
     match prompt:
-        case Chat():
-            return 1
-        case Text(texts):
-            return len(texts)
-        case Tokens(ids):
-            return len(ids)
-        case Inputs(groups):
-            return len(groups)
+        case Text(items) | Tokens(items) | Inputs(items):
+            return len(items)
+    return 1
 
 
 MAX_PREVIEW_CHARS = 80

@@ -323,10 +323,6 @@ class Lease:
             [("decline", partition_of(each.id) or 0, (self.id, each.id, each.number)) for each in jobs]
         )
 
-    async def unfollow(self, partition: int, address: str, job_ids: Sequence[str]) -> None:
-        """Unsubscribe an address from jobs that this worker holds. Raises Fenced, Unavailable."""
-        await self._client.call("unfollow", partition, self.id, address, *job_ids)
-
     async def leave(self) -> int:
         """Give up the lease, unless jobs are still held; returns how many are. Raises Unavailable."""
         return sum(await self._client.calls([("leave", p, (self.id, LOG_KEEP_S)) for p in self._client.partitions]))

@@ -32,7 +32,7 @@ from streaming.jobs.places import FIRST, Cost, QueuePlace, cost_of
 from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
-from streaming.redis.client import Call, RedisClient, ScriptBatcher
+from streaming.redis.client import RedisClient, ScriptBatcher
 from streaming.store.monitor import Headroom, Reservation
 
 log = logging.getLogger(__name__)
@@ -94,6 +94,7 @@ class Queue:
         refusal: Exception | None = None,
         quota: QuotaSettings = UNLIMITED,
         version: int | None = None,
+        part: bool = False,
     ) -> Accepted:
         """Accept a job.
 
@@ -105,6 +106,7 @@ class Queue:
             refusal: Why no new job is accepted. Only the existing job of the idempotency key is returned then.
             quota: The tenant's storage quota.
             version: Of the conversation whose turn the job is, as its request has read it.
+            part: The job is a line of a batch, which job lists omit.
 
         Raises LaneFull, StoreFull, NeverFits, QuotaExceeded, NoCapacity (only if must_run), KeyReused,
         ConversationChanged (it has another version or a turn, or is gone), Unavailable
@@ -112,18 +114,43 @@ class Queue:
         """
         if refusal is not None:
             return await self._existing(job, idempotency_key, digest, refusal)
-        if partition is None:
-            partition = self._partition(job.id)
-        left = NO_QUOTAS
+        partition = self._partition(job.id) if partition is None else partition
+        left = await self._quotas.left(job.tenant, partition, quota) if quota.bounds_jobs else NO_QUOTAS
+        cost, body = cost or cost_of(job), encode(job)
         try:
-            if quota.bounds_jobs:
-                left = await self._quotas.left(job.tenant, partition, quota)
-            cost = cost or cost_of(job)
-            args, reserved = self._put_args(
-                job, partition, cost, idempotency_key, digest, must_run=must_run, version=version, quotas=left
-            )
+            headroom, may_write = self._headroom, cost.may_write
+            reserved = headroom.reserve(partition, len(body), may_write, part=part) if headroom else Reservation()
         except StoreFull as error:
             return await self._existing(job, idempotency_key, digest, error)
+        settings, conversation = self._client.settings, _conversation_of(job)
+        given = {
+            "id": job.id,
+            "tenant": job.tenant,
+            "model": job.model,
+            "priority": job.priority,
+            "reply": job.reply_to,
+            "max_queue_ms": job.max_queue_ms,
+            "deadline_ms": job.deadline_ms,
+            "key": idempotency_digest(job.tenant, idempotency_key, conversation) if idempotency_key else None,
+            "digest": digest,
+            "lane_limit": settings.lane_limit,
+            "must_run": must_run,
+            "retention_s": settings.retention_s,
+            "part": part,
+            "events": job.events or None,
+            "may_write": may_write,
+            "max_reserved": reserved.max_reserved,
+            "order": f"{cost.prompt}:{cost.output}:{self._weights.get(job.tenant, DEFAULT_WEIGHT)}:{cost.patience_ms}",
+            "patience_ms": cost.patience_ms,
+            "dated": job.response is not None,
+            "endpoint": job.endpoint,
+            "conversation": conversation or None if version is not None else None,
+            "version": version,
+            "webhook": job.webhook or None,
+            "preview": "" if part else preview_of(job.prompt),
+            "quotas": left or None,
+        }
+        args = (_encode(given), body, encode_metadata(job.metadata))
         answer: Sequence[Any] = ()
         try:
             try:
@@ -133,11 +160,11 @@ class Queue:
                 await asyncio.sleep(PUT_RETRY_DELAY_S)
                 answer = await self._puts.call(partition, *args)
         finally:
-            if not _brought_work(answer):
+            if not answer or answer[0] != b"queued":  # no job was added
                 reserved.give_back()
         if left and answer[0] == b"quota":
             raise exceeded(quota, answer, left)
-        return self._accepted(job, answer)
+        return self._accepted(job, answer, reserved.size)
 
     async def _existing(self, job: Job, key: str, digest: str, refusal: Exception) -> Accepted:
         """Return the job that a key belongs to. Raises `refusal` if there is none, KeyReused, Unavailable."""
@@ -151,36 +178,19 @@ class Queue:
         return self._accepted(job, answer)
 
     async def put_parts(
-        self, jobs: Sequence[Job], cards: Mapping[str, ModelCard] | None = None
+        self, jobs: Iterable[Job], cards: Mapping[str, ModelCard] | None = None
     ) -> list[Accepted | LaneFull | StoreFull]:
-        """Accept many lines of a batch in one round trip, as jobs that job lists omit; returns the result of each. A
-        refused job does not affect those behind it. The call is idempotent if a retry uses the same ids. `cards`: by
-        model name. Raises Unavailable."""
-        results: dict[str, Accepted | LaneFull | StoreFull] = {}
-        calls: list[Call] = []
-        sent: list[tuple[Job, Reservation]] = []
-        for job in jobs:
+        """Accept many lines of a batch together, as jobs that job lists omit; returns the result of each. A refused job
+        does not affect those behind it. The call is idempotent if a retry uses the same ids. `cards`: by model name.
+        Raises Unavailable."""
+
+        async def put(job: Job) -> Accepted | LaneFull | StoreFull:
             try:
-                partition, cost = self._partition(job.id), cost_of(job, (cards or {}).get(job.model))
-                args, reserved = self._put_args(job, partition, cost, part=True)
-            except StoreFull as error:
-                results[job.id] = error
-                continue
-            calls.append(("put", partition, args))
-            sent.append((job, reserved))
-        answers: Sequence[Any] = ()
-        try:
-            answers = await self._client.calls(calls) if calls else ()
-        finally:
-            for place, (_, reserved) in enumerate(sent):
-                if not answers or not _brought_work(answers[place]):
-                    reserved.give_back()
-        for (job, reserved), answer in zip(sent, answers, strict=True):
-            try:
-                results[job.id] = self._accepted(job, answer, reserved.size)
+                return await self.put(job, cost=cost_of(job, (cards or {}).get(job.model)), part=True)
             except (LaneFull, StoreFull) as error:
-                results[job.id] = error
-        return [results[job.id] for job in jobs]
+                return error
+
+        return await asyncio.gather(*map(put, jobs))
 
     def _accepted(self, job: Job, answer: Sequence[Any], needed: int = 0) -> Accepted:
         match answer:
@@ -201,52 +211,6 @@ class Queue:
             case [b"changed"]:
                 raise ConversationChanged("another turn has begun, or items have changed")
         raise StreamingError(f"put answered {answer!r}")
-
-    def _put_args(
-        self,
-        job: Job,
-        partition: int,
-        cost: Cost,
-        key: str = "",
-        digest: str = "",
-        *,
-        must_run: bool = False,
-        part: bool = False,
-        version: int | None = None,
-        quotas: Mapping[str, int] = NO_QUOTAS,
-    ) -> tuple[Sequence[bytes], Reservation]:
-        """Build the arguments of the script and reserve the memory. Raises StoreFull, NeverFits."""
-        settings, body, headroom = self._client.settings, encode(job), self._headroom
-        reserved = headroom.reserve(partition, len(body), cost.may_write, part=part) if headroom else Reservation()
-        conversation = _conversation_of(job)
-        given = {
-            "id": job.id,
-            "tenant": job.tenant,
-            "model": job.model,
-            "priority": job.priority,
-            "reply": job.reply_to,
-            "max_queue_ms": job.max_queue_ms,
-            "deadline_ms": job.deadline_ms,
-            "key": idempotency_digest(job.tenant, key, conversation) if key else None,
-            "digest": digest,
-            "lane_limit": settings.lane_limit,
-            "must_run": must_run,
-            "retention_s": settings.retention_s,
-            "part": part,
-            "events": job.events or None,
-            "may_write": cost.may_write,
-            "max_reserved": reserved.max_reserved,
-            "order": f"{cost.prompt}:{cost.output}:{self._weights.get(job.tenant, DEFAULT_WEIGHT)}:{cost.patience_ms}",
-            "patience_ms": cost.patience_ms,
-            "dated": job.response is not None,
-            "endpoint": job.endpoint,
-            "conversation": conversation or None if version is not None else None,
-            "version": version,
-            "webhook": job.webhook or None,
-            "preview": "" if part else preview_of(job.prompt),
-            "quotas": quotas or None,
-        }
-        return (_encode(given), body, encode_metadata(job.metadata)), reserved
 
     async def ended(self, job_ids: Iterable[str]) -> list[str]:
         """Filter ids: those of jobs that have ended or are no longer kept. Raises Unavailable."""
@@ -316,11 +280,6 @@ class Queue:
 def _conversation_of(job: Job) -> str:
     """The conversation whose turn a job is, or ""."""
     return job.response.conversation if job.response is not None else ""
-
-
-def _brought_work(answer: Sequence[Any]) -> bool:
-    """Whether a put has added a job."""
-    return bool(answer) and answer[0] == b"queued"
 
 
 def _known(answer: Any) -> Any:

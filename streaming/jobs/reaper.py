@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,14 +42,14 @@ class Lapse:
 
     worker: str
     """Its name in `penstock ps`; its lease if it has none."""
-    requeued: tuple[str, ...] = ()
-    given_up: tuple[tuple[str, str], ...] = ()
-    """Ids and reasons."""
-    cancelled: tuple[str, ...] = ()
+    requeued: Sequence[str]
+    given_up: Mapping[str, str]
+    """By id: the reason."""
+    cancelled: Sequence[str]
 
     @property
-    def jobs(self) -> tuple[str, ...]:
-        return (*self.requeued, *(job_id for job_id, _ in self.given_up), *self.cancelled)
+    def jobs(self) -> Sequence[str]:
+        return [*self.requeued, *self.given_up, *self.cancelled]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,21 @@ class Swept:
 
     lapsed_workers: int = 0
     """Counted in the first partition: a worker has a lease in each, and its death ends all of them."""
-    requeued: int = 0
     expired: int = 0
-    given_up: int = 0
     spared: int = 0
     """Workers whose lease was extended, because they could not renew it while the store was unavailable: the most of
     any partition."""
     lapses: tuple[Lapse, ...] = ()
     """In the first partition, and in others those of workers that held jobs there."""
+
+    @property
+    def requeued(self) -> int:
+        return sum(len(lapse.requeued) for lapse in self.lapses)
+
+    @property
+    def given_up(self) -> Sequence[str]:
+        """The reason of each job that was given up."""
+        return [reason for lapse in self.lapses for reason in lapse.given_up.values()]
 
 
 class Reaper:
@@ -108,11 +115,14 @@ class Reaper:
 
     async def take(self, answers: list[Any]) -> Swept:
         """Finish a sweep by the answers to its calls. Raises Unavailable."""
-        for partition, (*_, tick, _, cut_short, script_ends) in zip(self._client.partitions, answers, strict=True):
-            self._cut_short += [job_id.decode() for job_id in cut_short]
-            self._script_ends += [job_id.decode() for job_id in script_ends]
+        lapses: list[Lapse] = []
+        for partition, (*_, tick, lapsed, cut_short, script_ends) in zip(self._client.partitions, answers, strict=True):
+            self._cut_short += _texts(cut_short)
+            self._script_ends += _texts(script_ends)
+            lapses += [lapse for each in lapsed if (lapse := _lapse(*each)).jobs or partition == 0]
             await self._compare(partition, tick)
-        swept = _counted(answers)
+        expired, spared, *_ = zip(*answers, strict=True)
+        swept = Swept(len(answers[0][3]), sum(expired), max(spared), tuple(lapses))
         self._report(swept)
         return swept
 
@@ -154,9 +164,9 @@ class Reaper:
         if self._metrics is not None:
             self._metrics.lapsed_workers.inc(swept.lapsed_workers)
             self._metrics.lease_reclaims.inc(swept.requeued)
-            self._metrics.given_up.inc(swept.given_up)
+            self._metrics.given_up.inc(len(swept.given_up))
             self._metrics.deadline_misses.labels("queue").inc(swept.expired)
-            for reason in [reason for lapse in swept.lapses for _, reason in lapse.given_up]:
+            for reason in swept.given_up:
                 self._metrics.job_failures.labels(reason).inc()
 
     async def _compare(self, partition: int, tick: int) -> None:
@@ -179,16 +189,16 @@ class Reaper:
                 loops.create_task(run_periodically(work, every_s, expected, wait_first=True))
 
 
-def _counted(answers: Sequence[Sequence[Any]]) -> Swept:
-    """The counts of one sweep, from the answers of its partitions."""
-    lapsed, requeued, expired, given_up, spared = zip(*(answer[:5] for answer in answers), strict=True)
-    lapses = []
-    for place, (name, back, lost, cancelled) in [(place, each) for place, it in enumerate(answers) for each in it[6]]:
-        if place == 0 or back or lost or cancelled:
-            reasons = tuple((job_id.decode(), reason.decode()) for job_id, reason in lost)
-            ids = [tuple(job_id.decode() for job_id in each) for each in (back, cancelled)]
-            lapses.append(Lapse(name.decode(errors="replace"), ids[0], reasons, ids[1]))
-    return Swept(lapsed[0], sum(requeued), sum(expired), sum(given_up), max(spared), tuple(lapses))
+def _lapse(
+    name: bytes, requeued: Sequence[bytes], given_up: Sequence[Sequence[bytes]], cancelled: Sequence[bytes]
+) -> Lapse:
+    """Decode what the script `reap` answers of one worker."""
+    reasons = dict(_texts(each) for each in given_up)
+    return Lapse(name.decode(errors="replace"), _texts(requeued), reasons, _texts(cancelled))
+
+
+def _texts(words: Iterable[bytes]) -> list[str]:
+    return [word.decode() for word in words]
 
 
 def _log_lapse(lapse: Lapse) -> None:
@@ -200,7 +210,7 @@ def _log_lapse(lapse: Lapse) -> None:
         len(lapse.given_up),
         extra={"worker": lapse.worker, "jobs": list(lapse.requeued)},
     )
-    for job_id, _ in lapse.given_up:
+    for job_id in lapse.given_up:
         log.error("a job is given up: its workers were lost", extra={"job": job_id, "worker": lapse.worker})
     for job_id in lapse.cancelled:
         log.info("a cancelled job ends with its lost worker", extra={"job": job_id, "worker": lapse.worker})

@@ -7,20 +7,17 @@
 --       a worker whose process is known to have ended ('': none): its lease lapses now; max jobs whose tokens the caller
 --       stores (`salvage`): for a lease no other caller gets the same ones; max jobs that a script ended whose requests
 --       the caller records: no other caller gets the same ones
--- Returns: {lapsed workers, jobs requeued, jobs expired, jobs given up, workers whose lease was extended, number of this
---          sweep, {name of a lapsed worker, ids requeued, {id, reason} of those given up, ids cancelled}...,
---          ids for `salvage`, ids of jobs that a script ended}
+-- Returns: {jobs expired, workers whose lease was extended, number of this sweep, {{name of a lapsed worker, ids requeued,
+--          {id, reason} of those given up, ids cancelled}...}, ids for `salvage`, ids of jobs that a script ended}
 local most_workers, most_jobs, most_attempts, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local lease, ended = tonumber(ARGV[5]), ARGV[6]
-local now = now_ms()
-local requeued, expired, given_up, spared = 0, 0, 0, 0
+local now, expired, spared = now_ms(), 0, 0
 
 local lost = {} -- ids of jobs by what becomes of them: those of the worker that lapses now, so replaced for each worker
 local function give_up(id, reason)
   local lane = redis.call('HGET', job_key(id), 'lane') or ''
   end_job(id, 'failed', reason, now)
   dead_letter('job', id, 'lane', lane, 'reason', reason)
-  given_up = given_up + 1
   lost.given_up[#lost.given_up + 1] = {id, reason}
 end
 
@@ -28,7 +25,7 @@ local function recover_job(id, worker)
   local s = redis.call('HMGET', job_key(id), 'state', 'worker', 'cancel', 'alone', 'run', 'losses')
   if s[1] == 'queued' then
     requeue(id, now, false, worker) -- the claim was interrupted before it changed the record
-    requeued = requeued + 1
+    lost.requeued[#lost.requeued + 1] = id
     return
   end
   -- The record's run is passed as the worker's own too: the worker is gone, so its job is lost whichever run it was.
@@ -46,7 +43,6 @@ local function recover_job(id, worker)
   else
     requeue(id, now, losses == most_attempts - 1, worker)
     lost.requeued[#lost.requeued + 1] = id
-    requeued = requeued + 1
   end
   redis.call('HSET', job_key(id), 'losses', losses) -- behind the rest: a sweep that was interrupted counts it once
   lost.heirs[#lost.heirs + 1] = id -- last: a job that fails here as malformed needs no log
@@ -73,24 +69,16 @@ for _, worker in ipairs(redis.call('ZRANGE', leases_key(), string.format('(%d', 
 end
 
 if ended ~= '' then redis.call('ZADD', leases_key(), 'XX', 0, ended) end
-local lapsed = redis.call('ZRANGE', leases_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_workers)
 local lapses = {}
-for _, worker in ipairs(lapsed) do
-  redis.call('HSET', worker_key(worker), 'state', 'dead') -- the fence: from here on every write of this worker is refused
-  redis.call('EXPIRE', worker_key(worker), 3600)
-  local known = redis.call('HMGET', worker_key(worker), 'model', 'name', 'at')
-  local model = known[1]
-  for _, key in ipairs(model and {idle_key(model), yielding_key(model), prefetching_key(model)} or {}) do
-    redis.call('ZREM', key, worker) -- first: its jobs must wake a worker that lives
-  end
-  lost = {requeued = {}, given_up = {}, cancelled = {}, heirs = {}, seen = known[3]}
+for _, worker in ipairs(redis.call('ZRANGE', leases_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_workers)) do
+  local name, seen = end_worker(worker, 'dead') -- the fence: from here on every write of this worker is refused
+  lost = {requeued = {}, given_up = {}, cancelled = {}, heirs = {}, seen = seen}
   for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do run_or_fail(id, worker, recover_job) end
   redis.call('ZREM', leases_key(), worker) -- after its jobs: if the server refuses one, the next sweep continues
   redis.call('DEL', claims_key(worker))
   retain_log(worker, lost.heirs, keep)
   expire_log(worker, keep)
-  lapses[#lapses + 1] = {known[2] or worker, lost.requeued, lost.given_up, lost.cancelled}
-  if model and redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
+  lapses[#lapses + 1] = {name or worker, lost.requeued, lost.given_up, lost.cancelled}
 end
 
 local function expire(id)
@@ -148,7 +136,7 @@ if most_salvaged > 0 then
 end
 local most_recorded = tonumber(ARGV[8])
 local ends = most_recorded > 0 and redis.call('LPOP', script_ends_key(), most_recorded) or {}
-return {#lapsed, requeued, expired, given_up, spared, redis.call('INCR', tick_key()), lapses, cut, ends}
+return {expired, spared, redis.call('INCR', tick_key()), lapses, cut, ends}
 
 #!lua name=fail_malformed flags=allow-oom roles=any
 -- Fails a job whose record a reader could not decode, unless it has ended. ARGV: id, reason

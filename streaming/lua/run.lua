@@ -149,9 +149,10 @@ end) or 0
 -- Returns: 'fenced' | {id, run, who cancelled it | ''}... of every job that this worker holds by the store's records:
 -- the message of a cancel, or the answer of a claim, may have been lost
 local worker, lease = ARGV[1], tonumber(ARGV[2])
-if redis.call('HGET', worker_key(worker), 'state') ~= 'live' then return 'fenced' end
+local mine = redis.call('HMGET', worker_key(worker), 'state', 'model')
+local model = mine[2]
+if mine[1] ~= 'live' then return 'fenced' end
 redis.call('ZADD', leases_key(), now_ms() + lease, worker)
-local model = redis.call('HGET', worker_key(worker), 'model')
 if model and redis.call('GET', alone_key(model)) == worker then redis.call('PEXPIRE', alone_key(model), 3 * lease) end
 local held = {}
 for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do
@@ -259,13 +260,7 @@ end) or 0
 local worker, keep = ARGV[1], ARGV[2]
 local held = redis.call('SCARD', claims_key(worker))
 if held > 0 or not is_live(worker) then return held end
-local model = redis.call('HGET', worker_key(worker), 'model')
-redis.call('HSET', worker_key(worker), 'state', 'left')
-redis.call('EXPIRE', worker_key(worker), 3600)
+end_worker(worker, 'left')
 expire_log(worker, keep)
 redis.call('ZREM', leases_key(), worker)
-if model then
-  for _, key in ipairs({idle_key(model), yielding_key(model), prefetching_key(model)}) do redis.call('ZREM', key, worker) end
-  if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
-end
 return 0

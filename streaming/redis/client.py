@@ -364,15 +364,6 @@ class RedisClient:
         with translated():
             return checked(await self._topology.run_scripts(place, commands))
 
-    async def listeners(self, channels: Sequence[str]) -> dict[str, int]:
-        """Count the subscribers of each channel, on all primaries together. Raises Unavailable."""
-        counts = dict.fromkeys(channels, 0)
-        for place in await self._places():
-            (found,) = await self.run_at(place, [("PUBSUB", "NUMSUB", *channels)])
-            for name, count in zip(found[::2], found[1::2], strict=True):
-                counts[name.decode()] += count
-        return counts
-
     async def memory(self) -> list[ServerMemory]:
         """Read the memory of every primary that holds a partition. Raises Unavailable."""
         return [await self._memory(place, partitions) for place, partitions in (await self.homes()).items()]

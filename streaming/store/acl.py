@@ -63,7 +63,6 @@ COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "worker": {
         "xrange": frozenset({"log"}),
         "hgetall": frozenset({"card"}),
-        "pubsub|numsub": frozenset(),
     },
     "scheduler": {
         "mget": frozenset({"override"}),

@@ -551,7 +551,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _sweep(self, lapsed_requeued_given_up: tuple[int, int, int], back: list[Expected]) -> None:
         overdue = [job for job in self.jobs.values() if job.overdue and job.state is JobState.QUEUED]
         swept = self.run(self.reaper.sweep())
-        assert (swept.lapsed_workers, swept.requeued, swept.given_up) == lapsed_requeued_given_up
+        assert (swept.lapsed_workers, swept.requeued, len(swept.given_up)) == lapsed_requeued_given_up
         for job in back:
             if not (job.overdue and self._record(job).state is JobState.EXPIRED):
                 self._queued(job, "suspects" if job.losses == self.attempts - 1 else "retry")

@@ -19,7 +19,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper, Swept
 from streaming.jobs.records import JobRecord
-from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.jobs.relay import ReorderBuffer
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import Call, RedisClient

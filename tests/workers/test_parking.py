@@ -19,8 +19,7 @@ from streaming.jobs.lease import PREEMPTED, Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
-from streaming.jobs.relay import Relay
-from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.jobs.relay import Relay, ReorderBuffer
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from workers.record import Recorder

@@ -103,7 +103,21 @@ local function release_logs(id, runs)
   end
 end
 
--- Ends of jobs and of attempts that a script decides about.
+-- Ends of workers, and ends of jobs and of attempts that a script decides about.
+
+-- Note in which state a worker has ended: nobody wakes it any more, and another one may run suspects. Returns its name and
+-- the time of its last frame, each nil if it is not known.
+local function end_worker(worker, state)
+  local known = redis.call('HMGET', worker_key(worker), 'model', 'name', 'at')
+  local model = known[1]
+  redis.call('HSET', worker_key(worker), 'state', state)
+  redis.call('EXPIRE', worker_key(worker), 3600)
+  for _, key in ipairs(model and {idle_key(model), yielding_key(model), prefetching_key(model)} or {}) do
+    redis.call('ZREM', key, worker) -- before its jobs are put back: they must wake a worker that lives
+  end
+  if model and redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
+  return known[2], known[3]
+end
 
 -- Note how the last attempt at a job ended: 'lost' with its worker, 'handed_back', 'preempted' or 'cancelled'. `finish`
 -- does not call it: a reader takes the end of a job's last attempt from its record. Each entry of `past` is

@@ -28,7 +28,7 @@ from streaming.jobs.codec import Delta, Opening, Run, Section, Terminal, Usage
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Accepted
 from streaming.jobs.records import Delivered
-from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.jobs.relay import ReorderBuffer
 from streaming.order import Priority
 from telemetry.metrics import Metrics
 from telemetry.records.writer import NO_RECORDS

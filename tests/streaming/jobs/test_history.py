@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streaming.jobs import history
 from streaming.jobs.codec import Delta, Frame, Run, Section
-from streaming.jobs.history import Histories, Logged, LoggedRun, LogName, by_log, deal, history_of
+from streaming.jobs.history import Histories, Logged, LoggedRun, deal, history_of
 from streaming.jobs.lease import SILENT, Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -50,20 +50,6 @@ def test_copies_stand_in_for_what_is_missing_and_for_nothing_else() -> None:
     assert [section.first for section in found.sections] == [3, 4, 6] and found.last_run == second
     del copies[2]
     assert not history_of([LoggedRun(first, 1), LoggedRun(second, 1)], logged).whole
-
-
-def test_each_log_is_read_from_the_first_frame_that_anybody_wants() -> None:
-    """Also where one worker has run a job twice."""
-    runs = [LoggedRun(Run(worker, number), frame) for number, (worker, frame) in enumerate([("v", 5), ("w", 3)])]
-    again = [LoggedRun(Run("w", 7), 2), LoggedRun(Run("w", 8), 9)]
-    parked = [LoggedRun(Run("v", 9), 0), LoggedRun(Run("w", 10), 4)]
-    asked = [
-        ("a", runs),
-        ("b", again),
-        ("c", ()),
-        ("d", parked),
-    ]
-    assert by_log(asked) == {LogName("log", "v"): 5, LogName("log", "w"): 2, LogName("parked", "d"): 0}
 
 
 async def running(wire: RedisClient, jobs: int, steps: int) -> tuple[Lease, list[Claim]]:

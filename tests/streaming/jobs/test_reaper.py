@@ -30,7 +30,7 @@ async def test_the_jobs_of_a_process_that_ended_wait_for_no_lapse(wire: RedisCli
     assert await reaper.sweep() == Swept(), "its lease is valid"
     swept = await reaper.sweep(ended=dead.id)
     assert (swept.lapsed_workers, swept.requeued) == (1, 1)
-    assert [lapse.jobs for lapse in swept.lapses] == [(claim.job.id,)]
+    assert [lapse.jobs for lapse in swept.lapses] == [[claim.job.id]]
     with pytest.raises(Fenced):
         await dead.calls([append(dead, {"-": [delta(claim, 1)]}, claim)])
     again = await claim_one(heir)

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from flow import a_lease, append, claim_one, delta, numbers_read, put_job, until
 
-from streaming.jobs.codec import Delta, Ended, Frame, Opening, Run, Section, Terminal, author, encode
+from streaming.jobs.codec import Delta, Frame, Opening, Run, Section, Terminal, author
 from streaming.jobs.history import LogName, read_log
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
-from streaming.jobs.relay import Relay
-from streaming.jobs.reorder_buffer import MAX_ROWS, NO_RUN, ReorderBuffer
+from streaming.jobs.relay import MAX_ROWS, NO_RUN, Relay, ReorderBuffer
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
@@ -128,6 +127,20 @@ async def test_a_lost_end_is_noticed_in_the_silence(wire: RedisClient, relay: Re
     await running.write(5, "-")
     await running.finish()
     assert await numbers_read(buffer) == [1, 2, 3, 4, 5]
+
+
+async def test_a_reader_that_the_store_has_forgotten_follows_again(wire: RedisClient, relay: Relay) -> None:
+    """The record does not have its address: it hears the rest as it comes, and misses nothing."""
+    buffer = relay.open(Queue(wire).new_id("t"))
+    running = await Running.begin(wire, relay, buffer.job_id, reply_to="")
+
+    async def follows() -> bool:
+        return (await JobReader(wire).record(buffer.job_id)).addresses == (relay.address,)
+
+    await until(follows)
+    await running.write(2, relay.address)
+    await running.finish()
+    assert await numbers_read(buffer) == [1, 2]
 
 
 async def test_a_record_read_before_the_put_came_does_not_lose_the_job(wire: RedisClient, relay: Relay) -> None:
@@ -483,17 +496,6 @@ async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: RedisClient, rel
     await running.write(1, relay.address)
     await running.finish()
     assert await numbers_read(late) == [1, 2, 3], "its name is in the log"
-
-
-async def test_a_buffer_whose_reader_left_is_not_looked_at_any_more(wire: RedisClient, relay: Relay) -> None:
-    """It would be kept, and the relay would never rest again."""
-    missed, stays = relay.open(Queue(wire).new_id("t")), relay.open(Queue(wire).new_id("t"))
-    for buffer in (missed, stays):
-        relay._dispatch([encode(Ended(buffer.job_id))])
-    relay.close(missed)
-    assert relay._behind == {stays}
-    relay.close(stays)
-    assert not relay._behind
 
 
 def test_what_no_log_has_is_looked_for_less_and_less_often() -> None:

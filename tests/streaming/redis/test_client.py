@@ -169,16 +169,6 @@ async def test_a_server_without_its_replicas_is_asked_for_over_a_new_connection(
     assert await connections() > before + 1
 
 
-async def test_subscribers_are_counted_by_channel(wire: RedisClient, redis_url: str) -> None:
-    """By which a worker knows whom nobody listens to any more."""
-    with Redis.from_url(redis_url) as client, client.pubsub() as one, client.pubsub() as two:
-        for subscription, names in ((one, ("a", "b")), (two, ("a",))):
-            subscription.subscribe(*names)
-            for _ in names:
-                assert subscription.get_message(timeout=20) is not None
-        assert await wire.listeners(["a", "b", "c"]) == {"a": 2, "b": 1, "c": 0}
-
-
 # --- Calls of many tasks in one round trip: each gets its own answer, and only its own error ---
 
 

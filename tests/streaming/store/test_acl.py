@@ -364,7 +364,6 @@ SENT: Mapping[str, Calls] = {
     ],
     "worker": lambda wire: [
         Fleet(wire).cards(), drained(read_log(wire, 0, LOG, 1)),
-        wire.listeners(["penstock:api:x"]),
         wire.run_ids(), wire.time_us(""), read_identity(wire),
     ],
     "scheduler": lambda wire: [
