@@ -62,7 +62,6 @@ class BatchTurn:
         self._folder = tools.file_store.work(lease.batch.id)
         self._state, self._progress = lease.state, lease.progress
         self._saved = SaveResult(lease.now_ms, lease.state, lease.paused)
-        self._tokens: int | None = None
         self._save_lock = asyncio.Lock()
         self._ended = False
         """The final state is being saved, or is saved: no further save."""
@@ -100,20 +99,17 @@ class BatchTurn:
         async with self._save_lock:
             if self._ended:
                 return
-            if self._lines is not None and self._lines.opened:
-                self._progress, self._tokens = self._lines.progress(), self._lines.tokens_left
-            self._saved = await self._batches.save(
-                self._lease, self._state, self._progress, tokens=self._tokens, rest_ms=rest_ms
-            )
+            tokens = None
             if self._lines is not None:
-                self._lines.now_ms = self._saved.now_ms
+                self._progress, tokens = self._lines.progress(self._progress), self._lines.tokens_left
+            self._saved = await self._batches.save(
+                self._lease, self._state, self._progress, tokens=tokens, rest_ms=rest_ms
+            )
 
     async def _set_state(self, state: BatchState, **changes: Any) -> None:
         """Save a new state of the batch. A command of the owner may override it."""
         self._state = state
         self._progress = msgspec.structs.replace(self._progress, **changes)
-        if self._lines is not None:
-            self._lines.base = self._progress
         await self._save()
 
     async def _finish(self, state: BatchState, files: Sequence[StoredFile] = (), **changes: Any) -> None:
@@ -153,10 +149,7 @@ class BatchTurn:
         ending = await asyncio.to_thread(noted_ending, self._tools.file_store, self._lease.batch.id)
         if ending is None:
             return False
-        log.warning(
-            "the store had lost a batch's outcome; its note restores it",
-            extra={"batch": self._lease.batch.id},
-        )
+        log.warning("the store had lost a batch's outcome; its note restores it", extra={"batch": self._lease.batch.id})
         self._progress, now_ms = ending.progress, self._saved.now_ms
         keep_ms = self._lease.batch.output_keep_ms
         files = [msgspec.structs.replace(file, created_ms=now_ms, expires_ms=now_ms + keep_ms) for file in ending.files]
@@ -169,7 +162,7 @@ class BatchTurn:
         if self._saved.state is BatchState.CANCELLING:
             await self._finish(BatchState.CANCELLED, faults=lost)
         else:
-            await self._fail([WORK_LOST])
+            await self._finish(BatchState.FAILED, faults=(WORK_LOST,))
 
     async def _read_input(self) -> bool:
         """Validate the input; return whether there are lines to compute."""
@@ -192,13 +185,14 @@ class BatchTurn:
             await self._save(rest_ms=0)
             return False
         except FileNotFoundError:
-            await self._fail([LineFault(0, "file_not_found", "The input file is gone.", "input_file_id")])
+            gone = LineFault(0, "file_not_found", "The input file is gone.", "input_file_id")
+            await self._finish(BatchState.FAILED, faults=(gone,))
             return False
         finally:
             segment.close()
         faults = found.faults or await self._over_quota(found)
         if faults:
-            await self._fail(faults)
+            await self._finish(BatchState.FAILED, faults=tuple(faults))
             return False
         await self._set_state(
             BatchState.IN_PROGRESS,
@@ -222,13 +216,9 @@ class BatchTurn:
         )
         return [LineFault(0, "token_limit_exceeded", message)]
 
-    async def _fail(self, faults: Sequence[LineFault]) -> None:
-        await self._finish(BatchState.FAILED, faults=tuple(faults))
-
     async def _compute(self) -> StopReason | None:
         """Compute lines. Returns why the batch stops ("": every line has an answer); None if only the turn is over."""
-        self._lines = lines = Lines(self._tools, self._lease, self._folder)
-        await lines.open()
+        self._lines = lines = await Lines.open(self._tools, self._lease, self._folder)
         loop = asyncio.get_running_loop()
         turn_end, cancel_by = loop.time() + self._tools.turn_s, 0.0
         while True:
@@ -247,21 +237,22 @@ class BatchTurn:
             elif self._saved.paused:
                 await lines.withdraw()
                 if lines.idle:
-                    await self._save(rest_ms=self._paused_ms())
+                    left_ms = self._left_ms()
+                    await self._save(rest_ms=PAUSED_RECHECK_MS if left_ms is None else max(0, left_ms))
                     return None
             else:
-                self._tools.metrics.batch_lines.inc(await lines.feed())
+                self._tools.metrics.batch_lines.inc(await lines.feed(self._left_ms()))
             await wait(self._stop, POLL_INTERVAL_S)
 
     def _stop_reason(self) -> StopReason:
         if self._saved.state is BatchState.CANCELLING:
             return "cancelled"
-        expires_ms = self._lease.expires_ms
-        return "expired" if expires_ms and self._saved.now_ms >= expires_ms else ""
+        left_ms = self._left_ms()
+        return "" if left_ms is None or left_ms > 0 else "expired"
 
-    def _paused_ms(self) -> int:
-        expires_ms = self._lease.expires_ms
-        return max(0, expires_ms - self._saved.now_ms) if expires_ms else PAUSED_RECHECK_MS
+    def _left_ms(self) -> int | None:
+        """Milliseconds until the batch expires, as of the last save; None: never."""
+        return self._lease.expires_ms - self._saved.now_ms if self._lease.expires_ms else None
 
     async def _write_outputs(self, reason: StopReason) -> None:
         """Write the output and error files, in the order of the input, and end the batch."""
@@ -275,7 +266,7 @@ class BatchTurn:
                 file = await asyncio.to_thread(self._assemble, lines.plan, lines.ledger, outcome, reason)
                 if file is not None:
                     made.append((outcome, file))
-            self._progress = lines.progress()
+            self._progress = lines.progress(self._progress)
             states: dict[StopReason, BatchState] = {"": BatchState.COMPLETED, "expired": BatchState.EXPIRED}
             named = {outcome: file.id for outcome, file in made}
             await self._finish(
