@@ -20,9 +20,8 @@ from msgspec import structs
 
 from penstock.loops import ExpectedErrors, coalesced, run_periodically, wait, wait_any
 from scheduler.policy import snapshot
-from scheduler.policy.decide import LaneOutlook, PolicyState
+from scheduler.policy.decide import LaneOutlook, PolicyState, Switch, SwitchDecision, decide
 from scheduler.policy.snapshot import ScalingLimits, ShapeChoice, Snapshot
-from scheduler.policy.switch import Switch, SwitchDecision, decide
 from scheduler.pools.base import Pool
 from streaming.errors import Unavailable
 from streaming.fleet.plans import (
@@ -108,9 +107,9 @@ class Loop:
         pool: Pool,
         me: Process,
         metrics: Metrics,
-        *,
         tick_s: float = 1.0,
         lead_s: float = 5.0,
+        *,
         clock: Callable[[], float] = time.monotonic,
         on_state: Callable[[str], None] = lambda _: None,
     ) -> None:

@@ -16,9 +16,8 @@ from redis import Redis
 from worker_report import a_worker
 
 from scheduler.loop import Loop, holder_of, look, prospect_of
-from scheduler.policy.decide import LaneOutlook, PolicyState, PoolPlan
+from scheduler.policy.decide import LaneOutlook, PolicyState, PoolPlan, Switch, SwitchDecision
 from scheduler.policy.snapshot import DueJob, ScalingLimits, Shape
-from scheduler.policy.switch import Switch, SwitchDecision
 from scheduler.pools.base import DryRunPool, Move, Pool
 from streaming.errors import Unavailable
 from streaming.fleet.plans import Leadership, Overrides, Plan, Plans, Prospect, claim_lead

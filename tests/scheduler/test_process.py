@@ -18,10 +18,9 @@ from flow import put_job
 
 from penstock.config import Config, ConfigError
 from penstock.process import Lifeline
-from scheduler.__main__ import Settings, main, open_pool, run
+from scheduler.__main__ import main, open_pool, read_limits, run
 from scheduler.pools.base import DryRunPool, Pool
 from scheduler.pools.kubernetes import KubernetesPool
-from scheduler.settings import KubernetesSettings
 from streaming.fleet.plans import Lead, Leadership, Noted, Overrides, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, this_process
@@ -118,9 +117,9 @@ class NotedLifeline(Lifeline):
 
 async def test_a_scheduler_without_redis_tells_its_supervisor_the_cause() -> None:
     """Not only that it waits: `penstock up` shows it."""
-    settings = Settings.read(Config({"redis": {"url": "redis://127.0.0.1:1/0"}}))
+    config = Config({"redis": {"url": "redis://127.0.0.1:1/0"}})
     lifeline, metrics = NotedLifeline(), Metrics.start("", "scheduler")
-    running = asyncio.create_task(run(settings, this_process("scheduler", "s"), lifeline, metrics))
+    running = asyncio.create_task(run(config, read_limits(config), this_process("scheduler", "s"), lifeline, metrics))
     async with asyncio.timeout(30):
         while len(lifeline.said) < 3:
             await asyncio.sleep(0.01)
@@ -133,26 +132,16 @@ async def test_a_scheduler_without_redis_tells_its_supervisor_the_cause() -> Non
 
 
 def test_limits_come_from_the_models() -> None:
-    """min_workers alone is also the maximum; where pods are is read too."""
-    config = Config(
-        {
-            "models": {"a": {"engine": "sim", "min_workers": 2}, "b": {"engine": "sim", "max_workers": 5}},
-            "scheduler": {"idle_s": 7},
-            "kubernetes": {"namespace": "llm"},
-        }
-    )
-    settings = Settings.read(config)
-    assert {name: (each.min, each.max, each.idle_s) for name, each in settings.limits.items()} == {
-        "a": (2, 2, 7.0),
-        "b": (1, 5, 7.0),
-    }
-    assert settings.kubernetes == KubernetesSettings(namespace="llm")
+    """min_workers alone is also the maximum."""
+    models = {"a": {"engine": "sim", "min_workers": 2}, "b": {"engine": "sim", "max_workers": 5}}
+    limits = read_limits(Config({"models": models, "scheduler": {"idle_s": 7}}))
+    found = {name: (each.min, each.max, each.idle_s) for name, each in limits.items()}
+    assert found == {"a": (2, 2, 7.0), "b": (1, 5, 7.0)}
 
 
 @pytest.mark.parametrize(("name", "kind"), [("local", Pool), ("dry-run", DryRunPool), ("kubernetes", KubernetesPool)])
 async def test_the_pool_is_the_one_that_the_settings_name(name: str, kind: type[Pool]) -> None:
-    settings = Settings.read(Config({"scheduler": {"pool": name}, "models": {MODEL: {"engine": "sim"}}}))
-    pool = open_pool(settings, this_process("scheduler", "s"))
+    pool = open_pool(Config({"scheduler": {"pool": name}}), this_process("scheduler", "s"))
     assert type(pool) is kind
     await pool.close()
 
@@ -174,10 +163,10 @@ def test_two_pools_of_one_deployment_are_refused(deployment: str, models: dict[s
     """They would scale it against each other; pools of other kinds have no such names."""
     tables = {name: {"engine": "sim", **more} for name, more in models.items()}
     config = {"models": tables, "kubernetes": {"deployment": deployment}}
-    assert Settings.read(Config({**config, "scheduler": {"pool": "local"}}))
+    assert read_limits(Config({**config, "scheduler": {"pool": "local"}}))
     with pytest.raises(ConfigError, match=r"kubernetes\.deployment: .* would both be the Deployment"):
-        Settings.read(Config({**config, "scheduler": {"pool": "kubernetes"}}))
-    Settings.read(Config({"models": {"a": {"engine": "sim"}}, "scheduler": {"pool": "kubernetes"}}))
+        read_limits(Config({**config, "scheduler": {"pool": "kubernetes"}}))
+    read_limits(Config({"models": {"a": {"engine": "sim"}}, "scheduler": {"pool": "kubernetes"}}))
 
 
 async def test_one_alone(schedulers: Schedulers, wire: RedisClient) -> None:
