@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -29,8 +29,7 @@ from streaming.jobs.codec import Usage, decode, encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
 from streaming.order import Priority
-from streaming.redis.client import Call, ClientUser, RedisClient, page, place_of
-from streaming.redis.news import news
+from streaming.redis.client import Call, ClientUser, RedisClient, news, page, place_of
 
 UNREADABLE = "(its record cannot be read)"
 """Name shown for a file whose record is malformed."""
@@ -270,15 +269,6 @@ class BatchLease(BatchRecord):
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class SaveResult:
-    """Answer to `save`: Redis time, and the state as the owner may have changed it."""
-
-    now_ms: int
-    state: BatchState
-    paused: bool
-
-
 class DueNotice(NamedTuple):
     """A batch is due: an offline process must be told to run it."""
 
@@ -412,8 +402,9 @@ class Batches:
         rest_ms: int | None = None,
         keep_s: int = 0,
         files: Sequence[StoredFile] = (),
-    ) -> SaveResult:
-        """Save the batch's progress and renew the lease. A final state ends the batch.
+    ) -> BatchLease:
+        """Save the batch's progress and renew the lease. A final state ends the batch. Returns the batch as it stands
+        then: its owner may have changed the state, or paused it.
 
         Args:
             tokens: Tokens still to be computed, for the tenant's quota.
@@ -430,7 +421,8 @@ class Batches:
         for file in files:
             args += [file.id, encode(file), file.expires_ms - file.created_ms]
         now, status, paused = await self._client.call("save", self._partition(hold.batch.id), *args)
-        return SaveResult(now, BatchState(status.decode()), bool(paused))
+        found = BatchState(status.decode())
+        return replace(hold, now_ms=now, state=found, paused=bool(paused), progress=progress)
 
     async def forget_expired(self, limit: int) -> list[str]:
         """Delete the records of ended batches that have expired; returns their ids."""

@@ -17,8 +17,7 @@ import msgspec
 from streaming.fleet.process import Cordoned, Process
 from streaming.fleet.settings import ModelSettings
 from streaming.keys import FLEET_SLOT, fleet_key
-from streaming.redis.client import ClientUser, Query
-from streaming.redis.news import messages, news
+from streaming.redis.client import ClientUser, Query, messages, news
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from streaming.jobs.records import MAX_AT_ONCE, Delivered, Deliveries
 from streaming.keys import lua_prelude, partition_key, prefix
 from streaming.order import lua_constants
 from streaming.redis.client import EAGER_CALLS, MAX_BATCHED_CALLS, MAX_LIBRARIES, Call, RedisClient, Then, translated
-from streaming.redis.clock import Clock, ClockOffset, better, measured
+from streaming.redis.clock import Clock, measured
 from streaming.redis.scripts import LIBRARIES, Library, assemble, load_library
 from streaming.redis.settings import Address, RedisSettings, parse_address
 
@@ -383,17 +383,6 @@ def test_the_truth_lies_within_the_bound(truth: int, there: int, back: int) -> N
     sent = 5_000_000
     offset = measured(sent, sent + there + truth, sent + there + back)
     assert abs(offset.value - truth) <= offset.error <= (there + back) // 2 + 2
-
-
-def test_the_narrower_of_two_is_gone_by_until_it_is_contradicted() -> None:
-    """An old narrow one beats a fresh wide one; age widens it; a clock that was set ends it."""
-    narrow, wide = ClockOffset(1_000, 50, 0), ClockOffset(1_300, 400, 0)
-    assert better(None, wide, 0) is wide
-    assert better(narrow, wide, 0) is narrow and better(wide, narrow, 0) is narrow
-    later = 10_000_000
-    assert narrow.error_at(later) == 50 + 500
-    assert better(narrow, ClockOffset(1_300, 400, later), later).taken == later
-    assert better(narrow, ClockOffset(900_000, 400, 0), 0).value == 900_000
 
 
 async def test_it_tells_the_servers_time(wire: RedisClient) -> None:
