@@ -19,7 +19,7 @@ from offline.batch.turn import BatchTurn
 from penstock.engine import Capabilities, ModelCard
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import LineOutcome, Segment
-from streaming.batches.store import Batches, BatchLease, BatchProgress, BatchState, SaveResult
+from streaming.batches.store import Batches, BatchLease, BatchProgress, BatchState
 from streaming.jobs.job import Job
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
@@ -172,9 +172,9 @@ async def test_nothing_is_said_of_a_ledger_that_is_being_read(lines: Lines, monk
 
     async def save(
         batches: Batches, hold: BatchLease, state: BatchState, progress: BatchProgress, **more: Any
-    ) -> SaveResult:
+    ) -> BatchLease:
         said.append((more["tokens"], progress.total))
-        return SaveResult(0, state, False)
+        return hold
 
     monkeypatch.setattr(Batches, "save", save)
     turn = BatchTurn(lines._tools, lines._lease, asyncio.Event())
