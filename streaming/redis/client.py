@@ -24,10 +24,9 @@ from penstock.loops import ExpectedErrors, Rounds, Turns, coalesced, run_periodi
 from streaming.errors import Fenced, Loading, StreamingError, Unavailable
 from streaming.ids import partition_of
 from streaming.keys import channel, partition_key, prefix
-from streaming.redis.connection import Command, Subscription
+from streaming.redis.connection import Command, Subscription, Topology, open_topology
 from streaming.redis.scripts import LIBRARIES, load_library
 from streaming.redis.settings import RedisSettings
-from streaming.redis.topology import Topology, open_topology
 
 log = logging.getLogger(__name__)
 

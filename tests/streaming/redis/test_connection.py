@@ -24,9 +24,8 @@ from streaming.errors import Unavailable
 from streaming.jobs.lease import Lease
 from streaming.redis import connection as subject
 from streaming.redis.client import RedisClient
-from streaming.redis.connection import SharedConnection, refusal
+from streaming.redis.connection import SharedConnection, _connected, refusal
 from streaming.redis.settings import RedisSettings
-from streaming.redis.topology import _connected
 
 
 @pytest.fixture
