@@ -13,7 +13,7 @@ down within an hour after a rise. docs/scaling.md has the formulas.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -35,7 +35,8 @@ from scheduler.policy.demand import (
 )
 from scheduler.policy.health import PoolHealth, judge
 from scheduler.policy.snapshot import ScalingLimits, ShapeChoice, Snapshot, route, takers
-from streaming.fleet.process import Cordoned, Process
+from streaming.fleet.process import Cordoned, Process, Prospect
+from streaming.order import FLOOR
 
 SPARE_SHARE = 0.25
 """Share of one worker's capacity that must be free on the other workers before one is removed."""
@@ -61,17 +62,6 @@ class PolicyState:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneOutlook:
-    """Forecast of one lane."""
-
-    waiting: int
-    wait_s: float
-    """Seconds until a job put now is begun; infinite: never, or unknown."""
-    each_s: float
-    """Additional seconds for each further job ahead of it; 0: unknown."""
-
-
-@dataclass(frozen=True, slots=True)
 class PoolPlan:
     """The number of workers that a pool should have, and the reason."""
 
@@ -82,8 +72,8 @@ class PoolPlan:
     state: PolicyState
     """Input of the next decision."""
     cordon: tuple[Cordoned, ...] = ()
-    outlook: Mapping[str, LaneOutlook] = field(default_factory=dict)
-    """By lane."""
+    lanes: Mapping[str, Prospect] = field(default_factory=dict)
+    """By lane, what a job put now may expect."""
     wake_s: float = 0.0
     """Seconds until the first worker is ready; 0 if one is."""
     cold_start_s: float = 0.0
@@ -340,29 +330,31 @@ def _plan(
         reason,
         replace(state, want=want, demand=demand),
         state.health.cordons,
-        _outlook(snapshot, limits, demand, len(snapshot.ready) or want, wake_s),
+        dict(_prospects(snapshot, limits, demand, len(snapshot.ready) or want, wake_s)),
         wake_s,
         demand.cold_s(limits),
     )
 
 
-def _outlook(
+def _prospects(
     snapshot: Snapshot, limits: ScalingLimits, demand: Demand, workers: int, wake_s: float
-) -> dict[str, LaneOutlook]:
+) -> Iterator[tuple[str, Prospect]]:
     """By lane, how long a job put now waits: for the wake-up, then for the jobs ahead. A sleeping model wakes one
-    worker."""
+    worker. While the pace of work is unknown, only the wake-up time is known. However busy higher lanes are, the floor
+    of the queue's order gives a lane its share of the work."""
     workers = workers or min(1, limits.ceiling)
     waits = wait_s(snapshot, demand, workers)
     rate = workers * demand.capacity * demand.pace
-    begins = workers and not snapshot.away
-    return {
-        lane.name: LaneOutlook(
-            waiting=lane.waiting,
-            wait_s=wake_s + waits[lane.name] if begins else math.inf,
-            each_s=demand.size(lane.name) / rate if rate else 0.0,
-        )
-        for lane in snapshot.lanes
-    }
+    for lane in snapshot.lanes:
+        lane_wait_s = wake_s + waits[lane.name] if workers and not snapshot.away else math.inf
+        each_s = demand.size(lane.name) / rate if rate else 0.0
+        floor_each_s = (FLOOR + 1) * each_s
+        floor_s = wake_s + (lane.waiting + 1) * floor_each_s
+        if each_s and floor_s < lane_wait_s:
+            lane_wait_s, each_s = floor_s, floor_each_s
+        elif not math.isfinite(lane_wait_s):
+            lane_wait_s, each_s = wake_s, 0.0
+        yield lane.name, Prospect(lane_wait_s, each_s, lane.waiting)
 
 
 def _jobs(snapshot: Snapshot) -> str:

@@ -21,7 +21,7 @@ from penstock.process import Lifeline
 from scheduler.__main__ import main, open_pool, read_limits, run
 from scheduler.pools.base import DryRunPool, Pool
 from scheduler.pools.kubernetes import KubernetesPool
-from streaming.fleet.plans import Lead, Leadership, Noted, Overrides, Plans
+from streaming.fleet.plans import LEADER, Lead, Noted, Overrides, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.queue import Queue
@@ -42,7 +42,7 @@ class Schedulers:
     def __init__(self, redis_url: str, wire: RedisClient, folder: Path) -> None:
         self.folder, self.wire = folder, wire
         self.settings = folder / "settings.json"
-        self.plans, self.leadership, self.overrides = Plans(wire), Leadership(wire), Overrides(wire)
+        self.plans, self.overrides = Plans(wire), Overrides(wire)
         self.processes: list[subprocess.Popen[bytes]] = []
         models = {MODEL: {"engine": "sim", "min_workers": 0, "max_workers": 9}}
         raw = {"redis": {"url": redis_url}, "scheduler": {"tick_s": 0.05, "lead_s": 1.0}, "models": models}
@@ -60,7 +60,7 @@ class Schedulers:
         """Whoever leads under an epoch beyond `after`."""
 
         async def found() -> tuple[Lead, subprocess.Popen[bytes]] | None:
-            lead = await self.leadership.current()
+            lead = await self.wire.ask(LEADER)
             if not lead.holder or lead.epoch <= after:
                 return None
             return lead, next(each for each in self.processes if lead.holder.endswith(f":{each.pid}"))
@@ -184,7 +184,7 @@ async def test_one_alone(schedulers: Schedulers, wire: RedisClient) -> None:
     assert await asyncio.to_thread(process.wait, 20) == 0
     assert plan.want == 1
     assert [(each.id, each.pid, each.state) for each in found] == [("scheduler-7", process.pid, "ready")]
-    assert await fleet.processes("scheduler") == [] and (await schedulers.leadership.current()).holder == ""
+    assert await fleet.processes("scheduler") == [] and (await wire.ask(LEADER)).holder == ""
     events = [json.loads(line) for line in (schedulers.folder / "scheduler-7.log").read_text().splitlines()]
     assert [event["want"] for event in events if event.get("action") == "up"] == [1]
 

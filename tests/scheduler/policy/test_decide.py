@@ -15,7 +15,7 @@ from worker_report import a_worker
 from scheduler.policy.decide import SMALL_STEP_HOLDOFF_S, PolicyState, PoolPlan, decide_pool
 from scheduler.policy.demand import MIN_QUEUED_S, RATE_WINDOW_S, Demand, Flow
 from scheduler.policy.snapshot import TARGETS, DueJob, LaneLoad, ScalingLimits, Snapshot
-from streaming.fleet.process import Process, Served
+from streaming.fleet.process import Process, Prospect, Served
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +113,7 @@ def test_want_is_within_the_limits_and_says_why(
         assert limits.budget is None or plan.want * limits.cost <= limits.budget
     assert plan.reason.strip()
     assert plan.state.want == plan.want
-    assert all(outlook.wait_s >= plan.wake_s for outlook in plan.outlook.values())
+    assert all(lane.wait_s is not None and lane.wait_s >= plan.wake_s for lane in plan.lanes.values())
     assert decide_pool(snapshot, limits, state, 1000.0 + later) == plan
 
 
@@ -203,7 +203,7 @@ def test_jobs_that_can_wait_are_fitted_into_the_slots_there_are() -> None:
     """35 batch jobs of ten seconds need one worker of four slots for a target of an hour, not nine."""
     plan = batch_of_ten_seconds(35)
     assert (plan.want, round(plan.state.demand.pace)) == (1, 100)
-    assert plan.outlook["batch"].wait_s == 36_000 / 400, "36 jobs of 1,000 tokens at 400 tokens a second"
+    assert plan.lanes["batch"].wait_s == 36_000 / 400, "36 jobs of 1,000 tokens at 400 tokens a second"
 
 
 def test_a_near_deadline_is_met_by_more_workers() -> None:
@@ -258,7 +258,7 @@ def test_it_sleeps_when_no_job_came_for_a_while_and_wakes_at_once() -> None:
     woken = decide_pool(first, limits, plans[-1].state, 200.0)
     assert woken.want == 1 and woken.wake_s == limits.cold_start_s
     later = decide_pool(seen(waiting=1, ready=0), limits, woken.state, 204.0)
-    assert later.wake_s == limits.cold_start_s - 4 and later.outlook["standard"].wait_s == later.wake_s
+    assert later.wake_s == limits.cold_start_s - 4 and later.lanes["standard"].wait_s == later.wake_s
 
 
 def test_work_that_cannot_be_attributed_keeps_every_worker() -> None:
@@ -298,7 +298,7 @@ def test_no_worker_is_added_while_no_server_is_there() -> None:
     gone = tuple(structs.replace(each, away=("http://gpu-1/v1 (connection refused)",)) for each in busy.workers)
     away = decide_pool(replace(busy, workers=gone), LIMITS, PolicyState(1), 0.0)
     assert away.want == 1 and away.reason.endswith("http://gpu-1/v1 (connection refused)")
-    assert away.outlook["standard"].wait_s == float("inf")
+    assert away.lanes["standard"] == Prospect(0.0, 0.0, 99), "only the start of a worker is known"
     assert decide_pool(replace(busy, workers=gone), replace(LIMITS, min=2), PolicyState(1), 0.0).want == 2
     one_there = (*gone, a_worker("w9", slots=4))
     assert decide_pool(replace(busy, workers=one_there), LIMITS, away.state, 1.0).want == 4
@@ -309,7 +309,6 @@ def test_a_model_with_no_workers_allowed_stays_at_zero() -> None:
     """With max 0 even waiting jobs start nothing, and the reason names the limit."""
     plan = decide_pool(seen(waiting=5, ready=0), ScalingLimits(0, 0), None, 0.0)
     assert plan.want == 0 and plan.reason.startswith("0 is the most allowed")
-    assert plan.outlook["standard"].wait_s == float("inf")
 
 
 def test_what_has_faded_for_days_is_not_known_any_more() -> None:

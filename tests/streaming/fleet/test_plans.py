@@ -11,18 +11,17 @@ from flow import a_job
 from redis import Redis
 
 from streaming.fleet.plans import (
+    LEADER,
     Action,
     Lead,
-    Leadership,
     Override,
     Overrides,
     Plan,
     Plans,
-    Prospect,
     claim_lead,
     stall_of,
 )
-from streaming.fleet.process import Cordoned, Process
+from streaming.fleet.process import Cordoned, Process, Prospect
 from streaming.fleet.processes import Fleet, present
 from streaming.fleet.settings import ModelSettings
 from streaming.ids import new_life
@@ -83,15 +82,14 @@ class Ears:
 
 async def test_one_leads_and_keeps_leading(wire: RedisClient) -> None:
     """The second is messages who leads; renewing changes no epoch; leaving lets the next in, under a greater one."""
-    leadership = Leadership(wire)
-    assert (await leadership.current()).holder == ""
+    assert (await wire.ask(LEADER)).holder == ""
     first = await wire.ask(claim_lead("a", LONG_MS))
     assert first.holder == "a"
     assert await wire.ask(claim_lead("b", LONG_MS)) == first == await wire.ask(claim_lead("a", LONG_MS))
-    await leadership.leave("b")
-    assert await leadership.current() == first, "only the leader can leave"
-    await leadership.leave("a")
-    assert (await leadership.current()).holder == ""
+    await wire.ask(claim_lead("b", 0))
+    assert await wire.ask(LEADER) == first, "only the leader can leave"
+    await wire.ask(claim_lead("a", 0))
+    assert (await wire.ask(LEADER)).holder == ""
     second = await wire.ask(claim_lead("b", LONG_MS))
     assert second.holder == "b" and second.epoch > first.epoch
 
@@ -121,9 +119,9 @@ async def test_epochs_grow_over_a_loss_of_data(wire: RedisClient, redis_url: str
 
 async def test_a_plan_is_taken_from_the_leader_only(wire: RedisClient) -> None:
     """Another holder, an older epoch, a lead given up: each is refused whole, and pools hear nothing."""
-    leadership, plans = Leadership(wire), Plans(wire)
+    plans = Plans(wire)
     old = await wire.ask(claim_lead("a", LONG_MS))
-    await leadership.leave("a")
+    await wire.ask(claim_lead("a", 0))
     lead = await wire.ask(claim_lead("b", LONG_MS))
     ears = Ears(wire, "pools", "plan")
     await ears.until(1)
@@ -155,11 +153,11 @@ async def test_a_plan_is_taken_from_the_leader_only(wire: RedisClient) -> None:
 
 async def test_a_pool_acts_only_under_the_current_epoch(wire: RedisClient) -> None:
     """From the moment another leads, what an older plan asked for is refused; so it is while nobody has led yet."""
-    leadership, plans = Leadership(wire), Plans(wire)
+    plans = Plans(wire)
     assert not await plans.act(0, an_action("start"))
     old = await wire.ask(claim_lead("a", LONG_MS))
     assert await plans.act(old.epoch, an_action("start", worker="worker-1"))
-    await leadership.leave("a")
+    await wire.ask(claim_lead("a", 0))
     assert await plans.act(old.epoch, an_action("start")), "while nobody leads, the last plan stands"
     lead = await wire.ask(claim_lead("b", LONG_MS))
     assert not await plans.act(old.epoch, an_action("drain"))
