@@ -356,7 +356,12 @@ class Consumer:
             broker = Broker(self._settings.take_url, HEARTBEAT_S)
             try:
                 with outage:
-                    self._take_all(broker, outage, loop)
+                    broker.connect()
+                    broker.consume(self._settings.take_queue, self._settings.take_ahead)
+                    outage.end()
+                    while not self._stop.is_set():
+                        for message in broker.take(POLL_INTERVAL_S):
+                            self._take(broker, message, loop)
             except FutureCancelled:
                 return  # the event loop ends
             except Exception:
@@ -365,15 +370,6 @@ class Consumer:
             finally:
                 broker.close()
             self._stop.wait(RETRY_DELAY_S)
-
-    def _take_all(self, broker: Broker, outage: ExpectedErrors, loop: asyncio.AbstractEventLoop) -> None:
-        """Take messages until stopped. Raises BrokerUnavailable."""
-        broker.connect()
-        broker.consume(self._settings.take_queue, self._settings.take_ahead)
-        outage.end()
-        while not self._stop.is_set():
-            for message in broker.take(POLL_INTERVAL_S):
-                self._take(broker, message, loop)
 
     def _take(self, broker: Broker, message: Message, loop: asyncio.AbstractEventLoop) -> None:
         """Accept or reject one message. Raises BrokerUnavailable: the broker then delivers it again."""

@@ -198,14 +198,17 @@ class Lines:
             return cls(tools, lease, folder, plan, Ledger.load(folder, len(plan)))
 
         lines = await asyncio.to_thread(load)
+        await lines._find_queued()
+        return lines
+
+    async def _find_queued(self) -> None:
         # Lines are enqueued in order, except the few that wait for room, and only so many at once: all lines that are
         # in the queue are among these first ones.
-        count = 2 * max(tools.batch.window, lease.progress.in_queue) + MAX_BLOCKED
-        first = {lines._job_id(line): line for line in islice(lines._waiting, count)}
-        lines._queued = {job_id: first[job_id] for job_id in await lines._queue.known(list(first))}
-        taken = set(lines._queued.values())
-        lines._waiting = deque(line for line in lines._waiting if line not in taken)
-        return lines
+        count = 2 * max(self._tools.batch.window, self._lease.progress.in_queue) + MAX_BLOCKED
+        first = {self._job_id(line): line for line in islice(self._waiting, count)}
+        self._queued = {job_id: first[job_id] for job_id in await self._queue.known(list(first))}
+        taken = set(self._queued.values())
+        self._waiting = deque(line for line in self._waiting if line not in taken)
 
     def close(self) -> None:
         """Close the files. Blocks. The next turn finds the answers that were not written."""

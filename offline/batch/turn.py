@@ -15,11 +15,11 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from api.openai.batch_lines import blocks, output_lines
-from offline.batch.lines import Lines, Terms, ValidatedInput, ValidationInterrupted, validate_input
+from offline.batch.lines import Lines, Terms, ValidationInterrupted, validate_input
 from offline.tools import OfflineTools
 from penstock.loops import ExpectedErrors, run_periodically, wait
-from streaming.batches.file_store import FileStore, Incoming
-from streaming.batches.ledger import PLAN, InputPlan, Ledger, LineOutcome, Segment
+from streaming.batches.file_store import FileStore
+from streaming.batches.ledger import PLAN, LineOutcome, Segment
 from streaming.batches.store import (
     Batches,
     BatchLease,
@@ -162,13 +162,8 @@ class BatchTurn:
         """Validate the input; return whether there are lines to compute."""
         tools, batch = self._tools, self._lease.batch
         segment = Segment(self._folder, self._lease.epoch)
-        terms = Terms(
-            batch.endpoint,
-            frozenset(tools.models),
-            tools.batch.max_lines,
-            max_choices=tools.max_choices,
-            cards=await Fleet(tools.store_client).cards(),
-        )
+        cards = await Fleet(tools.store_client).cards()
+        terms = Terms(batch.endpoint, frozenset(tools.models), tools.batch.max_lines, tools.max_choices, cards)
         try:
             source = await asyncio.to_thread(self._tools.file_store.input_of, batch.id, batch.input_file)
             found = await asyncio.to_thread(validate_input, source, terms, segment, self._should_continue)
@@ -184,9 +179,15 @@ class BatchTurn:
             return False
         finally:
             segment.close()
-        faults = found.faults or await self._over_quota(found)
-        if faults:
-            await self._finish(BatchState.FAILED, faults=tuple(faults))
+        has_room, waiting = await self._batches.reserve(self._lease, found.tokens) if not found.faults else (True, 0)
+        if not has_room:
+            message = (
+                f"This batch has about {found.tokens} tokens and {waiting} are waiting in others; "
+                f"at most {batch.token_limit} may wait at once."
+            )
+            found.faults.append(LineFault(0, "token_limit_exceeded", message))
+        if found.faults:
+            await self._finish(BatchState.FAILED, faults=tuple(found.faults))
             return False
         await self._save(
             BatchState.IN_PROGRESS,
@@ -198,16 +199,6 @@ class BatchTurn:
             began_ms=self._lease.now_ms,
         )
         return True
-
-    async def _over_quota(self, found: ValidatedInput) -> list[LineFault]:
-        room, waiting = await self._batches.reserve(self._lease, found.tokens)
-        if room:
-            return []
-        message = (
-            f"This batch has about {found.tokens} tokens and {waiting} are waiting in others; "
-            f"at most {self._lease.batch.token_limit} may wait at once."
-        )
-        return [LineFault(0, "token_limit_exceeded", message)]
 
     async def _compute(self) -> StopReason | None:
         """Compute lines. Returns why the batch stops ("": every line has an answer); None if only the turn is over."""
@@ -256,7 +247,7 @@ class BatchTurn:
         made: list[tuple[LineOutcome, StoredFile]] = []
         try:
             for outcome in (LineOutcome.DONE, LineOutcome.FAILED):
-                file = await asyncio.to_thread(self._assemble, lines.plan, lines.ledger, outcome, reason)
+                file = await asyncio.to_thread(self._assemble, lines, outcome, reason)
                 if file is not None:
                     made.append((outcome, file))
             progress = lines.progress(self._lease.progress)
@@ -274,32 +265,30 @@ class BatchTurn:
                 await asyncio.to_thread(self._tools.file_store.remove, file.id)
             raise
 
-    def _assemble(self, plan: InputPlan, ledger: Ledger, outcome: LineOutcome, reason: StopReason) -> StoredFile | None:
+    def _assemble(self, lines: Lines, outcome: LineOutcome, reason: StopReason) -> StoredFile | None:
         """Write the file of the lines with this outcome; None if it would be empty. Blocks."""
-        batch, file_store = self._lease.batch, self._tools.file_store
+        batch, file_store, now_ms = self._lease.batch, self._tools.file_store, self._lease.now_ms
         incoming = file_store.open_incoming()
         try:
-            for block in blocks(output_lines(batch.id, self._folder, plan, ledger, outcome, reason)):
+            for block in blocks(output_lines(batch.id, self._folder, lines.plan, lines.ledger, outcome, reason)):
                 incoming.write(block)
                 if self._lost:
                     raise ValidationInterrupted
-            return self._keep(incoming, outcome) if incoming.size else None
+            if not incoming.size:
+                return None
+            file = StoredFile(
+                id=self._files.new_id(batch.tenant),
+                tenant=batch.tenant,
+                name=f"{batch.id}_{'output' if outcome is LineOutcome.DONE else 'error'}.jsonl",
+                size=incoming.size,
+                purpose=OUTPUT,
+                created_ms=now_ms,
+                expires_ms=now_ms + batch.output_keep_ms,
+            )
+            file_store.keep(incoming, file.id)
+            return file
         finally:
             incoming.discard()
-
-    def _keep(self, incoming: Incoming, outcome: LineOutcome) -> StoredFile:
-        batch, now_ms = self._lease.batch, self._lease.now_ms
-        file = StoredFile(
-            id=self._files.new_id(batch.tenant),
-            tenant=batch.tenant,
-            name=f"{batch.id}_{'output' if outcome is LineOutcome.DONE else 'error'}.jsonl",
-            size=incoming.size,
-            purpose=OUTPUT,
-            created_ms=now_ms,
-            expires_ms=now_ms + batch.output_keep_ms,
-        )
-        self._tools.file_store.keep(incoming, file.id)
-        return file
 
 
 class Ending(msgspec.Struct, frozen=True):
