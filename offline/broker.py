@@ -349,9 +349,9 @@ class Consumer:
 
     def _keep_consuming(self, loop: asyncio.AbstractEventLoop) -> None:
         """Consume until stopped; reconnect whenever the broker fails."""
-        message = "no jobs are taken until the broker answers: %s"
+        words = "no jobs are taken until the broker answers: %s"
         on_end = partial(log.info, "the broker answers again, taking jobs")
-        outage = ExpectedErrors(BrokerUnavailable, log.warning, message, once=True, on_end=on_end)
+        outage = ExpectedErrors(BrokerUnavailable, log.warning, words, once=True, on_end=on_end)
         while not self._stop.is_set():
             broker = Broker(self._settings.take_url, HEARTBEAT_S)
             try:
