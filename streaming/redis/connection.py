@@ -79,7 +79,12 @@ class SharedConnection:
             if self._opening is None:
                 self._opening = asyncio.create_task(self._open())
                 self._opening.add_done_callback(self._opened)
-            talk = await self._open_for_all(self._opening)
+            opening = self._opening
+            # All callers share one attempt to open. Neither a cancelled caller nor `close` cancels the others.
+            await asyncio.wait({opening})
+            if opening.cancelled():
+                raise RedisConnectionError("the connection was closed while it was opened")
+            talk = opening.result()
             if talk.over:  # lost again before this task was resumed
                 raise RedisConnectionError("the connection was lost as soon as it was open")
         return await talk.send(commands)
@@ -88,15 +93,6 @@ class SharedConnection:
         """Send commands before this call returns; None, and nothing is sent, if the connection is not open."""
         talk = self._talk
         return None if talk is None or talk.over else talk.send(commands)
-
-    @staticmethod
-    async def _open_for_all(opening: asyncio.Task[PipelinedProtocol]) -> PipelinedProtocol:
-        """Wait for the one attempt to open that all callers share. Neither a cancelled caller nor `close` cancels the
-        other callers."""
-        await asyncio.wait({opening})
-        if opening.cancelled():
-            raise RedisConnectionError("the connection was closed while it was opened")
-        return opening.result()
 
     async def _open(self) -> PipelinedProtocol:
         await self._give_back()
@@ -500,7 +496,7 @@ class Cluster:
     def __init__(self, address: Address, timeout_s: float, options: dict[str, Any]) -> None:
         self._timeout_s = timeout_s
         self._connections: dict[str, SharedConnection] = {}
-        self._cluster = ClusterClient(
+        self._cluster = RedisCluster(
             startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
             max_connections=MAX_CLUSTER_CONNECTIONS,
             # A moved slot is patched in the slot map: reloading the whole map would close subscriptions.
@@ -534,14 +530,15 @@ class Cluster:
         return await self._reloading(connection.run(commands))
 
     async def _reloading(self, answering: Awaitable[list[Any]]) -> list[Any]:
-        """Wait for answers; reload the slot map with the next command if another node may hold the slot now."""
+        """Wait for answers; reload the slot map with the next command if another node may hold the slot now, so that no
+        lost node is asked again."""
         try:
             answers = await answering
         except CONNECTION_ERRORS:
-            self._cluster.reload_slots()
+            self._cluster._initialize = True
             raise
         if any(isinstance(answer, CONNECTION_ERRORS) for answer in answers):
-            self._cluster.reload_slots()
+            self._cluster._initialize = True
         return answers
 
     def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
@@ -602,14 +599,6 @@ async def _connected(node: ClusterNode) -> Connection:
         node.release(connection)
         raise
     return connection
-
-
-class ClusterClient(RedisCluster):
-    """redis-py's cluster client, which can be told that a node was lost."""
-
-    def reload_slots(self) -> None:
-        """Reload the slot map with the next command, so that no lost node is asked again."""
-        self._initialize = True
 
 
 CONNECTION_ERRORS = (RedisConnectionError, RedisTimeoutError, ClusterDownError)
