@@ -84,8 +84,6 @@ HOLD_TICKS, HOLD_S = 3, 2.0
 """A worker told to leave new jobs to another shape takes them again after this many ticks plus this time."""
 LOGGED = ("model", "want", "was", "worker", "shape", "reason")
 """Fields of an action in the log line about it, beside its kind."""
-MIN_COLD_START_CHANGE = 0.01
-"""A measured cold start is written again only if it changed by more than this, relative or in seconds."""
 
 
 def holder_of(scheduler: Process) -> str:
@@ -165,13 +163,10 @@ class Loop:
 
     def facts(self) -> Facts:
         """What a sample says of the lanes: as the leader saw them last; nothing of another scheduler."""
-        return {
-            "lanes": {
-                f"{seen.model}/{lane.name}": RecordedDepth(lane.waiting, lane.running, round(lane.oldest_s, 3))
-                for seen in (self._seen if self._lead is not None else ())
-                for lane in seen.lanes
-            }
-        }
+        models = self._seen if self._lead is not None else ()
+        lanes = {f"{seen.model}/{lane.name}": lane for seen in models for lane in seen.lanes}
+        rows = {name: RecordedDepth(x.waiting, x.running, round(x.oldest_s, 3)) for name, x in lanes.items()}
+        return {"lanes": rows}
 
     async def lead(self) -> None:
         """Claim the leadership, or renew it if no tick has done so for RENEWAL_SHARE of `lead_s`. Raises
@@ -213,8 +208,8 @@ class Loop:
         self._seen = [look(model, waiting.lanes, workers, waiting.due) for model in self._limits]
         decisions = [self._decide(seen, before.get(seen.model), overrides.get(seen.model)) for seen in self._seen]
         plans = [
-            self._plan(decision, before.get(decision.model), lead, at_ms, wakes=decision.model not in overrides)
-            for decision in decisions
+            self._plan(each, before.get(each.model), lead, at_ms, wakes=each.model not in overrides)
+            for each in decisions
         ]
         moves = await self._pool.moves(plans, workers, lead.epoch)
         pairs = zip(decisions, plans, strict=True)
@@ -302,22 +297,20 @@ class Loop:
 
     def _measured(self, decisions: Sequence[SwitchDecision]) -> dict[str, float]:
         """Cold starts in seconds, by pool, that were measured since they were last written."""
-        found = {
-            pool_name(decision.model, shape): pool.state.demand.starts.cold_s
+        return {
+            name: cold_s
             for decision in decisions
             for shape, pool in decision.pools.items()
+            if (cold_s := pool.state.demand.starts.cold_s) is not None
+            and cold_s != self._cold.get(name := pool_name(decision.model, shape))
         }
-        near = partial(math.isclose, rel_tol=MIN_COLD_START_CHANGE, abs_tol=MIN_COLD_START_CHANGE)
-        known = {pool: cold_s for pool, cold_s in found.items() if cold_s is not None}
-        return {pool: cold_s for pool, cold_s in known.items() if not near(cold_s, self._cold.get(pool, math.inf))}
 
     def _log_action(self, action: Action) -> None:
-        if action.was is not None and action.kind in ("up", "down"):
-            self._metrics.decisions.labels(action.model, action.kind).inc()
-        workers = f"{action.shape} workers" if action.shape else "workers"
-        changed = f"{action.want} {workers} wanted" if action.kind in ("up", "down") else action.shape
-        what = action.worker or changed
-        what = what if action.kind in ("up", "down") else f"{action.kind} {what}".strip()
+        what = f"{action.kind} {action.worker or action.shape}".strip()
+        if action.kind in ("up", "down"):
+            what = f"{action.want} {f'{action.shape} workers'.lstrip()} wanted"
+            if action.was is not None:
+                self._metrics.decisions.labels(action.model, action.kind).inc()
         model, about = f"{action.model}: " if action.model else "", {name: getattr(action, name) for name in LOGGED}
         log.info("%s%s: %s", model, what, action.reason, extra={"action": action.kind, **about})
 

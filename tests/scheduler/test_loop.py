@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import pytest
-from flow import put_job
+from flow import put_job, until
 from redis import Redis
 from worker_report import a_worker
 
@@ -78,14 +78,6 @@ class Hand:
 @pytest.fixture
 def hand(wire: RedisClient) -> Hand:
     return Hand(wire)
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Poll until it holds; a generous deadline turns a hang into a failure that says what was awaited."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.005)
 
 
 # --- what is published -----------------------------------------------------------------------------------------------
@@ -244,16 +236,18 @@ async def test_what_a_stale_leader_has_decided_is_dropped(hand: Hand, caplog: py
 # --- its life --------------------------------------------------------------------------------------------------------
 
 
+async def has_workers(hand: Hand) -> bool:
+    return (await hand.plan()).want > 0
+
+
 async def test_a_put_that_finds_nobody_awake_is_answered_at_once(hand: Hand) -> None:
     """Not at the next tick, which is an hour away."""
     stop, reaper, pool = asyncio.Event(), ShakyReaper(down=False), CountingPool()
     running = asyncio.create_task(hand.loop(pool=pool, reaper=reaper, tick_s=3600.0).run(stop))
-    await until(lambda: pool.rounds >= 2, "its first round, and the one that its subscription asks for")
+    await until(lambda: pool.rounds >= 2, 20)
     assert (await hand.plan()).want == 0
     await hand.put()
-    async with asyncio.timeout(20):
-        while (await hand.plan()).want == 0:
-            await asyncio.sleep(0.005)
+    assert await until(partial(has_workers, hand), 20)
     assert reaper.asked == 3
     stop.set()
     await running
@@ -291,10 +285,10 @@ async def test_an_outage_is_said_once_and_ends_by_itself(hand: Hand, caplog: pyt
     loop = hand.loop(reaper=reaper, tick_s=0.01, on_state=states.append)
     with caplog.at_level(logging.INFO, "scheduler.loop"):
         running = asyncio.create_task(loop.run(stop))
-        await until(lambda: reaper.asked > 10, "it keeps asking")
+        await until(lambda: reaper.asked > 10, 20)
         assert states == []
         reaper.down = False
-        await until(lambda: states == ["ready"], "it is ready")
+        await until(lambda: states == ["ready"], 20)
         while MODEL not in await hand.plans.read():
             await asyncio.sleep(0.005)
         stop.set()

@@ -9,12 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from flow import put_job
+from flow import put_job, until
 
 from penstock.config import Config, ConfigError
 from penstock.process import Lifeline
@@ -65,13 +65,7 @@ class Schedulers:
                 return None
             return lead, next(each for each in self.processes if lead.holder.endswith(f":{each.pid}"))
 
-        return await self.until(found)
-
-    async def until(self, look: Callable[[], Awaitable[T | None]], seconds: float = 30.0) -> T:
-        async with asyncio.timeout(seconds):
-            while not (value := await look()):
-                await asyncio.sleep(0.01)
-        return value
+        return await until(found)
 
     async def want(self, number: int) -> None:
         """A decision of ours, and the plan that follows from it."""
@@ -81,7 +75,7 @@ class Schedulers:
             plan = (await self.plans.read()).get(MODEL)
             return plan is not None and plan.want == number
 
-        await self.until(planned)
+        await until(planned)
 
     async def actions(self) -> list[Noted]:
         """Oldest first."""
@@ -120,9 +114,7 @@ async def test_a_scheduler_without_redis_tells_its_supervisor_the_cause() -> Non
     config = Config({"redis": {"url": "redis://127.0.0.1:1/0"}})
     lifeline, metrics = NotedLifeline(), Metrics.start("", "scheduler")
     running = asyncio.create_task(run(config, read_limits(config), this_process("scheduler", "s"), lifeline, metrics))
-    async with asyncio.timeout(30):
-        while len(lifeline.said) < 3:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(lifeline.said) >= 3)
     (_, waiting), (state, cause), *_ = lifeline.said
     assert waiting == "waiting for Redis" and state == "starting"
     assert cause.startswith("waiting for Redis: ") and "127.0.0.1:1" in cause
@@ -174,12 +166,12 @@ async def test_one_alone(schedulers: Schedulers, wire: RedisClient) -> None:
     fleet = Fleet(wire)
     await put_job(Queue(wire))
     process = schedulers.start("scheduler-7")
-    plan = await schedulers.until(lambda: _plan(schedulers))
+    plan = await until(lambda: _plan(schedulers))
 
     async def ready() -> list[Process]:
         return [each for each in await fleet.processes("scheduler") if each.state == "ready"]
 
-    found = await schedulers.until(ready)
+    found = await until(ready)
     process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(process.wait, 20) == 0
     assert plan.want == 1

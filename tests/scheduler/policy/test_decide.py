@@ -30,17 +30,12 @@ seconds = st.floats(0, 1e6)
 def limits(draw: st.DrawFn) -> ScalingLimits:
     low = draw(st.integers(0, 6))
     return ScalingLimits(
-        low,
-        low + draw(st.integers(0, 10)),
-        idle_s=draw(st.floats(0, 120)),
-        sleep_s=draw(st.floats(0, 600)),
-        cold_start_s=draw(st.floats(0.1, 300)),
-        cover=draw(st.floats(0, 1)),
-        cost=draw(st.sampled_from((0.0, 1.0, 2.5))),
-        budget=draw(st.none() | st.floats(0, 40)),
+        low, low + draw(st.integers(0, 10)), idle_s=draw(st.floats(0, 120)), sleep_s=draw(st.floats(0, 600)),
+        cold_start_s=draw(st.floats(0.1, 300)), cover=draw(st.floats(0, 1)),
+        cost=draw(st.sampled_from((0.0, 1.0, 2.5))), budget=draw(st.none() | st.floats(0, 40)),
         pinned=draw(st.none() | st.none() | st.integers(0, 20)),
         paused=draw(st.sampled_from((False, False, False, True))),
-    )
+    )  # fmt: skip
 
 
 @st.composite
@@ -57,18 +52,15 @@ def lanes(draw: st.DrawFn) -> tuple[LaneLoad, ...]:
 @st.composite
 def workers(draw: st.DrawFn) -> tuple[Process, ...]:
     slots, kv = draw(st.integers(1, 64)), draw(st.sampled_from((0, 8192)))
+    states = st.sampled_from(("ready", "ready", "starting", "draining"))
     return tuple(
         a_worker(
-            f"w{number}",
-            draw(st.sampled_from(("ready", "ready", "starting", "draining"))),
-            slots,
-            draw(st.integers(0, slots)),
-            kv_tokens=kv,
-            kv_used=draw(st.integers(0, kv)),
+            f"w{number}", draw(states), slots, draw(st.integers(0, slots)),
+            kv_tokens=kv, kv_used=draw(st.integers(0, kv)),
             served={lane: Served(draw(counts), draw(st.integers(0, 10_000))) for lane in LANES[:2]},
         )
         for number in range(draw(st.integers(0, 6)))
-    )
+    )  # fmt: skip
 
 
 snapshots = st.builds(Snapshot, st.just("m"), lanes(), workers())
@@ -150,13 +142,9 @@ def test_the_first_waiting_job_wakes_a_sleeping_model(
 
 
 @given(
-    offered=st.integers(0, 120),
-    slots=st.integers(1, 40),
-    really=st.integers(1, 40),
-    prefetch=st.integers(0, 2),
-    start_ticks=st.integers(0, 5),
-    most=st.integers(1, 12),
-)
+    offered=st.integers(0, 120), slots=st.integers(1, 40), really=st.integers(1, 40), prefetch=st.integers(0, 2),
+    start_ticks=st.integers(0, 5), most=st.integers(1, 12),
+)  # fmt: skip
 @settings(max_examples=30, deadline=None)
 def test_a_constant_load_does_not_rock_the_number_of_workers(
     offered: int, slots: int, really: int, prefetch: int, start_ticks: int, most: int
