@@ -23,7 +23,7 @@ from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable
 from streaming.events import EventSettings, EventSubscriptions
-from streaming.fleet.plans import PLANS, Leadership, Overrides, Plans, overrides_of, stall_of
+from streaming.fleet.plans import PLANS, Overrides, Plans, overrides_of, stall_of
 from streaming.fleet.processes import ConsoleSessions, Fleet, processes_of
 from streaming.fleet.settings import ModelSettings
 from streaming.jobs.conversations import Conversations
@@ -87,7 +87,7 @@ class Services:
         self.fleet, self.summaries, self.backlog = Fleet(store_client), Summaries(store_client), Backlog(store_client)
         self.files, self.batches, self.quota_usage = Files(store_client), Batches(store_client), Quotas(store_client)
         self.conversations = Conversations(store_client)
-        self.leadership, self.plans = Leadership(store_client), Plans(store_client)
+        self.plans = Plans(store_client)
         self.overrides, self.relay = Overrides(store_client), Relay(store_client)
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)
         self.deliveries = Deliveries(store_client)

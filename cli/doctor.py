@@ -38,7 +38,7 @@ from penstock.config import Config, ConfigError
 from penstock.text import counted
 from streaming.batches.file_store import FileStore
 from streaming.errors import MalformedJob, Unavailable
-from streaming.fleet.plans import Leadership, Overrides, Plans, stall_of
+from streaming.fleet.plans import LEADER, Overrides, Plans, stall_of
 from streaming.fleet.process import without_host
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
@@ -350,7 +350,7 @@ def judge_store(identity: Identity, settings: RedisSettings, file_store: FileSto
     yield Check("store", "ok", f"format {identity.format}, partitions {identity.partitions}, {identity.deployment}")
     try:
         owner, empty = file_store.owner, file_store.is_empty
-        aside = sum(number for _, number in file_store.quarantined())
+        aside = file_store.quarantined()
     except OSError as error:
         yield Check("files", "skip", f"{file_store.folder}: {error.strerror}")
         return
@@ -424,7 +424,7 @@ async def _judge_lanes(store_client: RedisClient, models: Models) -> list[Check]
         Fleet(store_client).processes("worker"),
         Plans(store_client).read(),
         Overrides(store_client).of(models),
-        Leadership(store_client).current(),
+        store_client.ask(LEADER),
     )
     found = []
     for model, settings in models.items():

@@ -121,7 +121,7 @@ async def _show(store_client: RedisClient, file_store: FileStore) -> CommandResu
         "deployment": identity.deployment if identity else None,
         "files": str(file_store.folder),
         "files_deployment": file_store.owner or None,
-        "files_quarantined": sum(number for _, number in file_store.quarantined()),
+        "files_quarantined": file_store.quarantined(),
     }
     rows = [(name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items()]
     return CommandResult(facts, lambda: print_table(("FIELD", "VALUE"), rows))

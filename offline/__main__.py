@@ -216,15 +216,8 @@ class OfflineProcess:
 def _celery_thread(app: Celery, concurrency: int, name: str) -> threading.Thread:
     """The thread of Celery's worker, beside the event loop. It takes no signals; it is asked to stop by its own state:
     it then takes nothing more, and what has not ended when the process ends is left to other processes."""
-    worker = WorkController(
-        app=app,
-        hostname=name,
-        pool="threads",
-        concurrency=concurrency,
-        without_gossip=True,
-        without_mingle=True,
-        without_heartbeat=True,
-    )
+    quiet = dict.fromkeys(("without_gossip", "without_mingle", "without_heartbeat"), True)
+    worker = WorkController(app=app, hostname=name, pool="threads", concurrency=concurrency, **quiet)
     return threading.Thread(target=worker.start, name="celery", daemon=True)
 
 

@@ -139,8 +139,7 @@ class Broker:
         """Return the messages that have arrived; wait up to `seconds` for the first."""
         if not self._received:
             self._drain(seconds)
-        received = list(self._received)
-        self._received.clear()
+        received, self._received[:] = list(self._received), []
         return received
 
     def hold(self, seconds: float) -> None:
@@ -260,9 +259,8 @@ class Intake:
         count = await self._redeliveries.begin(queue, message_id)
         try:
             if count > MAX_REDELIVERIES:
-                raise Rejected(
-                    f"The message was taken up {count} times and each time the process failed without an answer."
-                )
+                words = f"The message was taken up {count} times and each time the process failed without an answer."
+                raise Rejected(words)
             job_id = await self._accept(body, message_id, trace)
         except (Rejected, LaneFull, StoreFull, Unavailable):
             await self._redeliveries.settle(queue, message_id)
@@ -272,16 +270,13 @@ class Intake:
 
     async def _accept(self, body: bytes, message_id: str, trace: Mapping[str, str]) -> str:
         if not message_id or len(message_id) > MAX_MESSAGE_ID:
-            raise Rejected(
-                f"A message needs a message_id of 1 to {MAX_MESSAGE_ID} characters: "
-                f"without one it could be computed twice."
-            )
+            need = f"A message needs a message_id of 1 to {MAX_MESSAGE_ID} characters"
+            raise Rejected(f"{need}: without one it could be computed twice.")
         if len(body) > MAX_BYTES:
             raise Rejected(f"The message is larger than the {MAX_BYTES} bytes accepted here.")
         if reason := self._tools.store.reason or self._tools.headroom.reason:
             raise Unavailable(reason)
-        key = joined("message", self._settings.take_queue, message_id)
-        tenant = self._settings.take_tenant
+        key, tenant = joined("message", self._settings.take_queue, message_id), self._settings.take_tenant
         try:
             cards = await self._fleet.cards()
             asked = parse("job", await weighed(body))
@@ -301,33 +296,25 @@ class Intake:
         about: Attributes = {names.REQUEST_MODEL: asked.model, names.TENANT: tenant}
         span = self._tools.tracing.enter(f"take {self._settings.take_queue}", trace, "consumer", about)
         job = to_job(
-            asked,
-            job_id=self._queue.new_id(tenant, key),
-            tenant=tenant,
-            ceiling=self._settings.take_priority,
-            reply_to="",
-            trace=span.carrier(),
-            events=events,
-            webhook=webhook,
-            card=card,
-        )
+            asked, job_id=self._queue.new_id(tenant, key), tenant=tenant, ceiling=self._settings.take_priority,
+            reply_to="", trace=span.carrier(), events=events, webhook=webhook, card=card,
+        )  # fmt: skip
         if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
             raise Rejected(failure.message)
-        digest = hashlib.sha256(body).hexdigest()
         try:
-            must_run = bool(asked.queue.do_not_queue)
             accepted = await self._queue.put(
-                job, idempotency_key=key, digest=digest, must_run=must_run, cost=cost_of(job, card), quota=self._quota
-            )
-            if not accepted.joined:
-                span.end(attributes={names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)})
-            return accepted.id
+                job, idempotency_key=key, digest=hashlib.sha256(body).hexdigest(),
+                must_run=bool(asked.queue.do_not_queue), cost=cost_of(job, card), quota=self._quota,
+            )  # fmt: skip
         except NeverFits as error:
             raise Rejected(too_large_for_store(job, error.needed, error.most).message) from None
         except KeyReused:
             raise Rejected("This message_id came with another body before.") from None
         except NoCapacity:
             raise Rejected("No worker is free, and the message says not to queue (queue.do_not_queue).") from None
+        if not accepted.joined:
+            span.end(attributes={names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)})
+        return accepted.id
 
 
 log = logging.getLogger(__name__)
@@ -362,14 +349,19 @@ class Consumer:
 
     def _keep_consuming(self, loop: asyncio.AbstractEventLoop) -> None:
         """Consume until stopped; reconnect whenever the broker fails."""
-        message = "no jobs are taken until the broker answers: %s"
+        words = "no jobs are taken until the broker answers: %s"
         on_end = partial(log.info, "the broker answers again, taking jobs")
-        outage = ExpectedErrors(BrokerUnavailable, log.warning, message, once=True, on_end=on_end)
+        outage = ExpectedErrors(BrokerUnavailable, log.warning, words, once=True, on_end=on_end)
         while not self._stop.is_set():
             broker = Broker(self._settings.take_url, HEARTBEAT_S)
             try:
                 with outage:
-                    self._take_all(broker, outage, loop)
+                    broker.connect()
+                    broker.consume(self._settings.take_queue, self._settings.take_ahead)
+                    outage.end()
+                    while not self._stop.is_set():
+                        for message in broker.take(POLL_INTERVAL_S):
+                            self._take(broker, message, loop)
             except FutureCancelled:
                 return  # the event loop ends
             except Exception:
@@ -378,15 +370,6 @@ class Consumer:
             finally:
                 broker.close()
             self._stop.wait(RETRY_DELAY_S)
-
-    def _take_all(self, broker: Broker, outage: ExpectedErrors, loop: asyncio.AbstractEventLoop) -> None:
-        """Take messages until stopped. Raises BrokerUnavailable."""
-        broker.connect()
-        broker.consume(self._settings.take_queue, self._settings.take_ahead)
-        outage.end()
-        while not self._stop.is_set():
-            for message in broker.take(POLL_INTERVAL_S):
-                self._take(broker, message, loop)
 
     def _take(self, broker: Broker, message: Message, loop: asyncio.AbstractEventLoop) -> None:
         """Accept or reject one message. Raises BrokerUnavailable: the broker then delivers it again."""
@@ -400,10 +383,8 @@ class Consumer:
                 accepting = self._intake.accept(body, name, redelivered=redelivered, trace=trace)
                 job_id = asyncio.run_coroutine_threadsafe(accepting, loop).result()
             except Rejected as error:
-                queue = f"{self._settings.take_queue}.rejected"
-                broker.publish(
-                    queue, body, message.content_type or "application/json", name, {REASON_HEADER: str(error)}
-                )
+                queue, kind = f"{self._settings.take_queue}.rejected", message.content_type or "application/json"
+                broker.publish(queue, body, kind, name, {REASON_HEADER: str(error)})
                 broker.ack(message)
                 self._metrics.taken.labels("rejected").inc()
                 log.warning("a message was rejected: %s", error, extra={"queue": queue})
@@ -469,25 +450,18 @@ class Publisher:
             self._broker = broker
         events = await self._outbox.collect(self._name, MAX_EVENTS)
         if events:
-            bodies = await self._bodies(events)
-            await asyncio.to_thread(self._send, self._broker, events, bodies)
+            jobs = list({event.subject for event in events if event.subject.startswith("job_")})
+            records = dict(zip(jobs, await self._job_reader.records(jobs), strict=True))
+            await asyncio.to_thread(self._send, self._broker, events, records)
             await self._outbox.posted(events)
             self._metrics.events.inc(len(events))
         return len(events)
 
-    def _send(self, broker: Broker, events: Sequence[Event], bodies: Sequence[bytes]) -> None:
-        for event, body in zip(events, bodies, strict=True):
-            headers = {"type": f"penstock.{event.type}"}
-            broker.publish(self._settings.publish_queue, body, CONTENT_TYPE, event.id, headers)
-
-    async def _bodies(self, events: Sequence[Event]) -> list[bytes]:
-        jobs = list({event.subject for event in events if event.subject.startswith("job_")})
-        records = dict(zip(jobs, await self._job_reader.records(jobs), strict=True))
-        settings = self._settings
-        return [
-            cloud_event(event, records.get(event.subject), settings.source, results=settings.results)
-            for event in events
-        ]
+    def _send(self, broker: Broker, events: Sequence[Event], records: Mapping[str, JobRecord | None]) -> None:
+        source, results, queue = self._settings.source, self._settings.results, self._settings.publish_queue
+        for event in events:
+            body = cloud_event(event, records.get(event.subject), source, results=results)
+            broker.publish(queue, body, CONTENT_TYPE, event.id, {"type": f"penstock.{event.type}"})
 
     async def _disconnect(self) -> None:
         broker, self._broker = self._broker, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hmac
 import ipaddress
 import logging
@@ -100,15 +101,14 @@ async def with_data(events: Sequence[Event], reader: JobReader, batches: Batches
     records = dict(zip(jobs, await reader.records(jobs, resultless=jobs), strict=True))
     told = []
     for event in events:
-        if event.subject.startswith("batch_"):
-            told.append((event, _encoded(await _of_batch(event, batches))))
-            continue
-        record = records.get(event.subject)
-        told.append(_of_job(event, record if record is not None and record.job.tenant == event.tenant else None))
+        record, is_batch = records.get(event.subject), event.subject.startswith("batch_")
+        own = record if record is not None and record.job.tenant == event.tenant else None
+        event, data = (event, await _of_batch(event, batches)) if is_batch else _of_job(event, own)  # noqa: PLW2901
+        told.append((event, to_json(data).decode()))
     return told
 
 
-def _of_job(event: Event, record: JobRecord | None) -> tuple[Event, str]:
+def _of_job(event: Event, record: JobRecord | None) -> tuple[Event, dict[str, Any]]:
     state = event.type.rpartition(".")[2]
     data: dict[str, Any] = {}
     if record is not None and record.terminal is not None:
@@ -125,7 +125,7 @@ def _of_job(event: Event, record: JobRecord | None) -> tuple[Event, str]:
         if data.get("result_url"):
             data["result_url"] = f"/v1/responses/{name}"
         event, state = replace(event, type=PREFIX + status, subject=name), status
-    return event, _encoded(data | {"id": event.subject, "status": state})
+    return event, data | {"id": event.subject, "status": state}
 
 
 async def _of_batch(event: Event, batches: Batches) -> dict[str, Any]:
@@ -141,10 +141,6 @@ async def _of_batch(event: Event, batches: Batches) -> dict[str, Any]:
         "output_file_id": progress.output_file or None,
         "error_file_id": progress.error_file or None,
     }
-
-
-def _encoded(data: dict[str, Any]) -> str:
-    return to_json(data).decode()
 
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -279,23 +275,19 @@ class WebhookEndpoint:
         headers = signed_headers(self.settings.secret, attempt.id, attempt.now_ms // 1000, body)
         headers |= {"content-type": "application/json", "user-agent": "penstock"}
         headers |= {TRACEPARENT: trace} if trace else {}
+        posting, size = self._pool.stream("POST", url, headers=list(headers.items()), content=body), 0
         try:
-            async with asyncio.timeout(self.settings.timeout_s):
-                status = await self._post(url, list(headers.items()), body)
+            async with asyncio.timeout(self.settings.timeout_s), posting as response:
+                async for chunk in response.aiter_stream():
+                    size += len(chunk)
+                    if size > MAX_ANSWER_BYTES:
+                        break
         except Forbidden as error:
             return 0, str(error)
         except DELIVERY_ERRORS as error:
             return 0, f"{type(error).__name__}: {error}".rstrip(": ")
+        status = int(response.status)
         return status, "" if 200 <= status < 300 else f"the endpoint answered {status}"
-
-    async def _post(self, url: str, headers: list[tuple[str, str]], body: bytes) -> int:
-        async with self._pool.stream("POST", url, headers=headers, content=body) as response:
-            size = 0
-            async for chunk in response.aiter_stream():
-                size += len(chunk)
-                if size > MAX_ANSWER_BYTES:
-                    break
-            return int(response.status)
 
     async def close(self) -> None:
         await self._pool.aclose()
@@ -319,12 +311,7 @@ class WebhookDispatcher:
     of concurrent attempts, so a slow endpoint delays no other.
     """
 
-    def __init__(
-        self,
-        tools: OfflineTools,
-        name: str,
-        endpoints: Sequence[WebhookEndpoint],
-    ) -> None:
+    def __init__(self, tools: OfflineTools, name: str, endpoints: Sequence[WebhookEndpoint]) -> None:
         self._outbox, self._webhooks = Outbox(tools.store_client, "webhooks"), Webhooks(tools.store_client)
         self._job_reader, self._batches = JobReader(tools.store_client), Batches(tools.store_client)
         self._name, self._endpoints, self._metrics, self._tracing = name, endpoints, tools.metrics, tools.tracing
@@ -393,24 +380,18 @@ class WebhookDispatcher:
         log.log(level, words, *((problem, reason) if problem else ()), extra=about)
 
     async def _begin_span(self, endpoint: WebhookEndpoint, attempt: DeliveryAttempt) -> Span:
-        """Begin the span of an attempt, in the trace of the job or batch that it tells of. Raises Unavailable."""
-        parent = await self._context_of(attempt.subject, endpoint.settings.tenant) if self._tracing.recording else {}
-        about: Attributes = {
-            names.METHOD: "POST",
-            names.ENDPOINT: endpoint.name,
-            names.EVENT_TYPE: attempt.type,
-            names.TRY: attempt.tries,
-        }
+        """Begin the span of an attempt, in the trace of the job, response or batch that it tells of, if that is still
+        kept. Raises Unavailable."""
+        parent: Mapping[str, str] = {}
+        tenant, subject = endpoint.settings.tenant, attempt.subject
+        with contextlib.suppress(UnknownJob, UnknownBatch):
+            if self._tracing.recording and subject.startswith("batch_"):
+                parent = (await self._batches.get(subject, tenant)).batch.trace
+            elif self._tracing.recording:
+                parent = (await self._job_reader.outline(job_of(subject) or subject, tenant)).job.trace
+        about: Attributes = {names.METHOD: "POST", names.ENDPOINT: endpoint.name, names.EVENT_TYPE: attempt.type}
+        about = {**about, names.TRY: attempt.tries}
         return self._tracing.span(f"webhook {attempt.type}", parent, "client", attributes=about)
-
-    async def _context_of(self, subject: str, tenant: str) -> Mapping[str, str]:
-        """The context of a job, of a response or of a batch; {} once it is no longer kept. Raises Unavailable."""
-        try:
-            if subject.startswith("batch_"):
-                return (await self._batches.get(subject, tenant)).batch.trace
-            return (await self._job_reader.outline(job_of(subject) or subject, tenant)).job.trace
-        except (UnknownJob, UnknownBatch):
-            return {}
 
 
 def signed_headers(secret: str, message: str, timestamp: int, body: bytes) -> dict[str, str]:

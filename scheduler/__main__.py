@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,31 +46,14 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """What this process reads of a deployment's settings."""
-
-    redis: RedisSettings
-    scheduler: SchedulerSettings
-    kubernetes: KubernetesSettings
-    limits: dict[str, ScalingLimits]
-    sample_s: float
-
-    @classmethod
-    def read(cls, config: Config) -> Settings:
-        """Read the scheduler's sections of the settings. Without a configured model, it scales the simulated one, which
-        a worker then serves. Raises ConfigError."""
-        models = served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))
-        own = config.section("scheduler", SchedulerSettings)
-        kubernetes = config.section("kubernetes", KubernetesSettings)
-        if own.pool == "kubernetes":
-            check_deployments(kubernetes, models)
-        return cls(
-            config.section("redis", RedisSettings),
-            own,
-            kubernetes,
-            {name: limits_of(name, model, own) for name, model in models.items()},
-            config.section("records", RecordSettings).sample_s,
-        )
+def read_limits(config: Config) -> dict[str, ScalingLimits]:
+    """What the settings allow for each model. Without a configured model, the scheduler scales the simulated one, which
+    a worker then serves. Raises ConfigError."""
+    models = served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))
+    own = config.section("scheduler", SchedulerSettings)
+    if own.pool == "kubernetes":
+        check_deployments(config.section("kubernetes", KubernetesSettings), models)
+    return {name: limits_of(name, model, own) for name, model in models.items()}
 
 
 def limits_of(name: str, model: ModelSettings, own: SchedulerSettings) -> ScalingLimits:
@@ -79,11 +62,7 @@ def limits_of(name: str, model: ModelSettings, own: SchedulerSettings) -> Scalin
     return ScalingLimits(
         min=model.least_wanted,
         max=model.most_wanted,
-        targets={
-            Priority.INTERACTIVE: own.interactive_s,
-            Priority.STANDARD: own.standard_s,
-            Priority.BATCH: own.batch_s,
-        },
+        targets=dict(zip(Priority, (own.interactive_s, own.standard_s, own.batch_s), strict=True)),
         idle_s=own.idle_s,
         sleep_s=own.sleep_s,
         cold_start_s=own.cold_start_s,
@@ -103,36 +82,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     """Raises ConfigError, StartError."""
-    settings = Settings.read(launch.config)
-    telemetry = Telemetry(launch, "scheduler")
+    limits, telemetry = read_limits(launch.config), Telemetry(launch, "scheduler")
     telemetry.serve_metrics()
     me, records = this_process("scheduler", launch.options.id), telemetry.keep_records()
-    return run(settings, me, launch.lifeline, telemetry.metrics, records)
+    return run(launch.config, limits, me, launch.lifeline, telemetry.metrics, records)
 
 
 async def run(
-    settings: Settings, me: Process, lifeline: Lifeline, metrics: Metrics, records: RecordSink = NO_RECORDS
+    config: Config,
+    limits: Mapping[str, ScalingLimits],
+    me: Process,
+    lifeline: Lifeline,
+    metrics: Metrics,
+    records: RecordSink = NO_RECORDS,
 ) -> int:
     """Schedule until SIGTERM or SIGINT. Redis may be down, then or later. Returns the exit code. Raises ConfigError."""
     lifeline.say("starting", "waiting for Redis")
     stop = asyncio.Event()
     on_stop_signal(stop.set)
-    client, pool = RedisClient.open(settings.redis), open_pool(settings, me)
+    own, sample_s = config.section("scheduler", SchedulerSettings), config.section("records", RecordSettings).sample_s
+    client, pool = RedisClient.open(config.section("redis", RedisSettings)), open_pool(config, me)
     try:
-        loop = Loop(
-            client,
-            Reaper(client, metrics),
-            settings.limits,
-            pool,
-            me,
-            metrics,
-            tick_s=settings.scheduler.tick_s,
-            lead_s=settings.scheduler.lead_s,
-            on_state=lifeline.say,
-        )
+        reaper = Reaper(client, metrics)
+        loop = Loop(client, reaper, limits, pool, me, metrics, own.tick_s, own.lead_s, on_state=lifeline.say)
         expected = ExpectedErrors(Unavailable, lifeline.wait, "waiting for Redis: %s")
         if await retry_until(stop, partial(enter_store, client), expected, ENTER_RETRY_DELAY_S):
-            sampler = Sampler(records, "scheduler", me.name, facts=loop.facts, interval_s=settings.sample_s)
+            sampler = Sampler(records, "scheduler", me.name, facts=loop.facts, interval_s=sample_s)
             sampling = asyncio.create_task(supervise(sampler.keep_sampling, ENTER_RETRY_DELAY_S))
             await loop.run(stop)
             sampling.cancel()
@@ -142,9 +117,9 @@ async def run(
     return 0
 
 
-def open_pool(settings: Settings, me: Process) -> Pool:
+def open_pool(config: Config, me: Process) -> Pool:
     """The pool the settings name. Raises ConfigError."""
-    match settings.scheduler.pool:
+    match config.section("scheduler", SchedulerSettings).pool:
         case "local":
             return Pool()
         case "dry-run":
@@ -154,7 +129,7 @@ def open_pool(settings: Settings, me: Process) -> Pool:
                 from scheduler.pools.kubernetes import KubernetesPool  # noqa: PLC0415 - a client that only this pool needs
             except ImportError as error:
                 raise ConfigError("scheduler.pool", str(error), "pip install 'penstock[kubernetes]'") from None
-            return KubernetesPool(settings.kubernetes, holder_of(me))
+            return KubernetesPool(config.section("kubernetes", KubernetesSettings), holder_of(me))
 
 
 if __name__ == "__main__":

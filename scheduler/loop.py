@@ -20,9 +20,8 @@ from msgspec import structs
 
 from penstock.loops import ExpectedErrors, coalesced, run_periodically, wait, wait_any
 from scheduler.policy import snapshot
-from scheduler.policy.decide import LaneOutlook, PolicyState
+from scheduler.policy.decide import PolicyState, Switch, SwitchDecision, decide
 from scheduler.policy.snapshot import ScalingLimits, ShapeChoice, Snapshot
-from scheduler.policy.switch import Switch, SwitchDecision, decide
 from scheduler.pools.base import Pool
 from streaming.errors import Unavailable
 from streaming.fleet.plans import (
@@ -30,20 +29,17 @@ from streaming.fleet.plans import (
     Action,
     ActionKind,
     Lead,
-    Leadership,
     Override,
     Plan,
     Plans,
-    Prospect,
     claim_lead,
     overrides_of,
     pool_name,
 )
-from streaming.fleet.process import Process
+from streaming.fleet.process import Process, Prospect
 from streaming.fleet.processes import Fleet, processes_of
 from streaming.jobs.places import LaneDepth, WaitingDeadline, backlog_of
 from streaming.jobs.reaper import Reaper
-from streaming.order import FLOOR
 from streaming.redis.client import NOW, Query, RedisClient
 from telemetry.gpu import Facts
 from telemetry.metrics import Metrics
@@ -88,8 +84,6 @@ HOLD_TICKS, HOLD_S = 3, 2.0
 """A worker told to leave new jobs to another shape takes them again after this many ticks plus this time."""
 LOGGED = ("model", "want", "was", "worker", "shape", "reason")
 """Fields of an action in the log line about it, beside its kind."""
-MIN_COLD_START_CHANGE = 0.01
-"""A measured cold start is written again only if it changed by more than this, relative or in seconds."""
 
 
 def holder_of(scheduler: Process) -> str:
@@ -108,20 +102,18 @@ class Loop:
         pool: Pool,
         me: Process,
         metrics: Metrics,
-        *,
         tick_s: float = 1.0,
         lead_s: float = 5.0,
+        *,
         clock: Callable[[], float] = time.monotonic,
         on_state: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._client, self._reaper, self._fleet = client, reaper, Fleet(client)
-        self._leadership, self._plans = Leadership(client), Plans(client)
+        self._plans = Plans(client)
         self._limits, self._pool, self._me, self._metrics = limits, pool, me, metrics
         self._holder = holder_of(me)
         self._claim = claim_lead(self._holder, int(1000 * lead_s))
         self._tick_s, self._lead_s, self._clock, self._on_state = tick_s, lead_s, clock, on_state
-        self._began = clock()
-        self._since: float | None = None
         self._state = "starting"
         on_end = partial(log.info, "Redis is back: scheduling goes on")
         message = "nothing is scheduled until Redis is back: %s"
@@ -130,13 +122,8 @@ class Loop:
         self._lead: Lead | None = None
         self._claimed_at = -math.inf
         """When the leadership was last claimed or renewed."""
-        self._observation = (
-            PLANS,
-            overrides_of(limits),
-            NOW,
-            processes_of("worker"),
-            backlog_of(limits, client.partitions),
-        )
+        backlog = backlog_of(limits, client.partitions)
+        self._observation = (PLANS, overrides_of(limits), NOW, processes_of("worker"), backlog)
         """In the order in which `_schedule` unpacks the answers."""
         self._states: dict[str, Switch] = {}
         self._cold: dict[str, float] = {}
@@ -176,13 +163,10 @@ class Loop:
 
     def facts(self) -> Facts:
         """What a sample says of the lanes: as the leader saw them last; nothing of another scheduler."""
-        return {
-            "lanes": {
-                f"{seen.model}/{lane.name}": RecordedDepth(lane.waiting, lane.running, round(lane.oldest_s, 3))
-                for seen in (self._seen if self._lead is not None else ())
-                for lane in seen.lanes
-            }
-        }
+        models = self._seen if self._lead is not None else ()
+        lanes = {f"{seen.model}/{lane.name}": lane for seen in models for lane in seen.lanes}
+        rows = {name: RecordedDepth(x.waiting, x.running, round(x.oldest_s, 3)) for name, x in lanes.items()}
+        return {"lanes": rows}
 
     async def lead(self) -> None:
         """Claim the leadership, or renew it if no tick has done so for RENEWAL_SHARE of `lead_s`. Raises
@@ -197,21 +181,17 @@ class Loop:
         lead, self._claimed_at = found if found.holder == self._holder else None, self._clock()
         if lead == self._lead:
             return
-        log.info(
-            "this scheduler leads now (epoch %d)" if lead else "another scheduler leads now (epoch %d)", found.epoch
-        )
+        log.info("%s scheduler leads now (epoch %d)", "this" if lead else "another", found.epoch)
         self._lead = lead
         self._states.clear()  # continue from the published plans, not from this scheduler's old state
 
     async def report(self) -> None:
         """Report this scheduler to the fleet. Raises Unavailable."""
-        if self._since is None:
-            self._since = await self._client.now_ms() / 1000 - (self._clock() - self._began)
-        await self._fleet.report(structs.replace(self._me, state=self._state, since=self._since))
+        await self._fleet.report(structs.replace(self._me, state=self._state))
 
     async def leave(self) -> None:
         """Leave the fleet and give up the leadership, so that another can lead at once. Raises Unavailable."""
-        await self._leadership.leave(self._holder)
+        await self._client.ask(claim_lead(self._holder, 0))
         await self._fleet.leave(self._me)
 
     def _enter(self, state: str) -> None:
@@ -226,12 +206,10 @@ class Loop:
         if new:
             self._cold = await self._plans.cold_starts()
         self._seen = [look(model, waiting.lanes, workers, waiting.due) for model in self._limits]
-        decisions = [
-            self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model)) for snapshot in self._seen
-        ]
+        decisions = [self._decide(seen, before.get(seen.model), overrides.get(seen.model)) for seen in self._seen]
         plans = [
-            self._plan(decision, before.get(decision.model), lead, at_ms, wakes=decision.model not in overrides)
-            for decision in decisions
+            self._plan(each, before.get(each.model), lead, at_ms, wakes=each.model not in overrides)
+            for each in decisions
         ]
         moves = await self._pool.moves(plans, workers, lead.epoch)
         pairs = zip(decisions, plans, strict=True)
@@ -254,13 +232,10 @@ class Loop:
     def _decide(self, snapshot: Snapshot, before: Plan | None, override: Override | None) -> SwitchDecision:
         model, now = snapshot.model, self._clock()
         limits = self._limits[model]
-        pools = {
-            shape: self._with_override(each, pool_name(model, shape), override) for shape, each in limits.pools.items()
-        }
-        limits = replace(self._with_override(limits, model, override), pools=pools)
-        state = self._states.get(model)
-        if state is None and before is not None:
-            state = _inherited(before, now)
+        pools = limits.pools.items()
+        shaped = {shape: self._with_override(each, pool_name(model, shape), override) for shape, each in pools}
+        limits = replace(self._with_override(limits, model, override), pools=shaped)
+        state = self._states.get(model) or (None if before is None else _inherited(before, now))
         decision = decide(snapshot, limits, state, now)
         self._metrics.workers_wanted.labels(model).set(decision.want)
         return decision
@@ -288,7 +263,7 @@ class Loop:
 
     def _plan(self, decision: SwitchDecision, before: Plan | None, lead: Lead, at_ms: int, *, wakes: bool) -> Plan:
         """`wakes`: a job that arrives at zero workers may start one."""
-        wakes = wakes and self._limits[decision.model].ceiling > 0
+        wakes, lanes = wakes and self._limits[decision.model].ceiling > 0, decision.main.lanes
         return Plan(
             model=decision.model,
             want=decision.want,
@@ -298,9 +273,7 @@ class Loop:
             pool=self._pool.kind,
             cordon=decision.cordon,
             leaving=() if before is None else before.leaving,
-            lanes={
-                name: prospect_of(outlook, decision, wakes=wakes) for name, outlook in decision.main.outlook.items()
-            },
+            lanes=dict(lanes if decision.want or wakes else dict.fromkeys(lanes, Prospect(None))),
             wake_s=decision.main.wake_s,
             cold_start_s=decision.main.cold_start_s,
             shapes={shape: pool.want for shape, pool in decision.pools.items() if shape},
@@ -324,32 +297,22 @@ class Loop:
 
     def _measured(self, decisions: Sequence[SwitchDecision]) -> dict[str, float]:
         """Cold starts in seconds, by pool, that were measured since they were last written."""
-        change = MIN_COLD_START_CHANGE
-        found = {
-            pool_name(decision.model, shape): pool.state.demand.starts.cold_s
+        return {
+            name: cold_s
             for decision in decisions
             for shape, pool in decision.pools.items()
-        }
-        return {
-            pool: cold_s
-            for pool, cold_s in found.items()
-            if cold_s is not None
-            and not math.isclose(cold_s, self._cold.get(pool, math.inf), rel_tol=change, abs_tol=change)
+            if (cold_s := pool.state.demand.starts.cold_s) is not None
+            and cold_s != self._cold.get(name := pool_name(decision.model, shape))
         }
 
     def _log_action(self, action: Action) -> None:
-        if action.was is not None and action.kind in ("up", "down"):
-            self._metrics.decisions.labels(action.model, action.kind).inc()
-        workers = f"{action.shape} workers" if action.shape else "workers"
-        changed = f"{action.want} {workers} wanted" if action.kind in ("up", "down") else action.shape
-        what = action.worker or changed
-        log.info(
-            "%s%s: %s",
-            f"{action.model}: " if action.model else "",
-            what if action.kind in ("up", "down") else f"{action.kind} {what}".strip(),
-            action.reason,
-            extra={"action": action.kind, **{name: getattr(action, name) for name in LOGGED}},
-        )
+        what = f"{action.kind} {action.worker or action.shape}".strip()
+        if action.kind in ("up", "down"):
+            what = f"{action.want} {f'{action.shape} workers'.lstrip()} wanted"
+            if action.was is not None:
+                self._metrics.decisions.labels(action.model, action.kind).inc()
+        model, about = f"{action.model}: " if action.model else "", {name: getattr(action, name) for name in LOGGED}
+        log.info("%s%s: %s", model, what, action.reason, extra={"action": action.kind, **about})
 
     # --- the periodic tasks ------------------------------------------------------------------------------------------
 
@@ -377,20 +340,6 @@ def _inherited(before: Plan, now: float) -> Switch:
     if not before.shape:
         return Switch(pools)
     return Switch(pools, ShapeChoice(before.shape, 0.0, -math.inf, -math.inf), before.takes)
-
-
-def prospect_of(outlook: LaneOutlook, decision: SwitchDecision, *, wakes: bool) -> Prospect:
-    """The expected wait of a lane. While the pace of work is unknown, only the wake-up time is known. However
-    busy higher lanes are, the floor of the queue's order gives a lane its share of the work."""
-    if not decision.want and not wakes:
-        return Prospect(None)
-    floor_each_s = (FLOOR + 1) * outlook.each_s
-    floor_s = decision.main.wake_s + (outlook.waiting + 1) * floor_each_s
-    if outlook.each_s and floor_s < outlook.wait_s:
-        return Prospect(floor_s, floor_each_s, outlook.waiting)
-    if math.isfinite(outlook.wait_s):
-        return Prospect(outlook.wait_s, outlook.each_s, outlook.waiting)
-    return Prospect(decision.main.wake_s, 0.0, outlook.waiting)
 
 
 def _succession(before: Mapping[str, Plan], lead: Lead) -> str:

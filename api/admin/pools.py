@@ -19,8 +19,8 @@ from api.openai import errors
 from api.openai.fields import ClosedBody, refusal
 from api.openai.json_body import read_object, validated
 from api.services import Services
-from streaming.fleet.plans import Lead, Noted, Override, Plan, Prospect, stall_of
-from streaming.fleet.process import Process
+from streaming.fleet.plans import LEADER, Lead, Noted, Override, Plan, stall_of
+from streaming.fleet.process import Process, Prospect
 from streaming.jobs.places import LaneDepth
 
 MAX_ACTIONS = 20
@@ -110,7 +110,7 @@ async def pools_view(services: Services, models: Iterable[str]) -> PoolsView:
             services.fleet.processes("worker"),
             services.backlog.lanes(models),
             services.overrides.of(models),
-            services.leadership.current(),
+            services.store_client.ask(LEADER),
         )
     )
 

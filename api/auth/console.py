@@ -41,25 +41,26 @@ class ConsoleAccess:
         """Return the secret of a new link that opens one session of this admin."""
         secret = secrets.token_urlsafe(16)
         login = ConsoleLogin(by=caller.name, seal=self._keyring.seal(caller.name, secret))
-        await self._sessions.offer(secret, login)
+        await self._sessions.keep("link", secret, login)
         return secret
 
     async def redeem(self, link: str) -> Caller | None:
         """Use up a link, and return its admin; None if it is unknown, used or over."""
-        login = await self._sessions.redeem(link) if LINK_SECRET.fullmatch(link) else None
+        login = await self._sessions.take("link", link) if LINK_SECRET.fullmatch(link) else None
         return None if login is None else self._keyring.unsealed(login.by, link, login.seal)
 
     async def begin(self, caller: Caller) -> tuple[str, str]:
         """Open a session of an admin; return its cookie and its token."""
         cookie, token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         secret = _joined(cookie, token)
-        await self._sessions.begin(secret, ConsoleLogin(by=caller.name, seal=self._keyring.seal(caller.name, secret)))
+        login = ConsoleLogin(by=caller.name, seal=self._keyring.seal(caller.name, secret))
+        await self._sessions.keep("session", secret, login)
         return cookie, token
 
     async def end(self, headers: Mapping[bytes, bytes]) -> None:
         """End the session of this request."""
         if (secret := secret_of(headers)) is not None:
-            await self._sessions.end(secret)
+            await self._sessions.take("session", secret)
 
 
 def link_path(secret: str) -> str:

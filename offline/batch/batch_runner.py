@@ -88,10 +88,8 @@ class BatchRunner:
         await asyncio.to_thread(file_store.end_notes, self._tools.keep_s)
         orphans = await asyncio.to_thread(file_store.strays, "files")
         await self._quarantine("files", set(orphans) - await self._files.known(orphans))
-        works, old_works = (
-            await asyncio.to_thread(file_store.works),
-            await asyncio.to_thread(file_store.strays, "batches"),
-        )
+        works = await asyncio.to_thread(file_store.works)
+        old_works = await asyncio.to_thread(file_store.strays, "batches")
         states = await self._batches.states(works)
         for name, state in states.items():
             if state is not None and state.final:

@@ -11,9 +11,8 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -44,7 +43,7 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
 from telemetry import tracing as names
-from telemetry.tracing import NO_TRACING, Attributes, Span
+from telemetry.tracing import Attributes, Span
 
 MAX_FAULTS = 100
 MAX_LINE_BYTES = 2 * 1024 * 1024
@@ -87,6 +86,9 @@ def validate_input(
 ) -> ValidatedInput:
     """Read and check the whole input, one line at a time, without Redis. It blocks: call it from a thread.
 
+    Lines with a common prompt prefix are computed after each other, so that they share the engine's KV cache. A group
+    takes the place of its first line, so a file without common prefixes keeps its order.
+
     Args:
         segment: gets an error answer for each well-formed line whose request is refused.
         should_continue: asked now and then; False stops the reading.
@@ -95,28 +97,41 @@ def validate_input(
         OSError: the file cannot be read.
         ValidationInterrupted: `should_continue` returned False.
     """
-    found, names, grouping = ValidatedInput(), dict[bytes, int](), _PrefixOrder()
+    found, names, by_digest = ValidatedInput(), dict[bytes, int](), dict[bytes, int]()
+    plan, firsts, order = found.plan, dict[int, int](), list[tuple[int, ...]]()
     with source.open("rb") as file:
         for number, offset, data in lines_of(file, terms.max_line_bytes):
             if number % STOP_CHECK_LINES == 0 and not should_continue():
                 raise ValidationInterrupted
-            if len(found.plan) >= terms.max_lines:
+            if len(plan) >= terms.max_lines:
                 message = f"The file has more than {terms.max_lines} lines, the most one batch may have."
                 found.faults.append(LineFault(number, "too_many_lines", message))
                 break
-            place = found.plan.add(number, offset, len(data))
+            place = plan.add(number, offset, len(data))
             try:
                 line = _parsed(data, number, terms, names)
+                if found.faults:
+                    continue
+                request = request_of(line, terms.models, terms.max_choices)
             except BadLine as bad:
                 found.faults.append(LineFault(number, bad.code, str(bad), bad.param))
                 if len(found.faults) >= MAX_FAULTS or (place == 0 and form_of(data)):
                     break
                 continue
-            if not found.faults:
-                _add(line, place, terms, found, grouping, segment)
-    if not len(found.plan):
+            except ApiError as error:
+                segment.add(place, LineOutcome.FAILED, answer=refusal(error))
+                found.refused += 1
+                continue
+            seen = traits(request, terms.cards.get(request.model))
+            found.models.add(seen.model)
+            plan.duplicate_of[place] = by_digest.setdefault(seen.digest, place) if seen.digest else place
+            if plan.duplicate_of[place] == place:
+                order.append((*(firsts.setdefault(group, place) for group in seen.groups), place))
+                plan.tokens[place] = seen.tokens
+                found.tokens += seen.tokens
+    if not len(plan):
         found.faults.append(LineFault(0, "empty_file", "The file has no lines."))
-    found.plan.order.extend(grouping.order())
+    plan.order.extend(key[-1] for key in sorted(order))
     return found
 
 
@@ -132,123 +147,71 @@ def _parsed(data: bytes, number: int, terms: Terms, names: dict[bytes, int]) -> 
     return line
 
 
-def _add(
-    line: Envelope, place: int, terms: Terms, found: ValidatedInput, grouping: _PrefixOrder, segment: Segment
-) -> None:
-    try:
-        request = request_of(line, terms.models, terms.max_choices)
-    except ApiError as error:
-        segment.add(place, LineOutcome.FAILED, answer=refusal(error))
-        found.refused += 1
-        return
-    seen = traits(request, terms.cards.get(request.model))
-    found.models.add(seen.model)
-    found.plan.duplicate_of[place] = grouping.duplicate_of(seen.digest, place)
-    if found.plan.duplicate_of[place] == place:
-        grouping.add(place, seen.groups)
-        found.plan.tokens[place] = seen.tokens
-        found.tokens += seen.tokens
-
-
-class _PrefixOrder:
-    """Orders lines so that those with a common prompt prefix run after each other and share the engine's KV cache.
-
-    A group takes the place of its first line, so a file without common prefixes keeps its order.
-    """
-
-    def __init__(self) -> None:
-        self._firsts: dict[int, int] = {}
-        self._keys: list[tuple[int, ...]] = []
-        self._by_digest: dict[bytes, int] = {}
-
-    def duplicate_of(self, digest: bytes, place: int) -> int:
-        """Return the first line with the same request digest; `place` itself if it is the first or has no digest."""
-        return self._by_digest.setdefault(digest, place) if digest else place
-
-    def add(self, place: int, groups: tuple[int, ...]) -> None:
-        firsts = (self._firsts.setdefault(group, place) for group in groups)
-        self._keys.append((*firsts, place))
-
-    def order(self) -> list[int]:
-        """Return the lines in the order to compute them."""
-        return [key[-1] for key in sorted(self._keys)]
-
-
 JOBS_PER_CALL = 64
 """Jobs enqueued, or records read, in one round trip."""
 MAX_BLOCKED = 64
 """Lines that may wait for room in the store before no line behind them is tried."""
-MAX_OVERTAKING = 512
-"""Lines enqueued ahead of one that waits for room, until the queue must run empty of the batch's lines once. Smaller
-lines would otherwise take the room again and again that the larger one needs at once."""
 ANSWERED_RETENTION_S = 600
 """How long the store keeps the record of a line's job once its answer is on disk."""
 SLOTS_MAX_AGE_S = 2.0
+RATE_WINDOW_S = 10.0
 
 
 class Lines:
-    """The lines of one batch during one turn. The turn sets `now_ms`, the store's time, after each save."""
+    """The lines of one batch during one turn; `open` makes it."""
 
-    def __init__(self, tools: OfflineTools, lease: BatchLease, folder: Path) -> None:
+    def __init__(self, tools: OfflineTools, lease: BatchLease, folder: Path, plan: InputPlan, ledger: Ledger) -> None:
         self._tools, self._lease, self._folder = tools, lease, folder
+        self.plan, self.ledger = plan, ledger
         self._queue = Queue(tools.store_client, tools.headroom, tools.weights)
         self._job_reader, self._fleet = JobReader(tools.store_client), Fleet(tools.store_client)
-        self.plan, self.ledger = InputPlan(), Ledger(folder, 0)
-        self.base = lease.progress
-        """The part of the progress that does not concern lines."""
-        self.now_ms = lease.now_ms
-        self._source: BinaryIO | None = None
         self._segment = Segment(folder, lease.epoch)
-        self._copies: Sequence[int] = ()
-        self._waiting: deque[int] = deque()
+        self._copies = plan.copies()
+        """How many lines get the answer of each."""
+        self._waiting = deque(line for line in plan.order if ledger.ends[line] is None)
         """Lines without an answer that are not in the queue, in the order to enqueue them."""
         self._queued: dict[str, int] = {}
         """Lines in the queue, by job id."""
-        self._blocked: dict[int, int] = {}
-        """Lines for which the store had no room, in order, and the bytes that each needs. They are tried first."""
-        self._overtaking = 0
-        """Lines enqueued ahead of one that waits for room, since the queue was last empty of lines."""
+        self._needed: dict[int, int] = {}
+        """Bytes that each waiting line needs for which the store had no room; smaller lines overtake these."""
         self._cards: Mapping[str, ModelCard] = {}
         """The model cards by which these bytes were computed."""
         self._cancelling = False
         """Jobs that end as cancelled were cancelled by `give_up`."""
-        self._tally = Tally(lease.progress.per_second)
-        self.opened = False
-        """Whether `open` has read what earlier turns wrote; before that, progress and tokens are unknown."""
-        self.tokens_left = 0
+        self.tokens_left = sum(plan.tokens[line] for line in self._waiting)
         """Work, in tokens, of the lines that have no answer."""
+        self._completed = self._failed = 0
+        self._retried = sum(ledger.failures)
+        self._usage = Usage()
+        self._ends: deque[tuple[float, int]] = deque()
+        """Loop time and number of lines, for each commit that ended some."""
         self._slots, self._slots_at = 0, float("-inf")
         self._lane, self._reason = Priority.BATCH, ""
+        self._count([end for end in ledger.ends if end is not None])
 
-    # --- state left by earlier turns ---------------------------------------------------------------------------------
+    @classmethod
+    async def open(cls, tools: OfflineTools, lease: BatchLease, folder: Path) -> Lines:
+        """Read what earlier turns wrote, and find the lines that are in the queue. Raises Unavailable, OSError."""
 
-    async def open(self) -> None:
-        """Load the ledger and find the lines that are in the queue. Raises Unavailable, OSError."""
-        await asyncio.to_thread(self._load)
+        def load() -> Lines:
+            plan = InputPlan.load(folder)
+            return cls(tools, lease, folder, plan, Ledger.load(folder, len(plan)))
+
+        lines = await asyncio.to_thread(load)
+        await lines._find_queued()
+        return lines
+
+    async def _find_queued(self) -> None:
         # Lines are enqueued in order, except the few that wait for room, and only so many at once: all lines that are
         # in the queue are among these first ones.
         count = 2 * max(self._tools.batch.window, self._lease.progress.in_queue) + MAX_BLOCKED
-        first = {self._job_id(line): line for line in list(self._waiting)[:count]}
-        known = await self._queue.known(list(first))
-        self._queued = {job_id: first[job_id] for job_id in known}
+        first = {self._job_id(line): line for line in islice(self._waiting, count)}
+        self._queued = {job_id: first[job_id] for job_id in await self._queue.known(list(first))}
         taken = set(self._queued.values())
         self._waiting = deque(line for line in self._waiting if line not in taken)
-        self.opened = True
-
-    def _load(self) -> None:
-        self.plan = InputPlan.load(self._folder)
-        self.ledger = Ledger.load(self._folder, len(self.plan))
-        self._copies = self.plan.copies()
-        self._source = (self._folder / "input").open("rb")
-        self._waiting.extend(line for line in self.plan.order if self.ledger.ends[line] is None)
-        self.tokens_left = sum(self.plan.tokens[line] for line in self._waiting)
-        self._tally.retried = sum(self.ledger.failures)
-        self._tally.count([end for end in self.ledger.ends if end is not None], self._copies)
 
     def close(self) -> None:
         """Close the files. Blocks. The next turn finds the answers that were not written."""
-        if self._source is not None:
-            self._source.close()
         self._segment.close()
 
     # --- enqueuing lines and collecting answers ----------------------------------------------------------------------
@@ -256,7 +219,7 @@ class Lines:
     @property
     def done(self) -> bool:
         """Whether every line has its answer."""
-        return not self._waiting and not self._blocked and not self._queued
+        return not self._waiting and not self._queued
 
     @property
     def idle(self) -> bool:
@@ -283,21 +246,19 @@ class Lines:
             await self._queue.shorten_retention(written, ANSWERED_RETENTION_S)
         return len(written)
 
-    async def feed(self) -> int:
+    async def feed(self, left_ms: int | None = None) -> int:
         """Enqueue lines up to the batch's window, and return how many ended with an error instead.
 
-        Smaller lines overtake one that must wait for room in the store. Raises Unavailable, OSError.
+        Smaller lines overtake one that must wait for room in the store. `left_ms`: until the batch expires, None if it
+        never does. Raises Unavailable, OSError.
         """
-        left_ms = self._left_ms()
         refused = self._tools.headroom.full or self._tools.store.reason
-        if refused or not (self._waiting or self._blocked) or (left_ms is not None and left_ms <= 0):
+        if refused or not self._waiting or (left_ms is not None and left_ms <= 0):
             return 0
         window = window_of(await self._worker_slots(), self._tools.batch.window)
-        batch, lines_left = self._lease.batch, len(self.plan) - self._tally.completed - self._tally.failed
+        batch, lines_left = self._lease.batch, len(self.plan) - self._completed - self._failed
         left_s, window_s = (None if ms is None else ms / 1000 for ms in (left_ms, batch.window_ms))
-        self._lane, self._reason = lane_of(lines_left, self._tally.rate(), left_s, window_s, batch.ceiling)
-        if self.idle:
-            self._overtaking = 0
+        self._lane, self._reason = lane_of(lines_left, self._per_second(), left_s, window_s, batch.ceiling)
         ended, may_take_more = 0, True
         while may_take_more and (lines := self._next(min(window - len(self._queued), JOBS_PER_CALL))):
             failed, may_take_more = await self._put(lines, left_ms)
@@ -305,19 +266,14 @@ class Lines:
         return ended
 
     def _next(self, limit: int) -> list[int]:
-        """At most `limit` lines to enqueue now: those that waited for room and have it, then those behind them, unless
-        too many wait. If one was overtaken too often, none goes before it."""
-        if limit <= 0:
-            return []
-        if self._overtaking >= MAX_OVERTAKING:
-            return list(islice(takewhile(self._fits, self._blocked), limit))
-        lines = [line for line in self._blocked if self._fits(line)]
-        lines += islice(self._waiting, max(0, min(limit, MAX_BLOCKED - len(self._blocked))))
-        return lines[:limit]
+        """At most `limit` waiting lines that the store may have room for."""
+        limit = max(0, limit)
+        return list(islice(filter(self._fits, islice(self._waiting, MAX_BLOCKED + limit)), limit))
 
     def _fits(self, line: int) -> bool:
-        needed = self._blocked[line]
-        return self._tools.headroom.fits(partition_of(self._job_id(line)) or 0, needed, part=True)
+        needed = self._needed.get(line)
+        partition = partition_of(self._job_id(line)) or 0
+        return needed is None or self._tools.headroom.fits(partition, needed, part=True)
 
     async def withdraw(self) -> None:
         """Take unclaimed lines out of the queue; they are enqueued again later. Raises Unavailable, OSError."""
@@ -327,19 +283,21 @@ class Lines:
             for line in part.values():
                 self._segment.add(line, LineOutcome.WITHDRAWN, self.ledger.attempts[line] + 1)
             await self._commit()
-            self._return_waiting(part, await self._queue.stop(list(part), waiting_only=True))
+            await self._stop(part, waiting_only=True)
 
     async def give_up(self) -> None:
         """Cancel every line in the queue, claimed or not, for good. Raises Unavailable."""
         self._cancelling = True
         for part in self._slices():
-            self._return_waiting(part, await self._queue.stop(list(part), waiting_only=False))
+            await self._stop(part, waiting_only=False)
 
     def _slices(self) -> list[dict[str, int]]:
         items = list(self._queued.items())
         return [dict(items[at : at + JOBS_PER_CALL]) for at in range(0, len(items), JOBS_PER_CALL)]
 
-    def _return_waiting(self, part: dict[str, int], states: Sequence[JobState | None]) -> None:
+    async def _stop(self, part: dict[str, int], *, waiting_only: bool) -> None:
+        """Cancel these jobs; the lines of those that no worker has wait again."""
+        states = await self._queue.stop(list(part), waiting_only=waiting_only)
         for (job_id, line), state in zip(part.items(), states, strict=True):
             if state in (JobState.QUEUED, None):
                 del self._queued[job_id]
@@ -350,27 +308,24 @@ class Lines:
         into the store, and whether others should be tried now: the lane has room, and one of these had its turn."""
         cards = await self._fleet.cards()
         if cards != self._cards:  # with a model card, a line may need fewer bytes
-            self._cards, self._blocked = cards, dict.fromkeys(self._blocked, 0)
+            self._cards, self._needed = cards, {}
         found = await asyncio.to_thread(self._jobs, lines, left_ms, cards)
         refusals = {line: each for line, each in zip(lines, found, strict=True) if isinstance(each, ApiError)}
-        lines = [line for line in lines if line not in refusals]
-        jobs = [each for each in found if isinstance(each, Job)]
-        spans = self._begin_traces(jobs)
-        lane_full, before = False, (len(self._waiting), len(self._blocked))
-        for line, job, accepted, span in zip(lines, jobs, await self._queue.put_parts(jobs, cards), spans, strict=True):
+        jobs = {line: each for line, each in zip(lines, found, strict=True) if isinstance(each, Job)}
+        traced = [self._traced(line, job) for line, job in jobs.items()]
+        answers = await self._queue.put_parts([job for job, _ in traced], cards)
+        lane_full, before = False, (len(self._waiting), len(self._needed))
+        for line, (job, span), accepted in zip(jobs, traced, answers, strict=True):
             match accepted:
                 case LaneFull():
                     lane_full = True
                 case NeverFits():
                     refusals[line] = too_large_for_store(job, accepted.needed, accepted.most)
                 case StoreFull():
-                    if line not in self._blocked:
-                        self._waiting.remove(line)
-                    self._blocked[line] = accepted.needed
+                    self._needed[line] = accepted.needed
                 case _:
                     self._leave(line)
                     self._queued[job.id] = line
-                    self._overtaking = self._overtaking + 1 if self._blocked else 0
                     if not accepted.joined:
                         span.end()
         for line, error in refusals.items():
@@ -379,43 +334,40 @@ class Lines:
             self._segment.add(line, LineOutcome.FAILED, attempt, refusal(error, self._job_id(line)))
         if refusals:
             await self._commit()
-        return len(refusals), not lane_full and (len(self._waiting), len(self._blocked)) != before
+        return len(refusals), not lane_full and (len(self._waiting), len(self._needed)) != before
 
     def _leave(self, line: int) -> None:
         """Take a line out of those that wait."""
-        if self._blocked.pop(line, None) is None:
-            self._waiting.remove(line)
+        self._needed.pop(line, None)
+        self._waiting.remove(line)
 
-    def _begin_traces(self, jobs: list[Job]) -> list[Span]:
-        """Give each job a trace of its own, which links to the request that created the batch, if traces are recorded.
-        Only spans of jobs that the queue accepts end and are sent."""
-        tracing, batch = self._tools.tracing, self._lease.batch
-        if not tracing.recording:
-            return [NO_TRACING.span("batch line")] * len(jobs)
-        spans = []
-        for place, job in enumerate(jobs):
-            about: Attributes = {names.JOB_ID: job.id, names.BATCH_ID: batch.id, names.PRIORITY: str(job.priority)}
-            about = {**about, names.BATCH_LINE: int(job.metadata["line"]), names.TENANT: job.tenant}
-            span = tracing.enter("batch line", None, "producer", about, [batch.trace])
-            if span.recorded:
-                jobs[place] = msgspec.structs.replace(job, trace=span.carrier())
-            spans.append(span)
-        return spans
+    def _traced(self, line: int, job: Job) -> tuple[Job, Span]:
+        """The job with a trace of its own, if it is recorded, which links to the request that created the batch. Its
+        span ends, and is sent, only if the queue accepts the job."""
+        about: Attributes = {
+            names.JOB_ID: job.id,
+            names.BATCH_ID: self._lease.batch.id,
+            names.PRIORITY: str(job.priority),
+            names.BATCH_LINE: self.plan.numbers[line],
+            names.TENANT: job.tenant,
+        }
+        span = self._tools.tracing.enter("batch line", None, "producer", about, [self._lease.batch.trace])
+        return (msgspec.structs.replace(job, trace=span.carrier()) if span.recorded else job), span
 
     def _jobs(self, lines: Sequence[int], left_ms: int | None, cards: Mapping[str, ModelCard]) -> list[Job | ApiError]:
         """Read the lines and build their jobs; an error becomes the line's answer (an older version, which refused
         less, may have validated the input). Blocks."""
-        assert self._source is not None
         batch, jobs = self._lease.batch, list[Job | ApiError]()
-        for line in lines:
-            try:
-                found = envelope(self.plan.read(self._source, line), batch.endpoint)
-                request = request_of(found, None)
+        with (self._folder / "input").open("rb") as source:
+            for line in lines:
+                try:
+                    request = request_of(envelope(self.plan.read(source, line), batch.endpoint), None)
+                except ApiError as error:
+                    jobs.append(error)
+                    continue
                 number, card = self.plan.numbers[line], cards.get(request.model)
                 job_id, lane = self._job_id(line), self._lane
                 jobs.append(job_of(request, batch, job_id=job_id, number=number, lane=lane, left_ms=left_ms, card=card))
-            except ApiError as error:
-                jobs.append(error)
         return jobs
 
     def _job_id(self, line: int) -> str:
@@ -425,21 +377,19 @@ class Lines:
     def _settle(self, line: int, record: JobRecord) -> None:
         """Record how the line's job ended: an answer, a retry, or one more wait."""
         assert record.terminal is not None
-        attempt = self.ledger.attempts[line]
-        if (record.state is JobState.CANCELLED and self._cancelling) or self._batch_expired(record):
-            self._waiting.appendleft(line)
-        elif record.state is JobState.CANCELLED:
+        attempt, is_cancelled = self.ledger.attempts[line], record.state is JobState.CANCELLED
+        retries = worth_retrying(record) and self.ledger.failures[line] < self._tools.batch.retries
+        if not (is_cancelled or retries or self._batch_expired(record)):
+            good, kept = answer(record)
+            outcome = LineOutcome.DONE if good else LineOutcome.FAILED
+            self._segment.add(line, outcome, attempt, kept, record.terminal.usage)
+            return
+        self._waiting.appendleft(line)
+        if retries:
+            self._segment.add(line, LineOutcome.RETRIED, attempt + 1)
+        elif is_cancelled and not self._cancelling:
             # Cancelled late by an earlier turn, or by its job id, but the batch goes on: enqueue the line as a new job.
             self._segment.add(line, LineOutcome.WITHDRAWN, attempt + 1)
-            self._waiting.appendleft(line)
-        elif worth_retrying(record) and self.ledger.failures[line] < self._tools.batch.retries:
-            self._segment.add(line, LineOutcome.RETRIED, attempt + 1)
-            self._waiting.appendleft(line)
-        else:
-            good, kept = answer(record)
-            self._segment.add(
-                line, LineOutcome.DONE if good else LineOutcome.FAILED, attempt, kept, record.terminal.usage
-            )
 
     def _batch_expired(self, record: JobRecord) -> bool:
         """Whether the batch's deadline ended the job, not one that the line set itself."""
@@ -448,31 +398,46 @@ class Lines:
 
     async def _commit(self) -> None:
         rows = await asyncio.to_thread(self._segment.commit)
-        failures = sum(row.outcome is LineOutcome.RETRIED for row in rows)
+        self._retried += sum(row.outcome is LineOutcome.RETRIED for row in rows)
         ends = self.ledger.take(rows)
         self.tokens_left -= sum(self.plan.tokens[row.line] for row in ends)
-        self._tally.retried += failures
-        self._tally.note(self._tally.count(ends, self._copies))
+        if ended := self._count(ends):
+            self._ends.append((asyncio.get_running_loop().time(), ended))
 
     # --- progress ----------------------------------------------------------------------------------------------------
 
-    def progress(self) -> BatchProgress:
-        """Return the batch's present progress."""
+    def _count(self, rows: Sequence[AnswerRow]) -> int:
+        """Count these ended lines and their duplicates, and return how many lines that makes."""
+        done = sum(self._copies[row.line] for row in rows if row.outcome is LineOutcome.DONE)
+        failed = sum(self._copies[row.line] for row in rows if row.outcome is not LineOutcome.DONE)
+        self._completed, self._failed = self._completed + done, self._failed + failed
+        counts = [msgspec.structs.astuple(usage) for usage in (self._usage, *(row.usage for row in rows))]
+        self._usage = Usage(*map(sum, zip(*counts, strict=True)))
+        return done + failed
+
+    def progress(self, before: BatchProgress) -> BatchProgress:
+        """The batch's progress, with the present counts of its lines."""
         return msgspec.structs.replace(
-            self.base,
-            completed=self._tally.completed,
-            failed=self._tally.failed,
+            before,
+            completed=self._completed,
+            failed=self._failed,
             distinct=len(self.plan.order),
             in_queue=len(self._queued),
-            retried=self._tally.retried,
-            usage=self._tally.usage,
+            retried=self._retried,
+            usage=self._usage,
             lane=str(self._lane),
             lane_reason=self._reason,
-            per_second=round(self._tally.rate(), 3),
+            per_second=round(self._per_second(), 3),
         )
 
-    def _left_ms(self) -> int | None:
-        return self._lease.expires_ms - self.now_ms if self._lease.expires_ms else None
+    def _per_second(self) -> float:
+        """Lines ended a second, over the last seconds; at first the rate that an earlier turn measured."""
+        now = asyncio.get_running_loop().time()
+        while self._ends and self._ends[0][0] < now - RATE_WINDOW_S:
+            self._ends.popleft()
+        if not self._ends or now - self._ends[0][0] < 1.0:
+            return self._lease.progress.per_second
+        return sum(count for _, count in self._ends) / (now - self._ends[0][0])
 
     async def _worker_slots(self) -> int:
         """Return how many texts the workers can generate at once."""
@@ -482,51 +447,6 @@ class Lines:
             found = [each for each in await self._fleet.processes("worker") if each.model in models]
             self._slots, self._slots_at = sum(worker.slots for worker in found), now
         return self._slots
-
-
-RATE_WINDOW_S = 10.0
-
-
-class Tally:
-    """The counts of one turn. `first_rate`: lines a second, as an earlier turn measured."""
-
-    def __init__(self, first_rate: float) -> None:
-        self._first_rate = first_rate
-        self.completed = self.failed = self.retried = 0
-        self.usage = Usage()
-        self._ends: deque[tuple[float, int]] = deque()
-        """Loop time and number of lines, for each commit that ended some."""
-
-    def count(self, rows: Sequence[AnswerRow], copies: Sequence[int]) -> int:
-        """Count these ended lines and their duplicates, and return how many lines that makes. `copies`: how many lines
-        are the same as each line, with it."""
-        ended, used = 0, self.usage
-        prompt, completion, cached, reasoning = used.prompt, used.completion, used.cached, used.reasoning
-        for row in rows:
-            lines = copies[row.line]
-            ended += lines
-            if row.outcome is LineOutcome.DONE:
-                self.completed += lines
-            else:
-                self.failed += lines
-            prompt, completion = prompt + row.usage.prompt, completion + row.usage.completion
-            cached, reasoning = cached + row.usage.cached, reasoning + row.usage.reasoning
-        self.usage = Usage(prompt, completion, cached, reasoning)
-        return ended
-
-    def note(self, ended: int) -> None:
-        """So many lines have ended now."""
-        if ended:
-            self._ends.append((asyncio.get_running_loop().time(), ended))
-
-    def rate(self) -> float:
-        """Return the lines ended a second, over the last seconds; at first the rate that an earlier turn measured."""
-        now = asyncio.get_running_loop().time()
-        while self._ends and self._ends[0][0] < now - RATE_WINDOW_S:
-            self._ends.popleft()
-        if not self._ends or now - self._ends[0][0] < 1.0:
-            return self._first_rate
-        return sum(count for _, count in self._ends) / (now - self._ends[0][0])
 
 
 LATE_MARGIN = 2.0

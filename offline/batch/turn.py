@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from api.openai.batch_lines import blocks, output_lines
-from offline.batch.lines import Lines, Terms, ValidatedInput, ValidationInterrupted, validate_input
+from offline.batch.lines import Lines, Terms, ValidationInterrupted, validate_input
 from offline.tools import OfflineTools
 from penstock.loops import ExpectedErrors, run_periodically, wait
-from streaming.batches.file_store import FileStore, Incoming
-from streaming.batches.ledger import PLAN, InputPlan, Ledger, LineOutcome, Segment
+from streaming.batches.file_store import FileStore
+from streaming.batches.ledger import PLAN, LineOutcome, Segment
 from streaming.batches.store import (
     Batches,
     BatchLease,
@@ -28,7 +27,6 @@ from streaming.batches.store import (
     BatchState,
     Files,
     LineFault,
-    SaveResult,
     StoredFile,
 )
 from streaming.errors import Fenced, Unavailable
@@ -60,9 +58,6 @@ class BatchTurn:
         self._tools, self._lease, self._stop = tools, lease, stop
         self._batches, self._files = Batches(tools.store_client), Files(tools.store_client)
         self._folder = tools.file_store.work(lease.batch.id)
-        self._state, self._progress = lease.state, lease.progress
-        self._saved = SaveResult(lease.now_ms, lease.state, lease.paused)
-        self._tokens: int | None = None
         self._save_lock = asyncio.Lock()
         self._ended = False
         """The final state is being saved, or is saved: no further save."""
@@ -95,41 +90,39 @@ class BatchTurn:
         expected = ExpectedErrors(Unavailable, write, "the progress of a batch could not be saved: %s")
         await run_periodically(self._save, self._tools.save_interval_s, expected, wait_first=True)
 
-    async def _save(self, rest_ms: int | None = None) -> None:
-        """Save the progress; with `rest_ms` end the turn until then. Raises Fenced, Unavailable."""
+    async def _save(self, state: BatchState | None = None, *, rest_ms: int | None = None, **changes: Any) -> None:
+        """Save the progress; with `rest_ms` end the turn until then. A command of the owner overrides `state`. Raises
+        Fenced, Unavailable."""
         async with self._save_lock:
             if self._ended:
                 return
-            if self._lines is not None and self._lines.opened:
-                self._progress, self._tokens = self._lines.progress(), self._lines.tokens_left
-            self._saved = await self._batches.save(
-                self._lease, self._state, self._progress, tokens=self._tokens, rest_ms=rest_ms
+            tokens = None if self._lines is None else self._lines.tokens_left
+            progress = msgspec.structs.replace(self._progress(), **changes)
+            self._lease = await self._batches.save(
+                self._lease, state or self._lease.state, progress, tokens=tokens, rest_ms=rest_ms
             )
-            if self._lines is not None:
-                self._lines.now_ms = self._saved.now_ms
 
-    async def _set_state(self, state: BatchState, **changes: Any) -> None:
-        """Save a new state of the batch. A command of the owner may override it."""
-        self._state = state
-        self._progress = msgspec.structs.replace(self._progress, **changes)
-        if self._lines is not None:
-            self._lines.base = self._progress
-        await self._save()
+    def _progress(self) -> BatchProgress:
+        return self._lease.progress if self._lines is None else self._lines.progress(self._lease.progress)
 
-    async def _finish(self, state: BatchState, files: Sequence[StoredFile] = (), **changes: Any) -> None:
-        """Save the final state of the batch and remove its work. Raises Fenced, Unavailable."""
+    async def _finish(
+        self, state: BatchState, files: Sequence[StoredFile] = (), known: BatchProgress | None = None, **changes: Any
+    ) -> None:
+        """Save the final state of the batch and remove its work. `known`: its progress, if not the present one. Raises
+        Fenced, Unavailable."""
+        batch_id = self._lease.batch.id
         async with self._save_lock:
-            changes = {"in_queue": 0, "per_second": 0.0, "ended_ms": self._saved.now_ms, **changes}
-            progress = msgspec.structs.replace(self._progress, **changes)
+            changes = {"in_queue": 0, "per_second": 0.0, "ended_ms": self._lease.now_ms, **changes}
+            progress = msgspec.structs.replace(known or self._progress(), **changes)
             self._ended = True
             # Before the store gets the outcome. Each epoch has a note of its own, so a turn that lost its lease cannot
             # overwrite the note of the next one.
             note = msgspec.json.encode(Ending(state, progress, tuple(files)))
-            await asyncio.to_thread(self._tools.file_store.note, self._lease.batch.id, self._lease.epoch, note)
+            await asyncio.to_thread(self._tools.file_store.note, batch_id, self._lease.epoch, note)
             await self._batches.save(self._lease, state, progress, keep_s=self._tools.keep_s, files=files)
         self._tools.metrics.batches.labels(state.value).inc()
-        log.info("batch ended as %s", state, extra={"batch": self._lease.batch.id, "lines": progress.total})
-        await asyncio.to_thread(self._tools.file_store.end_work, self._lease.batch.id)
+        log.info("batch ended as %s", state, extra={"batch": batch_id, "lines": progress.total})
+        await asyncio.to_thread(self._tools.file_store.end_work, batch_id)
 
     def _should_continue(self) -> bool:
         return not self._lost and not self._stop.is_set()
@@ -153,35 +146,24 @@ class BatchTurn:
         ending = await asyncio.to_thread(noted_ending, self._tools.file_store, self._lease.batch.id)
         if ending is None:
             return False
-        log.warning(
-            "the store had lost a batch's outcome; its note restores it",
-            extra={"batch": self._lease.batch.id},
-        )
-        self._progress, now_ms = ending.progress, self._saved.now_ms
-        keep_ms = self._lease.batch.output_keep_ms
+        log.warning("the store had lost a batch's outcome; its note restores it", extra={"batch": self._lease.batch.id})
+        now_ms, keep_ms = self._lease.now_ms, self._lease.batch.output_keep_ms
         files = [msgspec.structs.replace(file, created_ms=now_ms, expires_ms=now_ms + keep_ms) for file in ending.files]
-        await self._finish(ending.state, files, ended_ms=ending.progress.ended_ms)
+        await self._finish(ending.state, files, ending.progress, ended_ms=ending.progress.ended_ms)
         return True
 
     async def _finish_without_work(self) -> None:
         """End a batch whose input was never read or whose work folder is lost."""
-        lost = (WORK_LOST,) if self._progress.began_ms else ()
-        if self._saved.state is BatchState.CANCELLING:
-            await self._finish(BatchState.CANCELLED, faults=lost)
-        else:
-            await self._fail([WORK_LOST])
+        is_cancelled = self._lease.state is BatchState.CANCELLING
+        lost = (WORK_LOST,) if self._lease.progress.began_ms or not is_cancelled else ()
+        await self._finish(BatchState.CANCELLED if is_cancelled else BatchState.FAILED, faults=lost)
 
     async def _read_input(self) -> bool:
         """Validate the input; return whether there are lines to compute."""
         tools, batch = self._tools, self._lease.batch
         segment = Segment(self._folder, self._lease.epoch)
-        terms = Terms(
-            batch.endpoint,
-            frozenset(tools.models),
-            tools.batch.max_lines,
-            max_choices=tools.max_choices,
-            cards=await Fleet(tools.store_client).cards(),
-        )
+        cards = await Fleet(tools.store_client).cards()
+        terms = Terms(batch.endpoint, frozenset(tools.models), tools.batch.max_lines, tools.max_choices, cards)
         try:
             source = await asyncio.to_thread(self._tools.file_store.input_of, batch.id, batch.input_file)
             found = await asyncio.to_thread(validate_input, source, terms, segment, self._should_continue)
@@ -192,43 +174,35 @@ class BatchTurn:
             await self._save(rest_ms=0)
             return False
         except FileNotFoundError:
-            await self._fail([LineFault(0, "file_not_found", "The input file is gone.", "input_file_id")])
+            gone = LineFault(0, "file_not_found", "The input file is gone.", "input_file_id")
+            await self._finish(BatchState.FAILED, faults=(gone,))
             return False
         finally:
             segment.close()
-        faults = found.faults or await self._over_quota(found)
-        if faults:
-            await self._fail(faults)
+        has_room, waiting = await self._batches.reserve(self._lease, found.tokens) if not found.faults else (True, 0)
+        if not has_room:
+            message = (
+                f"This batch has about {found.tokens} tokens and {waiting} are waiting in others; "
+                f"at most {batch.token_limit} may wait at once."
+            )
+            found.faults.append(LineFault(0, "token_limit_exceeded", message))
+        if found.faults:
+            await self._finish(BatchState.FAILED, faults=tuple(found.faults))
             return False
-        await self._set_state(
+        await self._save(
             BatchState.IN_PROGRESS,
             total=len(found.plan),
             failed=found.refused,
             distinct=len(found.plan.order),
             model=next(iter(found.models)) if len(found.models) == 1 else "",
             tokens=found.tokens,
-            began_ms=self._saved.now_ms,
+            began_ms=self._lease.now_ms,
         )
-        self._lease = replace(self._lease, progress=self._progress)
         return True
-
-    async def _over_quota(self, found: ValidatedInput) -> list[LineFault]:
-        room, waiting = await self._batches.reserve(self._lease, found.tokens)
-        if room:
-            return []
-        message = (
-            f"This batch has about {found.tokens} tokens and {waiting} are waiting in others; "
-            f"at most {self._lease.batch.token_limit} may wait at once."
-        )
-        return [LineFault(0, "token_limit_exceeded", message)]
-
-    async def _fail(self, faults: Sequence[LineFault]) -> None:
-        await self._finish(BatchState.FAILED, faults=tuple(faults))
 
     async def _compute(self) -> StopReason | None:
         """Compute lines. Returns why the batch stops ("": every line has an answer); None if only the turn is over."""
-        self._lines = lines = Lines(self._tools, self._lease, self._folder)
-        await lines.open()
+        self._lines = lines = await Lines.open(self._tools, self._lease, self._folder)
         loop = asyncio.get_running_loop()
         turn_end, cancel_by = loop.time() + self._tools.turn_s, 0.0
         while True:
@@ -244,44 +218,45 @@ class BatchTurn:
             elif self._stop.is_set() or loop.time() > turn_end:
                 await self._save(rest_ms=0)
                 return None
-            elif self._saved.paused:
+            elif self._lease.paused:
                 await lines.withdraw()
                 if lines.idle:
-                    await self._save(rest_ms=self._paused_ms())
+                    left_ms = self._left_ms()
+                    await self._save(rest_ms=PAUSED_RECHECK_MS if left_ms is None else max(0, left_ms))
                     return None
             else:
-                self._tools.metrics.batch_lines.inc(await lines.feed())
+                self._tools.metrics.batch_lines.inc(await lines.feed(self._left_ms()))
             await wait(self._stop, POLL_INTERVAL_S)
 
     def _stop_reason(self) -> StopReason:
-        if self._saved.state is BatchState.CANCELLING:
+        if self._lease.state is BatchState.CANCELLING:
             return "cancelled"
-        expires_ms = self._lease.expires_ms
-        return "expired" if expires_ms and self._saved.now_ms >= expires_ms else ""
+        left_ms = self._left_ms()
+        return "" if left_ms is None or left_ms > 0 else "expired"
 
-    def _paused_ms(self) -> int:
-        expires_ms = self._lease.expires_ms
-        return max(0, expires_ms - self._saved.now_ms) if expires_ms else PAUSED_RECHECK_MS
+    def _left_ms(self) -> int | None:
+        """Milliseconds until the batch expires, as of the last save; None: never."""
+        return self._lease.expires_ms - self._lease.now_ms if self._lease.expires_ms else None
 
     async def _write_outputs(self, reason: StopReason) -> None:
         """Write the output and error files, in the order of the input, and end the batch."""
         assert self._lines is not None
-        if self._saved.state is not BatchState.CANCELLING:
-            await self._set_state(BatchState.FINALIZING, finalizing_ms=self._saved.now_ms)
+        if self._lease.state is not BatchState.CANCELLING:
+            await self._save(BatchState.FINALIZING, finalizing_ms=self._lease.now_ms)
         lines = self._lines
         made: list[tuple[LineOutcome, StoredFile]] = []
         try:
             for outcome in (LineOutcome.DONE, LineOutcome.FAILED):
-                file = await asyncio.to_thread(self._assemble, lines.plan, lines.ledger, outcome, reason)
+                file = await asyncio.to_thread(self._assemble, lines, outcome, reason)
                 if file is not None:
                     made.append((outcome, file))
-            self._progress = lines.progress()
+            progress = lines.progress(self._lease.progress)
             states: dict[StopReason, BatchState] = {"": BatchState.COMPLETED, "expired": BatchState.EXPIRED}
             named = {outcome: file.id for outcome, file in made}
             await self._finish(
                 states.get(reason, BatchState.CANCELLED),
                 [file for _, file in made],
-                failed=self._progress.total - self._progress.completed,
+                failed=progress.total - progress.completed,
                 output_file=named.get(LineOutcome.DONE, ""),
                 error_file=named.get(LineOutcome.FAILED, ""),
             )
@@ -290,32 +265,30 @@ class BatchTurn:
                 await asyncio.to_thread(self._tools.file_store.remove, file.id)
             raise
 
-    def _assemble(self, plan: InputPlan, ledger: Ledger, outcome: LineOutcome, reason: StopReason) -> StoredFile | None:
+    def _assemble(self, lines: Lines, outcome: LineOutcome, reason: StopReason) -> StoredFile | None:
         """Write the file of the lines with this outcome; None if it would be empty. Blocks."""
-        batch, file_store = self._lease.batch, self._tools.file_store
+        batch, file_store, now_ms = self._lease.batch, self._tools.file_store, self._lease.now_ms
         incoming = file_store.open_incoming()
         try:
-            for block in blocks(output_lines(batch.id, self._folder, plan, ledger, outcome, reason)):
+            for block in blocks(output_lines(batch.id, self._folder, lines.plan, lines.ledger, outcome, reason)):
                 incoming.write(block)
                 if self._lost:
                     raise ValidationInterrupted
-            return self._keep(incoming, outcome) if incoming.size else None
+            if not incoming.size:
+                return None
+            file = StoredFile(
+                id=self._files.new_id(batch.tenant),
+                tenant=batch.tenant,
+                name=f"{batch.id}_{'output' if outcome is LineOutcome.DONE else 'error'}.jsonl",
+                size=incoming.size,
+                purpose=OUTPUT,
+                created_ms=now_ms,
+                expires_ms=now_ms + batch.output_keep_ms,
+            )
+            file_store.keep(incoming, file.id)
+            return file
         finally:
             incoming.discard()
-
-    def _keep(self, incoming: Incoming, outcome: LineOutcome) -> StoredFile:
-        batch, now_ms = self._lease.batch, self._saved.now_ms
-        file = StoredFile(
-            id=self._files.new_id(batch.tenant),
-            tenant=batch.tenant,
-            name=f"{batch.id}_{'output' if outcome is LineOutcome.DONE else 'error'}.jsonl",
-            size=incoming.size,
-            purpose=OUTPUT,
-            created_ms=now_ms,
-            expires_ms=now_ms + batch.output_keep_ms,
-        )
-        self._tools.file_store.keep(incoming, file.id)
-        return file
 
 
 class Ending(msgspec.Struct, frozen=True):

@@ -1,21 +1,24 @@
-"""Scaling policy of one pool: decides how many workers it should have, and why. Pure: state goes in and comes back.
+"""Scaling policy of one model: decides which of its pools (shapes) take new jobs, and how many workers each has.
 
-It scales up at once, to the maximum of: the last peak of jobs that cannot wait for a new worker, plus the burst that
-recent history shows on top of such a peak; the jobs present now; the workers that begin all waiting jobs within their
-targets and deadlines. It scales down to the maximum needed in the last `keep_s` seconds, and takes no small step down
-within an hour after a rise. docs/scaling.md has the formulas.
+Pure: state goes in and comes back. It decides on each shape as on a separate model, which sees the same lanes but only
+its own workers, because slots, pace and cold starts differ. The shape that the load calls for, and those that still
+take jobs, follow the demand; the others shrink to their minimum. A model without shapes has one pool.
+
+A pool scales up at once, to the maximum of: the last peak of jobs that cannot wait for a new worker, plus the burst
+that recent history shows on top of such a peak; the jobs present now; the workers that begin all waiting jobs within
+their targets and deadlines. It scales down to the maximum needed in the last `keep_s` seconds, and takes no small step
+down within an hour after a rise. docs/scaling.md has the formulas.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
 from penstock.text import counted
-from scheduler.policy import health
 from scheduler.policy.demand import (
     Demand,
     Peaks,
@@ -30,9 +33,10 @@ from scheduler.policy.demand import (
     with_peak,
     workers_for,
 )
-from scheduler.policy.health import PoolHealth
-from scheduler.policy.snapshot import ScalingLimits, Snapshot
-from streaming.fleet.process import Cordoned
+from scheduler.policy.health import PoolHealth, judge
+from scheduler.policy.snapshot import ScalingLimits, ShapeChoice, Snapshot, route, takers
+from streaming.fleet.process import Cordoned, Process, Prospect
+from streaming.order import FLOOR
 
 SPARE_SHARE = 0.25
 """Share of one worker's capacity that must be free on the other workers before one is removed."""
@@ -58,17 +62,6 @@ class PolicyState:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneOutlook:
-    """Forecast of one lane."""
-
-    waiting: int
-    wait_s: float
-    """Seconds until a job put now is begun; infinite: never, or unknown."""
-    each_s: float
-    """Additional seconds for each further job ahead of it; 0: unknown."""
-
-
-@dataclass(frozen=True, slots=True)
 class PoolPlan:
     """The number of workers that a pool should have, and the reason."""
 
@@ -79,8 +72,8 @@ class PoolPlan:
     state: PolicyState
     """Input of the next decision."""
     cordon: tuple[Cordoned, ...] = ()
-    outlook: Mapping[str, LaneOutlook] = field(default_factory=dict)
-    """By lane."""
+    lanes: Mapping[str, Prospect] = field(default_factory=dict)
+    """By lane, what a job put now may expect."""
     wake_s: float = 0.0
     """Seconds until the first worker is ready; 0 if one is."""
     cold_start_s: float = 0.0
@@ -102,16 +95,114 @@ class Need:
         return self.workers + self.spare
 
 
-def decide(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, now: float) -> PoolPlan:
-    """Decide how many workers this model should have.
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """State that one decision of a model passes to the next."""
+
+    pools: Mapping[str, PolicyState] = field(default_factory=dict)
+    """By shape."""
+    route: ShapeChoice | None = None
+    takes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchDecision:
+    """The decision for one model."""
+
+    model: str
+    pools: Mapping[str, PoolPlan]
+    """By shape; "" for a model without shapes."""
+    state: Switch
+    """Input of the next decision."""
+    shape: str = ""
+    """The shape the load calls for."""
+    takes: tuple[str, ...] = ("",)
+    """The shapes that take new jobs."""
+    why: str = ""
+    """Why that shape."""
+
+    @property
+    def want(self) -> int:
+        return sum(plan.want for plan in self.pools.values())
+
+    @property
+    def reason(self) -> str:
+        """The reason of the pool that the load calls for."""
+        why = self.pools[self.shape].reason
+        return f"{self.shape}: {why}" if self.shape else why
+
+    @property
+    def cordon(self) -> tuple[Cordoned, ...]:
+        return tuple(cordon for plan in self.pools.values() for cordon in plan.cordon)
+
+    @property
+    def main(self) -> PoolPlan:
+        """The pool whose forecast applies to new jobs: that of `shape` if it takes them, else the first that does."""
+        return self.pools[self.shape if self.shape in self.takes else self.takes[0]]
+
+
+def decide(snapshot: Snapshot, limits: ScalingLimits, state: Switch | None, now: float) -> SwitchDecision:
+    """Decide for one model. `state`: that of the last decision, None at first; `now`: seconds of a monotonic clock."""
+    state = state or Switch()
+    if not limits.shapes:
+        plan = decide_pool(snapshot, limits, state.pools.get(""), now)
+        return SwitchDecision(snapshot.model, {"": plan}, Switch({"": plan.state}))
+    choice, names = _route(snapshot, limits, state, now), [shape.name for shape in limits.shapes]
+    ready = {name: sum(each.state == "ready" and each.shape == name for each in snapshot.workers) for name in names}
+
+    def decided(name: str, rests: str = "") -> PoolPlan:
+        seen = _view(snapshot, name, took=not rests and (not state.takes or name in state.takes))
+        return decide_pool(seen, limits.pools[name], state.pools.get(name), now, rests)
+
+    pools = {choice.shape: decided(choice.shape)}
+    takes = takers(names, choice.shape, state.takes, ready, pools[choice.shape].want)
+    rests = f"new jobs go to {', '.join(takes)}"
+    for name in names:
+        pools[name] = pools.get(name) or decided(name, "" if name in takes and ready[name] else rests)
+    pools = {name: pools[name] for name in names}
+    states = {name: plan.state for name, plan in pools.items()}
+    why = f"{counted(round(choice.load), 'job')} at once"
+    return SwitchDecision(snapshot.model, pools, Switch(states, choice, takes), choice.shape, takes, why)
+
+
+def _route(snapshot: Snapshot, limits: ScalingLimits, state: Switch, now: float) -> ShapeChoice:
+    """Choose the shape for the load; a paused model keeps its shape."""
+    names = [shape.name for shape in limits.shapes]
+    if limits.paused and state.route is not None and state.route.shape in names:
+        return state.route
+    return route(state.route, limits.shapes, snapshot.running + snapshot.waiting, now)
+
+
+def _view(snapshot: Snapshot, shape: str, *, took: bool) -> Snapshot:
+    """One shape's part of a snapshot. If the shape took no new jobs, its ready workers count as draining: jobs that
+    waited although these workers had room say nothing about their capacity."""
+    own = (worker for worker in snapshot.workers if worker.shape == shape)
+    workers = (_draining(each) if each.state == "ready" and not took else each for each in own)
+    elsewhere = sum(worker.running for worker in snapshot.workers if worker.shape != shape)
+    return replace(snapshot, workers=tuple(workers), elsewhere=elsewhere)
+
+
+def _draining(worker: Process) -> Process:
+    return structs.replace(worker, state="draining")
+
+
+def decide_pool(
+    snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, now: float, rests: str = ""
+) -> PoolPlan:
+    """Decide how many workers one pool should have.
 
     Args:
         state: that of the last plan; None at first: start from the existing workers.
         now: seconds of any monotonic clock.
+        rests: why it gets no new jobs: it shrinks to its minimum once the last `keep_s` seconds needed no more.
     """
     snapshot, state = _updated(snapshot, limits, state, now)
     if limits.paused:
         return _plan(snapshot, limits, state, state.want, "paused: nothing is changed", now)
+    if rests:
+        state = replace(state, needs=with_peak(state.needs, 0.0, now, keep_s(state.demand, limits)))
+        want = limits.clamp(min(state.want, _whole(highest(state.needs))))
+        return _plan(snapshot, limits, state, want, rests, now)
     if limits.pinned is not None:
         return _plan(snapshot, limits, state, limits.clamp(limits.pinned), f"{limits.pinned} set by hand", now)
     if snapshot.away:
@@ -123,24 +214,16 @@ def decide(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None,
     return _follow(snapshot, limits, state, needs, now)
 
 
-def rest(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, now: float, why: str) -> PoolPlan:
-    """Decide for a pool that gets no new jobs: down to its minimum once the last `keep_s` seconds needed no more."""
-    snapshot, state = _updated(snapshot, limits, state, now)
-    if limits.paused:
-        return _plan(snapshot, limits, state, state.want, "paused: nothing is changed", now)
-    state = replace(state, needs=with_peak(state.needs, 0.0, now, keep_s(state.demand, limits)))
-    want = limits.clamp(min(state.want, _whole(highest(state.needs))))
-    return _plan(snapshot, limits, state, want, why, now)
-
-
 def _updated(
     snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, now: float
 ) -> tuple[Snapshot, PolicyState]:
     """The snapshot without cordoned workers, and the state updated with it."""
     if state is None:
         state = PolicyState(len(snapshot.ready) + snapshot.starting)
-    judged = health.judge(state.health, snapshot.workers, now)
-    snapshot = _without_cordoned(snapshot, judged)
+    judged = judge(state.health, snapshot.workers, now)
+    if names := {cordon.worker for cordon in judged.cordons}:  # they count as draining, because they claim nothing
+        drained = [_draining(each) if each.worker_id in names else each for each in snapshot.workers]
+        snapshot = replace(snapshot, workers=tuple(drained))
     return snapshot, replace(state, demand=learn(state.demand, snapshot, limits, now), health=judged)
 
 
@@ -236,17 +319,6 @@ def _for_targets(snapshot: Snapshot, limits: ScalingLimits, demand: Demand) -> l
 # --- the answer ------------------------------------------------------------------------------------------------------
 
 
-def _without_cordoned(snapshot: Snapshot, judged: PoolHealth) -> Snapshot:
-    """The snapshot with cordoned workers as draining, because they claim nothing."""
-    names = {cordon.worker for cordon in judged.cordons}
-    if not names:
-        return snapshot
-    workers = (
-        structs.replace(each, state="draining") if each.worker_id in names else each for each in snapshot.workers
-    )
-    return replace(snapshot, workers=tuple(workers))
-
-
 def _plan(
     snapshot: Snapshot, limits: ScalingLimits, state: PolicyState, want: int, reason: str, now: float
 ) -> PoolPlan:
@@ -258,29 +330,31 @@ def _plan(
         reason,
         replace(state, want=want, demand=demand),
         state.health.cordons,
-        _outlook(snapshot, limits, demand, len(snapshot.ready) or want, wake_s),
+        dict(_prospects(snapshot, limits, demand, len(snapshot.ready) or want, wake_s)),
         wake_s,
         demand.cold_s(limits),
     )
 
 
-def _outlook(
+def _prospects(
     snapshot: Snapshot, limits: ScalingLimits, demand: Demand, workers: int, wake_s: float
-) -> dict[str, LaneOutlook]:
+) -> Iterator[tuple[str, Prospect]]:
     """By lane, how long a job put now waits: for the wake-up, then for the jobs ahead. A sleeping model wakes one
-    worker."""
+    worker. While the pace of work is unknown, only the wake-up time is known. However busy higher lanes are, the floor
+    of the queue's order gives a lane its share of the work."""
     workers = workers or min(1, limits.ceiling)
     waits = wait_s(snapshot, demand, workers)
     rate = workers * demand.capacity * demand.pace
-    begins = workers and not snapshot.away
-    return {
-        lane.name: LaneOutlook(
-            waiting=lane.waiting,
-            wait_s=wake_s + waits[lane.name] if begins else math.inf,
-            each_s=demand.size(lane.name) / rate if rate else 0.0,
-        )
-        for lane in snapshot.lanes
-    }
+    for lane in snapshot.lanes:
+        lane_wait_s = wake_s + waits[lane.name] if workers and not snapshot.away else math.inf
+        each_s = demand.size(lane.name) / rate if rate else 0.0
+        floor_each_s = (FLOOR + 1) * each_s
+        floor_s = wake_s + (lane.waiting + 1) * floor_each_s
+        if each_s and floor_s < lane_wait_s:
+            lane_wait_s, each_s = floor_s, floor_each_s
+        elif not math.isfinite(lane_wait_s):
+            lane_wait_s, each_s = wake_s, 0.0
+        yield lane.name, Prospect(lane_wait_s, each_s, lane.waiting)
 
 
 def _jobs(snapshot: Snapshot) -> str:

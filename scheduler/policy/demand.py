@@ -271,10 +271,12 @@ def learn(demand: Demand, snapshot: Snapshot, limits: ScalingLimits, now: float)
     demand = replace(demand, starts=demand.starts.with_ready((worker.worker_id for worker in snapshot.ready), now))
     since_s = max(0.0, now - demand.at) if demand.at is not None else 0.0
     first = demand.at is None
-    ended = {} if first else _ended(demand.served, snapshot.workers)
     keep = math.exp(-since_s / SIZE_WINDOW_S)
     running = sum(worker.running for worker in snapshot.workers)
-    flows = {lane.name: _flow(demand.flows.get(lane.name), lane, ended, since_s) for lane in snapshot.lanes}
+    flows = {
+        lane.name: _flow(demand.flows.get(lane.name), lane, _ended(demand.served, snapshot.workers, lane.name), since_s)
+        for lane in snapshot.lanes
+    }
     demand = replace(demand, flows=flows)
     held = concurrent_demand(snapshot, demand)
     return replace(
@@ -307,20 +309,14 @@ def concurrent_demand(snapshot: Snapshot, demand: Demand) -> dict[str, float]:
     return {lane.name: run[lane.name] + min(lane.waiting, late[lane.name]) for lane in snapshot.lanes}
 
 
-def _ended(before: Mapping[str, Mapping[str, Served]], workers: tuple[Process, ...]) -> dict[str, tuple[int, int]]:
-    """Jobs and tokens by lane that ended since the last snapshot. All counts of a new worker are included; those that a
-    lost worker made after its last report are missing."""
-    ended: dict[str, tuple[int, int]] = {}
-    for worker in workers:
-        known = before.get(worker.worker_id, {})
-        for lane, served in worker.served.items():
-            past = known.get(lane, Served())
-            jobs, tokens = ended.get(lane, (0, 0))
-            ended[lane] = (
-                jobs + max(0, served.jobs - past.jobs),
-                tokens + max(0, served.tokens - past.tokens),
-            )
-    return ended
+def _ended(before: Mapping[str, Mapping[str, Served]], workers: tuple[Process, ...], lane: str) -> tuple[int, int]:
+    """Jobs and tokens of a lane that ended since the last snapshot. All counts of a new worker are included; those that
+    a lost worker made after its last report are missing."""
+    pairs = [(each.served.get(lane, Served()), before.get(each.worker_id, {}).get(lane, Served())) for each in workers]
+    return (
+        sum(max(0, served.jobs - past.jobs) for served, past in pairs),
+        sum(max(0, served.tokens - past.tokens) for served, past in pairs),
+    )
 
 
 def _remembered(
@@ -331,12 +327,12 @@ def _remembered(
     return {**before, **now} if len(before) < MAX_REMEMBERED else now
 
 
-def _flow(flow: Flow | None, lane: LaneLoad, ended: Mapping[str, tuple[int, int]], since_s: float) -> Flow:
+def _flow(flow: Flow | None, lane: LaneLoad, ended: tuple[int, int], since_s: float) -> Flow:
     there = lane.running + lane.waiting
     if flow is None:
         return Flow(lane.added, there=there, running=lane.running, offered=there)
     keep = math.exp(-since_s / SIZE_WINDOW_S)
-    jobs, tokens = ended.get(lane.name, (0, 0))
+    jobs, tokens = ended
     rate, came = flow.rate, max(0, lane.added - flow.added)  # fewer than before: the store has lost data
     if since_s > 0:
         share = -math.expm1(-since_s / RATE_WINDOW_S)

@@ -49,14 +49,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """One observed worker: its counters at the start of the current window, its last window and its strikes."""
+    """One observed worker: its report at the start of the current window, its last window and its strikes."""
 
     began: float
-    steps: int
-    step_s: float
-    tokens: int
-    jobs: int
-    failed: int
+    worker: Process
     window: Window | None = None
     strikes: int = 0
 
@@ -104,18 +100,23 @@ def judge(known: PoolHealth, workers: Iterable[Process], now: float) -> PoolHeal
 
 
 def _followed(record: WorkerRecord | None, worker: Process, now: float) -> WorkerRecord:
-    jobs = sum(served.jobs for served in worker.served.values())
-    failed = sum(served.failed for served in worker.served.values())
-    if record is None or worker.steps < record.steps:
-        return WorkerRecord(now, worker.steps, worker.step_s, worker.step_tokens, jobs, failed)
-    steps, ended = worker.steps - record.steps, jobs - record.jobs
+    before = record.worker if record is not None else worker
+    if record is None or worker.steps < before.steps:
+        return WorkerRecord(now, worker)
+    steps, (jobs, failed), (jobs_before, failed_before) = worker.steps - before.steps, _ended(worker), _ended(before)
+    ended = jobs - jobs_before
     if now - record.began < WINDOW_S or (steps < MIN_STEPS and ended < FAILED_JOBS):
         return record
-    took = (worker.step_s - record.step_s) / steps if steps else 0.0
-    batch = (worker.step_tokens - record.tokens) / steps if steps else 0.0
-    share = (failed - record.failed) / ended if ended >= FAILED_JOBS else 0.0
-    window = Window(now, batch, took, share)
-    return WorkerRecord(now, worker.steps, worker.step_s, worker.step_tokens, jobs, failed, window, record.strikes)
+    took = (worker.step_s - before.step_s) / steps if steps else 0.0
+    batch = (worker.step_tokens - before.step_tokens) / steps if steps else 0.0
+    share = (failed - failed_before) / ended if ended >= FAILED_JOBS else 0.0
+    return WorkerRecord(now, worker, Window(now, batch, took, share), record.strikes)
+
+
+def _ended(worker: Process) -> tuple[int, int]:
+    """Jobs that the worker has ended, and those of them that failed."""
+    served = worker.served.values()
+    return sum(each.jobs for each in served), sum(each.failed for each in served)
 
 
 def _why(name: str, records: Mapping[str, WorkerRecord], usual: tuple[float, float], now: float) -> str:

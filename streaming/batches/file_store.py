@@ -194,29 +194,16 @@ class FileStore:
                 os.utime(path)  # restart its age, so that it is not quarantined again before its record is written
         return path.exists()
 
-    def quarantined(self) -> list[tuple[str, int]]:
-        """List the days of quarantine, each with its number of entries. Raises OSError."""
-        return [
-            (day.name, sum(1 for part in day.iterdir() if part.is_dir() for _ in part.iterdir()))
-            for day, _ in self._quarantined_days()
-        ]
-
-    def _quarantined_days(self) -> list[tuple[Path, float]]:
-        """The folders of days, and when each day began; other entries are ignored. Raises OSError."""
-        found = []
-        for path in sorted(self._quarantine.iterdir()) if self._quarantine.exists() else []:
-            with contextlib.suppress(ValueError):
-                began = datetime.strptime(path.name, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
-                if path.is_dir():
-                    found.append((path, began))
-        return found
+    def quarantined(self) -> int:
+        """Count the entries of all days of quarantine; other folders are ignored. Raises OSError."""
+        return sum(1 for day in self._quarantine.glob("*") if _began(day) is not None for _ in day.glob("*/*"))
 
     def end_quarantine(self, keep_s: float, now: float | None = None) -> list[str]:
         """Delete days of quarantine that ended more than `keep_s` ago; returns them. A day that cannot be deleted is
         logged and skipped. Raises OSError."""
         now, ended = time.time() if now is None else now, []
-        for day, began in self._quarantined_days():
-            if began + DAY_S + keep_s >= now:
+        for day in sorted(self._quarantine.glob("*")):
+            if (began := _began(day)) is None or began + DAY_S + keep_s >= now:
                 continue
             try:
                 shutil.rmtree(day)
@@ -253,13 +240,21 @@ class Incoming:
         self.path.unlink(missing_ok=True)
 
 
+def _began(day: Path) -> float | None:
+    """When a day of quarantine began; None for another entry."""
+    try:
+        began = datetime.strptime(day.name, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+    return began if day.is_dir() else None
+
+
 def _link(source: Path, target: Path) -> None:
     """Make a file appear under another name, too; on a file system without hard links as a copy. Does nothing if the
     name is there: another process was faster. Raises FileNotFoundError, OSError."""
     try:
-        os.link(source, target)
-    except FileExistsError:
-        return
+        with contextlib.suppress(FileExistsError):
+            os.link(source, target)
     except FileNotFoundError:
         raise
     except OSError:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import compress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -29,8 +30,7 @@ from streaming.jobs.codec import Usage, decode, encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
 from streaming.order import Priority
-from streaming.redis.client import Call, ClientUser, RedisClient, page, place_of
-from streaming.redis.news import news
+from streaming.redis.client import Call, ClientUser, RedisClient, news, page, place_of
 
 UNREADABLE = "(its record cannot be read)"
 """Name shown for a file whose record is malformed."""
@@ -95,10 +95,8 @@ class Files(ClientUser):
     async def known(self, file_ids: list[str]) -> set[str]:
         """Filter ids: those that have a record."""
         places = [(partition_of(file_id, "file-") or 0, file_id) for file_id in file_ids]
-        found = await self._client.calls(
-            [("EXISTS", place, (partition_key(place, "file", file_id),)) for place, file_id in places]
-        )
-        return {file_id for file_id, there in zip(file_ids, found, strict=True) if there}
+        calls = [("EXISTS", place, (partition_key(place, "file", file_id),)) for place, file_id in places]
+        return set(compress(file_ids, await self._client.calls(calls)))
 
     async def expired(self, limit: int) -> list[tuple[str, str]]:
         """List expired files as (id, tenant), also those whose record is malformed or lost."""
@@ -131,7 +129,7 @@ async def _listed(
     key, behind = partition_key(partition, kind, tenant), None
     if after is not None:
         score = await client.call("ZSCORE", partition, key, after)
-        place = int(float(score)) if score is not None else await place_of(client, partition, after, tenant)
+        place = await place_of(client, partition, after, tenant) if score is None else int(float(score))
         if place is None:
             raise unknown(after)
         behind = (place, after)
@@ -143,11 +141,9 @@ async def _overdue(client: RedisClient, limit: int) -> list[tuple[int, str, str]
     Raises Unavailable."""
     between, now = ("LIMIT", 0, limit), await client.now_ms()
     calls = [("ZRANGEBYSCORE", p, (partition_key(p, "expiring"), "-inf", now, *between)) for p in client.partitions]
-    found = []
-    for partition, members in zip(client.partitions, await client.calls(calls), strict=True):
-        for name, _, tenant in [member.decode(errors="replace").partition(":") for member in members]:
-            found.append((partition, name, tenant))
-    return found
+    found = zip(client.partitions, await client.calls(calls), strict=True)
+    rows = [(partition, member.decode(errors="replace")) for partition, members in found for member in members]
+    return [(partition, *row.partition(":")[::2]) for partition, row in rows]
 
 
 class BatchState(StrEnum):
@@ -270,15 +266,6 @@ class BatchLease(BatchRecord):
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class SaveResult:
-    """Answer to `save`: Redis time, and the state as the owner may have changed it."""
-
-    now_ms: int
-    state: BatchState
-    paused: bool
-
-
 class DueNotice(NamedTuple):
     """A batch is due: an offline process must be told to run it."""
 
@@ -352,9 +339,7 @@ class Batches:
     async def due(self, limit: int) -> list[DueNotice]:
         """List due batches, each with a new notice."""
         again_ms = LEASES_UNTIL_NEXT_NOTICE * self._client.settings.lease_ms
-        answers = await self._client.calls(
-            [("due", partition, (limit, again_ms)) for partition in self._client.partitions]
-        )
+        answers = await self._client.calls([("due", p, (limit, again_ms)) for p in self._client.partitions])
         return [DueNotice(name.decode(), turn, why.decode()) for answer in answers for name, turn, why in answer]
 
     def news(self, every_s: float) -> AsyncGenerator[None]:
@@ -375,24 +360,17 @@ class Batches:
         """Begin a turn: take the batch's lease. `turn`: the number of the notice. Raises Superseded if the notice is
         not the latest, or if there is nothing to do."""
         answer = await self._client.call("hold", self._partition(batch_id), batch_id, turn, self._lease_ms)
-        match answer:
-            case [epoch, now, *values]:
-                try:
-                    return BatchLease(**_parsed(values), epoch=epoch, now_ms=now)
-                except MALFORMED_ERRORS as error:
-                    await self._fail_malformed(batch_id, epoch)
-                    raise Superseded(
-                        f"the record of {batch_id} cannot be read, the batch has failed: {error}"
-                    ) from error
-            case b"gone" | b"stale" | b"held":
-                raise Superseded(f"{batch_id} is {answer.decode()}")
-        raise StreamingError(f"hold answered {answer!r}")
-
-    async def _fail_malformed(self, batch_id: str, epoch: int) -> None:
-        """End a batch whose record is malformed, so that it is not due again and again. Raises Fenced."""
-        progress, keep_s = encode(BatchProgress(faults=(MALFORMED,))), self._client.settings.retention_s
-        args = (batch_id, epoch, self._lease_ms, BatchState.FAILED, progress, "", "", keep_s)
-        await self._client.call("save", self._partition(batch_id), *args)
+        if isinstance(answer, bytes):  # gone, stale or held
+            raise Superseded(f"{batch_id} is {answer.decode()}")
+        epoch, now, *values = answer
+        try:
+            return BatchLease(**_parsed(values), epoch=epoch, now_ms=now)
+        except MALFORMED_ERRORS as error:
+            # End it, so that it is not due again and again.
+            progress, keep_s = encode(BatchProgress(faults=(MALFORMED,))), self._client.settings.retention_s
+            args = (batch_id, epoch, self._lease_ms, BatchState.FAILED, progress, "", "", keep_s)
+            await self._client.call("save", self._partition(batch_id), *args)
+            raise Superseded(f"the record of {batch_id} cannot be read, the batch has failed: {error}") from error
 
     async def reserve(self, hold: BatchLease, tokens: int) -> tuple[bool, int]:
         """Reserve the batch's tokens in the tenant's quota; returns whether there is room, and the tokens of the
@@ -412,8 +390,9 @@ class Batches:
         rest_ms: int | None = None,
         keep_s: int = 0,
         files: Sequence[StoredFile] = (),
-    ) -> SaveResult:
-        """Save the batch's progress and renew the lease. A final state ends the batch.
+    ) -> BatchLease:
+        """Save the batch's progress and renew the lease. A final state ends the batch. Returns the batch as it stands
+        then: its owner may have changed the state, or paused it.
 
         Args:
             tokens: Tokens still to be computed, for the tenant's quota.
@@ -430,7 +409,8 @@ class Batches:
         for file in files:
             args += [file.id, encode(file), file.expires_ms - file.created_ms]
         now, status, paused = await self._client.call("save", self._partition(hold.batch.id), *args)
-        return SaveResult(now, BatchState(status.decode()), bool(paused))
+        found = BatchState(status.decode())
+        return replace(hold, now_ms=now, state=found, paused=bool(paused), progress=progress)
 
     async def forget_expired(self, limit: int) -> list[str]:
         """Delete the records of ended batches that have expired; returns their ids."""
@@ -449,8 +429,7 @@ class Batches:
     async def _records(self, ids: Sequence[str]) -> list[BatchRecord | None]:
         places = [(self._partition(batch_id), batch_id) for batch_id in ids]
         calls: list[Call] = [("HMGET", place, (partition_key(place, "batch", each), *FIELDS)) for place, each in places]
-        found = await self._client.calls(calls)
-        return [_record(batch_id, values) for batch_id, values in zip(ids, found, strict=True)]
+        return list(map(_record, ids, await self._client.calls(calls)))
 
     def _is_ours(self, batch_id: str) -> bool:
         return partition_of(batch_id, "batch_") in self._client.partitions
@@ -468,31 +447,20 @@ def _record(batch_id: str, values: Sequence[bytes | None]) -> BatchRecord | None
     except MALFORMED_ERRORS as error:
         log.warning("the record of a batch cannot be read: %s", error, extra={"batch": batch_id})
         tenant = (values[-1] or b"").decode(errors="replace")
-        nothing = Batch(
-            id=batch_id,
-            tenant=tenant,
-            ceiling=Priority.BATCH,
-            endpoint="",
-            input_file="",
-            window="none",
-            output_keep_ms=0,
-        )
+        none: dict[str, Any] = {"endpoint": "", "input_file": "", "window": "none", "output_keep_ms": 0}
+        nothing = Batch(id=batch_id, tenant=tenant, ceiling=Priority.BATCH, **none)
         return BatchRecord(batch=nothing, state=BatchState.FAILED, progress=BatchProgress(faults=(MALFORMED,)))
 
 
 def _parsed(values: Sequence[Any]) -> dict[str, Any]:
     """The fields of a BatchRecord. Raises MALFORMED_ERRORS."""
-    raw = dict(zip(FIELDS, values, strict=True))
+    asked, status, paused, created, expires, cancelling, progress, _ = values
     return {
-        "batch": decode(_BATCH, raw["asked"]),
-        "state": BatchState(raw["status"].decode()),
-        "paused": bool(raw["paused"]),
-        "created_ms": int(float(raw["created"])),
-        "expires_ms": _number(raw["expires"]),
-        "cancelling_ms": _number(raw["cancelling"]),
-        "progress": decode(_PROGRESS, raw["progress"]) if raw["progress"] else BatchProgress(),
+        "batch": decode(_BATCH, asked),
+        "state": BatchState(status.decode()),
+        "paused": bool(paused),
+        "created_ms": int(float(created)),
+        "expires_ms": int(float(expires or 0)),
+        "cancelling_ms": int(float(cancelling or 0)),
+        "progress": decode(_PROGRESS, progress) if progress else BatchProgress(),
     }
-
-
-def _number(value: bytes | None) -> int:
-    return int(float(value)) if value else 0

@@ -14,11 +14,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from streaming.fleet.process import Cordoned, Process
+from streaming.fleet.process import Cordoned, Process, Prospect
 from streaming.fleet.settings import ModelSettings
 from streaming.keys import FLEET_SLOT, fleet_key
-from streaming.redis.client import ClientUser, Query
-from streaming.redis.news import messages, news
+from streaming.redis.client import ClientUser, Query, messages, news
 
 log = logging.getLogger(__name__)
 
@@ -55,25 +54,13 @@ class Lead:
     epoch: int
 
 
-class Leadership(ClientUser):
-    """Election calls. Every method raises Unavailable.
+def claim_lead(holder: str, keep_ms: int) -> Query[Lead]:
+    """Claim or renew the lead for `keep_ms`; 0 gives it up. The answer is the leader after that. Without a holder, it
+    only reads.
 
     A leader that was suspended does not know that another was elected meanwhile. So the store checks the epoch (a
     fencing token) of everything a leader publishes and of everything a pool does for it.
     """
-
-    async def leave(self, holder: str) -> None:
-        """Give up the lead at once."""
-        await self._client.ask(claim_lead(holder, 0))
-
-    async def current(self) -> Lead:
-        """Return the current leader."""
-        return await self._client.ask(claim_lead("", 0))
-
-
-def claim_lead(holder: str, keep_ms: int) -> Query[Lead]:
-    """Claim or renew the lead for `keep_ms`; 0 gives it up. The answer is the leader after that. Without a holder, it
-    only reads."""
 
     def parse(answers: list[Any]) -> Lead:
         ((epoch, leader),) = answers
@@ -82,22 +69,15 @@ def claim_lead(holder: str, keep_ms: int) -> Query[Lead]:
     return Query([("lead", FLEET_SLOT, (holder, keep_ms))], parse)
 
 
+LEADER = claim_lead("", 0)
+"""The current leader."""
+
+
 SHARE_TIMEOUT_S = 10
 """A machine that does not ask for its share of a pool for so long counts as gone."""
 
 PoolKind: TypeAlias = Literal["local", "kubernetes", "dry-run"]
 """Who executes a plan: the supervisors of each machine, a cluster's controllers, or nobody."""
-
-
-class Prospect(msgspec.Struct, frozen=True, array_like=True):
-    """Expected wait of a job that is put into a lane now."""
-
-    wait_s: float | None
-    """Until it starts; None: no worker will start it."""
-    each_s: float = 0.0
-    """Added for each further job before it."""
-    waiting: int = 0
-    """Jobs that were in the lane when this was decided."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

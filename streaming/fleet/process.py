@@ -35,6 +35,17 @@ class Cordoned(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class Prospect(msgspec.Struct, frozen=True, array_like=True):
+    """Expected wait of a job that is put into a lane now."""
+
+    wait_s: float | None
+    """Until it starts; None: no worker will start it."""
+    each_s: float = 0.0
+    """Added for each further job before it."""
+    waiting: int = 0
+    """Jobs that were in the lane when this was decided."""
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The report that a process writes about itself every few seconds. Counters start at 0 when the process starts."""
 
@@ -48,7 +59,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: str
     """starting | ready | draining | drained (cordoned, done, and still there)"""
     since: float
-    """Unix seconds of its start: a scheduler's in Redis time, others' by their machine's clock. For people only."""
+    """Unix seconds of its start, by its machine's clock. For people only."""
     model: str = ""
     url: str = ""
     lease: str = ""

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -133,6 +133,9 @@ SESSION_S = 12 * 3600
 """Seconds for which a session lasts, whether it is used or not."""
 
 
+LoginKind: TypeAlias = Literal["session", "link"]
+
+
 class ConsoleLogin(msgspec.Struct, frozen=True, kw_only=True):
     """Whose a session or link is."""
 
@@ -150,40 +153,23 @@ class ConsoleSessions(ClientUser):
     made (api/auth/keys.py).
     """
 
-    async def begin(self, secret: str, login: ConsoleLogin) -> None:
-        """Keep a session for SESSION_S."""
-        await self._keep("session", secret, login, SESSION_S)
+    async def keep(self, kind: LoginKind, secret: str, login: ConsoleLogin) -> None:
+        """Keep a session for SESSION_S, or a link for LINK_S."""
+        life_s = LINK_S if kind == "link" else SESSION_S
+        args = (_digest(kind, secret), msgspec.json.encode(login), 1000 * life_s)
+        await self._client.call("console", FLEET_SLOT, *args)
 
     async def find(self, secret: str) -> ConsoleLogin | None:
         """Return whose session this is; None if there is none, or if it is over."""
-        return _login(await self._client.call("GET", FLEET_SLOT, _key("session", secret)))
+        key = fleet_key("console", _digest("session", secret))
+        return _login(await self._client.call("GET", FLEET_SLOT, key))
 
-    async def end(self, secret: str) -> None:
-        """End a session."""
-        await self._take("session", secret)
-
-    async def offer(self, secret: str, login: ConsoleLogin) -> None:
-        """Keep a link for LINK_S."""
-        await self._keep("link", secret, login, LINK_S)
-
-    async def redeem(self, secret: str) -> ConsoleLogin | None:
-        """Use up a link; None if there is none, or if it was used or is over."""
-        return _login(await self._take("link", secret))
-
-    async def _take(self, kind: str, secret: str) -> bytes | None:
-        data: bytes | None = await self._client.call("console", FLEET_SLOT, _digest(kind, secret), "", 0)
-        return data
-
-    async def _keep(self, kind: str, secret: str, login: ConsoleLogin, seconds: int) -> None:
-        record = msgspec.json.encode(login)
-        await self._client.call("console", FLEET_SLOT, _digest(kind, secret), record, seconds * 1000)
+    async def take(self, kind: LoginKind, secret: str) -> ConsoleLogin | None:
+        """End a session, or use up a link; None if there is none, or if it is over."""
+        return _login(await self._client.call("console", FLEET_SLOT, _digest(kind, secret), "", 0))
 
 
-def _key(kind: str, secret: str) -> str:
-    return fleet_key("console", _digest(kind, secret))
-
-
-def _digest(kind: str, secret: str) -> str:
+def _digest(kind: LoginKind, secret: str) -> str:
     return hashlib.sha256(f"{kind}:{secret}".encode()).hexdigest()
 
 

@@ -6,27 +6,29 @@ It never retries, because a repeated write may write twice. Callers decide wheth
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import compress, islice
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from redis.exceptions import BusyLoadingError, MovedError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from penstock.loops import Rounds, Turns
+from penstock.loops import ExpectedErrors, Rounds, Turns, coalesced, run_periodically, wait
 from streaming.errors import Fenced, Loading, StreamingError, Unavailable
 from streaming.ids import partition_of
-from streaming.keys import partition_key, prefix
-from streaming.redis.connection import Command, Subscription
+from streaming.keys import channel, partition_key, prefix
+from streaming.redis.connection import Command, Subscription, Topology, open_topology
 from streaming.redis.scripts import LIBRARIES, load_library
 from streaming.redis.settings import RedisSettings
-from streaming.redis.topology import Topology, open_topology
+
+log = logging.getLogger(__name__)
 
 REFUSALS = frozenset(
     {
@@ -227,11 +229,10 @@ class RedisClient:
 
         Returns: False if nothing was sent, because no connection is open or the calls need a replica's answer.
         """
+        if self._is_promise(calls):
+            return False
         groups = _grouped(calls)
-        sent = (
-            None if self._is_promise(calls) else self._topology.send_scripts([self._command(each) for each in groups])
-        )
-        if sent is None:
+        if (sent := self._topology.send_scripts([self._command(each) for each in groups])) is None:
             return False
         sent.add_done_callback(lambda sent: on_done(_begun(sent, groups)))
         return True
@@ -366,16 +367,15 @@ class RedisClient:
 
     async def memory(self) -> list[ServerMemory]:
         """Read the memory of every primary that holds a partition. Raises Unavailable."""
-        return [await self._memory(place, partitions) for place, partitions in (await self.homes()).items()]
-
-    async def _memory(self, place: str, partitions: Sequence[int]) -> ServerMemory:
-        owed = [("HVALS", partition_key(partition, "owed")) for partition in partitions]
-        info, *found = await self.run_at(place, [("INFO", "memory"), *owed])
-        sums = {p: sum(max(0, int(each)) for each in values) for p, values in zip(partitions, found, strict=True)}
-        used, allowed, at_start = (
-            int(_info(info, name) or 0) for name in (b"used_memory", b"maxmemory", b"used_memory_startup")
-        )
-        return ServerMemory(used, allowed, sums, at_start)
+        found = []
+        for place, partitions in (await self.homes()).items():
+            owed = [("HVALS", partition_key(partition, "owed")) for partition in partitions]
+            info, *answers = await self.run_at(place, [("INFO", "memory"), *owed])
+            sums = {p: sum(max(0, int(each)) for each in values) for p, values in zip(partitions, answers, strict=True)}
+            names = (b"used_memory", b"maxmemory", b"used_memory_startup")
+            used, allowed, at_start = (int(_info(info, name) or 0) for name in names)
+            found.append(ServerMemory(used, allowed, sums, at_start))
+        return found
 
     async def run_ids(self) -> dict[str, str]:
         """Read each primary's run id, by its place. A new run id means a new server process. Raises Unavailable."""
@@ -384,29 +384,27 @@ class RedisClient:
 
     async def servers(self) -> list[dict[str, str]]:
         """Read version, settings and replicas of every primary. Raises Unavailable."""
-        with translated():
-            return [await self._facts(place) for place in await self._topology.places()]
+        return [await self._facts(place) for place in await self._places()]
 
     async def _facts(self, place: str) -> dict[str, str]:
         started = time.time()
+        info, now = await self.run_at(place, [("INFO",), ("TIME",)])
+        offset_ms = round(_microseconds(now) / 1000 - (started + time.time()) * 500)
         settings = [("CONFIG", "GET", name) for name in ("appendfsync", "min-replicas-to-write")]
-        answers = await self._topology.run_scripts(place, [("INFO",), ("TIME",), *settings])
-        info, now = checked(answers[:2])
-        return {
+        with translated():
+            fsync, replicas = await self._topology.run_scripts(place, settings)
+        numbers = ("maxmemory", "used_memory", "connected_clients", "maxclients")
+        return {name: _info(info, name.encode()) or "0" for name in numbers} | {
             "place": place,
             "server": _info(info, b"server_name") or "redis",
             "version": _info(info, b"valkey_version") or _info(info, b"redis_version"),
             "redis_version": _info(info, b"redis_version"),
             "appendonly": "yes" if _info(info, b"aof_enabled") == "1" else "no",
-            "appendfsync": _setting(answers[2]),
-            "maxmemory": _info(info, b"maxmemory") or "0",
-            "used_memory": _info(info, b"used_memory") or "0",
-            "connected_clients": _info(info, b"connected_clients") or "0",
-            "maxclients": _info(info, b"maxclients") or "0",
+            "appendfsync": _setting(fsync),
             "maxmemory-policy": _info(info, b"maxmemory_policy"),
-            "min-replicas-to-write": _setting(answers[3]),
+            "min-replicas-to-write": _setting(replicas),
             "replicas": str(len(re.findall(rb"^slave\d+:.*\bstate=online\b", info, re.MULTILINE))),
-            "offset_ms": str(round(_microseconds(now) / 1000 - (started + time.time()) * 500)),
+            "offset_ms": str(offset_ms),
         }
 
 
@@ -481,15 +479,12 @@ async def page(
     skip, start = 0, after[0] if after else first
     while len(found) < limit:
         rows = await client.call(command, partition, key, start, last, "WITHSCORES", "LIMIT", skip, limit)
-        items = [
-            (member.decode(errors="replace"), int(float(score)))
-            for member, score in zip(rows[::2], rows[1::2], strict=True)
-        ]
-        places = [(score, name) for name, score in items]
-        behind = [after is None or (place != after and (place < after) is newest_first) for place in places]
-        found += compress(items, behind)
-        skip += len(items)
-        if len(items) < limit:
+        for member, score in zip(rows[::2], rows[1::2], strict=True):
+            place = int(float(score)), member.decode(errors="replace")
+            if after is None or (place != after and (place < after) is newest_first):
+                found.append(place[::-1])
+        skip += limit
+        if len(rows) < 2 * limit:
             break
     return found[:limit]
 
@@ -527,8 +522,36 @@ class ScriptBatcher:
         Unavailable."""
         rounds = self._rounds.get(partition)
         if rounds is None:
-            client = self._client
-            rounds = self._rounds[partition] = Rounds(
-                client.outcomes, max_items=MAX_BATCHED_CALLS, eager_items=EAGER_CALLS, start_now=client.send_nowait
-            )
+            run, start = self._client.outcomes, self._client.send_nowait
+            rounds = Rounds(run, max_items=MAX_BATCHED_CALLS, eager_items=EAGER_CALLS, start_now=start)
+            self._rounds[partition] = rounds
         return rounds.ask((self._script, partition, args))
+
+
+async def news(client: RedisClient, kind: str, name: str, every_s: float) -> AsyncGenerator[None]:
+    """Yield when the store should be read again: at once, after each message of a channel, and at least every
+    `every_s`, because messages may be lost. Never ends."""
+    changed = asyncio.Event()
+
+    async def listen() -> None:
+        async for _ in messages(client, kind, name):
+            changed.set()
+
+    expected = ExpectedErrors(Unavailable, log.debug, "no news until Redis answers: %s")
+    listening = asyncio.create_task(run_periodically(listen, every_s, expected))
+    try:
+        while True:
+            changed.clear()
+            yield
+            await wait(changed, coalesced(every_s))
+    finally:
+        listening.cancel()
+
+
+async def messages(client: RedisClient, kind: str, name: str) -> AsyncIterator[None]:
+    """Yield once subscribed to a channel, and after each of its messages. Never ends; raises Unavailable."""
+    async with client.subscribe(channel(kind, name)) as subscription:
+        yield
+        while True:
+            await subscription.message()
+            yield

@@ -37,10 +37,6 @@ class ClockOffset:
         """The error bound at `now`: it grows with the measurement's age."""
         return self.error + int(abs(now - self.taken) * DRIFT)
 
-    def agrees(self, other: ClockOffset, now: int) -> bool:
-        """Whether both can be right, by their bounds."""
-        return abs(self.value - other.value) <= self.error_at(now) + other.error_at(now)
-
 
 def measured(before: int, server: int, after: int) -> ClockOffset:
     """Compute the offset from one round trip: this process's time before and after it, the server's in between.
@@ -49,13 +45,6 @@ def measured(before: int, server: int, after: int) -> ClockOffset:
     wrong by at most half the round trip.
     """
     return ClockOffset(((server - before) + (server - after)) // 2, (after - before + 1) // 2 + 1, after)
-
-
-def better(known: ClockOffset | None, fresh: ClockOffset, now: int) -> ClockOffset:
-    """Choose the offset with the smaller bound, but never an old one that the new one contradicts (a clock was set)."""
-    if known is None or not known.agrees(fresh, now) or fresh.error_at(now) <= known.error_at(now):
-        return fresh
-    return known
 
 
 class Clock:
@@ -85,11 +74,8 @@ class Clock:
     async def renew(self) -> None:
         """Measure the offset to every server. Raises Unavailable."""
         for place, partitions in (await self._client.homes()).items():
-            fresh = await self._ask(place)
-            for _ in range(PROBES - 1):
-                fresh = min(fresh, await self._ask(place), key=lambda offset: offset.error)
-            for partition in partitions:
-                self._offsets[partition] = better(self._offsets.get(partition), fresh, _now_us())
+            probes = [await self._ask(place) for _ in range(PROBES)]
+            self._offsets |= dict.fromkeys(partitions, min(probes, key=lambda offset: offset.error))
 
     async def _ask(self, place: str) -> ClockOffset:
         before = _now_us()

@@ -33,61 +33,29 @@ CONNECTION = frozenset(
 LOADING = frozenset({"function|load", "function|list", "function|delete"})
 """Not for workers: whoever loads a function has it run with the rights of whoever calls it, and engines run there."""
 
-COMMON_COMMANDS: Mapping[str, frozenset[str]] = {
-    "hmget": frozenset({"store"}),
-    "exists": frozenset({"store"}),
-    "del": frozenset({"proc"}),
-    "zrem": frozenset({"procs"}),
-    "zrange": frozenset({"procs"}),
-    "mget": frozenset({"proc"}),
-}
+COMMON_COMMANDS: Mapping[str, set[str]] = {
+    "hmget": {"store"}, "exists": {"store"}, "del": {"proc"}, "zrem": {"procs"}, "zrange": {"procs"}, "mget": {"proc"},
+}  # fmt: skip
 """Commands that every process sends without a script, and the kinds of key they are for."""
 
-COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
+COMMANDS: Mapping[str, Mapping[str, set[str]]] = {
     "api": {
-        "hvals": frozenset({"owed", "enqueued"}),
-        "xrange": frozenset({"log", "dead"}),
-        "xrevrange": frozenset({"dead", "actions"}),
-        "xdel": frozenset({"dead"}),
-        "zscore": frozenset({"jobs", "files", "batches"}),
-        "zrangebyscore": frozenset({"files"}),
-        "zrevrangebyscore": frozenset({"files", "batches", "hooks"}),
-        "zcard": frozenset({"due"}),
-        "get": frozenset({"file", "console"}),
-        "lrange": frozenset({"places"}),
-        "mget": frozenset({"file", "override"}),
-        "hmget": frozenset({"batch", "hook"}),
-        "hgetall": frozenset({"card", "plan", "conversation"}),
-        "expire": frozenset({"job"}),
+        "hvals": {"owed", "enqueued"}, "xrange": {"log", "dead"}, "xrevrange": {"dead", "actions"}, "xdel": {"dead"},
+        "zscore": {"jobs", "files", "batches"}, "zrangebyscore": {"files"}, "zcard": {"due"}, "lrange": {"places"},
+        "zrevrangebyscore": {"files", "batches", "hooks"}, "get": {"file", "console"}, "mget": {"file", "override"},
+        "hmget": {"batch", "hook"}, "hgetall": {"card", "plan", "conversation"}, "expire": {"job"},
     },
-    "worker": {
-        "xrange": frozenset({"log"}),
-        "hgetall": frozenset({"card"}),
-    },
-    "scheduler": {
-        "mget": frozenset({"override"}),
-        "hgetall": frozenset({"plan", "cold"}),
-    },
+    "worker": {"xrange": {"log"}, "hgetall": {"card"}},
+    "scheduler": {"mget": {"override"}, "hgetall": {"plan", "cold"}},
     "offline": {
-        "hvals": frozenset({"owed"}),
-        "xrange": frozenset({"log"}),
-        "exists": frozenset({"job", "file"}),
-        "expire": frozenset({"job", "redelivery"}),
-        "zrangebyscore": frozenset({"expiring"}),
-        "hmget": frozenset({"batch"}),
-        "hgetall": frozenset({"card"}),
-        "incrby": frozenset({"redelivery"}),
-        "del": frozenset({"redelivery"}),
+        "hvals": {"owed"}, "xrange": {"log"}, "exists": {"job", "file"}, "expire": {"job", "redelivery"},
+        "zrangebyscore": {"expiring"}, "hmget": {"batch"}, "hgetall": {"card"}, "incrby": {"redelivery"},
+        "del": {"redelivery"},
     },
 }  # fmt: skip
 """Further commands that a role sends without a script, and the kinds of key they are for."""
 
-SUBSCRIBED: Mapping[str, tuple[str, ...]] = {
-    "api": ("api", "pools"),
-    "worker": ("worker",),
-    "scheduler": ("scheduler",),
-    "offline": ("offline",),
-}
+SUBSCRIBED: Mapping[str, set[str]] = {role: {role} for role in ROLES} | {"api": {"api", "pools"}}
 """The channels that the processes of a role subscribe to."""
 
 BROKER_COMMANDS = frozenset(
@@ -114,17 +82,21 @@ def acl_file() -> str:
     checks, and may only ping. `operator` is for operators: `penstock ps`, `store` and `doctor`, and `penstock up`.
     """
     users = [_user("default", ["off"], (), (), ()), _user("probe", ["on", "nopass"], ("ping",), (), ())]
-    users += [_role_user(role) for role in SCRIPTS]
-    everything = frozenset().union(*(_commands(role) for role in SCRIPTS)) | _operator_commands()
+    users += [_role_user(role) for role in ROLES]
+    # Further commands of the command line, and of the scripts that it and the pools of `penstock up` run.
+    own = {"eval", "scan", "xlen", "scard", "zcard", "hset", "unlink", "zrangebyscore", "config|get"}
+    everything = script_commands("share").union(own, *map(_commands, ROLES))
     users.append(_user("operator", ["off"], everything, [f"{ROOT}*"], [f"{ROOT}*"]))
     return "".join(f"{user}\n" for user in users)
 
 
 def _role_user(role: str) -> str:
-    keys = {_pattern(kind) for kind in _kinds(role)}
+    kinds = frozenset().union(*COMMON_COMMANDS.values(), *COMMANDS[role].values(), *map(script_kinds, SCRIPTS[role]))
+    keys = {_pattern(kind) for kind in kinds}
     # FCALL names one key: the common prefix of all keys of the partition, or of the fleet.
     keys |= {_any_partition(""), prefix(FLEET_SLOT)}
-    user = _user(role, ["off"], _commands(role), keys, [_channel(kind) for kind in _channels(role)])
+    channels = SUBSCRIBED[role].union(*map(script_channels, SCRIPTS[role]))
+    user = _user(role, ["off"], _commands(role), keys, {_star(CHANNELS[kind]) for kind in channels})
     # A first start checks whether an earlier version has used the store: EXISTS on keys of other roles too.
     fixed = {_pattern(key.name) for key in (*CATALOGUE, *FLEET) if "{}" not in key.pattern}
     user += f" (+exists {_words('~', fixed)})"
@@ -148,27 +120,9 @@ def _words(sign: str, names: Iterable[str]) -> str:
 
 def _commands(role: str) -> frozenset[str]:
     """Every command that the role's processes send, or that their scripts run."""
-    found = {*CONNECTION, *COMMON_COMMANDS, *COMMANDS[role], *(LOADING if role != "worker" else ())}
-    found |= frozenset().union(*map(script_commands, SCRIPTS[role]))
-    if SCRIPTS[role] & load_library().promises:
-        found.add("wait")  # at durability D3
-    return frozenset(found)
-
-
-def _operator_commands() -> frozenset[str]:
-    """Further commands of the command line, and of the scripts that it and the pools of `penstock up` run."""
-    own = {"eval", "scan", "xlen", "scard", "zcard", "hset", "unlink", "zrangebyscore", "config|get"}
-    return script_commands("share") | own
-
-
-def _kinds(role: str) -> frozenset[str]:
-    """The kinds of key that the role uses."""
-    sent = (*COMMON_COMMANDS.values(), *COMMANDS[role].values())
-    return frozenset().union(*sent, *map(script_kinds, SCRIPTS[role]))
-
-
-def _channels(role: str) -> frozenset[str]:
-    return frozenset(SUBSCRIBED[role]).union(*(script_channels(script) for script in SCRIPTS[role]))
+    loading = LOADING if role != "worker" else ()
+    at_d3 = {"wait"} if SCRIPTS[role] & load_library().promises else ()
+    return CONNECTION.union(COMMON_COMMANDS, COMMANDS[role], loading, at_d3, *map(script_commands, SCRIPTS[role]))
 
 
 @cache
@@ -210,16 +164,11 @@ def _any_partition(pattern: str) -> str:
 
 def _pattern(kind: str) -> str:
     """All keys of a kind, in every partition or in the fleet's slot."""
-    for key in FLEET:
-        if key.name == kind:
-            return prefix(FLEET_SLOT) + _star(key.pattern)
-    (pattern,) = [key.pattern for key in CATALOGUE if key.name == kind]
-    return _any_partition(_star(pattern))
-
-
-def _channel(kind: str) -> str:
-    """All channels of a kind."""
-    return _star(CHANNELS[kind])
+    for keys, start in ((FLEET, prefix(FLEET_SLOT)), (CATALOGUE, _any_partition(""))):
+        for key in keys:
+            if key.name == kind:
+                return start + _star(key.pattern)
+    raise ValueError(kind)
 
 
 def _star(pattern: str) -> str:

@@ -137,10 +137,8 @@ def max_job_bytes(memory: ServerMemory, most: float = ADMISSION_SHARE) -> int:
 
 def next_look_s(memories: Iterable[ServerMemory]) -> float:
     """Seconds until the next check: no flood can fill the fullest server before."""
-    room = min(
-        (room_of(memory) for memory in memories if memory.allowed), default=MAX_LOOK_INTERVAL_S * MAX_INFLOW_BYTES_PER_S
-    )
-    return min(max(MIN_LOOK_INTERVAL_S, room / MAX_INFLOW_BYTES_PER_S), MAX_LOOK_INTERVAL_S)
+    rooms = [room_of(memory) for memory in memories if memory.allowed]
+    return min([MAX_LOOK_INTERVAL_S, *(max(MIN_LOOK_INTERVAL_S, room / MAX_INFLOW_BYTES_PER_S) for room in rooms)])
 
 
 def full_reason(memories: Iterable[ServerMemory]) -> str:
@@ -203,9 +201,8 @@ def shortfalls(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
 def _shortfalls(level: Durability, facts: Mapping[str, str]) -> Iterator[Shortfall]:
     version, policy = facts["redis_version"], facts["maxmemory-policy"]
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < MIN_REDIS_VERSION:
-        yield Shortfall(
-            "redis_version", version or "unknown", "7.0 or later", True, "use Redis 7.0 or later, or Valkey"
-        )
+        fix = "use Redis 7.0 or later, or Valkey"
+        yield Shortfall("redis_version", version or "unknown", "7.0 or later", True, fix)
     if facts["maxmemory"] == "0":
         fix = "CONFIG SET maxmemory to what the machine can spare, or it takes jobs until the system kills it"
         if level != "D0":
@@ -344,10 +341,9 @@ class StoreMonitor:
         try:
             if not self.entered.is_set():
                 await self.enter()
+            await self.look()
         except ConfigError as error:
             self._refuse(error)
-        else:
-            await self.look()
 
     def _verify(self, identity: Identity) -> None:
         if identity.deployment != self.deployment:
@@ -355,13 +351,12 @@ class StoreMonitor:
                 "the store has another deployment id than before: it was emptied, or replaced by another",
                 extra={"before": self.deployment, "now": identity.deployment},
             )
-        self.deployment = identity.deployment
+        self.deployment, refusal = identity.deployment, None
         try:
             check_identity(identity, self._client.settings)
         except ConfigError as error:
-            self._refuse(error)
-        else:
-            self._refuse(None)
+            refusal = error
+        self._refuse(refusal)
 
     def _refuse(self, refusal: ConfigError | None) -> None:
         if refusal is not None and str(refusal) != str(self._refusal):

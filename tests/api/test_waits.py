@@ -31,8 +31,8 @@ from api.waits import (
     WorkerReadiness,
     measured_wait,
 )
-from streaming.fleet.plans import Plan, Prospect
-from streaming.fleet.process import Process
+from streaming.fleet.plans import Plan
+from streaming.fleet.process import Process, Prospect
 from streaming.fleet.processes import this_process
 from streaming.ids import new_job_id
 from streaming.jobs.job import Job, JobState, Text

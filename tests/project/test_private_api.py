@@ -52,7 +52,7 @@ UVICORN, REDIS, PROMETHEUS = "uvicorn", "redis", "prometheus-client"
 PINNED = {UVICORN: "0.54.0", REDIS: "8.1.0", PROMETHEUS: "0.26.0"}
 HTTP = "uvicorn.protocols.http.httptools_impl"
 BOUNDED, CONNECTION = "api/stream/connection.py", "api/stream/connection.py"
-TOPOLOGY = "streaming/redis/topology.py"
+REDIS_CONNECTION = "streaming/redis/connection.py"
 METRICS, BUFFERED = "telemetry/metrics.py", "telemetry/buffered.py"
 
 TABLE = (
@@ -82,25 +82,25 @@ TABLE = (
         "cycle flow transport", ("connection_made(self, transport)", "pause_writing(self)", "resume_writing(self)"),
     ),
     Private(UVICORN, "uvicorn.protocols.http.flow_control", "FlowControl", CONNECTION, "write_paused"),
-    Private(REDIS, "redis.asyncio.connection", "AbstractConnection", "streaming/redis/connection.py", "_writer"),
-    Private(REDIS, "redis.asyncio.cluster", "RedisCluster", TOPOLOGY, "_initialize nodes_manager"),
+    Private(REDIS, "redis.asyncio.connection", "AbstractConnection", REDIS_CONNECTION, "_writer"),
+    Private(REDIS, "redis.asyncio.cluster", "RedisCluster", REDIS_CONNECTION, "_initialize nodes_manager"),
     Private(
-        REDIS, "redis.asyncio.cluster", "ClusterNode", TOPOLOGY,
+        REDIS, "redis.asyncio.cluster", "ClusterNode", REDIS_CONNECTION,
         methods=("acquire_connection(self)", "release(self, connection)"),
     ),
     Private(
-        REDIS, "redis.asyncio.cluster", "NodesManager", TOPOLOGY,
+        REDIS, "redis.asyncio.cluster", "NodesManager", REDIS_CONNECTION,
         methods=(
             "get_node_from_slot(self, slot, read_from_replicas, load_balancing_strategy)", "move_slot(self, e)",
             "aclose(self, attr)",
         ),
     ),
     Private(
-        REDIS, "redis.asyncio.sentinel", "SentinelConnectionPool", TOPOLOGY,
+        REDIS, "redis.asyncio.sentinel", "SentinelConnectionPool", REDIS_CONNECTION,
         "master_address sentinel_manager service_name", ("get_master_address(self)",),
     ),
     Private(
-        REDIS, "redis.asyncio.sentinel", "Sentinel", TOPOLOGY, methods=("discover_master(self, service_name)",)
+        REDIS, "redis.asyncio.sentinel", "Sentinel", REDIS_CONNECTION, methods=("discover_master(self, service_name)",)
     ),
     Private(PROMETHEUS, "prometheus_client.values", "", METRICS, "ValueClass MutexValue"),
     Private(PROMETHEUS, "prometheus_client.metrics", "Histogram", BUFFERED, "_buckets _sum"),

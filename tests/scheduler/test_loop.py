@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import pytest
-from flow import put_job
+from flow import put_job, until
 from redis import Redis
 from worker_report import a_worker
 
-from scheduler.loop import Loop, holder_of, look, prospect_of
-from scheduler.policy.decide import LaneOutlook, PolicyState, PoolPlan
+from scheduler.loop import Loop, holder_of, look
 from scheduler.policy.snapshot import DueJob, ScalingLimits, Shape
-from scheduler.policy.switch import Switch, SwitchDecision
 from scheduler.pools.base import DryRunPool, Move, Pool
 from streaming.errors import Unavailable
-from streaming.fleet.plans import Leadership, Overrides, Plan, Plans, Prospect, claim_lead
+from streaming.fleet.plans import LEADER, Overrides, Plan, Plans, claim_lead
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs import places as backlog
@@ -46,7 +43,7 @@ class Hand:
     def __init__(self, wire: RedisClient) -> None:
         self.wire, self.now = wire, 1_000.0
         self.metrics = Metrics.start("", "scheduler")
-        self.leadership, self.plans, self.overrides = Leadership(wire), Plans(wire), Overrides(wire)
+        self.plans, self.overrides = Plans(wire), Overrides(wire)
         self.queue, self.fleet = Queue(wire), Fleet(wire)
 
     def loop(
@@ -83,14 +80,6 @@ def hand(wire: RedisClient) -> Hand:
     return Hand(wire)
 
 
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Poll until it holds; a generous deadline turns a hang into a failure that says what was awaited."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.005)
-
-
 # --- what is published -----------------------------------------------------------------------------------------------
 
 
@@ -98,7 +87,7 @@ async def test_a_waiting_job_wakes_a_sleeping_model_in_one_tick(hand: Hand) -> N
     """From nothing published, the first tick after a put publishes one worker, the reason, and what to expect."""
     await hand.put()
     await hand.loop().tick()
-    plan, lead = await hand.plan(), await hand.leadership.current()
+    plan, lead = await hand.plan(), await hand.wire.ask(LEADER)
     assert (plan.want, plan.epoch, plan.pool, lead.holder) == (1, lead.epoch, "local", holder_of(ME))
     assert "1 waiting" in plan.reason
     assert (plan.wake_s, plan.cold_start_s) == (7.0, 7.0)
@@ -126,7 +115,7 @@ async def test_a_restarted_scheduler_goes_on_from_the_published_plan(hand: Hand)
     """A new process finds three workers planned, none of them seen yet, and changes nothing."""
     lead = await hand.wire.ask(claim_lead("before", 60_000))
     assert await hand.plans.publish(lead, [Plan(model=MODEL, want=3, reason="before", epoch=lead.epoch)])
-    await hand.leadership.leave("before")
+    await hand.wire.ask(claim_lead("before", 0))
     loop = hand.loop()
     for _ in range(3):
         await loop.tick()
@@ -201,14 +190,14 @@ async def test_the_second_scheduler_stands_by_and_takes_over(hand: Hand, redis_u
     await first.tick()
     await second.tick()
     before = await hand.plan()
-    assert (await hand.leadership.current()).holder == holder_of(ME)
+    assert (await hand.wire.ask(LEADER)).holder == holder_of(ME)
     with Redis.from_url(redis_url) as client:
         assert 0 < client.pttl(fleet_key("leader")) <= 5_000  # type: ignore[operator]
         client.delete(fleet_key("leader"))  # its time is over
     await second.tick()
     after = await hand.plan()
     assert (after.want, after.epoch > before.epoch) == (before.want, True)
-    assert (await hand.leadership.current()).holder == holder_of(OTHER)
+    assert (await hand.wire.ask(LEADER)).holder == holder_of(OTHER)
     await first.tick()
     assert (await hand.plan()).epoch == after.epoch, "and the first stands by"
 
@@ -235,7 +224,7 @@ async def test_what_a_stale_leader_has_decided_is_dropped(hand: Hand, caplog: py
     pool = SlowPool()
     stale = asyncio.create_task(hand.loop(pool=pool).tick())
     await pool.reached.wait()
-    await hand.leadership.leave(holder_of(ME))
+    await hand.wire.ask(claim_lead(holder_of(ME), 0))
     await hand.loop(OTHER).tick()
     did, plan = await hand.did(), await hand.plan()
     pool.go_on.set()
@@ -247,16 +236,18 @@ async def test_what_a_stale_leader_has_decided_is_dropped(hand: Hand, caplog: py
 # --- its life --------------------------------------------------------------------------------------------------------
 
 
+async def has_workers(hand: Hand) -> bool:
+    return (await hand.plan()).want > 0
+
+
 async def test_a_put_that_finds_nobody_awake_is_answered_at_once(hand: Hand) -> None:
     """Not at the next tick, which is an hour away."""
     stop, reaper, pool = asyncio.Event(), ShakyReaper(down=False), CountingPool()
     running = asyncio.create_task(hand.loop(pool=pool, reaper=reaper, tick_s=3600.0).run(stop))
-    await until(lambda: pool.rounds >= 2, "its first round, and the one that its subscription asks for")
+    await until(lambda: pool.rounds >= 2, 20)
     assert (await hand.plan()).want == 0
     await hand.put()
-    async with asyncio.timeout(20):
-        while (await hand.plan()).want == 0:
-            await asyncio.sleep(0.005)
+    assert await until(partial(has_workers, hand), 20)
     assert reaper.asked == 3
     stop.set()
     await running
@@ -294,10 +285,10 @@ async def test_an_outage_is_said_once_and_ends_by_itself(hand: Hand, caplog: pyt
     loop = hand.loop(reaper=reaper, tick_s=0.01, on_state=states.append)
     with caplog.at_level(logging.INFO, "scheduler.loop"):
         running = asyncio.create_task(loop.run(stop))
-        await until(lambda: reaper.asked > 10, "it keeps asking")
+        await until(lambda: reaper.asked > 10, 20)
         assert states == []
         reaper.down = False
-        await until(lambda: states == ["ready"], "it is ready")
+        await until(lambda: states == ["ready"], 20)
         while MODEL not in await hand.plans.read():
             await asyncio.sleep(0.005)
         stop.set()
@@ -351,7 +342,7 @@ async def test_a_new_leader_goes_on_with_the_shape_of_the_one_before(hand: Hand)
     lead, shapes = await hand.wire.ask(claim_lead("before", 60_000)), {"wide": 0, "narrow": 2}
     plan = Plan(model=MODEL, want=2, reason="r", epoch=lead.epoch, shapes=shapes, shape="narrow", takes=("narrow",))
     assert await hand.plans.publish(lead, [plan])
-    await hand.leadership.leave("before")
+    await hand.wire.ask(claim_lead("before", 0))
     await hand.loop(limits=SHAPED).tick()
     now = await hand.plan()
     assert (now.shape, now.takes, now.shapes) == (plan.shape, plan.takes, plan.shapes)
@@ -396,20 +387,6 @@ async def _heard(hand: Hand, leases: Iterable[str], step: Callable[[], Awaitable
             while (control := decode_control(await subscription.message())) != last:
                 told[lease].append(control)
     return told
-
-
-def test_a_lane_that_busy_ones_leave_only_the_floor_has_a_finite_wait() -> None:
-    """It gets a twentieth of the work, so each of its jobs takes twenty times as long, behind the start of a worker."""
-    pool = PoolPlan(MODEL, 1, "test", PolicyState(1), wake_s=5.0)
-    decision = SwitchDecision(MODEL, {"": pool}, Switch({}))
-    for wait_s, shown in (
-        (math.inf, Prospect(5.0 + 4 * 20 * 2.0, 40.0, 3)),
-        (1e6, Prospect(5.0 + 4 * 20 * 2.0, 40.0, 3)),
-        (13.0, Prospect(13.0, 2.0, 3)),
-    ):
-        assert prospect_of(LaneOutlook(3, wait_s, 2.0), decision, wakes=True) == shown
-    unknown = prospect_of(LaneOutlook(3, math.inf, 0.0), decision, wakes=True)
-    assert unknown == Prospect(5.0, 0.0, 3), "without a pace only the start is known"
 
 
 # --- what the store tells ---------------------------------------------------------------------------------------------

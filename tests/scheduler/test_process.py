@@ -9,20 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from flow import put_job
+from flow import put_job, until
 
 from penstock.config import Config, ConfigError
 from penstock.process import Lifeline
-from scheduler.__main__ import Settings, main, open_pool, run
+from scheduler.__main__ import main, open_pool, read_limits, run
 from scheduler.pools.base import DryRunPool, Pool
 from scheduler.pools.kubernetes import KubernetesPool
-from scheduler.settings import KubernetesSettings
-from streaming.fleet.plans import Lead, Leadership, Noted, Overrides, Plans
+from streaming.fleet.plans import LEADER, Lead, Noted, Overrides, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.queue import Queue
@@ -43,7 +42,7 @@ class Schedulers:
     def __init__(self, redis_url: str, wire: RedisClient, folder: Path) -> None:
         self.folder, self.wire = folder, wire
         self.settings = folder / "settings.json"
-        self.plans, self.leadership, self.overrides = Plans(wire), Leadership(wire), Overrides(wire)
+        self.plans, self.overrides = Plans(wire), Overrides(wire)
         self.processes: list[subprocess.Popen[bytes]] = []
         models = {MODEL: {"engine": "sim", "min_workers": 0, "max_workers": 9}}
         raw = {"redis": {"url": redis_url}, "scheduler": {"tick_s": 0.05, "lead_s": 1.0}, "models": models}
@@ -61,18 +60,12 @@ class Schedulers:
         """Whoever leads under an epoch beyond `after`."""
 
         async def found() -> tuple[Lead, subprocess.Popen[bytes]] | None:
-            lead = await self.leadership.current()
+            lead = await self.wire.ask(LEADER)
             if not lead.holder or lead.epoch <= after:
                 return None
             return lead, next(each for each in self.processes if lead.holder.endswith(f":{each.pid}"))
 
-        return await self.until(found)
-
-    async def until(self, look: Callable[[], Awaitable[T | None]], seconds: float = 30.0) -> T:
-        async with asyncio.timeout(seconds):
-            while not (value := await look()):
-                await asyncio.sleep(0.01)
-        return value
+        return await until(found)
 
     async def want(self, number: int) -> None:
         """A decision of ours, and the plan that follows from it."""
@@ -82,7 +75,7 @@ class Schedulers:
             plan = (await self.plans.read()).get(MODEL)
             return plan is not None and plan.want == number
 
-        await self.until(planned)
+        await until(planned)
 
     async def actions(self) -> list[Noted]:
         """Oldest first."""
@@ -118,12 +111,10 @@ class NotedLifeline(Lifeline):
 
 async def test_a_scheduler_without_redis_tells_its_supervisor_the_cause() -> None:
     """Not only that it waits: `penstock up` shows it."""
-    settings = Settings.read(Config({"redis": {"url": "redis://127.0.0.1:1/0"}}))
+    config = Config({"redis": {"url": "redis://127.0.0.1:1/0"}})
     lifeline, metrics = NotedLifeline(), Metrics.start("", "scheduler")
-    running = asyncio.create_task(run(settings, this_process("scheduler", "s"), lifeline, metrics))
-    async with asyncio.timeout(30):
-        while len(lifeline.said) < 3:
-            await asyncio.sleep(0.01)
+    running = asyncio.create_task(run(config, read_limits(config), this_process("scheduler", "s"), lifeline, metrics))
+    await until(lambda: len(lifeline.said) >= 3)
     (_, waiting), (state, cause), *_ = lifeline.said
     assert waiting == "waiting for Redis" and state == "starting"
     assert cause.startswith("waiting for Redis: ") and "127.0.0.1:1" in cause
@@ -133,26 +124,16 @@ async def test_a_scheduler_without_redis_tells_its_supervisor_the_cause() -> Non
 
 
 def test_limits_come_from_the_models() -> None:
-    """min_workers alone is also the maximum; where pods are is read too."""
-    config = Config(
-        {
-            "models": {"a": {"engine": "sim", "min_workers": 2}, "b": {"engine": "sim", "max_workers": 5}},
-            "scheduler": {"idle_s": 7},
-            "kubernetes": {"namespace": "llm"},
-        }
-    )
-    settings = Settings.read(config)
-    assert {name: (each.min, each.max, each.idle_s) for name, each in settings.limits.items()} == {
-        "a": (2, 2, 7.0),
-        "b": (1, 5, 7.0),
-    }
-    assert settings.kubernetes == KubernetesSettings(namespace="llm")
+    """min_workers alone is also the maximum."""
+    models = {"a": {"engine": "sim", "min_workers": 2}, "b": {"engine": "sim", "max_workers": 5}}
+    limits = read_limits(Config({"models": models, "scheduler": {"idle_s": 7}}))
+    found = {name: (each.min, each.max, each.idle_s) for name, each in limits.items()}
+    assert found == {"a": (2, 2, 7.0), "b": (1, 5, 7.0)}
 
 
 @pytest.mark.parametrize(("name", "kind"), [("local", Pool), ("dry-run", DryRunPool), ("kubernetes", KubernetesPool)])
 async def test_the_pool_is_the_one_that_the_settings_name(name: str, kind: type[Pool]) -> None:
-    settings = Settings.read(Config({"scheduler": {"pool": name}, "models": {MODEL: {"engine": "sim"}}}))
-    pool = open_pool(settings, this_process("scheduler", "s"))
+    pool = open_pool(Config({"scheduler": {"pool": name}}), this_process("scheduler", "s"))
     assert type(pool) is kind
     await pool.close()
 
@@ -174,10 +155,10 @@ def test_two_pools_of_one_deployment_are_refused(deployment: str, models: dict[s
     """They would scale it against each other; pools of other kinds have no such names."""
     tables = {name: {"engine": "sim", **more} for name, more in models.items()}
     config = {"models": tables, "kubernetes": {"deployment": deployment}}
-    assert Settings.read(Config({**config, "scheduler": {"pool": "local"}}))
+    assert read_limits(Config({**config, "scheduler": {"pool": "local"}}))
     with pytest.raises(ConfigError, match=r"kubernetes\.deployment: .* would both be the Deployment"):
-        Settings.read(Config({**config, "scheduler": {"pool": "kubernetes"}}))
-    Settings.read(Config({"models": {"a": {"engine": "sim"}}, "scheduler": {"pool": "kubernetes"}}))
+        read_limits(Config({**config, "scheduler": {"pool": "kubernetes"}}))
+    read_limits(Config({"models": {"a": {"engine": "sim"}}, "scheduler": {"pool": "kubernetes"}}))
 
 
 async def test_one_alone(schedulers: Schedulers, wire: RedisClient) -> None:
@@ -185,17 +166,17 @@ async def test_one_alone(schedulers: Schedulers, wire: RedisClient) -> None:
     fleet = Fleet(wire)
     await put_job(Queue(wire))
     process = schedulers.start("scheduler-7")
-    plan = await schedulers.until(lambda: _plan(schedulers))
+    plan = await until(lambda: _plan(schedulers))
 
     async def ready() -> list[Process]:
         return [each for each in await fleet.processes("scheduler") if each.state == "ready"]
 
-    found = await schedulers.until(ready)
+    found = await until(ready)
     process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(process.wait, 20) == 0
     assert plan.want == 1
     assert [(each.id, each.pid, each.state) for each in found] == [("scheduler-7", process.pid, "ready")]
-    assert await fleet.processes("scheduler") == [] and (await schedulers.leadership.current()).holder == ""
+    assert await fleet.processes("scheduler") == [] and (await wire.ask(LEADER)).holder == ""
     events = [json.loads(line) for line in (schedulers.folder / "scheduler-7.log").read_text().splitlines()]
     assert [event["want"] for event in events if event.get("action") == "up"] == [1]
 

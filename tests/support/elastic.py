@@ -13,7 +13,7 @@ from bench.chaos.clients import Clients
 from bench.chaos.history import ClientHistory
 from bench.chaos.processes import until
 from bench.penstock import PenstockUp
-from streaming.fleet.plans import Leadership, Noted, Overrides, Plan, Plans
+from streaming.fleet.plans import Noted, Overrides, Plan, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.redis.client import RedisClient
@@ -42,7 +42,7 @@ class ElasticTestbed:
         self.port = self._up.port
         self.wire = RedisClient.open(RedisSettings(url=self._up.state()["redis_url"]))
         self.fleet, self.plans = Fleet(self.wire), Plans(self.wire)
-        self.leadership, self.overrides = Leadership(self.wire), Overrides(self.wire)
+        self.overrides = Overrides(self.wire)
         return self
 
     async def __aexit__(self, *_: object) -> None:

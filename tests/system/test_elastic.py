@@ -10,6 +10,7 @@ from elastic import MODEL, WAIT_TIMEOUT_S, Crowd, ElasticTestbed
 
 from bench.chaos.http import fetch
 from bench.chaos.processes import until
+from streaming.fleet.plans import LEADER
 
 pytestmark = pytest.mark.slow
 
@@ -55,4 +56,4 @@ async def test_growing_and_shrinking_under_streams_loses_nothing(tmp_path: Path)
         judged = await crowd.judged()
         assert judged.pop("requests") >= 12 and judged == NOTHING_LOST
         drained = await testbed.actions(began, "drain")
-        assert len(drained) == 2 and {each.epoch for each in drained} == {(await testbed.leadership.current()).epoch}
+        assert len(drained) == 2 and {each.epoch for each in drained} == {(await testbed.wire.ask(LEADER)).epoch}

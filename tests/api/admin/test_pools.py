@@ -15,7 +15,8 @@ from api.waits import STALE_S, PlanReader
 from cli.__main__ import main
 from cli.client import Client
 from streaming.batches.file_store import FileStore
-from streaming.fleet.plans import Plan, Prospect
+from streaming.fleet.plans import Plan
+from streaming.fleet.process import Prospect
 from streaming.fleet.settings import ModelSettings
 from streaming.order import Priority
 from streaming.redis.settings import RedisSettings

@@ -32,8 +32,8 @@ RETRIES = 2
 BATCH = batch_record()
 
 
-def turn_at(tools: OfflineTools, folder: Path, lines: Sequence[bytes], now_ms: int, **lease: Any) -> Lines:
-    """A turn at a batch of these lines, not opened."""
+async def turn_at(tools: OfflineTools, folder: Path, lines: Sequence[bytes], now_ms: int, **lease: Any) -> Lines:
+    """A turn at a batch of these lines."""
     (folder / "input").write_bytes(b"".join(lines))
     plan, at = InputPlan(), 0
     for number, each in enumerate(lines, 1):
@@ -41,16 +41,19 @@ def turn_at(tools: OfflineTools, folder: Path, lines: Sequence[bytes], now_ms: i
         at += len(each)
     plan.save(folder)
     fields: dict[str, Any] = {"batch": BATCH, "epoch": 1, "state": BatchState.IN_PROGRESS, "progress": BatchProgress()}
-    return Lines(tools, BatchLease(now_ms=now_ms, created_ms=now_ms, **fields | lease), folder)
+    return await Lines.open(tools, BatchLease(now_ms=now_ms, created_ms=now_ms, **fields | lease), folder)
 
 
 async def one_line(wire: RedisClient, folder: Path, data: bytes = jsonl([line(1)])) -> Lines:
     """A turn at a batch of one line, which is in the queue if it can be."""
     tools = tools_of(wire, batch=BatchSettings(retries=RETRIES))
-    lines = turn_at(tools, folder, [data], await wire.now_ms())
-    await lines.open()
+    lines = await turn_at(tools, folder, [data], await wire.now_ms())
     await put(lines)
     return lines
+
+
+def progress_of(lines: Lines) -> BatchProgress:
+    return lines.progress(BatchProgress())
 
 
 async def put(lines: Lines) -> None:
@@ -76,7 +79,7 @@ async def test_an_answer_of_a_newer_worker_is_left_to_a_newer_offline_process(
     await wire.redis.hset(partition_key(0, "job", claim.job.id), "record", newer)  # type: ignore[misc]
     assert (await JobReader(wire).record(claim.job.id)).newer
     assert await lines.collect() == 0
-    assert lines.progress().in_queue == 1 and lines.progress().failed == 0 and not lines.done
+    assert progress_of(lines).in_queue == 1 and progress_of(lines).failed == 0 and not lines.done
     assert list(lines.ledger.ends) == [None] and list(lines.ledger.attempts) == [0]
     lines.close()
 
@@ -84,7 +87,7 @@ async def test_an_answer_of_a_newer_worker_is_left_to_a_newer_offline_process(
 async def test_a_line_that_an_older_version_took_ends_with_the_error(wire: RedisClient, tmp_path: Path) -> None:
     """It was read before there was this bound: the batch goes on without it."""
     lines = await one_line(wire, tmp_path, jsonl([line(1, z=[[]] * 100_000)]))
-    assert lines.done and lines.progress().failed == 1
+    assert lines.done and progress_of(lines).failed == 1
     assert [end.outcome for end in lines.ledger.ends if end] == [LineOutcome.FAILED]
     lines.close()
 
@@ -104,13 +107,12 @@ async def test_a_line_is_tried_again_as_often_as_is_set(wire: RedisClient, tmp_p
         assert len(jobs) <= RETRIES, "tried once too often"
         await put(lines)
     assert len(set(jobs)) == len(jobs) == 1 + RETRIES
-    assert (lines.progress().failed, lines.progress().retried) == (1, RETRIES)
+    assert (progress_of(lines).failed, progress_of(lines).retried) == (1, RETRIES)
     (row,) = lines.ledger.ends
     assert row is not None and row.outcome is LineOutcome.FAILED
     lines.close()
-    later = Lines(lines._tools, dataclasses.replace(lines._lease, epoch=2), tmp_path)
-    await later.open()
-    assert later.progress().retried == RETRIES, "the next turn knows of them too"
+    later = await Lines.open(lines._tools, dataclasses.replace(lines._lease, epoch=2), tmp_path)
+    assert progress_of(later).retried == RETRIES, "the next turn knows of them too"
     later.close()
 
 
@@ -124,14 +126,12 @@ async def test_lines_that_an_earlier_turn_put_are_found_though_the_window_is_sma
         msgspec.structs.replace(BATCH, id="batch_00" + 30 * "b"),
     )
     data = [jsonl([line(number)]) for number in range(count)]
-    first = turn_at(tools, tmp_path, data, await wire.now_ms(), batch=batch)
-    await first.open()
+    first = await turn_at(tools, tmp_path, data, await wire.now_ms(), batch=batch)
     await first._put(list(first._waiting)[:count], None)
-    progress = first.progress()
+    progress = progress_of(first)
     first.close()
-    second = Lines(tools, dataclasses.replace(first._lease, epoch=2, progress=progress), tmp_path)
-    await second.open()
-    assert progress.in_queue == second.progress().in_queue == count
+    second = await Lines.open(tools, dataclasses.replace(first._lease, epoch=2, progress=progress), tmp_path)
+    assert progress.in_queue == progress_of(second).in_queue == count
     second.close()
 
 

@@ -19,7 +19,7 @@ from offline.batch.turn import BatchTurn
 from penstock.engine import Capabilities, ModelCard
 from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import LineOutcome, Segment
-from streaming.batches.store import Batches, BatchLease, BatchProgress, BatchState, SaveResult
+from streaming.batches.store import Batches, BatchLease, BatchProgress, BatchState
 from streaming.jobs.job import Job
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
@@ -124,7 +124,7 @@ async def lines(wire: RedisClient, tmp_path: Path) -> AsyncIterator[Lines]:
     )
     tools = tools_of(wire, tmp_path, batch=BatchSettings(window=4))
     await tools.store.require()
-    lines = Lines(tools, hold, tmp_path)
+    lines = await Lines.open(tools, hold, tmp_path)
     yield lines
     lines.close()
 
@@ -137,12 +137,9 @@ def units(*numbers: int) -> int:
 
 
 async def test_what_is_left_is_what_has_no_answer(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known once the ledger is read and not before; a line on its way into the queue counts like all others, so no
-    other batch of the tenant takes its place."""
-    assert not lines.opened
-    await lines.open()
+    """A line on its way into the queue counts like all others, so no other batch of the tenant takes its place."""
     whole = units(*(number for number in range(10) if number != 3))
-    assert lines.opened and lines.tokens_left == whole
+    assert lines.tokens_left == whole
     seen: list[int] = []
     put = lines._queue.put_parts
 
@@ -175,14 +172,13 @@ async def test_nothing_is_said_of_a_ledger_that_is_being_read(lines: Lines, monk
 
     async def save(
         batches: Batches, hold: BatchLease, state: BatchState, progress: BatchProgress, **more: Any
-    ) -> SaveResult:
+    ) -> BatchLease:
         said.append((more["tokens"], progress.total))
-        return SaveResult(0, state, False)
+        return hold
 
     monkeypatch.setattr(Batches, "save", save)
     turn = BatchTurn(lines._tools, lines._lease, asyncio.Event())
-    turn._lines = lines
     await turn._save()
-    await lines.open()
+    turn._lines = lines
     await turn._save()
     assert said == [(None, 10), (lines.tokens_left, 10)]

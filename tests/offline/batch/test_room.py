@@ -210,9 +210,8 @@ async def begin(small: RedisClient, tmp_path: Path) -> AsyncIterator[Callable[..
             batch=batch, epoch=2, now_ms=0, state=BatchState.IN_PROGRESS, progress=BatchProgress(total=len(sizes))
         )
         tools = tools_of(small, headroom=headroom, store=monitor, batch=BatchSettings(window=window))
-        lines = Lines(tools, hold, folder)
+        lines = await Lines.open(tools, hold, folder)
         begun.append(lines)
-        await lines.open()
         await headroom.look()
         return lines
 
@@ -238,15 +237,15 @@ async def test_a_line_that_waits_for_room_lets_smaller_ones_pass(begin: Callable
     """It keeps its place in front of all others, and is put as soon as there is room; the others keep their order."""
     lines: Lines = await begin(12, 12, 1, 12, 1, 1)
     assert await lines.feed() == 0
-    assert queued(lines) == [0, 2, 4, 5] and list(lines._blocked) == [1, 3]
+    assert queued(lines) == [0, 2, 4, 5] and list(lines._waiting) == [1, 3]
     await lines.feed()
-    assert queued(lines) == [0, 2, 4, 5] and list(lines._blocked) == [1, 3]
+    assert queued(lines) == [0, 2, 4, 5] and list(lines._waiting) == [1, 3]
     await end(lines, 0)
     await lines.feed()
-    assert queued(lines) == [1, 2, 4, 5] and list(lines._blocked) == [3]
+    assert queued(lines) == [1, 2, 4, 5] and list(lines._waiting) == [3]
     await end(lines, 1)
     await lines.feed()
-    assert queued(lines) == [2, 3, 4, 5] and not lines._blocked and not lines._waiting
+    assert queued(lines) == [2, 3, 4, 5] and not lines._waiting and not lines._needed
 
 
 async def test_a_line_whose_job_the_store_has_lost_is_put_again(small: RedisClient, begin: Callable[..., Any]) -> None:
@@ -255,13 +254,13 @@ async def test_a_line_whose_job_the_store_has_lost_is_put_again(small: RedisClie
     (lost,) = [job for job, line in lines._queued.items() if line == 0]
     await small.redis.delete(partition_key(partition_of(lost) or 0, "job", lost))
     assert await lines.collect() == 0
-    assert queued(lines) == [1, 2] and (list(lines._waiting), list(lines._blocked)) == ([0], [3])
+    assert queued(lines) == [1, 2] and list(lines._waiting) == [0, 3]
 
 
 async def test_lines_that_wait_are_not_read_again(begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor encoded and tried, while what they need is not there: they may be large, and are looked at often. They take
     no place in the window, so more of them than it has places are passed in one round, but never more than
-    MAX_BLOCKED."""
+    MAX_BLOCKED and those of one call."""
     few: Lines = await begin(15, *[15] * 9, *[0.01] * 8, window=4)
     await few.feed()
     assert queued(few) == [0, 10, 11, 12]
@@ -274,44 +273,4 @@ async def test_lines_that_wait_are_not_read_again(begin: Callable[..., Any], mon
     for _ in range(5):
         await lines.feed()
     assert queued(lines) == [0]
-    assert read == list(range(11)) and list(lines._blocked) == read[1:]
-    assert list(lines._waiting) == list(range(11, 79))
-
-
-async def test_smaller_lines_do_not_keep_a_larger_one_waiting_for_ever(
-    begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After so many the batch's lines in the queue end without new ones behind them, and the larger one has its turn
-    long before the last of them."""
-    monkeypatch.setattr(lines_module, "MAX_OVERTAKING", 20)
-    small_ones = 200
-    lines: Lines = await begin(4, 18, *[2] * small_ones)
-    passed = 0
-    while 1 not in queued(lines):
-        before = queued(lines)
-        await lines.feed()
-        if 1 not in queued(lines):
-            first = min(queued(lines))
-            passed += 1
-            await end(lines, first)
-        assert passed < 60
-    assert passed > 10
-    assert before, "it has waited until it fits, and not until nothing else was there"
-
-
-async def test_lines_pass_one_that_others_keep_from_its_room(
-    small: RedisClient, begin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the queue has no line of the batch and there is still no room for the larger one, waiting is no use: the
-    smaller ones go on, to the last."""
-    monkeypatch.setattr(lines_module, "MAX_OVERTAKING", 5)
-    other = Queue(small)
-    await other.put(a_job(other, tokens_of(8 * MIB)))
-    lines: Lines = await begin(18, *[2] * 40)
-    rounds = 0
-    while len(lines._waiting) + len(lines._blocked) > 1:
-        await lines.feed()
-        await end(lines, *queued(lines))
-        rounds += 1
-        assert rounds < 60
-    assert list(lines._blocked) == [0]
+    assert read == list(range(12)) and list(lines._waiting) == list(range(1, 79))

@@ -17,7 +17,7 @@ from offline.batch.batch_runner import BatchRunner
 from offline.batch.lines import Terms, validate_input
 from offline.batch.turn import BatchTurn
 from streaming.batches.ledger import PLAN, LineOutcome, Segment
-from streaming.batches.store import Batches, BatchLease, BatchProgress, BatchState, SaveResult
+from streaming.batches.store import Batches, BatchLease, BatchProgress, BatchState
 from streaming.errors import Fenced
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import JobState
@@ -46,8 +46,7 @@ async def test_a_batch_is_over_when_its_owner_or_its_window_says_so(
     wire: RedisClient, tmp_path: Path, expires_ms: int, now_ms: int, state: BatchState, why: str
 ) -> None:
     """From the very millisecond in which its window ends, when no line is put any more; never, without a window."""
-    turn = a_turn(wire, tmp_path, expires_ms=expires_ms)
-    turn._saved = SaveResult(now_ms, state, False)
+    turn = a_turn(wire, tmp_path, expires_ms=expires_ms, now_ms=now_ms, state=state)
     assert turn._stop_reason() == why
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 from worker_report import a_worker
 
-from scheduler.policy.decide import SMALL_STEP_HOLDOFF_S, PolicyState, PoolPlan, decide
+from scheduler.policy.decide import SMALL_STEP_HOLDOFF_S, PolicyState, PoolPlan, decide_pool
 from scheduler.policy.demand import MIN_QUEUED_S, RATE_WINDOW_S, Demand, Flow
 from scheduler.policy.snapshot import TARGETS, DueJob, LaneLoad, ScalingLimits, Snapshot
-from streaming.fleet.process import Process, Served
+from streaming.fleet.process import Process, Prospect, Served
 
 pytestmark = pytest.mark.slow
 
@@ -30,17 +30,12 @@ seconds = st.floats(0, 1e6)
 def limits(draw: st.DrawFn) -> ScalingLimits:
     low = draw(st.integers(0, 6))
     return ScalingLimits(
-        low,
-        low + draw(st.integers(0, 10)),
-        idle_s=draw(st.floats(0, 120)),
-        sleep_s=draw(st.floats(0, 600)),
-        cold_start_s=draw(st.floats(0.1, 300)),
-        cover=draw(st.floats(0, 1)),
-        cost=draw(st.sampled_from((0.0, 1.0, 2.5))),
-        budget=draw(st.none() | st.floats(0, 40)),
+        low, low + draw(st.integers(0, 10)), idle_s=draw(st.floats(0, 120)), sleep_s=draw(st.floats(0, 600)),
+        cold_start_s=draw(st.floats(0.1, 300)), cover=draw(st.floats(0, 1)),
+        cost=draw(st.sampled_from((0.0, 1.0, 2.5))), budget=draw(st.none() | st.floats(0, 40)),
         pinned=draw(st.none() | st.none() | st.integers(0, 20)),
         paused=draw(st.sampled_from((False, False, False, True))),
-    )
+    )  # fmt: skip
 
 
 @st.composite
@@ -57,18 +52,15 @@ def lanes(draw: st.DrawFn) -> tuple[LaneLoad, ...]:
 @st.composite
 def workers(draw: st.DrawFn) -> tuple[Process, ...]:
     slots, kv = draw(st.integers(1, 64)), draw(st.sampled_from((0, 8192)))
+    states = st.sampled_from(("ready", "ready", "starting", "draining"))
     return tuple(
         a_worker(
-            f"w{number}",
-            draw(st.sampled_from(("ready", "ready", "starting", "draining"))),
-            slots,
-            draw(st.integers(0, slots)),
-            kv_tokens=kv,
-            kv_used=draw(st.integers(0, kv)),
+            f"w{number}", draw(states), slots, draw(st.integers(0, slots)),
+            kv_tokens=kv, kv_used=draw(st.integers(0, kv)),
             served={lane: Served(draw(counts), draw(st.integers(0, 10_000))) for lane in LANES[:2]},
         )
         for number in range(draw(st.integers(0, 6)))
-    )
+    )  # fmt: skip
 
 
 snapshots = st.builds(Snapshot, st.just("m"), lanes(), workers())
@@ -81,7 +73,7 @@ def states(draw: st.DrawFn) -> PolicyState | None:
     now = 0.0
     for seen in draw(st.lists(snapshots, max_size=4)):
         now += draw(st.floats(0, 100))
-        state = decide(seen, ScalingLimits(0, 20), state, now).state
+        state = decide_pool(seen, ScalingLimits(0, 20), state, now).state
     return state
 
 
@@ -96,7 +88,7 @@ def follow(state: PolicyState | None, limits: ScalingLimits, world: list[tuple[f
     """A decision for each (time, snapshot)."""
     plans = []
     for now, snapshot in world:
-        plans.append(decide(snapshot, limits, state, now))
+        plans.append(decide_pool(snapshot, limits, state, now))
         state = plans[-1].state
     return plans
 
@@ -107,14 +99,14 @@ def test_want_is_within_the_limits_and_says_why(
 ) -> None:
     """Whatever is seen, the answer respects minimum, maximum and budget, explains itself, and is what the next decision
     starts from. The same question has the same answer: nothing is remembered but the state."""
-    plan = decide(snapshot, limits, state, 1000.0 + later)
+    plan = decide_pool(snapshot, limits, state, 1000.0 + later)
     if not limits.paused:
         assert min(limits.min, limits.ceiling) <= plan.want <= limits.max
         assert limits.budget is None or plan.want * limits.cost <= limits.budget
     assert plan.reason.strip()
     assert plan.state.want == plan.want
-    assert all(outlook.wait_s >= plan.wake_s for outlook in plan.outlook.values())
-    assert decide(snapshot, limits, state, 1000.0 + later) == plan
+    assert all(lane.wait_s is not None and lane.wait_s >= plan.wake_s for lane in plan.lanes.values())
+    assert decide_pool(snapshot, limits, state, 1000.0 + later) == plan
 
 
 @given(snapshots, limits(), states(), seconds, counts, st.sampled_from(LANES))
@@ -123,8 +115,8 @@ def test_more_backlog_never_wants_fewer(
 ) -> None:
     """With all else equal, more waiting jobs never lead to fewer workers."""
     heavier = tuple(replace(x, waiting=x.waiting + more * (x.name == where)) for x in snapshot.lanes)
-    want = decide(replace(snapshot, lanes=heavier), limits, state, 1000.0 + later).want
-    assert want >= decide(snapshot, limits, state, 1000.0 + later).want
+    want = decide_pool(replace(snapshot, lanes=heavier), limits, state, 1000.0 + later).want
+    assert want >= decide_pool(snapshot, limits, state, 1000.0 + later).want
 
 
 @given(snapshots, limits(), states())
@@ -146,17 +138,13 @@ def test_the_first_waiting_job_wakes_a_sleeping_model(
     """From zero workers, any waiting job wants one, at once, whatever was before."""
     asleep = PolicyState(0) if state is None else replace(state, want=0)
     awake = replace(limits, pinned=None, paused=False)
-    assert decide(seen(waiting, oldest_s, ready=0), awake, asleep, 1000.0).want >= 1
+    assert decide_pool(seen(waiting, oldest_s, ready=0), awake, asleep, 1000.0).want >= 1
 
 
 @given(
-    offered=st.integers(0, 120),
-    slots=st.integers(1, 40),
-    really=st.integers(1, 40),
-    prefetch=st.integers(0, 2),
-    start_ticks=st.integers(0, 5),
-    most=st.integers(1, 12),
-)
+    offered=st.integers(0, 120), slots=st.integers(1, 40), really=st.integers(1, 40), prefetch=st.integers(0, 2),
+    start_ticks=st.integers(0, 5), most=st.integers(1, 12),
+)  # fmt: skip
 @settings(max_examples=30, deadline=None)
 def test_a_constant_load_does_not_rock_the_number_of_workers(
     offered: int, slots: int, really: int, prefetch: int, start_ticks: int, most: int
@@ -169,7 +157,7 @@ def test_a_constant_load_does_not_rock_the_number_of_workers(
         ready = sum(at <= tick for at in ready_at)
         running = min(offered, ready * each)
         age = age + 1 if offered > running else 0.0
-        plan = decide(seen(offered - running, age, running, ready, slots), limits, state, float(tick))
+        plan = decide_pool(seen(offered - running, age, running, ready, slots), limits, state, float(tick))
         state = plan.state
         ready_at = ready_at[: plan.want] + [tick + start_ticks] * (plan.want - len(ready_at))
         wants.append(plan.want)
@@ -196,14 +184,14 @@ def batch_of_ten_seconds(waiting: int, *due: DueJob) -> PoolPlan:
     before = Snapshot("m", (LaneLoad("batch"),), (a_worker("w", slots=4, running=4, served=served),))
     lane = LaneLoad("batch", waiting, 4, 60.0, due=due)
     now = Snapshot("m", (lane,), (a_worker("w", slots=4, running=4, served=later),))
-    return decide(now, LIMITS, decide(before, LIMITS, None, 0.0).state, 10.0)
+    return decide_pool(now, LIMITS, decide_pool(before, LIMITS, None, 0.0).state, 10.0)
 
 
 def test_jobs_that_can_wait_are_fitted_into_the_slots_there_are() -> None:
     """35 batch jobs of ten seconds need one worker of four slots for a target of an hour, not nine."""
     plan = batch_of_ten_seconds(35)
     assert (plan.want, round(plan.state.demand.pace)) == (1, 100)
-    assert plan.outlook["batch"].wait_s == 36_000 / 400, "36 jobs of 1,000 tokens at 400 tokens a second"
+    assert plan.lanes["batch"].wait_s == 36_000 / 400, "36 jobs of 1,000 tokens at 400 tokens a second"
 
 
 def test_a_near_deadline_is_met_by_more_workers() -> None:
@@ -236,8 +224,8 @@ def test_free_slots_are_believed_until_jobs_grow_old() -> None:
     """Jobs that just arrived fit into free slots; the same jobs, long waiting, show that the slots cannot be had."""
     fresh = seen(waiting=10, oldest_s=0.1, running=10, slots=64)
     stuck = seen(waiting=10, oldest_s=MIN_QUEUED_S, running=10, slots=64)
-    assert decide(fresh, LIMITS, PolicyState(1), 0.0).want == 1
-    assert decide(stuck, LIMITS, PolicyState(1), 0.0).want == 2
+    assert decide_pool(fresh, LIMITS, PolicyState(1), 0.0).want == 1
+    assert decide_pool(stuck, LIMITS, PolicyState(1), 0.0).want == 2
 
 
 def test_spare_workers_are_given_back_once_the_last_peak_is_long_ago() -> None:
@@ -255,15 +243,15 @@ def test_it_sleeps_when_no_job_came_for_a_while_and_wakes_at_once() -> None:
     idle, first = seen(), seen(waiting=1, ready=0)
     plans = follow(PolicyState(1), limits, [(float(now), idle) for now in range(0, 200, 10)])
     assert [plan.want for plan in plans] == [1] * 12 + [0] * 8
-    woken = decide(first, limits, plans[-1].state, 200.0)
+    woken = decide_pool(first, limits, plans[-1].state, 200.0)
     assert woken.want == 1 and woken.wake_s == limits.cold_start_s
-    later = decide(seen(waiting=1, ready=0), limits, woken.state, 204.0)
-    assert later.wake_s == limits.cold_start_s - 4 and later.outlook["standard"].wait_s == later.wake_s
+    later = decide_pool(seen(waiting=1, ready=0), limits, woken.state, 204.0)
+    assert later.wake_s == limits.cold_start_s - 4 and later.lanes["standard"].wait_s == later.wake_s
 
 
 def test_work_that_cannot_be_attributed_keeps_every_worker() -> None:
     """While all workers are silent but jobs run, nothing is given back however long it lasts."""
-    known = decide(seen(running=9, ready=3), LIMITS, PolicyState(3), 0.0).state
+    known = decide_pool(seen(running=9, ready=3), LIMITS, PolicyState(3), 0.0).state
     plans = follow(known, LIMITS, [(now, seen(running=9, ready=0)) for now in (100.0, 200.0, 3000.0)])
     assert [plan.want for plan in plans] == [3, 3, 3]
 
@@ -271,45 +259,44 @@ def test_work_that_cannot_be_attributed_keeps_every_worker() -> None:
 def test_a_full_cache_limits_what_a_worker_takes() -> None:
     """Three jobs that take half of the cache of a worker with 64 slots: it runs five, not 64."""
     worker = a_worker("w", slots=64, running=3, kv_tokens=8000, kv_used=4000)
-    plan = decide(Snapshot("m", (LaneLoad("standard", 9, 3, 0.1),), (worker,)), LIMITS, PolicyState(1), 0.0)
+    plan = decide_pool(Snapshot("m", (LaneLoad("standard", 9, 3, 0.1),), (worker,)), LIMITS, PolicyState(1), 0.0)
     assert plan.state.demand.capacity == 5
     assert plan.want == 3, "12 jobs, 5 to a worker"
 
 
 def test_new_limits_apply_at_once() -> None:
     """A plan above the maximum is cut without waiting, and the reason says so."""
-    plan = decide(seen(running=36, ready=9), LIMITS, PolicyState(9), 0.0)
+    plan = decide_pool(seen(running=36, ready=9), LIMITS, PolicyState(9), 0.0)
     assert (plan.want, plan.reason) == (4, "the limits are 1 to 4")
 
 
 def test_a_hand_on_the_gate_overrides() -> None:
     """A pinned number is what is wanted; a pause changes nothing; both say so and end without a trace."""
     busy = seen(waiting=99, oldest_s=9)
-    pinned = decide(busy, replace(LIMITS, pinned=2), PolicyState(1), 0.0)
-    paused = decide(busy, replace(LIMITS, paused=True), PolicyState(1), 0.0)
+    pinned = decide_pool(busy, replace(LIMITS, pinned=2), PolicyState(1), 0.0)
+    paused = decide_pool(busy, replace(LIMITS, paused=True), PolicyState(1), 0.0)
     assert (pinned.want, pinned.reason) == (2, "2 set by hand")
     assert (paused.want, paused.reason) == (1, "paused: nothing is changed")
-    assert decide(busy, LIMITS, pinned.state, 1.0).want == 4
+    assert decide_pool(busy, LIMITS, pinned.state, 1.0).want == 4
 
 
 def test_no_worker_is_added_while_no_server_is_there() -> None:
     """It would wait as well. Nobody is told when a job begins. Once a server is back, the need counts again."""
     busy = seen(waiting=99, oldest_s=9)
     gone = tuple(structs.replace(each, away=("http://gpu-1/v1 (connection refused)",)) for each in busy.workers)
-    away = decide(replace(busy, workers=gone), LIMITS, PolicyState(1), 0.0)
+    away = decide_pool(replace(busy, workers=gone), LIMITS, PolicyState(1), 0.0)
     assert away.want == 1 and away.reason.endswith("http://gpu-1/v1 (connection refused)")
-    assert away.outlook["standard"].wait_s == float("inf")
-    assert decide(replace(busy, workers=gone), replace(LIMITS, min=2), PolicyState(1), 0.0).want == 2
+    assert away.lanes["standard"] == Prospect(0.0, 0.0, 99), "only the start of a worker is known"
+    assert decide_pool(replace(busy, workers=gone), replace(LIMITS, min=2), PolicyState(1), 0.0).want == 2
     one_there = (*gone, a_worker("w9", slots=4))
-    assert decide(replace(busy, workers=one_there), LIMITS, away.state, 1.0).want == 4
-    assert decide(busy, LIMITS, away.state, 1.0).want == 4
+    assert decide_pool(replace(busy, workers=one_there), LIMITS, away.state, 1.0).want == 4
+    assert decide_pool(busy, LIMITS, away.state, 1.0).want == 4
 
 
 def test_a_model_with_no_workers_allowed_stays_at_zero() -> None:
     """With max 0 even waiting jobs start nothing, and the reason names the limit."""
-    plan = decide(seen(waiting=5, ready=0), ScalingLimits(0, 0), None, 0.0)
+    plan = decide_pool(seen(waiting=5, ready=0), ScalingLimits(0, 0), None, 0.0)
     assert plan.want == 0 and plan.reason.startswith("0 is the most allowed")
-    assert plan.outlook["standard"].wait_s == float("inf")
 
 
 def test_what_has_faded_for_days_is_not_known_any_more() -> None:
@@ -322,6 +309,6 @@ def test_what_comes_between_two_looks_at_nearly_the_same_time_is_a_rate() -> Non
     """However near they are."""
     first, then = (Snapshot("m", (LaneLoad("standard", 0, 0, 0.0, added),), ()) for added in (0, 60))
     for apart in (1e-308, 1e-12, 1e-3):
-        state = decide(first, ScalingLimits(0, 1), None, 0.0).state
-        rate = decide(then, ScalingLimits(0, 1), state, apart).state.demand.rate("standard")
+        state = decide_pool(first, ScalingLimits(0, 1), None, 0.0).state
+        rate = decide_pool(then, ScalingLimits(0, 1), state, apart).state.demand.rate("standard")
         assert abs(rate - 60 / RATE_WINDOW_S) < 0.01

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_report import a_worker
 
+from scheduler.policy.decide import _prospects
 from scheduler.policy.demand import (
     BUCKET_S,
     Ahead,
@@ -31,7 +32,7 @@ from scheduler.policy.demand import (
     workers_for,
 )
 from scheduler.policy.snapshot import DueJob, LaneLoad, ScalingLimits, Snapshot
-from streaming.fleet.process import Process, Served
+from streaming.fleet.process import Process, Prospect, Served
 
 LIMITS = ScalingLimits(0, 8)
 KNOWN = Demand(slots=4, held_s=10.0, flows={"standard": Flow(jobs=10, tokens=1000.0)})
@@ -226,3 +227,15 @@ def test_what_a_job_has_waited_is_taken_from_its_target(oldest_s: float, within_
     snapshot = Snapshot("m", (LaneLoad("standard", 10, 4, oldest_s),), (a_worker("w", slots=4, running=4),))
     limits = replace(LIMITS, targets={"standard": 120.0})
     assert [ahead.within_s for ahead in constraints(snapshot, KNOWN, limits)] == [within_s]
+
+
+def test_a_lane_that_busy_ones_leave_only_the_floor_has_a_finite_wait() -> None:
+    """It gets a twentieth of the work, so each of its jobs takes twenty times as long, behind the start of a worker.
+    Without a pace only the start is known."""
+    lanes = (LaneLoad("interactive"), LaneLoad("standard", 3, 4))
+    snapshot = Snapshot("m", lanes, (a_worker("w", slots=4, running=4),))
+    busy = replace(KNOWN, flows={"interactive": Flow(rate=9.0), **KNOWN.flows})
+    for demand, shown in ((busy, Prospect(5.0 + 4 * 20 * 0.25, 5.0, 3)), (Demand(slots=4), Prospect(5.0, 0.0, 3))):
+        assert dict(_prospects(snapshot, LIMITS, demand, 1, 5.0))["standard"] == shown
+    calm = dict(_prospects(snapshot, LIMITS, KNOWN, 1, 5.0))["standard"]
+    assert calm == Prospect(5.0 + 400 / 400, 0.25, 3)

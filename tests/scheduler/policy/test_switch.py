@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_report import a_worker
 
-from scheduler.policy import decide as policy
-from scheduler.policy.decide import PolicyState
+from scheduler.policy.decide import PolicyState, Switch, SwitchDecision, decide, decide_pool
 from scheduler.policy.snapshot import LaneLoad, ScalingLimits, Shape, Snapshot, takers
-from scheduler.policy.switch import Switch, SwitchDecision, decide
 from streaming.fleet.process import Served
 
 NAMES = ("wide", "narrow")
@@ -164,7 +162,7 @@ def test_a_model_of_one_pool_is_decided_on_as_ever(waiting: int, running: int, r
     limits = ScalingLimits(0, 9)
     one, state = decide(snapshot, limits, None, 1.0), None
     for now in (1.0, 2.0, 40.0):
-        plan = policy.decide(snapshot, limits, state, now)
+        plan = decide_pool(snapshot, limits, state, now)
         state = plan.state
         if now > 1.0:
             one = decide(snapshot, limits, one.state, now)

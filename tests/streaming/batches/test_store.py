@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from batching import batch_record
 from flow import until
 from msgspec.structs import replace
 
@@ -24,7 +25,6 @@ from streaming.batches.store import (
 )
 from streaming.errors import Fenced, KeyReused, Superseded, UnknownBatch
 from streaming.ids import line_job_id, partition_of
-from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 pytestmark = pytest.mark.slow
@@ -44,16 +44,7 @@ def batches(wire: RedisClient) -> Batches:
 
 
 async def made(batches: Batches, tenant: str = "t", *, key: str = "", **more: Any) -> Batch:
-    batch = Batch(
-        id=batches.new_id(tenant, key),
-        tenant=tenant,
-        ceiling=Priority.INTERACTIVE,
-        endpoint="/v1/completions",
-        input_file="file-1",
-        window="none",
-        output_keep_ms=60_000,
-        **more,
-    )
+    batch = batch_record(id=batches.new_id(tenant, key), tenant=tenant, **more)
     await batches.create(batch, "digest")
     return batch
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
-from flow import a_job
+from flow import a_job, until
 from redis import Redis
+from worker_report import a_worker
 
 from streaming.fleet.plans import (
+    LEADER,
     Action,
     Lead,
-    Leadership,
     Override,
     Overrides,
     Plan,
     Plans,
-    Prospect,
     claim_lead,
     stall_of,
 )
-from streaming.fleet.process import Cordoned, Process
+from streaming.fleet.process import Cordoned, Process, Prospect
 from streaming.fleet.processes import Fleet, present
 from streaming.fleet.settings import ModelSettings
 from streaming.ids import new_life
@@ -63,9 +64,7 @@ class Ears:
                 self.heard += 1
 
     async def until(self, heard: int) -> None:
-        async with asyncio.timeout(20):
-            while self.heard < heard:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.heard >= heard, 20)
 
     async def all(self) -> int:
         """How many there were: messages keep their order, and behind all of them comes a last word of our own."""
@@ -83,15 +82,14 @@ class Ears:
 
 async def test_one_leads_and_keeps_leading(wire: RedisClient) -> None:
     """The second is messages who leads; renewing changes no epoch; leaving lets the next in, under a greater one."""
-    leadership = Leadership(wire)
-    assert (await leadership.current()).holder == ""
+    assert (await wire.ask(LEADER)).holder == ""
     first = await wire.ask(claim_lead("a", LONG_MS))
     assert first.holder == "a"
     assert await wire.ask(claim_lead("b", LONG_MS)) == first == await wire.ask(claim_lead("a", LONG_MS))
-    await leadership.leave("b")
-    assert await leadership.current() == first, "only the leader can leave"
-    await leadership.leave("a")
-    assert (await leadership.current()).holder == ""
+    await wire.ask(claim_lead("b", 0))
+    assert await wire.ask(LEADER) == first, "only the leader can leave"
+    await wire.ask(claim_lead("a", 0))
+    assert (await wire.ask(LEADER)).holder == ""
     second = await wire.ask(claim_lead("b", LONG_MS))
     assert second.holder == "b" and second.epoch > first.epoch
 
@@ -121,9 +119,9 @@ async def test_epochs_grow_over_a_loss_of_data(wire: RedisClient, redis_url: str
 
 async def test_a_plan_is_taken_from_the_leader_only(wire: RedisClient) -> None:
     """Another holder, an older epoch, a lead given up: each is refused whole, and pools hear nothing."""
-    leadership, plans = Leadership(wire), Plans(wire)
+    plans = Plans(wire)
     old = await wire.ask(claim_lead("a", LONG_MS))
-    await leadership.leave("a")
+    await wire.ask(claim_lead("a", 0))
     lead = await wire.ask(claim_lead("b", LONG_MS))
     ears = Ears(wire, "pools", "plan")
     await ears.until(1)
@@ -131,16 +129,9 @@ async def test_a_plan_is_taken_from_the_leader_only(wire: RedisClient) -> None:
         assert not await plans.publish(stale, [a_plan(stale, 9)], [an_action()], {MODEL: 1.0})
     assert (await plans.read(), await plans.actions(10), await plans.cold_starts()) == ({}, [], {})
     plan = Plan(
-        model=MODEL,
-        want=2,
-        reason="40 waiting",
-        epoch=lead.epoch,
-        at_ms=7,
-        cordon=(Cordoned("lease", "slow"),),
-        lanes={"batch": Prospect(None), "interactive": Prospect(1.5, 0.1)},
-        wake_s=3.0,
-        cold_start_s=4.0,
-    )
+        model=MODEL, want=2, reason="40 waiting", epoch=lead.epoch, at_ms=7, cordon=(Cordoned("lease", "slow"),),
+        lanes={"batch": Prospect(None), "interactive": Prospect(1.5, 0.1)}, wake_s=3.0, cold_start_s=4.0,
+    )  # fmt: skip
     assert await plans.publish(lead, [plan], [an_action(want=2, was=1)], {MODEL: 4.25})
     assert await plans.read() == {MODEL: plan}
     assert await plans.cold_starts() == {MODEL: 4.25}
@@ -155,20 +146,17 @@ async def test_a_plan_is_taken_from_the_leader_only(wire: RedisClient) -> None:
 
 async def test_a_pool_acts_only_under_the_current_epoch(wire: RedisClient) -> None:
     """From the moment another leads, what an older plan asked for is refused; so it is while nobody has led yet."""
-    leadership, plans = Leadership(wire), Plans(wire)
+    plans = Plans(wire)
     assert not await plans.act(0, an_action("start"))
     old = await wire.ask(claim_lead("a", LONG_MS))
     assert await plans.act(old.epoch, an_action("start", worker="worker-1"))
-    await leadership.leave("a")
+    await wire.ask(claim_lead("a", 0))
     assert await plans.act(old.epoch, an_action("start")), "while nobody leads, the last plan stands"
     lead = await wire.ask(claim_lead("b", LONG_MS))
     assert not await plans.act(old.epoch, an_action("drain"))
     assert await plans.act(lead.epoch, an_action("drain"))
-    assert [(noted.action.kind, noted.epoch) for noted in await plans.actions(10)] == [
-        ("drain", lead.epoch),
-        ("start", old.epoch),
-        ("start", old.epoch),
-    ]
+    found = [(noted.action.kind, noted.epoch) for noted in await plans.actions(10)]
+    assert found == [("drain", lead.epoch), ("start", old.epoch), ("start", old.epoch)]
     assert len(await plans.actions(1)) == 1
 
 
@@ -210,6 +198,10 @@ async def test_a_put_nobody_is_there_for_wakes_the_scheduler(wire: RedisClient) 
 # --- people ----------------------------------------------------------------------------------------------------------
 
 
+async def are_over(overrides: Overrides) -> bool:
+    return not await overrides.of([MODEL, "other"])
+
+
 async def test_overrides_hold_until_ended_or_over(wire: RedisClient) -> None:
     """By Redis time; each wakes the scheduler and stands among the actions with whoever made it."""
     overrides, plans = Overrides(wire), Plans(wire)
@@ -223,15 +215,9 @@ async def test_overrides_hold_until_ended_or_over(wire: RedisClient) -> None:
     assert await overrides.end(MODEL, "eve") and not await overrides.end(MODEL, "eve")
     await overrides.put("other", 1, "ops", 1)
     await ears.until(5)
-    async with asyncio.timeout(20):
-        while await overrides.of([MODEL, "other"]):
-            await asyncio.sleep(0.005)
-    assert [(n.action.kind, n.action.by, n.action.want) for n in reversed(await plans.actions(9))] == [
-        ("set", "ops", 3),
-        ("pause", "ops", None),
-        ("resume", "eve", None),
-        ("set", "ops", 1),
-    ]
+    assert await until(partial(are_over, overrides), 20)
+    found = [(n.action.kind, n.action.by, n.action.want) for n in reversed(await plans.actions(9))]
+    assert found == [("set", "ops", 3), ("pause", "ops", None), ("resume", "eve", None), ("set", "ops", 1)]
     ears.close()
 
 
@@ -243,34 +229,25 @@ PAUSED = Override(by="ops")
 
 
 def worker(state: str, model: str = "m") -> Process:
-    return Process(role="worker", id="w", life="l", pid=1, host="h", state=state, since=0.0, model=model, lease="x")
+    return a_worker("w", state, model=model, lease="x")
 
 
 def plan(**more: Any) -> Plan:
     return Plan(**{"model": "m", "want": 0, "reason": "", **more})
 
 
-@pytest.mark.parametrize(
-    ("known", "stalled"),
-    [
-        ({}, False),
-        ({"is_led": False}, True),
-        ({"is_led": False, "workers": [worker("ready")]}, False),
-        ({"is_led": False, "workers": [worker("starting")]}, False),
-        ({"is_led": False, "workers": [worker("ready", "another")]}, True),
-        ({"is_led": False, "workers": [worker("draining")]}, True),
-        ({"workers": [worker("drained")]}, False),
-        ({"is_led": False, "workers": [worker("ready")], "plan": plan(cordon=(Cordoned("x", "slow"),))}, True),
-        ({"override": ZERO}, True),
-        ({"override": ZERO, "workers": [worker("ready")]}, False),
-        ({"override": ZERO, "settings": ModelSettings(engine="sim")}, False),
-        ({"override": PAUSED, "plan": plan()}, True),
-        ({"override": PAUSED, "plan": plan(want=1)}, False),
-        ({"override": Override(want=2, by="ops")}, False),
-        ({"plan": plan(want=1, pool="dry-run")}, True),
-        ({"settings": ModelSettings(engine="sim", min_workers=0, max_workers=0)}, True),
-    ],
-)
+@pytest.mark.parametrize(("known", "stalled"), [
+    ({}, False), ({"is_led": False}, True), ({"is_led": False, "workers": [worker("ready")]}, False),
+    ({"is_led": False, "workers": [worker("starting")]}, False),
+    ({"is_led": False, "workers": [worker("ready", "another")]}, True),
+    ({"is_led": False, "workers": [worker("draining")]}, True), ({"workers": [worker("drained")]}, False),
+    ({"is_led": False, "workers": [worker("ready")], "plan": plan(cordon=(Cordoned("x", "slow"),))}, True),
+    ({"override": ZERO}, True), ({"override": ZERO, "workers": [worker("ready")]}, False),
+    ({"override": ZERO, "settings": ModelSettings(engine="sim")}, False),
+    ({"override": PAUSED, "plan": plan()}, True), ({"override": PAUSED, "plan": plan(want=1)}, False),
+    ({"override": Override(want=2, by="ops")}, False), ({"plan": plan(want=1, pool="dry-run")}, True),
+    ({"settings": ModelSettings(engine="sim", min_workers=0, max_workers=0)}, True),
+])  # fmt: skip
 def test_what_stalls_a_model(known: dict[str, Any], stalled: bool) -> None:
     about = {"settings": ELASTIC, "workers": [], "plan": plan(), "override": None, "is_led": True} | known
     found = stall_of("m", **about)
@@ -289,28 +266,26 @@ class Telling:
 
     def __call__(self) -> Process:
         self.asked += 1
-        return Process(role="worker", id="w1", life="l1", pid=1, host="h", state=f"state-{self.asked}", since=0.0)
-
-    async def until(self, asked: int) -> None:
-        async with asyncio.timeout(20):
-            while self.asked < asked:
-                await asyncio.sleep(0)
+        return a_worker("w1", f"state-{self.asked}")
 
 
-async def states(fleet: Fleet) -> list[str]:
-    return [process.state for process in await fleet.processes()]
+async def reach(fleet: Fleet, *expected: str | Process) -> None:
+    """Wait until these processes, or processes in these states, are in the fleet and no others."""
+
+    async def there() -> bool:
+        found = await fleet.processes()
+        return list(expected) in (found, [process.state for process in found])
+
+    await until(there, 20)
 
 
 async def test_it_is_seen_at_once_when_something_changed_and_gone_at_the_end(wire: RedisClient) -> None:
     fleet, telling = Fleet(wire), Telling()
     async with present(fleet, telling) as changed:
-        async with asyncio.timeout(20):
-            while await states(fleet) != ["state-2"]:  # the first is asked for its name alone
-                await asyncio.sleep(0)
-            changed.set()
-            while await states(fleet) != ["state-3"]:
-                await asyncio.sleep(0)
-    assert await states(fleet) == []
+        await reach(fleet, "state-2")  # the first is asked for its name alone
+        changed.set()
+        await reach(fleet, "state-3")
+    assert await fleet.processes() == []
 
 
 async def test_nothing_is_written_before_the_store_was_entered(wire: RedisClient) -> None:
@@ -322,9 +297,7 @@ async def test_nothing_is_written_before_the_store_was_entered(wire: RedisClient
         assert await wire.redis.keys("*") == []
         assert (await enter_store(wire)).deployment
         entered.set()
-        async with asyncio.timeout(20):
-            while not await states(fleet):
-                await asyncio.sleep(0)
+        await until(fleet.processes, 20)
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -333,7 +306,7 @@ async def test_it_ends_although_it_was_told_something_just_before(wire: RedisCli
     telling = Telling()
     async with asyncio.timeout(20):
         async with present(Fleet(wire), telling) as changed:
-            await telling.until(2)
+            await until(lambda: telling.asked >= 2, 20)
             await asyncio.sleep(0.05)  # usually it waits for news then; where it does not, this shows nothing
             changed.set()
             for _ in range(turns):
@@ -349,32 +322,26 @@ async def test_machines_may_use_the_same_name(wire: RedisClient) -> None:
     )
     async with present(fleet, lambda: here):
         async with present(fleet, lambda: there):
-            await until(fleet, [here, there])
+            await reach(fleet, here, there)
         assert await fleet.processes() == [here]
         again = msgspec.structs.replace(here, life=new_life(), since=1.0)
         async with present(fleet, lambda: again):
-            await until(fleet, [here, again])
+            await reach(fleet, here, again)
         assert await fleet.processes() == [here]
 
 
 async def test_who_was_seen_lately_counts_as_there(wire: RedisClient) -> None:
     """Whoever wants to delete the store asks, of whatever version the processes are."""
-    here = Process(role="worker", id="w1", life=new_life(), pid=1, host="h", state="ready", since=0.0)
+    here = a_worker("w1")
     assert await live_processes(wire) == []
     await Fleet(wire).report(here)
     assert await live_processes(wire) == [f"worker:{here.life}"]
 
 
-async def until(fleet: Fleet, expected: list[Process]) -> None:
-    async with asyncio.timeout(20):
-        while await fleet.processes() != expected:
-            await asyncio.sleep(0.01)
-
-
 async def test_names_of_processes_that_ended_long_ago_are_removed(wire: RedisClient) -> None:
     """Every report removes the entries whose processes ended an hour ago, so that their set does not grow for ever."""
     fleet, now_s = Fleet(wire), await wire.now_ms() / 1000
-    here = Process(role="worker", id="w1", life=new_life(), pid=1, host="h", state="ready", since=0.0)
+    here = a_worker("w1")
     await wire.redis.zadd(fleet_key("procs"), {"worker:old": now_s - 7200, "worker:recent": now_s - 600})
     await fleet.report(here)
     assert set(await wire.redis.zrange(fleet_key("procs"), 0, -1)) == {b"worker:recent", f"worker:{here.life}".encode()}

@@ -24,9 +24,8 @@ from streaming.errors import Unavailable
 from streaming.jobs.lease import Lease
 from streaming.redis import connection as subject
 from streaming.redis.client import RedisClient
-from streaming.redis.connection import SharedConnection, refusal
+from streaming.redis.connection import SharedConnection, _connected, refusal
 from streaming.redis.settings import RedisSettings
-from streaming.redis.topology import _connected
 
 
 @pytest.fixture
@@ -269,9 +268,7 @@ async def test_messages_come_one_by_one_or_poured(wire: RedisClient) -> None:
         for data in (large, b"last"):
             await wire.redis.publish("there", b"not this")
             await wire.redis.publish("here", data)
-        async with asyncio.timeout(20):
-            while got[-1:] != [b"last"]:
-                await asyncio.sleep(0.01)
+        await until(lambda: got[-1:] == [b"last"], 20)
         pouring.cancel()
         with suppress(asyncio.CancelledError):
             await pouring
@@ -289,9 +286,7 @@ async def test_it_leaves_no_connection_behind(wire: RedisClient, redis_url: str)
                 async with wire.subscribe("here") as subscription, asyncio.timeout(20):
                     client.client_kill_filter(_type="pubsub")
                     await (subscription.message() if way == "message" else subscription.pour(print))
-        async with asyncio.timeout(20):
-            while client.pubsub_numsub("here") != [(b"here", 0)]:
-                await asyncio.sleep(0.01)
+        await until(lambda: client.pubsub_numsub("here") == [(b"here", 0)], 20)
 
 
 async def test_what_the_taker_raises_ends_it(wire: RedisClient) -> None:

@@ -404,7 +404,7 @@ def kind_of(word: str) -> str | None:
     return None
 
 
-def rows(table: Mapping[str, frozenset[str]]) -> set[tuple[str, str]]:
+def rows(table: Mapping[str, set[str]]) -> set[tuple[str, str]]:
     """Each command with each kind of key, "" for none."""
     return {(command, kind) for command, kinds in table.items() for kind in kinds or {""}}
 

@@ -13,10 +13,10 @@ import pytest
 from flow import MODEL, a_job, append, claim_one, delta, deltas_of, put_job, until
 from house import redis_process
 from redis import Redis
+from worker_report import a_worker
 
 from penstock.engine import Capabilities, Logprob, ModelCard, Sampling
 from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavailable
-from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.ids import new_job_id
 from streaming.jobs.codec import Delta, Run, Section, Terminal
@@ -37,33 +37,23 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("memories", "full"),
-    [
-        ([], False),
-        ([ServerMemory(10**12, 0)], False),
-        ([ServerMemory(79 * MIB, 100 * MIB)], False),
-        ([ServerMemory(80 * MIB, 100 * MIB)], True),
-        ([ServerMemory(9 * MIB, 100 * MIB, {0: 30 * MIB, 1: 40 * MIB})], False),
-        ([ServerMemory(10 * MIB, 100 * MIB, {0: 30 * MIB, 1: 40 * MIB})], True),
-        ([ServerMemory(1, 100 * MIB), ServerMemory(99 * MIB, 100 * MIB), ServerMemory(10**12, 0)], True),
-    ],
-)
+@pytest.mark.parametrize(("memories", "full"), [
+    ([], False), ([ServerMemory(10**12, 0)], False), ([ServerMemory(79 * MIB, 100 * MIB)], False),
+    ([ServerMemory(80 * MIB, 100 * MIB)], True),
+    ([ServerMemory(9 * MIB, 100 * MIB, {0: 30 * MIB, 1: 40 * MIB})], False),
+    ([ServerMemory(10 * MIB, 100 * MIB, {0: 30 * MIB, 1: 40 * MIB})], True),
+    ([ServerMemory(1, 100 * MIB), ServerMemory(99 * MIB, 100 * MIB), ServerMemory(10**12, 0)], True),
+])  # fmt: skip
 def test_the_fullest_server_decides(memories: list[ServerMemory], full: bool) -> None:
     """By what is in use and what accepted jobs may still write together; one without a limit is never full."""
     assert bool(full_reason(memories)) is full
 
 
-@pytest.mark.parametrize(
-    ("memories", "seconds"),
-    [
-        ([], 2.0),
-        ([ServerMemory(10**12, 0)], 2.0),
-        ([ServerMemory(0, 100 * MIB)], 0.8),
-        ([ServerMemory(0, 100 * MIB, {0: 40 * MIB})], 0.4),
-        ([ServerMemory(0, 1000 * MIB), ServerMemory(75 * MIB, 100 * MIB)], 0.2),
-    ],
-)
+@pytest.mark.parametrize(("memories", "seconds"), [
+    ([], 2.0), ([ServerMemory(10**12, 0)], 2.0), ([ServerMemory(0, 100 * MIB)], 0.8),
+    ([ServerMemory(0, 100 * MIB, {0: 40 * MIB})], 0.4),
+    ([ServerMemory(0, 1000 * MIB), ServerMemory(75 * MIB, 100 * MIB)], 0.2),
+])  # fmt: skip
 def test_the_next_look_comes_before_a_flood_can_have_filled_a_server(
     memories: list[ServerMemory], seconds: float
 ) -> None:
@@ -300,7 +290,7 @@ async def test_what_drains_a_full_store_runs(small: tuple[RedisClient, Redis]) -
         await queue.put(a_job(queue, id="job_00" + "f" * 30))
     first, second = Lease(wire, MODEL), Lease(wire, MODEL)
     await Fleet(wire).publish_card(CARD)
-    await Fleet(wire).report(Process(role="worker", id="w", life="w", pid=1, host="h", state="ready", since=0.0))
+    await Fleet(wire).report(a_worker("w"))
     await first.register()
     claims = [claim for claim in (await first.claim(0, 3)).jobs if isinstance(claim, Claim)]
     assert [claim.job for claim in claims] == jobs

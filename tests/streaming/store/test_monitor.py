@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from batching import batch_record
 from flow import Flow, a_job, tokens_of, until
 from house import House, eventually, free_port, redis_process
 from redis import Redis
 
 from penstock.config import ConfigError
-from streaming.batches.store import Batch, Batches, BatchState
+from streaming.batches.store import Batches, BatchState
 from streaming.errors import Unavailable
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import fleet_key
-from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import Durability
 from streaming.store import monitor as monitors
@@ -127,50 +127,31 @@ async def test_a_process_that_found_no_store_enters_late(opened: Callable[..., R
 
 
 GOOD = {
-    "place": "",
-    "redis_version": "7.2.4",
-    "appendonly": "yes",
-    "appendfsync": "always",
-    "maxmemory": "1000",
-    "maxmemory-policy": "noeviction",
-    "replicas": "2",
-    "min-replicas-to-write": "1",
-}
+    "place": "", "redis_version": "7.2.4", "appendonly": "yes", "appendfsync": "always", "maxmemory": "1000",
+    "maxmemory-policy": "noeviction", "replicas": "2", "min-replicas-to-write": "1",
+}  # fmt: skip
 FATAL, ADVICE = True, False
 Opened = Callable[..., RedisClient]
 
 
-@pytest.mark.parametrize(
-    ("level", "facts", "expected"),
-    [
-        ("D0", {}, [("redis.durability", ADVICE)]),
-        ("D0", {"appendonly": "no"}, [("redis.durability", ADVICE)]),
-        ("D1", {}, []),
-        ("D2", {}, []),
-        ("D3", {}, []),
-        ("D1", {"appendonly": "no"}, [("appendonly", FATAL)]),
-        ("D3", {"appendonly": "no"}, [("appendonly", FATAL)]),
-        ("D1", {"appendfsync": "everysec"}, []),
-        ("D1", {"appendfsync": "no"}, [("appendfsync", FATAL)]),
-        ("D2", {"appendfsync": "everysec"}, [("appendfsync", FATAL)]),
-        ("D3", {"appendfsync": "everysec"}, []),
-        ("D3", {"appendfsync": "no"}, [("appendfsync", FATAL)]),
-        ("D2", {"appendfsync": ""}, [("appendfsync", ADVICE)]),
-        ("D1", {"maxmemory": "0", "maxmemory-policy": "allkeys-lru"}, [("maxmemory", ADVICE)]),
-        ("D1", {"maxmemory-policy": "allkeys-lru"}, [("maxmemory-policy", FATAL)]),
-        ("D3", {"maxmemory": "0"}, [("maxmemory", ADVICE)]),
-        ("D0", {"maxmemory": "0"}, [("redis.durability", ADVICE)]),
-        ("D3", {"replicas": "0"}, [("connected replicas", ADVICE)]),
-        ("D1", {"replicas": "0", "min-replicas-to-write": "0"}, []),
-        ("D3", {"min-replicas-to-write": "0"}, [("min-replicas-to-write", ADVICE)]),
-        ("D3", {"min-replicas-to-write": ""}, []),
-        ("D1", {"redis_version": "6.2.14"}, [("redis_version", FATAL)]),
-        ("D0", {"redis_version": ""}, [("redis_version", FATAL), ("redis.durability", ADVICE)]),
-        ("D1", {"redis_version": ""}, [("redis_version", FATAL)]),
-        ("D1", {"maxmemory-policy": ""}, [("maxmemory-policy", FATAL)]),
-        ("D1", {"redis_version": "10.0.1"}, []),
-    ],
-)
+@pytest.mark.parametrize(("level", "facts", "expected"), [
+    ("D0", {}, [("redis.durability", ADVICE)]), ("D0", {"appendonly": "no"}, [("redis.durability", ADVICE)]),
+    ("D1", {}, []), ("D2", {}, []), ("D3", {}, []), ("D1", {"appendonly": "no"}, [("appendonly", FATAL)]),
+    ("D3", {"appendonly": "no"}, [("appendonly", FATAL)]), ("D1", {"appendfsync": "everysec"}, []),
+    ("D1", {"appendfsync": "no"}, [("appendfsync", FATAL)]),
+    ("D2", {"appendfsync": "everysec"}, [("appendfsync", FATAL)]), ("D3", {"appendfsync": "everysec"}, []),
+    ("D3", {"appendfsync": "no"}, [("appendfsync", FATAL)]), ("D2", {"appendfsync": ""}, [("appendfsync", ADVICE)]),
+    ("D1", {"maxmemory": "0", "maxmemory-policy": "allkeys-lru"}, [("maxmemory", ADVICE)]),
+    ("D1", {"maxmemory-policy": "allkeys-lru"}, [("maxmemory-policy", FATAL)]),
+    ("D3", {"maxmemory": "0"}, [("maxmemory", ADVICE)]), ("D0", {"maxmemory": "0"}, [("redis.durability", ADVICE)]),
+    ("D3", {"replicas": "0"}, [("connected replicas", ADVICE)]),
+    ("D1", {"replicas": "0", "min-replicas-to-write": "0"}, []),
+    ("D3", {"min-replicas-to-write": "0"}, [("min-replicas-to-write", ADVICE)]),
+    ("D3", {"min-replicas-to-write": ""}, []), ("D1", {"redis_version": "6.2.14"}, [("redis_version", FATAL)]),
+    ("D0", {"redis_version": ""}, [("redis_version", FATAL), ("redis.durability", ADVICE)]),
+    ("D1", {"redis_version": ""}, [("redis_version", FATAL)]),
+    ("D1", {"maxmemory-policy": ""}, [("maxmemory-policy", FATAL)]), ("D1", {"redis_version": "10.0.1"}, []),
+])  # fmt: skip
 def test_a_server_is_held_against_a_level(
     level: Durability, facts: dict[str, str], expected: list[tuple[str, bool]]
 ) -> None:
@@ -225,10 +206,7 @@ async def test_at_d3_nothing_is_promised_without_a_replica(opened: Opened, redis
     with pytest.raises(Unavailable, match="no replica has it yet"):
         await Queue(careful).cancel(job.id)
     assert (await JobReader(careful).record(job.id)).state is JobState.CANCELLED
-    batch = Batch(
-        id=Batches(careful).new_id("t"), tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions",
-        input_file="f", window="none", output_keep_ms=1,
-    )  # fmt: skip
+    batch = batch_record(id=Batches(careful).new_id("t"))
     await Batches(careless).create(batch, "digest")
     with pytest.raises(Unavailable, match="no replica has it yet"):
         await Batches(careful).request(batch.id, "cancel")
