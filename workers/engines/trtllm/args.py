@@ -11,31 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.engine import Sampling
 from workers.engines.trtllm.settings import TrtllmSettings
+from workers.engines.trtllm.text import keywords
 
 ANCHOR = "1.3.0rc23"
 """The version of TensorRT-LLM that this adapter was written for."""
-
-SAMPLING = [
-    "max_tokens",
-    "end_id",
-    "stop_token_ids",
-    "n",
-    "best_of",
-    "detokenize",
-    "return_perf_metrics",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "logprobs",
-    "guided_decoding",
-]
-"""Every SamplingParams keyword this adapter passes."""
 
 PASSED = ["tensor_parallel_size", "pipeline_parallel_size", "max_batch_size", "max_num_tokens", "stream_interval"]
 """Settings that are always passed, as the TorchLlmArgs field of the same name."""
@@ -182,7 +163,7 @@ def missing(plain: dict[str, Any], library: Library) -> list[str]:
     needs = [
         ("LLM.generate_async", getattr(library.llm, "generate_async", None), call),
         ("TorchLlmArgs", library.llm_args, list(plain)),
-        ("SamplingParams", library.sampling, SAMPLING),
+        ("SamplingParams", library.sampling, list(keywords(Sampling(), 1, [0], dict))),
         ("GuidedDecodingParams", library.guided, guided),
         ("KvCacheConfig", library.kv_cache, list(plain["kv_cache_config"])),
         ("SchedulerConfig", library.scheduler, list(plain["scheduler_config"])),
