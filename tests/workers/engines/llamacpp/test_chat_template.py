@@ -6,7 +6,7 @@ import pytest
 from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Refused
-from workers.engines.llamacpp.prompt import ChatTemplate, messages_of
+from workers.engines.llamacpp.request import ChatTemplate, messages_of
 
 CHATML = """{% for message in messages %}
     {% if loop.first and message['role'] != 'system' %}
