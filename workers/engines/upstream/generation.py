@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from asyncio import Task
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -340,11 +341,9 @@ class StreamReader(Reply):
         try:
             return reply.decode(data)
         except UNREADABLE:
-            data = reply.mended(data)
-        try:
-            return reply.decode(data)
-        except UNREADABLE:
-            chunk = reply.decode_uncounted(data)
+            with suppress(*UNREADABLE):
+                return reply.decode(reply.mended(data))
+            chunk = reply.decode(reply.mended(data, reply.COUNTS))
             if not (chunk.choices and chunk.choices[0].finish_reason):
                 raise
             self.generation.miscounted = True

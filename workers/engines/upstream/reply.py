@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Any, Literal, TypeAlias
@@ -98,14 +98,6 @@ class Chunk(msgspec.Struct, gc=False):
     object: Any = None
 
 
-class Uncounted(Chunk, gc=False):
-    """One chunk, read without its counts."""
-
-    usage: Any = None
-    prompt_progress: Any = None
-    verbose: Any = msgspec.field(default=None, name="__verbose")
-
-
 class _KnownDelta(ChatDelta, gc=False, forbid_unknown_fields=True):
     """A delta that has nothing beside the fields that are read, and those that bring nothing."""
 
@@ -136,16 +128,6 @@ decode = msgspec.json.Decoder(Chunk).decode
 """Raises msgspec.DecodeError, also for values of wrong types and numbers out of bounds."""
 decode_known = msgspec.json.Decoder(_KnownChunk).decode
 """Like `decode`, of a chunk without extras. Raises msgspec.DecodeError also for one that may have some."""
-
-
-_decode_uncounted = msgspec.json.Decoder(Uncounted).decode
-
-
-def decode_uncounted(data: bytes) -> Chunk:
-    """The chunk as if it had no counts. Raises msgspec.DecodeError if something else of it is wrong too."""
-    chunk = _decode_uncounted(data)
-    chunk.usage = chunk.prompt_progress = chunk.verbose = None
-    return chunk
 
 
 def error_in(chunk: Chunk, data: bytes) -> ServerError | None:
@@ -235,12 +217,16 @@ def _parts(chunk: Any) -> dict[str, dict[str, Any]]:
     return {place: fields for place, fields in parts.items() if isinstance(fields, dict)}
 
 
-def mended(data: bytes) -> bytes:
-    """A chunk as strict JSON, without the fields that say nothing, whatever their types; the data itself if it is no
-    JSON."""
+COUNTS = ("usage", "prompt_progress", "__verbose")
+"""Fields of a chunk with counts."""
+
+
+def mended(data: bytes, dropped: Collection[str] = ()) -> bytes:
+    """A chunk as strict JSON, without the fields that say nothing, whatever their types, and without those that are
+    `dropped`; the data itself if it is no JSON."""
     chunk = leniently_decoded(data)
     for fields in _parts(chunk).values():
-        for name in [name for name, value in fields.items() if not value]:
+        for name in [name for name, value in fields.items() if not value or name in dropped]:
             del fields[name]
     return data if chunk is None else msgspec.json.encode(chunk)
 
