@@ -140,7 +140,8 @@ class TrtllmEngine:
             raise EngineDead("TensorRT-LLM cannot serve this configuration: " + "; ".join(reasons))
         if settings.manifest is not None:
             on_phase("checking the checkpoint against its manifest")
-            await asyncio.to_thread(manifest.check, settings.manifest, trtllm_args.folders(settings))
+            paths = [Path(each) for each in trtllm_args.folders(settings).values()]
+            await asyncio.to_thread(manifest.check, settings.manifest, paths)
         try:
             checkpoint = trtllm_text.read_checkpoint(Path(settings.model))
         except (ValueError, OSError) as error:
@@ -203,14 +204,10 @@ class TrtllmEngine:
             max_output=engine.context,
             default_output=self._settings.default_output,
             capabilities=Capabilities(
+                **dict.fromkeys(("penalties", "token_prompts", "top_k", "min_p", "repetition_penalty"), True),
                 chat=engine.codec.chats,
                 logprobs=MAX_LOGPROBS,
                 json_schema=bool(self._settings.guided_decoding),
-                penalties=True,
-                token_prompts=True,
-                top_k=True,
-                min_p=True,
-                repetition_penalty=True,
             ),
             created=int(time.time()),
         )
@@ -227,9 +224,8 @@ class TrtllmEngine:
         for pump in self._pumps:
             pump.cancel()
         if not await ends_in_time(self._engine.llm.shutdown, self._shutdown_s):
-            log.error(
-                "TensorRT-LLM did not shut down: end the process with os._exit", extra={"after_s": self._shutdown_s}
-            )
+            after = {"after_s": self._shutdown_s}
+            log.error("TensorRT-LLM did not shut down: end the process with os._exit", extra=after)
 
     # --- a request comes -------------------------------------------------------------------------------------------
 
@@ -301,15 +297,10 @@ class TrtllmEngine:
         """Submit to TensorRT-LLM and return its handle. Raises Refused if the request is at fault, else EngineDead."""
         library = engine.library
         try:
-            sampling = trtllm_text.keywords(
-                request.sampling, max_tokens, engine.end_ids, library.guided, timed=self._settings.return_perf_metrics
-            )
-            return engine.llm.generate_async(
-                inputs=ids,
-                sampling_params=library.sampling(**sampling),
-                streaming=True,
-                **self._extras(engine, request),
-            )
+            given = (request.sampling, max_tokens, engine.end_ids, library.guided)
+            sampling = trtllm_text.keywords(*given, timed=self._settings.return_perf_metrics)
+            extras = {"sampling_params": library.sampling(**sampling), **self._extras(engine, request)}
+            return engine.llm.generate_async(inputs=ids, streaming=True, **extras)
         except (library.request_error, ValueError, TypeError) as error:
             raise Refused(Failure("invalid_value", f"the engine refused the request: {error}", 400)) from error
         except Exception as error:  # noqa: BLE001 - a dead process or a submit after shutdown: not the request's fault
@@ -371,17 +362,11 @@ class TrtllmEngine:
         reason = out.finish_reason or ""  # of the engine; it has none while the request runs
         live.generated += len(ids)
         text, wanted = live.text.feed(ids, last=bool(reason)), live.request.sampling.logprobs
-        rows = (
-            ()
-            if wanted is None
-            else [
-                trtllm_text.logprob(token, entry, wanted, engine.codec.name)
-                for token, entry in zip(ids, entries, strict=False)
-            ]
-        )
         piece = Piece(live.request.id, text, ids, len(ids))
         if wanted is not None:
-            piece = replace(piece, logprobs=live.rows.feed(text, rows, last=bool(reason) or live.text.stopped))
+            told, last = zip(ids, entries, strict=False), bool(reason) or live.text.stopped
+            rows = [trtllm_text.logprob(token, entry, wanted, engine.codec.name) for token, entry in told]
+            piece = replace(piece, logprobs=live.rows.feed(text, rows, last=last))
         if live.text.stopped:
             self._end(live, replace(piece, finish="stop"))
             if not reason:
@@ -398,11 +383,11 @@ class TrtllmEngine:
         """End a request that the engine ended without a result: as cancelled if it was aborted, else as failed."""
         if live.ended:
             return
-        failure = Failure("engine_error", f"the engine gave this request up: {reason}", 500)
-        cancelled = live.aborted_at is not None
-        self._end(
-            live, Piece(live.request.id, finish="cancelled") if cancelled else Piece(live.request.id, failure=failure)
-        )
+        piece = Piece(live.request.id, finish="cancelled")
+        if live.aborted_at is None:
+            failure = Failure("engine_error", f"the engine gave this request up: {reason}", 500)
+            piece = Piece(live.request.id, failure=failure)
+        self._end(live, piece)
 
     def _end(self, live: Live, piece: Piece) -> None:
         """Emit a request's last piece."""

@@ -59,23 +59,14 @@ class Codec:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._inner = getattr(tokenizer, "tokenizer", tokenizer)
-        self._control = ControlTokens(_control_texts(self._inner))
-
-    @property
-    def chats(self) -> bool:
+        self._inner = inner = getattr(tokenizer, "tokenizer", tokenizer)
+        self._control = ControlTokens(_control_texts(inner))
+        self.chats = hasattr(tokenizer, "apply_chat_template") and bool(getattr(inner, "chat_template", True))
         """Whether the model has a chat template."""
-        return hasattr(self._tokenizer, "apply_chat_template") and bool(getattr(self._inner, "chat_template", True))
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        own = getattr(self._tokenizer, "eos_token_id", None)
-        return () if own is None else (own,)
-
-    @property
-    def vocabulary(self) -> int:
+        own = getattr(tokenizer, "eos_token_id", None)
+        self.end_ids = () if own is None else (own,)
+        self.vocabulary = len(inner) if hasattr(inner, "__len__") else 0
         """Number of token ids; 0: unknown."""
-        return len(self._inner) if hasattr(self._inner, "__len__") else 0
 
     def prompt_ids(self, prompt: Sequence[ChatTurn] | str | Sequence[int]) -> list[int]:
         """Convert a prompt to token ids. Control tokens in messages become text, those in a raw prompt stay.
