@@ -266,15 +266,15 @@ class LlamacppEngine:
         try:
             file = gguf.read(self._path)
             prompts = Prompts(file)
-            self._context = min(self._settings.context, file.context_length or self._settings.context)
-            self._pooled, self._embedding_size = file.pooling, file.embedding_length
+            self._context = min(self._settings.context, int(file.own("context_length", 0)) or self._settings.context)
+            self._embedding_size = int(file.own("embedding_length", 0))
+            self._pooled = file.own("pooling_type") is not None  # it says how one vector is made of those of all tokens
             return prompts
         except gguf.GgufError as error:
             raise EngineDead(str(error)) from error
         except (TypeError, ValueError, struct.error) as error:  # metadata of the wrong type
-            raise EngineDead(
-                f"cannot use the model file {self._path}: it is damaged ({error}). Get it again."
-            ) from error
+            problem = f"cannot use the model file {self._path}: it is damaged ({error}). Get it again."
+            raise EngineDead(problem) from error
 
     def _load(self) -> Tokenizer:
         # The library reads these once, on load: its threads must not spin at barriers, other processes need the cores.

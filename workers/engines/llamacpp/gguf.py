@@ -79,23 +79,8 @@ class Gguf:
     size: int
     """Size of the file in bytes."""
 
-    @property
-    def context_length(self) -> int:
-        """The context the model was trained for, in tokens; 0: unknown."""
-        return int(self._own("context_length", 0))
-
-    @property
-    def pooling(self) -> bool:
-        """Whether the file says how one vector is made of those of all tokens."""
-        return self._own("pooling_type", None) is not None
-
-    @property
-    def embedding_length(self) -> int:
-        """Numbers of a token's vector; 0: unknown."""
-        return int(self._own("embedding_length", 0))
-
-    def _own(self, name: str, default: Any) -> Any:
-        """A value that is kept under the name of the architecture."""
+    def own(self, name: str, default: Any = None) -> Any:
+        """A value that is kept under the name of the architecture, such as context_length, in tokens."""
         return self.metadata.get(f"{self.metadata.get('general.architecture', '')}.{name}", default)
 
     @property

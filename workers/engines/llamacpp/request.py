@@ -17,11 +17,12 @@ from datetime import datetime
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import httpx2
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec.structs import replace
 
 from penstock.engine import ChatTurn, EngineTimes, Failure, Logprob, Piece, Refused, Request, token_text
 from penstock.tools import Tool, Tools
@@ -38,6 +39,11 @@ log = logging.getLogger(__name__)
 def invalid(message: str, param: str | None = None) -> Failure:
     """A failure caused by the request: status 400."""
     return Failure(code="invalid_request_error", message=message, status=400, param=param)
+
+
+def refused(message: str, param: str) -> Refused:
+    """The refusal of a request by its own fault."""
+    return Refused(invalid(message, param))
 
 
 def engine_error(message: str) -> Failure:
@@ -87,17 +93,9 @@ def forced_schema(tools: Tools) -> dict[str, Any] | None:
     for tool in tools.callable:
         arguments = plain(tool.schema, len(defs))
         defs |= arguments.pop("$defs", {})
-        calls.append(_call_schema(tool.name, arguments))
+        call = {"name": {"const": tool.name}, "arguments": arguments}
+        calls.append({"type": "object", "properties": call, "required": [*call], "additionalProperties": False})
     return {"anyOf": calls, "$defs": defs}
-
-
-def _call_schema(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
 
 
 _UNHELD = re.compile(r"\(\?<?[=!]|\\[1-9bB]|\\k<")
@@ -173,6 +171,10 @@ def effort_fields(reasoning: str) -> dict[str, Any]:
     return {"enable_thinking": reasoning != "none"} | ({"reasoning_effort": reasoning} if reasoning != "none" else {})
 
 
+Shown: TypeAlias = Sequence[Mapping[str, Any]]
+"""Messages or tools as a chat template takes them."""
+
+
 class ChatTemplate:
     """One model's Jinja template, compiled once. It is a program by the author of the model file, so it runs in a
     sandbox. Raises jinja2.TemplateError if it cannot be compiled; the model can still complete raw text."""
@@ -191,33 +193,17 @@ class ChatTemplate:
         """Whether its source holds one of these words."""
         return any(word in self._source for word in words)
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        reasoning: str = "",
-        *,
-        begins: bool = True,
-    ) -> str:
+    def render(self, messages: Shown, tools: Shown | None = None, reasoning: str = "", *, begins: bool = True) -> str:
         """Render the prompt, with `begins` up to where the assistant's answer begins; `reasoning` as in Request. Raises
         Refused if the template rejects it."""
+        known = self._special | effort_fields(reasoning)
         try:
-            prompt = self._template.render(
-                messages=messages,
-                add_generation_prompt=begins,
-                tools=tools,
-                **self._special,
-                **effort_fields(reasoning),
-            )
+            prompt = self._template.render(messages=messages, tools=tools, add_generation_prompt=begins, **known)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             # a template is a program and may raise any of these on a conversation that its author did not expect
-            raise Refused(
-                invalid(f"this model's chat template does not take the conversation: {error}", "messages")
-            ) from None
+            raise refused(f"this model's chat template does not take the conversation: {error}", "messages") from None
         if len(prompt) > _MAX_PROMPT_CHARS:
-            raise Refused(
-                invalid(f"the rendered conversation has {len(prompt)} characters; shorten the messages", "messages")
-            )
+            raise refused(f"the rendered conversation has {len(prompt)} characters; shorten the messages", "messages")
         return prompt
 
     def knows_tools(self) -> bool:
@@ -289,7 +275,7 @@ class Prompts:
         """Raises Refused for a token that the model does not have."""
         for each in ids:
             if not 0 <= each < self._vocabulary:
-                raise Refused(invalid(f"token {each} is not one of this model's {self._vocabulary}", param))
+                raise refused(f"token {each} is not one of this model's {self._vocabulary}", param)
 
     def of(self, request: Request, *, begins: bool = True) -> RenderedPrompt:
         """The prompt of a request, of a conversation up to where the answer begins (`begins`). Raises Refused, also for
@@ -312,26 +298,25 @@ class Prompts:
         if isinstance(prompt, str):
             parts: list[str | int] = [prompt] if prompt else [self._bos[0]] if self._bos else []
         elif request.turns:
-            parts = self._conversation(request.turns, request.tools, request.reasoning, begins=begins)
+            parts = self._conversation(request, begins=begins)
         else:
             parts = [*request.ids]
         if not parts:
-            raise Refused(invalid("the prompt is empty", "prompt"))
+            raise refused("the prompt is empty", "prompt")
         self.check_ids([part for part in parts if isinstance(part, int)], "prompt")
         return parts
 
-    def _conversation(
-        self, turns: Sequence[ChatTurn], tools: Tools | None, reasoning: str, *, begins: bool
-    ) -> list[str | int]:
+    def _conversation(self, request: Request, *, begins: bool) -> list[str | int]:
+        turns, tools = request.turns, request.tools
         if self._template is None:
-            raise Refused(invalid("this model has no chat template: use /v1/completions", "messages"))
+            raise refused("this model has no chat template: use /v1/completions", "messages")
         offered = None if tools is None else [tool.shown for tool in tools.callable]
         if tools is not None and not self.tools:
             before = turns[0].content + "\n\n" if turns[0].role == "system" else ""
             told = ChatTurn("system", before + instruction(tools))
             turns, offered = [told, *(turns[1:] if before else turns)], None
         (messages, shown), mark = self._control.mark((messages_of(turns), offered))
-        text = self._template.render(messages, shown, reasoning, begins=begins)
+        text = self._template.render(messages, shown, request.reasoning, begins=begins)
         if tools is not None and tools.forced and self.tools:
             text += answer_begin(tools)
         bos = self._bos
@@ -362,9 +347,7 @@ class Prompts:
                 before, found, after = str(part).partition(text)
                 if found:  # a control token of the template itself
                     return [each for each in (*parts[:place], before, number, after, *parts[place + 1 :]) if each != ""]
-        raise Refused(
-            invalid("a message spells a control token of this model, which it cannot take as text", "messages")
-        )
+        raise refused("a message spells a control token of this model, which it cannot take as text", "messages")
 
     def _compiled(self, file: Gguf) -> ChatTemplate | None:
         if not file.chat_template:
@@ -410,12 +393,9 @@ class Tokenizer:
     def __init__(self, socket: Path, key: str) -> None:
         self.socket, self.key = socket, key
         # A connection that stays open would hold one of llama.cpp's threads.
-        transport = httpx2.AsyncHTTPTransport(
-            uds=str(socket), verify=False, limits=httpx2.Limits(max_keepalive_connections=0)
-        )
-        self._client = httpx2.AsyncClient(
-            transport=transport, headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S
-        )
+        limits, headers = httpx2.Limits(max_keepalive_connections=0), {"Authorization": f"Bearer {key}"}
+        transport = httpx2.AsyncHTTPTransport(uds=str(socket), verify=False, limits=limits)
+        self._client = httpx2.AsyncClient(transport=transport, headers=headers, timeout=TIMEOUT_S)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -568,18 +548,10 @@ class Generation:
         """The piece that ends the request, once it is done."""
         held = Piece(self.id) if self.cancelled or self._failure else self._rest()
         prompt, cached = self._prompt_size()
-        return Piece(
-            self.id,
-            held.text,
-            held.ids,
-            held.n,
-            finish="" if self._failure else "cancelled" if self.cancelled else self._finish,
-            prompt_tokens=prompt,
-            cached_tokens=cached,
-            logprobs=held.logprobs,
-            failure=self._failure,
-            times=EngineTimes(self.scheduled, self._first, time.monotonic()),
-        )
+        finish = "" if self._failure else "cancelled" if self.cancelled else self._finish
+        times = EngineTimes(self.scheduled, self._first, time.monotonic())
+        held = replace(held, finish=finish, failure=self._failure, times=times)
+        return replace(held, prompt_tokens=prompt, cached_tokens=cached)
 
     def _rest(self) -> Piece:
         """What was held back, once the generation ended."""
@@ -632,11 +604,10 @@ class Generation:
         asked = self._request.sampling.logprobs
         if asked is None or not choice["logprobs"]:
             return ()
-        return tuple(
-            Logprob(
-                token_text(bytes(row["bytes"])),
-                row["logprob"],
-                tuple((token_text(bytes(other["bytes"])), other["logprob"]) for other in row["top_logprobs"][:asked]),
-            )
-            for row in choice["logprobs"]["content"]
-        )
+        rows = choice["logprobs"]["content"]
+        return tuple(Logprob(*_token(row), tuple(map(_token, row["top_logprobs"][:asked]))) for row in rows)
+
+
+def _token(row: Mapping[str, Any]) -> tuple[str, float]:
+    """The text of a token and its log-probability."""
+    return token_text(bytes(row["bytes"])), row["logprob"]
