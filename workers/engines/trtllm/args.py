@@ -106,7 +106,7 @@ def fields(settings: TrtllmSettings, context: int, *, salted: bool = True) -> di
     """
     optional = {name: getattr(settings, name) for name in PASSED}
     optional |= {"speculative_config": settings.speculative, "guided_decoding_backend": settings.guided_decoding}
-    scheduler = {"capacity_scheduler_policy": settings.scheduler_policy}
+    scheduler: dict[str, str] = {"capacity_scheduler_policy": settings.scheduler_policy}
     if settings.waiting_queue_policy == "priority":
         scheduler["waiting_queue_policy"] = "priority"
     chosen: dict[str, Any] = {name: value for name, value in optional.items() if value} | {

@@ -10,14 +10,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from penstock.engine import Piece
 from telemetry import tracing as names
 from telemetry.logs import EventLog
-from telemetry.tracing import TRACEPARENT, Attributes, Tracing, operation_name
+from telemetry.tracing import TRACEPARENT, Attributes, operation_name
 from workers.engines.task_answers import check_task_answer, joined_vectors, told_scores, told_tokens
 from workers.engines.upstream import continuation
 from workers.engines.upstream.continuation import FROM_BEGINNING, Rung
@@ -26,7 +25,9 @@ from workers.engines.upstream.http import ASK_S, NO_HEADERS, BrokenReply, Connec
 from workers.engines.upstream.places import ServerEndpoint, ServerPlace, retry_after_s
 from workers.engines.upstream.reply import Count, End, ReplyOutcome, TokenId, by_cut, by_malformed, by_status
 from workers.engines.upstream.server import DEFAULT_CONTEXT, LOOKUP
-from workers.engines.upstream.settings import UpstreamSettings
+
+if TYPE_CHECKING:
+    from workers.engines.upstream.pool import ServerPool
 
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
@@ -62,17 +63,9 @@ class Unprepared(Exception):
 class Exchange:
     """One request at one server."""
 
-    def __init__(
-        self,
-        generation: UpstreamGeneration,
-        place: ServerPlace,
-        settings: UpstreamSettings,
-        emit: Callable[[Piece], None],
-        tracing: Tracing,
-    ) -> None:
-        """`tracing`: gets a span for each request that is sent."""
-        self._generation, self._place, self._settings = generation, place, settings
-        self._emit, self._tracing = emit, tracing
+    def __init__(self, generation: UpstreamGeneration, place: ServerPlace, pool: ServerPool) -> None:
+        self._generation, self._place = generation, place
+        self._settings, self._emit, self._tracing = pool.settings, pool.emit, pool.tracing
         self._request, self._facts = generation.request, place.facts
         self._endpoint, self._client, self._secret = place.endpoint, place.endpoint.client, place.key.secret
 
@@ -130,7 +123,7 @@ class Exchange:
 
         whole = client.address.base + path
         try:
-            data = client.request(method, whole, body, secret, stream=True, trace=trace, more=more)
+            data = client.request(method, whole, body, secret, stream=True, more={**more, TRACEPARENT: trace})
             reader = await client.exchange(data, begin)
         except ConnectError as error:
             return by_cut(str(error), "unsent")
@@ -243,7 +236,7 @@ class Exchange:
     async def _ask(self, path: str, body: Any, limit_s: float = ASK_S, trace: str = "", *, based: bool = False) -> Any:
         """An answer of the server's own, as an object. `based`: as of UpstreamClient.ask. Raises Unprepared."""
         try:
-            reply = await self._client.ask("POST", path, body, self._secret, limit_s, trace, based=based)
+            reply = await self._client.ask("POST", path, body, self._secret, limit_s, {TRACEPARENT: trace}, based=based)
         except (ConnectError, BrokenReply) as error:
             raise Unprepared(by_cut(f"{path}: {error}", "unsent" if isinstance(error, ConnectError) else "")) from None
         self._place.key.note(reply.headers, time.monotonic(), time.time())
@@ -311,7 +304,7 @@ class Exchange:
             ids = msgspec.convert(found.get("tokens"), list[TokenId])
             return told_tokens(ids, facts.context or DEFAULT_CONTEXT), 0
         if task.kind == "embed":
-            data = msgspec.convert(found, EmbeddingReply).data
+            data = msgspec.convert(found.get("data"), list[Vector])
             if any(each.index for each in data):  # else the server leaves them out
                 data.sort(key=lambda each: each.index)
                 if [each.index for each in data] != list(range(len(data))):
@@ -319,7 +312,8 @@ class Exchange:
             vectors = [each.embedding for each in data]
             text = ",".join([each if isinstance(each, str) else joined_vectors([each]) for each in vectors])
         else:
-            scores = {each.index: each.relevance_score for each in msgspec.convert(found, RankingReply).results}
+            ranked = msgspec.convert(found.get("results"), list[Score])
+            scores = {each.index: each.relevance_score for each in ranked}
             if sorted(scores) != list(range(len(request.inputs) - 1)):
                 raise ValueError("scores of other documents")
             text = told_scores([scores[index] for index in range(len(scores))])
@@ -371,17 +365,9 @@ class Vector(msgspec.Struct):
     index: int = 0
 
 
-class EmbeddingReply(msgspec.Struct):
-    data: list[Vector]
-
-
 class Score(msgspec.Struct):
     index: int
     relevance_score: float
-
-
-class RankingReply(msgspec.Struct):
-    results: list[Score]
 
 
 class TaskUsage(msgspec.Struct):

@@ -235,12 +235,11 @@ class Proxy:
     async def connect(self, host: str, port: int, context: ssl.SSLContext | None) -> asyncio.Transport:
         """Open a tunnel to a server, encrypted with `context`. Raises OSError, in words that name the proxy."""
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
         own = ssl.create_default_context() if self.secure else None
         transport: asyncio.Transport | None
         try:
-            transport, protocol = await loop.create_connection(
-                lambda: asyncio.StreamReaderProtocol(reader), self.host, self.port, ssl=own
-            )
+            transport, _ = await loop.create_connection(lambda: protocol, self.host, self.port, ssl=own)
         except OSError as error:
             raise OSError(f"no connection to the proxy {self.name}: {error.strerror or error}") from None
         target, tunnel = f"{bracketed(host)}:{port}", transport
@@ -519,10 +518,8 @@ class UpstreamClient:
         try:
             async with asyncio.timeout(self._connect_s):
                 if proxy is None:
-                    _, made = await loop.create_connection(
-                        UpstreamConnection, address.host, address.port, ssl=self._ssl
-                    )
-                    return made
+                    made = loop.create_connection(UpstreamConnection, address.host, address.port, ssl=self._ssl)
+                    return (await made)[1]
                 transport = await proxy.connect(address.host, address.port, self._ssl)
         except TimeoutError:
             by = f" through the proxy {proxy.name}" if proxy is not None else ""
@@ -542,16 +539,15 @@ class UpstreamClient:
         body: Any = None,
         key: str = "",
         timeout_s: float = ASK_S,
-        trace: str = "",
         more: Mapping[str, str] = NO_HEADERS,
         *,
         based: bool = True,
     ) -> Reply:
         """The whole reply to one request. `based`: the path is behind the base, such as /v1, else behind the root;
-        `trace`, `more` as in `request`. Raises ConnectError, BrokenReply."""
+        `more` as in `request`. Raises ConnectError, BrokenReply."""
         encoded = b"" if body is None else msgspec.json.encode(body)
         whole = (self.address.base if based else self.address.root) + path
-        data = self.request(method, whole, encoded, key, trace=trace, more=more)
+        data = self.request(method, whole, encoded, key, more=more)
         try:
             async with asyncio.timeout(timeout_s):
                 reply = await self.exchange(data, lambda _: Reply())
@@ -574,18 +570,10 @@ class UpstreamClient:
             self._idle.append(connection)
 
     def request(
-        self,
-        method: str,
-        path: str,
-        body: bytes,
-        key: str,
-        *,
-        stream: bool = False,
-        trace: str = "",
-        more: Mapping[str, str] = NO_HEADERS,
+        self, method: str, path: str, body: bytes, key: str, *, more: Mapping[str, str], stream: bool = False
     ) -> bytes:
-        """The bytes of one request; `path` with the base. The key goes into the header alone. `trace`: its
-        `traceparent`. `more`: further headers, of plain letters."""
+        """The bytes of one request; `path` with the base. The key goes into the header alone. `more`: further headers,
+        of plain letters; empty ones are left out."""
         headers = {
             "Host": f"{bracketed(self.address.host)}:{self.address.port}",
             "Accept": "text/event-stream" if stream else "application/json",
@@ -593,7 +581,6 @@ class UpstreamClient:
             "User-Agent": "penstock",
             "Content-Type": "application/json" if body else "",
             "Content-Length": "" if method == "GET" else str(len(body)),
-            "traceparent": trace,
             "Authorization": f"Bearer {key}" if key else "",
         }
         lines = [f"{name}: {value}\r\n" for name, value in (*headers.items(), *more.items()) if value]

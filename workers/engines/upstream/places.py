@@ -151,10 +151,7 @@ class InFlightBudget:
         self._cap, self._limit = cap, 1.0
         self.workers = 1
         """How many workers share the budget, each an equal part."""
-        self._clean = 0
         self._cut_at = -math.inf
-        self.saturated = False
-        """Whether the gauges last said that the server has no room."""
         self.reset(slots)
 
     @property
@@ -167,6 +164,7 @@ class InFlightBudget:
         self._most = min(self._cap, slots) if slots else self._cap
         self._limit = float(self._most if slots else min(self._cap, START))
         self._clean, self.saturated = 0, False
+        """`saturated`: whether the gauges last said that the server has no room."""
         self._starting = not slots
         """Whether it was never too much yet."""
 
@@ -208,10 +206,8 @@ ROUNDING = 1e-6
 """A bucket that lacks less than this is full enough."""
 PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-FAMILIES = (
-    "x-ratelimit-{what}-{unit}",  # OpenAI and most others
-    "anthropic-ratelimit-{unit}-{what}",
-)
+FAMILIES = "x-ratelimit-{what}-{unit}", "anthropic-ratelimit-{unit}-{what}"
+"""Headers of a limit: those of OpenAI and most others, and of Anthropic."""
 
 
 def retry_after_s(headers: Mapping[str, str], wall_s: float) -> float | None:
@@ -233,9 +229,9 @@ def told_s(value: str, wall_s: float) -> float | None:
     return None if found is None else min(max(0.0, found), MAX_WAIT_S)
 
 
-def _number(value: str | None) -> float | None:
+def _number(value: str) -> float | None:
     try:
-        number = float(value or "")
+        number = float(value)
     except ValueError:
         return None
     return number if math.isfinite(number) else None
@@ -311,15 +307,14 @@ class UpstreamKey:
         """Learn from the headers of a reply."""
         for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             for family in FAMILIES:
-                limit, remaining, reset = (
-                    headers.get(family.format(what=what, unit=unit)) for what in ("limit", "remaining", "reset")
-                )
-                if limit is not None:
-                    bucket.correct(self._part(limit), self._part(remaining), told_s(reset or "", wall_s), now)
-
-    def _part(self, value: str | None) -> float | None:
-        number = _number(value)
-        return None if number is None else number / self.workers
+                said = [
+                    headers.get(family.format(what=what, unit=unit), "") for what in ("limit", "remaining", "reset")
+                ]
+                if said[0]:
+                    limit, remaining = [
+                        None if each is None else each / self.workers for each in map(_number, said[:2])
+                    ]
+                    bucket.correct(limit, remaining, told_s(said[2], wall_s), now)
 
     def block(self, seconds: float, now: float) -> None:
         """Send nothing with it for so long."""

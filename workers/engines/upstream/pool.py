@@ -16,7 +16,7 @@ from streaming.jobs.job import HINTS
 from telemetry.tracing import NO_TRACING
 from workers.engines.upstream.exchange import Exchange, home_of, stop_by_name, stop_generation
 from workers.engines.upstream.generation import UpstreamGeneration
-from workers.engines.upstream.places import ANSWERS_S, REFUSED_S, ServerEndpoint, ServerPlace, UpstreamModel
+from workers.engines.upstream.places import ANSWERS_S, REFUSED_S, Fault, ServerEndpoint, ServerPlace, UpstreamModel
 from workers.engines.upstream.reply import End, ReplyOutcome
 from workers.engines.upstream.server import ProbeFailed, card_of, lacking
 
@@ -74,7 +74,7 @@ class ServerPool:
         self, model: UpstreamModel, emit: Callable[[Piece], None], spawn: Callable[[Coroutine[Any, Any, object]], None]
     ) -> None:
         """`spawn`: begins a task that the engine owns."""
-        self.model, self.settings, self._emit, self._spawn = model.name, model.settings, emit, spawn
+        self.model, self.settings, self.emit, self._spawn = model.name, model.settings, emit, spawn
         self.endpoints = [ServerEndpoint(url, model.name, model.settings, model.keys) for url in model.settings.urls]
         self._waiting: list[tuple[float, int, int, asyncio.Future[ServerPlace | None]]] = []
         """A heap: priority, number, cost, and the place to come. It holds little: a worker claims no more than fits."""
@@ -180,7 +180,7 @@ class ServerPool:
             return None
         outcome, sent_at = ReplyOutcome(End.CANCELLED), time.monotonic()
         try:
-            outcome = await Exchange(generation, place, self.settings, self._emit, self.tracing).run()
+            outcome = await Exchange(generation, place, self).run()
             if generation.miscounted and outcome.end is End.DONE:
                 self.miscounted += 1
                 log.warning("%s: a complete answer with counts that cannot be true", place.endpoint.url)
@@ -277,7 +277,7 @@ class ServerPool:
             log.warning("%s broke an answer: %s", endpoint.url, outcome.reason, extra={"request": generation.id})
             if outcome.how != "malformed":
                 cut = not (outcome.status or outcome.how in ("stalled", "bare") or has_token)
-                how = "down" if outcome.how == "unsent" else "cut" if cut else ""
+                how: Fault = "down" if outcome.how == "unsent" else "cut" if cut else ""
                 breaker.fail(outcome.reason, now, how, name, endpoint.answered_at)
         elif outcome.end is End.FAILED:  # by the request's own fault, so the server is well
             breaker.succeed()

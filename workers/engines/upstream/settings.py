@@ -11,20 +11,8 @@ import msgspec
 from penstock.config import Positive
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-Kind = Literal[
-    "",
-    "vllm",
-    "sglang",
-    "llama-server",
-    "trtllm",
-    "tgi",
-    "ollama",
-    "mistral",
-    "deepseek",
-    "openai",
-    "penstock",
-    "other",
-]
+Kind = Literal["", "vllm", "sglang", "llama-server", "trtllm", "tgi", "ollama", "mistral", "deepseek", "openai",
+               "penstock", "other"]  # fmt: skip
 
 ENVIRONMENT = "environment"
 """The value of `proxy` that takes the proxy from the variables."""
