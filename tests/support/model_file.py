@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from workers.engines.llamacpp.gguf import Gguf
-from workers.engines.llamacpp.prompt import Prompts
+from workers.engines.llamacpp.request import Prompts
 
 
 class ModelFile:

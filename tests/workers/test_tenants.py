@@ -15,8 +15,7 @@ from model_file import prompts_of
 from penstock.engine import ChatTurn, Piece, Refused, Request, Sampling
 from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp.engine import LlamacppEngine, Slot
-from workers.engines.llamacpp.prompt import Prompts
-from workers.engines.llamacpp.request import Generation
+from workers.engines.llamacpp.request import Generation, Prompts
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings

@@ -17,31 +17,35 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.engine import (
+    MAX_LOGPROBS,
+    Capabilities,
     EngineDead,
     EngineHealth,
+    Failure,
     ModelCard,
     Piece,
     Refused,
     Request,
     Stats,
     Step,
+    Task,
 )
 from workers.engines import manifest
 from workers.engines.constraint import begins_json
 from workers.engines.llamacpp import gguf
-from workers.engines.llamacpp.prompt import Prompts, Tokenizer, max_tokens_of
-from workers.engines.llamacpp.request import UNUSABLE_SCHEMA, Generation, engine_error, invalid, over_context
-from workers.engines.llamacpp.settings import LlamacppSettings, card_of
-from workers.engines.llamacpp.tasks import LlamacppTasks
+from workers.engines.llamacpp import request as llama
+from workers.engines.llamacpp.request import UNUSABLE_SCHEMA, Generation, Prompts, Tokenizer, TokenizerFailed
+from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.weights import fetch
 from workers.engines.schema import UnusableSchemaError
+from workers.engines.task_answers import told_scores, told_tokens
 from workers.engines.text import joined, length, shared_length
 
 MIN_SHARED = 0.1
@@ -95,6 +99,9 @@ GATHER_S = 0.0015
 STOP_TIMEOUT_S = 5.0
 """How long stop() waits for running requests to end."""
 
+TOO_LONG = ("is too large to process", "exceeds the available context")
+"""Parts of llama.cpp's words for an input of a task that does not fit."""
+
 TRIAL_TOKENS = 3
 """Tokens generated to test whether a schema constrains the output."""
 
@@ -113,11 +120,13 @@ class LlamacppEngine:
         self._prompts: Prompts | None = None
         self._server: Any = None
         self._tokenizer: Tokenizer | None = None
-        self._tasks: LlamacppTasks | None = None
         self._embedding_size, self._pooled = 0, False
         self._folder: Path | None = None
         self._threads = ThreadPoolExecutor(settings.slots, thread_name_prefix="slot")
         """As many as slots, each for one request at a time; further requests wait in its queue."""
+        self._task_threads = ThreadPoolExecutor(settings.slots, thread_name_prefix="task")
+        self._task_calls: set[Future[Any]] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._idle = [Slot(number) for number in range(settings.slots)]
         self._uses = self._steps = 0
         self._live: dict[str, tuple[Generation, Future[None]]] = {}
@@ -140,40 +149,69 @@ class LlamacppEngine:
         self._prompts = await asyncio.to_thread(self._read)
         on_phase("loading weights")
         self._tokenizer = await asyncio.to_thread(self._load)
-        about, slots = (self._prompts, self._tokenizer, self._server), self._settings.slots
-        self._tasks = LlamacppTasks(*about, context=self._context, slots=slots, emit=self._push)
-        return card_of(self._model, self._context, self._prompts, self._settings, self._embedding_size)
+        return self._card(self._prompts)
+
+    def _card(self, prompts: Prompts) -> ModelCard:
+        ranks = self._settings.embeddings and self._settings.pooling == "rank"
+        embeds = self._settings.embeddings and not ranks
+        always = ("json_schema", "penalties", "token_prompts", "top_k", "min_p", "repetition_penalty", "logit_bias",
+                  "ignore_eos", "tokenize")  # fmt: skip
+        return ModelCard(
+            name=self._model,
+            engine="llamacpp",
+            context=self._context,
+            max_output=self._context,
+            capabilities=Capabilities(
+                **dict.fromkeys(always, True),
+                chat=prompts.chat,
+                logprobs=MAX_LOGPROBS,
+                reasoning=prompts.reasoning,
+                reasoning_effort=prompts.reasoning_effort,
+                tools=prompts.tools,
+                forced_tools=prompts.chat,
+                embed=embeds,
+                rerank=ranks,
+                tokenize_chats=prompts.chat,
+            ),
+            embedding_size=self._embedding_size if embeds else 0,
+            created=int(time.time()),
+        )
+
+    def _running(self) -> tuple[Prompts, Tokenizer]:
+        """Raises EngineDead."""
+        if self._tokenizer is None or self._prompts is None:
+            raise EngineDead("the engine is not running")
+        return self._prompts, self._tokenizer
 
     async def check(self, request: Request) -> None:
         """Raises Refused, EngineDead."""
-        if self._tokenizer is None or self._prompts is None:
-            raise EngineDead("the engine is not running")
+        prompts, tokenizer = self._running()
         if request.task is not None:
             return
-        prompt, _ = self._prompts.of(request)
+        prompt, _ = prompts.of(request)
         wanted = request.sampling.max_tokens or 1
-        if max_tokens_of(prompt) + wanted <= self._context:
+        if llama.max_tokens_of(prompt) + wanted <= self._context:
             return
-        tokens = await self._tokenizer.count(prompt)
+        tokens = await tokenizer.count(prompt)
         if tokens is not None and tokens + wanted > self._context:
-            raise Refused(over_context(request, tokens, self._context))
+            raise Refused(llama.over_context(request, tokens, self._context))
 
     def submit(self, request: Request) -> None:
         """Raises Refused, EngineDead."""
-        if self._server is None or self._prompts is None:
-            raise EngineDead("the engine is not running")
-        if request.task is not None and self._tasks is not None:
-            self._tasks.begin(request, request.task)
+        prompts, _ = self._running()
+        if request.task is not None:
+            self._tasks[request.id] = asyncio.create_task(self._perform(request, request.task))
             return
-        prompt = self._prompts.of(request)
+        prompt = prompts.of(request)
         generation = Generation(request, prompt.parts, self._context, opened=prompt.opened)
         with self._lock:
             self._live[request.id] = generation, self._threads.submit(self._serve, generation)
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request: a waiting one ends now, a running one at its next token or next batch of its prompt."""
-        if self._tasks is not None:
-            self._tasks.cancel(request_id)
+        """Cancel a request: a task or a waiting one ends now, a running one at its next token or next batch of its
+        prompt. What llama.cpp still computes for a task is dropped."""
+        if task := self._tasks.get(request_id):
+            task.cancel()
         if (live := self._live.get(request_id)) is not None:
             generation, serving = live
             generation.cancelled = True
@@ -210,11 +248,10 @@ class LlamacppEngine:
         running = [serving for _, serving in list(self._live.values())]
         ended = await asyncio.to_thread(wait, running, STOP_TIMEOUT_S)
         self._threads.shutdown(wait=False)
-        if self._tasks is not None:
-            await asyncio.to_thread(self._tasks.stop, STOP_TIMEOUT_S)
+        await asyncio.to_thread(wait, self._task_calls, STOP_TIMEOUT_S)
+        self._task_threads.shutdown(wait=False, cancel_futures=True)
         if ended.not_done:
             _log.error("llama.cpp did not end its requests within %s s; they end with this process", STOP_TIMEOUT_S)
-        self._tasks = None
         if self._tokenizer is not None:
             await self._tokenizer.close()
         self._server = self._tokenizer = None
@@ -229,15 +266,15 @@ class LlamacppEngine:
         try:
             file = gguf.read(self._path)
             prompts = Prompts(file)
-            self._context = min(self._settings.context, file.context_length or self._settings.context)
-            self._pooled, self._embedding_size = file.pooling, file.embedding_length
+            self._context = min(self._settings.context, int(file.own("context_length", 0)) or self._settings.context)
+            self._embedding_size = int(file.own("embedding_length", 0))
+            self._pooled = file.own("pooling_type") is not None  # it says how one vector is made of those of all tokens
             return prompts
         except gguf.GgufError as error:
             raise EngineDead(str(error)) from error
         except (TypeError, ValueError, struct.error) as error:  # metadata of the wrong type
-            raise EngineDead(
-                f"cannot use the model file {self._path}: it is damaged ({error}). Get it again."
-            ) from error
+            problem = f"cannot use the model file {self._path}: it is damaged ({error}). Get it again."
+            raise EngineDead(problem) from error
 
     def _load(self) -> Tokenizer:
         # The library reads these once, on load: its threads must not spin at barriers, other processes need the cores.
@@ -278,10 +315,10 @@ class LlamacppEngine:
             if not generation.done:
                 self._generate(generation, slot)
         except ValueError as error:  # the library's error for a request it cannot parse
-            generation.fail(invalid(f"llama.cpp refused the request: {error}"))
+            generation.fail(llama.invalid(f"llama.cpp refused the request: {error}"))
         except Exception as error:  # noqa: BLE001 - the request must fail and the slot must survive
             _log.exception("a request failed in llama.cpp")
-            generation.fail(engine_error(f"llama.cpp failed: {type(error).__name__}"))
+            generation.fail(llama.engine_error(f"llama.cpp failed: {type(error).__name__}"))
         with self._lock:
             self._idle.append(slot)
         self._last_chunk_at = time.monotonic()
@@ -300,7 +337,7 @@ class LlamacppEngine:
         except UnusableSchemaError as error:
             problem = f"this JSON schema cannot be used: {error}. Correct or simplify it."
         if problem:
-            generation.fail(invalid(problem, generation.schema_field))
+            generation.fail(llama.invalid(problem, generation.schema_field))
             return
         errors: list[Exception] = []
         reuse = slot.begin(generation) and not self._settings.embeddings  # a vector's text may be in any slot
@@ -322,7 +359,7 @@ class LlamacppEngine:
             raise RuntimeError("a chunk was not understood") from errors[0]
         if not generation.done:
             self._broken = "llama.cpp ended a request without a result"
-            generation.fail(engine_error(self._broken))
+            generation.fail(llama.engine_error(self._broken))
 
     def _is_enforced(self, schema: dict[str, Any], slot: Slot) -> bool:
         """Test whether llama.cpp applies this schema; the result is cached.
@@ -352,6 +389,78 @@ class LlamacppEngine:
                 self._schemas[key] = works
             return works
         return self._schemas[key]
+
+    # --- tasks: none takes a slot; llama.cpp itself lets vectors and scores wait for one of its own -------------------
+
+    async def _perform(self, request: Request, task: Task) -> None:
+        try:
+            last = await self._answer(request, task)
+        except asyncio.CancelledError:
+            last = Piece(request.id, finish="cancelled")
+        except Refused as refused:
+            last = Piece(request.id, failure=refused.failure)
+        except TokenizerFailed as error:
+            last = Piece(request.id, failure=llama.engine_error(f"llama.cpp's tokenizer failed: {error}"))
+        except Exception as error:  # noqa: BLE001 - boundary of one task: it must end, whatever the library raises
+            _log.exception("a task failed in llama.cpp", extra={"request": request.id})
+            last = Piece(request.id, failure=llama.engine_error(f"llama.cpp failed: {type(error).__name__}"))
+        del self._tasks[request.id]
+        self._push(last)
+
+    async def _answer(self, request: Request, task: Task) -> Piece:
+        """Raises Refused, TokenizerFailed."""
+        prompts, tokenizer = self._running()
+        match task.kind:
+            case "tokenize":
+                parts = prompts.of(request, begins=task.generation_prompt).parts if request.prompt else []
+                self._check_size(request, parts)
+                special = task.special_tokens or not isinstance(request.prompt, str)
+                ids = await tokenizer.ids(parts, special=special) if parts else []
+                return Piece(request.id, told_tokens(ids, self._context), finish="stop")
+            case "detokenize":
+                prompts.check_ids(request.ids, "tokens")
+                text = await tokenizer.text(request.ids) if request.ids else ""
+                return Piece(request.id, text, finish="stop")
+            case "embed":
+                body = {"input": [each if isinstance(each, str) else list(each) for each in request.inputs]}
+                for each in request.inputs:
+                    if not isinstance(each, str):
+                        prompts.check_ids(each, "input")
+                found = await self._call(self._server.handle_embeddings, body | {"encoding_format": "base64"}, "input")
+                vectors = sorted(found["data"], key=lambda each: each["index"])
+                text = ",".join([each["embedding"] for each in vectors])
+            case "rerank":
+                query, *documents = request.inputs
+                found = await self._call(
+                    self._server.handle_rerank, {"query": query, "documents": documents}, "documents"
+                )
+                scores = {each["index"]: each["relevance_score"] for each in found["results"]}
+                text = told_scores([scores[index] for index in range(len(documents))])
+        return Piece(request.id, text, finish="stop", prompt_tokens=found["usage"]["prompt_tokens"])
+
+    def _check_size(self, request: Request, parts: Sequence[str | int]) -> None:
+        """Raises Refused for a text that would take the tokenizer too long."""
+        most = llama.max_told_bytes(self._context)
+        if llama.max_tokens_of(parts) > most:  # a token for each byte, at most
+            param = "prompt" if isinstance(request.prompt, str) else "messages"
+            words = f"{param}: llama.cpp's tokenizer takes up to 7 s per megabyte, so it tells the token ids of {most}"
+            raise Refused(llama.invalid(f"{words} bytes at most. Send a shorter text, or its parts.", param))
+
+    async def _call(self, call: Callable[[Any], Any], body: dict[str, Any], param: str) -> Mapping[str, Any]:
+        """Call the library in a thread. Raises Refused."""
+        running = self._task_threads.submit(call, body)
+        self._task_calls.add(running)
+        running.add_done_callback(self._task_calls.discard)
+        found = await asyncio.wrap_future(running)
+        found = json.loads(found) if isinstance(found, str | bytes) else found
+        if error := found.get("error"):
+            said = str(error.get("message"))
+            if any(each in said for each in TOO_LONG):
+                message = f"{param}: {said}. Cut the text, or raise options.batch or options.context of the model."
+                raise Refused(Failure("context_length_exceeded", message, 400, param))
+            raise Refused(llama.refusal(error, param))
+        answer: Mapping[str, Any] = found
+        return answer
 
     # --- handing over ----------------------------------------------------------------------------------------------
 

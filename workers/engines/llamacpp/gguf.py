@@ -79,23 +79,8 @@ class Gguf:
     size: int
     """Size of the file in bytes."""
 
-    @property
-    def context_length(self) -> int:
-        """The context the model was trained for, in tokens; 0: unknown."""
-        return int(self._own("context_length", 0))
-
-    @property
-    def pooling(self) -> bool:
-        """Whether the file says how one vector is made of those of all tokens."""
-        return self._own("pooling_type", None) is not None
-
-    @property
-    def embedding_length(self) -> int:
-        """Numbers of a token's vector; 0: unknown."""
-        return int(self._own("embedding_length", 0))
-
-    def _own(self, name: str, default: Any) -> Any:
-        """A value that is kept under the name of the architecture."""
+    def own(self, name: str, default: Any = None) -> Any:
+        """A value that is kept under the name of the architecture, such as context_length, in tokens."""
         return self.metadata.get(f"{self.metadata.get('general.architecture', '')}.{name}", default)
 
     @property
@@ -129,24 +114,6 @@ class Gguf:
         }
 
 
-def read(path: Path) -> Gguf:
-    """Read the header of a GGUF file, without its weights. Raises GgufError."""
-    with mapped(path) as data:
-        try:
-            found = _header(path, data)
-        except (struct.error, UnicodeDecodeError, _CorruptError) as error:
-            raise _corrupt(path, str(error)) from None
-        _check_complete(found)
-        return found
-
-
-# --- reading -------------------------------------------------------------------------------------------------------
-
-
-class _CorruptError(Exception):
-    """Raised while parsing; `read` turns it into a GgufError with the path."""
-
-
 def _corrupt(path: Path, cause: str) -> GgufError:
     return GgufError(path, f"it is damaged or not a GGUF file ({cause})", "Delete it and get it again.")
 
@@ -154,8 +121,8 @@ def _corrupt(path: Path, cause: str) -> GgufError:
 class _Cursor:
     """A read position in the file, which each read advances."""
 
-    def __init__(self, data: mmap.mmap, at: int = 0) -> None:
-        self._data, self.at = data, at
+    def __init__(self, path: Path, data: mmap.mmap, at: int) -> None:
+        self._path, self._data, self.at = path, data, at
 
     def number(self, layout: str) -> Any:
         (value,) = struct.unpack_from(layout, self._data, self.at)
@@ -165,40 +132,42 @@ class _Cursor:
     def count(self, what: str) -> int:
         value = int(self.number("<Q"))
         if value > _MAX_ENTRIES:
-            raise _CorruptError(f"{value} {what}")
+            raise _corrupt(self._path, f"{value} {what}")
         return value
 
     def string(self) -> str:
         first = self.at + 8
         length = int.from_bytes(self._data[self.at : first], "little")
         if length > len(self._data) - first:
-            raise _CorruptError(f"a text of {length} bytes does not fit in it")
+            raise _corrupt(self._path, f"a text of {length} bytes does not fit in it")
         self.at = first + length
         return self._data[first : self.at].decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
-        if kind == _ARRAY:
-            return self._array()
-        return self.number(_layout(kind))
-
-    def _array(self) -> list[Any]:
+        if kind != _ARRAY:
+            return self.number(self._layout(kind))
         kind, count = self.number("<I"), self.number("<Q")
         if kind == _STRING:
             return [self.string() for _ in range(count)]
-        if kind == _ARRAY:
-            raise _CorruptError("an array of arrays")
-        layout = f"<{count}{_layout(kind)[1]}"
+        layout = f"<{count}{self._layout(kind)[1]}"
         values = struct.unpack_from(layout, self._data, self.at)
         self.at += struct.calcsize(layout)
         return list(values)
 
+    def _layout(self, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise _corrupt(self._path, "an array of arrays" if kind == _ARRAY else f"unknown value kind {kind}")
+        return _SCALARS[kind]
 
-def _layout(kind: int) -> str:
-    if kind not in _SCALARS:
-        raise _CorruptError(f"unknown value kind {kind}")
-    return _SCALARS[kind]
+    def tensor(self) -> Tensor:
+        """A row of the tensor table; its offset counts from the start of the weights."""
+        name, dimensions = self.string(), self.number("<I")
+        if dimensions > 8:
+            raise _corrupt(self._path, f"tensor {name!r} has {dimensions} dimensions")
+        shape = tuple(self.number("<Q") for _ in range(dimensions))
+        return Tensor(name, shape, self.number("<I"), self.number("<Q"))
 
 
 @contextmanager
@@ -215,14 +184,27 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
             yield data
 
 
+def read(path: Path) -> Gguf:
+    """Read the header of a GGUF file, without its weights. Raises GgufError."""
+    with mapped(path) as data:
+        if data[:4] != b"GGUF":
+            raise _corrupt(path, "it does not begin with GGUF")
+        try:
+            found = _header(path, data)
+        except struct.error as error:
+            raise _corrupt(path, str(error)) from None
+    for tensor in found.tensors:
+        if tensor.offset + (tensor.nbytes or 0) > found.size:
+            raise _corrupt(path, f"it ends at {found.size} bytes, before the weights of {tensor.name}")
+    return found
+
+
 def _header(path: Path, data: mmap.mmap) -> Gguf:
-    cursor = _Cursor(data)
-    if data[:4] != b"GGUF":
-        raise _CorruptError("it does not begin with GGUF")
-    cursor.at = 4
+    """Raises GgufError, struct.error."""
+    cursor = _Cursor(path, data, 4)
     version = cursor.number("<I")
     if version not in (2, 3):
-        raise _CorruptError(f"format version {version}, expected 2 or 3")
+        raise _corrupt(path, f"format version {version}, expected 2 or 3")
     tensor_count, key_count = cursor.count("tensors"), cursor.count("metadata keys")
     metadata: dict[str, Any] = {}
     file_type_at = 0
@@ -233,23 +215,10 @@ def _header(path: Path, data: mmap.mmap) -> Gguf:
         metadata[key] = cursor.value(kind)
     metadata_end = cursor.at
     alignment = int(metadata.get("general.alignment", 32)) or 32
-    rows = [_row(cursor) for _ in range(tensor_count)]
+    rows = [cursor.tensor() for _ in range(tensor_count)]
     base = aligned(cursor.at, alignment)
-    tensors = tuple(Tensor(name, shape, kind, base + offset) for name, shape, kind, offset in rows)
+    tensors = tuple(Tensor(row.name, row.shape, row.kind, base + row.offset) for row in rows)
     return Gguf(path, metadata, tensors, metadata_end, file_type_at, alignment, len(data))
-
-
-def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    name, dimensions = cursor.string(), cursor.number("<I")
-    if dimensions > 8:
-        raise _CorruptError(f"tensor {name!r} has {dimensions} dimensions")
-    return name, tuple(cursor.number("<Q") for _ in range(dimensions)), cursor.number("<I"), cursor.number("<Q")
-
-
-def _check_complete(found: Gguf) -> None:
-    for tensor in found.tensors:
-        if tensor.offset + (tensor.nbytes or 0) > found.size:
-            raise _corrupt(found.path, f"it ends at {found.size} bytes, before the weights of {tensor.name}")
 
 
 def aligned(at: int, alignment: int) -> int:
@@ -269,7 +238,10 @@ def to_f16(source: Gguf, target: Path, on_progress: Callable[[int, int], None]) 
     unknown = {tensor.kind for tensor in source.tensors} - set(BLOCKS)
     if unknown:
         raise GgufError(source.path, f"tensors of kind {min(unknown)} cannot be converted", "Serve the file as it is.")
-    planned = _plan(source)
+    planned, offset = list[Tensor](), 0  # its offsets count from the start of the weights, as the file stores them
+    for tensor in source.tensors:
+        planned.append(Tensor(tensor.name, tensor.shape, F32 if tensor.kind == F32 else F16, offset))
+        offset = aligned(offset + (planned[-1].nbytes or 0), source.alignment)
     with mapped(source.path) as data, target.open("wb") as out:
         out.write(_new_header(source, planned, data))
         base = aligned(out.tell(), source.alignment)
@@ -285,16 +257,6 @@ def to_f16(source: Gguf, target: Path, on_progress: Callable[[int, int], None]) 
         os.fsync(out.fileno())
 
 
-def _plan(source: Gguf) -> list[Tensor]:
-    """The new tensor table. Its `offset` counts from the start of the weights, as the file stores it."""
-    planned, offset = [], 0
-    for tensor in source.tensors:
-        new = Tensor(tensor.name, tensor.shape, F32 if tensor.kind == F32 else F16, offset)
-        planned.append(new)
-        offset = aligned(offset + (new.nbytes or 0), source.alignment)
-    return planned
-
-
 def _new_header(source: Gguf, planned: list[Tensor], data: mmap.mmap) -> bytes:
     header = bytearray(data[: source.metadata_end])
     if source.file_type_at:
@@ -308,23 +270,15 @@ def _new_header(source: Gguf, planned: list[Tensor], data: mmap.mmap) -> bytes:
 
 
 def _decoded(data: mmap.mmap, tensor: Tensor) -> NDArray[np.float32]:
-    """The weights of a quantised tensor."""
+    """The weights of a quantised tensor. Blocks of Q8_0 are (scale f16, 32 signed bytes), those of Q4_1 are (scale f16,
+    minimum f16, 16 bytes): byte i holds weight i (low half) and weight i + 16 (high half)."""
     stored = data[tensor.offset : tensor.offset + (tensor.nbytes or 0)]  # a copy: an array over the map would pin it
     blocks = np.frombuffer(stored, np.uint8).reshape(-1, BLOCKS[tensor.kind][1])
-    return _decode_q4_1(blocks) if tensor.kind == Q4_1 else _decode_q8_0(blocks)
-
-
-def _decode_q4_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Blocks of (scale f16, minimum f16, 16 bytes): byte i holds weight i (low half) and weight i + 16 (high half)."""
     scale, minimum = (blocks[:, at : at + 2].copy().view("<f2").astype(np.float32) for at in (0, 2))
-    packed = blocks[:, 4:]
-    steps = np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
-    weights: NDArray[np.float32] = steps * scale + minimum
-    return weights
-
-
-def _decode_q8_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Blocks of (scale f16, 32 signed bytes)."""
-    scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
-    weights: NDArray[np.float32] = blocks[:, 2:].copy().view(np.int8).astype(np.float32) * scale
+    weights: NDArray[np.float32]
+    if tensor.kind == Q8_0:
+        weights = blocks[:, 2:].copy().view(np.int8).astype(np.float32) * scale
+    else:
+        packed = blocks[:, 4:]
+        weights = np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32) * scale + minimum
     return weights

@@ -1,24 +1,66 @@
-"""One llama.cpp request: builds the body of its completion call and converts the streamed chunks into pieces.
+"""Requests of llama.cpp: the prompt as a list of texts and token ids, the body of the call, and what its chunks mean.
 
-It knows the format of llama.cpp's completion messages, not how they are exchanged.
+It uses the model file's chat template and vocabulary; llama.cpp itself tokenises (`Tokenizer`). llama.cpp recognises
+control tokens in every text, so those that a message or an earlier attempt's output contains are cut in two
+(workers/engines/text.py). A raw prompt is passed unchanged, with the control tokens that its caller wrote.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
-from typing import Any, Protocol
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request, token_text
-from penstock.tools import Tools
+import httpx2
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec.structs import replace
+
+from penstock.engine import ChatTurn, EngineTimes, Failure, Logprob, Piece, Refused, Request, token_text
+from penstock.tools import Tool, Tools
 from workers.engines.calls import NamedWriter, ObjectWriter, TagWriter
+from workers.engines.llamacpp.gguf import Gguf
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.reasoning import ReasoningMarker
+from workers.engines.reasoning import BEGIN, EFFORT_NAMES, END, ReasoningMarker, as_written
 from workers.engines.schema import mapped, plain
-from workers.engines.text import TokenGate, joined, too_long
+from workers.engines.text import ControlTokens, TokenGate, joined, too_long
+
+log = logging.getLogger(__name__)
+
+
+def invalid(message: str, param: str | None = None) -> Failure:
+    """A failure caused by the request: status 400."""
+    return Failure(code="invalid_request_error", message=message, status=400, param=param)
+
+
+def refused(message: str, param: str) -> Refused:
+    """The refusal of a request by its own fault."""
+    return Refused(invalid(message, param))
+
+
+def engine_error(message: str) -> Failure:
+    """A failure caused by the engine: status 500."""
+    return Failure(code="engine_error", message=message, status=500)
+
+
+def refusal(error: Mapping[str, Any], param: str | None = None) -> Failure:
+    """The failure of a request that llama.cpp refuses with this error."""
+    message = f"llama.cpp refused the request: {error.get('message')}"
+    return invalid(message, param) if error.get("code") == 400 else engine_error(message)
+
+
+def over_context(request: Request, prompt_tokens: int, context: int) -> Failure:
+    """The failure of a request whose prompt, or prompt and completion together, exceed the context."""
+    return too_long("messages" if request.turns else "prompt", prompt_tokens, request.sampling.max_tokens, context)
+
 
 UNUSABLE_SCHEMA = (
     "llama.cpp cannot hold its output to this JSON schema: each `type` and `pattern` must be valid, some value must "
@@ -30,17 +72,7 @@ OTHER_FORM = "<function="
 """In a template: its calls have the tags, but are no JSON between them."""
 
 
-class CallWriter(Protocol):
-    """Turns the text of an answer into the form that penstock/tools.py describes."""
-
-    def write(self, text: str) -> str: ...
-
-    def end(self, *, whole: bool) -> str:
-        """The rest. `whole`: the text was not cut by a length limit."""
-        ...
-
-
-def writer_of(tools: Tools | None) -> CallWriter | None:
+def writer_of(tools: Tools | None) -> TagWriter | NamedWriter | ObjectWriter | None:
     """The writer of an answer; None: it has no calls. A model that may choose marks its calls with tags."""
     if tools is None:
         return None
@@ -61,17 +93,9 @@ def forced_schema(tools: Tools) -> dict[str, Any] | None:
     for tool in tools.callable:
         arguments = plain(tool.schema, len(defs))
         defs |= arguments.pop("$defs", {})
-        calls.append(_call_schema(tool.name, arguments))
+        call = {"name": {"const": tool.name}, "arguments": arguments}
+        calls.append({"type": "object", "properties": call, "required": [*call], "additionalProperties": False})
     return {"anyOf": calls, "$defs": defs}
-
-
-def _call_schema(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
 
 
 _UNHELD = re.compile(r"\(\?<?[=!]|\\[1-9bB]|\\k<")
@@ -123,6 +147,289 @@ def answer_begin(tools: Tools) -> str:
     if len(tools.callable) > 1:
         return f"{BEGIN_TAG}\n"
     return f'{BEGIN_TAG}\n{{"name": {json.dumps(tools.callable[0].name)}, "arguments": '
+
+
+PROBE = Tool("probe", "A function.")
+"""Shown to a template, to find out whether it knows tools."""
+
+_MAX_PROMPT_CHARS = 1 << 24
+"""Characters of a rendered prompt; far more than any context holds."""
+
+
+class RenderedPrompt(NamedTuple):
+    """A prompt as one call takes it."""
+
+    parts: list[str | int]
+    opened: bool
+    """It ends with the tag that begins reasoning."""
+
+
+def effort_fields(reasoning: str) -> dict[str, Any]:
+    """The variables of a chat template that say how much the model shall reason."""
+    if reasoning in ("", "default"):
+        return {}
+    return {"enable_thinking": reasoning != "none"} | ({"reasoning_effort": reasoning} if reasoning != "none" else {})
+
+
+Shown: TypeAlias = Sequence[Mapping[str, Any]]
+"""Messages or tools as a chat template takes them."""
+
+
+class ChatTemplate:
+    """One model's Jinja template, compiled once. It is a program by the author of the model file, so it runs in a
+    sandbox. Raises jinja2.TemplateError if it cannot be compiled; the model can still complete raw text."""
+
+    def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
+        self._special = {"bos_token": bos, "eos_token": eos}
+        self._source = source
+        self._template = environment.from_string(source)
+
+    def mentions(self, *words: str) -> bool:
+        """Whether its source holds one of these words."""
+        return any(word in self._source for word in words)
+
+    def render(self, messages: Shown, tools: Shown | None = None, reasoning: str = "", *, begins: bool = True) -> str:
+        """Render the prompt, with `begins` up to where the assistant's answer begins; `reasoning` as in Request. Raises
+        Refused if the template rejects it."""
+        known = self._special | effort_fields(reasoning)
+        try:
+            prompt = self._template.render(messages=messages, tools=tools, add_generation_prompt=begins, **known)
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            # a template is a program and may raise any of these on a conversation that its author did not expect
+            raise refused(f"this model's chat template does not take the conversation: {error}", "messages") from None
+        if len(prompt) > _MAX_PROMPT_CHARS:
+            raise refused(f"the rendered conversation has {len(prompt)} characters; shorten the messages", "messages")
+        return prompt
+
+    def knows_tools(self) -> bool:
+        """Whether it shows tools to the model, and has it mark its calls in a way that the engine reads."""
+        if BEGIN_TAG not in self._source or OTHER_FORM in self._source:
+            return False
+        asked = [{"role": "user", "content": "a"}]
+        try:
+            return self.render(asked, [PROBE.shown]) != self.render(asked)
+        except Refused:
+            return False
+
+
+def _raise(message: object) -> NoReturn:
+    """A template refuses a conversation."""
+    raise jinja2.TemplateError(str(message))
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    """Plain JSON: the built-in filter escapes for HTML, which models were not trained on."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().astimezone().strftime(layout)
+
+
+def messages_of(turns: Sequence[ChatTurn]) -> list[dict[str, Any]]:
+    """Turns as templates take them: with the arguments of calls as objects, and the names of the functions in the
+    turns that hold their results."""
+    names = {call.id: call.name for turn in turns for call in turn.calls}
+    messages = []
+    for turn in turns:
+        message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+        if turn.calls:
+            calls = [{"name": call.name, "arguments": _arguments(call.arguments)} for call in turn.calls]
+            message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+        if turn.call_id:
+            message |= {"tool_call_id": turn.call_id, "name": names.get(turn.call_id, "")}
+        messages.append(message)
+    return messages
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+class Prompts:
+    """Builds the prompts of one model."""
+
+    def __init__(self, file: Gguf) -> None:
+        self._vocabulary = file.vocabulary
+        self._bos = file.special_token("bos")
+        self._control_ids = file.control_tokens()
+        self._control = ControlTokens(self._control_ids)
+        self._template = self._compiled(file)
+        has = self._template.mentions if self._template is not None else lambda *_: False
+        self.chat = self._template is not None
+        self.tools = self._template is not None and self._template.knows_tools()
+        self.reasoning = has(END)
+        """Whether the chat template knows reasoning between tags."""
+        self.reasoning_effort = has(*EFFORT_NAMES)
+        """Whether the chat template can be told how much the model shall reason, or whether at all."""
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raises Refused for a token that the model does not have."""
+        for each in ids:
+            if not 0 <= each < self._vocabulary:
+                raise refused(f"token {each} is not one of this model's {self._vocabulary}", param)
+
+    def of(self, request: Request, *, begins: bool = True) -> RenderedPrompt:
+        """The prompt of a request, of a conversation up to where the answer begins (`begins`). Raises Refused, also for
+        a token of its logit_bias that the model does not have."""
+        self.check_ids([*request.sampling.logit_bias], "logit_bias")  # llama.cpp would ignore it
+        parts, past = self._prompt(request, begins=begins), request.past
+        opened = isinstance(last := parts[-1], str) and last.rstrip().endswith(BEGIN)
+        if request.reasoning:
+            past = [(as_written(text, opened=opened), ids, count) for text, ids, count in past]
+        return RenderedPrompt(self._continued(parts, past), opened)
+
+    def _continued(self, parts: list[str | int], past: Sequence[tuple[str, Sequence[int], int]]) -> list[str | int]:
+        generated = self._past(past)
+        if generated and isinstance(last := parts[-1], str) and isinstance(first := generated[0], str):
+            parts[-1], generated = last + first, generated[1:]  # a token may span the boundary
+        return self._mixed([*parts, *generated])
+
+    def _prompt(self, request: Request, *, begins: bool) -> list[str | int]:
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            parts: list[str | int] = [prompt] if prompt else [self._bos[0]] if self._bos else []
+        elif request.turns:
+            parts = self._conversation(request, begins=begins)
+        else:
+            parts = [*request.ids]
+        if not parts:
+            raise refused("the prompt is empty", "prompt")
+        self.check_ids([part for part in parts if isinstance(part, int)], "prompt")
+        return parts
+
+    def _conversation(self, request: Request, *, begins: bool) -> list[str | int]:
+        turns, tools = request.turns, request.tools
+        if self._template is None:
+            raise refused("this model has no chat template: use /v1/completions", "messages")
+        offered = None if tools is None else [tool.shown for tool in tools.callable]
+        if tools is not None and not self.tools:
+            before = turns[0].content + "\n\n" if turns[0].role == "system" else ""
+            told = ChatTurn("system", before + instruction(tools))
+            turns, offered = [told, *(turns[1:] if before else turns)], None
+        (messages, shown), mark = self._control.mark((messages_of(turns), offered))
+        text = self._template.render(messages, shown, request.reasoning, begins=begins)
+        if tools is not None and tools.forced and self.tools:
+            text += answer_begin(tools)
+        bos = self._bos
+        first: list[str | int] = []
+        if bos and bos[1] and text.startswith(bos[1]):
+            first, text = [bos[0]], text.removeprefix(bos[1])  # as an id, so that llama.cpp does not add a second one
+        return [*first, *(text.split(mark) if mark else [text])]
+
+    def _past(self, past: Sequence[tuple[str, Sequence[int], int]]) -> list[str | int]:
+        """What earlier attempts generated: as token ids where all are known, else as text."""
+        parts: list[str | int] = []
+        for known, deltas in groupby(past, key=lambda delta: delta[2] > 0 and len(delta[1]) == delta[2]):
+            rows = list(deltas)
+            if known:
+                parts.extend(number for _, ids, _ in rows for number in ids)
+            else:
+                parts.extend(self._control.cut("".join(text for text, _, _ in rows)))
+        return [part for part in parts if part != ""]
+
+    def _mixed(self, parts: list[str | int]) -> list[str | int]:
+        """Make sure that several parts include a token id: llama.cpp reads a list of texts only as several prompts.
+        Raises Refused."""
+        parts = [part for part in parts if part != ""] or parts
+        if len(parts) == 1 or any(isinstance(part, int) for part in parts):
+            return parts
+        for place, part in enumerate(parts):
+            for text, number in self._control_ids.items():
+                before, found, after = str(part).partition(text)
+                if found:  # a control token of the template itself
+                    return [each for each in (*parts[:place], before, number, after, *parts[place + 1 :]) if each != ""]
+        raise refused("a message spells a control token of this model, which it cannot take as text", "messages")
+
+    def _compiled(self, file: Gguf) -> ChatTemplate | None:
+        if not file.chat_template:
+            return None
+        bos, eos = self._bos, file.special_token("eos")
+        try:
+            return ChatTemplate(file.chat_template, bos=bos[1] if bos else "", eos=eos[1] if eos else "")
+        except jinja2.TemplateError as error:
+            log.warning("the chat template cannot be compiled (%s): chats are refused, raw prompts are served", error)
+            return None
+
+
+TIMEOUT_S = 10.0
+"""Seconds for the whole reply. Counting takes up to 7 s per megabyte (of digits, measured on one core), in a thread of
+llama.cpp, which goes on when nobody waits any more."""
+MIN_TOLD_BYTES, MAX_TOLD_BYTES, TOLD_BYTES_PER_TOKEN = 256 << 10, 1 << 20, 8
+"""Of a text whose token ids are told: enough for any text that fits into the context, between the first two."""
+ADDED_TOKENS = 2
+"""The begin and end tokens that a model's tokenizer may add to a text."""
+
+
+def max_tokens_of(prompt: Sequence[str | int]) -> int:
+    """Upper bound on the prompt's tokens: each token of a text stands for at least one byte."""
+    return ADDED_TOKENS + sum(len(part.encode()) + 1 if isinstance(part, str) else 1 for part in prompt)
+
+
+def max_told_bytes(context: int) -> int:
+    """Bytes of a text whose token ids are told, for a model with a context of so many tokens."""
+    return min(MAX_TOLD_BYTES, max(MIN_TOLD_BYTES, TOLD_BYTES_PER_TOKEN * context))
+
+
+class TokenizerFailed(Exception):
+    """Raised when llama.cpp's listener gave no usable reply."""
+
+
+class Tokenizer:
+    """Client of llama.cpp's listener: its Unix socket and its API key.
+
+    The library itself has no call that counts tokens. The engine counts only when it must know before a slot takes the
+    prompt.
+    """
+
+    def __init__(self, socket: Path, key: str) -> None:
+        self.socket, self.key = socket, key
+        # A connection that stays open would hold one of llama.cpp's threads.
+        limits, headers = httpx2.Limits(max_keepalive_connections=0), {"Authorization": f"Bearer {key}"}
+        transport = httpx2.AsyncHTTPTransport(uds=str(socket), verify=False, limits=limits)
+        self._client = httpx2.AsyncClient(transport=transport, headers=headers, timeout=TIMEOUT_S)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def count(self, prompt: Sequence[str | int]) -> int | None:
+        """Count the tokens of a prompt of texts and ids, as a completion does. Returns None on an error: the prompt is
+        then counted once a slot has taken it."""
+        try:
+            return len(await self.ids(prompt))
+        except TokenizerFailed as error:
+            log.warning("llama.cpp does not count tokens: %s", error)
+            return None
+
+    async def ids(self, prompt: Sequence[str | int], *, special: bool = True) -> list[int]:
+        """The token ids of a prompt of texts and ids. `special`: with those that a completion has beside the text.
+        Raises TokenizerFailed."""
+        content = prompt[0] if len(prompt) == 1 else list(prompt)
+        if isinstance(content, int):
+            return [content]
+        body = {"content": content, "add_special": special, "parse_special": True}
+        return [int(each) for each in await self._ask("tokenize", body, "tokens")]
+
+    async def text(self, ids: Sequence[int]) -> str:
+        """The text of token ids. Raises TokenizerFailed."""
+        return str(await self._ask("detokenize", {"tokens": list(ids)}, "content"))
+
+    async def _ask(self, path: str, body: dict[str, Any], field: str) -> Any:
+        """Raises TokenizerFailed."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._client.post(f"http://localhost/{path}", json=body)
+            return answer.json()[field]
+        except (httpx2.HTTPError, TimeoutError, ValueError, KeyError) as error:
+            raise TokenizerFailed(f"{type(error).__name__} {error}") from error
 
 
 class Generation:
@@ -224,7 +531,9 @@ class Generation:
         if self.cancelled:
             return Piece(self.id)
         if error := chunk.get("error"):
-            self.fail(self._refusal(error))
+            exceeds = error.get("type") == "exceed_context_size_error"
+            tokens = error["n_prompt_tokens"] if exceeds else 0
+            self.fail(over_context(self._request, tokens, self._context) if exceeds else refusal(error))
             return Piece(self.id)
         if progress := chunk.get("prompt_progress"):
             self._admit(progress["total"], progress["cache"])
@@ -239,18 +548,10 @@ class Generation:
         """The piece that ends the request, once it is done."""
         held = Piece(self.id) if self.cancelled or self._failure else self._rest()
         prompt, cached = self._prompt_size()
-        return Piece(
-            self.id,
-            held.text,
-            held.ids,
-            held.n,
-            finish="" if self._failure else "cancelled" if self.cancelled else self._finish,
-            prompt_tokens=prompt,
-            cached_tokens=cached,
-            logprobs=held.logprobs,
-            failure=self._failure,
-            times=EngineTimes(self.scheduled, self._first, time.monotonic()),
-        )
+        finish = "" if self._failure else "cancelled" if self.cancelled else self._finish
+        times = EngineTimes(self.scheduled, self._first, time.monotonic())
+        held = replace(held, finish=finish, failure=self._failure, times=times)
+        return replace(held, prompt_tokens=prompt, cached_tokens=cached)
 
     def _rest(self) -> Piece:
         """What was held back, once the generation ended."""
@@ -275,12 +576,6 @@ class Generation:
         self.prompt_tokens, self._cached = prompt_tokens, cached
         if not self._request.past and prompt_tokens + (self.remaining or 1) > self._context:
             self.fail(over_context(self._request, prompt_tokens, self._context))
-
-    def _refusal(self, error: Mapping[str, Any]) -> Failure:
-        if error.get("type") == "exceed_context_size_error":
-            return over_context(self._request, error["n_prompt_tokens"], self._context)
-        message = f"llama.cpp refused the request: {error.get('message')}"
-        return invalid(message) if error.get("code") == 400 else engine_error(message)
 
     def _tokens(self, choice: Mapping[str, Any], verbose: Mapping[str, Any]) -> Piece:
         count, text = verbose["tokens_predicted"] - self.generated, choice["text"]
@@ -309,26 +604,10 @@ class Generation:
         asked = self._request.sampling.logprobs
         if asked is None or not choice["logprobs"]:
             return ()
-        return tuple(
-            Logprob(
-                token_text(bytes(row["bytes"])),
-                row["logprob"],
-                tuple((token_text(bytes(other["bytes"])), other["logprob"]) for other in row["top_logprobs"][:asked]),
-            )
-            for row in choice["logprobs"]["content"]
-        )
+        rows = choice["logprobs"]["content"]
+        return tuple(Logprob(*_token(row), tuple(map(_token, row["top_logprobs"][:asked]))) for row in rows)
 
 
-def invalid(message: str, param: str | None = None) -> Failure:
-    """A failure caused by the request: status 400."""
-    return Failure(code="invalid_request_error", message=message, status=400, param=param)
-
-
-def engine_error(message: str) -> Failure:
-    """A failure caused by the engine: status 500."""
-    return Failure(code="engine_error", message=message, status=500)
-
-
-def over_context(request: Request, prompt_tokens: int, context: int) -> Failure:
-    """The failure of a request whose prompt, or prompt and completion together, exceed the context."""
-    return too_long("messages" if request.turns else "prompt", prompt_tokens, request.sampling.max_tokens, context)
+def _token(row: Mapping[str, Any]) -> tuple[str, float]:
+    """The text of a token and its log-probability."""
+    return token_text(bytes(row["bytes"])), row["logprob"]

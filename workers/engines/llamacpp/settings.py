@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from penstock.config import Positive
-from penstock.engine import MAX_LOGPROBS, Capabilities, ModelCard
-
-if TYPE_CHECKING:
-    from workers.engines.llamacpp.prompt import Prompts
 
 
 class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,41 +50,3 @@ class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SECTION = LlamacppSettings
-
-
-RANKING = "rank"
-"""The pooling of a model that ranks documents."""
-
-
-def card_of(model: str, context: int, prompts: Prompts, settings: LlamacppSettings, size: int) -> ModelCard:
-    """The card of a model that was loaded now. `prompts`: of its file; `size`: of its vectors."""
-    ranks = settings.embeddings and settings.pooling == RANKING
-    embeds = settings.embeddings and not ranks
-    return ModelCard(
-        name=model,
-        engine="llamacpp",
-        context=context,
-        max_output=context,
-        capabilities=Capabilities(
-            chat=prompts.chat,
-            logprobs=MAX_LOGPROBS,
-            json_schema=True,
-            penalties=True,
-            token_prompts=True,
-            top_k=True,
-            min_p=True,
-            repetition_penalty=True,
-            logit_bias=True,
-            ignore_eos=True,
-            reasoning=prompts.reasoning,
-            reasoning_effort=prompts.reasoning_effort,
-            tools=prompts.tools,
-            forced_tools=prompts.chat,
-            embed=embeds,
-            rerank=ranks,
-            tokenize=True,
-            tokenize_chats=prompts.chat,
-        ),
-        embedding_size=size if embeds else 0,
-        created=int(time.time()),
-    )

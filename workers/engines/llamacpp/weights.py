@@ -12,7 +12,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,7 +72,9 @@ def fetch(directory: Path, on_progress: Progress, source: WeightSource = SMOLLM2
     try:
         if _is_sound(result, source.result_sha256):
             return result
-        with _locked_directory(directory, on_progress):
+        directory.mkdir(parents=True, exist_ok=True)
+        waits = partial(on_progress, "waiting for another process to fetch the model", 0, 1)
+        with file_lock(directory / ".lock", on_wait=waits):  # of several processes that start together one fetches
             if not _is_sound(result, source.result_sha256):  # another process may have been first
                 _convert(_bundled(directory, on_progress, source), result, source, on_progress)
     except OSError as error:
@@ -176,10 +178,3 @@ def _accept(part: Path, path: Path, sha256: str) -> None:
             "again; if it happens again, look for a failing disk or memory."
         )
     rename_durably(part, path)
-
-
-def _locked_directory(directory: Path, on_progress: Progress) -> AbstractContextManager[None]:
-    """Hold the directory's lock: of several processes that start together one fetches, the others wait."""
-    directory.mkdir(parents=True, exist_ok=True)
-    told = partial(on_progress, "waiting for another process to fetch the model", 0, 1)
-    return file_lock(directory / ".lock", on_wait=told)

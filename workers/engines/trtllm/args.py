@@ -8,37 +8,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from penstock.engine import Sampling
 from workers.engines.trtllm.settings import TrtllmSettings
+from workers.engines.trtllm.text import keywords
 
 ANCHOR = "1.3.0rc23"
 """The version of TensorRT-LLM that this adapter was written for."""
 
-SAMPLING = [
-    "max_tokens",
-    "end_id",
-    "stop_token_ids",
-    "n",
-    "best_of",
-    "detokenize",
-    "return_perf_metrics",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "logprobs",
-    "guided_decoding",
-]
-"""Every SamplingParams keyword this adapter passes."""
-
-PASSED = ["tensor_parallel_size", "pipeline_parallel_size", "max_batch_size", "max_num_tokens", "stream_interval"]
-"""Settings that are always passed, as the TorchLlmArgs field of the same name."""
+PASSED = (
+    *("model", "tokenizer", "tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size"),
+    *("max_batch_size", "max_num_tokens", "stream_interval", "enable_iter_perf_stats", "return_perf_metrics"),
+)
+"""Settings that are passed as the TorchLlmArgs field of the same name, unless they are empty or off."""
 
 SALT = "cache_salt"
 """The keyword of generate_async that keeps the cached prompts of tenants apart."""
@@ -106,10 +89,12 @@ class Library:
     gpus: int
 
 
-def folders(settings: TrtllmSettings) -> list[Path]:
-    """All folders from which the engine loads files."""
-    named = [settings.model, settings.tokenizer, str(settings.speculative.get("speculative_model", ""))]
-    return [Path(name) for name in (*named, *settings.lora.values()) if name]
+def folders(settings: TrtllmSettings) -> dict[str, str]:
+    """All folders from which the engine loads files, or their names at the hub, by the setting."""
+    draft = str(settings.speculative.get("speculative_model", ""))
+    named = {"model": settings.model, "tokenizer": settings.tokenizer, "speculative.speculative_model": draft}
+    named |= {f"lora.{name}": path for name, path in settings.lora.items()}
+    return {name: path for name, path in named.items() if path or name.startswith("lora.")}
 
 
 def fields(settings: TrtllmSettings, context: int, *, salted: bool = True) -> dict[str, Any]:
@@ -119,29 +104,21 @@ def fields(settings: TrtllmSettings, context: int, *, salted: bool = True) -> di
         context: maximum sequence length in tokens.
         salted: this version can separate the cached prompts of tenants; without that, cache reuse is switched off.
     """
-    chosen: dict[str, Any] = {name: getattr(settings, name) for name in PASSED}
-    chosen |= {
-        "model": settings.model,
+    optional = {name: getattr(settings, name) for name in PASSED}
+    optional |= {"speculative_config": settings.speculative, "guided_decoding_backend": settings.guided_decoding}
+    scheduler: dict[str, str] = {"capacity_scheduler_policy": settings.scheduler_policy}
+    if settings.waiting_queue_policy == "priority":
+        scheduler["waiting_queue_policy"] = "priority"
+    chosen: dict[str, Any] = {name: value for name, value in optional.items() if value} | {
         "max_seq_len": context,
         "enable_chunked_prefill": settings.chunked_prefill,
-        "kv_cache_config": dict(settings.kv_cache) if salted else {**settings.kv_cache, "enable_block_reuse": False},
-        "scheduler_config": {"capacity_scheduler_policy": settings.scheduler_policy},
+        "kv_cache_config": settings.kv_cache | ({} if salted else {"enable_block_reuse": False}),
+        "scheduler_config": scheduler,
     }
-    if settings.waiting_queue_policy == "priority":
-        chosen["scheduler_config"]["waiting_queue_policy"] = "priority"
-    optional = {
-        "tokenizer": settings.tokenizer,
-        "moe_expert_parallel_size": settings.moe_expert_parallel_size,
-        "speculative_config": dict(settings.speculative),
-        "guided_decoding_backend": settings.guided_decoding,
-        "enable_iter_perf_stats": settings.enable_iter_perf_stats,
-        "return_perf_metrics": settings.return_perf_metrics,
-    }
-    chosen |= {name: value for name, value in optional.items() if value}
     if count := len(settings.lora):
         # As plain data, because the class's module differs between versions.
-        folders, rank = list(settings.lora.values()), settings.max_lora_rank
-        lora = {"lora_dir": folders, "max_lora_rank": rank, "max_loras": count, "max_cpu_loras": count}
+        paths, rank = list(settings.lora.values()), settings.max_lora_rank
+        lora = {"lora_dir": paths, "max_lora_rank": rank, "max_loras": count, "max_cpu_loras": count}
         chosen |= {"enable_lora": True, "lora_config": lora}
     return chosen | settings.extra
 
@@ -182,7 +159,7 @@ def missing(plain: dict[str, Any], library: Library) -> list[str]:
     needs = [
         ("LLM.generate_async", getattr(library.llm, "generate_async", None), call),
         ("TorchLlmArgs", library.llm_args, list(plain)),
-        ("SamplingParams", library.sampling, SAMPLING),
+        ("SamplingParams", library.sampling, list(keywords(Sampling(), 1, [0], dict))),
         ("GuidedDecodingParams", library.guided, guided),
         ("KvCacheConfig", library.kv_cache, list(plain["kv_cache_config"])),
         ("SchedulerConfig", library.scheduler, list(plain["scheduler_config"])),
@@ -208,18 +185,11 @@ def refusals(settings: TrtllmSettings, gpus: int, exists: Callable[[str], bool])
     checks the values of its own fields."""
     chosen, extra = settings.speculative, settings.extra
     reasons = [] if settings.model else ["model is empty: name a checkpoint folder"]
-    folders = {
-        "model": settings.model,
-        "tokenizer": settings.tokenizer,
-        "speculative.speculative_model": str(chosen.get("speculative_model", "")),
-    }
-    folders = {name: path for name, path in folders.items() if path.startswith(("/", "./", "../", "~"))}  # no hub names
-    folders |= {f"lora.{name}": path for name, path in settings.lora.items()}
-    reasons += [f"{name}: the folder {path!r} does not exist" for name, path in folders.items() if not exists(path)]
-    needed = (
-        settings.tensor_parallel_size * settings.pipeline_parallel_size * int(extra.get("context_parallel_size", 1))
-    )
+    for name, path in folders(settings).items():
+        is_folder = name.startswith("lora.") or path.startswith(("/", "./", "../", "~"))  # else a name at the hub
+        reasons += [f"{name}: the folder {path!r} does not exist"] if is_folder and not exists(path) else []
     experts, tensor = settings.moe_expert_parallel_size, settings.tensor_parallel_size
+    needed = tensor * settings.pipeline_parallel_size * int(extra.get("context_parallel_size", 1))
     if experts and tensor % experts:
         reasons.append(f"moe_expert_parallel_size {experts} does not divide tensor_parallel_size {tensor}")
     fraction = settings.kv_cache.get("free_gpu_memory_fraction", 0.9)

@@ -23,6 +23,7 @@ from penstock.engine import (
     Failure,
     ModelCard,
     Piece,
+    Refused,
     Request,
     Stats,
     Step,
@@ -31,7 +32,7 @@ from penstock.engine import (
 from telemetry.logs import EventLog
 from telemetry.tracing import Tracing
 from workers.engines.text import TokenGate
-from workers.engines.upstream import continuation, tasks
+from workers.engines.upstream import continuation
 from workers.engines.upstream.continuation import BrokenTexts, Rung
 from workers.engines.upstream.generation import UpstreamGeneration
 from workers.engines.upstream.places import OtherModels, UpstreamModel, checked_models
@@ -132,8 +133,9 @@ class UpstreamEngine:
         if generation is None or generation.cancelled:
             return
         generation.cancelled, generation.left = True, left
-        has_reply = generation.pool is not None and generation.pool.cancel(request_id)
-        if generation.has_begun and not has_reply:
+        if generation.reply is not None and not generation.reply.done.done():
+            generation.reply.settle(ReplyOutcome(End.CANCELLED))
+        elif generation.has_begun:  # it may be about to get another connection
             generation.task.cancel()
 
     def stats(self) -> Stats:
@@ -151,7 +153,7 @@ class UpstreamEngine:
             accepts=slots > 0,
             away=away,
             away_s=now - self._away_since if away and self._away_since is not None else 0.0,
-            miscounted=sum([pool.exchange.miscounted for pool in self._pools]),
+            miscounted=sum([pool.miscounted for pool in self._pools]),
         )
 
     def health(self) -> EngineHealth:
@@ -161,7 +163,7 @@ class UpstreamEngine:
     def trace_calls(self, tracing: Tracing) -> None:
         """As CallTracer says."""
         for pool in self._pools:
-            pool.exchange.tracing = tracing
+            pool.tracing = tracing
 
     def share(self, workers: int) -> None:
         """Budgets and rate limits are divided by the number of workers. Those of a fallback's servers are halved too:
@@ -251,8 +253,22 @@ class UpstreamEngine:
 
     def _refuse(self, request: Request) -> None:
         """Raises Refused for what no server can ever do."""
+        if request.task is not None:
+            return
         context = self._card.context if self._card is not None else DEFAULT_CONTEXT
-        tasks.refuse(request, context, self._own.endpoints)
+        biases, size, wanted = request.sampling.logit_bias, len(request.ids), request.sampling.max_tokens or 1
+        known = [each.facts.vocabulary for each in self._own.endpoints if each.facts and each.facts.vocabulary]
+        code, param = "invalid_request_error", "prompt"
+        if biases and known and max(biases) >= min(known):  # llama-server would ignore it
+            param, message = "logit_bias", f"logit_bias: token {max(biases)} is not one of this model's {min(known)}"
+        elif not request.prompt:
+            message = "the prompt is empty"
+        elif size and size + wanted > context:
+            code = "context_length_exceeded"
+            message = f"the prompt has {size} tokens and {wanted} more are asked for, but the context is {context}"
+        else:
+            return
+        raise Refused(Failure(code, message, 400, param))
 
     async def _run(self, generation: UpstreamGeneration) -> None:
         """From submission to the last piece."""

@@ -1,41 +1,55 @@
-"""Exchange with a server: sends a request by the best rung, and reads the reply to its end."""
+"""Exchange with a server: sends a request by the best rung, or a task, and reads the reply to its end."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from penstock.engine import Piece
 from telemetry import tracing as names
 from telemetry.logs import EventLog
-from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, operation_name
-from workers.engines.upstream import continuation, tasks
+from telemetry.tracing import TRACEPARENT, Attributes, operation_name
+from workers.engines.task_answers import check_task_answer, joined_vectors, told_scores, told_tokens
+from workers.engines.upstream import continuation
 from workers.engines.upstream.continuation import FROM_BEGINNING, Rung
 from workers.engines.upstream.generation import StreamReader, UpstreamGeneration, text_of_rows
-from workers.engines.upstream.http import NO_HEADERS, BrokenReply, ConnectError, UpstreamConnection
+from workers.engines.upstream.http import ASK_S, NO_HEADERS, BrokenReply, ConnectError, UpstreamConnection
 from workers.engines.upstream.places import ServerEndpoint, ServerPlace, retry_after_s
-from workers.engines.upstream.reply import End, ReplyOutcome, TokenId, by_cut, by_malformed, by_status
-from workers.engines.upstream.server import LOOKUP
-from workers.engines.upstream.settings import UpstreamSettings
+from workers.engines.upstream.reply import Count, End, ReplyOutcome, TokenId, by_cut, by_malformed, by_status
+from workers.engines.upstream.server import DEFAULT_CONTEXT, LOOKUP
+
+if TYPE_CHECKING:
+    from workers.engines.upstream.pool import ServerPool
 
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
 
-BROKEN = (End.FAILED, End.BROKEN, End.KEY)
+ERRORS = (End.FAILED, End.BROKEN, End.KEY)
 """Ends of replies that are errors in a trace; a busy server and a cancel are none."""
-ASK_S = 10.0
-"""For what a server answers without computing."""
 LIMITED = ("vllm", "sglang")
 """Kinds whose completions end after 16 tokens unless they are told a limit."""
+REFUSABLE = (Rung.REATTACH, Rung.IDS, Rung.TEXT, Rung.PREFILL)
+"""Rungs that are followed by the next one if the server refuses them."""
+MAX_VAIN = 2
+"""A generation that brought nothing new so often in a row is given up: it ended there without a finish reason."""
+LOOKUP_S = 3.0
+"""For a server's answer whether it keeps a generation."""
+PATHS = {"embed": "/embeddings", "rerank": "/rerank", "tokenize": "/tokenize", "detokenize": "/detokenize"}
+BASE64 = ("openai", "vllm", "sglang", "llama-server")
+"""Kinds that give vectors as base64."""
+TOO_LARGE = b"is too large to process"
+"""llama-server says so with 500, although the text is at fault."""
+
+Call: TypeAlias = tuple[str, str, bytes, Mapping[str, str]]
+"""Method, path behind the base, body and further headers of a request."""
 
 
 class Unprepared(Exception):
@@ -46,126 +60,105 @@ class Unprepared(Exception):
         self.outcome = outcome
 
 
-class UpstreamExchange:
-    """Sends requests to the servers of one model."""
+class Exchange:
+    """One request at one server."""
 
-    def __init__(self, settings: UpstreamSettings, emit: Callable[[Piece], None]) -> None:
-        self._settings, self._emit = settings, emit
-        self.readers: dict[str, tuple[ServerEndpoint, StreamReader]] = {}
-        """By request id, the replies that are being read, each with its server."""
-        self.miscounted = 0
-        """Complete replies whose counts could not be true."""
-        self.tracing = NO_TRACING
-        """Gets a span for each request that is sent."""
+    def __init__(self, generation: UpstreamGeneration, place: ServerPlace, pool: ServerPool) -> None:
+        self._generation, self._place = generation, place
+        self._settings, self._emit, self._tracing = pool.settings, pool.emit, pool.tracing
+        self._request, self._facts = generation.request, place.facts
+        self._endpoint, self._client, self._secret = place.endpoint, place.endpoint.client, place.key.secret
 
-    def answered_at(self, server: ServerEndpoint) -> float:
-        """When the last token of the replies came that this server is giving (monotonic); -inf: none came."""
-        replies = [reader for endpoint, reader in self.readers.values() if endpoint is server and reader.received]
-        return max([each.generation.progress_at for each in replies], default=-math.inf)
+    async def run(self) -> ReplyOutcome:
+        """Send the request and read the reply."""
+        outcome = await (self._answer() if self._request.task is None else self._traced(self._perform))
+        return outcome.without(self._endpoint.secrets)
 
-    async def run(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
-        """Send the request and read the reply. A rung that the server refuses is followed by the next one."""
-        perform = self._answer if generation.request.task is None else self._perform
-        outcome = (await perform(generation, place)).without(place.endpoint.secrets)
-        if generation.miscounted and outcome.end is End.DONE:
-            self.miscounted += 1
-            log.warning("%s: a complete answer with counts that cannot be true", place.endpoint.url)
-        return outcome
-
-    async def _answer(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
-        url, first_refusal = place.endpoint.url, ""
+    async def _answer(self) -> ReplyOutcome:
+        """A rung that the server refuses is followed by the next one."""
+        generation, url, first_refusal = self._generation, self._endpoint.url, ""
         while not generation.cancelled:
-            rung, reason = continuation.choose(place.facts, generation.request, generation.rows, generation.tried)
+            rung, reason = continuation.choose(self._facts, self._request, generation.rows, generation.tried)
             if rung is Rung.RESTART:
                 return ReplyOutcome(End.RESTART, first_refusal or reason)
             if generation.rows:
                 events.write("an answer is continued", request=generation.id, server=url, by=rung.value, reason=reason)
-            outcome = await self._send(generation, place, rung)
-            is_refused = outcome.end is End.FAILED and 400 <= outcome.status < 500
-            differs = rung is Rung.REATTACH and outcome.end is End.RESTART
-            if not (differs or (is_refused and rung in (Rung.REATTACH, Rung.IDS, Rung.TEXT, Rung.PREFILL))):
+            try:
+                outcome = await self._traced(partial(self._send, rung, await self._call(rung)))
+            except Unprepared as error:
+                outcome = error.outcome
+            is_refused = outcome.end is End.FAILED and 400 <= outcome.status < 500 and rung in REFUSABLE
+            if not is_refused and not (rung is Rung.REATTACH and outcome.end is End.RESTART):
                 return outcome
-            said = outcome.without(place.endpoint.secrets).reason
+            said, level = outcome.without(self._endpoint.secrets).reason, logging.WARNING
             first_refusal = first_refusal or f"{rung.value}: {said}"
             if rung is Rung.REATTACH:
                 stop_generation(generation)
-            level = logging.INFO if rung is Rung.REATTACH else logging.WARNING
+                level = logging.INFO
             log.log(level, "%s refuses a continuation by %s: %s", url, rung.value, said)
             generation.tried.add(rung)
         return ReplyOutcome(End.CANCELLED)
 
-    async def _call(
-        self, generation: UpstreamGeneration, place: ServerPlace, rung: Rung
-    ) -> tuple[str, str, bytes, Mapping[str, str]]:
-        """Method, path behind the base, body and further headers of a request by a rung. Raises Unprepared."""
-        request, facts = generation.request, place.facts
+    async def _call(self, rung: Rung) -> Call:
+        """The request by a rung. Raises Unprepared."""
+        generation, request, facts = self._generation, self._request, self._facts
         if rung is Rung.REATTACH and facts.reattach == "stream":
             return "GET", continuation.stream_path(request) + "&from=0", b"", NO_HEADERS
-        prompt = await self._prompt(generation, place, rung)
-        rows, limit = generation.written_rows(facts), self._limit(generation, place, rung, prompt)
-        secret = place.key.secret.encode() or b"penstock"  # as in every worker, so that they share cached prompts
+        prompt = await self._prompt(rung)
+        rows, limit = generation.written_rows(facts), self._limit(rung, prompt)
+        secret = self._secret.encode() or b"penstock"  # as in every worker, so that they share cached prompts
         salt = hmac.digest(secret, request.tenant.encode(), "sha256").hex()
         path, body = continuation.build(facts, request, rung, rows, prompt, self._settings, limit=limit, salt=salt)
         return "POST", path, msgspec.json.encode(body), continuation.kept_under(facts, request, rung, generation.tried)
 
-    async def _send(self, generation: UpstreamGeneration, place: ServerPlace, rung: Rung) -> ReplyOutcome:
-        """Send the request by a rung, and read the reply."""
-        facts = place.facts
-        try:
-            method, path, body, more = await self._call(generation, place, rung)
-        except Unprepared as error:
-            return error.outcome
-        client = place.client
+    async def _send(self, rung: Rung, call: Call, trace: str) -> ReplyOutcome:
+        """Send the request by a rung, and read the reply. `trace`: the traceparent of its span."""
+        generation, facts, client, secret = self._generation, self._facts, self._client, self._secret
+        replies, spawn = self._endpoint.replies, self._endpoint.spawn
+        method, path, body, more = call
 
         def begin(connection: UpstreamConnection) -> StreamReader:
-            reader = StreamReader(generation, connection, self._emit, facts, rung)
-            self.readers[generation.id] = place.endpoint, reader
+            reader = replies[generation.id] = StreamReader(generation, connection, self._emit, facts, rung)
             return reader
 
-        async def read(trace: str) -> ReplyOutcome:
-            path_there = client.address.base + path
-            data = client.request(method, path_there, body, place.key.secret, stream=True, trace=trace, more=more)
-            try:
-                reader = await client.exchange(data, begin)
-            except ConnectError as error:
-                return by_cut(str(error), "unsent")
-            finally:
-                self.readers.pop(generation.id, None)
-            assert reader.outcome is not None
-            outcome = reader.outcome
-            if outcome.end is End.BUSY:
-                outcome = replace(outcome, retry_s=retry_after_s(reader.headers, time.time()))
-            if facts.aborts and not reader.is_read:
-                path_there = f"{client.address.root}/abort_request"  # sooner than it would notice
-                place.endpoint.spawn(client.ask("POST", path_there, {"rid": generation.id}, place.key.secret))
-            is_unseen = facts.reattach == "key" and more and not reader.status
-            if is_unseen and generation.cancelled and not (generation.left and generation.rows):
-                place.endpoint.spawn(_stop_unseen(place, generation, path, body, more))
-            if facts.reattach and rung in FROM_BEGINNING:
-                outcome = note_end(place, rung, reader, outcome)
-            place.key.note(reader.headers, time.monotonic(), time.time())
-            return outcome
+        whole = client.address.base + path
+        try:
+            data = client.request(method, whole, body, secret, stream=True, more={**more, TRACEPARENT: trace})
+            reader = await client.exchange(data, begin)
+        except ConnectError as error:
+            return by_cut(str(error), "unsent")
+        finally:
+            replies.pop(generation.id, None)
+        assert reader.outcome is not None
+        outcome = reader.outcome
+        if outcome.end is End.BUSY:
+            outcome = replace(outcome, retry_s=retry_after_s(reader.headers, time.time()))
+        if facts.aborts and not reader.is_read:  # sooner than it would notice
+            spawn(client.ask("POST", "/abort_request", {"rid": generation.id}, secret, based=False))
+        is_unseen = facts.reattach == "key" and more and not reader.status
+        if is_unseen and generation.cancelled and not (generation.left and generation.rows):
+            spawn(self._stop_unseen(path, body, more))
+        if facts.reattach and rung in FROM_BEGINNING:
+            outcome = self._note_end(rung, reader, outcome)
+        self._place.key.note(reader.headers, time.monotonic(), time.time())
+        return outcome
 
-        return await self._traced(generation, place, read)
-
-    async def _traced(
-        self, generation: UpstreamGeneration, place: ServerPlace, call: Callable[[str], Awaitable[ReplyOutcome]]
-    ) -> ReplyOutcome:
+    async def _traced(self, call: Callable[[str], Awaitable[ReplyOutcome]]) -> ReplyOutcome:
         """Make a call in a span of its own. `call` gets the span's traceparent, "" for a request without one."""
-        request, address = generation.request, place.client.address
+        request, facts, address = self._request, self._facts, self._client.address
         operation = operation_name(None if request.task is None else request.task.kind, is_chat=bool(request.turns))
         attributes: Attributes = {
             names.OPERATION: operation,
-            names.PROVIDER: place.facts.kind,
-            names.REQUEST_MODEL: place.facts.model,
+            names.PROVIDER: facts.kind,
+            names.REQUEST_MODEL: facts.model,
             names.SERVER_ADDRESS: address.host,
             names.SERVER_PORT: address.port,
         }
         parent = {TRACEPARENT: request.trace} if request.trace else None
-        span = self.tracing.span(f"{operation} {place.facts.model}", parent, "client", attributes=attributes)
+        span = self._tracing.span(f"{operation} {facts.model}", parent, "client", attributes=attributes)
         try:
             outcome = await call(span.carrier()[TRACEPARENT] if request.trace else "")
-            failed = outcome.end in BROKEN
+            failed = outcome.end in ERRORS
             said = {  # no words of the server, which may repeat the prompt
                 names.STATUS_CODE: outcome.status,
                 names.FINISH_REASONS: [outcome.finish] if outcome.finish else None,
@@ -177,203 +170,209 @@ class UpstreamExchange:
             span.end(error="cancelled")  # unless it has ended
         return outcome
 
-    # --- tasks, and prompts that the server renders or tokenises -------------------------------------------------
+    # --- prompts that the server renders or tokenises --------------------------------------------------------------
 
-    async def _perform(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
-        """Have the server answer a task."""
-        request, facts, task = generation.request, place.facts, generation.request.task
-        assert task is not None
-
-        async def perform(trace: str) -> ReplyOutcome:
-            body, computes = tasks.body_of(facts, request, task), task.kind in ("embed", "rerank")
-            try:
-                if request.turns and not facts.chat_ids:
-                    words = "it tokenizes no conversations: send its text as prompt"
-                    return ReplyOutcome(End.FAILED, words, status=400, param="messages")
-                if request.turns and facts.template_chat:
-                    rendered = await self._rendered(generation, place, begins=task.generation_prompt)
-                    body = tasks.text_body(rendered, special=True)
-                if computes:
-                    body = continuation.passed(facts, request, self._settings.withhold_fields) | body
-                path, limit_s = tasks.PATHS[task.kind], self._settings.first_token_s if computes else ASK_S
-                found = await self._ask(place, path, body, limit_s=limit_s, based=computes, trace=trace)
-                generation.answer(*tasks.read_reply(facts, request, task, found))
-            except Unprepared as error:
-                return error.outcome
-            except ValueError as error:  # of msgspec and of base64 too
-                log.warning("%s: a task: %s", place.endpoint.url, type(error).__name__)
-                return by_malformed(f"reply to {task.kind}")
-            return ReplyOutcome(End.DONE, finish="stop")
-
-        return await self._traced(generation, place, perform)
-
-    def _limit(self, generation: UpstreamGeneration, place: ServerPlace, rung: Rung, prompt: Any) -> int | None:
+    def _limit(self, rung: Rung, prompt: Any) -> int | None:
         """max_tokens of a reply; None: as many as fit."""
-        facts, past = place.facts, 0 if rung in FROM_BEGINNING else generation.out
-        if (limit := generation.request.sampling.max_tokens) is not None:
+        facts, out = self._facts, self._generation.out
+        past = 0 if rung in FROM_BEGINNING else out
+        if (limit := self._request.sampling.max_tokens) is not None:
             return max(0, limit - past)
         if isinstance(prompt, list) and facts.kind in LIMITED and facts.context:
-            return max(1, facts.context - len(prompt) - (generation.out if rung is Rung.IDS else 0))
+            return max(1, facts.context - len(prompt) - (out if rung is Rung.IDS else 0))
         return max(1, self._settings.default_output - past) if self._settings.default_output else None
 
-    async def _prompt(self, generation: UpstreamGeneration, place: ServerPlace, rung: Rung) -> Any:
+    async def _prompt(self, rung: Rung) -> Any:
         """The prompt for /completions, without the answer so far; None: the request's own. Raises Unprepared."""
-        request, facts = generation.request, place.facts
+        generation, request, facts = self._generation, self._request, self._facts
         if not continuation.is_prompted(facts, request, rung):
             return None
         if facts.template_chat and request.turns:
             if not isinstance(generation.prompt, str):
-                generation.prompt = await self._rendered(generation, place)
+                generation.prompt = await self._rendered()
             return generation.prompt
-        if request.ids:
-            return None
         needs_ids = rung is Rung.IDS or (request.sampling.max_tokens is None and facts.kind in LIMITED)
-        if not needs_ids or rung is Rung.TEXT or facts.mixed or not facts.tokenize:
+        if request.ids or not needs_ids or rung is Rung.TEXT or facts.mixed or not facts.tokenize:
             return None
         if rung is Rung.IDS:
-            await self._check_alignment(generation, place)
+            await self._check_alignment()
         if not isinstance(generation.prompt, list):
-            generation.prompt = await self._tokenized(generation, place)
+            generation.prompt = await self._tokenized()
         return generation.prompt
 
-    async def _rendered(self, generation: UpstreamGeneration, place: ServerPlace, *, begins: bool = True) -> str:
-        request, facts = generation.request, place.facts
-        body = continuation.rendering(facts, request)
-        if not begins:
-            body["add_generation_prompt"] = False
-        body = continuation.with_effort(body, facts, request)
-        found = (await self._ask(place, "/apply-template", body)).get("prompt")
-        if not isinstance(found, str) or not found:
+    async def _rendered(self, *, begins: bool = True) -> str:
+        body = continuation.rendering(self._facts, self._request) | ({} if begins else {"add_generation_prompt": False})
+        found = await self._ask("/apply-template", continuation.with_effort(body, self._facts, self._request))
+        prompt = found.get("prompt")
+        if not isinstance(prompt, str) or not prompt:
             raise Unprepared(by_cut("/apply-template gave no prompt"))
-        return found
+        return prompt
 
-    async def _tokenized(self, generation: UpstreamGeneration, place: ServerPlace) -> list[int]:
+    async def _tokenized(self) -> list[int]:
         """The ids of a conversation, or of a text."""
-        request = generation.request
-        if request.turns:
-            body = continuation.rendering(place.facts, request) | {"add_generation_prompt": True}
+        if self._request.turns:
+            body = continuation.rendering(self._facts, self._request) | {"add_generation_prompt": True}
         else:
-            body = {"prompt": request.prompt, "add_special_tokens": True}
-        found = (await self._ask(place, "/tokenize", {"model": place.facts.model} | body)).get("tokens")
+            body = {"prompt": self._request.prompt, "add_special_tokens": True}
+        found = (await self._ask("/tokenize", {"model": self._facts.model} | body)).get("tokens")
         try:
             return msgspec.convert(found, list[TokenId])
         except msgspec.ValidationError:
             raise Unprepared(by_cut("/tokenize gave no token ids")) from None
 
-    async def _check_alignment(self, generation: UpstreamGeneration, place: ServerPlace) -> None:
+    async def _check_alignment(self) -> None:
         """Where chunks held several tokens, the last ids may be ahead of the text. Raises Unprepared: the ids are then
         not continued."""
-        rows = generation.rows
+        rows = self._generation.rows
         if all(len(ids) <= 1 for _, ids, _ in rows):
             return
-        body = {"model": place.facts.model, "tokens": [each for _, ids, _ in rows for each in ids]}
-        found = await self._ask(place, "/detokenize", body)
+        body = {"model": self._facts.model, "tokens": [each for _, ids, _ in rows for each in ids]}
+        found = await self._ask("/detokenize", body)
         with suppress(ValueError):
-            if tasks.read_text(found).lstrip() == text_of_rows(generation.written_rows(place.facts)).lstrip():
+            if read_text(found).lstrip() == text_of_rows(self._generation.written_rows(self._facts)).lstrip():
                 return
         raise Unprepared(ReplyOutcome(End.FAILED, "its token ids do not give the text that was shown", status=400))
 
-    async def _ask(
-        self,
-        place: ServerPlace,
-        path: str,
-        body: Mapping[str, Any],
-        *,
-        limit_s: float = ASK_S,
-        based: bool = False,
-        trace: str = "",
-    ) -> Mapping[str, Any]:
-        """An answer of the server's own. `based`: its path is behind the base, such as /v1. Raises Unprepared."""
-        address, key = place.client.address, place.key
-        path = (address.base if based else address.root) + path
+    async def _ask(self, path: str, body: Any, limit_s: float = ASK_S, trace: str = "", *, based: bool = False) -> Any:
+        """An answer of the server's own, as an object. `based`: as of UpstreamClient.ask. Raises Unprepared."""
         try:
-            reply = await place.client.ask("POST", path, body, key.secret, limit_s, trace)
+            reply = await self._client.ask("POST", path, body, self._secret, limit_s, {TRACEPARENT: trace}, based=based)
         except (ConnectError, BrokenReply) as error:
             raise Unprepared(by_cut(f"{path}: {error}", "unsent" if isinstance(error, ConnectError) else "")) from None
-        key.note(reply.headers, time.monotonic(), time.time())
+        self._place.key.note(reply.headers, time.monotonic(), time.time())
         if reply.status != 200:
-            outcome = by_status(400 if tasks.TOO_LARGE in reply.body else reply.status, reply.body)
+            outcome = by_status(400 if TOO_LARGE in reply.body else reply.status, reply.body)
             raise Unprepared(replace(outcome, retry_s=retry_after_s(reply.headers, time.time())))
         found = reply.json()
         if not isinstance(found, Mapping):
             raise Unprepared(by_cut(f"{path} gave no object"))
         return found
 
+    # --- tasks -----------------------------------------------------------------------------------------------------
 
-MAX_VAIN = 2
-"""A generation that brought nothing new so often in a row is given up: it ended there without a finish reason."""
-LOOKUP_S = 3.0
-"""For a server's answer whether it keeps a generation."""
+    async def _perform(self, trace: str) -> ReplyOutcome:
+        """Have the server answer a task."""
+        request, facts, task = self._request, self._facts, self._request.task
+        assert task is not None
+        if request.turns and not facts.chat_ids:
+            words = "it tokenizes no conversations: send its text as prompt"
+            return ReplyOutcome(End.FAILED, words, status=400, param="messages")
+        path, limit_s = PATHS[task.kind], self._settings.first_token_s if task.computes else ASK_S
+        try:
+            found = await self._ask(path, await self._task_body(), limit_s, trace, based=task.computes)
+            self._generation.answer(*self._task_answer(found))
+        except Unprepared as error:
+            return error.outcome
+        except ValueError as error:  # of msgspec and of base64 too
+            log.warning("%s: a task: %s", self._endpoint.url, type(error).__name__)
+            return by_malformed(f"reply to {task.kind}")
+        return ReplyOutcome(End.DONE, finish="stop")
+
+    async def _task_body(self) -> dict[str, Any]:
+        """Raises Unprepared."""
+        request, facts, task = self._request, self._facts, self._request.task
+        assert task is not None
+        is_llama, model = facts.kind == "llama-server", {"model": facts.model}
+        if task.computes:
+            body = continuation.passed(facts, request, self._settings.withhold_fields) | model
+            if task.kind == "rerank":
+                query, *documents = request.inputs
+                return body | {"query": query, "documents": documents, "top_n": len(documents)}
+            base64 = {"encoding_format": "base64"} if facts.kind in BASE64 else {}
+            sizes = {} if task.dimensions is None else {"dimensions": task.dimensions}
+            return body | {"input": list(request.inputs)} | base64 | sizes
+        if task.kind == "detokenize":
+            return ({} if is_llama else model) | {"tokens": list(request.ids)}
+        if request.turns and not facts.template_chat:
+            turns = [turn.shown for turn in request.turns]
+            return model | {"messages": turns, "add_generation_prompt": task.generation_prompt}
+        text = await self._rendered(begins=task.generation_prompt) if request.turns else request.prompt
+        special = bool(request.turns) or task.special_tokens
+        if is_llama:
+            return {"content": text, "add_special": special, "parse_special": True}
+        return model | {"prompt": text, "add_special_tokens": special}
+
+    def _task_answer(self, found: Mapping[str, Any]) -> tuple[str, int | None]:
+        """The text of the answer, and the tokens of its inputs: 0 if the server counts none, None if its count cannot
+        be true. Raises ValueError for a reply that does not answer, also for vectors of another length than those of
+        the server's probe."""
+        request, facts, task = self._request, self._facts, self._request.task
+        assert task is not None
+        if task.kind == "detokenize":
+            return read_text(found), 0
+        if task.kind == "tokenize":
+            ids = msgspec.convert(found.get("tokens"), list[TokenId])
+            return told_tokens(ids, facts.context or DEFAULT_CONTEXT), 0
+        if task.kind == "embed":
+            data = msgspec.convert(found.get("data"), list[Vector])
+            if any(each.index for each in data):  # else the server leaves them out
+                data.sort(key=lambda each: each.index)
+                if [each.index for each in data] != list(range(len(data))):
+                    raise ValueError("vectors of other inputs")
+            vectors = [each.embedding for each in data]
+            text = ",".join([each if isinstance(each, str) else joined_vectors([each]) for each in vectors])
+        else:
+            ranked = msgspec.convert(found.get("results"), list[Score])
+            scores = {each.index: each.relevance_score for each in ranked}
+            if sorted(scores) != list(range(len(request.inputs) - 1)):
+                raise ValueError("scores of other documents")
+            text = told_scores([scores[index] for index in range(len(scores))])
+        check_task_answer(task, request.inputs, text, facts.embedding_size)
+        try:
+            usage = msgspec.convert(found.get("usage") or {}, TaskUsage)
+        except msgspec.ValidationError:
+            return text, None
+        return text, usage.prompt_tokens or usage.total_tokens or 0
+
+    # --- generations that go on without a reader -------------------------------------------------------------------
+
+    def _note_end(self, rung: Rung, reader: StreamReader, outcome: ReplyOutcome) -> ReplyOutcome:
+        """A reply that is kept under a name has ended for its reader, who may come back. Stop its generation if it is
+        not to be continued where it is: it has been silent, or has brought nothing new. Returns what follows for the
+        request."""
+        generation, by_key = self._generation, self._facts.reattach == "key"
+        stop = continuation.stop_call(self._facts, self._request, reader.headers)
+        if stop is not None and reader.status == 200 and not (by_key and reader.is_read):
+            generation.kept_at = (self._place, *stop)
+        if outcome.end in (End.BUSY, End.KEY):  # it goes on meanwhile
+            return outcome
+        if rung is Rung.REATTACH and outcome.how == "told":
+            outcome = ReplyOutcome(End.RESTART, f"it has ended there: {outcome.reason}")
+        if outcome.end is not End.BROKEN:
+            stop_generation(generation)
+            return outcome
+        if generation.out > reader.out_before:
+            generation.counts.vain = 0
+        elif reader.status == 200 or continuation.JOB_HEADER in reader.headers:
+            generation.counts.vain += 1
+        vain = generation.counts.vain >= MAX_VAIN
+        if (vain and by_key) or ((vain or outcome.how == "stalled") and generation.rows):
+            generation.tried.add(Rung.REATTACH)
+            stop_generation(generation)
+        return outcome  # one at a llama-server that has shown nothing is replaced by the next one
+
+    async def _stop_unseen(self, path: str, body: bytes, more: Mapping[str, str]) -> None:
+        """Stop the job of a request to a Penstock that was cancelled before its reply began, which would have told the
+        job's id: the same request, put without waiting, does. Raises ConnectError, BrokenReply."""
+        wanted = {**more, "Prefer": "respond-async"}
+        found = await self._client.ask("POST", path, msgspec.Raw(body), self._secret, more=wanted)
+        if stop := continuation.stop_call(self._facts, self._request, found.headers):
+            await self._client.ask(*stop, None, self._secret)
 
 
-def note_end(place: ServerPlace, rung: Rung, reader: StreamReader, outcome: ReplyOutcome) -> ReplyOutcome:
-    """A reply that is kept under a name has ended for its reader, who may come back. Stop its generation if it is not
-    to be continued where it is: it has been silent, or has brought nothing new. Returns what follows for the request.
-    """
-    generation, facts = reader.generation, place.facts
-    is_over = facts.reattach == "key" and reader.is_read
-    stop = continuation.stop_call(facts, generation.request, reader.headers)
-    if stop is not None and reader.status == 200 and not is_over:
-        generation.kept_at = (place, *stop)
-    if outcome.end in (End.BUSY, End.KEY):  # it goes on meanwhile
-        return outcome
-    if rung is Rung.REATTACH and outcome.how == "told":
-        outcome = ReplyOutcome(End.RESTART, f"it has ended there: {outcome.reason}")
-    if outcome.end is not End.BROKEN:
-        stop_generation(generation)
-        return outcome
-    if generation.out > reader.out_before:
-        generation.counts.vain = 0
-    elif reader.status == 200 or continuation.JOB_HEADER in reader.headers:
-        generation.counts.vain += 1
-    vain = generation.counts.vain >= MAX_VAIN
-    if (vain and facts.reattach == "key") or ((vain or outcome.how == "stalled") and generation.rows):
-        generation.tried.add(Rung.REATTACH)
-        stop_generation(generation)
-    return outcome  # one at a llama-server that has shown nothing is replaced by the next one
+class Vector(msgspec.Struct):
+    embedding: str | list[float]
+    index: int = 0
 
 
-def stop_generation(generation: UpstreamGeneration, *, goes_on: bool = False) -> None:
-    """Stop what goes on at a server, unless another worker may continue it. `goes_on`: the request goes back to the
-    queue. A job of a Penstock that has shown nothing is found by nobody; a stream's name is that of the next one too.
-    """
-    kept_at, generation.kept_at, generation.counts.vain = generation.kept_at, None, 0
-    if kept_at is not None:
-        place, method, path = kept_at
-        if not (goes_on or generation.left) or not (generation.rows or method == continuation.BY_NAME):
-            place.endpoint.spawn(place.client.ask(method, place.client.address.base + path, None, place.key.secret))
+class Score(msgspec.Struct):
+    index: int
+    relevance_score: float
 
 
-def stop_by_name(endpoint: ServerEndpoint, generation: UpstreamGeneration) -> None:
-    """Stop what a llama-server may generate of a text that nobody reads."""
-    stop = continuation.stop_call(endpoint.facts, generation.request, NO_HEADERS) if endpoint.facts else None
-    if stop is not None:
-        client, key = endpoint.client, endpoint.keys[0].secret
-        endpoint.spawn(client.ask(stop[0], client.address.base + stop[1], None, key))
-
-
-async def _stop_unseen(
-    place: ServerPlace, generation: UpstreamGeneration, path: str, body: bytes, more: Mapping[str, str]
-) -> None:
-    """Stop the job of a request to a Penstock that was cancelled before its reply began, which would have told the
-    job's id: the same request, put without waiting, does. Raises ConnectError, BrokenReply."""
-    client, key = place.client, place.key.secret
-    wanted = {**more, "Prefer": "respond-async"}
-    found = await client.ask("POST", client.address.base + path, msgspec.Raw(body), key, more=wanted)
-    if stop := continuation.stop_call(place.facts, generation.request, found.headers):
-        await client.ask(stop[0], client.address.base + stop[1], None, key)
-
-
-async def home_of(generation: UpstreamGeneration, endpoints: Sequence[ServerEndpoint]) -> ServerEndpoint | None:
-    """The server that keeps the newest generation of a text; None if none does, or there is no choice."""
-    if not generation.rows or Rung.REATTACH in generation.tried or len(endpoints) < 2:
-        return None
-    if generation.kept_at is not None and generation.kept_at[0].endpoint in endpoints:
-        return generation.kept_at[0].endpoint
-    asked = [each for each in endpoints if each.facts is not None and each.facts.reattach == "stream"]
-    starts = await asyncio.gather(*[_begun_at(each, generation) for each in asked])
-    latest = max(starts, default=0.0)
-    return asked[starts.index(latest)] if latest else None
+class TaskUsage(msgspec.Struct):
+    prompt_tokens: Count | None = None
+    total_tokens: Count | None = None
 
 
 class KeptReply(msgspec.Struct):
@@ -384,13 +383,49 @@ class KeptReply(msgspec.Struct):
     """Unix time of the server."""
 
 
-async def _begun_at(endpoint: ServerEndpoint, generation: UpstreamGeneration) -> float:
-    """When the reply of a text began that a llama-server keeps; 0.0: it keeps none."""
-    client, name = endpoint.client, continuation.stream_name(generation.request)
-    path, body = client.address.base + LOOKUP, {"conversation_ids": [name]}
+def read_text(found: Mapping[str, Any]) -> str:
+    """The text of token ids. Raises ValueError."""
+    text = found.get("content", found.get("prompt", found.get("text")))  # of llama-server, vLLM, SGLang
+    if not isinstance(text, str):
+        raise ValueError("no text")
+    return text
+
+
+def stop_generation(generation: UpstreamGeneration, *, goes_on: bool = False) -> None:
+    """Stop what goes on at a server, unless another worker may continue it. `goes_on`: the request goes back to the
+    queue. A job of a Penstock that has shown nothing is found by nobody; a stream's name is that of the next one too.
+    """
+    kept_at, generation.kept_at, generation.counts.vain = generation.kept_at, None, 0
+    if kept_at is not None:
+        place, method, path = kept_at
+        if not (goes_on or generation.left) or not (generation.rows or method == continuation.BY_NAME):
+            place.endpoint.spawn(place.endpoint.client.ask(method, path, None, place.key.secret))
+
+
+def stop_by_name(endpoint: ServerEndpoint, generation: UpstreamGeneration) -> None:
+    """Stop what a llama-server may generate of a text that nobody reads."""
+    stop = continuation.stop_call(endpoint.facts, generation.request, NO_HEADERS) if endpoint.facts else None
+    if stop is not None:
+        endpoint.spawn(endpoint.client.ask(*stop, None, endpoint.keys[0].secret))
+
+
+async def home_of(generation: UpstreamGeneration, endpoints: Sequence[ServerEndpoint]) -> ServerEndpoint | None:
+    """The server that keeps the newest generation of a text; None if none does, or there is no choice."""
+    if not generation.rows or Rung.REATTACH in generation.tried or len(endpoints) < 2:
+        return None
+    if generation.kept_at is not None and generation.kept_at[0].endpoint in endpoints:
+        return generation.kept_at[0].endpoint
+    asked = [each for each in endpoints if each.facts is not None and each.facts.reattach == "stream"]
+    starts = await asyncio.gather(*[_begun_at(each, continuation.stream_name(generation.request)) for each in asked])
+    latest = max(starts, default=0.0)
+    return asked[starts.index(latest)] if latest else None
+
+
+async def _begun_at(endpoint: ServerEndpoint, name: str) -> float:
+    """When the reply began that a llama-server keeps under this name; 0.0: it keeps none."""
+    body, key = {"conversation_ids": [name]}, endpoint.keys[0].secret
     try:
-        reply = await client.ask("POST", path, body, endpoint.keys[0].secret, LOOKUP_S)
-        kept = msgspec.convert(reply.json(), list[KeptReply])
+        kept = msgspec.convert((await endpoint.client.ask("POST", LOOKUP, body, key, LOOKUP_S)).json(), list[KeptReply])
     except (ConnectError, BrokenReply, msgspec.ValidationError):
         return 0.0
     return max([each.started_at for each in kept if each.conversation_id == name], default=0.0)

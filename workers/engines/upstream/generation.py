@@ -8,20 +8,29 @@ from __future__ import annotations
 import time
 from asyncio import Task
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
-from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request
+from penstock.engine import EngineTimes, Failure, Piece, Request
 from penstock.extras import STATES, Extras, merged
 from penstock.tools import without_marks
 from workers.engines.calls import DeltaWriter
 from workers.engines.reasoning import BEGIN, ReasoningMarker, ReasoningWriter, as_written
 from workers.engines.text import TokenGate, joined
-from workers.engines.upstream import http, reply
+from workers.engines.upstream import reply
 from workers.engines.upstream.continuation import FROM_BEGINNING, REPEATED, BreakCounts, Row, Rung
-from workers.engines.upstream.http import BOM, DONE, MAX_WORDS, EventSplitter, LineTooLongError, Reply
+from workers.engines.upstream.http import (
+    BOM,
+    DONE,
+    MAX_WORDS,
+    EventSplitter,
+    LineTooLongError,
+    Reply,
+    UpstreamConnection,
+)
 from workers.engines.upstream.reply import ChatDelta, Choice, Chunk, End, ReplyOutcome, by_cut, by_malformed
 from workers.engines.upstream.server import DEFAULT_CONTEXT, ServerFacts
 
@@ -186,16 +195,14 @@ def text_of_rows(rows: list[Row]) -> str:
     return "".join([text for text, _, _ in rows])
 
 
+Emit: TypeAlias = Callable[[Piece], None]
+
+
 class StreamReader(Reply):
     """One reply to a request. Its chunks become pieces as they are read."""
 
     def __init__(
-        self,
-        generation: UpstreamGeneration,
-        connection: http.UpstreamConnection,
-        emit: Callable[[Piece], None],
-        facts: ServerFacts,
-        rung: Rung,
+        self, generation: UpstreamGeneration, connection: UpstreamConnection, emit: Emit, facts: ServerFacts, rung: Rung
     ) -> None:
         super().__init__()
         self.generation, self._connection, self._emit = generation, connection, emit
@@ -340,11 +347,9 @@ class StreamReader(Reply):
         try:
             return reply.decode(data)
         except UNREADABLE:
-            data = reply.mended(data)
-        try:
-            return reply.decode(data)
-        except UNREADABLE:
-            chunk = reply.decode_uncounted(data)
+            with suppress(*UNREADABLE):
+                return reply.decode(reply.mended(data))
+            chunk = reply.decode(reply.mended(data, reply.COUNTS))
             if not (chunk.choices and chunk.choices[0].finish_reason):
                 raise
             self.generation.miscounted = True
@@ -388,8 +393,9 @@ class StreamReader(Reply):
         wanted, ends = generation.request.sampling.logprobs, not text and choice.finish_reason
         # A token without text that ends the answer is no part of it.
         logprobs = () if wanted is None or ends else reply.logprobs_of(choice.logprobs, wanted)
-        piece = self._emitted(text, ids, count, logprobs, hidden=hidden)
-        return self._with_extras(piece, extras) if extras else piece
+        piece = Piece(generation.id, text, ids if len(ids) <= count else (), count, logprobs=logprobs)
+        passed = self._emitted(piece, hidden=hidden)
+        return self._with_extras(passed, extras) if extras else passed
 
     def _all_extras(self, delta: ChatDelta, extras: Extras) -> Extras:
         """The extras with what a delta says of reasoning and refusal, and with those of its calls."""
@@ -463,18 +469,14 @@ class StreamReader(Reply):
             if self._rung is Rung.FRESH:
                 generation.prompt = ids
 
-    def _emitted(
-        self, text: str, ids: tuple[int, ...], count: int, logprobs: tuple[Logprob, ...], *, hidden: bool
-    ) -> Piece | None:
-        if self._expected or (self._rung in REPEATED and self.received - count < self.generation.out):
-            text, count, logprobs = self._beyond_replay(text, count, logprobs)
-            ids = ()  # they may also be those of what was shown
-            if not (text or count):
+    def _emitted(self, piece: Piece, *, hidden: bool) -> Piece | None:
+        if self._expected or (self._rung in REPEATED and self.received - piece.n < self.generation.out):
+            piece = self._beyond_replay(piece)
+            if not (piece.text or piece.n):
                 return None
-        piece = Piece(self.generation.id, text, ids if len(ids) <= count else (), count, logprobs=logprobs)
         if hidden:
             return self._passed(replace(piece, ids=()))
-        if not text:
+        if not piece.text:
             self._held.append(piece)
             return None
         if self._held:
@@ -484,20 +486,20 @@ class StreamReader(Reply):
             piece = self._tags.feed(piece)
         return self._passed(self._gate.feed(piece)) if piece.n or piece.text else None
 
-    def _beyond_replay(
-        self, text: str, count: int, logprobs: tuple[Logprob, ...]
-    ) -> tuple[str, int, tuple[Logprob, ...]]:
-        """What of a chunk goes beyond the text and the tokens that a reply must repeat."""
+    def _beyond_replay(self, piece: Piece) -> Piece:
+        """What of a piece goes beyond the text and the tokens that a reply must repeat, without ids: they may also be
+        those of what was shown."""
+        text, rows = piece.text, piece.logprobs
         if self._expected and self._expected.startswith(text):
             self._expected = self._expected[len(text) :]
-            return "", 0, ()
-        if text.startswith(self._expected):
+        elif text.startswith(self._expected):
             text, self._expected = text[len(self._expected) :], ""
-            new = max(0, min(count, self.received - self.generation.out))
-            return text, new, logprobs[len(logprobs) - new :] if len(logprobs) == count else ()
-        self.outcome = ReplyOutcome(End.RESTART, MISMATCH)
-        self.generation.tried.add(self._rung)
-        return "", 0, ()
+            new = max(0, min(piece.n, self.received - self.generation.out))
+            return Piece(piece.id, text, n=new, logprobs=rows[len(rows) - new :] if len(rows) == piece.n else ())
+        else:
+            self.outcome = ReplyOutcome(End.RESTART, MISMATCH)
+            self.generation.tried.add(self._rung)
+        return Piece(piece.id)
 
     def _passed(self, piece: Piece) -> Piece | None:
         """Note what comes out now."""

@@ -1,9 +1,15 @@
-"""HTTP to model servers: connections that are kept, proxies, errors with their kind, and server-sent events."""
+"""HTTP to model servers: connections that are kept, proxies, errors with their kind, and server-sent events.
+
+A connection through a proxy is a tunnel (CONNECT), so that the proxy sees neither requests nor keys of an https server,
+and connections are kept as without a proxy.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
+import ipaddress
 import json
 import math
 import re
@@ -12,15 +18,16 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment
 
 import httptools
 import msgspec
 
-from workers.engines.upstream.proxy import bracketed, proxy_for
+from workers.engines.upstream.settings import ENVIRONMENT, proxy_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +213,110 @@ class EventSplitter:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
+PROXY_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """An HTTP proxy."""
+
+    host: str
+    port: int
+    secure: bool
+    """Whether the connection to the proxy itself is encrypted."""
+    authorization: str = field(default="", repr=False)
+    """Header with user and password; shown by nothing."""
+
+    @property
+    def name(self) -> str:
+        """Its address without user and password."""
+        return f"{'https' if self.secure else 'http'}://{bracketed(self.host)}:{self.port}"
+
+    async def connect(self, host: str, port: int, context: ssl.SSLContext | None) -> asyncio.Transport:
+        """Open a tunnel to a server, encrypted with `context`. Raises OSError, in words that name the proxy."""
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        own = ssl.create_default_context() if self.secure else None
+        transport: asyncio.Transport | None
+        try:
+            transport, _ = await loop.create_connection(lambda: protocol, self.host, self.port, ssl=own)
+        except OSError as error:
+            raise OSError(f"no connection to the proxy {self.name}: {error.strerror or error}") from None
+        target, tunnel = f"{bracketed(host)}:{port}", transport
+        lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", "User-Agent: penstock"]
+        lines += [f"Proxy-Authorization: {self.authorization}"] if self.authorization else []
+        head = b""
+        try:
+            tunnel.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+            with suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+                head = await reader.readuntil(b"\r\n\r\n")  # the server says nothing before it is spoken to
+            if (found := PROXY_STATUS.match(head)) is None:
+                raise OSError(f"the proxy {self.name} gave no valid reply to CONNECT {target}")
+            if (status := int(found[1])) not in range(200, 300):
+                reason = "needs other credentials" if status == 407 else f"refuses CONNECT {target}"
+                raise OSError(f"the proxy {self.name} {reason} (HTTP {status})")
+            if context is not None:
+                transport = await loop.start_tls(tunnel, protocol, context, server_hostname=host)
+            if transport is None:
+                raise OSError(f"the proxy {self.name} closed the tunnel")
+        except BaseException:  # a time limit too
+            tunnel.abort()
+            raise
+        return transport
+
+
+def proxy_for(setting: str, host: str, port: int, *, secure: bool) -> Proxy | None:
+    """The proxy that leads to a server; None: there is none. Raises ValueError for a variable that names none.
+
+    Args:
+        setting: "", ENVIRONMENT, or the address of a proxy.
+    """
+    url = setting
+    if setting == ENVIRONMENT:
+        proxies = getproxies_environment()
+        if _is_excluded(host, port, proxies.get("no", "")):
+            return None
+        url = (proxies.get("https" if secure else "http") or proxies.get("all", "")).strip()
+        url = url if "://" in url or not url else f"http://{url}"
+        if problem := proxy_problem(url):
+            raise ValueError(f"the environment names no proxy for {host}: {problem}")
+    if not url:
+        return None
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    authorization = ""
+    if parts.username:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        authorization = "Basic " + base64.b64encode(pair.encode()).decode()
+    return Proxy(parts.hostname or "", parts.port or (443 if secure else 80), secure, authorization)
+
+
+def _is_excluded(host: str, port: int, rules: str) -> bool:
+    """Whether NO_PROXY excludes a server: by its name or its domain, each with or without a port, or by its address or
+    network; `*` excludes all."""
+    host = host.lower().rstrip(".")
+    given = [rule.rstrip(".") for rule in rules.lower().replace(",", " ").split()]
+    names = [rule.removeprefix("*").removeprefix(".") or rule for rule in given]
+    bare, whole = f".{bracketed(host)}", f".{bracketed(host)}:{port}"
+    by_name = any(name == "*" or bare.endswith(f".{name}") or whole.endswith(f".{name}") for name in names)
+    return by_name or any(_is_within(host, port, name) for name in names)
+
+
+def _is_within(host: str, port: int, rule: str) -> bool:
+    """Whether a rule is an address or a network of the host's, with or without its port."""
+    network, _, at = rule.rpartition(":")
+    for each in (rule, network if at == str(port) else ""):
+        with suppress(ValueError):  # one of them is a name
+            if ipaddress.ip_address(host) in ipaddress.ip_network(each.strip("[]"), strict=False):
+                return True
+    return False
+
+
+def bracketed(host: str) -> str:
+    """A host in an address: one of version 6 is put into brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 MAX_HEAD_BYTES = 64 << 10
 """Beyond it no more of a reply's head is read."""
 MAX_REPLY_BYTES = 8 << 20
@@ -213,6 +324,8 @@ MAX_REPLY_BYTES = 8 << 20
 CLOSED = "the server closed the connection"
 SWITCHING_PROTOCOLS, FIRST_FINAL_STATUS = 101, 200
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+ASK_S = 10.0
+"""For what a server answers without computing."""
 KEEP_IDLE_S = 4.0
 """An idle connection is used again for so long: uvicorn closes one after 5 s, and a request may meet the close."""
 
@@ -226,26 +339,49 @@ class BrokenReply(Exception):
 
 
 class Reply:
-    """One reply, which is collected as a whole."""
+    """One reply, which is collected as a whole. The parser, httptools, calls it; the API's server needs that anyway."""
 
     def __init__(self) -> None:
-        self.status, self.headers, self.body = 0, NO_HEADERS, b""
+        self.status, self.body = 0, b""
+        """The status of the final reply; 0: its head has not come."""
+        self.headers: dict[str, str] = {}
         self.problem = ""
         """Why it is not whole."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.parser: Any = httptools.HttpResponseParser(self)
+        """None after the end: each holds the other."""
+        self.complete = self.reusable = False
+        """Whether it has come to its end, and whether the server then keeps the connection."""
 
     def json(self) -> Any:
         """The body; None if it is no JSON."""
         return decoded(self.body)
 
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        self.status, self.headers = status, headers
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise ValueError("a second reply to one request")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status = self.parser.get_status_code()
+        if status == SWITCHING_PROTOCOLS:
+            raise ValueError("it switches to another protocol")
+        if status < FIRST_FINAL_STATUS:  # an interim reply: the final one follows
+            self.headers = {}
+        else:
+            self.status = status
 
     def on_body(self, data: bytes) -> None:
         """May raise any exception, which closes the connection."""
         self.body += data
         if len(self.body) > MAX_REPLY_BYTES:
             raise ValueError(f"a reply of more than {MAX_REPLY_BYTES} bytes")
+
+    def on_message_complete(self) -> None:
+        if self.status:
+            self.complete, self.reusable = True, self.parser.should_keep_alive()
 
     def on_end(self, problem: str) -> None:
         """Nothing follows. `problem`: why the reply is not whole; "" if it is."""
@@ -260,20 +396,13 @@ R = TypeVar("R", bound=Reply)
 class UpstreamConnection(asyncio.Protocol):
     """One connection. It ends with its request unless the server keeps it open.
 
-    It pushes bodies into a reply as they are read, in its own callback, so a streamed chunk wakes no task. The parser
-    is httptools, which the API's server needs anyway.
+    It pushes bodies into a reply as they are read, in its own callback, so a streamed chunk wakes no task.
     """
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._parser: Any = None
         self._reply: Reply | None = None
-        self._headers: dict[str, str] = {}
         self._head_bytes = 0
-        self._headed = False
-        """Whether the head of the final reply has come."""
-        self._complete = self._reusable = False
-        """Whether the final reply has come to its end, and whether the server then keeps the connection."""
         self._on_free: Any = None
         self.idle_since = 0.0
         """When it has carried a request and could carry another one (monotonic); 0.0: it is new."""
@@ -291,9 +420,7 @@ class UpstreamConnection(asyncio.Protocol):
     def send(self, data: bytes, reply: Reply, on_free: Any) -> None:
         """Write a request. `on_free` is called with this connection once it can carry another."""
         assert self._transport is not None
-        self._reply, self._on_free = reply, on_free
-        self._parser, self._headers, self._head_bytes = httptools.HttpResponseParser(self), {}, 0
-        self._headed = self._complete = self._reusable = False
+        self._reply, self._on_free, self._head_bytes = reply, on_free, 0
         self._transport.write(data)
 
     def close(self) -> None:
@@ -308,54 +435,29 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
 
     def data_received(self, data: bytes) -> None:
-        if self._reply is None:  # bytes that nobody asked for
+        reply = self._reply
+        if reply is None:  # bytes that nobody asked for
             self.close()
             return
-        if not self._headed:
+        if not reply.status:
             self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            reply.parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:  # raised by a reply about a strange body
             self._end(str(error.__context__ or error))
         except httptools.HttpParserError as error:
             self._end(f"no valid HTTP reply: {error}")
         else:
-            if self._complete:
-                self._end("", keep=self._reusable)
-            elif not self._headed and self._head_bytes > MAX_HEAD_BYTES:
+            if reply.complete:
+                self._end("", keep=reply.reusable)
+            elif not reply.status and self._head_bytes > MAX_HEAD_BYTES:
                 self._end("its header is too long")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        length_known = "content-length" in self._headers or "chunked" in self._headers.get("transfer-encoding", "")
-        ends_body = self._headed and not length_known and exc is None  # such a body ends with its connection
-        self._end("" if ends_body else CLOSED)
-
-    # --- the parser's callbacks ----------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        if self._complete:
-            raise ValueError("a second reply to one request")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status == SWITCHING_PROTOCOLS:
-            raise ValueError("it switches to another protocol")
-        if status < FIRST_FINAL_STATUS:  # an interim reply: the final one follows
-            self._headers = {}
-        elif self._reply is not None:
-            self._headed = True
-            self._reply.on_head(status, self._headers)
-
-    def on_body(self, data: bytes) -> None:
-        if self._reply is not None:
-            self._reply.on_body(data)
-
-    def on_message_complete(self) -> None:
-        if self._parser.get_status_code() >= FIRST_FINAL_STATUS:
-            self._complete, self._reusable = True, self._parser.should_keep_alive()
+        if (reply := self._reply) is not None:
+            length_known = "content-length" in reply.headers or "chunked" in reply.headers.get("transfer-encoding", "")
+            ends_body = reply.status and not length_known and exc is None  # such a body ends with its connection
+            self._end("" if ends_body else CLOSED)
 
     def _end(self, problem: str, *, keep: bool = False) -> None:
         """Nothing more comes of the reply. `keep`: what was read ends with it, and the connection stays open."""
@@ -367,7 +469,8 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._transport.abort()
         if reply is not None:
-            reply.on_end("" if self._complete else problem)
+            reply.parser = None
+            reply.on_end("" if reply.complete else problem)
 
 
 class UpstreamClient:
@@ -415,10 +518,8 @@ class UpstreamClient:
         try:
             async with asyncio.timeout(self._connect_s):
                 if proxy is None:
-                    _, made = await loop.create_connection(
-                        UpstreamConnection, address.host, address.port, ssl=self._ssl
-                    )
-                    return made
+                    made = loop.create_connection(UpstreamConnection, address.host, address.port, ssl=self._ssl)
+                    return (await made)[1]
                 transport = await proxy.connect(address.host, address.port, self._ssl)
         except TimeoutError:
             by = f" through the proxy {proxy.name}" if proxy is not None else ""
@@ -437,13 +538,16 @@ class UpstreamClient:
         path: str,
         body: Any = None,
         key: str = "",
-        timeout_s: float = 10.0,
-        trace: str = "",
+        timeout_s: float = ASK_S,
         more: Mapping[str, str] = NO_HEADERS,
+        *,
+        based: bool = True,
     ) -> Reply:
-        """The whole reply to one request; `trace`, `more` as in `request`. Raises ConnectError, BrokenReply."""
+        """The whole reply to one request. `based`: the path is behind the base, such as /v1, else behind the root;
+        `more` as in `request`. Raises ConnectError, BrokenReply."""
         encoded = b"" if body is None else msgspec.json.encode(body)
-        data = self.request(method, path, encoded, key, trace=trace, more=more)
+        whole = (self.address.base if based else self.address.root) + path
+        data = self.request(method, whole, encoded, key, more=more)
         try:
             async with asyncio.timeout(timeout_s):
                 reply = await self.exchange(data, lambda _: Reply())
@@ -466,18 +570,10 @@ class UpstreamClient:
             self._idle.append(connection)
 
     def request(
-        self,
-        method: str,
-        path: str,
-        body: bytes,
-        key: str,
-        *,
-        stream: bool = False,
-        trace: str = "",
-        more: Mapping[str, str] = NO_HEADERS,
+        self, method: str, path: str, body: bytes, key: str, *, more: Mapping[str, str], stream: bool = False
     ) -> bytes:
-        """The bytes of one request; `path` with the base. The key goes into the header alone. `trace`: its
-        `traceparent`. `more`: further headers, of plain letters."""
+        """The bytes of one request; `path` with the base. The key goes into the header alone. `more`: further headers,
+        of plain letters; empty ones are left out."""
         headers = {
             "Host": f"{bracketed(self.address.host)}:{self.address.port}",
             "Accept": "text/event-stream" if stream else "application/json",
@@ -485,7 +581,6 @@ class UpstreamClient:
             "User-Agent": "penstock",
             "Content-Type": "application/json" if body else "",
             "Content-Length": "" if method == "GET" else str(len(body)),
-            "traceparent": trace,
             "Authorization": f"Bearer {key}" if key else "",
         }
         lines = [f"{name}: {value}\r\n" for name, value in (*headers.items(), *more.items()) if value]

@@ -14,13 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.config import ConfigError, hide
-from workers.engines.upstream.http import BrokenReply, ConnectError, ServerAddress, UpstreamClient, without
-from workers.engines.upstream.proxy import proxy_for
+from workers.engines.upstream.http import BrokenReply, ConnectError, ServerAddress, UpstreamClient, proxy_for, without
 from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe, gauges
 from workers.engines.upstream.settings import UpstreamSettings
+
+if TYPE_CHECKING:
+    from workers.engines.upstream.generation import StreamReader
 
 MAX_FAILURES = 3
 MIN_OPEN_S, MAX_OPEN_S = 0.5, 15.0
@@ -28,6 +30,9 @@ ANSWERS_S = 1.0
 """So long after its last token a server counts as one that answers, also if it fails several requests at once."""
 PROBE_INTERVAL_S = 1.0
 """Between two probes of a server that does not answer them, give or take a quarter: workers do not ask together."""
+
+
+Fault: TypeAlias = Literal["", "down", "cut"]
 
 
 class Breaker:
@@ -76,36 +81,27 @@ class Breaker:
             self._failures = MAX_FAILURES - 1
         self.reason, self._probing, self.in_doubt, self._lasting_delay_s = "", False, False, MIN_OPEN_S
 
-    def fail(
-        self,
-        reason: str,
-        now: float,
-        *,
-        request: str = "",
-        down: bool = False,
-        cut: bool = False,
-        answered_at: float = -math.inf,
-    ) -> None:
+    def fail(self, reason: str, now: float, how: Fault = "", name: str = "", answered_at: float = -math.inf) -> None:
         """A request failed by the server's fault.
 
         Args:
-            request: its name, the same each time it is sent; "": it has none, and counts each time.
-            down: the server took no connection.
-            cut: the connection ended without a token, as those to a proxy end whose server is gone. Once may be
-                chance; if it happens to the same request again, a probe decides before anything else is sent.
+            how: "down": the server took no connection. "cut": the connection ended without a token, as those to a proxy
+                end whose server is gone. Once may be chance; if it happens to the same request again, a probe decides
+                before anything else is sent.
+            name: of the request, the same each time it is sent; "": it has none, and counts each time.
             answered_at: when another request last got a token.
         """
         if answered_at > min(self._failing_since, now - ANSWERS_S):
             self._forget()
         self._failing_since = self._failing_since if self._failures else now
-        again = request in self._failed
+        again = name in self._failed
         if not again:
             self._failures += 1
-            self._failed |= {request} - {""}
-        if self.closed and (down or self._failures >= MAX_FAILURES):
+            self._failed |= {name} - {""}
+        if self.closed and (how == "down" or self._failures >= MAX_FAILURES):
             self.reason, self._probe_at = reason, now + self._delay_s
             self._delay_s = min(2 * self._delay_s, MAX_OPEN_S)
-        elif self.closed and cut and again:
+        elif self.closed and how == "cut" and again:
             self.reason, self._probe_at, self.in_doubt = reason, now, True
 
     def _forget(self) -> None:
@@ -153,29 +149,24 @@ class InFlightBudget:
             slots: how many the server runs at once, if it says so.
         """
         self._cap, self._limit = cap, 1.0
-        self._workers = 1
-        self._clean = 0
+        self.workers = 1
+        """How many workers share the budget, each an equal part."""
         self._cut_at = -math.inf
-        self.saturated = False
-        """Whether the gauges last said that the server has no room."""
         self.reset(slots)
 
     @property
     def limit(self) -> int:
         """Requests at once."""
-        return max(1, min(int(self._limit), self._most // self._workers))
+        return max(1, min(int(self._limit), self._most // self.workers))
 
     def reset(self, slots: int) -> None:
         """Begin again, with a server that runs `slots` at once; 0: it does not say."""
         self._most = min(self._cap, slots) if slots else self._cap
         self._limit = float(self._most if slots else min(self._cap, START))
         self._clean, self.saturated = 0, False
+        """`saturated`: whether the gauges last said that the server has no room."""
         self._starting = not slots
         """Whether it was never too much yet."""
-
-    def share(self, workers: int) -> None:
-        """Take an equal part of the budget that so many workers share."""
-        self._workers = max(1, workers)
 
     def has_room(self, in_flight: int) -> bool:
         """Whether one more request may be sent. With none in flight always: others may hold the gauges up."""
@@ -215,10 +206,8 @@ ROUNDING = 1e-6
 """A bucket that lacks less than this is full enough."""
 PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-FAMILIES = (
-    "x-ratelimit-{what}-{unit}",  # OpenAI and most others
-    "anthropic-ratelimit-{unit}-{what}",
-)
+FAMILIES = "x-ratelimit-{what}-{unit}", "anthropic-ratelimit-{unit}-{what}"
+"""Headers of a limit: those of OpenAI and most others, and of Anthropic."""
 
 
 def retry_after_s(headers: Mapping[str, str], wall_s: float) -> float | None:
@@ -240,9 +229,9 @@ def told_s(value: str, wall_s: float) -> float | None:
     return None if found is None else min(max(0.0, found), MAX_WAIT_S)
 
 
-def _number(value: str | None) -> float | None:
+def _number(value: str) -> float | None:
     try:
-        number = float(value or "")
+        number = float(value)
     except ValueError:
         return None
     return number if math.isfinite(number) else None
@@ -318,15 +307,14 @@ class UpstreamKey:
         """Learn from the headers of a reply."""
         for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             for family in FAMILIES:
-                limit, remaining, reset = (
-                    headers.get(family.format(what=what, unit=unit)) for what in ("limit", "remaining", "reset")
-                )
-                if limit is not None:
-                    bucket.correct(self._part(limit), self._part(remaining), told_s(reset or "", wall_s), now)
-
-    def _part(self, value: str | None) -> float | None:
-        number = _number(value)
-        return None if number is None else number / self.workers
+                said = [
+                    headers.get(family.format(what=what, unit=unit), "") for what in ("limit", "remaining", "reset")
+                ]
+                if said[0]:
+                    limit, remaining = [
+                        None if each is None else each / self.workers for each in map(_number, said[:2])
+                    ]
+                    bucket.correct(limit, remaining, told_s(said[2], wall_s), now)
 
     def block(self, seconds: float, now: float) -> None:
         """Send nothing with it for so long."""
@@ -357,10 +345,6 @@ class ServerPlace:
     cost: int
     """Tokens that it has reserved of the key's limit."""
 
-    @property
-    def client(self) -> UpstreamClient:
-        return self.endpoint.client
-
 
 class ServerEndpoint:
     """One server. It counts what runs there; others send."""
@@ -374,6 +358,8 @@ class ServerEndpoint:
         self.unfit = ""
         """Why it gets no requests although it answers: it can do less than the model's card says."""
         self.in_flight = 0
+        self.replies: dict[str, StreamReader] = {}
+        """By request id, the replies that are being read."""
         self.held_until = 0.0
         """Until then no request is sent: the server had no room (monotonic)."""
         self.bare_ends = 0
@@ -390,6 +376,11 @@ class ServerEndpoint:
     def secrets(self) -> list[str]:
         """What no log may repeat."""
         return [key.secret for key in self.keys]
+
+    @property
+    def answered_at(self) -> float:
+        """When the last token of the replies came that are being read (monotonic); -inf: none came."""
+        return max([each.generation.progress_at for each in self.replies.values() if each.received], default=-math.inf)
 
     def wait_s(self, cost: int, now: float) -> float:
         """Seconds until a request of so many tokens may be sent, as far as the clock decides."""
@@ -410,7 +401,7 @@ class ServerEndpoint:
 
     def share(self, workers: int) -> None:
         """So many workers use this server, this one included."""
-        self.budget.share(workers)
+        self.budget.workers = max(1, workers)
         for key in self.keys:
             key.workers = workers
 
@@ -421,7 +412,12 @@ class ServerEndpoint:
 
     def spawn(self, call: Coroutine[Any, Any, object]) -> None:
         """Make a call whose failure changes nothing, such as one that stops a request, which stops as well without."""
-        task = asyncio.ensure_future(_quietly(call))
+
+        async def quietly() -> None:
+            with suppress(ConnectError, BrokenReply):
+                await call
+
+        task = asyncio.ensure_future(quietly())
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
@@ -458,11 +454,6 @@ class ServerEndpoint:
         read = await gauges(self.client, self.facts.kind, self.keys[0].secret)
         if read is not None:
             self.budget.note_gauges(*read, self.in_flight, time.monotonic())
-
-
-async def _quietly(call: Coroutine[Any, Any, object]) -> None:
-    with suppress(ConnectError, BrokenReply):
-        await call
 
 
 OtherModels: TypeAlias = Callable[[str], UpstreamSettings | None]

@@ -13,9 +13,10 @@ from typing import Any
 
 from penstock.engine import CHARACTERS_PER_TOKEN, ModelCard, Piece, Request
 from streaming.jobs.job import HINTS
-from workers.engines.upstream.exchange import UpstreamExchange, home_of, stop_by_name, stop_generation
+from telemetry.tracing import NO_TRACING
+from workers.engines.upstream.exchange import Exchange, home_of, stop_by_name, stop_generation
 from workers.engines.upstream.generation import UpstreamGeneration
-from workers.engines.upstream.places import ANSWERS_S, REFUSED_S, ServerEndpoint, ServerPlace, UpstreamModel
+from workers.engines.upstream.places import ANSWERS_S, REFUSED_S, Fault, ServerEndpoint, ServerPlace, UpstreamModel
 from workers.engines.upstream.reply import End, ReplyOutcome
 from workers.engines.upstream.server import ProbeFailed, card_of, lacking
 
@@ -73,14 +74,17 @@ class ServerPool:
         self, model: UpstreamModel, emit: Callable[[Piece], None], spawn: Callable[[Coroutine[Any, Any, object]], None]
     ) -> None:
         """`spawn`: begins a task that the engine owns."""
-        self.model, self.settings, self._spawn = model.name, model.settings, spawn
+        self.model, self.settings, self.emit, self._spawn = model.name, model.settings, emit, spawn
         self.endpoints = [ServerEndpoint(url, model.name, model.settings, model.keys) for url in model.settings.urls]
         self._waiting: list[tuple[float, int, int, asyncio.Future[ServerPlace | None]]] = []
         """A heap: priority, number, cost, and the place to come. It holds little: a worker claims no more than fits."""
         self._number = 0
         self.card: ModelCard | None = None
         """What all of its servers can do; None before one has answered."""
-        self.exchange = UpstreamExchange(model.settings, emit)
+        self.miscounted = 0
+        """Complete replies whose counts could not be true."""
+        self.tracing = NO_TRACING
+        """Gets a span for each request that is sent."""
 
     @property
     def ready(self) -> list[ServerEndpoint]:
@@ -153,9 +157,9 @@ class ServerPool:
 
     def tick(self, now: float) -> None:
         """Look at the timers of replies, at servers that are away, and at the gauges of those that are there."""
-        for _, reader in list(self.exchange.readers.values()):
-            reader.check_time(now, self.settings.first_token_s, self.settings.between_tokens_s)
         for endpoint in self.endpoints:
+            for reader in list(endpoint.replies.values()):
+                reader.check_time(now, self.settings.first_token_s, self.settings.between_tokens_s)
             if endpoint.breaker.may_probe(now):
                 self._spawn(self.probe(endpoint))
             elif endpoint.ready:
@@ -176,7 +180,10 @@ class ServerPool:
             return None
         outcome, sent_at = ReplyOutcome(End.CANCELLED), time.monotonic()
         try:
-            outcome = await self.exchange.run(generation, place)
+            outcome = await Exchange(generation, place, self).run()
+            if generation.miscounted and outcome.end is End.DONE:
+                self.miscounted += 1
+                log.warning("%s: a complete answer with counts that cannot be true", place.endpoint.url)
         finally:
             self._learn(generation, place, outcome, sent_at)
             self._leave(place, generation.spent())
@@ -240,14 +247,6 @@ class ServerPool:
             for endpoint in self.endpoints:  # one of them may generate for the attempt before, or has not replied yet
                 stop_by_name(endpoint, generation)
 
-    def cancel(self, request_id: str) -> bool:
-        """Close the connection of a request; False if it has none here now: it may be about to get another one."""
-        _, reader = self.exchange.readers.get(request_id, (None, None))
-        if reader is None or reader.done.done():
-            return False
-        reader.settle(ReplyOutcome(End.CANCELLED))
-        return True
-
     def _held_s(self, generation: UpstreamGeneration, now: float) -> float:
         """Seconds for which a request that its servers have refused is held back."""
         model, until = generation.counts.held
@@ -277,10 +276,9 @@ class ServerPool:
                 generation.note_break(self.model)
             log.warning("%s broke an answer: %s", endpoint.url, outcome.reason, extra={"request": generation.id})
             if outcome.how != "malformed":
-                answered_at = self.exchange.answered_at(endpoint)
                 cut = not (outcome.status or outcome.how in ("stalled", "bare") or has_token)
-                down = outcome.how == "unsent"
-                breaker.fail(outcome.reason, now, request=name, down=down, cut=cut, answered_at=answered_at)
+                how: Fault = "down" if outcome.how == "unsent" else "cut" if cut else ""
+                breaker.fail(outcome.reason, now, how, name, endpoint.answered_at)
         elif outcome.end is End.FAILED:  # by the request's own fault, so the server is well
             breaker.succeed()
         elif outcome.end in (End.BUSY, End.KEY):
@@ -288,10 +286,10 @@ class ServerPool:
             if len(place.key.refused) < 2:  # more say no more
                 place.key.refused.add(name)
             self._hold(generation, place, outcome, now)
-            answers = self.exchange.answered_at(endpoint) > now - ANSWERS_S
+            answers = endpoint.answered_at > now - ANSWERS_S
             full = outcome.end is End.BUSY and outcome.status != 429
             if full and generation.refusals >= MAX_REFUSALS and not answers:
-                breaker.fail(outcome.reason, now, down=True)  # a gateway without a server, perhaps
+                breaker.fail(outcome.reason, now, "down")  # a gateway without a server, perhaps
         if outcome.end in (End.DONE, End.FAILED) or has_token:
             place.key.refused.clear()
         if was_closed and not breaker.closed and not breaker.in_doubt:
@@ -311,7 +309,7 @@ class ServerPool:
             log.error("%s does not take the key in %s: %s", endpoint.url, key.name or "(none)", outcome.reason)
             key.block(REFUSED_S, now)
             if not others:
-                endpoint.breaker.fail("it takes none of the keys", now, down=True)
+                endpoint.breaker.fail("it takes none of the keys", now, "down")
         elif outcome.status == 429:
             key.block(wait, now)
             endpoint.budget.note_busy(now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Any, Literal, TypeAlias
@@ -11,19 +11,8 @@ import msgspec
 
 from penstock.engine import Failure, Logprob, token_text
 from penstock.extras import Extras
-from workers.engines.upstream.http import (
-    INFINITY,
-    KEY_REFUSED,
-    MAX_PARAM,
-    MAX_WORDS,
-    PINGS,
-    ServerError,
-    decoded,
-    error_of,
-    leniently_decoded,
-    plain,
-    without,
-)
+from workers.engines.upstream import http
+from workers.engines.upstream.http import ServerError, decoded, error_of, plain
 
 MAX_TEXT = 1 << 16
 """Characters of one token's text that are taken from log-probabilities."""
@@ -98,14 +87,6 @@ class Chunk(msgspec.Struct, gc=False):
     object: Any = None
 
 
-class Uncounted(Chunk, gc=False):
-    """One chunk, read without its counts."""
-
-    usage: Any = None
-    prompt_progress: Any = None
-    verbose: Any = msgspec.field(default=None, name="__verbose")
-
-
 class _KnownDelta(ChatDelta, gc=False, forbid_unknown_fields=True):
     """A delta that has nothing beside the fields that are read, and those that bring nothing."""
 
@@ -138,16 +119,6 @@ decode_known = msgspec.json.Decoder(_KnownChunk).decode
 """Like `decode`, of a chunk without extras. Raises msgspec.DecodeError also for one that may have some."""
 
 
-_decode_uncounted = msgspec.json.Decoder(Uncounted).decode
-
-
-def decode_uncounted(data: bytes) -> Chunk:
-    """The chunk as if it had no counts. Raises msgspec.DecodeError if something else of it is wrong too."""
-    chunk = _decode_uncounted(data)
-    chunk.usage = chunk.prompt_progress = chunk.verbose = None
-    return chunk
-
-
 def error_in(chunk: Chunk, data: bytes) -> ServerError | None:
     """The error that a chunk tells in any form. An object without choices that tells none, such as a ping, is no
     error."""
@@ -159,7 +130,7 @@ def error_in(chunk: Chunk, data: bytes) -> ServerError | None:
 def is_blank(data: bytes) -> bool:
     """Whether an event that is no chunk has no place for an answer or an error: a word of PINGS, or JSON that is no
     object."""
-    if data.lower() in PINGS:
+    if data.lower() in http.PINGS:
         return True
     try:
         return not isinstance(msgspec.json.decode(data), dict)
@@ -235,12 +206,16 @@ def _parts(chunk: Any) -> dict[str, dict[str, Any]]:
     return {place: fields for place, fields in parts.items() if isinstance(fields, dict)}
 
 
-def mended(data: bytes) -> bytes:
-    """A chunk as strict JSON, without the fields that say nothing, whatever their types; the data itself if it is no
-    JSON."""
-    chunk = leniently_decoded(data)
+COUNTS = ("usage", "prompt_progress", "__verbose")
+"""Fields of a chunk with counts."""
+
+
+def mended(data: bytes, dropped: Collection[str] = ()) -> bytes:
+    """A chunk as strict JSON, without the fields that say nothing, whatever their types, and without those that are
+    `dropped`; the data itself if it is no JSON."""
+    chunk = http.leniently_decoded(data)
     for fields in _parts(chunk).values():
-        for name in [name for name, value in fields.items() if not value]:
+        for name in [name for name, value in fields.items() if not value or name in dropped]:
             del fields[name]
     return data if chunk is None else msgspec.json.encode(chunk)
 
@@ -261,7 +236,7 @@ def logprobs_of(raw: msgspec.Raw, most: int) -> tuple[Logprob, ...]:
     if not isinstance(found, dict):
         return ()
     if isinstance(rows := found.get("content"), list):
-        return tuple(_of_chat(row, most) for row in rows)
+        return tuple(Logprob(*_token(row), tuple(map(_token, (row.get("top_logprobs") or [])[:most]))) for row in rows)
     tokens, values = found.get("tokens") or [], found.get("token_logprobs") or []
     tops = found.get("top_logprobs") or [None] * len(tokens)
     return tuple(
@@ -270,19 +245,12 @@ def logprobs_of(raw: msgspec.Raw, most: int) -> tuple[Logprob, ...]:
     )
 
 
-def _of_chat(row: dict[str, Any], most: int) -> Logprob:
-    others = tuple((_token(each), _number(each["logprob"])) for each in (row.get("top_logprobs") or [])[:most])
-    return Logprob(_token(row), _number(row["logprob"]), others)
-
-
-def _number(logprob: Any) -> float:
-    return -INFINITY if logprob is None else float(logprob)
-
-
-def _token(row: dict[str, Any]) -> str:
-    """The text of a token, by its bytes if they are told: of a part of a character some servers tell no other."""
-    data = row.get("bytes")
-    return token_text(bytes(data[:MAX_TEXT])) if isinstance(data, list) and data else str(row["token"])[:MAX_TEXT]
+def _token(row: dict[str, Any]) -> tuple[str, float]:
+    """The text of a token, by its bytes if they are told (of a part of a character some servers tell no other), and its
+    log-probability."""
+    data, number = row.get("bytes"), row["logprob"]
+    text = token_text(bytes(data[:MAX_TEXT])) if data and isinstance(data, list) else str(row["token"])[:MAX_TEXT]
+    return text, -http.INFINITY if number is None else float(number)
 
 
 def _of_mapping(top: Any, most: int) -> tuple[tuple[str, float], ...]:
@@ -361,8 +329,8 @@ class ReplyOutcome:
         """The failure of a job that ends with this outcome."""
         if self.end is End.FAILED and self.status and self.status < 500:
             code = "context_length_exceeded" if _is_too_long(self.words) else "invalid_request_error"
-            said, status = self.words[:MAX_WORDS] or self.reason, self.status if self.status in PASSED_ON else 400
-            param = None if self.param is None else self.param[:MAX_PARAM]
+            said, status = self.words[: http.MAX_WORDS] or self.reason, self.status if self.status in PASSED_ON else 400
+            param = None if self.param is None else self.param[: http.MAX_PARAM]
             return Failure(code, f"the upstream server refused the request: {said}", status, param)
         return Failure("upstream_error", f"the upstream server failed: {self.reason}", 502)
 
@@ -371,8 +339,8 @@ class ReplyOutcome:
         keys = [each for each in secrets if each]
         if not keys or not (self.words or self.reason or self.param):
             return self
-        param = None if self.param is None else without(keys, self.param)
-        return replace(self, reason=without(keys, self.reason), words=without(keys, self.words), param=param)
+        param = None if self.param is None else http.without(keys, self.param)
+        return replace(self, reason=http.without(keys, self.reason), words=http.without(keys, self.words), param=param)
 
 
 def by_finish(reason: str) -> ReplyOutcome | None:
@@ -420,7 +388,7 @@ def _by_code(code: int, reason: str, words: str, param: str | None) -> ReplyOutc
         end = End.FAILED
     elif code in BUSY:
         end = End.BUSY
-    elif code in KEY_REFUSED:
+    elif code in http.KEY_REFUSED:
         end = End.KEY
     elif 400 <= code < 500 and code not in RETRIED:
         end, about = End.FAILED, param

@@ -178,7 +178,6 @@ def lacking(card: ModelCard, facts: ServerFacts) -> str:
     return f"it lacks {', '.join(lacks)}" if lacks else ""
 
 
-TIMEOUT_S = 10.0
 HOSTED = tuple(HOSTS.values())
 LOOKUP = "/streams/lookup"
 """llama-server's list of the replies that it keeps, behind its base."""
@@ -324,9 +323,8 @@ class ServerProbe:
 
     async def _reply(self, method: str, path: str, body: Any = None, *, based: bool = False) -> Reply:
         """`based`: the path is behind the base, such as /v1. Raises ProbeFailed."""
-        address = self._client.address
         try:
-            return await self._client.ask(method, (address.base if based else address.root) + path, body, self._key)
+            return await self._client.ask(method, path, body, self._key, based=based)
         except (ConnectError, BrokenReply) as error:
             raise ProbeFailed(str(error)) from None
 
@@ -336,7 +334,7 @@ async def gauges(client: UpstreamClient, kind: str, key: str) -> tuple[float, fl
     if kind not in GAUGES:
         return None
     try:
-        reply = await client.ask("GET", client.address.root + "/metrics", None, key, TIMEOUT_S)
+        reply = await client.ask("GET", "/metrics", None, key, based=False)
     except (ConnectError, BrokenReply):
         return None
     waiting, share = [_gauge(reply.body, name) if name and reply.status == 200 else None for name in GAUGES[kind]]

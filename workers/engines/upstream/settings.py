@@ -9,24 +9,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.config import Positive
-from workers.engines.upstream.proxy import address_problem, proxy_problem
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-Kind = Literal[
-    "",
-    "vllm",
-    "sglang",
-    "llama-server",
-    "trtllm",
-    "tgi",
-    "ollama",
-    "mistral",
-    "deepseek",
-    "openai",
-    "penstock",
-    "other",
-]
+Kind = Literal["", "vllm", "sglang", "llama-server", "trtllm", "tgi", "ollama", "mistral", "deepseek", "openai",
+               "penstock", "other"]  # fmt: skip
 
+ENVIRONMENT = "environment"
+"""The value of `proxy` that takes the proxy from the variables."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -101,6 +90,27 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.key_env:
             if not VARIABLE.fullmatch(name):
                 raise ValueError("key_env: expected names of environment variables, not the keys themselves")
+
+
+def address_problem(url: str, example: str) -> str:
+    """Why something is no address such as the example, with or without a path; "" if it is. A password in it is not
+    repeated."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # whose words may repeat a part of a password
+        return f"not an address such as {example}"
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return f"expected an address such as {example}, got {parts.scheme or 'no scheme'}"
+    return "an address ends with its path, without ? and #" if parts.query or parts.fragment else ""
+
+
+def proxy_problem(url: str) -> str:
+    """Why a setting names no proxy; "" if it does, or is ENVIRONMENT or empty."""
+    if url in ("", ENVIRONMENT):
+        return ""
+    has_path = '"environment", or an address that ends with its port'
+    return address_problem(url, "http://proxy:3128") or (has_path if urlsplit(url).path.strip("/") else "")
 
 
 def url_problem(url: str) -> str:

@@ -11,8 +11,7 @@ from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Request, Sampling
 from penstock.tools import Tool, ToolCall, Tools
-from workers.engines.llamacpp.prompt import ChatTemplate, Prompts
-from workers.engines.llamacpp.request import as_grammar, forced_schema, instruction
+from workers.engines.llamacpp.request import ChatTemplate, Prompts, as_grammar, forced_schema, instruction
 from workers.engines.schema import plain
 
 HERMES = """{% if tools %}tools:{% for tool in tools %}{{ tool | tojson }};{% endfor %}{% endif %}

@@ -6,7 +6,7 @@ import pytest
 from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Refused
-from workers.engines.llamacpp.prompt import ChatTemplate, messages_of
+from workers.engines.llamacpp.request import ChatTemplate, messages_of
 
 CHATML = """{% for message in messages %}
     {% if loop.first and message['role'] != 'system' %}
@@ -16,13 +16,6 @@ Be brief.{{ eos_token }}
 {{ '<s>' + message['role'] + '|' + message['content'] + '</s>' }}
 {% endfor %}
 {% if add_generation_prompt %}{{ '<s>assistant|' }}{% endif %}"""
-
-
-def refusal(template: str, *turns: ChatTurn) -> str:
-    with pytest.raises(Refused) as caught:
-        ChatTemplate(template).render(messages_of(turns))
-    assert (caught.value.failure.status, caught.value.failure.param) == (400, "messages")
-    return caught.value.failure.message
 
 
 def test_turns_are_rendered_up_to_the_answer() -> None:
@@ -50,26 +43,25 @@ def test_json_is_not_escaped_for_html() -> None:
     )
 
 
-def test_a_template_may_refuse() -> None:
-    """Its own words reach the requester."""
-    template = "{% if messages[0].role != 'user' %}{{ raise_exception('roles must alternate') }}{% endif %}"
-    assert "roles must alternate" in refusal(template, ChatTurn("system", "a"))
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
+FAILS = {  # templates, and what is said
+    "{{ raise_exception('roles must alternate') }}": "roles must alternate",
+    **dict.fromkeys((
         "{{ messages[0].content + 1 }}",
         "{{ messages[9]['role'] + 'x' }}",
         "{{ 1 // (messages | length - 1) }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.append(1) }}",
         "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
-    ],
-)
+    ), "chat template does not take"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("template", FAILS)
 def test_a_template_that_fails_is_a_refusal(template: str) -> None:
-    """Mistakes, and what the sandbox forbids, end this request and not the worker."""
-    assert "chat template does not take" in refusal(template, ChatTurn("user", "a"))
+    """Its own refusals in its words, mistakes, and what the sandbox forbids end this request and not the worker."""
+    with pytest.raises(Refused, match=FAILS[template]) as caught:
+        ChatTemplate(template).render(messages_of([ChatTurn("user", "a")]))
+    assert (caught.value.failure.status, caught.value.failure.param) == (400, "messages")
 
 
 def test_a_model_whose_template_does_not_compile_has_no_chats() -> None:

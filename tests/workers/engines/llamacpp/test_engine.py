@@ -17,9 +17,9 @@ from flow import until
 
 from penstock.engine import ChatTurn, EngineDead, Failure, Piece, Refused, Request, Sampling, token_bytes
 from penstock.tools import Tool, Tools, read_answer
-from workers.engines.llamacpp import prompt as tokenizer_module
+from workers.engines.llamacpp import request as tokenizer_module
 from workers.engines.llamacpp.engine import LlamacppEngine
-from workers.engines.llamacpp.prompt import Tokenizer
+from workers.engines.llamacpp.request import Tokenizer
 from workers.engines.llamacpp.settings import LlamacppSettings
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]

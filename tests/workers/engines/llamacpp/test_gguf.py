@@ -90,7 +90,7 @@ def values(path: Path, name: str) -> NDArray[Any]:
 def test_the_header_is_read(tmp_path: Path) -> None:
     """Metadata, special tokens and the tensor table."""
     found = gguf.read(written(tmp_path, mixed()))
-    assert (found.context_length, found.vocabulary, found.chat_template) == (512, 3, "{{ messages }}")
+    assert (found.own("context_length"), found.vocabulary, found.chat_template) == (512, 3, "{{ messages }}")
     assert (found.special_token("bos"), found.special_token("eos")) == ((0, "<s>"), (1, "</s>"))
     assert found.special_token("padding") is None
     assert found.metadata["llama.scale"] == 0.5

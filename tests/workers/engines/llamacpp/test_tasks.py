@@ -18,7 +18,7 @@ from engine_desk import EngineDesk
 
 from penstock.engine import ChatTurn, Input, Piece, Request, Sampling, Task, TaskKind
 from workers.engines.llamacpp.engine import LlamacppEngine
-from workers.engines.llamacpp.prompt import ADDED_TOKENS, MIN_TOLD_BYTES
+from workers.engines.llamacpp.request import ADDED_TOKENS, MIN_TOLD_BYTES
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.task_answers import check_task_answer
 

@@ -29,11 +29,10 @@ from streaming.fleet.settings import ModelSettings
 from streaming.order import Priority
 from workers.attempt import ENGINE_PRIORITY
 from workers.engines.trtllm import args as trtllm_args
-from workers.engines.trtllm import text as trtllm_sampling
-from workers.engines.trtllm.engine import TrtllmEngine
-from workers.engines.trtllm.inflight import MIN_BURST
+from workers.engines.trtllm import text as trtllm_text
+from workers.engines.trtllm.engine import MIN_BURST, TrtllmEngine
 from workers.engines.trtllm.settings import TrtllmSettings
-from workers.engines.trtllm.text import Codec, Detokenizer
+from workers.engines.trtllm.text import Codec, TextStream
 
 ROOT = Path(__file__).parents[4]
 FACTS = json.loads(Path(__file__).with_name("trtllm_facts.json").read_text())
@@ -47,16 +46,10 @@ DEADLINE_S = 10.0
 
 def signature(names: dict[str, str]) -> inspect.Signature:
     """Keyword parameters as listed; "<required>" has no default."""
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if default == "<required>" else default,
-        )
-        for name, default in names.items()
-        if not name.startswith("**")
-    ]
-    return inspect.Signature(parameters)
+    only, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    listed = [(name, empty if default == "<required>" else default) for name, default in names.items()]
+    plain = [each for each in listed if not each[0].startswith("**")]
+    return inspect.Signature([inspect.Parameter(name, only, default=default) for name, default in plain])
 
 
 def strict(name: str, names: dict[str, str], pydantic: bool = False) -> type:
@@ -340,26 +333,6 @@ EVERYTHING = {
 }
 
 
-def test_every_engine_keyword_is_in_the_facts() -> None:
-    """With everything switched on, each keyword given to LLM and its configurations is a known one."""
-    plain = trtllm_args.fields(TrtllmSettings(**EVERYTHING), 4096)
-    assert set(plain) <= set(SIGNATURES["TorchLlmArgs"])
-    assert set(plain["kv_cache_config"]) <= set(SIGNATURES["KvCacheConfig"])
-    assert set(plain["scheduler_config"]) <= set(SIGNATURES["SchedulerConfig"])
-    assert set(plain["lora_config"]) <= set(FACTS["fields"]["LoraConfig"])
-
-
-def test_every_sampling_keyword_is_in_the_facts_and_in_the_probe() -> None:
-    """What a request can make the adapter pass is known, and is exactly what the start-up probe looks for."""
-    guided = strict("GuidedDecodingParams", SIGNATURES["GuidedDecodingParams"])
-    full = Sampling(seed=1, logprobs=2, json_schema={}, presence_penalty=0.1, frequency_penalty=0.1, top_k=5, min_p=0.1)
-    passed = set()
-    for sampling in (full, Sampling(temperature=0.0)):
-        passed |= set(trtllm_sampling.keywords(sampling, 5, [END], guided))
-    assert passed <= set(SIGNATURES["SamplingParams"])
-    assert passed == set(trtllm_args.SAMPLING)
-
-
 def test_the_statistics_read_are_in_the_facts() -> None:
     """Each number stands where the engine puts it."""
     assert {"usedNumBlocks", "tokensPerBlock"} <= set(FACTS["fields"]["get_stats.kvCacheStats"])
@@ -445,13 +418,6 @@ async def test_start_switches_usage_reports_off(rig: Any, monkeypatch: pytest.Mo
     assert os.environ["TRTLLM_NO_USAGE_STATS"] == "0"
 
 
-async def test_start_without_the_package_says_what_is_needed(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without TensorRT-LLM gets a sentence, not a traceback."""
-    monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
-    with pytest.raises(EngineDead, match="needs a machine with NVIDIA GPUs"):
-        await rig()
-
-
 async def test_start_names_every_keyword_the_version_lacks(rig: Any, library: SimpleNamespace) -> None:
     """A renamed required keyword or an unknown setting stops the start before any weight is loaded."""
     lacking = strict("SamplingParams", {name: "None" for name in SIGNATURES["SamplingParams"] if name != "detokenize"})
@@ -469,11 +435,28 @@ async def test_start_names_every_keyword_the_version_lacks(rig: Any, library: Si
     assert not DoubleLLM.instances
 
 
-async def test_a_load_that_fails_is_the_end_of_the_engine(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever LLM(...) raises comes out as EngineDead with its words."""
-    monkeypatch.setattr(DoubleLLM, "load_error", MemoryError("out of device memory"))
-    with pytest.raises(EngineDead, match="out of device memory"):
-        await rig()
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ("no package", "needs a machine with NVIDIA GPUs"),
+        ("no memory", "out of device memory"),
+        ("no context", "set trtllm.max_seq_len"),
+        ("no JSON", "cannot be read"),
+    ],
+)
+async def test_a_start_that_fails_says_why(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str, words: str
+) -> None:
+    """A sentence, not a traceback: without the package, with whatever LLM(...) raises, and with a checkpoint that does
+    not say how long its context is, or that cannot be read."""
+    if broken == "no package":
+        monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
+    elif broken == "no memory":
+        monkeypatch.setattr(DoubleLLM, "load_error", MemoryError("out of device memory"))
+    elif broken == "no JSON":
+        (tmp_path / "config.json").write_text("{")
+    with pytest.raises(EngineDead, match=re.escape(words)):
+        await rig(max_seq_len=None if broken == "no context" else 4096)
 
 
 async def test_a_load_that_is_called_off_leaves_no_engine_behind(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,15 +478,6 @@ async def test_a_load_that_is_called_off_leaves_no_engine_behind(rig: Any, monke
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert DoubleLLM.instances[-1].shutdowns == 1
-
-
-async def test_a_broken_or_silent_checkpoint_is_refused(rig: Any, tmp_path: Path) -> None:
-    """Without a context length nothing can be promised; a file that is not JSON is named as such."""
-    with pytest.raises(EngineDead, match=r"set trtllm\.max_seq_len"):
-        await rig(max_seq_len=None)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(EngineDead, match="cannot be read"):
-        await rig()
 
 
 @pytest.mark.parametrize(
@@ -551,14 +525,17 @@ def documented() -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("options", documented())
+@pytest.mark.parametrize("options", [*documented(), EVERYTHING])
 def test_documented_examples_are_possible(options: dict[str, Any]) -> None:
-    """Every example of the manual loads, is not refused on eight GPUs and uses known engine fields only."""
+    """Every example of the manual loads, is not refused on eight GPUs and uses known engine fields only; so does one
+    with everything switched on."""
     settings = build(TrtllmSettings, options, "options")
     assert trtllm_args.refusals(settings, 8, lambda path: True) == []
     plain = trtllm_args.fields(settings, 4096)
     assert set(plain) <= set(SIGNATURES["TorchLlmArgs"])
     assert set(plain["kv_cache_config"]) <= set(SIGNATURES["KvCacheConfig"])
+    assert set(plain["scheduler_config"]) <= set(SIGNATURES["SchedulerConfig"])
+    assert set(plain.get("lora_config", ())) <= set(FACTS["fields"]["LoraConfig"])
 
 
 # --- generating ------------------------------------------------------------------------------------------------------
@@ -592,7 +569,8 @@ async def test_one_step_of_many_requests_is_one_call(rig: Any) -> None:
 
 
 async def test_sampling_is_explicit_and_never_shared(rig: Any) -> None:
-    """Each request gets its own parameters with the public API's defaults rather than the engine's."""
+    """Each request gets its own parameters with the public API's defaults rather than the engine's. Temperature 0 is
+    greedy without a temperature, and n = 3 is no problem: each request is one text here."""
     started = await rig()
     started.engine.submit(ask("a"))
     further = {"presence_penalty": 0.5, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.2}
@@ -603,18 +581,11 @@ async def test_sampling_is_explicit_and_never_shared(rig: Any) -> None:
     assert (second["max_tokens"], second["temperature"], second["top_p"]) == (7, 0.3, 0.5)
     assert second["seed"] == 2**63 - 1
     assert {name: second[name] for name in further} == further
-    assert "top_k" not in first and "min_p" not in first and first["repetition_penalty"] is None
+    assert first["top_k"] is first["min_p"] is first["repetition_penalty"] is None, "the engine's own"
     assert started.llm.calls[0]["sampling_params"] is not started.llm.calls[1]["sampling_params"]
     assert all(call["streaming"] for call in started.llm.calls)
-
-
-async def test_greedy_choices_run_one_by_one(rig: Any) -> None:
-    """Temperature 0 is greedy without a temperature, and n = 3 is no problem: each request is one text here."""
-    started = await rig()
-    started.engine.submit(ask(temperature=0, n=3))
-    assert params(started)["top_k"] == 1
-    assert "temperature" not in params(started)
-    assert (params(started)["n"], params(started)["best_of"]) == (1, 1)
+    started.engine.submit(ask("greedy", temperature=0, n=3))
+    assert [params(started)[name] for name in ("top_k", "temperature", "n", "best_of")] == [1, None, 1, 1]
 
 
 async def test_a_stop_string_across_steps_is_cut_before_it(rig: Any) -> None:
@@ -637,9 +608,9 @@ def test_the_detokeniser_agrees_with_decoding_at_once() -> None:
     ids = list(text.encode())
     decode = lambda some: bytes(some).decode(errors="replace")  # noqa: E731
     for size in (1, 2, 3, 7, len(ids)):
-        stream = Detokenizer(decode, list("前の".encode()))
+        stream = TextStream(decode, list("前の".encode()))
         parts = [stream.feed(ids[at : at + size]) for at in range(0, len(ids), size)]
-        assert "".join(parts) + stream.flush() == text
+        assert "".join(parts) + stream.feed((), last=True) == text
 
 
 async def test_a_token_taken_back_is_tolerated(rig: Any) -> None:
@@ -667,12 +638,8 @@ async def test_logprobs_come_with_their_tokens(rig: Any) -> None:
     assert (two.token, two.logprob, two.top) == ("H", -0.5, (("J", -0.1), ("H", -0.5)))
     assert (none.logprob, none.top) == (-0.5, ())
     assert [call["sampling_params"].given["logprobs"] for call in started.llm.calls] == [2, 1]
-
-
-def test_plain_logprobs_are_understood() -> None:
-    """The short format, one number per token, is read as well."""
-    (found,) = trtllm_sampling.logprobs([72], [-0.25], 0, chr)
-    assert (found.token, found.logprob) == ("H", -0.25)
+    plain = trtllm_text.logprob(72, -0.25, 0, chr)
+    assert (plain.token, plain.logprob) == ("H", -0.25), "the short format, one number per token, is read as well"
 
 
 async def test_a_schema_becomes_guided_decoding(rig: Any) -> None:
@@ -834,32 +801,20 @@ async def test_a_text_lost_after_its_last_token_ends_at_once(rig: Any) -> None:
 # --- refusing --------------------------------------------------------------------------------------------------------
 
 
-LONG = "context_length_exceeded"
+INVALID, LONG = "invalid_value", "context_length_exceeded"
+IMPOSSIBLE: list[tuple[Request, str, str, str]] = [
+    (ask(json_schema={}), "unsupported_parameter", "response_format", "without guided decoding"),
+    (ask(prompt=[]), INVALID, "prompt", "no tokens"),
+    (ask(prompt=[1, 258]), INVALID, "prompt", "outside 0..257"),
+    (ask(prompt=[-1]), INVALID, "prompt", "outside 0..257"),
+    (ask(prompt="x" * 90, max_tokens=50), LONG, "prompt", "the prompt has 91 tokens, and 50 were asked"),
+    (ask(prompt="x" * 120), LONG, "prompt", "the prompt has 121 tokens"),
+    (ask(prompt="x" * 99), LONG, "prompt", "takes 80 in one prefill"),
+    (ask(prompt=[ChatTurn("refuse", "x")]), INVALID, "messages", "does not take these messages: unknown role"),
+]
 
 
-@pytest.mark.parametrize(
-    ("request_", "code", "param", "words"),
-    [
-        (ask(json_schema={}), "unsupported_parameter", "response_format", "without guided decoding"),
-        (ask(prompt=[]), "invalid_value", "prompt", "no tokens"),
-        (ask(prompt=[1, 258]), "invalid_value", "prompt", "outside 0..257"),
-        (ask(prompt=[-1]), "invalid_value", "prompt", "outside 0..257"),
-        (
-            ask(prompt="x" * 90, max_tokens=50),
-            LONG,
-            "prompt",
-            "the prompt has 91 tokens, and 50 were asked",
-        ),
-        (ask(prompt="x" * 120), LONG, "prompt", "the prompt has 121 tokens"),
-        (ask(prompt="x" * 99), LONG, "prompt", "takes 80 in one prefill"),
-        (
-            ask(prompt=[ChatTurn("refuse", "x")]),
-            "invalid_value",
-            "messages",
-            "does not take these messages: unknown role",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("request_", "code", "param", "words"), IMPOSSIBLE)
 async def test_impossible_requests_are_refused_in_words(
     rig: Any, request_: Request, code: str, param: str, words: str
 ) -> None:
@@ -925,29 +880,25 @@ async def test_errors_of_one_request_at_the_call_refuse_it(rig: Any, error: Exce
     assert started.engine.health().ok
 
 
-@pytest.mark.parametrize("error", [EngineDeadError("rank 1"), RuntimeError("already shut down"), OSError("pipe")])
-async def test_errors_of_the_engine_at_the_call_end_it(rig: Any, error: Exception) -> None:
-    """Anything else at a submit means the process must end, and no later request is taken."""
-    started = await rig()
-    started.llm.at_call = error
-    for _ in range(2):
-        with pytest.raises(EngineDead, match=str(error)):
-            started.engine.submit(ask())
-        started.llm.at_call = None
-    assert not started.engine.health().ok
-
-
-@pytest.mark.parametrize("error", [EngineDeadError("rank 1"), RuntimeError("unknown"), KeyError("token")])
-async def test_any_other_error_while_generating_ends_the_engine(rig: Any, error: Exception) -> None:
-    """Requests of a dead engine are told nothing: their jobs are claimed by another worker."""
+@pytest.mark.parametrize("at_call", [True, False])
+@pytest.mark.parametrize("error", [EngineDeadError("rank 1"), RuntimeError("already shut down"), KeyError("token")])
+async def test_any_other_error_ends_the_engine(rig: Any, error: Exception, *, at_call: bool) -> None:
+    """At a submit or while it generates: the process must end, and no later request is taken. Requests of a dead engine
+    are told nothing: their jobs are claimed by another worker."""
     started = await rig()
     started.engine.submit(ask())
     await started.turn()
-    started.llm.fail(error)
-    await settle()
+    if at_call:
+        started.llm.at_call = error
+        with pytest.raises(EngineDead, match=str(error)):
+            started.engine.submit(ask("at call"))
+        started.llm.at_call = None
+    else:
+        started.llm.fail(error)
+        await settle()
     assert not started.engine.health().ok
     assert not any(piece.last for piece in started.pieces("r"))
-    with pytest.raises(EngineDead):
+    with pytest.raises(EngineDead, match=str(error)):
         started.engine.submit(ask("next"))
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 from collections import Counter
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from fake_upstream import ANSWER, FakeUpstream, Fault, serving
@@ -21,7 +22,7 @@ from penstock.tools import REASONING, TEXT
 from telemetry.process import start_tracing
 from workers.engines.upstream.generation import MAX_EXCESS_TOKENS
 from workers.engines.upstream.http import MAX_LINE_BYTES, MAX_REPLY_BYTES, UpstreamClient, UpstreamConnection
-from workers.engines.upstream.server import ServerFacts, ServerProbe
+from workers.engines.upstream.server import ServerProbe
 from workers.engines.upstream.settings import UpstreamSettings
 
 pytestmark = pytest.mark.slow
@@ -58,13 +59,13 @@ async def test_a_mixed_pool_can_what_all_can() -> None:
         assert (desk.card.context, can.json_schema, can.logprobs) == (2048, False, -1)
 
 
-@pytest.mark.parametrize(
-    ("fake", "settings", "said"),
-    [
-        (FakeUpstream("vllm", key="k"), {}, "needs an API key"),
-        (FakeUpstream("vllm"), {"name": "another"}, "it has no model 'another': set options.name to one of fake-model"),
-    ],
-)
+UNUSABLE: list[tuple[FakeUpstream, dict[str, Any], str]] = [
+    (FakeUpstream("vllm", key="k"), {}, "needs an API key"),
+    (FakeUpstream("vllm"), {"name": "another"}, "it has no model 'another': set options.name to one of fake-model"),
+]
+
+
+@pytest.mark.parametrize(("fake", "settings", "said"), UNUSABLE)
 async def test_what_only_settings_change_ends_the_start(
     fake: FakeUpstream, settings: dict[str, Any], said: str
 ) -> None:
@@ -477,43 +478,30 @@ async def test_an_answer_without_an_end_is_cut() -> None:
     assert answer.finish == "length" and answer.tokens < 500
 
 
-PAGES = {  # what stands in the place of the model list, and what is said of it
+PAGES = {  # what stands in the place of the model list ("": a bug of ours), and what is said of it
     "without an end": ("x" * (MAX_REPLY_BYTES + 1), "a reply of more than"),
     "of brackets": ("[" * 100_000, "not that of an OpenAI-compatible server"),
+    "that no code foresaw": ("", "its pages cannot be read (RecursionError)"),
 }
 
 
 @pytest.mark.parametrize("what", PAGES)
-async def test_a_page_that_cannot_be_read_is_no_model_list(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """Said as such, within bounds of memory and stack, and the server is asked again."""
+async def test_a_page_that_cannot_be_read_is_a_failed_probe(what: str) -> None:
+    """Said as such, within bounds of memory and stack; the next probe finds the server well."""
     fake, page, phases = FakeUpstream("vllm"), FakeUpstream._page, list[str]()
     text, said = PAGES[what]
-    monkeypatch.setattr(fake, "_page", lambda path, body: text if path == "/v1/models" else page(fake, path, body))
-    async with serving(fake):
-        desk = Bench(_settings(fake.url))
-        starting = asyncio.create_task(desk.engine.start(desk._on_step, phases.append))
-        await until(lambda: any(said in phase for phase in phases))
-        monkeypatch.setattr(fake, "_page", lambda path, body: page(fake, path, body))
-        await starting
-        await desk.engine.stop()
-
-
-async def test_a_probe_that_breaks_is_a_failed_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a page that no code foresaw: the next one finds the server well."""
-    fake, facts, phases = FakeUpstream("vllm"), ServerProbe.facts, list[str]()
-
-    async def broken(_: ServerProbe) -> ServerFacts:
-        raise RecursionError
-
-    monkeypatch.setattr(ServerProbe, "facts", broken)
-    async with serving(fake):
-        desk = Bench(_settings(fake.url))
-        starting = asyncio.create_task(desk.engine.start(desk._on_step, phases.append))
-        await until(lambda: any("its pages cannot be read (RecursionError)" in phase for phase in phases))
-        monkeypatch.setattr(ServerProbe, "facts", facts)
-        await starting
-        assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
-        await desk.engine.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake, "_page", lambda path, body: (text if "models" in path else None) or page(fake, path, body))
+        if not text:
+            patch.setattr(ServerProbe, "facts", AsyncMock(side_effect=RecursionError))
+        async with serving(fake):
+            desk = Bench(_settings(fake.url))
+            starting = asyncio.create_task(desk.engine.start(desk._on_step, phases.append))
+            await until(lambda: any(said in phase for phase in phases))
+            patch.undo()
+            await starting
+            assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
+            await desk.engine.stop()
 
 
 async def test_the_key_reaches_nobody(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

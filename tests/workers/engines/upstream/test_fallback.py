@@ -80,15 +80,15 @@ def test_a_fallback_that_cannot_be_used_is_passed_by(what: str) -> None:
     for pool in engine._pools:
         pool.card, pool.endpoints[0].facts = CARD, server.of("vllm")
     generation, now = UpstreamGeneration(CHAT, 0.0), time.monotonic()
-    own.endpoints[0].breaker.fail("gone", now, down=True)
+    own.endpoints[0].breaker.fail("gone", now, "down")
     if what == "away":
-        other.endpoints[0].breaker.fail("gone", now, down=True)
+        other.endpoints[0].breaker.fail("gone", now, "down")
     elif what == "has a limit":
         other.endpoints[0].held_until = now + some.fallback_after_s + 60
     generation.counts.by_model["b"] = 2 * (what == "has broken it")
     other.card = None if what == "not seen yet" else CARD
     assert engine._choose(generation)[0] is third
-    third.endpoints[0].breaker.fail("gone", now, down=True)
+    third.endpoints[0].breaker.fail("gone", now, "down")
     assert engine._choose(generation)[0] is None
     own.endpoints[0].breaker.succeed()
     generation.counts.by_model["m"] = 3

@@ -216,7 +216,7 @@ async def test_the_time_of_refusals_goes_on_over_returns_to_the_queue() -> None:
         while not fake.poisons:
             await asyncio.sleep(0.01)
         (endpoint,) = desk.engine._own.endpoints
-        endpoint.breaker.fail("it went away", time.monotonic(), down=True)
+        endpoint.breaker.fail("it went away", time.monotonic(), "down")
         answer = await asyncio.wait_for(asking, 15)
     assert answer.failure is not None and answer.failure.code == "upstream_busy" and answer.returns > 0
 

@@ -210,8 +210,8 @@ async def test_a_worker_that_leaves_stops_a_job_that_nobody_can_find(kind: str) 
     fake.open.clear()
     async with bench(fake) as first:
         queue = first.begin(asked())
-        readers = first.engine._own.exchange.readers
-        await until(lambda: "r0" in readers and readers["r0"][1].status == 200)
+        replies = first.engine._own.endpoints[0].replies
+        await until(lambda: "r0" in replies and replies["r0"].status == 200)
         first.engine.leave("r0")
         await rest(queue)
         async with another(fake) as second:

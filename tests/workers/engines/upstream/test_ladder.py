@@ -58,13 +58,12 @@ def test_the_best_rung_that_keeps_what_was_shown(
     assert way(kind, prompt, rows, **sampling) is rung
 
 
+@pytest.mark.parametrize("effort", ["default", "low"])
 @pytest.mark.parametrize("kind", server.KINDS)
-def test_reasoning_is_spliced_only_where_the_model_s_own_tags_are_known(kind: str) -> None:
+def test_reasoning_is_spliced_only_where_the_model_s_own_tags_are_known(kind: str, effort: str) -> None:
     """llama-server gets a prompt and gives them; the others tell it apart."""
-    for effort in ("default", "low"):
-        request = Request("r", CHAT, Sampling(), reasoning=effort)
-        found = continuation.choose(server.of(kind), request, KNOWN)[0]
-        assert found is (Rung.IDS if kind == "llama-server" else Rung.RESTART)
+    found = continuation.choose(server.of(kind), Request("r", CHAT, Sampling(), reasoning=effort), KNOWN)[0]
+    assert found is (Rung.IDS if kind == "llama-server" else Rung.RESTART)
 
 
 def test_it_says_how_answers_continue() -> None:
