@@ -3,8 +3,6 @@
 The events form a log (api/openai/cursor.py). A reader that reconnects with its cursor gets exactly the events after
 it, or `stream.reset` and the log of a new epoch. `queue.position`, `interrupted` and `ping` are not in the log and have
 no id.
-
-sse-starlette serves the stream: here its handling of disconnects matters more than its cost per event.
 """
 
 from __future__ import annotations
@@ -15,14 +13,13 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.admission import services_of
 from api.error_answers import counted
@@ -33,7 +30,14 @@ from api.openai.errors import ApiError, from_failure
 from api.openai.job_events import JobEvent
 from api.openai.rendering import CallParts
 from api.services import Services
-from api.stream.writer import Watched, stream_url
+from api.stream.reply import (
+    STREAM_HEADERS,
+    ClientGone,
+    PacedWriter,
+    body_message,
+    start_message,
+    stream_url,
+)
 from penstock.engine import Failure
 from penstock.loops import ExpectedErrors, retry
 from streaming.errors import NewerMessage, Unavailable, UnknownJob
@@ -52,8 +56,7 @@ RESET_DELAY_S = 0.1
 """Delay before a reader gets the log of a new epoch, so that a log that changes constantly cannot spin."""
 ROWS_PER_WRITE = 200
 """Deltas rendered and written before the event loop runs other tasks: a few milliseconds."""
-DRAIN_MARGIN_S = 1.0
-"""How long before the end of drain_s an open stream ends by itself: the server then cuts what is left."""
+PING = b"event: ping\ndata: {}\n\n"
 POSITION_INTERVAL_S = 0.5
 """Interval between look-ups of a waiting job's place in its lane."""
 STORE_RETRY_DELAY_S = 0.5
@@ -85,54 +88,97 @@ async def patiently(read: Callable[[], Awaitable[T]]) -> T:
     return await retry(read, expected, itertools.repeat(STORE_RETRY_DELAY_S))
 
 
-async def events(request: Request) -> Response:
+async def deltas_of(
+    services: Services, buffer: ReorderBuffer, idle_s: Callable[[], float]
+) -> AsyncGenerator[tuple[Sequence[Delta], Terminal | None], None]:
+    """Yield the deltas of a job's log behind what a new buffer has, as they come, or none after `idle_s()`; and at last
+    the end with them. Closes the buffer. Raises HistoryChanged, UnknownJob, NewerMessage."""
+    buffer.accepted = True
+    try:
+        await patiently(lambda: services.relay.follow(buffer))
+        terminal: Terminal | None = None
+        while terminal is None:
+            rows, terminal = await buffer.take(idle_s())
+            if buffer.rewound:
+                raise HistoryChanged
+            failure = terminal.failure if terminal is not None else None
+            yield rows, None if failure in (GONE, NEWER) else terminal
+            if failure is GONE:
+                raise UnknownJob(buffer.job_id)
+            if failure is NEWER:
+                raise NewerMessage(b"")
+    finally:
+        services.relay.close(buffer)
+
+
+async def in_parts(
+    services: Services, rows: Sequence[Delta], render: Callable[[Sequence[Delta]], T]
+) -> AsyncIterator[T]:
+    """Render deltas in parts, so that a long list does not block the event loop."""
+    for first in range(0, len(rows), ROWS_PER_WRITE):
+        part = rows[first : first + ROWS_PER_WRITE]
+        async with services.store_client.turns if len(part) == ROWS_PER_WRITE else contextlib.nullcontext():
+            rendered = render(part)
+        yield rendered
+
+
+class EventStream:
+    """ASGI response: server-sent events at the reader's pace, and `ping` while there are none.
+
+    When this process ends, the stream ends; if it `breaks`, without its last chunk, so that its reader cannot take what
+    it has for the whole.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        events: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        ping: bytes,
+        *,
+        breaks: bool = False,
+    ) -> None:
+        self._services, self._events, self._headers = services, events, dict(headers)
+        self._ping, self._breaks = ping, breaks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        state, settings, streams = scope["state"], self._services.settings, self._services.metrics.open_streams
+        writer = PacedWriter(state["server_send"], state["connection"], settings.send_timeout_s)
+        streams.inc()
+        try:
+            await send(start_message(200, self._headers))
+            await writer.write_events(self._events, settings.keep_alive_s, self._ping)
+        except (ClientGone, OSError):
+            pass
+        except asyncio.CancelledError:  # drain_s is over
+            if self._breaks:
+                writer.cut_off()
+            else:
+                await state["server_send"](body_message(b"", more=False))
+            raise
+        finally:
+            streams.dec()
+
+
+async def events(request: Request) -> ASGIApp:
     """Stream from the beginning, or after `Last-Event-ID` (or ?after=), to the job's end."""
     services, record = services_of(request), await own_record(request)
     header, after = request.headers.get("last-event-id"), request.query_params.get("after")
     seen = cursor.read(header) if header else None if after is None else cursor.read(after, "after")
-    headers = {"Cache-Control": "no-cache"} | job_headers(record) | stream_url(record.job.id)
+    headers = STREAM_HEADERS | job_headers(record) | stream_url(record.job.id)
     if request.method == "HEAD":  # its connection takes no other request until the answer is over
-        return Response(headers=headers, media_type="text/event-stream")
+        return Response(headers=headers)
     if seen is not None and seen.number:
         services.metrics.stream_resumes.inc()
-    ping = ServerSentEvent(data="{}", event="ping")
-    return event_stream(request, _encoded(job_log(services, record, seen)), headers, ping)
+    return EventStream(services, _encoded(job_log(services, record, seen)), headers, PING)
 
 
-def event_stream(
-    request: Request, encoded: AsyncIterator[bytes], headers: dict[str, str], ping: ServerSentEvent
-) -> EventSourceResponse:
-    """Return the answer that streams these events, and `ping` while there are none."""
-    services = services_of(request)
-    response = EventSourceResponse(
-        _while_there(request.scope, encoded),
-        headers=headers,
-        ping=int(services.settings.keep_alive_s) or 1,
-        ping_message_factory=lambda: ping,
-        sep="\n",
-        send_timeout=services.settings.send_timeout_s,
-        shutdown_grace_period=max(0.0, services.settings.drain_s - DRAIN_MARGIN_S),
-    )
-    del response.headers["connection"]  # the server says whether the connection is kept
-    return response
-
-
-async def _while_there(scope: Scope, encoded: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Stop once the client has left. Its cancellation alone does not end a stream that is always busy, as anyio cancels
-    only a task that waits: of 2,000 who came back at once, those who had left kept the others waiting (F31)."""
-    with Watched(scope) as client:
-        async for data in encoded:
-            if client.lost:
-                return
-            yield data
-
-
-async def _encoded(stream: AsyncIterator[Iterable[JobEvent]]) -> AsyncIterator[bytes]:
+async def _encoded(stream: AsyncIterator[Iterable[JobEvent]]) -> AsyncGenerator[bytes, None]:
     """Encode events, those that come together as one write: a write each would cost more than the events."""
     try:
         async for rendered in stream:
-            if data := b"".join([event.encode() for event in rendered]):
-                yield data
+            yield b"".join([event.encode() for event in rendered])
     except LogBroken as broken:
         yield broken.event.encode()
 
@@ -191,10 +237,7 @@ class EventReader:
         self._seq, self._last = place.after, place.runs
         """Number of the last delta that the reader has, and the runs up to the one that wrote it."""
         self._parts = CallParts() if record.job.parted else None
-        self._ended: Terminal | None = None
-        """The terminal record, once the buffer has delivered it."""
-        self._had_ended = False
-        """The job had ended before the store forgot it."""
+        self._buffer: ReorderBuffer | None = None
 
     async def events(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the rest of the log. Raises HistoryChanged, LogBroken."""
@@ -217,11 +260,11 @@ class EventReader:
     async def _at_end(self) -> JobRecord:
         """Return the record of the ended job. If its retention passed meanwhile, use the terminal record that the
         buffer delivered. Raises UnknownJob, HistoryChanged."""
-        terminal = self._ended
+        terminal = self._buffer.terminal if self._buffer is not None else None
         try:
             record = await _outline(self._services, self._record)
         except UnknownJob:
-            if terminal is None or terminal.failure is GONE:
+            if terminal is None:
                 raise
             return dataclasses.replace(self._record, state=terminal.state, terminal=terminal)
         if not record.state.final or record.epoch != self._record.epoch:
@@ -263,42 +306,22 @@ class EventReader:
         services, place = self._services, self._place
         if self._parts is not None:  # what a delta of calls means depends on those before it, so they are read again
             place = Place()
-        buffer = services.relay.open(self._record.job.id, place.after, runs=place.runs)
-        buffer.accepted = True
-        try:
-            await patiently(lambda: services.relay.follow(buffer))
-            interruption: Interruption | None = None
-            while True:
-                rows, terminal = await buffer.take(services.settings.keep_alive_s)
-                if buffer.rewound:
-                    raise HistoryChanged
-                async for rendered in self._rendered(rows, buffer):
+        buffer = self._buffer = services.relay.open(self._record.job.id, place.after, runs=place.runs)
+        interruption: Interruption | None = None
+        keep_alive_s = services.settings.keep_alive_s
+        async with contextlib.aclosing(deltas_of(services, buffer, lambda: keep_alive_s)) as taken:
+            async for rows, terminal in taken:
+                if not {buffer.author(row.seq) for row in rows}.issubset(self._runs):  # another worker has started it
+                    record = await _outline(services, self._record)
+                    if record.epoch != self._record.epoch:
+                        raise HistoryChanged
+                    self._record, self._runs = record, [logged.run for logged in record.runs]
+                async for rendered in in_parts(services, rows, lambda part: list(self._deltas_of(part, buffer))):
                     yield rendered
                 if buffer.interruption != interruption and terminal is None:
                     interruption = buffer.interruption
                     if interruption is not None and interruption.place >= self._started:  # no later run has begun
                         yield [job_events.interrupted_event(interruption.attempt)]
-                if terminal is not None:
-                    if terminal.failure is NEWER:
-                        raise NewerMessage(b"")
-                    self._ended, self._had_ended = terminal, buffer.over
-                    return
-        finally:
-            services.relay.close(buffer)
-
-    async def _rendered(self, rows: Sequence[Delta], buffer: ReorderBuffer) -> AsyncIterator[Iterable[JobEvent]]:
-        """Render the events of these deltas, in parts, so that a long list does not block the event loop."""
-        for first in range(0, len(rows), ROWS_PER_WRITE):
-            part = rows[first : first + ROWS_PER_WRITE]
-            authors = {buffer.author(row.seq) for row in part}
-            if not authors.issubset(self._runs):  # another worker has started the job
-                record = await _outline(self._services, self._record)
-                if record.epoch != self._record.epoch:
-                    raise HistoryChanged
-                self._record, self._runs = record, [logged.run for logged in record.runs]
-            async with self._services.store_client.turns if len(part) == ROWS_PER_WRITE else contextlib.nullcontext():
-                rendered = list(self._deltas_of(part, buffer))
-            yield rendered
 
     def _deltas_of(self, rows: Sequence[Delta], buffer: ReorderBuffer) -> Iterator[JobEvent]:
         """Yield the events of deltas, with `started` where a new run begins. Raises HistoryChanged."""
@@ -330,7 +353,7 @@ class EventReader:
 
     def _lost(self) -> JobEvent:
         """Return the last event of a job that the store lost. Of one that had ended, the outcome is unknown."""
-        if self._had_ended:
+        if self._buffer is not None and self._buffer.over:
             return self._error(from_failure(EXPIRED))
         terminal = Terminal(self._record.job.id, JobState.FAILED, 0, failure=GONE)
         lost = dataclasses.replace(self._record, state=JobState.FAILED, terminal=terminal)

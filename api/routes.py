@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from api import batches, chat, durable, events, files, health, jobs, timing
+from api import batches, chat, conversations, durable, events, files, health, jobs, responses, timing
 from api.admin import dead_letters, overview, pools, tenants, webhooks
 from api.admin import jobs as all_jobs
 from api.auth.access import Access, AccessTable
 from api.console import pages
-from api.responses import conversations
-from api.responses import endpoints as responses
 
 ANYONE, CALLER, ADMIN = Access.ANYONE, Access.CALLER, Access.ADMIN
 

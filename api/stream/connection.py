@@ -20,7 +20,7 @@ from api.stream import connection_guard
 from api.stream.connection_guard import ConnectionGuard, DeadlineQueue, answer_of
 
 if TYPE_CHECKING:
-    from api.stream.writer import TokenFlow
+    from api.stream.reply import TokenFlow
 
 CHUNK = b"%x\r\n%b\r\n"
 """One chunk of a chunked body, with its size before it."""

@@ -10,21 +10,22 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import msgspec
 import pytest
+from connections import PATIENCE_S
 from flow import append, delta, waits_again
 from hand import LEASE_MS, Hand, lapse
 from house import House, eventually, unstarted
-from sse_starlette import ServerSentEvent
-from starlette.requests import Request
+from starlette.types import Message
 
 from api import events as events_endpoint
+from api.events import EventStream
 from api.openai.cursor import Cursor
 from api.openai.rendering import Facts
 from api.settings import ApiSettings
@@ -236,35 +237,27 @@ async def test_a_reader_that_reconnects_by_itself_goes_on_where_it_was(door: Hou
     assert [event.id for event in events_in(iter(data.decode().splitlines(keepends=True)))] == ids[4:]
 
 
-async def test_a_reader_of_events_that_takes_nothing_has_as_long_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it is cut off, as the reader of a chat: what it does not take would stay in memory."""
-    record = SimpleNamespace(job=SimpleNamespace(id="j"))
+@pytest.mark.parametrize("stalls", [False, True])
+async def test_a_stream_that_is_always_busy_ends_when_its_reader_leaves_or_stalls(stalls: bool) -> None:
+    """It never waits, so no cancellation would reach it; what a reader does not take would stay in memory."""
+    watchers, sent, cut = list[Callable[[], None]](), list[bytes](), list[bool]()
+    connection = SimpleNamespace(watch=watchers.append, cut_off=lambda: cut.append(True))
 
-    async def own_record(_: object) -> object:
-        return record
+    async def server_send(message: Message) -> None:
+        sent.append(message.get("body", b""))
+        if len(sent) == 3:
+            await (asyncio.sleep(PATIENCE_S) if stalls else asyncio.sleep(0, watchers[0]()))
 
-    monkeypatch.setattr(events_endpoint, "own_record", own_record)
-    services = SimpleNamespace(settings=ApiSettings(send_timeout_s=7.0))
-    scope = {"type": "http", "method": "GET", "headers": [], "query_string": b"", "app": SimpleNamespace(state=None)}
-    scope["app"].state = SimpleNamespace(services=services)
-    assert (await events_endpoint.events(Request(scope))).send_timeout == 7.0
-
-
-async def test_a_stream_that_is_always_busy_ends_when_its_reader_leaves() -> None:
-    """It never waits, so no cancellation reaches it."""
-    watchers: list[Any] = []
-    state = SimpleNamespace(services=SimpleNamespace(settings=ApiSettings()))
-    scope = {"type": "http", "headers": [], "app": SimpleNamespace(state=state)}
-    scope["state"] = {"connection": SimpleNamespace(watch=watchers.append)}
-
-    async def busy() -> AsyncIterator[bytes]:
+    async def busy() -> AsyncGenerator[bytes, None]:
         while True:
             yield b"x"
 
-    parts = aiter(events_endpoint.event_stream(Request(scope), busy(), {}, ServerSentEvent()).body_iterator)
-    assert await anext(parts) == await anext(parts) == b"x"
-    watchers[0]()
-    assert [part async for part in parts] == []
+    gauge = SimpleNamespace(inc=int, dec=int)
+    settings = ApiSettings(send_timeout_s=0.01)
+    services: Any = SimpleNamespace(settings=settings, metrics=SimpleNamespace(open_streams=gauge))
+    scope = {"type": "http", "state": {"connection": connection, "server_send": server_send}}
+    await EventStream(services, busy(), {}, b"")(scope, cast(Any, None), server_send)
+    assert sent == [b"", b"x", b"x"] and cut == [True] * stalls
 
 
 async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, door_wire: RedisClient) -> None:

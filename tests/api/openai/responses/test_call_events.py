@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from api.openai.rendering import Facts
-from api.openai.responses.events import EventSequence
-from api.openai.responses.object import answer_turn, ended_response, items_of
+from api.openai.responses.object import EventSequence, answer_turn, ended_response, items_of
 from penstock.engine import ChatTurn
 from penstock.loops import at_once
 from penstock.tools import Tool, Tools, opened

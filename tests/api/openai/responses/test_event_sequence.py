@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from api.openai.errors import internal_error
 from api.openai.rendering import Facts
-from api.openai.responses.events import EventSequence
-from api.stream.writer import NumberedFlow
+from api.openai.responses.object import EventSequence
+from api.stream.reply import NumberedFlow
 from penstock.engine import ChatTurn, Failure, Logprob, Sampling
 from streaming.jobs.codec import Delta, Terminal, Usage
 from streaming.jobs.job import Chat, Job, JobState, ResponseForm
